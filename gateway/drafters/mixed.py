@@ -7,7 +7,7 @@ from gateway.proposal import Proposal
 from gateway.sequence import GatewaySequence
 from outrider.decoding.draft import Draft, agreed
 from outrider.drafters.index import ScoredIndex, as_drawn
-from outrider.drafters.occurrences import Guess
+from outrider.drafters.occurrences import Continuation
 from outrider.pace.acceptance import TaskAcceptance, expected_tokens_by_position
 
 PRIOR_SAMPLES = 8.0  # tokens; weight of an index's own probabilities before they are measured
@@ -29,7 +29,7 @@ class Promises:
         """Returns the expected correct tokens of the other drafter's Draft."""
         return expected_tokens_by_position(self._other.rates()[:depth]) - 1.0
 
-    def of_index(self, guess: Guess) -> float:
+    def of_index(self, guess: Continuation) -> float:
         """Returns the expected correct tokens: its score, corrected by how often it was wrong."""
         factor = min(self._correct / self._expected, 1.0)
         return sum(
@@ -42,7 +42,7 @@ class Promises:
         if reached:
             self._other.observe(correct, reached)
 
-    def observe_index(self, guess: Guess, text: list[int]) -> None:
+    def observe_index(self, guess: Continuation, text: list[int]) -> None:
         """Learns from the text that followed a guess of the index."""
         correct, reached = _compared(guess.tokens, text)
         before = (1.0, *guess.probabilities)
@@ -77,7 +77,7 @@ class MixedDrafter(SequenceDrafter):
         self._promises = promises
         self._sequence = sequence
         self._base = 0  # tokens that the newest guesses follow
-        self._guess, self._draft = Guess(), Draft()
+        self._guess, self._draft = Continuation(), Draft()
 
     async def propose(self, depth: int, alternatives: int = 0) -> Proposal:
         """Returns a Draft; the index's has no alternatives."""
@@ -100,7 +100,7 @@ class MixedDrafter(SequenceDrafter):
         self._promises.observe_index(self._guess, text)
         self._promises.observe_other(self._draft, text)
         self._base = len(self._sequence)
-        self._guess, self._draft = Guess(), Draft()
+        self._guess, self._draft = Continuation(), Draft()
 
     def close(self) -> None:
         """Closes both."""

@@ -181,7 +181,7 @@ class DraftSource:
         loop.call_soon(self._policy.pace.refresh)  # while the drafter works
         try:
             async with asyncio.timeout(patience_s):
-                proposal = await self._route.current().drafter.propose(depth, self._policy.paced.leaves)
+                proposal = await self._route.current().drafter.propose(depth, self._policy.paced.alternatives)
         except TimeoutError:
             late = DraftsLate(retry_at=self._retry_at(), losses=self._state.losses)
             self._fall_back(late, f"no Draft after {patience_s:.3f} s")

@@ -32,7 +32,7 @@ from protos.conversions import step_from_message
 class Paces:
     def __init__(self, settings: PaceSettings) -> None:
         self._settings = settings
-        self._of_target: dict[str, Pace] = {}  # by address
+        self._of_target: dict[str, Pace] = {}  # key: address
         self._acceptance = lru_cache(TUNING.most_tasks)(lambda task, drafter, rule: TaskAcceptance())
 
     @property
@@ -40,7 +40,7 @@ class Paces:
         return self._settings
 
     def use(self, settings: PaceSettings) -> None:
-        """In force from the next round on."""
+        """Puts settings in force from the next round on."""
         self._settings = settings
         for pace in self._of_target.values():
             pace.use(settings)
@@ -51,9 +51,13 @@ class Paces:
         return self._of_target[address]
 
     def plain_rate(self, sequences: Mapping[str, int]) -> float | None:
-        """Tokens per second that plain decoding would give so many sequences, by address of their target.
+        """Tokens per second that plain decoding would give these sequences.
 
-        None as long as it is not known of a target that has some.
+        Args:
+            sequences: number of sequences, by address of their target.
+
+        Returns:
+            None while it is not known for a target that has sequences.
         """
         rates = [self.of_target(address).plain_rate(count) for address, count in sequences.items() if count]
         known = [rate for rate in rates if rate is not None]
@@ -62,7 +66,7 @@ class Paces:
     def sequence(
         self, drafter: DrafterInfo, speculation: Speculation, task: str | None, priority: Priority
     ) -> PacedSequence:
-        """For one answer; ``speculation`` is resolved."""
+        """Begins the pace of one answer; ``speculation`` is resolved."""
         acceptance = self._acceptance(task, drafter.name, speculation.verification)
         return PacedSequence(
             drafter,
@@ -79,7 +83,7 @@ class PaceObserver:
         self._route = route
         self._sequence = sequence
         self._stretch = 0  # round of the newest token of plain decoding
-        self.pace: Pace | None = None  # of the target that verifies the sequence
+        self.pace: Pace | None = None  # pace at the target that verifies the sequence
 
     def on(self, event: Event) -> None:
         if self.pace is None:
@@ -113,7 +117,7 @@ class PaceObserver:
 
     @property
     def _paced(self) -> PacedSequence:
-        """With the drafter that drafts."""
+        """The sequence with the drafter that drafts now."""
         return self._route.current().paced
 
     def _observe_judged(self, pace: Pace, event: GuessJudged) -> None:
@@ -125,7 +129,7 @@ class PaceObserver:
 
     @staticmethod
     def _observe_drafting(pace: Pace, paced: PacedSequence, proposal: Proposal) -> None:
-        """An index beside a drafter, which has no worker, may have made this one."""
+        """Learns from a drafter's step; a Draft that an index made has none, and no worker."""
         paced.worker = proposal.worker or paced.worker
         if proposal.step is not None:
             pace.observe_drafting(paced, proposal.step)
@@ -136,7 +140,7 @@ class PaceObserver:
             pace.observe_target(step_from_message(reply.timings.last_step), reply.load.decoding)
 
     def _observe_round(self, pace: Pace, event: VerdictFell) -> None:
-        """Its leaves tell nothing of the chain, and what a grammar forces nothing of the drafter."""
+        """Learns from the chain alone, without tokens that a grammar forced."""
         proposal, path, forced = event.proposal, event.reply.accepted, event.reply.forced_nodes
         depth = proposal.draft.chain_length
         of_chain = [node for node in path if node < depth]
@@ -158,7 +162,7 @@ class PaceObserver:
         pace.observe_round(paced, accepted, accepted + was_reached, times)
 
     def _observe_plain(self, pace: Pace, reply: rounds_pb2.TargetReply) -> None:
-        """The first token of a stretch waited for more than a step."""
+        """Learns from all but the first token of plain decoding, which waited for more than a step."""
         if reply.round == self._stretch:
             pace.observe_plain(self._paced, reply.timings.total_ns / 1e9)
         self._stretch = reply.round

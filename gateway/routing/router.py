@@ -67,7 +67,7 @@ class Router:
         # Unlike the pace's acceptance: to guess nothing counts as a wrong guess here.
         self._acceptances = lru_cache(TUNING.most_kinds)(lambda kind, name: TaskAcceptance())
         self._decisions = lru_cache(TUNING.most_kinds)(lambda kind, pace, first: _Decision(first))
-        self._rollouts: dict[str, dict[TaskRule, Rollout]] = {}  # by new draft
+        self._rollouts: dict[str, dict[TaskRule, Rollout]] = {}  # key: new draft
         self._watches = Watches()
 
     def observe(self, kind: TaskRule, name: str, correct: int, reached: int) -> None:

@@ -1,14 +1,14 @@
-"""What a drafter without a model is: an index over the tokens of one sequence."""
+"""A drafter without a model: an index over the tokens of one sequence."""
 
 from typing import Protocol
 
 from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.settings import Verification
-from outrider.drafters.occurrences import Guess
+from outrider.drafters.occurrences import Continuation
 
 
 class Index(Protocol):
-    """Of one sequence. Its length is the number of tokens that it has been told."""
+    """Index over one sequence. Its length is the number of tokens that were appended."""
 
     def __len__(self) -> int: ...
 
@@ -16,14 +16,14 @@ class Index(Protocol):
         """Takes note of tokens that have been committed."""
 
     def propose(self, depth: int) -> Draft:
-        """A chain of at most ``depth`` tokens that may follow; empty where nothing is known."""
+        """Returns a chain of at most ``depth`` tokens that may follow; empty if nothing is known."""
 
 
 class ScoredIndex(Index, Protocol):
-    """One that knows how good its guesses are."""
+    """Index that knows how good its guesses are."""
 
-    def guess(self, depth: int) -> Guess:
-        """What ``propose`` makes its chain of."""
+    def guess(self, depth: int) -> Continuation:
+        """Returns the tokens of ``propose``'s chain, with probabilities."""
 
 
 def as_drawn(draft: Draft, rule: Verification) -> Draft:

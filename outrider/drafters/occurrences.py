@@ -6,38 +6,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+# Chosen, not measured; `python -m bench suffix` shows what they give.
 SIZES = (8, 4, 2, 1)  # tokens of the n-grams by which occurrences are found
 LONGEST_MATCH = 24  # tokens that are compared
-MOST = 32  # occurrences of one n-gram that are looked at, the newest ones
-LEAST_PROBABILITY = 0.1  # of a guess, with all before it
+MOST = 32  # newest occurrences of one n-gram that are compared
+LEAST_PROBABILITY = 0.1  # probability of a token and all before it; a less likely token is not guessed
 END = -1  # in place of a token, where a text ends
 NONE = -1
 
 
 @dataclass(frozen=True)
-class Guess:
-    """Tokens that may follow, and for each the probability that it stands with all before it."""
+class Continuation:
+    """Tokens that may follow, each with the probability that it and all before it are correct."""
 
     tokens: tuple[int, ...] = ()
     probabilities: tuple[float, ...] = ()  # fall
 
     @property
     def score(self) -> float:
-        """Tokens of it that are expected to stand."""
+        """Number of its tokens that are expected to be correct."""
         return sum(self.probabilities)
 
 
 class Occurrences:
-    """Of all n-grams of one text, or of several one after another.
+    """Occurrences of all n-grams of one text, or of several texts one after another.
 
-    N-grams of a few sizes are hashed, and each occurrence knows the one before it, as in a coder that looks
-    for repeats (Ziv and Lempel, 1977). So a token costs the same however long the text is, and the oldest
-    text can go.
+    N-grams of a few sizes are hashed, and each occurrence knows the occurrence before it, as in a coder that
+    looks for repeats (Ziv and Lempel, 1977). So a token costs the same however long the text is, and the
+    oldest text can go.
     """
 
     def __init__(self) -> None:
         self._tokens = array("q")
-        self._first = 0  # position of the first of them: those before were forgotten
+        self._first = 0  # position of the first token that is kept
         self._recent: tuple[int, ...] = ()  # the newest tokens of the newest text
         self._chains = tuple(_Chain(size, {}, array("q")) for size in SIZES)
 
@@ -45,7 +46,7 @@ class Occurrences:
         return len(self._tokens)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """The newest text goes on."""
+        """Adds tokens to the newest text."""
         recent, here = self._recent, self._first + len(self._tokens)
         for token in tokens:
             for size, newest, before in self._chains:
@@ -61,12 +62,12 @@ class Occurrences:
         self._tokens.extend(tokens)
 
     def end(self) -> None:
-        """What comes next is another text: nothing goes on from one to the other."""
+        """Ends the newest text: the next tokens belong to another text."""
         self.append((END,))
         self._recent = ()
 
     def forget(self, count: int) -> None:
-        """The first ``count`` tokens, which are whole texts with their ends."""
+        """Forgets the first ``count`` tokens, which are whole texts with their ends."""
         begin = 0
         for here in range(count):
             for size, newest, _ in self._chains:
@@ -82,17 +83,17 @@ class Occurrences:
         self._first += count
 
     def tail(self) -> "array[int]":
-        """The newest tokens, as many as ``guess`` looks at."""
+        """Returns the newest tokens, as many as ``guess`` compares."""
         return self._tokens[-LONGEST_MATCH:]
 
-    def guess(self, context: "array[int]", depth: int) -> Guess:
-        """The best of what followed ``context``, at most ``depth`` tokens.
+    def guess(self, context: "array[int]", depth: int) -> Continuation:
+        """Returns the best of what followed ``context``, at most ``depth`` tokens.
 
         For every number of tokens of its end that occurred before: the likeliest token after these
         occurrences, then the likeliest after that, at most as many as had matched. The guess with the highest
         score is the best. Source: Oliaro et al., "SuffixDecoding", 2024.
         """
-        best = Guess()
+        best = Continuation()
         too_long = LONGEST_MATCH + 1
         for chain in self._chains:
             found = self._found(chain, context)
@@ -107,7 +108,7 @@ class Occurrences:
         return best
 
     def _found(self, chain: "_Chain", context: "array[int]") -> list[tuple[int, int]]:
-        """Of its n-grams: how many tokens match, and the place of what follows; newest first."""
+        """Occurrences of its n-gram: matching tokens, and the place of what follows; newest first."""
         if len(context) < chain.size:
             return []
         found = []
@@ -131,8 +132,8 @@ class Occurrences:
             matched += 1
         return matched
 
-    def _followed(self, places: list[int], limit: int) -> Guess:
-        """The likeliest tokens from there on. What reaches the end of the tokens goes on with the guess."""
+    def _followed(self, places: list[int], limit: int) -> Continuation:
+        """Likeliest tokens from these places on; at the end of the tokens the guess itself is read on."""
         tokens: list[int] = []
         probabilities: list[float] = []
         probability = 1.0
@@ -148,19 +149,19 @@ class Occurrences:
             del counts[END]
             if not counts:
                 break
-            token, count = max(counts.items(), key=lambda item: item[1])  # the newest of the most frequent
+            token, count = max(counts.items(), key=lambda item: item[1])  # newest of the most frequent tokens
             probability *= count / len(places)
             if probability < LEAST_PROBABILITY:
                 break
             tokens.append(token)
             probabilities.append(probability)
             places = [place for place, found in zip(places, following, strict=True) if found == token]
-        return Guess(tuple(tokens), tuple(probabilities))
+        return Continuation(tuple(tokens), tuple(probabilities))
 
 
 class _Chain(NamedTuple):
     """Occurrences of the n-grams of one size, by the positions of what follows them."""
 
     size: int
-    newest: dict[int, int]  # by hash of the n-gram
-    before: "array[int]"  # [tokens] the one before it
+    newest: dict[int, int]  # key: hash of the n-gram
+    before: "array[int]"  # [tokens] occurrence before it

@@ -11,7 +11,7 @@ LONGEST_ANSWER = 2048  # tokens; of a longer answer its last ones are kept
 
 @dataclass(frozen=True)
 class Scope:
-    """Which past answers a sequence may be drafted from: those of the same."""
+    """Caller and task whose past answers a sequence may be drafted from."""
 
     caller: str | None = None  # None: not known, nothing is kept
     task: str | None = None  # the request's label
@@ -21,10 +21,10 @@ NOBODYS = Scope()
 
 
 class PastAnswers:
-    """The newest answers of all scopes. Where they are too many, the oldest one goes, whosever it is."""
+    """Newest answers of all scopes. If they get too many, the oldest answer goes, whatever its scope."""
 
     def __init__(self, max_tokens: int = 0) -> None:
-        """max_tokens: of all answers, the ends of texts included; 0: nothing is kept."""
+        """max_tokens: tokens of all answers, the ends of texts included; 0: nothing is kept."""
         self._max_tokens = max_tokens
         self._texts: dict[Scope, Occurrences] = {}
         self._kept: deque[tuple[Scope, int]] = deque()  # tokens of each answer with its end, oldest first
@@ -35,7 +35,7 @@ class PastAnswers:
         return self._size
 
     def of(self, scope: Scope) -> Occurrences:
-        """To be read now: it may be another one later."""
+        """Returns the past answers of a scope. Read them at once: later they may be other ones."""
         return self._texts.get(scope, NOTHING)
 
     def add(self, scope: Scope, answer: Sequence[int]) -> None:

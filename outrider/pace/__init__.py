@@ -1,1 +1,1 @@
-"""How deep to draft next, by what drafting costs and how often it is right. No model, no clock, no I/O."""
+"""How deep to draft next, for all sequences at a target: costs, policy and exploration."""

@@ -1,4 +1,4 @@
-"""How often drafted tokens are right: per task and position, and per sequence. Torch-free."""
+"""How often drafted tokens are correct: per task and position, and per sequence. Torch-free."""
 
 import math
 from collections.abc import Sequence
@@ -10,97 +10,97 @@ from outrider.pace.tuning import TUNING
 
 
 class TaskAcceptance:
-    """Accepted / verified at each position, given that it was reached, over one task's latest rounds."""
+    """Acceptance rate of each position, accepted / reached, over one task's latest rounds."""
 
     def __init__(self, memory: float = TUNING.task_memory) -> None:
         """memory: rounds after which an older one weighs 1/e."""
         self._kept = 1.0 - 1.0 / memory
-        self._verified = [0.0] * MAX_DEPTH
+        self._reached = [0.0] * MAX_DEPTH
         self._accepted = [0.0] * MAX_DEPTH
-        self._rates: tuple[float, ...] | None = None  # until the next round
-        self._wrong = 0.0  # first guesses that were
-        self._second = 0.0  # of these, where the second one was right
+        self._rates: tuple[float, ...] | None = None  # computed once per round
+        self._wrong = 0.0  # first guesses that were wrong
+        self._second = 0.0  # second guesses that were correct, after a wrong first one
         self.probes = Probes()  # while its sequences are in plain decoding
 
     def observe_rank(self, rank: int) -> None:
-        """The target's token was the drafter's guess of that rank, the first being 0."""
+        """Learns that the target's token was the drafter's guess of that rank; 0 is the first guess."""
         if rank:
             self._wrong = self._kept * self._wrong + 1.0
             self._second = self._kept * self._second + (rank == 1)
 
     @property
     def hit_rate(self) -> float:
-        """Of the second guess where the first one is wrong; 0 until that is known."""
+        """Rate at which the second guess is correct if the first one is wrong; 0 until that is known."""
         return self._second / self._wrong if self._wrong >= TUNING.known_rounds else 0.0
 
-    def observe(self, accepted: int, verified: int) -> None:
-        """A round in which so many positions were reached, and all or all but the last were right."""
+    def observe(self, accepted: int, reached: int) -> None:
+        """Learns from a round: all reached positions were correct, or all but the last one."""
         for position in range(MAX_DEPTH):
-            self._verified[position] *= self._kept
+            self._reached[position] *= self._kept
             self._accepted[position] *= self._kept
-        for position in range(verified):
-            self._verified[position] += 1.0
+        for position in range(reached):
+            self._reached[position] += 1.0
             self._accepted[position] += position < accepted
         self._rates = None
 
     def rates(self) -> tuple[float, ...]:
-        """[MAX_DEPTH] Each position is taken to be like the one before it as far as it was not measured."""
+        """[MAX_DEPTH] acceptance rates; a position that was not measured counts as the position before it."""
         if self._rates is None:
             rates, rate = [], TUNING.prior_rate
-            for accepted, verified in zip(self._accepted, self._verified, strict=True):
-                rate = (accepted + TUNING.prior_rounds * rate) / (verified + TUNING.prior_rounds)
+            for accepted, reached in zip(self._accepted, self._reached, strict=True):
+                rate = (accepted + TUNING.prior_rounds * rate) / (reached + TUNING.prior_rounds)
                 rates.append(rate)
             self._rates = tuple(rates)
         return self._rates
 
     @property
     def samples(self) -> float:
-        """Rounds by which the first position's rate is known, older ones for less."""
-        return self._verified[0]
+        """Rounds by which the first position's rate is known; older rounds count for less."""
+        return self._reached[0]
 
     @property
     def is_known(self) -> bool:
         """Whether enough rounds were seen to trust the first position's rate."""
-        verified = self._verified[0]
-        if verified < TUNING.known_rounds:
+        reached = self._reached[0]
+        if reached < TUNING.known_rounds:
             return False
-        rate = self._accepted[0] / verified
-        return math.sqrt(rate * (1.0 - rate) / verified) <= TUNING.known_error
+        rate = self._accepted[0] / reached
+        return math.sqrt(rate * (1.0 - rate) / reached) <= TUNING.known_error
 
 
 class SequenceAcceptance:
-    """How one sequence differs from its task: by as much at every position."""
+    """Acceptance of one sequence: it differs from its task by the same amount at every position."""
 
     def __init__(self, task: TaskAcceptance, memory: float = TUNING.sequence_memory) -> None:
         """memory: rounds after which an older one weighs 1/e."""
         self.task = task
         self._kept = 1.0 - 1.0 / memory
         self._accepted = 0.0
-        self._expected = 0.0  # accepted, if it were like its task
-        self._verified = 0.0
+        self._expected = 0.0  # tokens that would be accepted if it were like its task
+        self._reached = 0.0
 
-    def observe(self, accepted: int, verified: int) -> None:
-        """As for the task, which is told too."""
+    def observe(self, accepted: int, reached: int) -> None:
+        """Learns from a round, and passes it on to the task."""
         rates = self.task.rates()
         self._accepted = self._kept * self._accepted + accepted
-        self._expected = self._kept * self._expected + sum(rates[:verified])
-        self._verified = self._kept * self._verified + verified
-        self.task.observe(accepted, verified)
+        self._expected = self._kept * self._expected + sum(rates[:reached])
+        self._reached = self._kept * self._reached + reached
+        self.task.observe(accepted, reached)
 
     @property
     def is_known(self) -> bool:
         return self.task.is_known
 
     def rates(self) -> list[float]:
-        """[MAX_DEPTH], given that the position is reached."""
-        offset = (self._accepted - self._expected) / (self._verified + TUNING.alike_tokens)
+        """[MAX_DEPTH] acceptance rates, given that the position is reached."""
+        offset = (self._accepted - self._expected) / (self._reached + TUNING.alike_tokens)
         return [min(max(rate + offset, 0.0), 1.0) for rate in self.task.rates()]
 
     @property
     def overall_rate(self) -> float:
-        """Accepted / verified over all positions, the task's first rate as far as it was not measured."""
+        """Accepted / reached over all positions; the task's first rate stands in for what is not measured."""
         first = self.task.rates()[0]
-        return (self._accepted + TUNING.known_rounds * first) / (self._verified + TUNING.known_rounds)
+        return (self._accepted + TUNING.known_rounds * first) / (self._reached + TUNING.known_rounds)
 
 
 def expected_tokens(acceptance_rate: float, depth: int) -> float:

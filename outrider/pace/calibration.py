@@ -1,4 +1,4 @@
-"""By how much rounds miss the speed that costs predict, beside how much plain decoding misses its own."""
+"""Correction of predicted costs: measured over predicted time of rounds, relative to plain decoding."""
 
 import math
 from bisect import bisect_left
@@ -16,26 +16,25 @@ _DEPTHS = TUNING.calibration_depths
 
 @dataclass
 class _Rounds:
-    """Of one drafter."""
+    """What is known about the rounds of one drafter."""
 
     time: float = 0.0  # logarithm of taken / expected
-    own: list[float] = field(default_factory=lambda: [0.0] * len(_DEPTHS))  # on top of it, by depth
-    tokens: float = 1.0  # of a round
-    expected_tokens: float = 1.0
+    own: list[float] = field(default_factory=lambda: [0.0] * len(_DEPTHS))  # besides that, by depth
+    tokens: float = 1.0  # mean tokens of a round
+    expected_tokens: float = 1.0  # mean of what was expected
 
 
 class Calibration:
     """Compares the time that rounds and plain decoding take with the time that was expected.
 
-    Costs describe steps one by one, and depths are chosen by estimated rates. Both leave something out that
-    only the running batch shows. A draft on the same machine slows the target's steps down. Sequences come
-    back too late for the step that was to take them. And the best of several estimates is mostly one that was
-    too good. What slows both kinds down, such as prompts, cancels out. Rounds that are not seen for a while
-    are taken to be more and more like plain decoding, so what did not pay once is tried again. Plain decoding
-    is tried often enough: that needs no Draft.
+    Costs describe single steps, and depths are chosen by estimated rates. Both leave something out that only
+    the running batch shows. A draft on the same machine slows the target's steps down. Sequences come back
+    too late for the step that should have taken them. And the best of several estimates was mostly too good.
+    What slows both kinds down, such as prompts, cancels out. Rounds that are not seen for a while count more
+    and more as plain decoding does, so what did not pay once is tried again.
 
-    Each drafter has its own rounds: its Drafts are made on machines of their own. One that has none is taken
-    to be like the others. Deep rounds may miss their speed by more than shallow ones, so what is left is
+    Each drafter has its own rounds, since its Drafts are made on other machines. A drafter without rounds
+    counts as the others do. Deep rounds may miss their speed by more than shallow ones, so the rest is
     learned by depth, more slowly.
 
     Times are kept as logarithms: depths are chosen by the mean logarithm of the speed
@@ -44,7 +43,7 @@ class Calibration:
 
     def __init__(self) -> None:
         self._plain = 0.0  # logarithm of time taken / expected
-        self._rounds: defaultdict[str, _Rounds] = defaultdict(self._usual)  # by drafter
+        self._rounds: defaultdict[str, _Rounds] = defaultdict(self._usual)  # key: drafter
 
     def of_rounds(self, drafter: str) -> NDArray[np.float64]:
         """[MAX_DEPTH] by depth: factor by which the drafter's rounds take longer for their tokens."""
@@ -55,9 +54,9 @@ class Calibration:
     def observe_round(
         self, drafter: str, depth: int, seconds: float, expected_s: float, sequences: int
     ) -> None:
-        """A sequence waited so long from one Verdict to the next.
+        """Learns how many seconds a sequence waited from one Verdict to the next.
 
-        sequences: the number of those in rounds with that drafter; each observes the same.
+        sequences: sequences in rounds with that drafter; each makes an observation.
         """
         rounds = self._rounds[drafter]
         alike = min(bisect_left(_DEPTHS, depth), len(_DEPTHS) - 1)
@@ -68,21 +67,21 @@ class Calibration:
     def observe_plain(
         self, seconds: float, expected_s: float, sequences: int, is_trial: bool = False
     ) -> None:
-        """The same from one token of plain decoding to the next.
+        """Learns how many seconds a sequence waited from one token of plain decoding to the next.
 
-        is_trial: all are in rounds, but for these few tokens.
+        is_trial: all sequences are in rounds, but for these few tokens.
         """
         memory = TUNING.calibration_trial_memory if is_trial else TUNING.calibration_memory
         self._plain += _error(seconds, expected_s, self._plain) / (memory * sequences)
 
     def observe_tokens(self, drafter: str, tokens: float, expected: float, sequences: int) -> None:
-        """A Verdict on a Draft gave so many tokens."""
+        """Learns how many tokens a Verdict on a Draft gave."""
         rounds, newest = self._rounds[drafter], 1.0 / (TUNING.calibration_memory * sequences)
         rounds.tokens += newest * (tokens - rounds.tokens)
         rounds.expected_tokens += newest * (expected - rounds.expected_tokens)
 
     def stepped(self, drafters: Collection[str]) -> None:
-        """A step that verified Drafts of these; of none: it was one of plain decoding."""
+        """Learns which drafters' Drafts a step verified; none: it was a step of plain decoding."""
         like = _mean([self._rounds[name] for name in drafters]) if drafters else _Rounds(time=self._plain)
         for name, rounds in self._rounds.items():
             rounds.own = [(1.0 - 1.0 / TUNING.calibration_fading) * of_depth for of_depth in rounds.own]
@@ -92,7 +91,7 @@ class Calibration:
                 rounds.tokens += (tokens - rounds.tokens) / TUNING.calibration_fading
 
     def _usual(self) -> _Rounds:
-        """Of a drafter that had none: as those of the others are."""
+        """Mean over the other drafters, for a drafter that had no rounds."""
         return _mean([*self._rounds.values()]) if self._rounds else _Rounds()
 
 
@@ -105,10 +104,10 @@ def _mean(rounds: Sequence[_Rounds]) -> _Rounds:
     )
 
 
-def _error(seconds: float, expected_s: float, taken_for: float) -> float:
-    """By how much the logarithm of a time is off what it was taken to be, within reason."""
-    if seconds <= 0.0:  # a worker told no timings
+def _error(seconds: float, expected_s: float, believed: float) -> float:
+    """Logarithm of taken / expected time, less what it was believed to be, within limits."""
+    if seconds <= 0.0:  # a worker without timings
         return -TUNING.calibration_error
     return min(
-        max(math.log(seconds / expected_s) - taken_for, -TUNING.calibration_error), TUNING.calibration_error
+        max(math.log(seconds / expected_s) - believed, -TUNING.calibration_error), TUNING.calibration_error
     )

@@ -23,8 +23,8 @@ TOKENS, SEQUENCES, CONTEXT = 1, 2, 4  # columns of the features
 class StepCost:
     """Seconds of a forward pass: linear in pieces.
 
-    Where reading the weights takes longest it hides the first tokens; where products of few rows are slow the
-    first cost most.
+    If reading the weights takes longest, it hides the first tokens. If products of few rows are slow, the
+    first tokens cost most.
     """
 
     def __init__(self) -> None:
@@ -32,14 +32,14 @@ class StepCost:
         self._cost = LinearCost([*TUNING.step_reluctance, *np.ones(len(_UP) + len(_DOWN))])
         self._newest = 0
         self._weights = self._cost.weights
-        self._at_bends = np.zeros_like(_BENDS)  # seconds by tokens alone, under those weights
+        self._at_bends = np.zeros_like(_BENDS)  # seconds by tokens alone, for these weights
 
     @property
     def is_known(self) -> bool:
         return self._cost.samples >= TUNING.fit_after
 
     def observe(self, step: Step) -> bool:
-        """Learns from a step, once though several report it; False: it was known."""
+        """Learns from a step, once though several sequences report it; False: it was known."""
         if step.number == self._newest:
             return False
         self._newest = step.number
@@ -47,12 +47,12 @@ class StepCost:
         return True
 
     def seconds(self, sequences: ArrayLike, tokens: ArrayLike, context_tokens: ArrayLike = 0.0) -> Vector:
-        """Seconds of passes without prompts; arguments broadcast. None is far below the shortest one seen."""
+        """Seconds of passes without prompts, never far below the shortest pass seen; arguments broadcast."""
         shortest_s = self._cost.shortest_s / TUNING.outlier_factor
         return np.asarray(np.maximum(self._fitted(sequences, tokens, context_tokens), shortest_s))
 
     def measured(self, sequences: float, context_tokens: float) -> float | None:
-        """Seconds of a pass of plain decoding for so many sequences; None as long as that is not known.
+        """Seconds of a pass of plain decoding for that many sequences; None: not known yet.
 
         It is not known before a pass has decoded, nor if the fit says far less than the shortest pass took.
         """
@@ -67,7 +67,7 @@ class StepCost:
             self._weights = weights
             none = np.zeros_like(_BENDS)
             self._at_bends = _columns(none, _BENDS, none, none) @ weights
-        # A decision asks some thirty times: a look at the bends takes a tenth of a product of features.
+        # A decision asks some thirty times: interpolation takes a tenth of the time of a product of features.
         seconds = np.interp(np.asarray(tokens, np.float64), _BENDS, self._at_bends)
         seconds = seconds + weights[SEQUENCES] * np.asarray(sequences)
         return np.asarray(seconds + weights[CONTEXT] * np.asarray(context_tokens))
@@ -80,7 +80,7 @@ class RoundCost:
         self._cost = LinearCost(TUNING.round_reluctance)
 
     def observe(self, sequences: int, seconds: float) -> None:
-        """Of one sequence's round."""
+        """Learns from one sequence's round. sequences: sequences in rounds."""
         self._cost.observe(np.array([1.0, sequences]), seconds, sequences)
 
     def seconds(self, sequences: ArrayLike) -> Vector:
@@ -89,7 +89,7 @@ class RoundCost:
 
 
 class DrafterCost:
-    """What one drafter takes at one worker, apart from the target.
+    """Seconds that one drafter takes at one worker, outside of the target.
 
     Draft-ahead hides a share of the time, but never more than the target's own step lasts.
     """
@@ -98,13 +98,13 @@ class DrafterCost:
         self._drafter = drafter
         self.step = StepCost()
         self.round = RoundCost()
-        self._hidden = 0.0  # of the time that could be hidden, the share that was
-        self._verdicts = 0.0  # by which that is known; 0: Drafts are not prepared there
+        self._hidden = 0.0  # share of the time that was hidden, of what could be
+        self._verdicts = 0.0  # verdicts in that share; 0: Drafts are not prepared there
 
     def observe_ahead(
         self, sequences: int, depth: int, seconds: float, target_step_s: float, ahead_hit: bool
     ) -> None:
-        """A round, from a Verdict to the next Decode, where Drafts are prepared."""
+        """Learns the seconds from a Verdict to the next Draft sent, at a worker that prepares Drafts."""
         if not self._verdicts:
             self._hidden, self._verdicts = TUNING.prior_hidden, TUNING.prior_hidden_verdicts
         alone = float(self._alone(sequences, depth))
@@ -113,36 +113,38 @@ class DrafterCost:
         self._verdicts = min(self._verdicts + 1.0, TUNING.hidden_memory)
         self._hidden += (min(max(hidden, 0.0), 1.0) - self._hidden) / self._verdicts
 
-    def seconds(self, sequences: Vector, depth: Vector, leaves: Vector, target_step: Vector) -> Vector:
-        """From a Verdict to the next Decode, where the target's step takes so many seconds.
+    def seconds(self, sequences: Vector, depth: Vector, alternatives: Vector, target_step: Vector) -> Vector:
+        """Seconds from a Verdict to the next Draft sent; arguments broadcast.
 
-        leaves: nodes beside chains, all together, that it feeds too.
+        Args:
+            alternatives: nodes besides chains, all together, that the drafter feeds too.
+            target_step: seconds of the target's step.
         """
-        alone = self._alone(sequences, depth, leaves)
+        alone = self._alone(sequences, depth, alternatives)
         return np.asarray(alone - self._hidden * np.minimum(alone, target_step))
 
-    def _alone(self, sequences: ArrayLike, depth: ArrayLike, leaves: ArrayLike = 0.0) -> Vector:
-        return self.round.seconds(sequences) + self._steps(sequences, depth, leaves)
+    def _alone(self, sequences: ArrayLike, depth: ArrayLike, alternatives: ArrayLike = 0.0) -> Vector:
+        return self.round.seconds(sequences) + self._steps(sequences, depth, alternatives)
 
-    def _steps(self, sequences: ArrayLike, depth: ArrayLike, leaves: ArrayLike) -> Vector:
+    def _steps(self, sequences: ArrayLike, depth: ArrayLike, alternatives: ArrayLike) -> Vector:
         drafter = self._drafter
         steps = drafter.steps_per_draft + drafter.steps_per_token * np.asarray(depth)
         positions = np.maximum(depth, 1) if drafter.is_parallel else np.ones(())
-        tokens = np.multiply(sequences, positions) + np.asarray(leaves) / np.maximum(depth, 1)
+        tokens = np.multiply(sequences, positions) + np.asarray(alternatives) / np.maximum(depth, 1)
         return np.asarray(steps * self.step.seconds(sequences, tokens))
 
 
 class DrafterCosts:
-    """What one drafter takes at each of its workers."""
+    """Seconds that one drafter takes, at each of its workers."""
 
     def __init__(self, drafter: DrafterInfo) -> None:
         self._drafter = drafter
-        self._of_worker: OrderedDict[str, DrafterCost] = OrderedDict()  # the last one was asked for last
+        self._of_worker: OrderedDict[str, DrafterCost] = OrderedDict()  # least recently used first
 
     def of(self, worker: str) -> DrafterCost:
-        """One that was never heard of is taken to be like another.
+        """Cost at a worker; a new worker counts as another one does.
 
-        worker: its address; empty: any, or the drafter has none of its own.
+        worker: its address; empty: any, or the drafter has no workers.
         """
         known = next(reversed(self._of_worker.values()), None)
         if known is not None and not worker:
@@ -183,16 +185,16 @@ class BatchCosts:
     drafters: list[tuple[DrafterCost, float]]  # each with its share of the sequences
     context: float  # tokens per sequence
     calibration: Vector  # [sequences, MAX_DEPTH]
-    are_beside_target: bool
+    draft_in_step: bool
 
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
         return self.target.seconds(sequences, tokens, self.context * sequences)
 
     def drafting(
-        self, sequences: Vector, depth: Vector, leaves: Vector | float, target_step: Vector
+        self, sequences: Vector, depth: Vector, alternatives: Vector | float, target_step: Vector
     ) -> Vector:
         seconds = [
-            drafter.seconds(share * sequences, depth, share * np.asarray(leaves), target_step)
+            drafter.seconds(share * sequences, depth, share * np.asarray(alternatives), target_step)
             for drafter, share in self.drafters
         ]
         return np.asarray(np.max(seconds, axis=0))
@@ -269,8 +271,8 @@ class TargetCosts:
         counts = Counter(self._of(drafter, worker) for drafter, worker in drafted_by)
         shares = [(cost, count / len(drafted_by)) for cost, count in counts.items()]
         calibration = np.array([self._calibration.of_rounds(drafter.name) for drafter, _ in drafted_by])
-        are_beside = all(drafter.waits_in_step for drafter, _ in drafted_by)
-        return BatchCosts(self._target, shares, context, calibration, are_beside)
+        in_step = all(drafter.waits_in_step for drafter, _ in drafted_by)
+        return BatchCosts(self._target, shares, context, calibration, in_step)
 
     def average_plain(self, running: float, context: float) -> None:
         """Takes the present cost of plain decoding into the published average.

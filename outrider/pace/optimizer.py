@@ -31,20 +31,22 @@ class Costs(Protocol):
         that of plain decoding; or one for all."""
 
     @property
-    def are_beside_target(self) -> bool:
-        """Whether Drafts are made beside the target: in its own steps, one after the other."""
+    def draft_in_step(self) -> bool:
+        """Whether Drafts are made in the target's own steps, so that all wait for the deepest."""
 
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
-        """Of a target step over so many tokens of so many sequences."""
+        """Seconds of a target step over these tokens, all together, of these sequences."""
 
     def drafting(
-        self, sequences: Vector, depth: Vector, leaves: Vector | float, target_step: Vector
+        self, sequences: Vector, depth: Vector, alternatives: Vector | float, target_step: Vector
     ) -> Vector:
-        """From a Verdict to the next Decode, with so many sequences in rounds.
+        """Seconds from a Verdict to the next Draft at the target.
 
         Args:
-            leaves: nodes beside their chains that a drafter feeds too, all together.
-            target_step: seconds, in which draft-ahead has time.
+            sequences: sequences in rounds.
+            depth: depth of the deepest Draft.
+            alternatives: nodes besides the chains that a drafter feeds too, all together.
+            target_step: seconds of a target step, in which draft-ahead has time.
         """
 
 
@@ -52,13 +54,13 @@ class Costs(Protocol):
 class Mix:
     """Ways to run a batch, an array entry each."""
 
-    plain: Vector  # sequences that decode freely
+    plain: Vector  # sequences in plain decoding
     rounds: Vector  # sequences in rounds
-    drafted: Vector  # tokens that these verify per round, all together
+    drafted: Vector  # drafted tokens per round, all together
     log_tokens: Vector  # logarithm of the expected tokens of a round, summed over the sequences in rounds
     log_overrun: Vector  # logarithm of the factor by which rounds take longer, summed over those sequences
-    depth: Vector  # of the deepest Draft
-    leaves: Vector | float = 0.0  # of the drafted tokens, those beside chains that a drafter feeds too
+    depth: Vector  # depth of the deepest Draft
+    alternatives: Vector | float = 0.0  # drafted tokens besides chains that a drafter feeds too
 
 
 def mix_of(depths: NDArray[np.int64], reach: Vector, costs: Costs, scale: float = 1.0) -> Mix:
@@ -78,9 +80,9 @@ def mix_of(depths: NDArray[np.int64], reach: Vector, costs: Costs, scale: float 
 
 
 def round_seconds(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
-    """Seconds from Verdict to Verdict by the costs alone, and of a step in which others decode freely.
+    """Seconds from Verdict to Verdict by the costs alone, and seconds of a step for plain decoding.
 
-    Where nobody does: of a step in which all would.
+    Without a sequence in plain decoding, the second is the step in which all sequences would decode so.
     """
     rounds = _together(mix, costs)
     everyone = mix.plain + mix.rounds
@@ -92,38 +94,38 @@ def round_seconds(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
 
 
 def _together(mix: Mix, costs: Costs) -> Vector:
-    """Seconds of a round where all are in rounds.
+    """Seconds of a round if all sequences are in rounds.
 
-    The target verifies everyone and then waits for Drafts, or it verifies one half while the other drafts,
-    whichever is faster: so does the engine (outrider/engine/scheduling/batch_delay.py). A drafter beside the
-    target never drafts meanwhile.
+    The target verifies all sequences and then waits for Drafts, or it verifies one half while the other half
+    is drafted, whichever is faster: so does the engine (outrider/engine/scheduling/batch_delay.py). A target
+    drafter never drafts meanwhile.
     """
-    verified = mix.rounds + mix.drafted
-    whole = costs.step(mix.rounds, verified)
-    in_turn = costs.drafting(mix.rounds, mix.depth, mix.leaves, whole) + whole
-    if costs.are_beside_target:
+    checked = mix.rounds + mix.drafted
+    whole = costs.step(mix.rounds, checked)
+    in_turn = costs.drafting(mix.rounds, mix.depth, mix.alternatives, whole) + whole
+    if costs.draft_in_step:
         return in_turn
-    half = costs.step(mix.rounds / 2, verified / 2)
-    drafting = costs.drafting(mix.rounds, mix.depth, mix.leaves, half)
+    half = costs.step(mix.rounds / 2, checked / 2)
+    drafting = costs.drafting(mix.rounds, mix.depth, mix.alternatives, half)
     in_halves = np.where(mix.rounds >= 2, np.maximum(2 * half, drafting + half), np.inf)
     return np.minimum(in_halves, in_turn)
 
 
 def _mixed(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
-    """Seconds of a round, and of a step, where some are in rounds and others decode freely.
+    """Seconds of a round, and of a step, if some sequences are in rounds and some in plain decoding.
 
-    Plain sequences fill every step, so a Draft misses at least the one that begins with its Verdict, and one
-    that takes longer waits half a step for its turn. Beside the target all wait for it, and it misses none.
+    Plain decoding fills every step, so a Draft misses at least the step that begins with its Verdict, and a
+    slower Draft waits half a step for its turn. All wait for a target drafter, and its Drafts miss no step.
     """
-    verified = mix.rounds + mix.drafted
-    if costs.are_beside_target:
-        step = costs.step(mix.plain + mix.rounds, mix.plain + verified)
-        step = step + costs.drafting(mix.rounds, mix.depth, mix.leaves, step)
+    checked = mix.rounds + mix.drafted
+    if costs.draft_in_step:
+        step = costs.step(mix.plain + mix.rounds, mix.plain + checked)
+        step = step + costs.drafting(mix.rounds, mix.depth, mix.alternatives, step)
         return step, step
-    share = np.full_like(verified, 0.5)  # of the steps, in which a sequence in rounds takes part
+    share = np.full_like(checked, 0.5)  # share of the steps in which a sequence in rounds takes part
     for _ in range(3):
-        step = costs.step(mix.plain + share * mix.rounds, mix.plain + share * verified)
-        drafting = costs.drafting(mix.rounds, mix.depth, mix.leaves, step)
+        step = costs.step(mix.plain + share * mix.rounds, mix.plain + share * checked)
+        drafting = costs.drafting(mix.rounds, mix.depth, mix.alternatives, step)
         round_ = step + np.maximum(step, drafting + step / 2)
         share = step / round_
     return round_, step
@@ -141,14 +143,14 @@ def best_depths(
 ) -> NDArray[np.int64]:
     """[sequences] the depth of each, 0 for plain decoding.
 
-    Interactive sequences get the Drafts that pay while all others decode freely. Sequences marked batch get
-    those that still pay on top: they are the first to lose them.
+    Interactive sequences get the Drafts that pay while all others are in plain decoding. Sequences marked
+    batch get the Drafts that still pay on top: they are the first to lose them.
 
     Args:
-        reach: [sequences, max_depth] probability that a drafted token of that depth stands; falls with the
-            depth, 0 where none may be drafted.
+        reach: [sequences, max_depth] probability that a drafted token of that depth is accepted; falls with
+            the depth, 0 if none may be drafted.
         is_batch: [sequences]
-        scale: sequences at the target for each one here, which are taken to be like these.
+        scale: sequences at the target for each sequence here; they count as these do.
     """
     depths = np.zeros(len(reach), np.int64)
     for rows in (~is_batch, is_batch):
@@ -157,7 +159,7 @@ def best_depths(
     return depths
 
 
-def best_leaves(
+def best_alternatives(
     depths: NDArray[np.int64],  # [sequences]
     reach: Vector,  # [sequences, max_depth]
     hit_rates: Vector,  # [sequences]
@@ -165,26 +167,26 @@ def best_leaves(
     costs: Costs,
     scale: float = 1.0,
 ) -> NDArray[np.int64]:
-    """[sequences] nodes that pay beside the chains: a runner-up for each position, and what follows these.
+    """[sequences] nodes that pay besides the chains: an alternative at each position, and what follows it.
 
-    A runner-up is right where its position is reached, the chain's token wrong and the second guess right. It
-    adds one token to the Verdict then, and costs what the target pays for one token more; the draft pays
-    nothing. In a tree it goes on, as often right as the chain there is, and the drafter feeds it too.
+    An alternative is correct if its position is reached, the chain's token is wrong and the second guess is
+    correct. It then adds one token to the Verdict. It costs the target one more token, and the draft nothing.
+    In a tree the alternative is continued, as often correctly as the chain is, and the drafter feeds it too.
 
     Args:
         depths, reach, scale: as for ``best_depths``.
-        hit_rates: of second guesses where the first one is wrong.
-        are_trees: whether runners-up go on.
+        hit_rates: rates at which second guesses are correct, if the first one is wrong.
+        are_trees: whether alternatives are continued.
     """
     if not (depths * hit_rates).any():
         return np.zeros_like(depths)
     deepest = int(depths.max())
     before = np.concatenate([np.ones((len(reach), 1)), reach[:, :-1]], axis=1)[:, :deepest]
-    stands = np.where(np.arange(deepest) < depths[:, None], reach[:, :deepest], 0.0)
-    tokens = 1.0 + stands.sum(axis=1)
-    right = np.where(stands > 0.0, before - stands, 0.0) * hit_rates[:, None]
-    rates = np.where(are_trees[:, None], stands / np.maximum(before, TUNING.smallest), 0.0)
-    gains = np.log1p(_going_on(right, rates) / tokens[:, None, None]).ravel()
+    accepted = np.where(np.arange(deepest) < depths[:, None], reach[:, :deepest], 0.0)
+    tokens = 1.0 + accepted.sum(axis=1)
+    correct = np.where(accepted > 0.0, before - accepted, 0.0) * hit_rates[:, None]
+    rates = np.where(are_trees[:, None], accepted / np.maximum(before, TUNING.smallest), 0.0)
+    gains = np.log1p(_continued(correct, rates) / tokens[:, None, None]).ravel()
     order = np.argsort(-gains, kind="stable")
     order = order[gains[order] > 0.0]
     counts = np.unique(np.linspace(0, len(order), TUNING.compared).astype(np.int64))
@@ -197,24 +199,25 @@ def best_leaves(
         log_tokens=given.log_tokens + scale * _counted(gains[order])[counts],
         log_overrun=given.log_overrun,
         depth=given.depth,
-        leaves=scale * _counted(are_trees[owners])[counts],
+        alternatives=scale * _counted(are_trees[owners])[counts],
     )
     chosen = owners[: counts[log_rate(mix, costs).argmax()]]
-    leaves: NDArray[np.int64] = np.bincount(chosen, minlength=len(reach))
-    return leaves
+    alternatives: NDArray[np.int64] = np.bincount(chosen, minlength=len(reach))
+    return alternatives
 
 
-def _going_on(right: Vector, rates: Vector) -> Vector:
-    """[sequences, depth, depth] probability that nodes beside a chain stand: by the position of the runner-up
-    that they follow, and by how many tokens they follow it, itself 0.
+def _continued(correct: Vector, rates: Vector) -> Vector:
+    """[sequences, depth, depth] probability that nodes besides a chain are accepted.
+
+    The second axis is the position of their alternative, the third the number of tokens after it.
 
     Args:
-        right: [sequences, depth] that a runner-up stands.
-        rates: [sequences, depth] at which what follows one is right.
+        correct: [sequences, depth] probability that an alternative is accepted.
+        rates: [sequences, depth] acceptance rate of what follows it.
     """
-    found = np.zeros((*right.shape, right.shape[1]))
-    found[:, :, 0] = right
-    for after in range(1, right.shape[1]):
+    found = np.zeros((*correct.shape, correct.shape[1]))
+    found[:, :, 0] = correct
+    for after in range(1, correct.shape[1]):
         found[:, :-after, after] = found[:, :-after, after - 1] * rates[:, after:]
     return found
 
@@ -222,18 +225,18 @@ def _going_on(right: Vector, rates: Vector) -> Vector:
 def _extended(
     depths: NDArray[np.int64], open_reach: Vector, reach: Vector, costs: Costs, scale: float
 ) -> NDArray[np.int64]:
-    """With the Drafts among ``open_reach`` that pay."""
+    """[sequences] depths, extended by the Drafts among ``open_reach`` that pay."""
     max_depth = reach.shape[1]
     given = mix_of(depths, reach, costs)
-    overrun = np.diff(_log_overrun(costs, reach), axis=1, prepend=0.0).ravel()  # of each drafted token
-    log_tokens = np.log1p(np.cumsum(reach, axis=1))  # of a round as deep
-    gains = np.diff(log_tokens, axis=1, prepend=0.0)  # of each drafted token; they fall along a row
+    overrun = np.diff(_log_overrun(costs, reach), axis=1, prepend=0.0).ravel()  # per drafted token
+    log_tokens = np.log1p(np.cumsum(reach, axis=1))  # tokens of a round, by depth
+    gains = np.diff(log_tokens, axis=1, prepend=0.0)  # per drafted token; falls along a row
     gains = np.where(open_reach >= TUNING.least_reach, gains, 0.0).ravel()
     order = np.argsort(-gains, kind="stable")
     order = order[gains[order] > 0.0]
     position = order % max_depth
     deepest = int(position.max(initial=-1)) + 1
-    # Candidates: the best so many tokens, none deeper than so much. [deepest + 1, len(order)]
+    # Candidates [deepest + 1, len(order)]: the first tokens of the order, none deeper than a depth.
     allowed = position < np.arange(deepest + 1)[:, None]
     counts = np.unique(np.linspace(0, len(order), TUNING.compared).astype(np.int64))
     added = _counted(allowed)[:, counts]

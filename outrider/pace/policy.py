@@ -16,8 +16,8 @@ from outrider.pace.costs import BatchCosts, Expectation
 from outrider.pace.optimizer import (
     Mix,
     Vector,
+    best_alternatives,
     best_depths,
-    best_leaves,
     log_rate,
     mix_of,
     round_seconds,
@@ -73,10 +73,10 @@ def by_costs(
     depths = best_depths(reach, is_batch, costs, scale)
     hit_rates = np.array([sequence.acceptance.task.hit_rate for sequence in sequences])
     are_trees = np.array([sequence.drafter.width is Width.TREE for sequence in sequences])
-    leaves = best_leaves(depths, reach, hit_rates, are_trees, costs, scale)
+    alternatives = best_alternatives(depths, reach, hit_rates, are_trees, costs, scale)
     mix = mix_of(depths, reach, costs, scale)
-    fed = scale * float(leaves[are_trees].sum())
-    mix = replace(mix, drafted=mix.drafted + scale * leaves.sum(), leaves=fed)
+    fed = scale * float(alternatives[are_trees].sum())
+    mix = replace(mix, drafted=mix.drafted + scale * alternatives.sum(), alternatives=fed)
     round_s, step_s = (float(seconds) for seconds in round_seconds(mix, costs))
     in_rounds = Counter(
         sequence.drafter.name for sequence, depth in zip(sequences, depths, strict=True) if depth
@@ -84,7 +84,7 @@ def by_costs(
     patience = _patience(depths, reach, mix, costs)
     decisions = [
         Decision(int(depth), MEASURED, int(count), float(seconds))
-        for depth, count, seconds in zip(depths, leaves, patience, strict=True)
+        for depth, count, seconds in zip(depths, alternatives, patience, strict=True)
     ]
     return decisions, Expectation(round_s, step_s, in_rounds)
 
@@ -132,7 +132,7 @@ def _patience(depths: NDArray[np.int64], reach: Vector, mix: Mix, costs: BatchCo
     # A sequence in plain decoding is probed, and now and then has a round.
     probing = np.maximum(mix.rounds, 1.0), np.maximum(mix.depth, TUNING.probe_depth)
     in_rounds, in_probes = (
-        costs.drafting(rounds, depth, mix.leaves, np.zeros(()))
+        costs.drafting(rounds, depth, mix.alternatives, np.zeros(()))
         for rounds, depth in ((mix.rounds, mix.depth), probing)
     )
     return np.asarray(np.maximum(worth, TUNING.slack * np.where(depths > 0, in_rounds, in_probes)))

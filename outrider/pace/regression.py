@@ -14,15 +14,14 @@ class LinearCost:
     """Seconds as a sum of features with weights of at least 0: least squares of the relative error.
 
     Observations are forgotten as newer ones come from the same region of sizes: what is not seen any more
-    stays known. The weights are held back a little where they are, so what the observations do not tell apart
-    stays as it was.
+    stays known. The weights are damped: what the observations do not tell apart stays as it was.
     """
 
     def __init__(self, regularization: Sequence[float], memory: float = TUNING.region_memory) -> None:
         """
         Args:
-            regularization: [num_features] how much each is held back. What several could explain goes to the
-                least reluctant.
+            regularization: [num_features] damping of each. What several features could explain goes to the
+                one with the least damping.
             memory: observations of one region after which an older one weighs 1/e.
         """
         num_features = len(regularization)
@@ -34,15 +33,16 @@ class LinearCost:
         self._memory = memory
         self._unfitted = 0  # observations since the weights were solved for
         self.samples = 0
-        self.has_seen = np.zeros(num_features, bool)  # features that some observation had
-        self.shortest_s = 0.0  # time that was observed; 0 before the first
+        self.has_seen = np.zeros(num_features, bool)  # features that were above 0 in some observation
+        self.shortest_s = 0.0  # shortest time that was observed; 0: none yet
 
     def observe(self, features: Vector, seconds: float, size: float) -> None:
-        """
+        """Learns from one timing.
+
         Args:
             features: [num_features]
             seconds: what it took; 0 and less are ignored.
-            size: by which regions are told apart, one for each doubling.
+            size: tells its region, one for each doubling.
         """
         if seconds <= 0.0:
             return
@@ -52,7 +52,7 @@ class LinearCost:
         if self.samples >= TUNING.fit_after:
             if self._unfitted >= TUNING.fit_every or self.samples == TUNING.fit_after:
                 self._fit()
-            # A fit that says nothing of it, as of decoding after prompts alone, is not what it is judged by.
+            # After prompts alone, for example, a fit says nothing about decoding: it cannot judge that.
             if (fitted := float(features @ self._weights)) > 0.0:
                 outlier = TUNING.outlier_factor
                 expected = max(fitted, self.shortest_s / outlier)
@@ -67,7 +67,7 @@ class LinearCost:
         self._unfitted += 1
 
     def _notice_change(self, region: int, error: float) -> None:
-        """A machine that is far off again and again has changed: what it was before is all but forgotten."""
+        """Forgets nearly everything if the machine has changed: several times in a row it is far off."""
         direction = int(error > TUNING.changed_factor) - int(error < 1.0 / TUNING.changed_factor)
         same = direction == np.sign(self._off[region])
         self._off[region] = self._off[region] + direction if same else direction
@@ -79,7 +79,7 @@ class LinearCost:
 
     @property
     def weights(self) -> Vector:
-        """[num_features] the same array until something new was observed; 0 before the first observation."""
+        """[num_features] one array until something new was observed; 0 before the first observation."""
         if self._unfitted:
             self._fit()
         return self._weights

@@ -17,7 +17,7 @@ class Decision:
 
     depth: int  # drafted tokens of a chain; 0: plain decoding
     decided_by: str  # MEASURED or THRESHOLDS
-    leaves: int = 0  # alternatives beside the chain
+    alternatives: int = 0  # alternatives beside the chain
     patience_s: float = math.inf  # seconds to wait for a Draft: beyond them plain decoding is faster
 
 
@@ -43,9 +43,9 @@ class PacedSequence:
         return self.decision.depth
 
     @property
-    def leaves(self) -> int:
+    def alternatives(self) -> int:
         """Alternatives beside the chain, as decided last."""
-        return self.decision.leaves
+        return self.decision.alternatives
 
     @property
     def patience_s(self) -> float:

@@ -8,16 +8,16 @@ class StepSize:
     """How much one forward pass has to do."""
 
     sequences: float
-    tokens: float  # decoded and verified
-    prompt_tokens: float = 0.0  # of prompts that are taken in meanwhile
-    context_tokens: float = 0.0  # cached ones that its sequences look back at, all together
+    tokens: float  # decoded and drafted ones
+    prompt_tokens: float = 0.0  # tokens of prompts that the same pass prefills
+    context_tokens: float = 0.0  # cached tokens to which its sequences attend, all together
 
 
 @dataclass(frozen=True)
 class Step:
     """One forward pass, as each of its sequences reports it."""
 
-    number: int  # of the worker's passes
+    number: int  # the worker counts its passes
     size: StepSize
     seconds: float  # from building the batch to token ids on the host
 

@@ -25,19 +25,15 @@ PRONOUN = re.compile(
 HEADLESS_LINES: set[str] = {
     "actors",
     "docs",
-    "gateway/routing",
-    "outrider/drafters",
     "outrider/engine",
     "outrider/engine/cache",
     "outrider/engine/draft_ahead",
     "outrider/engine/loop",
     "outrider/engine/scheduling",
     "outrider/engine/tasks",
-    "outrider/pace",
     "protos",
     "tests/actors",
     "tests/bench",
-    "tests/drafters",
     "tests/engine",
     "tests/engine/cache",
     "tests/engine/drafters",
@@ -48,8 +44,6 @@ HEADLESS_LINES: set[str] = {
     "tests/engine/parallel",
     "tests/engine/planning",
     "tests/fakes",
-    "tests/gateway/routing",
-    "tests/pace",
     "tests/simulated_cuda",
 }
 # Folders whose tests have names that begin with a pronoun or an article. This list only shrinks, too.
@@ -57,7 +51,6 @@ PRONOUN_NAMES: set[str] = {
     "tests/actors",
     "tests/bench",
     "tests/docs",
-    "tests/drafters",
     "tests/engine",
     "tests/engine/cache",
     "tests/engine/draft_ahead",
@@ -74,15 +67,12 @@ PRONOUN_NAMES: set[str] = {
     "tests/gateway",
     "tests/gateway/api",
     "tests/gateway/generation",
-    "tests/gateway/routing",
-    "tests/pace",
     "tests/protos",
     "tests/simulated_cuda",
 }
 # Packages that do not say what they are for. This list only shrinks, too.
 SILENT_PACKAGES: set[str] = {
     "actors",
-    "outrider/drafters",
     "outrider/engine",
     "outrider/engine/cache",
     "outrider/engine/draft_ahead",

@@ -24,7 +24,7 @@ from outrider.drafters.ngram import NgramIndex
         ([1, 2, 1], 0, ()),
     ],
 )
-def test_what_followed_the_longest_suffix_is_drafted(
+def test_ngram_drafts_what_followed_the_longest_suffix(
     tokens: list[int], depth: int, drafted: tuple[int, ...]
 ) -> None:
     draft = NgramIndex(tokens).propose(depth)
@@ -42,7 +42,7 @@ def test_appending_bit_by_bit_is_the_same(tokens: list[int], split: int) -> None
 
 
 @given(st.lists(st.integers(0, 3), max_size=30))
-def test_the_first_drafted_token_followed_the_last_one_before(tokens: list[int]) -> None:
+def test_ngram_first_token_followed_the_newest_token_before(tokens: list[int]) -> None:
     for drafted in NgramIndex(tokens).propose(1).tokens:
         assert (tokens[-1], drafted) in set(pairwise(tokens))
 

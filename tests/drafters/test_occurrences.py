@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from outrider.drafters.occurrences import LEAST_PROBABILITY, LONGEST_MATCH, Guess, Occurrences
+from outrider.drafters.occurrences import LEAST_PROBABILITY, LONGEST_MATCH, Continuation, Occurrences
 
 texts = st.lists(
     st.integers(0, 2), max_size=28
@@ -24,13 +24,13 @@ def text_of(*texts: list[int]) -> Occurrences:
 
 
 def num_ngrams(text: Occurrences) -> int:
-    """That memory is held for."""
+    """Number of n-grams for which memory is held."""
     return sum(len(chain.newest) for chain in text._chains)
 
 
-def by_the_book(text: list[int], context: list[int], depth: int) -> Guess:
+def by_the_book(text: list[int], context: list[int], depth: int) -> Continuation:
     """Every match length, the most frequent child, the product of their shares; the best score wins."""
-    best = Guess()
+    best = Continuation()
     for matched in range(min(len(context), LONGEST_MATCH), 0, -1):
         at = [i for i in range(len(text) - 1, matched - 1, -1) if text[i - matched : i] == context[-matched:]]
         tokens: list[int] = []
@@ -46,7 +46,7 @@ def by_the_book(text: list[int], context: list[int], depth: int) -> Guess:
             at = [i for i, followed in zip(at, following, strict=True) if followed == token]
             tokens.append(token)
             probabilities.append(probability)
-        guess = Guess(tuple(tokens), tuple(probabilities))
+        guess = Continuation(tuple(tokens), tuple(probabilities))
         best = guess if guess.score > best.score else best
     return best
 
@@ -58,7 +58,7 @@ def by_the_book(text: list[int], context: list[int], depth: int) -> Guess:
         ([1, 2, 3, 4, 5, 6], [7, 2], 8, (3,), 1.0),  # no more than have matched
         ([1, 2, 3, 4, 5, 6], [1, 2], 1, (3,), 1.0),  # no more than are asked for
         ([1, 5, 1, 6, 1, 5], [1], 8, (5,), 2 / 3),  # the most frequent one
-        ([1, 5, 1, 6], [1], 8, (6,), 1 / 2),  # of those as frequent the newest
+        ([1, 5, 1, 6], [1], 8, (6,), 1 / 2),  # newest of the equally frequent tokens
         ([1, 2, 7, 8, 3, 2, 9, 5, 2, 9], [1, 2], 8, (7, 8), 2.0),  # a longer match that is sure of more
         ([4, 1, 2], [1], 8, (2,), 1.0),
         ([1, 2], [3], 8, (), 0.0),
@@ -66,7 +66,7 @@ def by_the_book(text: list[int], context: list[int], depth: int) -> Guess:
         ([], [1], 8, (), 0.0),
     ],
 )
-def test_the_guess_with_the_highest_score_is_the_best(
+def test_occurrences_guess_the_continuation_with_the_highest_score(
     text: list[int], context: list[int], depth: int, tokens: tuple[int, ...], score: float
 ) -> None:
     guess = text_of(text).guess(array("q", context), depth)
@@ -74,15 +74,15 @@ def test_the_guess_with_the_highest_score_is_the_best(
     assert guess.score == pytest.approx(score)
 
 
-def test_what_is_unlikely_with_all_before_it_is_left_out() -> None:
-    """Of ten continuations each is likely enough, of eleven none is."""
+def test_occurrences_leave_unlikely_tokens_out() -> None:
+    """Each of ten continuations is likely enough, none of eleven is."""
     for continuations, length in ((10, 1), (11, 0)):
         text = [token for other in range(continuations) for token in (99, other)]
         assert len(text_of(text).guess(array("q", [99]), 8).tokens) == length
 
 
 @given(texts, st.integers(0, 20))
-def test_a_text_is_searched_by_the_book(text: list[int], depth: int) -> None:
+def test_occurrences_guess_equals_a_plain_search(text: list[int], depth: int) -> None:
     occurrences = Occurrences()
     occurrences.append(text)
     guess, expected = occurrences.guess(occurrences.tail(), depth), by_the_book(text, text, depth)
@@ -103,7 +103,7 @@ def test_no_match_runs_from_one_text_into_the_next(others: list[list[int]], cont
 
 
 @given(st.lists(texts, min_size=1, max_size=6), texts, st.data())
-def test_what_was_forgotten_was_never_there(
+def test_occurrences_after_forgetting_equal_those_of_the_rest(
     texts: list[list[int]], context: list[int], data: st.DataObject
 ) -> None:
     gone = data.draw(st.integers(0, len(texts)))

@@ -22,11 +22,11 @@ def drafted(past: PastAnswers, scope: Scope, tokens: Sequence[int]) -> tuple[int
 
 
 def num_ngrams(text: Occurrences) -> int:
-    """That memory is held for."""
+    """Number of tokens for which memory is held."""
     return sum(len(chain.newest) for chain in text._chains)
 
 
-def test_a_past_answer_is_drafted_from() -> None:
+def test_suffix_drafts_from_a_past_answer() -> None:
     past = PastAnswers(100)
     past.add(MINE, ANSWER)
     assert drafted(past, MINE, [9, 1, 2, 3]) == (4, 5, 6)
@@ -35,7 +35,7 @@ def test_a_past_answer_is_drafted_from() -> None:
 @pytest.mark.parametrize(
     "scope", [THEIRS, Scope("my key", "prose"), Scope("my key"), Scope("", "code"), NOBODYS], ids=str
 )
-def test_nobody_else_s_and_no_other_task_s(scope: Scope) -> None:
+def test_suffix_never_drafts_from_another_caller_or_task(scope: Scope) -> None:
     past = PastAnswers(100)
     past.add(MINE, ANSWER)
     assert drafted(past, scope, [1, 2, 3]) == ()
@@ -49,14 +49,14 @@ def test_nothing_is_kept_of_callers_that_nobody_knows() -> None:
     assert drafted(past, NOBODYS, [1, 2, 3]) == ()
 
 
-def test_one_setting_switches_it_off() -> None:
+def test_past_answers_with_0_tokens_keep_nothing() -> None:
     past = PastAnswers(0)
     past.add(MINE, ANSWER)
     assert len(past) == 0
     assert drafted(past, MINE, [1, 2, 3]) == ()
 
 
-def test_the_oldest_answer_goes_first_whosever_it_is() -> None:
+def test_past_answers_forget_the_oldest_of_all_scopes_first() -> None:
     past = PastAnswers(3 * (len(ANSWER) + 1))
     past.add(THEIRS, ANSWER)
     for first in (10, 20):
@@ -95,12 +95,12 @@ def test_there_are_never_more_tokens_than_allowed(limit: int, answers: list[tupl
         assert sum(map(num_ngrams, held)) <= 4 * limit  # nothing is left of what went
 
 
-def test_the_own_text_wins_where_it_promises_more() -> None:
+def test_suffix_prefers_its_own_text_if_it_promises_more() -> None:
     past = PastAnswers(100)
     past.add(MINE, [1, 2, 7, 7])
     assert drafted(past, MINE, [1, 2, 5, 6, 1, 2]) == (5, 6)
     assert drafted(past, MINE, [2, 5, 6, 1, 2]) == (7, 7)
 
 
-def test_a_text_without_repeats_is_no_draft() -> None:
+def test_suffix_of_a_text_without_repeats_drafts_nothing() -> None:
     assert SuffixIndex().propose(8) == Draft()

@@ -23,7 +23,7 @@ def test_rates_are_conditional_per_position():
     assert task.rates()[:3] == pytest.approx(RATES, abs=0.05)
 
 
-def test_a_position_never_reached_is_taken_to_be_like_the_one_before():
+def test_rates_of_positions_never_reached_equal_the_one_before():
     task = TaskAcceptance()
     observe(task, RATES, 100)
     assert set(task.rates()[3:]) == {task.rates()[2]}
@@ -38,20 +38,20 @@ def test_nothing_is_known_before_enough_rounds():
     assert task.is_known
 
 
-def test_one_bad_round_says_little():
+def test_rates_after_one_bad_round_change_little():
     task = TaskAcceptance()
     task.observe(0, 1)
     assert task.rates()[0] > 0.5
 
 
-def test_what_is_older_is_forgotten():
+def test_rates_forget_older_rounds():
     task = TaskAcceptance(memory=50.0)
     observe(task, [0.1], 500)
     observe(task, [0.9], 100)
     assert task.rates()[0] > 0.7
 
 
-def test_a_sequence_is_told_from_its_task_within_a_few_rounds():
+def test_sequence_rates_differ_from_the_task_within_a_few_rounds():
     task = TaskAcceptance()
     observe(task, [0.9, 0.9], 200)
     sequence = SequenceAcceptance(task)
@@ -61,7 +61,7 @@ def test_a_sequence_is_told_from_its_task_within_a_few_rounds():
     assert SequenceAcceptance(task).rates()[0] > 0.8
 
 
-def test_a_probability_is_at_most_one():
+def test_sequence_rates_are_at_most_one():
     task = TaskAcceptance()
     observe(task, [0.5], 100)
     sequence = SequenceAcceptance(task)
@@ -70,7 +70,7 @@ def test_a_probability_is_at_most_one():
     assert max(sequence.rates()) <= 1.0
 
 
-def test_the_hit_rate_is_0_until_it_is_known():
+def test_hit_rate_is_0_until_it_is_known():
     task = TaskAcceptance()
     assert task.hit_rate == 0.0
     for _ in range(5):
@@ -81,7 +81,7 @@ def test_the_hit_rate_is_0_until_it_is_known():
     assert task.hit_rate == pytest.approx(1.0)
 
 
-def test_the_hit_rate_is_the_share_of_second_guesses_among_wrong_first_ones():
+def test_hit_rate_is_the_share_of_second_guesses_after_wrong_first_ones():
     task = TaskAcceptance(memory=2000.0)
     drawn = random.Random(0)
     for rank in drawn.choices([1, 2, 5, 6], [0.4, 0.3, 0.2, 0.1], k=4000):
@@ -102,7 +102,7 @@ def test_first_guesses_that_are_right_do_not_count_for_the_hit_rate():
     assert task.hit_rate == other.hit_rate > 0.0
 
 
-def test_the_hit_rate_forgets():
+def test_hit_rate_forgets_older_guesses():
     task = TaskAcceptance(memory=50.0)
     for rank in [1] * 300 + [2] * 300:
         task.observe_rank(rank)

@@ -25,7 +25,7 @@ def test_rounds_that_take_longer_than_expected_overrun():
     assert overrun(calibration, "model") == pytest.approx(1.2, rel=1e-3)
 
 
-def test_what_slows_plain_decoding_down_as_well_is_nothing_of_rounds():
+def test_calibration_ignores_what_slows_both_kinds_down():
     calibration = Calibration()
     for _ in range(LONG):
         calibration.observe_round("model", 4, 0.12, 0.1, 1)
@@ -48,7 +48,7 @@ def test_many_sequences_that_tell_of_one_round_count_as_one():
     assert overrun(many, "model") == pytest.approx(overrun(alone, "model"), rel=0.01)
 
 
-def test_a_trial_of_plain_decoding_is_believed_soon_since_it_is_rare():
+def test_calibration_believes_a_trial_soon():
     calibration = Calibration()
     for _ in range(10 * 8):
         calibration.observe_plain(0.05, 0.1, 8, is_trial=True)
@@ -56,7 +56,7 @@ def test_a_trial_of_plain_decoding_is_believed_soon_since_it_is_rare():
     assert overrun(calibration, "model") > 1.8
 
 
-def test_one_round_that_took_for_ever_changes_little():
+def test_calibration_changes_little_after_an_outlier():
     calibration = Calibration()
     calibration.observe_round("model", 4, 100.0, 0.1, 1)
     assert overrun(calibration, "model") == pytest.approx(
@@ -67,7 +67,7 @@ def test_one_round_that_took_for_ever_changes_little():
     )
 
 
-def test_a_time_of_nothing_changes_as_little():
+def test_calibration_changes_little_after_a_time_of_0():
     """A worker that tells no timings has its steps take none."""
     calibration = Calibration()
     calibration.observe_round("model", 4, 0.0, 0.1, 1)
@@ -75,7 +75,7 @@ def test_a_time_of_nothing_changes_as_little():
     assert 0.9 < overrun(calibration, "model") < 1.1
 
 
-def test_what_is_not_seen_any_more_is_taken_to_be_like_the_other_kind():
+def test_calibration_of_rounds_not_seen_fades_to_plain_decoding():
     calibration = Calibration()
     for _ in range(LONG):
         calibration.observe_round("model", 4, 0.13, 0.1, 1)
@@ -95,7 +95,7 @@ def test_each_drafter_has_rounds_of_its_own():
     assert overrun(calibration, "fast") == pytest.approx(1.0, rel=1e-3)
 
 
-def test_a_drafter_that_no_longer_drafts_is_taken_to_be_like_the_one_that_does():
+def test_calibration_of_an_idle_drafter_fades_to_the_active_one():
     calibration = Calibration()
     for _ in range(LONG):
         calibration.observe_round("slow", 4, 0.15, 0.1, 1)
@@ -106,7 +106,7 @@ def test_a_drafter_that_no_longer_drafts_is_taken_to_be_like_the_one_that_does()
     assert overrun(calibration, "slow") == pytest.approx(overrun(calibration, "fast"), rel=1e-2)
 
 
-def test_a_drafter_that_is_new_is_taken_to_be_like_the_others():
+def test_calibration_of_a_new_drafter_equals_that_of_others():
     calibration = Calibration()
     for _ in range(LONG):
         calibration.observe_round("old", 4, 0.12, 0.1, 1)
@@ -133,14 +133,14 @@ def test_deep_rounds_may_overrun_by_more_than_shallow_ones():
     )
 
 
-def test_what_was_seen_at_one_depth_tells_most_of_the_others():
+def test_calibration_at_one_depth_mostly_holds_for_others():
     calibration = Calibration()
     for _ in range(LONG):
         calibration.observe_round("model", 8, 0.2, 0.1, 1)
     assert 1.6 < overrun(calibration, "model", 2) < overrun(calibration, "model", 8)
 
 
-def test_what_rounds_of_a_depth_had_of_their_own_is_forgotten():
+def test_calibration_of_single_depths_is_forgotten():
     calibration = Calibration()
     for _ in range(10 * LONG):
         calibration.observe_round("model", 2, 0.1, 0.1, 1)

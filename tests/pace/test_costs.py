@@ -29,13 +29,13 @@ def taught(noise: float = 0.0, steps: int = 400) -> StepCost:
 
 @pytest.mark.parametrize(("noise", "tolerance"), [(0.0, 0.03), (0.3, 0.1)])
 @pytest.mark.parametrize(("sequences", "tokens"), [(1, 1), (1, 5), (8, 40), (32, 32), (32, 160)])
-def test_a_machine_s_cost_is_learned_through_noise(noise, tolerance, sequences, tokens):
+def test_step_cost_is_learned_through_noise(noise, tolerance, sequences, tokens):
     assert taught(noise).seconds(sequences, tokens) == pytest.approx(
         seconds(sequences, tokens), rel=tolerance
     )
 
 
-def test_a_machine_that_is_slow_at_few_rows_is_learned():
+def test_step_cost_of_a_machine_slow_at_few_rows_is_learned():
     """The first 16 tokens cost most, the others ever less."""
 
     def taken(tokens: float) -> float:
@@ -50,12 +50,12 @@ def test_a_machine_that_is_slow_at_few_rows_is_learned():
         assert cost.seconds(min(tokens, 64), tokens) == pytest.approx(taken(tokens), rel=0.05)
 
 
-def test_it_costs_no_less_to_do_more():
+def test_step_cost_never_falls_with_size():
     costs = taught(noise=0.3).seconds(16.0, np.arange(16.0, 200.0))
     assert (np.diff(costs) >= 0).all()
 
 
-def test_a_pass_of_a_kind_that_no_fit_tells_of_is_believed_at_once():
+def test_step_cost_of_an_unknown_kind_of_pass_is_believed_at_once():
     """Else its time would be cut down to a few times nothing, again and again."""
     cost = StepCost()
     for number in range(1, 40):
@@ -76,7 +76,7 @@ def test_measured_below_the_shortest_pass_is_unknown():
     assert cost.measured(60, 0) == pytest.approx(36e-3, rel=0.1)
 
 
-def test_a_step_that_many_report_counts_once():
+def test_step_cost_counts_a_step_once():
     once, often = StepCost(), StepCost()
     for number in range(1, 40):
         step = Step(number, StepSize(8, 8), 0.02)
@@ -86,7 +86,7 @@ def test_a_step_that_many_report_counts_once():
     assert once.seconds(8, 8) == often.seconds(8, 8)
 
 
-def test_a_machine_that_gets_slower_is_believed_after_a_while():
+def test_step_cost_follows_a_machine_that_gets_slower():
     cost = taught()
     drawn = random.Random(1)
     for number in range(1000, 1300):
@@ -97,14 +97,14 @@ def test_a_machine_that_gets_slower_is_believed_after_a_while():
     assert cost.seconds(16, 64) == pytest.approx(3 * seconds(16, 64), rel=0.2)
 
 
-def test_one_step_that_took_for_ever_changes_little():
+def test_step_cost_changes_little_after_an_outlier():
     cost = taught()
     before = float(cost.seconds(8, 8))
     cost.observe(Step(1000, StepSize(8, 8), 100.0))
     assert cost.seconds(8, 8) < 1.1 * before
 
 
-def test_what_is_not_seen_any_more_is_not_forgotten():
+def test_step_cost_of_sizes_not_seen_any_more_is_kept():
     cost = taught()
     for number in range(1000, 1500):
         cost.observe(Step(number, StepSize(4, 4), seconds(4, 4)))
@@ -119,21 +119,21 @@ def test_prompts_are_not_charged_to_decoding():
     assert cost.seconds(8, 8) == pytest.approx(seconds(8, 8), rel=0.1)
 
 
-def test_one_size_alone_is_taken_for_the_cost_of_reading_the_weights():
+def test_step_cost_of_one_size_alone_is_constant():
     cost = StepCost()
     for number in range(1, 100):
         cost.observe(Step(number, StepSize(1, 1), 2e-3))
     assert cost.seconds(32, 32) == pytest.approx(2e-3, rel=0.7)
 
 
-def test_it_says_whether_it_knows():
+def test_step_cost_is_known_after_enough_samples():
     cost = StepCost()
     for number in range(1, TUNING.fit_after + 4):
         assert cost.is_known is (number > TUNING.fit_after)
         cost.observe(Step(number, StepSize(1, 1), 0.02))
 
 
-def test_a_round_s_overhead_grows_with_who_is_in_rounds():
+def test_round_cost_grows_with_sequences_in_rounds():
     cost, drawn = RoundCost(), random.Random(0)
     for _ in range(2000):
         sequences = drawn.choice([1, 4, 16])
@@ -157,7 +157,7 @@ def test_nodes_beside_chains_share_the_passes_of_their_positions():
         ("ngram", [0.0, 0.0, 0.0]),
     ],
 )
-def test_the_registry_says_by_which_law_a_draft_costs(name, expected):
+def test_drafter_cost_follows_the_row_of_the_registry(name, expected):
     """Milliseconds of eight sequences at depths of 1, 4 and 8."""
     cost = DrafterCost(drafter(name))
     cost.step = taught()
@@ -165,7 +165,7 @@ def test_the_registry_says_by_which_law_a_draft_costs(name, expected):
     assert 1e3 * found == pytest.approx(expected, rel=0.06)
 
 
-def test_a_worker_that_is_new_is_taken_to_be_like_another_until_it_has_told_of_itself():
+def test_drafter_costs_of_a_new_worker_equal_those_of_another():
     costs = DrafterCosts(drafter("model"))
     steps = [Step(number, StepSize(1, 1), 2e-3) for number in range(1, 100)]
     for step in steps:

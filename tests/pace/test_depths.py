@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from outrider.pace.optimizer import best_depths, best_leaves, log_rate, mix_of, round_seconds
+from outrider.pace.optimizer import best_alternatives, best_depths, log_rate, mix_of, round_seconds
 
 MAX_DEPTH = 8
 
@@ -20,7 +20,7 @@ class Machine:
     draft: float = 2e-3
     hops: float = 1e-3
     calibration: float = 1.0
-    are_beside_target: bool = False
+    draft_in_step: bool = False
 
     def step(self, sequences, tokens):
         return self.read + self.token * np.maximum(tokens - self.knee, 0.0) + 0.0 * sequences
@@ -38,7 +38,7 @@ def depths(rates, machine=None, batch=None, scale=1.0):
     return best_depths(reach(*rates), is_batch, machine or Machine(), scale).tolist()
 
 
-def test_one_stream_is_drafted_as_deep_as_it_is_likely_right():
+def test_best_depths_of_one_stream_follow_its_acceptance():
     (unlikely,), (likely,) = depths([0.4]), depths([0.9])
     assert 0 < unlikely < likely
 
@@ -48,7 +48,7 @@ def test_no_drafts_for_what_is_never_right():
     assert depths([0.03] * 8) == [0] * 8
 
 
-def test_a_slow_draft_is_not_used():
+def test_best_depths_with_a_slow_draft_are_zero():
     assert depths([0.8], Machine(draft=30e-3)) == [0]
 
 
@@ -67,7 +67,7 @@ def test_where_only_deep_rounds_take_longer_they_get_shallower():
 def test_beside_the_target_everybody_waits_for_the_deepest_draft(plain):
     """It never drafts for one half while the target verifies the other, and its Drafts miss no step."""
     machine = Machine(token=2e-3, knee=0, read=0.0, draft=8e-3, hops=0.0)
-    beside = replace(machine, are_beside_target=True)
+    beside = replace(machine, draft_in_step=True)
     mix = mix_of(np.array([0] * plain + [2, 4]), reach(*[0.8] * (plain + 2)), machine)
     expected = 2e-3 * (plain + 2 + 2 + 4) + 4 * 8e-3
     round_s, step_s = round_seconds(mix, beside)
@@ -77,7 +77,7 @@ def test_beside_the_target_everybody_waits_for_the_deepest_draft(plain):
         assert step_s == pytest.approx(expected)
 
 
-def test_a_full_batch_loses_its_drafts():
+def test_best_depths_of_a_full_batch_are_zero():
     assert depths([0.6] * 256) == [0] * 256
 
 
@@ -102,7 +102,7 @@ def test_easy_sequences_are_drafted_deeper():
 
 
 def test_batch_requests_lose_their_drafts_first():
-    """As the load grows nobody marked interactive is without Drafts while one marked batch has them."""
+    """Under growing load no interactive sequence is without Drafts while a batch sequence has them."""
     fewer = []
     for streams in (2, 16, 32, 64, 128, 256):
         chosen = depths([0.6] * streams, batch=[index % 2 == 1 for index in range(streams)])
@@ -113,7 +113,7 @@ def test_batch_requests_lose_their_drafts_first():
     assert fewer[-1] == (0, 0)
 
 
-def test_a_cap_is_kept():
+def test_best_depths_keep_caps():
     capped = reach(0.95, 0.95)
     capped[0, 2:] = 0.0
     assert best_depths(capped, np.zeros(2, bool), Machine())[0] <= 2
@@ -123,7 +123,7 @@ def leaves(rate, hit_rate, machine=None, streams=1, are_trees=False):
     machine = machine or Machine()
     chances = reach(*[rate] * streams)
     chosen = best_depths(chances, np.zeros(streams, bool), machine)
-    return best_leaves(
+    return best_alternatives(
         chosen, chances, np.full(streams, hit_rate), np.full(streams, are_trees), machine
     ).tolist()
 
@@ -144,7 +144,7 @@ def test_in_a_tree_runners_up_go_on():
     assert leaves(0.6, 0.0, are_trees=True) == [0]
 
 
-def test_a_tree_that_its_drafter_has_to_feed_is_narrower():
+def test_best_alternatives_of_a_fed_tree_are_fewer():
     class Feeding(Machine):
         def drafting(self, sequences, depth, leaves, target_step):
             return super().drafting(sequences, depth, leaves, target_step) + 1e-3 * np.asarray(leaves)

@@ -20,17 +20,17 @@ def test_expected_tokens_at_the_limits(acceptance_rate: float, depth: int, token
     assert expected_tokens(acceptance_rate, depth) == tokens
 
 
-def test_a_position_counts_only_if_those_before_it_were_accepted() -> None:
+def test_expected_tokens_by_position_count_only_after_accepted_ones() -> None:
     assert expected_tokens_by_position([0.9, 0.5, 0.2]) == pytest.approx(1 + 0.9 + 0.45 + 0.09)
     assert expected_tokens_by_position([0.0, 1.0, 1.0]) == 1.0
 
 
 @pytest.mark.parametrize("acceptance_rate", [-0.1, 1.1, float("nan")])
-def test_a_rate_is_within_0_and_1(acceptance_rate: float) -> None:
+def test_expected_tokens_rate_outside_0_and_1_is_refused(acceptance_rate: float) -> None:
     with pytest.raises(ValueError, match="acceptance rate"):
         expected_tokens(acceptance_rate, 3)
 
 
-def test_a_depth_is_not_negative() -> None:
+def test_expected_tokens_negative_depth_is_refused() -> None:
     with pytest.raises(ValueError, match="depth=-1"):
         expected_tokens(0.5, -1)

@@ -31,8 +31,8 @@ class Service:
         self.foreseen = 0.0  # share of the verdicts
         self.draft_step = 2e-3
         self.token = 0.3e-3  # seconds per token beyond 32
-        self.deep_waiting = 0.0  # the same of one with more than 2 tokens
-        self.waiting = 0.0  # of a Draft at the target, as a share of its step, which costs do not tell
+        self.deep_waiting = 0.0  # waiting of a Draft with more than 2 tokens
+        self.waiting = 0.0  # waiting of a Draft at the target, as a share of its step; not part of its costs
         self.beside = 0.0  # share of the target's step by which a draft beside it slows it down
         self.steps = 0
         self.sequences: list[PacedSequence] = []
@@ -110,7 +110,7 @@ def mean(values):
     return sum(values) / len(values)
 
 
-def test_one_bad_round_after_the_start_does_not_end_drafting():
+def test_pace_after_one_bad_round_goes_on_drafting():
     service = Service()
     service.rate = 0.0
     service.run(1)
@@ -118,7 +118,7 @@ def test_one_bad_round_after_the_start_does_not_end_drafting():
     assert min(service.run(10)) > 0
 
 
-def test_the_rate_of_plain_decoding_is_known_from_the_costs():
+def test_plain_rate_is_computed_from_costs():
     service = Service(streams=4)
     assert service.pace.plain_rate(4) is None
     service.run(60)
@@ -170,7 +170,7 @@ def test_good_drafts_go_deep_and_stay_on():
 
 
 @pytest.mark.parametrize(("drafter", "pays"), [("model", False), ("parallel", True)])
-def test_a_slow_draft_pays_where_it_drafts_in_one_pass(drafter, pays):
+def test_pace_uses_a_slow_draft_only_if_it_drafts_in_one_pass(drafter, pays):
     """Its pass takes two thirds of the target's step, as that of 1B in bfloat16 on an L4 beside 70B."""
     service = Service(drafter=drafter)
     service.draft_step = 10e-3
@@ -192,7 +192,7 @@ def test_load_takes_drafts_away_and_gives_them_back(noise):
     assert mean(service.run(40)[-20:]) > 1
 
 
-def test_a_crowd_is_not_drafted_for_as_the_one_before_it_was():
+def test_pace_of_a_new_crowd_is_decided_anew():
     """Decided when it comes, before any of it has told something, by what an earlier crowd has cost."""
     service = Service(streams=256)
     service.rate = 0.6
@@ -214,7 +214,7 @@ def test_after_a_bad_hour_drafts_are_back_within_200_tokens(rounds):
     assert mean(service.run(rounds // 2)[-200:]) > 2
 
 
-def test_a_draft_that_was_slow_for_an_hour_is_used_again():
+def test_pace_uses_a_draft_again_that_was_slow():
     service = Service()
     service.run(100)
     service.draft_step = 60e-3
@@ -225,7 +225,7 @@ def test_a_draft_that_was_slow_for_an_hour_is_used_again():
     assert mean(service.run(100)) > 2
 
 
-def test_a_target_whose_steps_were_costly_is_tried_again():
+def test_pace_tries_rounds_again_after_costly_steps():
     """While all is plain nothing tells what drafts would cost now, but for the trials."""
     service = Service(streams=32)
     service.token = 1e-3
@@ -248,7 +248,7 @@ def test_rounds_that_take_longer_than_their_costs_say_are_given_up_and_tried_aga
     assert mean(service.run(200)) > 1
 
 
-def test_that_the_target_is_slowed_down_by_the_draft_is_found_out_where_all_is_in_rounds():
+def test_pace_in_rounds_finds_out_that_the_draft_slows_the_target():
     """Nothing but a trial of plain decoding tells: each step was taken beside the draft."""
     service = Service(streams=8)
     service.rate, service.beside = 0.7, 1.0
@@ -274,7 +274,7 @@ def test_plain_decoding_is_believed_where_those_in_rounds_have_just_left():
 
 
 @pytest.mark.parametrize("draft_step", [2.5e-3, 8e-3])
-def test_who_decodes_freely_waits_long_enough_for_a_guess(draft_step):
+def test_patience_in_plain_decoding_covers_a_guess(draft_step):
     service = Service()
     service.rate, service.draft_step = 0.0, draft_step
     service.run(400)
@@ -302,7 +302,7 @@ def test_each_worker_of_a_draft_is_charged_with_its_own_sequences():
     assert rate("first", "second") > 1.1 * rate("only")
 
 
-def test_who_has_no_worker_yet_is_charged_to_one_that_there_is():
+def test_rate_of_a_sequence_without_worker_counts_at_a_known_worker():
     """Or a crowd would look like two workers with half of it each."""
 
     def rate(known: int) -> float:
@@ -321,7 +321,7 @@ def test_who_has_no_worker_yet_is_charged_to_one_that_there_is():
     assert rate(8) == rate(16)
 
 
-def test_a_worker_that_is_slow_is_not_taken_for_the_others():
+def test_rate_ignores_slow_workers_of_other_sequences():
     service = Service(streams=2)
     fast, slow = service.sequences
     fast.worker, slow.worker = "fast", "slow"
@@ -370,7 +370,7 @@ def test_rounds_that_probe_a_drafter_beside_the_target_get_rare_since_all_wait_f
     assert service.pace.probe_tokens(service.sequences[0]) == 8 * PaceSettings().probe_tokens
 
 
-def test_a_few_in_rounds_that_take_longer_are_given_up_as_soon_as_many_are():
+def test_pace_gives_up_few_slow_rounds_as_soon_as_many():
     """Whoever decodes freely tells nothing of rounds."""
     service = Service(streams=64)
     for sequence in service.sequences[8:]:
@@ -401,7 +401,7 @@ def test_drafts_that_are_right_less_than_half_the_time_are_not_given_up_before_c
     assert mean(depth > 0 for depth in first) > 0.9
 
 
-def test_what_noise_ended_at_first_is_tried_again_soon():
+def test_pace_soon_retries_drafting_that_noise_ended():
     """A first misjudgement does not last until the next trial of one who has long been plain."""
     drafted = []
     for seed in range(10):
@@ -412,7 +412,7 @@ def test_what_noise_ended_at_first_is_tried_again_soon():
     assert mean(drafted) > 0.7
 
 
-def test_a_request_s_cap_and_the_settings_cap_are_kept():
+def test_depth_keeps_the_caps_of_request_and_settings():
     service = Service(streams=2, settings=PaceSettings(max_depth=5))
     service.rate = 0.99
     service.sequences[0].max_depth = 2
@@ -432,7 +432,7 @@ def test_thresholds_decide_where_they_are_asked_for():
     assert set(service.run(10)) == {0}
 
 
-def test_what_is_hidden_by_draft_ahead_is_drafted_deeper():
+def test_depth_is_larger_if_draft_ahead_hides_drafting():
     """A draft that is not worth its time otherwise is, where most of its time is hidden."""
     service = Service()
     service.rate, service.draft_step = 0.7, 12e-3
@@ -452,16 +452,16 @@ def test_runners_up_go_along_once_second_guesses_are_known_to_be_right(rank, has
         service = Service(drafter=drafter)
         service.rate = 0.6
         service.run(60)
-        assert service.sequences[0].leaves == 0
+        assert service.sequences[0].alternatives == 0
         for _ in range(20):
             service.pace.observe_rank(service.sequences[0], rank)
         service.run(60)
-        leaves[drafter] = service.sequences[0].leaves
+        leaves[drafter] = service.sequences[0].alternatives
     assert (leaves["model"] > 0) is has_leaves
     assert (leaves["eagle3"] > leaves["model"]) is has_leaves
 
 
-def test_a_draft_is_waited_for_no_longer_than_it_is_worth():
+def test_patience_is_no_longer_than_a_draft_is_worth():
     service = Service()
     service.rate = 0.9
     service.run(200)

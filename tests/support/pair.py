@@ -74,7 +74,7 @@ async def answer(
 ) -> tuple[list[int], Stats]:
     rounds = rounds_of(fleet, kind, temperature, speculation, generation)
     paced = rounds._source._policy.paced
-    paced.decision = replace(paced.decision, leaves=alternatives)  # a fixed mode keeps it
+    paced.decision = replace(paced.decision, alternatives=alternatives)  # a fixed mode keeps it
     text = [token.id async for step in rounds.steps() for token in step.tokens]
     return text, rounds.stats
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from gateway.drafters.mixed import Promises
 from outrider.decoding.draft import Draft
-from outrider.drafters.occurrences import Guess
+from outrider.drafters.occurrences import Continuation
 
 FIRST = 1  # index of an answer's token that is drafted first; the prompt's pass gives token 0
 NO_TOKEN = -1  # stands for a wrong guess
@@ -28,7 +28,7 @@ class JudgedAnswer:
 
     tokens: tuple[int, ...]  # tokens of the answer
     starts: tuple[DraftStart, ...]  # [num_tokens]; those before FIRST hold nothing
-    guesses: tuple[Guess, ...] = ()  # [num_tokens] scored guesses of an index
+    guesses: tuple[Continuation, ...] = ()  # [num_tokens] scored guesses of an index
 
 
 @dataclass
@@ -119,8 +119,8 @@ def counted_mixed(others: Sequence[JudgedAnswer], indices: Sequence[JudgedAnswer
     return counts
 
 
-def _up_to(guess: Guess, depth: int) -> Guess:
-    return Guess(guess.tokens[:depth], guess.probabilities[:depth])
+def _up_to(guess: Continuation, depth: int) -> Continuation:
+    return Continuation(guess.tokens[:depth], guess.probabilities[:depth])
 
 
 def _draft(start: DraftStart, rest: tuple[int, ...], depth: int) -> Draft:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from outrider.drafters.index import Index
-from outrider.drafters.occurrences import Guess
+from outrider.drafters.occurrences import Continuation
 from outrider.drafters.past_answers import PastAnswers, Scope
 from outrider.drafters.suffix import SuffixIndex
 from outrider.engine.choosing.asked import Asked
@@ -132,13 +132,15 @@ def _of_single_tokens(judged: JudgedAnswer, depth: int) -> JudgedAnswer:
     return replace(judged, starts=tuple(reversed(starts)))
 
 
-def _unscored(index: Index, depth: int) -> Guess:
-    return Guess(index.propose(depth).tokens)
+def _unscored(index: Index, depth: int) -> Continuation:
+    return Continuation(index.propose(depth).tokens)
 
 
-def _along(index: Index, guess: Callable[[int], Guess], answer: TargetAnswer, depth: int) -> JudgedAnswer:
+def _along(
+    index: Index, guess: Callable[[int], Continuation], answer: TargetAnswer, depth: int
+) -> JudgedAnswer:
     index.append([*answer.request.prompt, *answer.tokens[:FIRST]])
-    starts, guesses = [NOTHING] * FIRST, [Guess()] * FIRST
+    starts, guesses = [NOTHING] * FIRST, [Continuation()] * FIRST
     for place in range(FIRST, len(answer.tokens)):
         guesses.append(guess(depth))
         tokens = guesses[-1].tokens

@@ -27,7 +27,7 @@ class ExpectedCosts:
     calibration: float = 1.0
 
     @property
-    def are_beside_target(self) -> bool:
+    def draft_in_step(self) -> bool:
         """Whether the drafter runs in the target's process."""
         return self.drafter.place is Place.TARGET_WORKER
 
@@ -40,7 +40,7 @@ class ExpectedCosts:
     ) -> Vector:
         """Seconds from a Verdict to the next Draft; Drafts are chains."""
         # A target needs no turn of the gateway for the Drafts of its own drafter.
-        rest = 0.0 if self.are_beside_target else self.round_s
+        rest = 0.0 if self.draft_in_step else self.round_s
         alone = rest + self.asked_share * self._drafting_steps(float(sequences), float(depth))
         return np.asarray(alone - self.hidden * np.minimum(alone, target_step))
 

@@ -9,7 +9,7 @@ from gateway.roster import Roster
 from gateway.sequence import GatewaySequence
 from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.settings import Sampling
-from outrider.drafters.occurrences import Guess
+from outrider.drafters.occurrences import Continuation
 from outrider.drafters.past_answers import PastAnswers, Scope
 from outrider.drafters.registry import drafter, mixed, register
 from tests.fakes.scripted import ScriptedDraft, fleet_of
@@ -91,19 +91,21 @@ async def test_mixed_drafter_chooses_the_more_correct_of_both():
         promises = Promises()
         for _ in range(40):
             promises.observe_other(Draft.chain([1, 2, 3, 4]), [1, 2, 3, 4, 5] if right else [9])
-        guess = Guess((1, 2, 3), (1.0, 0.8, 0.6))
+        guess = Continuation((1, 2, 3), (1.0, 0.8, 0.6))
         won = "suffix" if promises.of_index(guess) > promises.of_other(4) else "model"
         assert won == winner
 
 
 def test_promises_unreached_tokens_teach_nothing():
     promises = Promises()
-    before = promises.of_other(4), promises.of_index(Guess((1, 2), (1.0, 1.0)))
+    before = promises.of_other(4), promises.of_index(Continuation((1, 2), (1.0, 1.0)))
     promises.observe_other(Draft.chain([1, 2, 3, 4]), [])
-    promises.observe_index(Guess((1, 2), (1.0, 1.0)), [])
-    assert (promises.of_other(4), promises.of_index(Guess((1, 2), (1.0, 1.0)))) == pytest.approx(before)
-    promises.observe_index(Guess((1, 2), (1.0, 1.0)), [1, 3])
-    assert promises.of_index(Guess((1, 2), (1.0, 1.0))) < before[1]
+    promises.observe_index(Continuation((1, 2), (1.0, 1.0)), [])
+    assert (promises.of_other(4), promises.of_index(Continuation((1, 2), (1.0, 1.0)))) == pytest.approx(
+        before
+    )
+    promises.observe_index(Continuation((1, 2), (1.0, 1.0)), [1, 3])
+    assert promises.of_index(Continuation((1, 2), (1.0, 1.0))) < before[1]
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])

@@ -18,7 +18,7 @@ from tests.support.patience import later
 from tests.support.routes import candidate
 
 ANSWER = [*range(1, 201)]
-STEP_S = 0.001  # of the target: a guess is there a few tokens later
+STEP_S = 0.001  # seconds of a target step: a guess arrives a few tokens later
 EAGER = PaceSettings(exploration=1.0, probe_tokens=4)
 SHY = PaceSettings(exploration=0.0, probe_tokens=4)
 
@@ -41,7 +41,7 @@ async def text(rounds: SequenceLoop) -> list[int]:
     return [token.id async for step in rounds.steps() for token in step.tokens]
 
 
-async def test_a_guess_counts_if_it_is_what_the_target_said() -> None:
+async def test_judge_counts_a_guess_that_the_target_said() -> None:
     target, other = ScriptedTarget(ANSWER, step_s=STEP_S), ScriptedDraft(ANSWER, name="other")
     async with fleet_of(target, ScriptedDraft(ANSWER), other) as fleet:
         rounds = rounds_of(fleet, EAGER, ("model", "other"), mode="fixed", depth=2)
@@ -49,10 +49,10 @@ async def test_a_guess_counts_if_it_is_what_the_target_said() -> None:
     assert rounds.stats.judged["other", "correct"] == rounds.stats.judged["other", "reached"] > 8
     assert {name for name, _ in rounds.stats.drafted_by} == {"model"}
     drafted = [list(request.decode.draft.tokens) for request in target.requests]
-    assert all(len(tokens) <= 2 for tokens in drafted)  # of the guesses it was sent none
+    assert all(len(tokens) <= 2 for tokens in drafted)  # no guess was sent to it
 
 
-async def test_what_is_never_right_is_known_for_it() -> None:
+async def test_judge_counts_wrong_guesses() -> None:
     wrong = ScriptedDraft(ANSWER, name="other", wrong=range(len(ANSWER)))
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER), wrong) as fleet:
         rounds = rounds_of(fleet, EAGER, ("model", "other"), mode="fixed", depth=2)
@@ -85,7 +85,7 @@ async def test_under_rejection_or_block_no_guess_is_judged() -> None:
     assert not rounds.stats.judged
 
 
-async def test_a_worker_that_is_lost_with_the_sequence_is_not_given_it_again() -> None:
+async def test_judge_never_returns_a_sequence_to_a_worker_lost_with_it() -> None:
     other = ScriptedDraft(ANSWER, name="other", lost_at=range(100))
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER), other) as fleet:
         rounds = rounds_of(fleet, EAGER, ("model", "other"), mode="fixed", depth=2)
@@ -94,7 +94,7 @@ async def test_a_worker_that_is_lost_with_the_sequence_is_not_given_it_again() -
     assert rounds.stats.lost_drafts == 0
 
 
-async def test_who_is_judged_says_goodbye() -> None:
+async def test_judge_closes_watched_drafters() -> None:
     other = ScriptedDraft(ANSWER, name="other")
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER), other) as fleet:
         rounds = rounds_of(fleet, EAGER, ("model", "other"), mode="fixed", depth=2)

@@ -31,7 +31,7 @@ def at(step: int) -> Rollout:
     return rollout
 
 
-def test_it_drafts_nothing_before_enough_of_its_guesses_were_judged() -> None:
+def test_rollout_before_enough_judged_guesses_has_no_share() -> None:
     rollout = Rollout()
     seen(rollout, TUNING.drafts - 1)
     rollout.compare(*BETTER, MARGIN)
@@ -54,14 +54,14 @@ def test_each_share_has_to_be_earned_by_drafts_at_the_one_before(step: int) -> N
 
 
 @pytest.mark.parametrize("step", range(1, len(TUNING.shares)))
-def test_it_is_given_its_share_and_no_more_evenly(step: int) -> None:
+def test_rollout_admits_its_share_evenly(step: int) -> None:
     rollout = at(step)
     every = round(1 / TUNING.shares[step])
     assert [rollout.admits() for _ in range(5 * every)] == ([False] * (every - 1) + [True]) * 5
 
 
 @pytest.mark.parametrize("step", range(len(TUNING.shares)))
-def test_what_is_worth_about_as_much_stays_where_it_is(step: int) -> None:
+def test_rollout_of_equal_worth_keeps_its_share(step: int) -> None:
     rollout = at(step)
     seen(rollout, 10 * TUNING.drafts)
     for rates in ((1.01, 1.0), (1.0, 1.01), (1.2, 0.0), (0.0, 1.2)):  # 0: that is not known
@@ -82,7 +82,7 @@ def test_where_it_is_worse_it_goes_back_at_once_and_has_to_show_twice_as_much(st
     assert rollout.share == TUNING.shares[1]
 
 
-def test_one_that_goes_back_again_and_again_can_still_come() -> None:
+def test_rollout_after_many_returns_can_still_grow() -> None:
     rollout = Rollout()
     for _ in range(20):
         seen(rollout, rollout.needed)
@@ -115,13 +115,13 @@ def told(routed: Router, kind: TaskRule, drafts: int = TUNING.drafts, **right: b
 
 
 def admitted(routed: Router, kind: TaskRule, machine: Machine, sequences: int = 8) -> int:
-    """Of so many that begin, those that the new draft drafts."""
+    """Number of beginning sequences that the new draft drafts."""
     of = [routed.admitted(kind, [OLD, NEW], cast(Pace, machine)) for _ in range(sequences)]
     assert all(one is NEW for one in of if one is not None)
     return sum(one is not None for one in of)
 
 
-async def test_a_better_draft_takes_over_step_by_step() -> None:
+async def test_rollout_of_a_better_draft_grows_step_by_step() -> None:
     routed, machine, given = rolling_out(), Machine(), []
     told(routed, CODE, old=False)
     for _ in TUNING.shares:
@@ -131,7 +131,7 @@ async def test_a_better_draft_takes_over_step_by_step() -> None:
     assert routed.keeps(CODE, NEW, [OLD, NEW], cast(Pace, machine))
 
 
-async def test_a_worse_draft_is_never_given_a_sequence() -> None:
+async def test_rollout_of_a_worse_draft_admits_nothing() -> None:
     routed, machine = rolling_out(), Machine()
     told(routed, CODE, old=True)
     for _ in range(20):
@@ -139,7 +139,7 @@ async def test_a_worse_draft_is_never_given_a_sequence() -> None:
         assert admitted(routed, CODE, machine) == 0
 
 
-async def test_one_that_is_right_as_often_but_slower_is_worse() -> None:
+async def test_rollout_of_a_slower_draft_admits_nothing() -> None:
     routed, machine = rolling_out(), Machine({"new": 0.8})
     told(routed, CODE, old=True)
     told(routed, CODE, 10 * TUNING.drafts, new=True)
@@ -158,7 +158,7 @@ async def test_tasks_are_rolled_out_each_by_itself() -> None:
     }
 
 
-async def test_it_goes_back_within_a_sequence_where_the_text_changes() -> None:
+async def test_rollout_goes_back_within_a_sequence_if_the_text_changes() -> None:
     routed, machine = rolling_out(), Machine()
     told(routed, CODE, old=True, drafts=4 * TUNING.drafts)
     machine.worth["old"] = 0.5
@@ -186,7 +186,7 @@ async def test_without_a_worker_it_goes_back_and_begins_anew() -> None:
     assert admitted(routed, CODE, machine) == 1
 
 
-async def test_one_that_has_left_is_given_nothing_and_is_forgotten() -> None:
+async def test_rollout_of_a_draft_that_left_is_forgotten() -> None:
     routed, machine = rolling_out(), Machine()
     told(routed, CODE, old=False)
     told(routed, CODE, new=True)

@@ -25,7 +25,7 @@ def decides_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def told(routed: Router, kind: TaskRule, **rights: int) -> None:
-    """Of ENOUGH first guesses of each drafter so many were right."""
+    """Has the router observe ENOUGH first guesses of each drafter, of which ``rights`` were correct."""
     for name, right in rights.items():
         for guess in range(ENOUGH):
             routed.observe(kind, name, int(guess < right), 1)
@@ -56,7 +56,7 @@ async def test_each_task_has_the_drafter_that_is_best_for_it() -> None:
     assert [choice(routed, kind, machine)[0] for kind in (CODE, PROSE)] == ["code", "general"]
 
 
-async def test_a_drafter_that_costs_less_may_be_right_less_often() -> None:
+async def test_router_chooses_a_cheaper_drafter_that_is_correct_less_often() -> None:
     routed = Router(lambda info: True)
     told(routed, CODE, general=30, suffix=20)
     assert choice(routed, CODE, Machine())[0] == "general"
@@ -69,7 +69,7 @@ async def test_no_other_is_taken_for_next_to_nothing() -> None:
     assert choice(routed, CODE, Machine()) == ("general", RouteReason.MEASURED)
 
 
-async def test_a_draft_without_a_worker_is_passed_over_until_there_is_one() -> None:
+async def test_router_passes_over_a_draft_without_worker() -> None:
     lost = {"code"}
     routed, machine = Router(lambda info: info.name not in lost), Machine()
     told(routed, CODE, general=20, code=36)
@@ -99,7 +99,7 @@ def test_exploring_costs_no_more_than_its_share() -> None:
     assert 100 <= costly <= 100 + PACE_TUNING.most_credit
 
 
-def test_one_that_guesses_already_is_not_given_another_sequence_at_once() -> None:
+def test_watched_drafter_gets_no_other_sequence_at_once() -> None:
     routed = Router(lambda info: True)
     explored = [watched(routed, CODE, THREE[1:2], 0.1) for _ in range(10)]
     assert explored == [["code"], *[[]] * 7, ["code"], []]

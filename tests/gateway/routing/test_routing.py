@@ -81,7 +81,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-async def test_the_text_is_the_same_though_drafters_change_within_a_sequence(
+async def test_text_with_drafters_that_change_is_unchanged(
     temperature: float, tmp_path: Path, restless: None
 ) -> None:
     by, kinds = set[str](), ("json", "stories")
@@ -99,7 +99,7 @@ async def test_the_text_is_the_same_though_drafters_change_within_a_sequence(
     assert by >= {"model", "copy", "medusa", "suffix"}
 
 
-async def test_a_drafter_that_a_request_names_drafts_alone(tmp_path: Path) -> None:
+async def test_drafter_named_by_a_request_drafts_alone(tmp_path: Path) -> None:
     right = expected("json", 0.7)
     async with deployment(tmp_path) as fleet:
         for name in ("copy", "medusa", "model"):

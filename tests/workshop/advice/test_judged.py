@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from outrider.drafters.occurrences import Guess
+from outrider.drafters.occurrences import Continuation
 from workshop.advice.judged import Counts, DraftStart, JudgedAnswer, counted, counted_mixed
 
 TOKENS = tuple(range(10, 19))  # nine; rounds begin at the second
@@ -59,7 +59,7 @@ def mixed(promised: float, correct: int) -> Counts:
     """Counts of an index that promises this much for each of four tokens, with a model correct in two."""
     text = tuple(range(60))
     model = JudgedAnswer(text, (DraftStart(4, 2),) * len(text))
-    guess = Guess((1, 2, 3, 4), tuple(promised**length for length in range(1, 5)))
+    guess = Continuation((1, 2, 3, 4), tuple(promised**length for length in range(1, 5)))
     index = JudgedAnswer(text, (DraftStart(4, correct),) * len(text), (guess,) * len(text))
     return counted_mixed([model], [index], depth=4)
 
