@@ -39,7 +39,7 @@ def packages(dockerfile: str) -> list[str]:
     return sorted(kept_back if "COPY --chown=ray:users . .\n" in dockerfile else needed)
 
 
-def test_image_installs_five_top_level_names() -> None:
+def test_image_installs_six_top_level_names() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     found = find_packages(ROOT, include=project["tool"]["setuptools"]["packages"]["find"]["include"])
     assert {name.partition(".")[0] for name in found} == {
@@ -48,6 +48,7 @@ def test_image_installs_five_top_level_names() -> None:
         "cluster",
         "gateway",
         "protos",
+        "workshop",
     }
 
 
