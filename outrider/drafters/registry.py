@@ -4,7 +4,8 @@ A drafter is a file and a row. Where it runs says what its file holds:
 
 - gateway: an ``Index`` (outrider/drafters/index.py), which guesses from the tokens of its own sequence, and
   where it ``remembers``, from past answers too (outrider/drafters/past_answers.py).
-- draft worker: a ``Drafter`` of the engine (outrider/engine/drafters/drafter.py).
+- draft worker: a ``Drafter`` of the engine (outrider/engine/drafters/drafter.py), for use in one process. No
+  draft worker loads it: each runs its model by a task of the engine (outrider/engine/tasks/propose.py).
 - target worker: a ``BesideTarget`` (outrider/engine/drafters/beside_target.py), which reads its states.
 """
 

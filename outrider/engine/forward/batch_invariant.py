@@ -61,7 +61,7 @@ class Passes:
 
 
 @dataclass(frozen=True)
-class Pass(Batch):
+class PaddedPass(Batch):
     """ROWS tokens of its device, of which the last may be padding that belongs to no sequence."""
 
     tiles: list[AttentionGroup]  # for attention without the paged kernel
@@ -87,7 +87,7 @@ class Pass(Batch):
 
 
 @dataclass(frozen=True)
-class Place:
+class TokenPlace:
     """Where a token of a span stands."""
 
     row: int  # index in the pass
@@ -131,7 +131,7 @@ def paged_pass(
     device: torch.device,
     spare_slot: int,
     tail: Numbers = NO_TAIL,
-) -> Pass:
+) -> PaddedPass:
     """Makes a pass for a kernel that reads the cache in place. Padding is written to ``spare_slot``."""
     fitting, rows = Layout.of(feeds, block_size), ROWS[device.type]
     room = Layout.padded(rows, fitting.blocks, as_chains=True)
@@ -140,7 +140,7 @@ def paged_pass(
     layout = replace(room, lanes=len(feeds), path_length=path_length, tail=len(tail))
     filled = fill(layout, feeds, block_size, spare_slot, tail, device=device)
     given = layout.split(filled.to(device, non_blocking=True))
-    return Pass(
+    return PaddedPass(
         given.token_ids,
         given.position_ids,
         given.slots,
@@ -157,7 +157,7 @@ def paged_pass(
 
 def gathered_pass(
     feeds: Sequence[Feed], block_size: int, dtype: torch.dtype, device: torch.device, spare_slot: int
-) -> Pass:
+) -> PaddedPass:
     """Makes a pass for attention that gathers blocks. Padding is written to ``spare_slot``."""
     batch = pack(feeds, block_size, dtype, device)
     rows = ROWS[device.type]
@@ -165,7 +165,7 @@ def gathered_pass(
     slots = batch.slots
     if isinstance(slots, slice):
         slots = torch.arange(slots.start, slots.stop, device=device)
-    return Pass(
+    return PaddedPass(
         pad(batch.token_ids, (0, padding)),
         pad(batch.position_ids, (0, padding)),
         pad(slots, (0, padding), value=spare_slot),
@@ -184,19 +184,19 @@ def gathered_pass(
     )
 
 
-def _places(span: QuerySpan) -> Iterator[Place]:
+def _places(span: QuerySpan) -> Iterator[TokenPlace]:
     root = span.length - len(span.tree) if span.tree is not None else span.length
     for offset, position in enumerate(span.positions()):
         node = span.start + offset - root
         path = None
         if span.tree is not None and node >= 0 and span.tree.depths[node] != node:
             path = tuple(root + ancestor for ancestor in span.tree.path(node))
-        yield Place(span.first + offset, position, path)
+        yield TokenPlace(span.first + offset, position, path)
 
 
-def _tiles(places: list[Place]) -> Iterator[list[Place]]:
+def _tiles(places: list[TokenPlace]) -> Iterator[list[TokenPlace]]:
     """Tokens that share a call of attention: neighbours within QUERIES positions, or one off the chain."""
-    tile: list[Place] = []
+    tile: list[TokenPlace] = []
     for place in places:
         if tile and (
             place.path or tile[-1].path or tile[-1].position // QUERIES != place.position // QUERIES
@@ -209,7 +209,7 @@ def _tiles(places: list[Place]) -> Iterator[list[Place]]:
 
 
 def _group(
-    span: QuerySpan, tile: list[Place], block_size: int, dtype: torch.dtype, device: torch.device
+    span: QuerySpan, tile: list[TokenPlace], block_size: int, dtype: torch.dtype, device: torch.device
 ) -> AttentionGroup:
     """The tile as a group of its own, of which all but the values follow from the tokens' positions."""
     rows = [place.row for place in tile]
@@ -230,7 +230,7 @@ def _group(
 
 
 def _context(
-    span: QuerySpan, place: Place, seen: int, length: int, block_size: int, device: torch.device
+    span: QuerySpan, place: TokenPlace, seen: int, length: int, block_size: int, device: torch.device
 ) -> Rows:
     """Slots of the cache by position; beyond the ``seen`` ones any that its sequence holds."""
     held = len(span.blocks) * block_size
