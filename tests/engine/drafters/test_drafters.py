@@ -45,7 +45,7 @@ def test_drafts_after_a_pause_are_those_without_one(temperature: float) -> None:
         sometimes.tokens.append(text[place])
 
 
-def test_a_sequence_past_the_drafts_context_does_not_hurt_the_others() -> None:
+def test_sequence_past_the_drafts_context_does_not_hurt_the_others() -> None:
     draft = engine("draft")
     short, long = prompt_of("json"), tuple(range(5, 25)) * (draft.max_length // 20 + 1)
     drafter = DraftModel(draft)
@@ -58,7 +58,7 @@ def test_a_sequence_past_the_drafts_context_does_not_hurt_the_others() -> None:
     assert len(alone) == 4
 
 
-def test_a_tree_holds_the_chain() -> None:
+def test_tree_holds_the_chain() -> None:
     drafter = DraftModel(engine("draft"))
     for kind in ("code", "prose", "stories"):
         prompt = prompt_of(kind)
@@ -100,7 +100,7 @@ def test_rejection_or_block_finish_requests_and_accept(verification: Verificatio
     assert sum(output.accepted for output in outputs) > 24
 
 
-def test_a_draft_is_never_longer_than_what_remains() -> None:
+def test_draft_is_never_longer_than_what_remains() -> None:
     prompt = prompt_of("json")
     asked = Generation(len(prompt), 1, Sampling(max_tokens=3, temperature=0.0), list(prompt))
     assert len(proposed(DraftModel(engine("draft")), [asked], 8, 0)[0]) <= 2

@@ -68,9 +68,7 @@ def test_drafts_are_those_of_plain_arithmetic_after_partly_refused_chains_too(
 @pytest.mark.parametrize(
     ("temperature", "company"), [(0.0, 6), pytest.param(0.7, 1, marks=pytest.mark.slow), (1.0, 6)]
 )
-def test_the_text_is_the_same_with_drafts_and_without(
-    target: Engine, temperature: float, company: int
-) -> None:
+def test_text_is_the_same_with_drafts_and_without(target: Engine, temperature: float, company: int) -> None:
     found = drafted_texts(target, temperature, depth=4, company=company)
     assert [text.tokens for text in found] == plain_texts(temperature)
     assert sum(text.accepted for text in found) > 0
@@ -92,7 +90,7 @@ def test_other_forms_hold_the_same_head(tmp_path: Path, target: Engine, kind: st
     ],
     ids=str,
 )
-def test_a_config_that_is_a_little_wrong_drafts_otherwise(
+def test_config_that_is_a_little_wrong_drafts_otherwise(
     tmp_path: Path, target: Engine, wrong: dict[str, Any]
 ) -> None:
     """Feature layers off by one and the wrong residual raise nothing: the comparison above must see them."""
@@ -138,7 +136,7 @@ def test_under_rejection_or_block_drafts_say_what_they_were_drawn_from(target: E
     assert all(len(draft.draft_probs) == len(draft) for text in found for draft in text.drafts)
 
 
-def test_a_head_of_another_target_is_refused_by_what_differs(tmp_path: Path) -> None:
+def test_head_of_another_target_is_refused_by_what_differs(tmp_path: Path) -> None:
     verifier = {"verifier": {"architectures": ["Qwen3ForCausalLM"]}}
     assert "made for a Qwen3ForCausalLM, and the target is a LlamaForCausalLM" in refusal(
         write_eagle3(tmp_path / "architecture", speculators_config=verifier)
@@ -155,7 +153,7 @@ def test_a_head_of_another_target_is_refused_by_what_differs(tmp_path: Path) -> 
     assert "of kind 'peagle'" in refusal(write_eagle3(tmp_path / "kind", speculators_model_type="peagle"))
 
 
-def test_a_vocabulary_that_leads_beyond_the_targets_is_refused(tmp_path: Path) -> None:
+def test_vocabulary_that_leads_beyond_the_targets_is_refused(tmp_path: Path) -> None:
     folder = write_eagle3(tmp_path, Form(tokens=300), kind="safeailab")
     file = folder / "pytorch_model.bin"
     tensors = torch.load(file, weights_only=True)

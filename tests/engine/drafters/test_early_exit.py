@@ -34,7 +34,7 @@ from tests.support.demo_pair import prompt_of
 from tests.support.eagle3 import target_model
 from tests.support.heads import refusal_of
 
-LEAVES_AFTER = 4  # of six layers
+LEAVES_AFTER = 4  # layers; the target has six
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def target() -> Engine:
 
 @cache
 def first_layers() -> Any:
-    """Those of the demo target, by themselves."""
+    """First layers of the demo target, loaded as a model of their own."""
     model = target_model().__class__.from_pretrained(DEMO / "target", num_hidden_layers=LEAVES_AFTER)
     return model.float().eval()
 
@@ -86,7 +86,7 @@ def test_drafts_are_those_of_plain_arithmetic_after_partly_refused_chains_too(ta
     [({"early_exit": 2}, 0.0), ({"early_exit": 2}, 1.0), ({"skipped_layers": (2, 4)}, 0.7)],
     ids=str,
 )
-def test_the_text_is_the_same_with_drafts_and_without(part: dict[str, Any], temperature: float) -> None:
+def test_text_is_the_same_with_drafts_and_without(part: dict[str, Any], temperature: float) -> None:
     found = drafted_texts(engine_with("early_exit", **part), temperature, depth=4, company=6)
     assert [text.tokens for text in found] == plain_texts(temperature)
     assert sum(text.accepted for text in found) > 0
@@ -159,7 +159,7 @@ def test_after_a_branch_that_stood_its_cache_is_in_its_place(target: Engine) -> 
     target.close(sequence)
 
 
-def test_a_cache_that_cannot_be_moved_for_a_draft_is_lost_to_the_target_too(
+def test_cache_that_cannot_be_moved_for_a_draft_is_lost_to_the_target_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target = engine_with("early_exit", early_exit=LEAVES_AFTER)
@@ -224,7 +224,7 @@ def refusal(**settings: Any) -> str:
     return str(caught.value)
 
 
-def test_what_the_target_does_not_have_is_refused_by_name() -> None:
+def test_layers_that_the_target_does_not_have_are_refused_by_name() -> None:
     assert "early_exit=6 must be 1 to 5: it has 6 layers" in refusal(early_exit=6)
     assert "skipped_layers=[1, 6] must be some of 0 to 5, and not all" in refusal(skipped_layers=(1, 6))
     assert "skipped_layers=[0, 1, 2, 3, 4, 5] must be some" in refusal(skipped_layers=tuple(range(6)))
@@ -243,7 +243,7 @@ def write_exits(folder: Path, sizes: dict[int, int], **more: torch.Tensor) -> Pa
     return folder
 
 
-def test_an_exit_takes_the_place_of_the_targets_norm(tmp_path: Path, target: Engine) -> None:
+def test_exit_takes_the_place_of_the_targets_norm(tmp_path: Path, target: Engine) -> None:
     folder = write_exits(tmp_path, {LEAVES_AFTER: 256})
     right = drafted_texts(target, 0.7, depth=4, company=6)
     alone = engine_with("early_exit", folder)  # there is nothing to be searched
@@ -256,7 +256,7 @@ def test_an_exit_takes_the_place_of_the_targets_norm(tmp_path: Path, target: Eng
     assert sum(text.accepted for text in other) < 0.5 * sum(text.accepted for text in right)
 
 
-def test_what_auto_searches_are_the_exits_that_there_are(tmp_path: Path) -> None:
+def test_auto_searches_the_exits_that_there_are(tmp_path: Path) -> None:
     beside = engine_with("early_exit", write_exits(tmp_path, {2: 256, 4: 256}))._beside
     assert beside is not None
     assert isinstance(beside._drafter, EarlyExit)
@@ -284,7 +284,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_pays_is_searched_on_live_text(caplog: pytest.LogCaptureFixture) -> None:
+def test_exit_that_pays_is_searched_on_live_text(caplog: pytest.LogCaptureFixture) -> None:
     target = engine_with("early_exit")
     caplog.set_level(logging.INFO)
     for _ in range(4):
@@ -301,7 +301,7 @@ def test_what_pays_is_searched_on_live_text(caplog: pytest.LogCaptureFixture) ->
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick")
-def test_what_a_search_has_found_is_captured_a_graph_at_a_time_and_drafts_the_same(
+def test_part_that_a_search_has_found_is_captured_a_graph_at_a_time_and_drafts_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A step then waits for one at most."""
@@ -360,7 +360,7 @@ def test_where_nothing_pays_it_is_said_and_decoding_is_plain(
     assert not any(map(len, text.drafts))
 
 
-def test_a_search_takes_its_part_of_the_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_takes_its_part_of_the_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     beside = engine_with("early_exit")._beside

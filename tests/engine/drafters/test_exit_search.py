@@ -20,7 +20,7 @@ def test_candidates_are_parts_with_something_left_out() -> None:
     assert sum(31 in part for part in found) == 2  # the last one stays where inner ones are left out
 
 
-def test_what_a_part_promises_grows_with_its_acceptance_and_falls_with_its_cost() -> None:
+def test_promise_of_a_part_grows_with_acceptance_and_falls_with_cost() -> None:
     assert promised(0.8, 0.1) > promised(0.7, 0.1) > promised(0.7, 0.2)
     assert promised(0.0, 0.5) == pytest.approx(1 / 1.5)
     assert promised(1.0, 0.0) == pytest.approx(17)
@@ -32,7 +32,7 @@ def judge(right: dict[tuple[int, ...], float], search: ExitSearch) -> None:
         search.observe(layers, Judged(round(16 * right[layers]), 16))
 
 
-def test_the_best_is_what_promises_most_whatever_it_costs() -> None:
+def test_best_is_what_promises_most_whatever_it_costs() -> None:
     search = ExitSearch({EARLY: 0.25, LATE: 0.75})
     judge({EARLY: 0.5, LATE: 0.75}, search)
     assert search.best == EARLY
@@ -41,7 +41,7 @@ def test_the_best_is_what_promises_most_whatever_it_costs() -> None:
     assert search.best == LATE
 
 
-def test_none_is_the_best_where_none_would_pay() -> None:
+def test_best_part_is_none_if_no_part_would_pay() -> None:
     search = ExitSearch({EARLY: 0.25, LATE: 0.75})
     judge({EARLY: 0.125, LATE: 0.5}, search)
     assert search.best is None

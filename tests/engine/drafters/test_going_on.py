@@ -95,9 +95,7 @@ def test_each_draft_is_verified_at_once_and_the_text_is_that_of_plain_decoding(
     assert {one.round for one in found} == {1}
 
 
-def test_it_goes_no_further_than_it_may_and_waits_with_its_draft(
-    target: Engine, sequence: EngineSequence
-) -> None:
+def test_lease_ends_and_target_waits_with_its_draft(target: Engine, sequence: EngineSequence) -> None:
     until = START + TOKENS // 2
     begin(target, sequence, until)
     found = run(target)
@@ -116,9 +114,7 @@ def test_without_leave_it_waits_after_each_verdict(target: Engine, sequence: Eng
     assert not first.continues
 
 
-def test_a_top_up_moves_the_end_and_what_comes_with_verdicts(
-    target: Engine, sequence: EngineSequence
-) -> None:
+def test_top_up_moves_the_end_and_what_comes_with_verdicts(target: Engine, sequence: EngineSequence) -> None:
     begin(target, sequence, START + 1)  # in force once the first token is there: no further
     target.submit(Decode(sequence.number, START, (), Draft(), 1, Lease(END, 2)))
     found = [step(target)]
@@ -130,7 +126,7 @@ def test_a_top_up_moves_the_end_and_what_comes_with_verdicts(
     assert said([*found, last]) == text(len(sequence.tokens) - START)
 
 
-def test_a_top_up_that_crosses_the_verdict_after_which_it_waits_changes_nothing(
+def test_top_up_that_crosses_the_verdict_after_which_it_waits_changes_nothing(
     target: Engine, sequence: EngineSequence
 ) -> None:
     begin(target, sequence, START + 1)
@@ -141,7 +137,7 @@ def test_a_top_up_that_crosses_the_verdict_after_which_it_waits_changes_nothing(
     assert said([*found, *run(target)]) == text(len(sequence.tokens) - START)
 
 
-def test_what_it_is_asked_next_ends_what_it_did_by_itself(target: Engine, sequence: EngineSequence) -> None:
+def test_next_request_ends_what_the_target_did_by_itself(target: Engine, sequence: EngineSequence) -> None:
     """The sender has not seen the last Verdict: its tokens are said once more."""
     begin(target, sequence, END)
     found = [step(target), step(target)]
@@ -157,7 +153,7 @@ def test_what_it_is_asked_next_ends_what_it_did_by_itself(target: Engine, sequen
     assert seen + plain == text()
 
 
-def test_what_was_sent_ahead_of_its_own_draft_is_verified_instead(
+def test_draft_sent_ahead_is_verified_instead_of_the_targets_own(
     target: Engine, sequence: EngineSequence
 ) -> None:
     begin(target, sequence, END)

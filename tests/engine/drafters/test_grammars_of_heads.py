@@ -17,7 +17,7 @@ from tests.support.heads import write_medusa
 from tests.support.mtp import write_demo
 
 PROMPT = tuple(ids("Somebody as JSON: "))
-FEW = Form(tokens=300)  # of the target's 2048: most of what a grammar allows it cannot say
+FEW = Form(tokens=300)  # tokens; the target has 2048, so the head lacks most that a grammar allows
 
 
 def target_with(kind: str, folder: Path) -> Engine:
@@ -32,7 +32,7 @@ def target_with(kind: str, folder: Path) -> Engine:
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "eagle3 of few tokens", "mtp", "early_exit"])
 @pytest.mark.parametrize("name", ["person", pytest.param("recursive", marks=pytest.mark.slow), "thinking"])
-def test_what_a_head_drafts_follows_the_grammar(tmp_path: Path, kind: str, name: str) -> None:
+def test_draft_of_a_head_follows_the_grammar(tmp_path: Path, kind: str, name: str) -> None:
     grammar = GRAMMARS[name]
     sampling = Sampling(max_tokens=TOKENS, temperature=0.8, grammar=grammar)
     asked = Request(PROMPT, sampling, noise_key(1, 0, PROMPT))

@@ -1,4 +1,4 @@
-"""On a GPU drafters beside the target replay graphs, and draft what they draft on the CPU."""
+"""Target drafters on a GPU replay graphs, and draft what they draft on the CPU."""
 
 import json
 from collections.abc import Sequence
@@ -108,7 +108,7 @@ def test_drafts_are_those_of_the_cpu_and_passes_are_replays(drafter: str, settin
     with gpu() as cuda:
         found, engine = drafted(settings, "cuda")
         assert engine.slow_because == ()
-        if cuda is not None:  # of a real GPU launches are not counted
+        if cuda is not None:  # launches of a real GPU are not counted
             cuda.counts = Counts()
             more = rounds(engine, PROMPTS[:1], 0.7, DEPTH, max_tokens=4)
             replays = sum(n for cause, n in cuda.counts.launches.items() if "graph.replay" in cause)
@@ -123,7 +123,7 @@ def test_drafts_are_those_of_the_cpu_and_passes_are_replays(drafter: str, settin
 
 
 def counts_of_draft(engine: Engine, cuda: SimulatedCuda, prompts: list[tuple[int, ...]]) -> Counts:
-    """Of chains for so many texts, each as deep as may be."""
+    """Counts of launches while the deepest chains are drafted for these texts."""
     assert engine._beside is not None
     drafter, counted = engine._beside._drafter, []
     propose = drafter.propose
@@ -143,9 +143,7 @@ def counts_of_draft(engine: Engine, cuda: SimulatedCuda, prompts: list[tuple[int
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_what_a_draft_launches_does_not_grow_with_its_sequences(
-    drafter: str, settings: dict[str, Any]
-) -> None:
+def test_launches_of_a_draft_do_not_grow_with_its_sequences(drafter: str, settings: dict[str, Any]) -> None:
     with simulated_cuda() as cuda:
         engine = engine_of(settings, device="cuda")
         alone, in_company = (counts_of_draft(engine, cuda, PROMPTS[:count]) for count in (1, 4))

@@ -34,9 +34,7 @@ def target(heads: Path) -> Engine:
         *(pytest.param(temperature, 6, marks=pytest.mark.slow) for temperature in (0.7, 1.0)),
     ],
 )
-def test_the_text_is_the_same_with_drafts_and_without(
-    target: Engine, temperature: float, company: int
-) -> None:
+def test_text_is_the_same_with_drafts_and_without(target: Engine, temperature: float, company: int) -> None:
     found = drafted_texts(target, temperature, depth=4, company=company)
     assert [text.tokens for text in found] == plain_texts(temperature)
     assert sum(text.accepted for text in found) > 0
@@ -55,7 +53,7 @@ def test_every_published_form_holds_the_same_heads(tmp_path: Path, target: Engin
     assert found == expected
 
 
-def test_a_chain_is_no_deeper_than_there_are_heads(target: Engine) -> None:
+def test_chain_is_no_deeper_than_there_are_heads(target: Engine) -> None:
     found = drafted_texts(target, 0.0, depth=8, company=6)
     assert max(text.deepest for text in found) == HEADS
 
@@ -93,7 +91,7 @@ def test_heads_of_another_target_are_refused_by_what_differs(tmp_path: Path) -> 
     assert "not those of Medusa heads" in refused(gap, tmp_path)
 
 
-def test_a_pickle_that_would_run_code_is_not_read(tmp_path: Path) -> None:
+def test_pickle_that_would_run_code_is_not_read(tmp_path: Path) -> None:
     class Harmful:
         def __reduce__(self):
             return (Path.touch, (tmp_path / "was-run",))
@@ -102,7 +100,7 @@ def test_a_pickle_that_would_run_code_is_not_read(tmp_path: Path) -> None:
     assert not (tmp_path / "was-run").exists()
 
 
-def test_what_is_not_there_is_told(tmp_path: Path) -> None:
+def test_medusa_checkpoint_that_is_missing_is_told(tmp_path: Path) -> None:
     settings = EngineSettings(model=str(DEMO / "target"), cache_memory=2**22, drafter="medusa")
     with pytest.raises(UnsupportedModelError, match="needs a checkpoint: name its folder as `head`"):
         Engine.from_settings(settings)

@@ -77,7 +77,7 @@ def test_drafts_are_those_of_plain_arithmetic_after_partly_refused_chains_too(
 
 
 @pytest.mark.parametrize("trap", sorted(TRAPS))
-def test_what_is_read_a_little_wrong_drafts_otherwise(target: Engine, trap: str) -> None:
+def test_layer_that_is_read_a_little_wrong_drafts_otherwise(target: Engine, trap: str) -> None:
     """It raises nothing: the comparison above must see it."""
     found = rounds(target, PROMPTS[:2], 0.0, 4)
     wrong = replace(reference("glm4_moe"), trap=trap)
@@ -88,9 +88,7 @@ def test_what_is_read_a_little_wrong_drafts_otherwise(target: Engine, trap: str)
 @pytest.mark.parametrize(
     "temperature", [0.7, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.0, 1.0))]
 )
-def test_the_text_is_the_same_with_drafts_and_without(
-    folder: Path, target: Engine, temperature: float
-) -> None:
+def test_text_is_the_same_with_drafts_and_without(folder: Path, target: Engine, temperature: float) -> None:
     expected = plain_texts(folder, temperature)
     together = rounds(target, PROMPTS, temperature, 4)
     alone = [text for prompt in PROMPTS for text in rounds(target, [prompt], temperature, 4)]
@@ -147,7 +145,7 @@ def test_under_rejection_or_block_drafts_say_what_they_were_drawn_from(target: E
 
 
 def test_in_bfloat16_experts_are_chosen_by_the_numbers_as_they_are_stored(folder: Path) -> None:
-    """As in the target: bfloat16 would choose others where they are close."""
+    """Experts are chosen as in the target: bfloat16 would choose other experts if two are close."""
     target = target_in(folder, dtype="bfloat16")
     assert target._beside is not None
     assert isinstance(drafter := target._beside._drafter, Mtp)
@@ -176,7 +174,7 @@ def test_layers_after_the_first_are_left_out(tmp_path: Path) -> None:
         pytest.param("glm4_moe", "fp8", marks=pytest.mark.slow),
     ],
 )
-def test_a_layer_in_fp8_drafts_what_its_weights_stand_for(tmp_path: Path, kind: str, name: str) -> None:
+def test_layer_in_fp8_drafts_what_its_weights_stand_for(tmp_path: Path, kind: str, name: str) -> None:
     """Together with its target's, which a CPU dequantizes too."""
     quantized, meant = quantize(write_target(tmp_path, kind), name, tmp_path / "in")
     found, expected = (rounds(target_in(folder), PROMPTS, 0.7, 4) for folder in (quantized, meant))
@@ -191,13 +189,13 @@ def refusal(folder: Path, **settings: Any) -> str:
     return str(caught.value)
 
 
-def test_a_target_without_such_a_layer_is_refused(tmp_path: Path) -> None:
+def test_target_without_such_a_layer_is_refused(tmp_path: Path) -> None:
     assert "has no MTP layer: no tensor is named model.layers.3.* or mtp.*" in refusal(
         write_target(tmp_path, "qwen3", {"lm_head.bias": torch.zeros(1)})
     )
 
 
-def test_a_layer_that_cannot_be_served_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_layer_that_cannot_be_served_is_refused(folder: Path, tmp_path: Path) -> None:
     assert "head='eagle' is none of its" in refusal(folder, head="eagle")
 
 
@@ -223,7 +221,7 @@ def test_target_in_fp8_with_a_layer_that_it_cannot_read_is_refused_by_the_weight
     assert f"{name} is stored in F8_E4M3 without a scale" in refusal(in_fp8)
 
 
-def test_a_layer_that_lacks_something_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_layer_that_lacks_something_is_refused_by_its_name(tmp_path: Path) -> None:
     layer = published("glm4_moe")
     start = f"model.layers.{LAYERS}."
 
@@ -244,7 +242,7 @@ def test_a_layer_that_lacks_something_is_refused_by_its_name(tmp_path: Path) -> 
     assert "self_attn.gate.weight is no part of an MTP layer" in said("unknown", more)
 
 
-def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     write_target(tmp_path, "qwen3")
     file = (
         tmp_path

@@ -18,7 +18,7 @@ GOLDEN = load_file(Path(__file__).parent / "golden" / "mtp.safetensors")
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_logits_are_those_of_published_implementations(tmp_path: Path, kind: str) -> None:
-    """Of the speculators package for Qwen's form, of transformers' own for the others."""
+    """Logits come from the speculators package for Qwen's form, from transformers for the other forms."""
     folder = write_target(tmp_path, kind)
     engine = engine_with("mtp", model=str(folder), cache_memory=2**22, self_check=False)
     assert engine._beside is not None

@@ -101,7 +101,7 @@ def run(engine: Engine) -> list:
     "sampling", [GREEDY, WARM, WARM.model_copy(update={"top_k": 5})], ids=["0", "4", "5"]
 )
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_a_draft_is_what_one_pass_over_tokens_and_masks_says(sampling: Sampling, depth: int) -> None:
+def test_draft_is_what_one_pass_over_tokens_and_masks_says(sampling: Sampling, depth: int) -> None:
     draft, sequence, text = engine(0), opened(engine(0), sampling), PROMPT
     base: int = 0
     for more in ((), (9, 8, 7), (6,)):
@@ -185,7 +185,7 @@ def test_all_branches_are_prepared_in_one_step() -> None:
     assert not draft.has_work
 
 
-def test_a_cache_that_was_lost_meanwhile_is_computed_again() -> None:
+def test_cache_that_was_lost_meanwhile_is_computed_again() -> None:
     draft = engine(12)
     sequence = opened(draft)
     before = drafted(draft, sequence, 0, PROMPT).draft
@@ -204,7 +204,7 @@ def test_nothing_is_guessed_beyond_the_end_of_the_generation() -> None:
     draft.close(sequence)
 
 
-def test_a_chain_ends_with_a_token_that_ends_the_generation() -> None:
+def test_chain_ends_with_a_token_that_ends_the_generation() -> None:
     (best, *_), *rest = by_the_book(PROMPT, GREEDY, 2)
     sampling = GREEDY.model_copy(update={"stop_token_ids": (rest[0][0],)})
     draft = engine(12)
@@ -247,7 +247,7 @@ def test_under_rejection_or_block_each_token_carries_what_it_was_drawn_from(rule
 
 
 @pytest.mark.parametrize("token", [-1, 256, "x"])
-def test_a_mask_that_the_vocabulary_does_not_have_is_refused(token: object) -> None:
+def test_mask_that_the_vocabulary_does_not_have_is_refused(token: object) -> None:
     config = AutoConfig.for_model("llama", vocab_size=256, pard_token=token)
     with pytest.raises(UnsupportedModelError, match=r"pard_token=.* must be 0 to 255"):
         mask_token(config)

@@ -69,7 +69,7 @@ def test_beside_the_chain_stand_the_nodes_of_the_largest_joint_probability() -> 
     assert sorted(paths(draft)[3:]) == [(4,), (4, 6), (4, 6, 8)]
 
 
-def test_a_runner_up_of_a_sure_position_is_given_up_for_a_later_one() -> None:
+def test_runner_up_of_a_sure_position_is_given_up_for_a_later_one() -> None:
     shares = [{3: 0.98, 4: 0.02}, {6: 0.6, 7: 0.4}]
     draft, _ = grown(Asked(text(), 2, 1), shares)
     assert paths(draft) == [(3,), (3, 6), (3, 7)]
@@ -82,7 +82,7 @@ def test_no_more_nodes_are_fed_than_are_asked_for_and_later_positions_have_their
     assert [len(tokens) for tokens in fed] == [1 + 2, 1 + 1, 1 + 0]
 
 
-def test_a_node_is_fed_with_the_branch_that_it_is_on() -> None:
+def test_node_is_fed_with_the_branch_that_it_is_on() -> None:
     asked = text()
     asked.cached, asked.blocks = 1, [0]
     trees = Trees([Asked(asked, 4, 4)])
@@ -100,7 +100,7 @@ def test_a_node_is_fed_with_the_branch_that_it_is_on() -> None:
 
 
 @needs_compiler
-def test_a_position_costs_a_gpu_one_copy_in_and_one_wait() -> None:
+def test_position_costs_a_gpu_one_copy_in_and_one_wait() -> None:
     shares = [0.3, 0.3, 0.2, 0.2] + [0.0] * (VOCABULARY - 4)
     logits = torch.tensor(shares).clamp(min=1e-9).log()
     asked = [Asked(text(0.7, top_p=0.9), 3, 3), Asked(text(0.0), 2, 2)]
@@ -156,7 +156,7 @@ def test_under_rejection_or_block_there_are_chains_alone(rule: str) -> None:
 def expected_paths(
     head: Reference, tokens: list[int], length: int, depth: int, alternatives: int, sampling: Sampling
 ) -> set[tuple[int, ...]]:
-    """Those of a tree by plain arithmetic: each path is computed by itself, from the text alone."""
+    """Paths of a tree by plain arithmetic: each path is computed alone, from the text."""
     hidden = hidden_of(tokens, head.form.layers)[:-1]
     chain: tuple[int, ...] = ()
     beside: list[tuple[float, tuple[int, ...]]] = []
@@ -186,7 +186,7 @@ def expected_paths(
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @torch.inference_mode()
-def test_an_eagle_tree_is_that_of_plain_arithmetic(tmp_path: Path, temperature: float) -> None:
+def test_eagle_tree_is_that_of_plain_arithmetic(tmp_path: Path, temperature: float) -> None:
     """Nodes of a position go through the head together: none may see another branch."""
     form = Form(attention=3.0)  # much of what is guessed comes from the drafted tokens before
     target, head = engine_with("eagle3", write_eagle3(tmp_path, form)), reference(form)
@@ -206,7 +206,7 @@ def test_an_eagle_tree_is_that_of_plain_arithmetic(tmp_path: Path, temperature: 
 @pytest.mark.parametrize(
     "temperature", [0.7, *(pytest.param(one, marks=pytest.mark.slow) for one in (0.0, 1.0))]
 )
-def test_the_text_is_the_same_with_trees_and_takes_fewer_passes_than_with_chains(
+def test_text_is_the_same_with_trees_and_takes_fewer_passes_than_with_chains(
     kind: str, temperature: float
 ) -> None:
     target = target_with(kind)
@@ -235,7 +235,7 @@ def test_trees_change_no_text_alone_or_in_company(kind: str, temperature: float,
     assert sum(one.accepted for one in found) > len(prompts)
 
 
-def test_a_tight_cache_makes_trees_narrow_and_changes_no_text() -> None:
+def test_tight_cache_makes_trees_narrow_and_changes_no_text() -> None:
     block = 4 * (6 * 2 * 4 * 32 + 2 * 2 * 64) * 4
     tight = engine_with("eagle3", DRAFTERS / "eagle3", block_size=4, cache_memory=60 * block)
     found = drafted_texts(tight, 0.7, depth=4, company=6, alternatives=6)
@@ -245,7 +245,7 @@ def test_a_tight_cache_makes_trees_narrow_and_changes_no_text() -> None:
 
 
 @pytest.mark.parametrize("alternatives", [0, 6])
-def test_a_verdict_tells_which_guess_would_have_been_right(alternatives: int) -> None:
+def test_verdict_tells_which_guess_would_have_been_right(alternatives: int) -> None:
     """So the pace knows what runners-up would bring before there are any."""
     found = drafted_texts(target_with("eagle3"), 0.7, depth=4, company=6, alternatives=alternatives)
     second = refused = 0

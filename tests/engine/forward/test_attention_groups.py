@@ -39,7 +39,7 @@ def random_tree(rng: random.Random, nodes: int) -> Draft:
 
 @pytest.mark.parametrize("window", [None, 1, 2, 5])
 @pytest.mark.parametrize("seed", range(20))
-def test_a_mask_follows_the_rule_for_chains_and_trees_at_any_level(seed: int, window: int | None) -> None:
+def test_mask_follows_the_rule_for_chains_and_trees_at_any_level(seed: int, window: int | None) -> None:
     rng = random.Random(seed)
     spans, first = [], 0
     for _ in range(4):
@@ -70,7 +70,7 @@ def test_single_tokens_of_one_length_need_no_mask() -> None:
     assert group.mask(7, 1, CPU) is not None
 
 
-def test_a_single_node_does_not_see_its_siblings() -> None:
+def test_single_node_does_not_see_its_siblings() -> None:
     """A branch that grows alone, beside others that are pending."""
     one = span(0, 1, 9, Draft((1, 2, 3), (ROOT, 0, ROOT)))
     (group,) = groups_of([one])

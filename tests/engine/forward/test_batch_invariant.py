@@ -1,4 +1,4 @@
-"""With batch-invariant numerics one context has one row of logits, bit for bit, whatever shares the step."""
+"""Batch-invariant numerics give a context the same row of logits, bit for bit, whatever shares the step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -131,7 +131,7 @@ class Extent:
     """How much is compared."""
 
     watched: int  # prompts whose text is verified
-    depths: Sequence[int]  # of the Drafts that verify it
+    depths: Sequence[int]  # depths of the Drafts that are verified
 
 
 MADE_UP = [tuple((7 * index + 3 * start) % 256 for index in range(20 + start)) for start in range(8)]
@@ -158,7 +158,7 @@ def every_way(
     [(8, (7,), FEW, 150), pytest.param(32, (7, 33), MANY, 1000, marks=pytest.mark.slow)],
     ids=["few", "many"],
 )
-def test_one_context_has_one_row_of_logits_in_bfloat16(
+def test_context_has_one_row_of_logits_in_bfloat16(
     recorder: Recorder, count: int, chunks: tuple[int, ...], extent: Extent, least: int
 ) -> None:
     others = [demo("target", batch_invariant=True, prefill_chunk=chunk) for chunk in chunks]
@@ -168,7 +168,7 @@ def test_one_context_has_one_row_of_logits_in_bfloat16(
 
 
 def test_every_pass_and_every_call_of_attention_has_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without which small products are the same by luck."""
+    """Small products would be the same by luck if their shapes differed."""
     target = demo("target", batch_invariant=True)
     passes, queries, lengths = set(), set(), set()
     attend = functional.scaled_dot_product_attention
@@ -225,7 +225,7 @@ def test_with_windows_capped_scores_and_few_slots_a_block_too(
 def test_on_a_gpu_too(
     kind: str, count: int, extent: Extent, layers: int, recorder: Recorder, tmp_path: Path
 ) -> None:
-    """By the paged kernels, and by one graph."""
+    """Passes run by the paged kernels, and by one graph."""
     folder = write_checkpoint(tmp_path, kind, num_hidden_layers=layers)
     fields = {"model": str(folder), "dtype": "float16", "cache_memory": 2**21, "self_check": False}
     with gpu() as cuda:
@@ -242,7 +242,7 @@ def test_on_a_gpu_too(
     assert not recorder.differing
 
 
-def test_a_quantized_target_too(recorder: Recorder, tmp_path: Path) -> None:
+def test_quantized_target_too(recorder: Recorder, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "llama")
     fields = {"model": str(folder), "dtype": "bfloat16", "cache_memory": 2**22, "threads": 1}
     target = Engine.from_settings(
@@ -253,13 +253,13 @@ def test_a_quantized_target_too(recorder: Recorder, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_quantized_target_of_the_demo_too(recorder: Recorder) -> None:
+def test_quantized_target_of_the_demo_too(recorder: Recorder) -> None:
     every_way(demo("target", batch_invariant=True, quantization="int8"), [], encoded(8), MANY)
     assert recorder.compared > 200
     assert not recorder.differing
 
 
-def test_it_computes_what_the_usual_way_computes() -> None:
+def test_batch_invariant_passes_compute_what_usual_steps_compute() -> None:
     asked = encoded(12)
     usual, apart = (demo("target", dtype="float32", batch_invariant=value) for value in (False, True))
     assert plain(apart, asked) == plain(usual, asked)
@@ -308,13 +308,13 @@ def test_500_seeded_texts_are_the_same_in_bfloat16() -> None:
     assert not any(counts.values())
 
 
-def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
+def test_mixture_of_experts_is_refused(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "qwen3_moe")
     with pytest.raises(UnsupportedModelError, match=f"batch_invariant=True.*{tmp_path}.*expert"):
         Engine.from_settings(EngineSettings(model=str(folder), cache_memory=2**22, batch_invariant=True))
 
 
-def test_a_convolution_is_not_taken_for_experts() -> None:
+def test_convolution_is_not_taken_for_experts() -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 4))
     check_rows_are_apart(model, "a vision tower")
 

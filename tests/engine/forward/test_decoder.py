@@ -51,7 +51,7 @@ def steps_logits(forward: ForwardPass) -> torch.Tensor:
 
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
 @pytest.mark.parametrize("kind", FAMILY)
-def test_it_computes_what_the_model_computes(
+def test_decoder_computes_what_the_model_computes(
     tmp_path: Path, kind: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_checkpoint(tmp_path, kind)
@@ -108,7 +108,7 @@ def decoders(monkeypatch: pytest.MonkeyPatch) -> list[Decoder]:
 
 
 @pytest.mark.parametrize("kind", FAMILY)
-def test_the_family_is_served_by_it(tmp_path: Path, kind: str, decoders: list[Decoder]) -> None:
+def test_family_is_served_by_the_decoder(tmp_path: Path, kind: str, decoders: list[Decoder]) -> None:
     forward = load(write_checkpoint(tmp_path, kind))
     decoders.clear()  # the self-check is not what counts
     steps_logits(forward)
@@ -127,7 +127,7 @@ def test_other_models_run_as_they_are(
     assert not decoders
 
 
-def test_one_that_computes_something_else_is_not_used_and_the_log_says_so(
+def test_decoder_that_computes_something_else_is_not_used_and_the_log_says_so(
     tmp_path: Path,
     decoders: list[Decoder],
     monkeypatch: pytest.MonkeyPatch,

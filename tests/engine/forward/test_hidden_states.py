@@ -27,7 +27,7 @@ def check_states(folder: Path, **settings: object) -> None:
         torch.testing.assert_close(states[:, place], expected[layer], rtol=1e-3, atol=1e-4)
 
 
-def test_a_layer_off_by_one_would_be_seen(tmp_path: Path) -> None:
+def test_layer_off_by_one_would_be_seen(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "llama", num_hidden_layers=4)
     states = pass_of(folder, (1, 2, 3)).states
     expected = transformers_states(folder)

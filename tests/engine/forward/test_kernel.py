@@ -61,7 +61,7 @@ class Guesses:
 
 @pytest.fixture(scope="module", params=["llama", "mistral", "gemma2", "gpt_oss"])
 def checkpoint(request, tmp_path_factory):
-    """With nothing special, with sliding windows, soft-capped, with sinks."""
+    """Checkpoints with nothing special, with sliding windows, soft-capped, with sinks."""
     return write_checkpoint(tmp_path_factory.mktemp(request.param), request.param)
 
 
@@ -116,7 +116,7 @@ def test_graphs_can_be_switched_off(checkpoint, expected, capture):
     assert engine.slow_because == ("no step has a CUDA graph: graphs are off in the settings",)
 
 
-def test_a_size_that_one_rank_cannot_capture_no_rank_replays(checkpoint, capture):
+def test_size_that_one_rank_cannot_capture_no_rank_replays(checkpoint, capture):
     """Or they would wait for each other in different places."""
     asked = []
 
@@ -135,7 +135,7 @@ def test_a_size_that_one_rank_cannot_capture_no_rank_replays(checkpoint, capture
     assert asked[1:] == [True] * 4
 
 
-def test_what_a_graph_reads_lives_as_long_as_the_graph(checkpoint, capture, monkeypatch):
+def test_memory_that_a_graph_reads_lives_as_long_as_the_graph(checkpoint, capture, monkeypatch):
     """Memory that is freed after a capture is another's when the graph is replayed."""
     seen = []
 
@@ -157,7 +157,7 @@ def of_passes(caplog) -> list[logging.LogRecord]:
     return [record for record in caplog.records if record.name == outrider.engine.loop.forward_pass.__name__]
 
 
-def test_a_graph_that_cannot_be_captured_is_gone_without(checkpoint, expected, capture, monkeypatch, caplog):
+def test_graph_that_cannot_be_captured_is_gone_without(checkpoint, expected, capture, monkeypatch, caplog):
     def refuse(work):
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -173,7 +173,7 @@ def test_a_graph_that_cannot_be_captured_is_gone_without(checkpoint, expected, c
     assert texts_of(engine) == expected
 
 
-def test_a_size_that_is_captured_is_not_complained_of(checkpoint, capture, monkeypatch):
+def test_size_that_is_captured_is_not_complained_of(checkpoint, capture, monkeypatch):
     def refuse_the_first(work):
         capture.captured += 1
         if capture.captured == 1:
@@ -215,5 +215,5 @@ def test_why_blocks_are_gathered_is_said(monkeypatch, shapes, why):
     assert why in reason
 
 
-def test_a_context_is_read_in_few_parts():
+def test_context_is_read_in_few_parts():
     assert [part_slots(length) for length in (512, 8192, 8193, 131072, 131073)] == [256, 256, 256, 4096, 4096]

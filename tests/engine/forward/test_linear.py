@@ -97,7 +97,7 @@ def test_bfloat16_is_the_same_bit_for_bit(rows: int, bias: bool) -> None:
 
 
 @needs_packed_float32
-def test_a_row_hardly_depends_on_the_rows_beside_it() -> None:
+def test_row_hardly_depends_on_the_rows_beside_it() -> None:
     layer = packed(nn_linear(1024, 256, False, torch.float32))
     inputs = torch.randn(32, 1024)
     together = layer(inputs)
@@ -108,7 +108,7 @@ def test_a_row_hardly_depends_on_the_rows_beside_it() -> None:
 @needs_packed_float32
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-def test_what_is_added_to_a_product_is_added(rows: int, bias: bool) -> None:
+def test_rows_added_to_a_product_are_added(rows: int, bias: bool) -> None:
     layer = nn_linear(192, 256, bias, torch.float32)
     inputs, added = torch.randn(rows, 192), torch.randn(rows, 256)
     torch.testing.assert_close(packed(layer)(inputs, added), layer(inputs) + added, atol=1e-5, rtol=0)
@@ -124,7 +124,7 @@ def test_every_shape_of_rows(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("adds", [False, True])
-def test_a_row_is_the_same_alone_and_beside_others(dtype: torch.dtype, adds: bool) -> None:
+def test_row_is_the_same_alone_and_beside_others(dtype: torch.dtype, adds: bool) -> None:
     layer = packed(nn_linear(2816, 256, False, dtype))
     rows, added = torch.randn(64, 2816, dtype=dtype), torch.randn(64, 256, dtype=dtype)
     together = layer(rows, added if adds else None)
@@ -133,7 +133,7 @@ def test_a_row_is_the_same_alone_and_beside_others(dtype: torch.dtype, adds: boo
 
 
 @needs_packed_float32
-def test_a_row_is_the_same_with_any_number_of_threads() -> None:
+def test_row_is_the_same_with_any_number_of_threads() -> None:
     layer, rows = packed(nn_linear(512, 1000, False, torch.float32)), torch.randn(5, 512)
     before, results = torch.get_num_threads(), []
     try:
@@ -198,7 +198,7 @@ def test_nothing_is_kept_once_every_projection_was_taken() -> None:
 
 @needs_packed_float32
 @pytest.mark.parametrize("tokens", [1, 2, 5, 33])
-def test_a_model_computes_the_same_in_float32(tokens: int) -> None:
+def test_model_computes_the_same_in_float32(tokens: int) -> None:
     model = tiny_llama(torch.float32)
     before = logits(model, tokens)
     optimize_for_cpu(model)
@@ -209,7 +209,7 @@ def test_a_model_computes_the_same_in_float32(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 33])
-def test_a_model_computes_the_same_bits_in_bfloat16(tokens: int) -> None:
+def test_model_computes_the_same_bits_in_bfloat16(tokens: int) -> None:
     model = tiny_llama(torch.bfloat16)
     before = logits(model, tokens)
     optimize_for_cpu(model)
@@ -231,7 +231,7 @@ def test_layers_that_would_be_slower_packed_are_only_joined() -> None:
 
 
 @needs_packed_float32
-def test_the_unpacked_weights_are_freed() -> None:
+def test_unpacked_weights_are_freed() -> None:
     model = tiny_llama(torch.float32)
     weights = [weakref.ref(module.weight) for module in model.modules() if type(module) is nn.Linear]
     optimize_for_cpu(model)
@@ -241,7 +241,7 @@ def test_the_unpacked_weights_are_freed() -> None:
 
 
 @needs_packed_float32
-def test_a_tied_embedding_stays_for_the_input() -> None:
+def test_tied_embedding_stays_for_the_input() -> None:
     model = tiny_llama(torch.float32, tied=True)
     before = logits(model, 5)
     optimize_for_cpu(model)
@@ -284,7 +284,7 @@ def test_layers_that_onednn_does_not_pack_stay_and_the_log_says_its_reason_once(
 
 @needs_packed_bfloat16
 @pytest.mark.usefixtures("tried_anew")
-def test_a_layer_of_a_size_that_is_multiplied_wrongly_stays_and_other_sizes_are_packed(
+def test_layer_of_a_size_that_is_multiplied_wrongly_stays_and_other_sizes_are_packed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     right = OneDnnProduct.__call__
@@ -308,7 +308,7 @@ def test_a_layer_of_a_size_that_is_multiplied_wrongly_stays_and_other_sizes_are_
 
 
 @pytest.mark.usefixtures("tried_anew")
-def test_a_size_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
     monkeypatch.setattr(OneDnnProduct, "__init__", lambda _, weight, bias: tried.append(weight.shape))
     monkeypatch.setattr(OneDnnProduct, "__call__", refused("cannot"))

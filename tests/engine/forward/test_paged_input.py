@@ -21,7 +21,7 @@ AS_CHAINS = Layout.padded(16, 50, as_chains=True)
 
 
 def feeds_of(*specs: tuple[int, int, Draft | None]) -> list[Feed]:
-    """Of (slots written before, tokens, tree) each; blocks in disorder, the sequences' own."""
+    """Feeds from (slots written before, tokens, tree) each. A sequence's blocks are its own, in disorder."""
     order = np.random.default_rng(0).permutation(200)
     feeds, taken = [], 0
     for number, (start, count, tree) in enumerate(specs):
@@ -71,7 +71,7 @@ def test_rows_tokens_places_and_masks(specs):
     assert not seen
 
 
-def test_an_end_says_which_kernel_a_row_is_of():
+def test_end_says_which_kernel_a_row_is_of():
     given = paged_input(feeds_of((4, 2, None), (0, 20, None)), BLOCK)
     assert given.ends.tolist() == [5, 6] + [-1] * 20
 
@@ -86,7 +86,7 @@ def test_as_chains_a_node_off_the_chain_is_a_tile_that_reads_its_path():
         [0, 5, 1],
         [0, 6, 1],
         [1, 7, 2],
-        [2, 9, 1],  # of its nodes one is pending
+        [2, 9, 1],  # one of the nodes is pending
         [2, 10, 1],
         [2, 11, 1],
     ]
@@ -103,7 +103,7 @@ def test_as_chains_a_node_off_the_chain_is_a_tile_that_reads_its_path():
         assert attend.slots(given, tile).tolist() == expected.tolist()
 
 
-def test_what_is_left_of_a_larger_layout_is_padding_that_nobody_reads():
+def test_rest_of_a_larger_layout_is_padding_that_nobody_reads():
     feeds = feeds_of((20, 6, TREE), (9, 1, None))
     room = Layout.padded(16, 50, as_chains=False)
     assert room.words * WORD_BITS == MAX_NODES
@@ -121,7 +121,7 @@ def test_what_is_left_of_a_larger_layout_is_padding_that_nobody_reads():
     assert padded.ancestors[:7, :1].tolist() == exact.ancestors.tolist()
 
 
-def test_a_part_of_the_sequences_is_a_part_of_the_buffer():
+def test_part_of_the_sequences_is_a_part_of_the_buffer():
     """So that no more of it has to be copied to the device."""
     room = Layout(16, 16, 16, 50, 1, 16, 0)
     buffer = torch.arange(room.size)

@@ -32,7 +32,7 @@ def logits_of(model: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 @torch.inference_mode()
-def test_the_first_layers_give_what_the_models_norm_and_head_make_of_their_state(
+def test_first_layers_give_what_the_models_norm_and_head_make_of_their_state(
     tmp_path: Path, kind: str
 ) -> None:
     model = loaded(tmp_path, kind)
@@ -77,7 +77,7 @@ def test_each_layer_writes_where_it_writes_in_the_whole_model(tmp_path: Path) ->
     assert all(probe.modules[layer] is whole.modules[layer] for layer in (0, 3))
 
 
-def test_a_norm_of_its_own_takes_the_place_of_the_last(tmp_path: Path) -> None:
+def test_norm_of_its_own_takes_the_place_of_the_last(tmp_path: Path) -> None:
     class Doubled(nn.Module):
         def forward(self, states: torch.Tensor) -> torch.Tensor:
             return 2 * states
@@ -92,7 +92,7 @@ def test_a_norm_of_its_own_takes_the_place_of_the_last(tmp_path: Path) -> None:
     torch.testing.assert_close(doubled, 2 * plain)
 
 
-def test_a_model_that_goes_by_another_way_is_refused(tmp_path: Path) -> None:
+def test_model_that_goes_by_another_way_is_refused(tmp_path: Path) -> None:
     class Everything(nn.ModuleList):
         """Whatever is taken of it."""
 

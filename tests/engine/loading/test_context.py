@@ -45,17 +45,17 @@ def texts(engine: Engine, *prompts: tuple[int, ...]) -> list[list[int]]:
     return [list(output.tokens) for output in generate(engine, None, asked, 0)]
 
 
-def test_a_long_text_with_longrope_is_that_of_transformers(folder: Path) -> None:
+def test_long_text_with_longrope_is_that_of_transformers(folder: Path) -> None:
     assert not differences(reference(folder, [list(LONG)], COUNT), texts(engine_of(folder), LONG))
 
 
-def test_a_short_text_with_longrope_does_not_depend_on_a_long_one_beside_it(folder: Path) -> None:
+def test_short_text_with_longrope_does_not_depend_on_a_long_one_beside_it(folder: Path) -> None:
     shorts = [LONG[start : start + len(SHORT)] for start in range(8)]
     alone = [texts(engine_of(folder), short)[0] for short in shorts]
     assert texts(engine_of(folder), *shorts, LONG)[:-1] == alone
 
 
-def test_a_text_that_outgrows_the_original_context_keeps_its_rotations(folder: Path) -> None:
+def test_text_that_outgrows_the_original_context_keeps_its_rotations(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     fix_rotations(model)
     with torch.inference_mode():
@@ -73,7 +73,7 @@ def test_a_text_that_outgrows_the_original_context_keeps_its_rotations(folder: P
         ("llama4_text", {"attention_chunk_size": 64}, 64, "64 of 256 tokens"),
     ],
 )
-def test_a_context_is_told_with_what_bounds_it(
+def test_context_is_told_with_what_bounds_it(
     kind: str, fields: dict[str, Any], length: int, because: str | None
 ) -> None:
     model = torch.nn.Module()

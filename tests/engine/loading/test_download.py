@@ -22,7 +22,7 @@ def checkpoint(tmp_path: Path) -> Path:
     return Path(shutil.copytree(DEMO, tmp_path / "source" / "draft"))
 
 
-def test_a_local_folder_is_copied_once(checkpoint: Path, tmp_path: Path) -> None:
+def test_local_folder_is_copied_once(checkpoint: Path, tmp_path: Path) -> None:
     volume = tmp_path / "volume"
     folder = fetch(str(checkpoint), volume)
     assert folder == volume / "draft"
@@ -34,7 +34,7 @@ def test_a_local_folder_is_copied_once(checkpoint: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("source", "revision"), [("owner/name", None), ("owner/name@abc", "abc")])
-def test_a_hub_id_is_downloaded_with_its_revision(
+def test_hub_id_is_downloaded_with_its_revision(
     source: str, revision: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -50,7 +50,7 @@ def test_a_hub_id_is_downloaded_with_its_revision(
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", SINGLE])
-def test_what_is_missing_is_named_and_nothing_takes_the_name(
+def test_download_that_lacks_a_file_names_it_and_nothing_takes_the_name(
     missing: str, checkpoint: Path, tmp_path: Path
 ) -> None:
     (checkpoint / missing).unlink()
@@ -59,7 +59,7 @@ def test_what_is_missing_is_named_and_nothing_takes_the_name(
     assert not (tmp_path / "volume" / "draft").exists()
 
 
-def test_an_interrupted_copy_is_finished_by_the_next_attempt(checkpoint: Path, tmp_path: Path) -> None:
+def test_interrupted_copy_is_finished_by_the_next_attempt(checkpoint: Path, tmp_path: Path) -> None:
     weights = (checkpoint / SINGLE).read_bytes()
     (checkpoint / SINGLE).write_bytes(weights[:-1])
     with pytest.raises(IncompleteCheckpointError, match=f"{len(weights) - 1} bytes of {len(weights)}"):
@@ -69,7 +69,7 @@ def test_an_interrupted_copy_is_finished_by_the_next_attempt(checkpoint: Path, t
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 64, (8).to_bytes(8, "little") + b"no json!"])
-def test_what_is_damaged_in_the_volume_is_seen(damage: bytes, checkpoint: Path, tmp_path: Path) -> None:
+def test_copy_that_is_damaged_in_the_volume_is_seen(damage: bytes, checkpoint: Path, tmp_path: Path) -> None:
     folder = fetch(str(checkpoint), tmp_path / "volume")
     (folder / SINGLE).write_bytes(damage)
     with pytest.raises(IncompleteCheckpointError, match=f"{SINGLE}.*delete {folder}"):
@@ -86,7 +86,7 @@ def test_every_shard_of_an_index_is_needed(checkpoint: Path) -> None:
     check_complete(checkpoint)
 
 
-def test_the_command_says_what_is_wrong_and_fails(
+def test_command_says_what_is_wrong_and_fails(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert download.main([str(checkpoint), "--into", str(tmp_path / "volume")]) == 0
@@ -95,7 +95,7 @@ def test_the_command_says_what_is_wrong_and_fails(
     assert "config.json" in capsys.readouterr().err
 
 
-def test_it_runs_as_the_module_that_the_manifests_name(checkpoint: Path, tmp_path: Path) -> None:
+def test_download_runs_as_the_module_that_the_manifests_name(checkpoint: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",

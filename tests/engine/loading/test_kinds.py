@@ -47,7 +47,7 @@ SERVED = ["llama", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v3
 
 
 @pytest.mark.parametrize(("kind", "reason"), REASONS.items())
-def test_a_kind_that_cannot_be_served_is_refused_with_its_reason(kind: str, reason: str) -> None:
+def test_kind_that_cannot_be_served_is_refused_with_its_reason(kind: str, reason: str) -> None:
     config = CONFIG_MAPPING[kind]()
     with pytest.raises(UnsupportedModelError, match=f"model='it', a .*{reason}") as refusal:
         check_kind(config, "it")
@@ -55,12 +55,12 @@ def test_a_kind_that_cannot_be_served_is_refused_with_its_reason(kind: str, reas
 
 
 @pytest.mark.parametrize("kind", SERVED)
-def test_a_kind_that_is_served_passes(kind: str) -> None:
+def test_kind_that_is_served_passes(kind: str) -> None:
     check_kind(CONFIG_MAPPING[kind](), "it")
 
 
 @pytest.mark.parametrize("look", [skeleton, load_model, check_shares])
-def test_whoever_looks_at_a_checkpoint_gives_the_reason_before_weights_are_read(
+def test_checkpoint_that_is_refused_gives_the_reason_before_weights_are_read(
     look: object, tmp_path: Path
 ) -> None:
     CONFIG_MAPPING["qwen3_5"]().save_pretrained(tmp_path)

@@ -80,7 +80,7 @@ def cache_bytes_per_token(model: ModelSkeleton, settings: EngineSettings) -> int
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16])
-def test_a_70b_is_planned_as_its_tensors_are_shared(tmp_path: Path, ranks: int) -> None:
+def test_70b_is_planned_as_its_tensors_are_shared(tmp_path: Path, ranks: int) -> None:
     settings = settings_of(tmp_path, LLAMA_70B, ranks)
     check_shares(settings)
     model = skeleton(settings)

@@ -26,7 +26,10 @@ from tests.support.checkpoints import write_checkpoint
 
 BITS: list[Quantization] = ["int8", "int4"]
 LAYERS = {"int8": Int8Linear, "int4": Int4Linear}
-LARGEST_ERROR = {"int8": 0.02, "int4": 0.12}  # of a product's length, for weights and inputs of a bell curve
+LARGEST_ERROR = {
+    "int8": 0.02,
+    "int4": 0.12,
+}  # share of a product's length, for normally distributed weights and inputs
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ def engine(role: str, quantization: Quantization | None = None) -> Engine:
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("shape", [(192,), (1, 192), (1, 5, 192), (0, 192)])
 @pytest.mark.parametrize("kind", BITS)
-def test_a_layer_is_near_the_one_it_was_made_from(
+def test_layer_is_near_the_one_it_was_made_from(
     kind: Quantization, shape: tuple[int, ...], bias: bool, dtype: torch.dtype
 ) -> None:
     check_a_layer_is_near(kind, shape, bias, dtype)
@@ -148,7 +151,7 @@ def missing(*_: object) -> Int8Product:
 
 
 @pytest.mark.usefixtures("tried_anew")
-def test_a_product_whose_sums_do_not_fit_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_product_whose_sums_do_not_fit_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KINDS, "whole", saturating)
     assert right_kind(64, 192) == "halves"
 
@@ -169,7 +172,7 @@ def test_without_onednn_8_bit_is_as_near_and_the_log_says_once_why_it_is_slower(
 
 
 @pytest.mark.usefixtures("tried_anew")
-def test_a_size_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
     def noted(codes: Tensor, _: Tensor) -> Int8Product:
@@ -183,7 +186,7 @@ def test_a_size_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tried_anew")
-def test_a_wrong_product_in_4_bit_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_product_in_4_bit_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Int4Linear.forward
     monkeypatch.setattr(Int4Linear, "forward", lambda layer, rows: right(layer, rows).clamp(max=16.0))
     reason = why_no_int4(torch.float32, 64, 192)
@@ -204,7 +207,7 @@ def test_in_4_bit_the_output_projection_and_odd_shapes_get_8(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("kind", "role"), [("int8", "draft"), pytest.param("int4", "target", marks=pytest.mark.slow)]
 )
-def test_a_quantized_draft_changes_no_token(kind: Quantization, role: str) -> None:
+def test_quantized_draft_changes_no_token(kind: Quantization, role: str) -> None:
     """The small draft, and the target's own copy; greedy and seeded."""
     tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
     encoded = [tuple(tokenizer.encode(prompts(kind, 1)[0]).ids) for kind in ("json", "code", "prose")]
@@ -219,7 +222,7 @@ def test_a_quantized_draft_changes_no_token(kind: Quantization, role: str) -> No
     assert rate > (0.75 if role == "target" else 0.3)
 
 
-def test_a_model_that_is_quantized_already_is_not_quantized_again(tmp_path: Path) -> None:
+def test_model_that_is_quantized_already_is_not_quantized_again(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "llama")
     config = folder / "config.json"
     text = config.read_text().replace("{", '{"quantization_config": {"quant_method": "bitsandbytes"},', 1)
@@ -240,7 +243,7 @@ def test_without_the_kernel_4_bit_is_refused_with_its_reason(
         Engine.from_settings(EngineSettings(model=str(folder), quantization="int4", cache_memory=2**22))
 
 
-def test_a_model_without_linear_layers_is_refused(tmp_path: Path) -> None:
+def test_model_without_linear_layers_is_refused(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "gpt2", tie_word_embeddings=True)
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.lm_head = nn.Identity()

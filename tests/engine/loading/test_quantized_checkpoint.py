@@ -71,9 +71,9 @@ def test_on_a_cpu_it_says_what_its_weights_stand_for(tmp_path: Path, name: str, 
 
 
 @pytest.mark.skipif(not has_gptqmodel(), reason="gptqmodel is not installed: pip install 'outrider[gptq]'")
-@pytest.mark.filterwarnings("default")  # of its own, about what it uses
+@pytest.mark.filterwarnings("default")  # gptqmodel warns about what it uses itself
 @pytest.mark.parametrize("name", ["gptq", "awq"])
-def test_what_gptqmodel_loads_says_what_its_weights_stand_for(tmp_path: Path, name: str) -> None:
+def test_model_of_gptqmodel_says_what_its_weights_stand_for(tmp_path: Path, name: str) -> None:
     quantized, meant = quantize(write_checkpoint(tmp_path / "plain", "llama"), name, tmp_path)
     ids = torch.tensor([REQUESTS[0].prompt])
     with torch.inference_mode():
@@ -84,8 +84,8 @@ def test_what_gptqmodel_loads_says_what_its_weights_stand_for(tmp_path: Path, na
 
 
 @pytest.mark.parametrize("name", params_of(*KEPT))
-def test_a_gpu_keeps_fp8_as_it_is_stored(tmp_path: Path, name: str) -> None:
-    """As a CPU that multiplies it: which kernel does so is all that differs on a GPU."""
+def test_gpu_keeps_fp8_as_it_is_stored(tmp_path: Path, name: str) -> None:
+    """Pretends that the CPU multiplies fp8: on a GPU only the kernel differs."""
     plain = write_checkpoint(tmp_path / "plain", "llama", hidden_size=128)
     quantized, meant = quantize(plain, name, tmp_path)
     ids = torch.tensor([REQUESTS[0].prompt])
@@ -138,14 +138,14 @@ def test_layers_that_are_ignored_are_planned_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gptq", "awq"])
-def test_what_a_library_keeps_takes_what_its_files_hold(tmp_path: Path, name: str) -> None:
+def test_weights_that_a_library_keeps_take_what_their_files_hold(tmp_path: Path, name: str) -> None:
     quantized, _ = quantize(write_checkpoint(tmp_path / "plain", "llama"), name, tmp_path)
     size = (quantized / "model.safetensors").stat().st_size
     assert skeleton(settings_of(quantized)).weight_bytes() == size
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_missing_library_is_named_with_what_installs_it(tmp_path: Path, name: str) -> None:
+def test_missing_library_is_named_with_what_installs_it(tmp_path: Path, name: str) -> None:
     method = METHODS[name]
     extra, libraries = REQUIREMENTS[method].extra, REQUIREMENTS[method].libraries
     nothing = Requirement(extra, dict.fromkeys(libraries, lambda: False))
@@ -201,7 +201,7 @@ def test_mxfp4_is_planned_as_large_as_it_becomes(tmp_path: Path) -> None:
     assert dequantized > 2 * kept
 
 
-def test_what_would_keep_mxfp4_on_a_gpu_is_said() -> None:
+def test_library_that_would_keep_mxfp4_on_a_gpu_is_named() -> None:
     checkpoint = QuantizedCheckpoint(AutoConfig.for_model("gpt_oss", quantization_config=MXFP4), "a model")
     assert checkpoint.lacks(torch.device("cpu")) is None
     with patch.object(quantized_checkpoint, "keeps_mxfp4", lambda device: False):
@@ -241,7 +241,7 @@ def test_kernels_that_an_offline_worker_cannot_fetch_are_named(
 
 
 def _merged(said: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """With the changed keys at any depth."""
+    """Returns a config whose changed keys lie at any depth."""
     return {
         **said,
         **{

@@ -1,4 +1,4 @@
-"""At load a model is compared with transformers' own attention: right ones pass, what differs is refused."""
+"""The self-check compares a model with transformers' own attention, and refuses a model that differs."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,7 +50,7 @@ def break_attention() -> Iterator[Callable[[Change], None]]:
 # In float32 they do in test_architectures.py, whose engines check themselves too.
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_a_right_model_passes(folders: dict[str, Path], kind: str, dtype: str) -> None:
+def test_right_model_passes(folders: dict[str, Path], kind: str, dtype: str) -> None:
     load(folders[kind], dtype=dtype)
 
 
@@ -138,14 +138,14 @@ GATHERED = [{"dtype": "float16"}, {"dtype": "bfloat16"}]
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_a_wrong_batch_is_refused_by_what_is_wrong_in_it(
+def test_wrong_batch_is_refused_by_what_is_wrong_in_it(
     folders: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
     mistake: Callable[[pytest.MonkeyPatch], None],
     named: str,
     fields: dict[str, Any],
 ) -> None:
-    """By that alone: the other kinds of rows are right."""
+    """The message names that kind of rows alone: the other kinds are correct."""
     mistake(monkeypatch)
     with pytest.raises(UnsupportedModelError, match=rf"layer \d: {named} [^;]*$"):
         load(folders["llama"], **fields)
@@ -160,7 +160,7 @@ def test_batch_invariant_numerics_are_checked_as_they_run(
         load(folders["mistral"], batch_invariant=True, dtype="bfloat16")
 
 
-def test_the_check_can_be_switched_off(
+def test_check_can_be_switched_off(
     folders: dict[str, Path], break_attention: Callable[[Change], None]
 ) -> None:
     break_attention(wrong_scale)
@@ -175,7 +175,7 @@ def test_windows_and_attention_are_as_before_afterwards(folders: dict[str, Path]
 
 
 @pytest.mark.parametrize("kind", ["phimoe", "olmoe"])
-def test_a_window_that_our_attention_is_not_told_of_is_refused(tmp_path: Path, kind: str) -> None:
+def test_window_that_our_attention_is_not_told_of_is_refused(tmp_path: Path, kind: str) -> None:
     """Unless no sequence is as long."""
     folder = write_checkpoint(tmp_path / "short", kind, **EXPERTS, sliding_window=24)
     with pytest.raises(UnsupportedModelError, match=r"layer 0: beyond the sliding window"):
@@ -184,7 +184,7 @@ def test_a_window_that_our_attention_is_not_told_of_is_refused(tmp_path: Path, k
 
 
 @pytest.mark.parametrize("context", [8, 14, 20])
-def test_a_short_context_is_checked_as_far_as_it_goes(
+def test_short_context_is_checked_as_far_as_it_goes(
     tmp_path: Path, break_attention: Callable[[Change], None], context: int
 ) -> None:
     folder = write_checkpoint(tmp_path, "gpt2", max_position_embeddings=context, n_positions=context)
@@ -223,7 +223,7 @@ MLA = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size":
         ("bloom", {"n_layer": 2, "n_head": 4}, "BloomForCausalLM does not route its attention"),
     ],
 )
-def test_what_the_config_tells_is_refused_before_weights_load(
+def test_kind_that_the_config_tells_is_refused_before_weights_load(
     tmp_path: Path, kind: str, fields: dict[str, Any], named: str
 ) -> None:
     """There are none."""

@@ -29,7 +29,7 @@ QUICK = ["llama", "phi3", "olmo2", "minimax_m2", "gpt_oss", "deepseek_v2", "afmo
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in WITH_A_PLAN]
 )
-def test_the_plan_of_a_rank_is_what_it_holds(
+def test_plan_of_a_rank_is_what_it_holds(
     kind: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shares, "LEAST_SHARED", 0)  # embeddings are most of a model as small as this
@@ -50,7 +50,7 @@ def test_the_plan_of_a_rank_is_what_it_holds(
     assert planned.weight_bytes(size) == pytest.approx(bytes_of(found), rel=0.002)
 
 
-def test_a_number_that_layers_have_of_their_own_is_found_in_each() -> None:
+def test_number_that_layers_have_of_their_own_is_found_in_each() -> None:
     config = CONFIG_MAPPING["gemma4_text"](num_hidden_layers=6, head_dim=64, global_head_dim=128)
     assert shares.numbers_of(config, "head_dim") == {64, 128}
     assert shares.numbers_of(config, "num_attention_heads") == {config.num_attention_heads}

@@ -36,7 +36,7 @@ def stored(settings: EngineSettings, tensors: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("method", ["modelopt", "nvfp4", "quark", "torchao", "nobody's"])
-def test_a_method_that_is_not_served_is_refused_with_those_that_are(
+def test_method_that_is_not_served_is_refused_with_those_that_are(
     settings: EngineSettings, method: str
 ) -> None:
     said(settings, {"quant_method": method})
@@ -45,7 +45,7 @@ def test_a_method_that_is_not_served_is_refused_with_those_that_are(
             look(settings)
 
 
-def test_a_config_that_does_not_say_what_modelopt_says_is_refused(settings: EngineSettings) -> None:
+def test_config_that_does_not_say_what_modelopt_says_is_refused(settings: EngineSettings) -> None:
     (Path(settings.model) / "hf_quant_config.json").write_text("{}")
     for look in (skeleton, load_model):
         with pytest.raises(UnsupportedModelError, match=r"hf_quant_config\.json .*no quantization_config"):
@@ -60,7 +60,7 @@ def test_codes_of_one_byte_without_a_scale_are_refused(settings: EngineSettings)
 
 
 @pytest.mark.parametrize("name", ["weight_scale", "weight_scale_inv", "scales", "qzeros"])
-def test_a_scale_that_a_layer_does_not_take_is_refused(settings: EngineSettings, name: str) -> None:
+def test_scale_that_a_layer_does_not_take_is_refused(settings: EngineSettings, name: str) -> None:
     stored(settings, {f"{LAYER}.{name}": torch.ones(1)})
     with pytest.raises(UnsupportedModelError, match=rf"stores {LAYER}\.{name}, 1 such in all"):
         load_model(settings)

@@ -17,13 +17,13 @@ IGNORE_OUR_ATTENTION = {
 
 
 @pytest.mark.parametrize("kind", IGNORE_OUR_ATTENTION)
-def test_a_model_that_ignores_our_attention_is_refused(kind: str, tmp_path: Path) -> None:
+def test_model_that_ignores_our_attention_is_refused(kind: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, kind, **IGNORE_OUR_ATTENTION[kind])
     with pytest.raises(UnsupportedModelError, match=f"{tmp_path}.*(AttentionInterface|keep no keys)"):
         Engine.from_settings(EngineSettings(model=str(folder), cache_memory=2**22))
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
     with pytest.raises((UnsupportedModelError, OSError)):
         Engine.from_settings(EngineSettings(model=str(tmp_path), cache_memory=2**22))
@@ -32,6 +32,6 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("block_size", 0), ("dtype", "int8"), ("device", "tpu"), ("max_runing", 3)]
 )
-def test_a_wrong_setting_is_refused_by_name(field: str, value: object) -> None:
+def test_wrong_setting_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field):
         EngineSettings.model_validate({"model": "m", field: value})

@@ -107,7 +107,7 @@ def follow_and_leave(group: RankGroup, settings: EngineSettings) -> None:
     follow(forward, group)
 
 
-def test_a_rank_that_leaves_in_the_middle_of_a_pass_is_not_the_sequences_fault(tmp_path: Path) -> None:
+def test_rank_that_leaves_in_the_middle_of_a_pass_is_not_the_sequences_fault(tmp_path: Path) -> None:
     """Which then goes on with another target."""
     folder = write_checkpoint(tmp_path, "llama")
     given = {"block_size": BLOCK, "cache_memory": 2**20, "dtype": "float32", "threads": 1}

@@ -83,7 +83,7 @@ def test_drafts_and_text_are_those_of_one_process(
     ],
     ids=str,
 )
-def test_a_part_of_the_target_drafts_from_all_ranks_caches(
+def test_part_of_the_target_drafts_from_all_ranks_caches(
     ranks: Ranks, head: Path | None, part: dict[str, Any]
 ) -> None:
     """What a branch that stood left to be moved is moved at each rank before the part reads it."""
@@ -101,7 +101,7 @@ def lead_search(group: RankGroup, settings: EngineSettings) -> tuple[list[list[D
 
 
 @pytest.mark.slow
-def test_what_pays_is_searched_by_all_ranks_together(ranks: Ranks) -> None:
+def test_part_that_pays_is_searched_by_all_ranks_together(ranks: Ranks) -> None:
     [(found, layers), _] = ranks.run(lead_search, follow_on, settings_of("early_exit", None))
     assert layers is not None
     assert not any(draft for text in found[0][:1] for draft in text.drafts[:1])
@@ -125,7 +125,7 @@ def eagle3_with_all_of_its_own(folder: Path) -> Path:
     ("drafter", "write"),
     [("eagle3", write_eagle3), ("eagle3", eagle3_with_all_of_its_own), ("medusa", write_medusa)],
 )
-def test_a_head_with_a_vocabulary_of_its_own_shares_that(
+def test_head_with_a_vocabulary_of_its_own_shares_that(
     ranks: Ranks, tmp_path: Path, drafter: str, write: Callable[[Path], Path]
 ) -> None:
     check(ranks, drafter, write(tmp_path), 0.7)
@@ -141,7 +141,7 @@ def lead_mtp(group: RankGroup, settings: EngineSettings) -> list[Drafted]:
 @pytest.mark.parametrize(
     "kind", ["qwen3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("glm4_moe", "deepseek_v3"))]
 )
-def test_an_mtp_layer_drafts_what_it_drafts_in_one_process(ranks: Ranks, tmp_path: Path, kind: str) -> None:
+def test_mtp_layer_drafts_what_it_drafts_in_one_process(ranks: Ranks, tmp_path: Path, kind: str) -> None:
     """Attention over compressed keys stays whole at each rank."""
     model = str(write_target(tmp_path, kind))
     [shared, _] = ranks.run(lead_mtp, follow_on, settings_of("mtp", None, model=model))
@@ -152,12 +152,12 @@ def test_an_mtp_layer_drafts_what_it_drafts_in_one_process(ranks: Ranks, tmp_pat
 
 @dataclass(frozen=True)
 class Held:
-    """By a rank."""
+    """Numbers of what one rank holds."""
 
     blocks: int
     weights: int  # bytes, with the head's, as cache
     cache: int
-    cached_heads: int  # of the head's layer
+    cached_heads: int  # heads that the head's layer caches
 
 
 def hold(group: RankGroup, settings: EngineSettings) -> Held:
@@ -192,7 +192,7 @@ def test_each_rank_holds_its_share_as_planned(
         assert held.cached_heads == cached_heads / 2
 
 
-def test_a_rank_plans_with_a_share_of_what_can_be_divided(tmp_path: Path) -> None:
+def test_rank_plans_with_a_share_of_what_can_be_divided(tmp_path: Path) -> None:
     """All of a Medusa head but its layers, which are small; of EAGLE-3 all but what joins three states."""
     heads = {"medusa": write_medusa(tmp_path / "medusa"), "eagle3": write_eagle3(tmp_path / "eagle3")}
     whole = {"medusa": 4 * (256 + 1) * 256, "eagle3": 3 * 256 * 256}
@@ -223,8 +223,8 @@ def lead_until_lost(group: RankGroup, settings: EngineSettings) -> str:
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_lost_while_it_drafts_ends_the_group() -> None:
-    """To go on without Drafts would be to wait for it in the target's next step."""
+def test_rank_that_is_lost_while_it_drafts_ends_the_group() -> None:
+    """A group without Drafts would wait for the lost rank in the target's next step."""
     two = Ranks(2)
     try:
         settings = settings_of("eagle3", DRAFTERS / "eagle3")

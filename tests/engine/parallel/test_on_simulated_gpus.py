@@ -160,7 +160,7 @@ def plainly(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
 
 
 def shared_by_two(folder: Path) -> tuple[EngineSettings, EngineSettings]:
-    """Of a small model: as one process on the CPU has it, and ranks on GPUs."""
+    """Settings of a small model: for one process on the CPU, and for two ranks on GPUs."""
     write_checkpoint(folder, "llama", num_hidden_layers=2)
     fields = {"model": str(folder), "dtype": "float32", "cache_memory": 2**21, "self_check": False}
     on_gpus = {**fields, "device": "cuda", "tensor_parallel": 2}
@@ -221,7 +221,7 @@ def follow_past_a_failure(group: RankGroup, settings: EngineSettings) -> list[bo
 
 
 @pytest.mark.slow
-def test_a_step_that_ranks_cannot_launch_early_harms_nobody(ranks: Ranks, tmp_path: Path) -> None:
+def test_step_that_ranks_cannot_launch_early_harms_nobody(ranks: Ranks, tmp_path: Path) -> None:
     """And no rank is dismissed while it exchanges with the first."""
     alone, shared = shared_by_two(tmp_path)
     expected = together(Engine.from_settings(alone), PROMPTS)
@@ -262,7 +262,7 @@ def leave_after_two_steps(group: RankGroup, settings: EngineSettings) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_lost_while_a_step_is_under_way_is_noticed(tmp_path: Path) -> None:
+def test_rank_that_is_lost_while_a_step_is_under_way_is_noticed(tmp_path: Path) -> None:
     _, shared = shared_by_two(tmp_path)
     two = Ranks(2, on_gpus=True)
     try:
@@ -357,7 +357,7 @@ def captured_by_the_other(group: RankGroup, settings: EngineSettings) -> tuple[A
 
 
 @pytest.mark.slow
-def test_what_rank_0_has_found_to_draft_all_ranks_capture(ranks: Ranks, tmp_path: Path) -> None:
+def test_part_that_rank_0_has_found_is_captured_by_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, "llama", num_hidden_layers=4)
     weights = load_file(model / "model.safetensors")
     for name, weight in weights.items():
@@ -414,7 +414,7 @@ def rules(group: RankGroup, *_: object) -> tuple[Any, ...]:
     )
 
 
-def test_the_simulated_nccl_has_its_rules(ranks: Ranks) -> None:
+def test_simulated_nccl_has_its_rules(ranks: Ranks) -> None:
     for before, after, launches, waits, other_shape, on_host in ranks.run(rules, rules):
         assert (before, after) == ([1.0, 1.0], [8.0, 8.0]), "a capture computes nothing, a replay does"
         assert (launches, waits) == (1, 0)

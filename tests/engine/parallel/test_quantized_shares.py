@@ -176,14 +176,14 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_shares_that_cannot_be_are_refused_by_name(tmp_path: Path, case: str) -> None:
-    """From the config alone: there are no weights to load, and no group to load them into."""
+    """The config alone decides: there are no weights to load, and no group to load them into."""
     said, fields, named = REFUSED[case]
     write_config(tmp_path, "llama", said, **fields)
     with pytest.raises(UnsupportedModelError, match=f"tensor_parallel=2: model=.*{named}"):
         check_shares(settings_of(tmp_path, tensor_parallel=2))
 
 
-def test_a_refusal_says_which_numbers_of_ranks_would_do(tmp_path: Path) -> None:
+def test_refusal_says_which_numbers_of_ranks_would_do(tmp_path: Path) -> None:
     fields = {
         "num_attention_heads": 8,
         "num_key_value_heads": 8,

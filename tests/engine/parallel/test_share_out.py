@@ -46,7 +46,7 @@ class Layer(nn.Module):
 class Found:
     shares_heads: bool
     difference: float  # from the whole layer's result, at most
-    parts: dict[str, float]  # of each weight's numbers that the rank holds
+    parts: dict[str, float]  # share of each weight's numbers that the rank holds
 
 
 @torch.inference_mode()
@@ -66,7 +66,7 @@ HALF = 0.5
 
 
 def parts_of(module: str, columns: tuple[str, ...], row: str, part: float) -> dict[str, float]:
-    """Of the last product each rank has the bias, which is added once the parts have been."""
+    """Each rank has the bias of the last product, which is added after the parts are summed."""
     named = {f"{module}.{name}.{kind}": part for name in columns for kind in ("weight", "bias")}
     return {**named, f"{module}.{row}.weight": part, f"{module}.{row}.bias": 1.0}
 
@@ -75,7 +75,7 @@ def parts_of(module: str, columns: tuple[str, ...], row: str, part: float) -> di
     ("kv_heads", "width", "attention", "mlp"),
     [(2, 48, HALF, HALF), (4, 48, HALF, HALF), (1, 48, 1.0, HALF), (2, 49, HALF, 1.0)],
 )
-def test_a_rank_holds_its_part_of_what_can_be_divided(
+def test_rank_holds_its_part_of_what_can_be_divided(
     ranks: Ranks, kv_heads: int, width: int, attention: float, mlp: float
 ) -> None:
     for found in ranks.run(compute, compute, kv_heads, width):
@@ -129,10 +129,10 @@ def compute_experts(group: RankGroup, width: int, as_transposed: bool) -> tuple[
 @pytest.mark.parametrize(
     ("width", "as_transposed", "part"), [(48, False, HALF), (49, False, 1.0), (48, True, 1.0)]
 )
-def test_a_rank_holds_its_part_of_every_expert(
+def test_rank_holds_its_part_of_every_expert(
     ranks: Ranks, width: int, as_transposed: bool, part: float
 ) -> None:
-    """Those that are stored in another order stay whole."""
+    """Weights that are stored in another order stay whole."""
     for difference, parts in ranks.run(compute_experts, compute_experts, width, as_transposed):
         assert difference < 1e-5
         assert parts == {"gate_up_proj": part, "down_proj": part}

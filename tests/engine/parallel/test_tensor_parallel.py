@@ -76,7 +76,7 @@ def drafter_of(kind: str | None, drafts: dict[str, Engine]) -> Drafter | None:
 
 
 def answers(target: Engine, drafts: dict[str, Engine], count: int) -> list[list[Output]]:
-    """By mode, in parts that run together."""
+    """Answers by mode, in parts that run together."""
     asked = requests(count)
     every = []
     for number, (kind, depth, alternatives) in enumerate(MODES.values()):
@@ -125,7 +125,7 @@ def check(ranks: Ranks, folder: Path, other: Path, count: int) -> None:
     drafts = {"target": alone, "other": settings_of(other)}
     [(shared_outputs, shapes), _] = ranks.run(lead, follow_to_the_end, shared, drafts, count)
     target = Engine.from_settings(alone)
-    assert shapes == {(1, 16)}  # of two key/value heads each rank has one
+    assert shapes == {(1, 16)}  # each rank has one of two key/value heads
     asked = requests(count)
     near_ties = accepted = refused = 0
     for number, (name, outputs) in enumerate(zip(MODES, shared_outputs, strict=True)):
@@ -180,10 +180,10 @@ def test_two_processes_say_what_one_says(
         ("gpt2", {}, 2, "no plan to share"),
     ],
 )
-def test_a_model_that_cannot_be_shared_is_refused_by_name(
+def test_model_that_cannot_be_shared_is_refused_by_name(
     tmp_path: Path, kind: str, fields: dict[str, Any], size: int, named: str
 ) -> None:
-    """From its config alone: there are no weights to load, and no group to load them into."""
+    """The config alone decides: there are no weights to load, and no group to load them into."""
     config = AutoConfig.for_model(kind, **{**COMMON, **ARCHITECTURES[kind], **fields})
     config.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match=f"tensor_parallel={size}.*{named}"):
@@ -235,7 +235,7 @@ def receive(group: RankGroup, lengths: list[int]) -> list[tuple[int, int | None]
     return came
 
 
-def test_a_step_of_any_length_reaches_the_other_ranks(ranks: Ranks) -> None:
+def test_step_of_any_length_reaches_the_other_ranks(ranks: Ranks) -> None:
     around = [FRAME - 13, FRAME - 12, FRAME - 11, FRAME - 10]
     lengths = [1, *around, 5 * FRAME, 2]
     [_, came] = ranks.run(send, receive, lengths)
@@ -259,7 +259,7 @@ def go_on_after(group: RankGroup, ran: tuple[bool, bool]) -> str:
     return ""
 
 
-def test_a_rank_that_failed_alone_goes_no_further(ranks: Ranks) -> None:
+def test_rank_that_failed_alone_goes_no_further(ranks: Ranks) -> None:
     assert ranks.run(go_on_after, go_on_after, (True, True)) == ["", ""]
     assert ranks.run(go_on_after, go_on_after, (False, False)) == ["", ""]
     for ran in (True, False), (False, True):
@@ -288,7 +288,7 @@ def load_and_look(group: RankGroup, small: EngineSettings, settings: EngineSetti
 
 
 def private_bytes() -> int:
-    """That are this process's alone: pages of mapped files do not count."""
+    """Bytes that are this process's alone: pages of mapped files do not count."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     (kilobytes,) = (line.split()[1] for line in lines if line.startswith("Anonymous:"))
     return int(kilobytes) * 1024
@@ -311,7 +311,7 @@ def hold(group: RankGroup, settings: EngineSettings) -> tuple[int, int]:
     return allocated_weights(forward.model), allocated_cache(forward.cache)
 
 
-@pytest.mark.parametrize("size", [2, 4])  # of two key/value heads each rank has one
+@pytest.mark.parametrize("size", [2, 4])  # each rank has one of two key/value heads
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_each_rank_holds_what_the_memory_plan_says(
     ranks: Ranks, four_ranks: Ranks, tmp_path: Path, kind: str, size: int

@@ -23,7 +23,7 @@ pytestmark = needs_compiler
 
 GPU = torch.device("cuda", 0)
 MIB = 2**20
-ROOM = 256 * MIB  # that a small engine has in these tests, beside the runtime
+ROOM = 256 * MIB  # bytes of a small engine in these tests, without the runtime
 SHARE = (ROOM + RUNTIME_BYTES["cuda"]) / MEMORY
 
 
@@ -59,7 +59,7 @@ def loaded(fields: dict[str, Any], **others: Any) -> Engine:
     return Engine.from_settings(EngineSettings.model_validate({**fields, **others}))
 
 
-def test_a_share_bounds_what_torch_allocates(memory: Memory) -> None:
+def test_share_bounds_what_torch_allocates(memory: Memory) -> None:
     bound_allocator(part(SHARE))
     assert memory.fraction * MEMORY == pytest.approx(ROOM)
     torch.empty(ROOM - MIB, dtype=torch.uint8, device=GPU)
@@ -67,18 +67,18 @@ def test_a_share_bounds_what_torch_allocates(memory: Memory) -> None:
         torch.empty(ROOM + MIB, dtype=torch.uint8, device=GPU)
 
 
-def test_a_whole_device_is_not_bounded(memory: Memory) -> None:
+def test_whole_device_is_not_bounded(memory: Memory) -> None:
     bound_allocator(part(1.0))
     assert memory.fraction == 1.0
 
 
-def test_a_share_below_what_the_runtime_takes_is_refused(memory: Memory) -> None:
+def test_share_below_what_the_runtime_takes_is_refused(memory: Memory) -> None:
     with pytest.raises(DeviceTooSmallError, match=r"device_share=0\.01 is .* give more than 0\.013"):
         bound_allocator(part(0.01))
     assert memory.fraction == 1.0
 
 
-def test_a_cache_beyond_the_share_is_refused_and_the_one_named_fits(
+def test_cache_beyond_the_share_is_refused_and_the_one_named_fits(
     memory: Memory, fields: dict[str, Any]
 ) -> None:
     bound_allocator(part(SHARE))
@@ -98,7 +98,7 @@ def test_weights_beyond_what_others_leave_are_refused(memory: Memory, fields: di
         loaded(fields, cache_memory=MIB)
 
 
-def test_a_cache_left_open_takes_what_others_leave(memory: Memory, fields: dict[str, Any]) -> None:
+def test_cache_left_open_takes_what_others_leave(memory: Memory, fields: dict[str, Any]) -> None:
     memory.held_by_others = MEMORY - ROOM
     engine = loaded(fields)
     assert isinstance(engine.settings.cache_memory, int)
@@ -106,7 +106,7 @@ def test_a_cache_left_open_takes_what_others_leave(memory: Memory, fields: dict[
     assert memory.free >= 0
 
 
-def test_a_cache_left_open_is_as_planned_where_others_hold_their_own_share(memory: Memory) -> None:
+def test_cache_left_open_is_as_planned_where_others_hold_their_own_share(memory: Memory) -> None:
     memory.held_by_others = MEMORY // 2
     room = DeviceRoom.of(GPU, 0.5)
     assert room.plannable == room.memory

@@ -97,12 +97,12 @@ def test_without_packed_layers_a_tied_embedding_is_planned_once(
     assert plan.weights == pytest.approx(allocated_weights(model_of(engine)), rel=0.01)
 
 
-def test_the_largest_step_takes_no_more_than_was_planned(settings: EngineSettings) -> None:
+def test_largest_step_takes_no_more_than_was_planned(settings: EngineSettings) -> None:
     check_largest_step(settings)
 
 
 def check_largest_step(settings: EngineSettings) -> None:
-    """As many sequences as may run verify the deepest Drafts at once, after prompts that fill a chunk."""
+    """All sequences that may run verify the deepest Drafts at once, after prompts that fill a chunk."""
     model = skeleton(settings)
     length = settings.prefill_chunk // RUNNING
     blocks = RUNNING * -(-(length + 1 + MAX_DEPTH) // settings.block_size)
@@ -120,7 +120,7 @@ def check_largest_step(settings: EngineSettings) -> None:
     assert 0.3 * planned < alive.peak < planned
 
 
-def test_a_cache_holds_so_many_sequences(plan: MemoryPlan) -> None:
+def test_cache_holds_so_many_sequences(plan: MemoryPlan) -> None:
     assert plan.sequences(plan.num_blocks * plan.block_size) == 1
     assert plan.sequences(plan.num_blocks * plan.block_size + 1) == 0
     assert plan.sequences(1) == plan.num_blocks
@@ -128,7 +128,7 @@ def test_a_cache_holds_so_many_sequences(plan: MemoryPlan) -> None:
 
 
 def with_drafter(folder: Path, kind: str | None) -> EngineSettings:
-    """Of the demo target."""
+    """Plan of the demo target."""
     heads: dict[str, Callable[[Path], Path]] = {"medusa": write_medusa, "eagle3": write_eagle3}
     return EngineSettings(
         model=str(write_demo(folder) if kind == "mtp" else DEMO / "target"),
@@ -141,7 +141,7 @@ def with_drafter(folder: Path, kind: str | None) -> EngineSettings:
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "mtp"])
-def test_a_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) -> None:
+def test_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) -> None:
     settings = with_drafter(tmp_path, kind)
     planned, without = (
         plan_memory(skeleton(one), one, MEMORY)
@@ -164,7 +164,7 @@ def test_a_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) 
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "early_exit"])
-def test_the_largest_step_with_a_head_takes_no_more_than_was_planned(tmp_path: Path, kind: str) -> None:
+def test_largest_step_with_a_head_takes_no_more_than_was_planned(tmp_path: Path, kind: str) -> None:
     small = {"max_sequences": RUNNING, "prefill_chunk": 64}
     check_largest_step(with_drafter(tmp_path, kind).model_copy(update=small))
 
@@ -173,7 +173,7 @@ def test_the_largest_step_with_a_head_takes_no_more_than_was_planned(tmp_path: P
 def test_graphs_keep_what_was_planned_those_of_a_drafter_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None
 ) -> None:
-    """To the byte, beside what all of them compute with, one after the other."""
+    """Planned bytes are exact, next to the memory that all graphs compute with in turn."""
     capturing(monkeypatch)
     settings = with_drafter(tmp_path, kind).model_copy(update={"early_exit": 3})
     engine = Engine.from_settings(settings)
@@ -191,7 +191,7 @@ def test_graphs_keep_what_was_planned_those_of_a_drafter_too(
     assert planned.graphs == kept + model.activation_bytes(rows, rows) + parts
 
 
-def test_the_targets_own_layers_are_planned_once() -> None:
+def test_targets_own_layers_are_planned_once() -> None:
     plain = EngineSettings(model=str(DEMO / "target"), device="cpu", cache_memory=2**24)
     settings = plain.model_copy(update={"drafter": "early_exit"})
     assert plan_memory(skeleton(settings), settings, MEMORY) == plan_memory(skeleton(plain), plain, MEMORY)
@@ -233,7 +233,7 @@ def large() -> ModelSkeleton:
     return ModelSkeleton(config, "70B")
 
 
-def test_a_large_model_over_several_devices(large: ModelSkeleton) -> None:
+def test_large_model_over_several_devices(large: ModelSkeleton) -> None:
     assert large.parameters == 70_553_706_496  # as its card says: 70.6 B
     whole = large.weight_bytes()
     assert whole == pytest.approx(2 * large.parameters, rel=1e-6)
@@ -255,7 +255,7 @@ def test_quantized_weights_take_their_bits_but_for_embeddings(
     assert quantized == pytest.approx(share * (large.weight_bytes() - embeddings), rel=1e-3)
 
 
-def test_a_checkpoint_that_is_quantized_takes_what_its_files_hold(tmp_path: Path) -> None:
+def test_checkpoint_that_is_quantized_takes_what_its_files_hold(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "llama")
     config = json.loads((folder / "config.json").read_text())
     quantized = {**config, "quantization_config": {"quant_method": "awq", "bits": 4}}
@@ -275,13 +275,13 @@ def test_by_default_a_cache_on_a_gpu_takes_what_the_plan_leaves_but_a_margin(lar
     assert plan.cache > 35e9  # 16 in a fifth of the device
 
 
-def test_a_part_of_a_gpu_holds_all_that_its_engine_takes(large: ModelSkeleton) -> None:
+def test_part_of_a_gpu_holds_all_that_its_engine_takes(large: ModelSkeleton) -> None:
     settings = LARGE_ON_CUDA.model_copy(update={"device_share": 0.6})
     plan = plan_memory(large, settings, 80 * 10**9)
     assert 0 <= 0.95 * 0.6 * 80e9 - plan.total < 2 * plan.block
 
 
-def test_a_model_that_leaves_no_room_for_a_cache_is_refused(large: ModelSkeleton) -> None:
+def test_model_that_leaves_no_room_for_a_cache_is_refused(large: ModelSkeleton) -> None:
     settings = LARGE_ON_CUDA.model_copy(update={"device_share": 0.4})
     with pytest.raises(
         CacheTooSmallError, match=r"model='70B' leaves no room for a cache in 0.4 of a device"
@@ -312,7 +312,7 @@ def test_by_default_a_cache_on_a_cpu_is_what_its_sequences_can_use_up_to_a_share
     assert default_cache(model, settings, memory) == blocks * block
 
 
-def test_an_engine_resolves_its_cache_as_planned(tmp_path: Path) -> None:
+def test_engine_resolves_its_cache_as_planned(tmp_path: Path) -> None:
     settings = EngineSettings(model=str(write_checkpoint(tmp_path, "llama")), max_sequences=2, threads=1)
     engine = Engine.from_settings(settings)
     assert settings.cache_memory is None

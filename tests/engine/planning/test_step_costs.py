@@ -12,7 +12,7 @@ from outrider.engine.settings import EngineSettings
 
 HIDDEN, INTERMEDIATE, LAYERS, VOCAB = 64, 160, 3, 500
 SHAPE = {"hidden_size": HIDDEN, "intermediate_size": INTERMEDIATE, "vocab_size": VOCAB}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}  # of 16
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}  # heads of 16 dimensions
 PRODUCTS = LAYERS * (HIDDEN * HIDDEN * 2 + HIDDEN * 32 * 2 + 3 * HIDDEN * INTERMEDIATE) + HIDDEN * VOCAB
 NORMS = (2 * LAYERS + 1) * HIDDEN
 
@@ -24,7 +24,7 @@ def costs(layers: int = LAYERS, devices: int = 1, tied: bool = False) -> StepCos
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_step_reads_what_it_multiplies_with_and_no_table_that_it_only_looks_into(tied):
+def test_step_reads_what_it_multiplies_with_and_no_table_that_it_only_looks_into(tied):
     step = costs(tied=tied)
     assert step.flops_per_token == 2 * PRODUCTS
     assert step.weight_bytes == pytest.approx(2 * (PRODUCTS + NORMS), rel=0.01)  # rotary frequencies beside
@@ -49,7 +49,7 @@ def test_every_layer_launches_as_many_kernels():
     assert four - three == three - two > 10
 
 
-def test_a_step_takes_the_longer_of_reading_and_computing():
+def test_step_takes_the_longer_of_reading_and_computing():
     step = replace(costs(), weight_bytes=10**9, flops_per_token=2e9)
     fast = ACCELERATORS["H100"]
     few, more, many = (step.seconds(fast, 1, tokens, 0) - step.constant_s for tokens in (1, 2, 10_000))
