@@ -13,7 +13,7 @@ from bench.tables import (
     summary,
 )
 from bench.tables.reading import source
-from outrider.cli.pages import begin, rewritten
+from workshop.pages.marks import begin, rewritten
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "checking.md", ROOT / "README.md")

@@ -4,7 +4,7 @@ import pytest
 
 from bench.tables import reading, summary
 from bench.tables.pages import COMMAND, PAGES, TABLES, text_of, updated
-from outrider.cli.pages import begin
+from workshop.pages.marks import begin
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import pytest
 
 from cluster.settings import Settings
-from outrider.cli.configuration import sections
+from workshop.pages.settings_tables import sections
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("outrider", "gateway", "cluster", "actors", "protos", "bench")

@@ -9,8 +9,9 @@ import pytest
 from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS
 from outrider.telemetry.reasons import DepthReason
-from outrider.telemetry.table import PAGE, reasons, rewritten, table
 from tests.support.series import series_of
+from workshop.pages.marks import COMMAND, DOCS
+from workshop.pages.metrics_tables import pages, reasons, table
 
 METRICS = [*OF_GATEWAYS, *OF_WORKERS]
 ROOT = Path(__file__).parents[2]
@@ -25,13 +26,8 @@ class Recorded:
 
 
 def test_tables_of_the_docs_are_those_of_the_code():
-    page = PAGE.read_text()
-    assert rewritten(page) == page, "run python -m outrider.telemetry.table"
-
-
-def test_page_without_the_marks_is_refused():
-    with pytest.raises(ValueError, match="marks"):
-        rewritten("# Metrics\n")
+    for name, text in pages().items():
+        assert text == (DOCS / name).read_text(), f"run {COMMAND}"
 
 
 def test_table_has_a_row_for_every_reason():

@@ -1,15 +1,14 @@
-"""Writes the tables of docs/metrics.md: ``python -m outrider.telemetry.table``."""
-
-from pathlib import Path
+"""Tables of metrics in docs/metrics.md."""
 
 from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS, Metric
 from outrider.telemetry.reasons import DepthReason
+from workshop.pages.marks import COMMAND, DOCS, rewritten
 
-PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-BEGIN, END = "<!-- metrics: written by python -m outrider.telemetry.table -->\n", "<!-- end of metrics -->\n"
+PAGE, MARK = "metrics.md", "metrics"
 
 
 def table() -> str:
+    """Returns a row for each metric, in Markdown."""
     rows = [_row(metric, "gateway") for metric in OF_GATEWAYS] + [
         _row(metric, "worker") for metric in OF_WORKERS
     ]
@@ -25,18 +24,11 @@ def _row(metric: Metric, owner: str) -> str:
 
 
 def reasons() -> str:
+    """Returns a row for each reason of a depth, in Markdown."""
     rows = [f"| `{reason}` | {reason.meaning} |" for reason in DepthReason]
     return "\n".join(["| `reason` | what decides the depth |", "|---|---|", *rows, ""])
 
 
-def rewritten(page: str) -> str:
-    """Returns the page with the tables between their two marks. Raises ValueError if a mark is missing."""
-    before, _, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"{PAGE.name} has lost the marks of the metrics tables")
-    return f"{before}{BEGIN}{table()}\n{reasons()}{END}{after}"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(rewritten(PAGE.read_text()))
+def pages() -> dict[str, str]:
+    """Returns the page by its name, rewritten. Raises ValueError if it has lost its marks."""
+    return {PAGE: rewritten((DOCS / PAGE).read_text(), MARK, COMMAND, f"{table()}\n{reasons()}")}

@@ -6,8 +6,8 @@ import pytest
 from pydantic import BaseModel, Field
 
 from cluster.settings import Settings
-from outrider.cli.configuration import COMMAND, DOCS, pages, sections, tables
-from outrider.cli.pages import begin, end, rewritten
+from workshop.pages.marks import COMMAND, DOCS, begin, end, rewritten
+from workshop.pages.settings_tables import pages, sections, tables
 
 
 class Pace(BaseModel):

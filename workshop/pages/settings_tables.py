@@ -1,4 +1,4 @@
-"""Writes the tables of settings in the docs: ``python -m outrider.cli.configuration``.
+"""Tables of settings in the docs.
 
 A table has a row for each field of a model and of the models nested in it: name, unit, default, accepted
 values, meaning.
@@ -9,7 +9,6 @@ import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
@@ -19,12 +18,10 @@ from pydantic_core import PydanticUndefined
 
 from cluster.settings import Settings
 from gateway.settings import Speculation
-from outrider.cli.pages import rewritten
 from outrider.decoding.settings import RequestedSampling
 from workshop.checking.settings import CheckSettings
+from workshop.pages.marks import COMMAND, DOCS, rewritten
 
-COMMAND = "python -m outrider.cli.configuration"
-DOCS = Path(__file__).parents[2] / "docs"
 # models by page and mark
 TABLES: dict[tuple[str, str], type[BaseModel]] = {
     ("configuration.md", "settings"): Settings,
@@ -254,8 +251,3 @@ def pages() -> dict[str, str]:
         text = texts.get(page) or (DOCS / page).read_text()
         texts[page] = rewritten(text, mark, COMMAND, tables(model))
     return texts
-
-
-if __name__ == "__main__":
-    for name, text in pages().items():
-        (DOCS / name).write_text(text)

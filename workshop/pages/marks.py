@@ -1,5 +1,10 @@
 """Parts of the docs that a command writes: each lies between two marks with its name."""
 
+from pathlib import Path
+
+COMMAND = "python -m workshop.pages"
+DOCS = Path(__file__).parents[2] / "docs"
+
 
 def begin(name: str, command: str) -> str:
     return f"<!-- {name}: written by {command} -->\n"
