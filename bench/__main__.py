@@ -22,6 +22,7 @@ BENCHMARKS = {
     "tables": "the tables of all these in the docs",
 }
 ALONE = {  # not among those that are run in turn
+    "pace_figure": "the figure and the tables of docs/pace.md",
     "gpu": "the engine on a GPU, which it needs",
     "peers": "other servers beside ours, each installed first (5 GB)",
     "inflate": "writes a Llama checkpoint that computes the same function at a larger cost",

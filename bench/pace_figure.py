@@ -1,0 +1,100 @@
+"""The worked example of docs/pace.md: its numbers, and the figure that shows them.
+
+The target reads its weights in 20 ms, which hides 32 tokens; from there on a token takes 0.4 ms. The draft
+takes 2 ms a token. All functions that decide are the pace's own.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from outrider.pace.optimizer import Vector, best_depths, log_rate, mix_of, round_seconds
+
+FIGURE = Path(__file__).parent / "results" / "pace.png"
+MAX_DEPTH = 8  # tokens
+RATE = 0.8  # acceptance rate at every position
+LOADS = (1, 8, 16, 32, 64)  # sequences
+
+
+class ExampleCosts:
+    """Costs of the example's target and draft."""
+
+    calibration = 1.0
+    draft_in_step = False
+
+    def step(self, sequences: Vector, tokens: Vector) -> Vector:
+        return 20e-3 + 0.4e-3 * np.maximum(np.asarray(tokens) - 32.0, 0.0)
+
+    def drafting(
+        self, sequences: Vector, depth: Vector, alternatives: Vector | float, target_step: Vector
+    ) -> Vector:
+        """Half a step of waiting, a step for each token, and 1 ms for the messages."""
+        return 1e-3 + 2e-3 * (np.asarray(depth) + 0.5)
+
+
+def reach(rate: float, sequences: int) -> Vector:
+    """[sequences, MAX_DEPTH] probability that each position is accepted."""
+    return np.tile(rate ** np.arange(1.0, MAX_DEPTH + 1.0), (sequences, 1))
+
+
+def chosen(rate: float, sequences: int) -> float:
+    """Mean depth that is chosen for that many equal sequences."""
+    is_batch = np.zeros(sequences, bool)
+    return float(best_depths(reach(rate, sequences), is_batch, ExampleCosts()).mean())
+
+
+def by_depth() -> list[str]:
+    """Rows of the page's first table: one sequence, every depth."""
+    rows = []
+    for depth in range(MAX_DEPTH + 1):
+        likely = reach(RATE, 1)
+        mix = mix_of(np.array([depth]), likely, ExampleCosts())
+        round_s, plain_s = round_seconds(mix, ExampleCosts())
+        seconds = float(round_s if depth else plain_s)
+        rate = float(np.exp(log_rate(mix, ExampleCosts())))
+        share = f"{likely[0, :depth].mean():.0%}" if depth else ""
+        tokens = 1.0 + likely[0, :depth].sum()
+        rows.append(f"| {depth} | {tokens:.2f} | {1e3 * seconds:.0f} ms | {rate:.0f} | {share} |")
+    return rows
+
+
+def by_load() -> list[str]:
+    """Rows of the page's second table: the mean depth that is chosen, by load and acceptance."""
+    return [
+        f"| {load} | " + " | ".join(f"{chosen(rate, load):.1f}" for rate in (0.5, 0.8, 0.95)) + " |"
+        for load in LOADS
+    ]
+
+
+def draw(path: Path) -> None:
+    """Draws the cost curve, the acceptance curve and the chosen depth next to each other."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, (cost, tokens, depth) = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+    sizes = np.arange(1.0, 257.0)
+    cost.plot(sizes, 1e3 * ExampleCosts().step(sizes, sizes))
+    cost.set(
+        title="Cost of a target step", xlabel="tokens in the step", ylabel="milliseconds", ylim=(0, None)
+    )
+    depths = np.arange(MAX_DEPTH + 1)
+    loads = np.unique(np.geomspace(1, 128, 24).astype(int))
+    for rate in (0.5, 0.8, 0.95):
+        label = f"acceptance rate {rate}"
+        tokens.plot(depths, np.cumsum([1.0, *reach(rate, 1)[0]]), marker="o", label=label)
+        depth.plot(loads, [chosen(rate, int(load)) for load in loads], marker=".", label=label)
+    tokens.set(title="Tokens of a round", xlabel="drafted tokens", ylabel="expected tokens", ylim=(0, None))
+    depth.set(title="Chosen depth", xlabel="sequences", ylabel="drafted tokens", xscale="log")
+    tokens.legend()
+    figure.savefig(path, dpi=100, metadata={"Software": None})
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench pace_figure", description=__doc__)
+    parser.add_argument("--output", type=Path, default=FIGURE, help="where the figure goes")
+    draw(parser.parse_args(arguments).output)
+    print("\n".join([*by_depth(), "", *by_load()]))
