@@ -30,7 +30,7 @@ from bench.report import save, table
 from bench.simulate import predicted
 from gateway.workers.streams import WorkerInfo
 from outrider.demo.prompts import KINDS
-from outrider.engine.offline.speculate import Request
+from outrider.engine.offline.speculate import OfflineRequest
 from tests.support.process_worker import worker_process
 
 BRANCHES = 12
@@ -72,7 +72,7 @@ class Comparison:
         self._depths = depths
         self.runs: dict[tuple[str, bool, int], list[Run]] = defaultdict(list)  # runs by (task, ahead, depth)
 
-    def run(self, requests: Sequence[tuple[str, Request]], delay_ms: float = 0.0) -> None:
+    def run(self, requests: Sequence[tuple[str, OfflineRequest]], delay_ms: float = 0.0) -> None:
         """Once each, in turns."""
         with ExitStack() as stack:
             workers = {
@@ -190,7 +190,7 @@ def lines_of(comparison: Comparison, share: float, temperature: float, plain_ste
     return lines
 
 
-def plain_step(target: WorkerInfo, requests: Sequence[tuple[str, Request]]) -> float:
+def plain_step(target: WorkerInfo, requests: Sequence[tuple[str, OfflineRequest]]) -> float:
     """Seconds of a plain step of one stream, median over the tasks."""
     runs = [asyncio.run(answer([target], request, 0)) for _, request in requests]
     return statistics.median(mean_round([run])["target"] for run in runs)
@@ -263,7 +263,7 @@ def crowd(
 def distance(
     target: WorkerInfo,
     drafts: dict[bool, WorkerInfo],
-    requests: Sequence[tuple[str, Request]],
+    requests: Sequence[tuple[str, OfflineRequest]],
     near: Comparison,
     temperature: float,
     options: argparse.Namespace,

@@ -17,7 +17,7 @@ from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import WorkerInfo
-from outrider.engine.offline.speculate import Request
+from outrider.engine.offline.speculate import OfflineRequest
 from outrider.pace.settings import PaceSettings
 from protos import rounds_pb2
 from tests.support.trust import TRUST
@@ -110,7 +110,7 @@ class Run:
 
 
 def rounds_of(
-    fleet: Fleet, request: Request, depth: int, trace: NoTrace = NO_TRACE
+    fleet: Fleet, request: OfflineRequest, depth: int, trace: NoTrace = NO_TRACE
 ) -> tuple[GatewaySequence, SequenceLoop]:
     """Depth 0: plain decoding."""
     sequence = GatewaySequence(request.prompt, request.sampling, request.noise_key)
@@ -120,7 +120,7 @@ def rounds_of(
     return sequence, factory.of(sequence, speculation, deadline, trace=trace)
 
 
-async def answer(workers: Sequence[WorkerInfo], request: Request, depth: int) -> Run:
+async def answer(workers: Sequence[WorkerInfo], request: OfflineRequest, depth: int) -> Run:
     """Answers a request by a gateway that has connections of its own."""
     fleet, times = Fleet(lambda: workers, TRUST), RoundParts()
     asked = time.perf_counter()
@@ -134,13 +134,13 @@ async def answer(workers: Sequence[WorkerInfo], request: Request, depth: int) ->
     return Run(ended - asked, ended - begun, tuple(sequence.generated), rounds.stats, times.rounds)
 
 
-async def answer_all(workers: Sequence[WorkerInfo], requests: Sequence[Request], depth: int) -> float:
+async def answer_all(workers: Sequence[WorkerInfo], requests: Sequence[OfflineRequest], depth: int) -> float:
     """Tokens per second of all at once, from the moment when each has its first."""
     fleet = Fleet(lambda: workers, TRUST)
     begun, tokens = time.perf_counter(), 0
     waiting = len(requests)
 
-    async def one(request: Request) -> None:
+    async def one(request: OfflineRequest) -> None:
         nonlocal begun, tokens, waiting
         sequence, rounds = rounds_of(fleet, request, depth)
         async for step in rounds.steps():

@@ -24,7 +24,7 @@ from outrider.demo.prompts import KINDS, prompts
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.draft_model import DraftModel
-from outrider.engine.offline.speculate import Output, Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, Output, generate
 from outrider.engine.settings import EngineSettings
 from outrider.pace.acceptance import expected_tokens
 
@@ -58,7 +58,7 @@ class TimedDrafter(DraftModel):
         return drafts
 
 
-def run(target: Engine, draft: Engine, requests: Sequence[Request], depth: int) -> Run:
+def run(target: Engine, draft: Engine, requests: Sequence[OfflineRequest], depth: int) -> Run:
     """Answers all requests at once; depth 0 is plain decoding."""
     timed = TimedDrafter(draft)
     drafter: Drafter | None = timed if depth else None
@@ -70,12 +70,12 @@ def run(target: Engine, draft: Engine, requests: Sequence[Request], depth: int) 
 
 def requests_of(
     kind: str, tokenizer: Tokenizer, batch: int, tokens: int, temperature: float
-) -> list[Request]:
+) -> list[OfflineRequest]:
     """Held-out prompts of a kind; generation goes on after an end of sequence, so that batches stay full."""
     sampling = Sampling(temperature=temperature, max_tokens=tokens, ignore_eos=True)
     encoded = [tuple(tokenizer.encode(prompt).ids) for prompt in prompts(kind, 20)]
     return [
-        Request(encoded[i % len(encoded)], sampling, noise_key(i, 0, encoded[i % len(encoded)]))
+        OfflineRequest(encoded[i % len(encoded)], sampling, noise_key(i, 0, encoded[i % len(encoded)]))
         for i in range(batch)
     ]
 
@@ -143,7 +143,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def in_groups(target: Engine, draft: Engine, requests: list[Request], batch: int, depth: int) -> Run:
+def in_groups(target: Engine, draft: Engine, requests: list[OfflineRequest], batch: int, depth: int) -> Run:
     """All requests, ``batch`` at a time, as one run."""
     runs = [run(target, draft, requests[i : i + batch], depth) for i in range(0, len(requests), batch)]
     outputs = [output for part in runs for output in part.outputs]

@@ -34,7 +34,7 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.choosing.asked import Asked, Text
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import plain_decoding
 from workshop.advice.steps import GREEDY, Steps
@@ -215,7 +215,7 @@ def answered_rows(
     sampling = Sampling(temperature=0.8, top_p=0.95, max_tokens=tokens, ignore_eos=True)
     rows = []
     for batch in batches:
-        requests = [Request((*PROMPT, number), sampling, number) for number in range(batch)]
+        requests = [OfflineRequest((*PROMPT, number), sampling, number) for number in range(batch)]
         known = [output.tokens for output in generate(of, None, requests, 0)]
         texts = {request.prompt: text for request, text in zip(requests, known, strict=True)}
         plain = None

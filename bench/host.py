@@ -34,7 +34,7 @@ from bench.report import save, table
 from bench.streams import speculation_of
 from outrider.demo.prompts import DEMO, KINDS, prompts
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.speculate import Request
+from outrider.engine.offline.speculate import OfflineRequest
 from outrider.engine.settings import EngineSettings
 from protos import generation_pb2, generation_pb2_grpc
 from tests.support.running import Service, serving
@@ -51,19 +51,19 @@ SERVICES: tuple[tuple[dict[str, str], tuple[str, ...]], ...] = (
 )
 
 
-def requests(tokenizer: Tokenizer, streams: int, tokens: int) -> list[Request]:
+def requests(tokenizer: Tokenizer, streams: int, tokens: int) -> list[OfflineRequest]:
     """Requests of all kinds by turns, greedy."""
     of_kind = {kind: requests_of(kind, tokenizer, PROMPTS, tokens, 0.0) for kind in KINDS}
     return [of_kind[KINDS[n % len(KINDS)]][n // len(KINDS) % PROMPTS] for n in range(streams)]
 
 
-def in_process(engine: Engine, asked: Sequence[Request]) -> float:
+def in_process(engine: Engine, asked: Sequence[OfflineRequest]) -> float:
     """Tokens/s, all at once."""
     done = run(engine, engine, asked, 0)
     return done.tokens / done.seconds
 
 
-def by_generate(model: Any, asked: Sequence[Request], tokens: int) -> float:
+def by_generate(model: Any, asked: Sequence[OfflineRequest], tokens: int) -> float:
     """Tokens/s of one batch of the same prompts."""
     return len(asked) * tokens / generate_seconds(model, [request.prompt for request in asked], tokens)
 

@@ -21,7 +21,7 @@ from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.index import IndexDrafter
-from outrider.engine.offline.speculate import Output, Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, Output, generate
 from outrider.engine.settings import EngineSettings
 
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -37,7 +37,7 @@ WAYS: dict[str, tuple[str | None, int, int, int]] = {
 }
 
 
-def requests(count: int, tokens: int) -> list[Request]:
+def requests(count: int, tokens: int) -> list[OfflineRequest]:
     """Over all kinds of text and temperatures, each with a seed of its own."""
     tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
     made = []
@@ -45,7 +45,7 @@ def requests(count: int, tokens: int) -> list[Request]:
         text = prompts(KINDS[seed % len(KINDS)], PROMPTS)[seed // len(KINDS) % PROMPTS]
         prompt = tuple(tokenizer.encode(text).ids)
         sampling = Sampling(temperature=TEMPERATURES[seed % 3], max_tokens=tokens, seed=seed)
-        made.append(Request(prompt, sampling, noise_key(seed, 0, prompt)))
+        made.append(OfflineRequest(prompt, sampling, noise_key(seed, 0, prompt)))
     return made
 
 

@@ -10,7 +10,7 @@ from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.draft_model import DraftModel
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 
 
@@ -30,7 +30,9 @@ def main() -> None:
         temperature = 0.0 if seeds is None else task.temperature
         sampling = Sampling(temperature=temperature, max_tokens=task.tokens, ignore_eos=True)
         requests = [
-            Request(tuple(prompt), sampling, noise_key(seeds[number] if seeds else 0, 0, tuple(prompt)))
+            OfflineRequest(
+                tuple(prompt), sampling, noise_key(seeds[number] if seeds else 0, 0, tuple(prompt))
+            )
             for number, prompt in enumerate(prompts)
         ]
         outputs = generate(target, drafter, requests, (task.depth or 0) if drafter else 0)

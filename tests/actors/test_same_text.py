@@ -23,7 +23,7 @@ from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import KINDS
 from outrider.drafters.past_answers import Scope
 from outrider.drafters.registry import DrafterInfo, Place, drafters
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.pace.settings import PaceSettings
 from tests.support.demo_pair import DRAFTERS, engine, prompt_of
 from tests.support.near_ties import near_ties
@@ -39,14 +39,14 @@ ROWS = [row for row in drafters() if row.name not in NO_CHECKPOINT]
 
 
 @cache
-def requests() -> list[Request]:
+def requests() -> list[OfflineRequest]:
     """Kinds of text take turns, then temperatures; all seeds differ."""
     made = []
     for number in range(COUNT):
         prompt = prompt_of(KINDS[number % len(KINDS)], number % 48)
         temperature = TEMPERATURES[number // len(KINDS) % len(TEMPERATURES)]
         sampling = Sampling(max_tokens=TOKENS, temperature=temperature, seed=number)
-        made.append(Request(prompt, sampling, noise_key(number, 0, prompt)))
+        made.append(OfflineRequest(prompt, sampling, noise_key(number, 0, prompt)))
     return made
 
 

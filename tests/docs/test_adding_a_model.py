@@ -14,7 +14,7 @@ from outrider.engine.forward.decoder import Decoder
 from outrider.engine.loop.engine import Engine
 from outrider.engine.models import registry
 from outrider.engine.models.architecture import Architecture
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import differences, reference, write_checkpoint
 
@@ -54,7 +54,7 @@ def answers(folder: Path) -> list[list[int]]:
     """Returns the engine's greedy answers, behind a self-check."""
     settings = EngineSettings(model=str(folder), dtype="float32", cache_memory=2**20, threads=1)
     sampling = Sampling(temperature=0, max_tokens=COUNT, ignore_eos=True)
-    requests = [Request(tuple(prompt), sampling, 0) for prompt in PROMPTS]
+    requests = [OfflineRequest(tuple(prompt), sampling, 0) for prompt in PROMPTS]
     outputs = generate(Engine.from_settings(settings), None, requests, 0)
     return [[*output.tokens] for output in outputs]
 

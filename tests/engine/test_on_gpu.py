@@ -23,7 +23,7 @@ from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.forward.graphs import CudaCapture
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.draft_model import DraftModel
-from outrider.engine.offline.speculate import Output, Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, Output, generate
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Decoded, plain_decoding
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
@@ -107,11 +107,11 @@ def engine_of(folder: Path, **settings: Any) -> Engine:
     return Engine.from_settings(EngineSettings(model=str(folder), **given))
 
 
-def requests(**sampling: Any) -> list[Request]:
+def requests(**sampling: Any) -> list[OfflineRequest]:
     """Of all lengths, with all sampling settings or with those given."""
     rng = random.Random(1)
     return [
-        Request(
+        OfflineRequest(
             tuple(rng.choices(range(3, VOCAB_SIZE), k=length)),
             Sampling(max_tokens=COUNT, ignore_eos=True, **(sampling or SAMPLINGS[number])),
             number,

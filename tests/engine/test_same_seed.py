@@ -17,7 +17,7 @@ from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.index import IndexDrafter
-from outrider.engine.offline.speculate import Output, Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, Output, generate
 from outrider.engine.settings import EngineSettings
 from tests.support.near_ties import near_ties
 
@@ -40,7 +40,7 @@ def engine(role: str, branches: int = 0) -> Engine:
     return Engine.from_settings(settings)
 
 
-def requests(count: int) -> list[Request]:
+def requests(count: int) -> list[OfflineRequest]:
     """Requests over all kinds of text and settings."""
     tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
     made = []
@@ -48,15 +48,19 @@ def requests(count: int) -> list[Request]:
         kind, index = KINDS[number // len(SETTINGS) % len(KINDS)], number % 40
         prompt = tuple(tokenizer.encode(prompts(kind, 40)[index]).ids)
         sampling = Sampling(max_tokens=TOKENS, seed=number, **settings)
-        made.append(Request(prompt, sampling, noise_key(number, 0, prompt)))
+        made.append(OfflineRequest(prompt, sampling, noise_key(number, 0, prompt)))
     return made
 
 
-def alone(drafter: Drafter | None, asked: list[Request], depth: int, alternatives: int) -> list[Output]:
+def alone(
+    drafter: Drafter | None, asked: list[OfflineRequest], depth: int, alternatives: int
+) -> list[Output]:
     return [generate(engine("target"), drafter, [request], depth, alternatives)[0] for request in asked]
 
 
-def together(drafter: Drafter | None, asked: list[Request], depth: int, alternatives: int) -> list[Output]:
+def together(
+    drafter: Drafter | None, asked: list[OfflineRequest], depth: int, alternatives: int
+) -> list[Output]:
     target = engine("target")
     return [
         output
@@ -65,7 +69,7 @@ def together(drafter: Drafter | None, asked: list[Request], depth: int, alternat
     ]
 
 
-Company = Callable[[Drafter | None, list[Request], int, int], list[Output]]
+Company = Callable[[Drafter | None, list[OfflineRequest], int, int], list[Output]]
 MODES: dict[str, tuple[Company, Callable[[], Drafter | None], int, int]] = {
     "plain in a batch": (together, lambda: None, 0, 0),
     "n-gram alone": (alone, lambda: IndexDrafter(NgramIndex), 4, 0),

@@ -19,7 +19,7 @@ from outrider.engine.loop import grammars
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.index import IndexDrafter
-from outrider.engine.offline.speculate import Output, Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, Output, generate
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Decode, Decoded, Failed, Propose, Proposed, plain_decoding
 from tests.support.grammars import (
@@ -56,12 +56,12 @@ def engine(role: str, branches: int = 0) -> Engine:
     return Engine.from_settings(settings)
 
 
-def request(grammar: str, seed: int = 0, max_tokens: int = 40, **asked) -> Request:
+def request(grammar: str, seed: int = 0, max_tokens: int = 40, **asked) -> OfflineRequest:
     sampling = Sampling(max_tokens=max_tokens, grammar=grammar, **asked)
-    return Request(PROMPT, sampling, noise_key(seed, 0, PROMPT))
+    return OfflineRequest(PROMPT, sampling, noise_key(seed, 0, PROMPT))
 
 
-def requests() -> list[Request]:
+def requests() -> list[OfflineRequest]:
     names = ("person", "person", "recursive", "spaces", "unicode", "regex", "thinking", "object")
     return [request(GRAMMARS[name], seed, **ASKED[seed % len(ASKED)]) for seed, name in enumerate(names)]
 

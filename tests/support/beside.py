@@ -11,7 +11,7 @@ from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Decode, Decoded, plain_decoding
 from tests.support.demo_pair import engine, prompt_of
@@ -53,7 +53,7 @@ def engine_with(drafter: str, head: Path | None = None, **settings: object) -> E
 def plain_texts(temperature: float) -> list[tuple[int, ...]]:
     prompts = [prompt_of(kind) for kind in KINDS]
     settings = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
-    asked = [Request(prompt, settings, noise_key(1, 0, prompt)) for prompt in prompts]
+    asked = [OfflineRequest(prompt, settings, noise_key(1, 0, prompt)) for prompt in prompts]
     return [output.tokens for output in generate(engine("target"), None, asked, 0)]
 
 

@@ -8,7 +8,7 @@ from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, prompts
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 
 CACHE = 2**27
@@ -29,4 +29,6 @@ def prompt_of(kind: str, index: int = 0) -> tuple[int, ...]:
 
 def text_of(prompt: tuple[int, ...], count: int, **settings) -> tuple[int, ...]:
     sampling = Sampling(max_tokens=count, ignore_eos=True, **settings)
-    return generate(engine("target"), None, [Request(prompt, sampling, noise_key(1, 0, prompt))], 0)[0].tokens
+    return generate(engine("target"), None, [OfflineRequest(prompt, sampling, noise_key(1, 0, prompt))], 0)[
+        0
+    ].tokens

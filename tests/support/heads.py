@@ -14,7 +14,7 @@ from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 from tests.support.demo_pair import engine, prompt_of
 from workshop.demo.pair import load_model
@@ -29,7 +29,7 @@ def written_texts() -> list[list[int]]:
     """Prompts, and what the target answers to them."""
     sampling = Sampling(max_tokens=100, ignore_eos=True, temperature=0.7)
     prompts = [prompt_of(kind, index) for kind in KINDS for index in range(3)]
-    asked = [Request(prompt, sampling, noise_key(1, 0, prompt)) for prompt in prompts]
+    asked = [OfflineRequest(prompt, sampling, noise_key(1, 0, prompt)) for prompt in prompts]
     outputs = generate(engine("target"), None, asked, 0)
     return [[*prompt, *output.tokens] for prompt, output in zip(prompts, outputs, strict=True)]
 

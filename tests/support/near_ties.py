@@ -7,7 +7,7 @@ from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.sampling import process
 from outrider.demo.prompts import DEMO
-from outrider.engine.offline.speculate import Request
+from outrider.engine.offline.speculate import OfflineRequest
 from tests.support.demo_pair import engine
 from workshop.demo.pair import load_model
 
@@ -20,7 +20,7 @@ def margin(logits: Tensor, row: ChoiceContext) -> float:
     return float(first - second)
 
 
-def margin_at(request: Request, tokens: tuple[int, ...], place: int) -> float:
+def margin_at(request: OfflineRequest, tokens: tuple[int, ...], place: int) -> float:
     """The same where the demo target chose that token of its answer, by transformers' plain forward pass."""
     model = load_model(DEMO / "target").float().eval()
     generated = list(tokens[:place])
@@ -34,7 +34,9 @@ def margin_at(request: Request, tokens: tuple[int, ...], place: int) -> float:
     )
 
 
-def near_ties(requests: list[Request], expected: list[tuple[int, ...]], found: list[tuple[int, ...]]) -> int:
+def near_ties(
+    requests: list[OfflineRequest], expected: list[tuple[int, ...]], found: list[tuple[int, ...]]
+) -> int:
     """How many answers differ. Raises AssertionError where one does so first at what is no near-tie."""
     differing = 0
     for number, (request, ours, theirs) in enumerate(zip(requests, expected, found, strict=True)):

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 
 EXAMPLE = '{"prompt": "...", "task": "..."}'
 UNLABELLED = "all"  # task of prompts without a label
@@ -45,7 +45,7 @@ class TargetAnswer:
     """Answer of the target to a prompt. ``tokens`` are the generated tokens alone."""
 
     task: str
-    request: Request
+    request: OfflineRequest
     tokens: tuple[int, ...]
 
     @property
@@ -96,7 +96,7 @@ def answered(
     """Answers all prompts at once by plain decoding. A prompt without room for two tokens has no answer."""
     fitting = [prompt for prompt in prompts if len(prompt.tokens) + 2 <= target.max_length]
     requests = [
-        Request(
+        OfflineRequest(
             prompt.tokens,
             Sampling(
                 temperature=temperature,

@@ -10,7 +10,7 @@ from outrider.drafters.past_answers import PastAnswers, Scope
 from outrider.drafters.suffix import SuffixIndex
 from outrider.engine.choosing.asked import Asked
 from outrider.engine.drafters.drafter import Drafter
-from outrider.engine.offline.speculate import Generation
+from outrider.engine.offline.speculate import OfflineGeneration
 from outrider.learning.agreement import agreement
 from workshop.advice.answers import TargetAnswer
 from workshop.advice.judged import FIRST, DraftStart, JudgedAnswer
@@ -86,7 +86,9 @@ class _JudgedRun:
         self.place = FIRST
         prompt = answer.request.prompt
         known = [*prompt, *answer.tokens[:FIRST]]
-        self.generation = Generation(len(prompt), answer.request.noise_key, answer.request.sampling, known)
+        self.generation = OfflineGeneration(
+            len(prompt), answer.request.noise_key, answer.request.sampling, known
+        )
         self.starts = [NOTHING] * len(answer.tokens)
 
     @property

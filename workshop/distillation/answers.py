@@ -11,7 +11,7 @@ from gateway.recorded_answers import RecordedAnswer, read_file, whole_lines
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 from workshop.distillation.settings import DistilSettings
 
@@ -66,7 +66,9 @@ def _answered(
     questions: Sequence[RecordedAnswer], engine: Engine, settings: DistilSettings
 ) -> list[RecordedAnswer]:
     asked = {
-        index: Request(question.prompt, _sampling(question, engine, settings), key_of(question, settings))
+        index: OfflineRequest(
+            question.prompt, _sampling(question, engine, settings), key_of(question, settings)
+        )
         for index, question in enumerate(questions)
         if not question.answer and len(question.prompt) + 2 <= engine.max_length
     }

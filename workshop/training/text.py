@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 from workshop.training.settings import AnswerTextSettings
 from workshop.training.stream import Stream
@@ -78,10 +78,10 @@ def _lines_of(file: Path) -> int:
     return whole.count(b"\n")
 
 
-def _request(prompt: list[int], number: int, settings: AnswerTextSettings) -> Request:
+def _request(prompt: list[int], number: int, settings: AnswerTextSettings) -> OfflineRequest:
     temperature = settings.temperatures[number % len(settings.temperatures)]
     sampling = Sampling(max_tokens=settings.tokens, temperature=temperature, seed=number)
-    return Request(tuple(prompt), sampling, noise_key(number, 0, tuple(prompt)))
+    return OfflineRequest(tuple(prompt), sampling, noise_key(number, 0, tuple(prompt)))
 
 
 def read_text(file: Path) -> tuple[Stream, Stream]:

@@ -13,8 +13,8 @@ from outrider.engine.work import Decode, Decoded, plain_decoding
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to generate from."""
+class OfflineRequest:
+    """Prompt, sampling settings and noise key of one text."""
 
     prompt: tuple[int, ...]
     sampling: Sampling
@@ -23,7 +23,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Output:
-    """What came of a request."""
+    """Text of a request, and what its Drafts came to."""
 
     tokens: tuple[int, ...]
     finish: str | None  # "stop" or "length"
@@ -33,7 +33,11 @@ class Output:
 
 
 def generate(
-    target: Engine, drafter: Drafter | None, requests: Sequence[Request], depth: int, alternatives: int = 0
+    target: Engine,
+    drafter: Drafter | None,
+    requests: Sequence[OfflineRequest],
+    depth: int,
+    alternatives: int = 0,
 ) -> list[Output]:
     """Answers all requests at once: with rounds of a fixed depth, or by plain decoding without a drafter."""
     if drafter is None:
@@ -51,7 +55,7 @@ def generate(
 
 
 @dataclass(eq=False)
-class Generation:
+class OfflineGeneration:
     """The text of a request under way; ``tokens`` are the committed ones, prompt included."""
 
     prompt_length: int
@@ -65,7 +69,7 @@ class Generation:
 class _Run:
     """A request under way."""
 
-    generation: Generation
+    generation: OfflineGeneration
     sequence: EngineSequence
     finish: str | None = None
     drafted: int = 0
@@ -76,10 +80,10 @@ class _Run:
         return Output(tokens, self.finish, self.drafted, self.accepted, self.generation.round)
 
 
-def _open(target: Engine, request: Request) -> _Run:
+def _open(target: Engine, request: OfflineRequest) -> _Run:
     length = len(request.prompt)
     return _Run(
-        Generation(length, request.noise_key, request.sampling, list(request.prompt)),
+        OfflineGeneration(length, request.noise_key, request.sampling, list(request.prompt)),
         target.open(length, request.noise_key, request.sampling),
     )
 
@@ -102,7 +106,7 @@ def _verify(target: Engine, runs: Sequence[_Run], drafts: Sequence[Draft]) -> No
                 run.finish = result.finish
 
 
-def _plain(target: Engine, requests: Sequence[Request]) -> list[Output]:
+def _plain(target: Engine, requests: Sequence[OfflineRequest]) -> list[Output]:
     runs = [_open(target, request) for request in requests]
     for run, request in zip(runs, requests, strict=True):
         target.submit(plain_decoding(run.sequence.number, 0, request.prompt, request.sampling.max_tokens))

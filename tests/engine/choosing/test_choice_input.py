@@ -21,7 +21,7 @@ from outrider.engine.inputs.step_input import Feed
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.runner import ModelRunner
 from outrider.engine.offline.draft_model import DraftModel
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import Score, plain_decoding
@@ -81,10 +81,10 @@ def engine(model: Path, branches: int = 0) -> Engine:
     return Engine.from_settings(EngineSettings(model=str(model), draft_ahead=branches, **fields))
 
 
-def asked(**sampling: Any) -> list[Request]:
+def asked(**sampling: Any) -> list[OfflineRequest]:
     prompts = [prompt_of(kind) for kind in KINDS]
     settings = Sampling(max_tokens=16, ignore_eos=True, **sampling)
-    return [Request(prompt, settings, noise_key(1, 0, prompt)) for prompt in prompts]
+    return [OfflineRequest(prompt, settings, noise_key(1, 0, prompt)) for prompt in prompts]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_of_tokens_that_a_grammar_forces(compared: Compared) -> None:
     prompt = tuple(ids("Somebody as JSON: "))
     form = {"type": "object", "properties": {"surname": {"type": "string"}}, "required": ["surname"]}
     sampling = Sampling(max_tokens=24, grammar=json_grammar(form))
-    generate(engine(DEMO / "target"), None, [Request(prompt, sampling, 5)], 0)
+    generate(engine(DEMO / "target"), None, [OfflineRequest(prompt, sampling, 5)], 0)
     assert compared.nodes > 3
 
 

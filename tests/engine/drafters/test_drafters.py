@@ -16,16 +16,16 @@ from outrider.engine.errors import VocabularyMismatchError
 from outrider.engine.loading.vocabulary import check_vocabulary
 from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.index import IndexDrafter
-from outrider.engine.offline.speculate import Generation, Request, generate
+from outrider.engine.offline.speculate import OfflineGeneration, OfflineRequest, generate
 from tests.support.demo_pair import engine, prompt_of, text_of
 
 
-def generation(prompt: tuple[int, ...], **settings) -> Generation:
+def generation(prompt: tuple[int, ...], **settings) -> OfflineGeneration:
     sampling = Sampling(max_tokens=64, ignore_eos=True, **settings)
-    return Generation(len(prompt), noise_key(1, 0, prompt), sampling, list(prompt))
+    return OfflineGeneration(len(prompt), noise_key(1, 0, prompt), sampling, list(prompt))
 
 
-def proposed(drafter: Drafter, texts: list[Generation], depth: int, alternatives: int) -> list[Draft]:
+def proposed(drafter: Drafter, texts: list[OfflineGeneration], depth: int, alternatives: int) -> list[Draft]:
     return drafter.propose([Asked(text, depth, alternatives) for text in texts])
 
 
@@ -94,7 +94,7 @@ def test_rejection_or_block_finish_requests_and_accept(verification: Verificatio
     for index in range(4):
         prompt = prompt_of("question_answer", index)
         sampling = Sampling(max_tokens=24, verification=verification, ignore_eos=True)
-        asked.append(Request(prompt, sampling, noise_key(index, 0, prompt)))
+        asked.append(OfflineRequest(prompt, sampling, noise_key(index, 0, prompt)))
     outputs = generate(engine("target"), DraftModel(engine("draft")), asked, 4)
     assert [len(output.tokens) for output in outputs] == [24] * 4
     assert sum(output.accepted for output in outputs) > 24
@@ -102,7 +102,7 @@ def test_rejection_or_block_finish_requests_and_accept(verification: Verificatio
 
 def test_draft_is_never_longer_than_what_remains() -> None:
     prompt = prompt_of("json")
-    asked = Generation(len(prompt), 1, Sampling(max_tokens=3, temperature=0.0), list(prompt))
+    asked = OfflineGeneration(len(prompt), 1, Sampling(max_tokens=3, temperature=0.0), list(prompt))
     assert len(proposed(DraftModel(engine("draft")), [asked], 8, 0)[0]) <= 2
 
 

@@ -8,7 +8,7 @@ from outrider.decoding.grammar import compiled
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from tests.support.beside import TOKENS, engine_with, rounds
 from tests.support.demo_pair import engine
 from tests.support.eagle3 import Form, write_eagle3
@@ -35,7 +35,7 @@ def target_with(kind: str, folder: Path) -> Engine:
 def test_draft_of_a_head_follows_the_grammar(tmp_path: Path, kind: str, name: str) -> None:
     grammar = GRAMMARS[name]
     sampling = Sampling(max_tokens=TOKENS, temperature=0.8, grammar=grammar)
-    asked = Request(PROMPT, sampling, noise_key(1, 0, PROMPT))
+    asked = OfflineRequest(PROMPT, sampling, noise_key(1, 0, PROMPT))
     (plain,) = generate(engine("target"), None, [asked], 0)
     target = target_with(kind, tmp_path)
     (found,) = rounds(target, [PROMPT], 0.8, 4, grammar=grammar, ignore_eos=False)

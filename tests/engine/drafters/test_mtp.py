@@ -14,7 +14,7 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.drafters.mtp import Mtp
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 from tests.support.beside import TOKENS, Drafted, engine_with, rounds
 from tests.support.mtp import KINDS, LAYERS, SIZE, TRAPS, Reference, published, reference, write_target
@@ -42,7 +42,7 @@ def target_in(folder: Path, **settings: Any) -> Engine:
 def plain_texts(folder: Path, temperature: float) -> list[tuple[int, ...]]:
     plain = Engine.from_settings(EngineSettings.model_validate({**SETTINGS, "model": str(folder)}))
     sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
-    asked = [Request(prompt, sampling, noise_key(1, 0, prompt)) for prompt in PROMPTS]
+    asked = [OfflineRequest(prompt, sampling, noise_key(1, 0, prompt)) for prompt in PROMPTS]
     return [output.tokens for output in generate(plain, None, asked, 0)]
 
 

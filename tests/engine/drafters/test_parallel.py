@@ -21,7 +21,7 @@ from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loading.weights import mask_token
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.draft_model import DraftModel
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Prepared, Propose, Proposed
@@ -220,7 +220,9 @@ def test_chain_ends_with_a_token_that_ends_the_generation() -> None:
 def test_same_seed_same_text(branches: int, kind: str) -> None:
     """The target is the same model; of twelve requests some are drafted well, some badly."""
     requests = [
-        Request(PROMPT[: 20 + number], Sampling(max_tokens=24, ignore_eos=True, temperature=heat), number)
+        OfflineRequest(
+            PROMPT[: 20 + number], Sampling(max_tokens=24, ignore_eos=True, temperature=heat), number
+        )
         for number in range(12)
         for heat in ((0.0, 1.0, 4.0)[number % 3],)
     ]
@@ -240,7 +242,7 @@ def test_under_rejection_or_block_each_token_carries_what_it_was_drawn_from(rule
     for token, probs in zip(proposed.draft.tokens, proposed.draft.draft_probs, strict=True):
         probs.check(token, 256)
     draft.close(sequence)
-    requests = [Request(PROMPT, sampling.model_copy(update={"seed": seed}), seed) for seed in range(4)]
+    requests = [OfflineRequest(PROMPT, sampling.model_copy(update={"seed": seed}), seed) for seed in range(4)]
     outputs = generate(engine(0), DraftModel(engine(12)), requests, DEPTH)
     assert [len(output.tokens) for output in outputs] == [64] * 4
     assert sum(output.accepted for output in outputs) > 64
@@ -268,7 +270,7 @@ def test_under_a_grammar_the_text_is_the_same_too(tmp_path: Path) -> None:
     )
     prompt = tuple(ids("Somebody as JSON: "))
     requests = [
-        Request(prompt, Sampling(max_tokens=32, temperature=heat, grammar=GRAMMARS[name]), seed)
+        OfflineRequest(prompt, Sampling(max_tokens=32, temperature=heat, grammar=GRAMMARS[name]), seed)
         for seed, (name, heat) in enumerate([("person", 0.0), ("person", 1.0), ("recursive", 1.2)])
     ]
     target = demo_engine("target")

@@ -17,7 +17,7 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.choosing.asked import Asked
 from outrider.engine.drafters.trees import Trees
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.sequence import EngineSequence
 from tests.support.beside import KINDS, TOKENS, drafted_texts, engine_with, plain_texts, rounds
 from tests.support.demo_pair import DRAFTERS, engine, prompt_of
@@ -226,7 +226,7 @@ def test_trees_change_no_text_alone_or_in_company(kind: str, temperature: float,
     prompts = [prompt_of(name, index) for name in KINDS for index in range(6)][:32]
     settings = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
     plain = generate(
-        engine("target"), None, [Request(one, settings, noise_key(1, 0, one)) for one in prompts], 0
+        engine("target"), None, [OfflineRequest(one, settings, noise_key(1, 0, one)) for one in prompts], 0
     )
     found = []
     for start in range(0, len(prompts), company):

@@ -23,7 +23,7 @@ from outrider.engine.forward.batch_invariant import QUERIES, ROWS, check_rows_ar
 from outrider.engine.inputs.choice_input import PackedRows
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.draft_model import DraftModel
-from outrider.engine.offline.speculate import Output, Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, Output, generate
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Decode, Decoded, plain_decoding
 from tests.support.checkpoints import write_checkpoint
@@ -265,10 +265,10 @@ def test_batch_invariant_passes_compute_what_usual_steps_compute() -> None:
     assert plain(apart, asked) == plain(usual, asked)
 
 
-def seeded(count: int, tokens: int) -> list[Request]:
+def seeded(count: int, tokens: int) -> list[OfflineRequest]:
     samplings = [Sampling(temperature=(0.0, 0.7, 1.0)[seed % 3], max_tokens=tokens) for seed in range(count)]
     return [
-        Request(prompt, sampling, seed)
+        OfflineRequest(prompt, sampling, seed)
         for seed, (prompt, sampling) in enumerate(zip(encoded(count), samplings, strict=True))
     ]
 

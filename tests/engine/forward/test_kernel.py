@@ -23,7 +23,7 @@ from outrider.engine.forward.kernel import find_kernel, part_slots
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.forward_pass import ForwardPass
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 from tests.support.capture import Capture, capturing
 from tests.support.checkpoints import write_checkpoint
@@ -31,11 +31,11 @@ from tests.support.checkpoints import write_checkpoint
 PROMPT_LENGTHS = (1, 5, 9, 30, 61)
 
 
-def requests() -> list[Request]:
+def requests() -> list[OfflineRequest]:
     generator = torch.Generator().manual_seed(1)
     prompts = [tuple(torch.randint(256, (n,), generator=generator).tolist()) for n in PROMPT_LENGTHS]
     sampling = Sampling(temperature=0.7, max_tokens=24)
-    return [Request(prompt, sampling, key) for key, prompt in enumerate(prompts)]
+    return [OfflineRequest(prompt, sampling, key) for key, prompt in enumerate(prompts)]
 
 
 class Guesses:

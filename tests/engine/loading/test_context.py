@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from outrider.decoding.settings import Sampling
 from outrider.engine.loading.context import context_because, context_length, fix_rotations
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import differences, reference, write_checkpoint
 
@@ -41,7 +41,7 @@ def engine_of(folder: Path) -> Engine:
 
 
 def texts(engine: Engine, *prompts: tuple[int, ...]) -> list[list[int]]:
-    asked = [Request(prompt, Sampling(temperature=0.0, max_tokens=COUNT), 0) for prompt in prompts]
+    asked = [OfflineRequest(prompt, Sampling(temperature=0.0, max_tokens=COUNT), 0) for prompt in prompts]
     return [list(output.tokens) for output in generate(engine, None, asked, 0)]
 
 

@@ -20,7 +20,7 @@ from outrider.engine.loading.int8_product import KINDS, Int8Product, right_kind
 from outrider.engine.loading.quantized import Int4Linear, Int8Linear, quantize_for_cpu, why_no_int4
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.draft_model import DraftModel
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings, Quantization
 from tests.support.checkpoints import write_checkpoint
 
@@ -212,7 +212,7 @@ def test_quantized_draft_changes_no_token(kind: Quantization, role: str) -> None
     tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
     encoded = [tuple(tokenizer.encode(prompts(kind, 1)[0]).ids) for kind in ("json", "code", "prose")]
     asked = [
-        Request(prompt, Sampling(temperature=number % 2, max_tokens=16), number)
+        OfflineRequest(prompt, Sampling(temperature=number % 2, max_tokens=16), number)
         for number, prompt in enumerate(encoded)
     ]
     plain = generate(engine("target"), None, asked, 0)

@@ -24,7 +24,7 @@ from outrider.engine.loading.quantized_checkpoint import (
 )
 from outrider.engine.loading.weights import load_model
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
 from tests.support.allocated import allocated_weights
@@ -40,7 +40,7 @@ from tests.support.quantized_checkpoints import (
 )
 
 REQUESTS = [
-    Request(prompt, Sampling(max_tokens=16, temperature=heat), 7)
+    OfflineRequest(prompt, Sampling(max_tokens=16, temperature=heat), 7)
     for prompt, heat in (((5, 9, 33, 17), 0.0), ((8, 21), 0.9))
 ]
 ROOT = Path(__file__).parents[3]

@@ -9,7 +9,7 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.follower import follow
 from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.offline.draft_model import DraftModel
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
@@ -23,7 +23,7 @@ def texts_of_rank_0(group: RankGroup, shared: EngineSettings) -> list[list[tuple
     target = Engine.from_settings(shared, group)
     drafter = DraftModel(Engine.from_settings(shared.model_copy(update={"tensor_parallel": 1})))
     asked = [
-        Request(tuple(range(5, 20 + number)), Sampling(temperature=1, max_tokens=COUNT), number)
+        OfflineRequest(tuple(range(5, 20 + number)), Sampling(temperature=1, max_tokens=COUNT), number)
         for number in range(10)
     ]
     ways = [

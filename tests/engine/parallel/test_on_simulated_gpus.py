@@ -27,7 +27,7 @@ from outrider.engine.loop.follower import follow
 from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.loop.runner import ModelRunner
 from outrider.engine.offline.index import IndexDrafter
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
@@ -48,7 +48,7 @@ pytestmark = needs_compiler
 
 # A repeating prompt, so that n-grams find something to draft.
 REQUESTS = [
-    Request((5, 9, 33, 5, 9, 33, 5, 9)[:length], Sampling(max_tokens=6, temperature=heat), length)
+    OfflineRequest((5, 9, 33, 5, 9, 33, 5, 9)[:length], Sampling(max_tokens=6, temperature=heat), length)
     for length, heat in ((8, 0.0), (3, 0.7))
 ]
 

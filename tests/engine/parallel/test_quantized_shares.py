@@ -20,7 +20,7 @@ from outrider.engine.loading.weights import load_model
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.follower import follow
 from outrider.engine.loop.forward_pass import ForwardPass
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
@@ -30,7 +30,7 @@ from tests.support.quantized_checkpoints import FORMATS, FP8, fp8_on_cpu, params
 from tests.support.ranks import Ranks
 
 PROMPT = (5, 9, 33, 17, 60, 2, 8)
-REQUESTS = [Request(PROMPT[:length], Sampling(max_tokens=12), length) for length in (7, 3)]
+REQUESTS = [OfflineRequest(PROMPT[:length], Sampling(max_tokens=12), length) for length in (7, 3)]
 
 
 def settings_of(folder: Path, **fields: Any) -> EngineSettings:

@@ -23,7 +23,7 @@ from outrider.engine.loop.follower import follow
 from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.index import IndexDrafter
-from outrider.engine.offline.speculate import Output, Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, Output, generate
 from outrider.engine.parallel.rank_group import FRAME, RankGroup
 from outrider.engine.planning.memory_plan import plan_memory
 from outrider.engine.planning.skeleton import skeleton
@@ -57,7 +57,7 @@ def settings_of(folder: Path, **fields: Any) -> EngineSettings:
     return EngineSettings.model_validate({"model": str(folder), **given, **fields})
 
 
-def requests(count: int) -> list[Request]:
+def requests(count: int) -> list[OfflineRequest]:
     """Prompts of many lengths, some with a beginning in common."""
     rng = random.Random(4)
     stems = [tuple(rng.choices(range(3, VOCAB_SIZE), k=length)) for length in (9, 30, 61)]
@@ -65,7 +65,7 @@ def requests(count: int) -> list[Request]:
     for number in range(count):
         prompt = (*rng.choice(stems), *rng.choices(range(3, VOCAB_SIZE), k=rng.randrange(1, 20)))
         sampling = Sampling(max_tokens=TOKENS, **SAMPLINGS[number % len(SAMPLINGS)])
-        made.append(Request(prompt, sampling, number))
+        made.append(OfflineRequest(prompt, sampling, number))
     return made
 
 
@@ -105,7 +105,7 @@ def follow_to_the_end(group: RankGroup, shared: EngineSettings, *_: Any) -> None
     follow(ForwardPass(shared, group), group)
 
 
-def margin_at(folder: Path, request: Request, tokens: tuple[int, ...], place: int) -> float:
+def margin_at(folder: Path, request: OfflineRequest, tokens: tuple[int, ...], place: int) -> float:
     """How far apart the two largest perturbed logits were, by a plain forward pass of transformers."""
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     generated = list(tokens[:place])

@@ -13,7 +13,7 @@ from outrider.drafters.past_answers import PastAnswers, Scope
 from outrider.drafters.suffix import SuffixIndex
 from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.index import IndexDrafter
-from outrider.engine.offline.speculate import Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from tests.support.beside import KINDS, TOKENS, drafted_texts, engine_with
 from tests.support.demo_pair import engine, prompt_of
 from tests.support.eagle3 import write_eagle3
@@ -39,11 +39,11 @@ def of_draft(temperature: float) -> list[JudgedAnswer]:
     return judge_text(DraftModel(engine("draft")), answers(temperature), DEPTH)
 
 
-def after_the_first(answer: TargetAnswer) -> Request:
+def after_the_first(answer: TargetAnswer) -> OfflineRequest:
     """The same generation with its first token in the prompt, as after the prompt's pass."""
     given, limit = answer.request, answer.request.sampling.max_tokens - FIRST
     sampling = given.sampling.model_copy(update={"max_tokens": limit})
-    return Request((*given.prompt, *answer.tokens[:FIRST]), sampling, given.noise_key)
+    return OfflineRequest((*given.prompt, *answer.tokens[:FIRST]), sampling, given.noise_key)
 
 
 @pytest.mark.parametrize("depth", [1, DEPTH])

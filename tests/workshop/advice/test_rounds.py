@@ -5,7 +5,7 @@ import pytest
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.engine.offline.draft_model import DraftModel
-from outrider.engine.offline.speculate import Request
+from outrider.engine.offline.speculate import OfflineRequest
 from tests.support.demo_pair import engine, prompt_of
 from tests.support.pair import FIXED, TOKENS, answer, expected, pair
 from workshop.advice.answers import TargetAnswer
@@ -19,7 +19,7 @@ DEPTH, NEAR = 4, 0.05
 def answer_to(kind: str, temperature: float) -> TargetAnswer:
     prompt = prompt_of(kind)
     sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
-    request = Request(prompt, sampling, noise_key(1, 0, prompt))
+    request = OfflineRequest(prompt, sampling, noise_key(1, 0, prompt))
     return TargetAnswer(kind, request, tuple(expected(kind, temperature)))
 
 

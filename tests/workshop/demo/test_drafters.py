@@ -10,7 +10,7 @@ from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.draft_model import DraftModel
-from outrider.engine.offline.speculate import Output, Request, generate
+from outrider.engine.offline.speculate import OfflineRequest, Output, generate
 from outrider.engine.settings import EngineSettings
 from tests.support.beside import KINDS, TOKENS, drafted_texts, engine_with, plain_texts
 from tests.support.demo_pair import DRAFTERS, engine, prompt_of
@@ -46,7 +46,7 @@ def parallel_outputs(temperature: float) -> list[Output]:
     draft = Engine.from_settings(EngineSettings.model_validate(settings))
     sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
     prompts = [prompt_of(kind) for kind in KINDS]
-    asked = [Request(prompt, sampling, noise_key(1, 0, prompt)) for prompt in prompts]
+    asked = [OfflineRequest(prompt, sampling, noise_key(1, 0, prompt)) for prompt in prompts]
     return generate(engine("target"), DraftModel(draft), asked, DEPTH)
 
 
