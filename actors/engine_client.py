@@ -9,13 +9,13 @@ from typing import cast
 
 from actors.connection import Frames, frame_of
 from actors.messages import (
-    Answer,
     AskReport,
     Close,
+    EngineAnswer,
+    EngineReport,
     FromEngine,
     Open,
     Refused,
-    Report,
     Stepped,
     Stop,
     Submit,
@@ -36,7 +36,7 @@ class LeavingError(EngineStoppedError):
     """The worker is drained: what was open goes on elsewhere."""
 
 
-Hear = Callable[[Answer | Exception], None]  # an exception comes last
+Hear = Callable[[EngineAnswer | Exception], None]  # an exception comes last
 
 _REFUSALS: dict[str, type[Exception]] = {
     "grammar": GrammarError,
@@ -60,7 +60,7 @@ class EngineClient(asyncio.Protocol):
         self._untold: list[ToEngine] = []
         self._numbers = count()
         self._open: dict[int, Hear] = {}  # by number of the sequence
-        self._asking: list[asyncio.Future[Report]] = []  # in the order of their questions
+        self._asking: list[asyncio.Future[EngineReport]] = []  # in the order of their questions
         self._is_over = asyncio.Event()
         self.end: asyncio.Future[EngineStoppedError] = asyncio.get_running_loop().create_future()
 
@@ -94,11 +94,11 @@ class EngineClient(asyncio.Protocol):
         """Working, waiting or between two rounds."""
         return len(self._open)
 
-    async def report(self) -> Report:
+    async def report(self) -> EngineReport:
         """How busy the engine is, once it is done with what came before. Raises EngineStoppedError."""
         if self._is_over.is_set():
             raise EngineStoppedError("the engine is gone")
-        asked: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
+        asked: asyncio.Future[EngineReport] = asyncio.get_running_loop().create_future()
         self._asking.append(asked)
         self.tell(AskReport())
         return await asked
@@ -152,11 +152,11 @@ class EngineClient(asyncio.Protocol):
                         kind = GrammarError if result.is_grammars else SequenceFailedError
                         self._put_last(result.sequence, kind(result.reason))
                     elif result.sequence in self._open:
-                        answer = Answer(round_number, result, message.load, message.finished_ns)
+                        answer = EngineAnswer(round_number, result, message.load, message.finished_ns)
                         self._open[result.sequence](answer)
             case Refused():
                 self._put_last(message.sequence, _REFUSALS[message.kind](message.reason))
-            case Report():
+            case EngineReport():
                 asked = self._asking.pop(0)
                 if not asked.done():
                     asked.set_result(message)

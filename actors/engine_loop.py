@@ -8,11 +8,11 @@ from actors.connection import Connection
 from actors.messages import (
     AskReport,
     Close,
+    EngineReport,
     FromEngine,
     Open,
     RefusalKind,
     Refused,
-    Report,
     Stepped,
     Stop,
     Submit,
@@ -89,7 +89,7 @@ class EngineLoop:
                 self._close(message.sequence)
             case AskReport():
                 self._tell_of_step([])
-                self._untold.append(Report(self._engine.load(), self._engine.free_memory()))
+                self._untold.append(EngineReport(self._engine.load(), self._engine.free_memory()))
             case Stop():
                 self._is_running = False
             case _:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from actors.connection import Connection
 from actors.garbage import importing, settle
 from actors.leaving import leave
-from actors.messages import Meeting, Place, Ready, Start, ToEngine, Unbuilt, decode_to_engine
+from actors.messages import Meeting, ProcessPlace, Ready, StartEngine, ToEngine, Unbuilt, decode_to_engine
 from actors.place import address, place_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> None:
     while not (messages := connection.receive()):
         pass  # a part of the message has come
     (start,) = messages
-    assert isinstance(start, Start)
+    assert isinstance(start, StartEngine)
     begun = time.perf_counter()
     with importing():
         from actors.engine_loop import EngineLoop
@@ -75,7 +75,9 @@ def main(arguments: list[str]) -> None:
     os._exit(0)  # at the end of an interpreter some libraries tell of whatever they still hold
 
 
-def _build(start: Start, connection: "Connection[ToEngine]", place: Place, load: "Loading") -> "Engine":
+def _build(
+    start: StartEngine, connection: "Connection[ToEngine]", place: ProcessPlace, load: "Loading"
+) -> "Engine":
     """Raises what an engine raises that cannot be built."""
     from outrider.engine.loop.engine import Engine
     from outrider.engine.planning.device_room import bound_allocator

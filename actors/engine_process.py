@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from actors.connection import Connection
-from actors.messages import FromEngine, Meeting, Place, Ready, Start, Unbuilt, decode_from_engine
+from actors.messages import FromEngine, Meeting, ProcessPlace, Ready, StartEngine, Unbuilt, decode_from_engine
 from actors.place import confine, meet_at, told
 from outrider.engine import errors
 from outrider.engine.settings import EngineSettings
@@ -43,7 +43,7 @@ class EngineProcess:
             gpus: ids of those that it may see; None: all that there are.
             host: address of this node, at which rank 0 meets the other ranks, where there are any.
         """
-        self.place: Place  # once it has told: before it is ready
+        self.place: ProcessPlace  # once it has told: before it is ready
         self._environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(FOLDER), *filter(None, sys.path)]),
@@ -58,7 +58,7 @@ class EngineProcess:
         threading.Thread(target=self._live, args=(theirs,), name="engine process", daemon=True).start()
         self.pid = self._pid.result()
         self._early = Connection[FromEngine](self.connection, decode_from_engine)
-        self._early.send(Start(settings, host))
+        self._early.send(StartEngine(settings, host))
 
     def ready(self, meet: Callable[[int], object] = lambda port: None) -> Ready:
         """Waits until the engine is loaded.
@@ -77,7 +77,7 @@ class EngineProcess:
                 raise RuntimeError(f"the engine's process ended while it loaded: {self._end()}") from None
             for message in messages:
                 match message:
-                    case Place():
+                    case ProcessPlace():
                         self.place = message
                         logger.info("%s", told(message))
                     case Meeting():

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Generic
 
 from actors.engine_client import EngineClient, EngineStoppedError, LeavingError
-from actors.messages import Answer
+from actors.messages import EngineAnswer
 from actors.tracing import StreamTrace
 from actors.translation import ReplyT, RequestT, Translation
 from outrider.decoding.grammar import GrammarError
@@ -49,7 +49,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
         self._engine = engine
         self._later = partial(asyncio.get_running_loop().call_later, TRACED_AFTER_S)
         self._served: dict[Name, Served] = {}
-        self._taken: list[rounds_pb2.Taken] = []
+        self._opened: list[rounds_pb2.Opened] = []
         self._replies: list[ReplyT] = []
         self._ended: list[rounds_pb2.Ended] = []
         self._has_news = asyncio.Event()
@@ -62,10 +62,10 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
 
     def news(self) -> Any:
         """A message with all that the gateway has not heard, None where that is nothing."""
-        if not (self._taken or self._replies or self._ended):
+        if not (self._opened or self._replies or self._ended):
             return None
-        told = self._translation.replies(self._taken, self._replies, self._ended)
-        self._taken, self._replies, self._ended = [], [], []
+        told = self._translation.replies(self._opened, self._replies, self._ended)
+        self._opened, self._replies, self._ended = [], [], []
         return told
 
     def wake(self, _: object = None) -> None:
@@ -115,7 +115,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
             partial(self._hear, name),
         )
         self._served[name] = Served(number, StreamTrace(self._later))
-        self._taken.append(rounds_pb2.Taken(sequence=name[0], epoch=name[1]))
+        self._opened.append(rounds_pb2.Opened(sequence=name[0], epoch=name[1]))
         self.wake()
 
     def _submit(self, served: Served, request: RequestT) -> None:
@@ -125,7 +125,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
             served.trace.asked(turn)
             self._engine.submit(turn.round, work)
 
-    def _hear(self, name: Name, answer: Answer | Exception) -> None:
+    def _hear(self, name: Name, answer: EngineAnswer | Exception) -> None:
         if isinstance(answer, Exception):
             self._end(name, answer)
             return

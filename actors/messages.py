@@ -12,23 +12,23 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import StepTimings
-from outrider.engine.work import Answered, Load, Result, Work
+from outrider.engine.work import Answered, EngineLoad, Result, Work
 
 RefusalKind = Literal["grammar", "invalid", "too large", "failed"]
 
 
-class Message(Struct, frozen=True, tag=True):
+class EngineMessage(Struct, frozen=True, tag=True):
     pass
 
 
-class Start(Message, frozen=True):
+class StartEngine(EngineMessage, frozen=True):
     """The engine that is wanted: first, once."""
 
     settings: EngineSettings
     host: str | None  # on which rank 0 meets the other ranks; None where there are none
 
 
-class Open(Message, frozen=True):
+class Open(EngineMessage, frozen=True):
     """A new sequence, whose number is above those of all before."""
 
     sequence: int
@@ -37,7 +37,7 @@ class Open(Message, frozen=True):
     sampling: Sampling
 
 
-class Submit(Message, frozen=True):
+class Submit(EngineMessage, frozen=True):
     """Work for an open sequence. What the engine refuses ends it with the error."""
 
     work: Work
@@ -45,30 +45,30 @@ class Submit(Message, frozen=True):
     arrived: float  # by time.perf_counter, which all processes of a machine share
 
 
-class Close(Message, frozen=True):
+class Close(EngineMessage, frozen=True):
     """Nobody wants to hear of the sequence any more."""
 
     sequence: int
 
 
-class AskReport(Message, frozen=True):
+class AskReport(EngineMessage, frozen=True):
     """How busy the engine is, once it is done with what came before the question."""
 
 
-class Stop(Message, frozen=True):
+class Stop(EngineMessage, frozen=True):
     """The engine's process is to end after the step under way."""
 
 
-ToEngine = Start | Open | Submit | Close | AskReport | Stop
+ToEngine = StartEngine | Open | Submit | Close | AskReport | Stop
 
 
-class Meeting(Message, frozen=True):
+class Meeting(EngineMessage, frozen=True):
     """Rank 0 waits for the other ranks at this port of its host."""
 
     port: int
 
 
-class Place(Message, frozen=True):
+class ProcessPlace(EngineMessage, frozen=True):
     """Where a process of an engine computes. It is told before the process loads anything."""
 
     rank: int
@@ -83,7 +83,7 @@ class Place(Message, frozen=True):
     node: str = ""  # id of Ray's node, told by the process that Ray started
 
 
-class Ready(Message, frozen=True):
+class Ready(EngineMessage, frozen=True):
     """The engine is loaded."""
 
     settings: EngineSettings  # those in force
@@ -95,24 +95,24 @@ class Ready(Message, frozen=True):
     load_timings: LoadTimings
 
 
-class Unbuilt(Message, frozen=True):
+class Unbuilt(EngineMessage, frozen=True):
     """Why the engine could not be loaded."""
 
     error: str  # the exception's class
     reason: str
 
 
-class Stepped(Message, frozen=True):
+class Stepped(EngineMessage, frozen=True):
     """All that came of a step, and how busy the engine was after it. A step without results tells later."""
 
     results: tuple[Result, ...]
     rounds: tuple[int, ...]  # [results] which asked for them; 0 for a Failed
-    load: Load
+    load: EngineLoad
     finished_ns: int  # by time.time_ns
     steps: tuple[StepTimings, ...]  # those that were not told of yet
 
 
-class Refused(Message, frozen=True):
+class Refused(EngineMessage, frozen=True):
     """A sequence could not be opened, or not go on as it was asked to; it is closed."""
 
     sequence: int
@@ -120,22 +120,22 @@ class Refused(Message, frozen=True):
     reason: str
 
 
-class Report(Message, frozen=True):
+class EngineReport(EngineMessage, frozen=True):
     """How busy the engine is."""
 
-    load: Load
+    load: EngineLoad
     free_memory: int  # bytes of the device's that nobody has taken
 
 
-FromEngine = Place | Meeting | Ready | Unbuilt | Stepped | Refused | Report
+FromEngine = ProcessPlace | Meeting | Ready | Unbuilt | Stepped | Refused | EngineReport
 
 
-class Answer(Struct, frozen=True):
+class EngineAnswer(Struct, frozen=True):
     """A result as its sequence's stream hears of it."""
 
     round: int
     result: Answered
-    load: Load
+    load: EngineLoad
     finished_ns: int  # by time.time_ns
 
 

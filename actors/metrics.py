@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 
-from actors.messages import Report, Stepped
+from actors.messages import EngineReport, Stepped
 from outrider.engine.step_timings import Path
 from outrider.engine.work import Failed
 from outrider.telemetry.instruments import Instruments
@@ -38,7 +38,7 @@ class EngineMetrics:
                 self._gpu_steps[step.path] += 1
             self._instruments.observe("outrider_step_seconds", step.total, role=self._role)
 
-    def publish(self, report: Report) -> None:
+    def publish(self, report: EngineReport) -> None:
         for name, total in self._totals.items():
             self._instruments.total(name, total, role=self._role)
         for path, steps in self._gpu_steps.items():

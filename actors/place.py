@@ -8,7 +8,7 @@ import struct
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from actors.messages import Place
+from actors.messages import ProcessPlace
 from outrider.engine.errors import NoDeviceError
 from outrider.engine.settings import EngineSettings
 
@@ -118,7 +118,7 @@ def with_threads(settings: EngineSettings, sharing: int) -> EngineSettings:
     return settings.model_copy(update={"threads": max(1, (cores_here() - 1) // sharing)})
 
 
-def told(place: Place) -> str:
+def told(place: ProcessPlace) -> str:
     """One line for the log."""
     gb = 10**9
     sees = ", ".join(place.sees) or "no GPU"
@@ -131,12 +131,12 @@ def told(place: Place) -> str:
     )
 
 
-def address(host: str, place: Place) -> str:
+def address(host: str, place: ProcessPlace) -> str:
     """Node of a rank and its interface, as others are told of them."""
     return f"{host} over {place.interface}" if place.interface else host
 
 
-def place_of(settings: EngineSettings, rank: int) -> Place:
+def place_of(settings: EngineSettings, rank: int) -> ProcessPlace:
     """Device that this process takes, before it loads anything onto it.
 
     Raises:
@@ -157,7 +157,7 @@ def place_of(settings: EngineSettings, rank: int) -> Place:
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", 0)  # the first of the devices that this process sees
     memory = device_memory(device)
-    return Place(
+    return ProcessPlace(
         rank=rank,
         pid=os.getpid(),
         gpus=os.environ.get(GPUS),

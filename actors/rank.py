@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.garbage import importing
 from actors.leaving import leave
-from actors.messages import Place
+from actors.messages import ProcessPlace
 from actors.place import address, confine, gpus_given, meet_at, place_of, told, with_threads
 from outrider.engine.settings import EngineSettings
 
@@ -36,7 +36,7 @@ class Rank:
         with importing():
             import outrider.engine.loop.follower  # noqa: F401
 
-    def place(self) -> Place:
+    def place(self) -> ProcessPlace:
         """Raises NoDeviceError."""
         self._place = structs.replace(place_of(self._settings, self._rank), node=node_here())
         return self._place
@@ -89,7 +89,7 @@ class OtherRanks:
             _start(bundles, settings, rank, sharing[nodes[rank]])
             for rank in range(1, settings.tensor_parallel)
         ]
-        self.places: tuple[Place, ...] = ()  # once they have been sent to rank 0
+        self.places: tuple[ProcessPlace, ...] = ()  # once they have been sent to rank 0
 
     def meet(self, port: int) -> None:
         """Sends them to where rank 0 waits."""

@@ -13,7 +13,7 @@ from itertools import accumulate
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 
-from actors.messages import Answer
+from actors.messages import EngineAnswer
 from outrider.engine.work import Decoded, Proposed
 from protos import rounds_pb2
 from protos.trace_context import context_of
@@ -44,7 +44,7 @@ class StreamTrace:
             self._parents.clear()
         self._parents.append(turn.traceparent)
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: EngineAnswer) -> None:
         """An answer goes out."""
         if not self._parents or answer.round != self._round:
             return
@@ -73,7 +73,7 @@ class StreamTrace:
 @dataclass
 class _Stretch:
     parent: str
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[EngineAnswer] = field(default_factory=list)
 
     def record(self, length: int | None) -> None:
         """Without the tokens that came when the gateway had gone on."""
@@ -82,12 +82,12 @@ class _Stretch:
             _record("generate", self.parent, taken, len(self.answers) - len(taken))
 
 
-def _position(answer: Answer) -> int:
+def _position(answer: EngineAnswer) -> int:
     assert isinstance(answer.result, Decoded)
     return answer.result.length - 1
 
 
-def _record(name: str, parent: str, answers: list[Answer], wasted: int = 0) -> None:
+def _record(name: str, parent: str, answers: list[EngineAnswer], wasted: int = 0) -> None:
     """A span from the arrival of the work to its last answer, and below it the parts."""
     last = answers[-1]
     timings = [answer.result.timings for answer in answers]

@@ -3,13 +3,13 @@
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
-from actors.messages import Answer
+from actors.messages import EngineAnswer
 from outrider.decoding.settings import TokenLogprobs
 from outrider.engine.work import (
     AheadOutcome,
     Decode,
     Decoded,
-    Prepared,
+    PreparedTree,
     Propose,
     Proposed,
     Score,
@@ -37,13 +37,13 @@ class Translation(ABC, Generic[RequestT, ReplyT]):
 
     @staticmethod
     @abstractmethod
-    def reply(answer: Answer) -> ReplyT:
+    def reply(answer: EngineAnswer) -> ReplyT:
         """The message for a result of that work; it does not name its sequence yet."""
 
     @staticmethod
     @abstractmethod
     def replies(
-        taken: list[rounds_pb2.Taken], replies: list[ReplyT], ended: list[rounds_pb2.Ended]
+        opened: list[rounds_pb2.Opened], replies: list[ReplyT], ended: list[rounds_pb2.Ended]
     ) -> rounds_pb2.DraftReplies | rounds_pb2.TargetReplies:
         """The message that carries them all."""
 
@@ -64,14 +64,14 @@ class DraftTranslation(Translation[rounds_pb2.DraftRequest, rounds_pb2.DraftRepl
         )
 
     @staticmethod
-    def reply(answer: Answer) -> rounds_pb2.DraftReply:
+    def reply(answer: EngineAnswer) -> rounds_pb2.DraftReply:
         result = answer.result
-        assert isinstance(result, Proposed | Prepared)
+        assert isinstance(result, Proposed | PreparedTree)
         reply = rounds_pb2.DraftReply(
             round=answer.round, timings=_timings(result.timings), load=_load(answer)
         )
         draft = draft_to_message(result.draft)
-        if isinstance(result, Prepared):
+        if isinstance(result, PreparedTree):
             reply.prepared.CopyFrom(rounds_pb2.Prepared(draft=draft))
         else:
             ahead = None if result.ahead is None else _ahead_outcome(result.ahead)
@@ -80,9 +80,9 @@ class DraftTranslation(Translation[rounds_pb2.DraftRequest, rounds_pb2.DraftRepl
 
     @staticmethod
     def replies(
-        taken: list[rounds_pb2.Taken], replies: list[rounds_pb2.DraftReply], ended: list[rounds_pb2.Ended]
+        opened: list[rounds_pb2.Opened], replies: list[rounds_pb2.DraftReply], ended: list[rounds_pb2.Ended]
     ) -> rounds_pb2.DraftReplies:
-        return rounds_pb2.DraftReplies(taken=taken, replies=replies, ended=ended)
+        return rounds_pb2.DraftReplies(opened=opened, replies=replies, ended=ended)
 
 
 class TargetTranslation(Translation[rounds_pb2.TargetRequest, rounds_pb2.TargetReply]):
@@ -96,7 +96,7 @@ class TargetTranslation(Translation[rounds_pb2.TargetRequest, rounds_pb2.TargetR
         raise ValueError("after Open a target worker takes Decode, Score and Close")
 
     @staticmethod
-    def reply(answer: Answer) -> rounds_pb2.TargetReply:
+    def reply(answer: EngineAnswer) -> rounds_pb2.TargetReply:
         result = answer.result
         assert isinstance(result, Decoded | Scored)
         reply = rounds_pb2.TargetReply(
@@ -122,9 +122,9 @@ class TargetTranslation(Translation[rounds_pb2.TargetRequest, rounds_pb2.TargetR
 
     @staticmethod
     def replies(
-        taken: list[rounds_pb2.Taken], replies: list[rounds_pb2.TargetReply], ended: list[rounds_pb2.Ended]
+        opened: list[rounds_pb2.Opened], replies: list[rounds_pb2.TargetReply], ended: list[rounds_pb2.Ended]
     ) -> rounds_pb2.TargetReplies:
-        return rounds_pb2.TargetReplies(taken=taken, replies=replies, ended=ended)
+        return rounds_pb2.TargetReplies(opened=opened, replies=replies, ended=ended)
 
 
 def _decode(sequence: int, message: rounds_pb2.Decode) -> Decode:
@@ -171,7 +171,7 @@ def _ahead_outcome(ahead: AheadOutcome) -> rounds_pb2.AheadOutcome:
     )
 
 
-def _load(answer: Answer) -> rounds_pb2.Load:
+def _load(answer: EngineAnswer) -> rounds_pb2.Load:
     load = answer.load
     return rounds_pb2.Load(
         decoding=load.decoding,

@@ -18,7 +18,7 @@ from actors.engine_client import EngineClient, EngineStoppedError, LeavingError
 from actors.engine_process import EngineProcess
 from actors.garbage import settle
 from actors.leaving import leave
-from actors.messages import Place, Ready
+from actors.messages import ProcessPlace, Ready
 from actors.metrics import EngineMetrics
 from actors.place import gpus_given, with_threads
 from actors.rank import OtherRanks, node_here
@@ -59,7 +59,7 @@ class Worker:
     """One Serve replica: a gRPC server, and behind it an engine in a process of its own."""
 
     role: ClassVar[Role]
-    places: tuple[Place, ...]  # places of the engine's processes, rank 0 first
+    places: tuple[ProcessPlace, ...]  # places of the engine's processes, rank 0 first
 
     def __init__(
         self, settings: EngineSettings, trust: Trust, start_tracing: Callable[[], Callable[[], None]]

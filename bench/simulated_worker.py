@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.messages import Answer
+from actors.messages import EngineAnswer
 from actors.translation import DraftTranslation, TargetTranslation
 from bench.simulated_runner import Cost, SimulatedRunner, StepClock
 from gateway.sequence import GatewaySequence
@@ -14,8 +14,7 @@ from gateway.workers.streams import Role
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Failed, Result
-from outrider.engine.work import Load as EngineLoad
+from outrider.engine.work import EngineLoad, Failed, Result
 from protos import rounds_pb2
 
 EPSILON_S = 1e-6  # in which messages that were sent at the same time all arrive
@@ -101,7 +100,7 @@ class SimulatedWorker:
         if isinstance(result, Failed):
             raise RuntimeError(result.reason)
         number = result.sequence
-        answer = Answer(self._streams[number].round, result, load, finished_ns=0)
+        answer = EngineAnswer(self._streams[number].round, result, load, finished_ns=0)
         return number, self._translation.reply(answer)
 
 

@@ -21,26 +21,26 @@ class TargetRequests(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[_Union[TargetRequest, _Mapping]]] = ...) -> None: ...
 
 class DraftReplies(_message.Message):
-    __slots__ = ("taken", "replies", "ended")
-    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("opened", "replies", "ended")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
     REPLIES_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
-    taken: _containers.RepeatedCompositeFieldContainer[Taken]
+    opened: _containers.RepeatedCompositeFieldContainer[Opened]
     replies: _containers.RepeatedCompositeFieldContainer[DraftReply]
     ended: _containers.RepeatedCompositeFieldContainer[Ended]
-    def __init__(self, taken: _Optional[_Iterable[_Union[Taken, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[DraftReply, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ...) -> None: ...
+    def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[DraftReply, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ...) -> None: ...
 
 class TargetReplies(_message.Message):
-    __slots__ = ("taken", "replies", "ended")
-    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("opened", "replies", "ended")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
     REPLIES_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
-    taken: _containers.RepeatedCompositeFieldContainer[Taken]
+    opened: _containers.RepeatedCompositeFieldContainer[Opened]
     replies: _containers.RepeatedCompositeFieldContainer[TargetReply]
     ended: _containers.RepeatedCompositeFieldContainer[Ended]
-    def __init__(self, taken: _Optional[_Iterable[_Union[Taken, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[TargetReply, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ...) -> None: ...
+    def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[TargetReply, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ...) -> None: ...
 
-class Taken(_message.Message):
+class Opened(_message.Message):
     __slots__ = ("sequence", "epoch")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]

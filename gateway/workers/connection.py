@@ -116,8 +116,8 @@ class WorkerConnection:
         return await self._why(None)
 
     def _on_message(self, replies: Any) -> None:
-        for taken in replies.taken:
-            if (listener := self._listeners.get((taken.sequence, taken.epoch))) is not None:
+        for opened in replies.opened:
+            if (listener := self._listeners.get((opened.sequence, opened.epoch))) is not None:
                 listener.taken()
         for reply in replies.replies:
             if (listener := self._listeners.get((reply.sequence, reply.epoch))) is not None:

@@ -17,7 +17,18 @@ NO_DRAFT = Draft()
 
 
 @dataclass
-class TargetState:
+class DraftSequenceState:
+    """What only a draft needs of a sequence."""
+
+    # Best tokens after a pending node or ROOT, best first, as far as they are known.
+    ranked: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    acceptance_rate: float = 0.0  # acceptance of its latest chains
+    drafted: Draft = NO_DRAFT  # its newest Draft
+    in_rounds: bool = False  # its newest tokens came as the Verdict on its last Draft
+
+
+@dataclass
+class TargetSequenceState:
     """What only a target needs of a sequence."""
 
     round: int | None = None  # round of its newest Decode; None: its newest work was other work
@@ -46,13 +57,8 @@ class EngineSequence:
     tokens: list[int] = field(default_factory=list)  # committed
     cached: int = 0
     pending: Draft = NO_DRAFT  # drafted tokens that may still turn out right: their cache is kept
-    ranked: dict[int, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # at a draft: the best tokens after a pending node or ROOT, best first, as far as they are known
-    acceptance_rate: float = 0.0  # at a draft: the acceptance of its latest chains
-    drafted: Draft = NO_DRAFT  # at a draft: its newest Draft
-    in_rounds: bool = False  # at a draft: its newest tokens came as the Verdict on its last Draft
-    target: TargetState = field(default_factory=TargetState)
+    draft: DraftSequenceState = field(default_factory=DraftSequenceState)
+    target: TargetSequenceState = field(default_factory=TargetSequenceState)
     matcher: Matcher | None = None  # of its grammar, once that is compiled
     blocks: list[int] = field(default_factory=list)
     preemptions: int = 0  # since its last result
@@ -126,7 +132,7 @@ class EngineSequence:
 
     def forget_pending(self) -> None:
         """Nothing follows the committed tokens."""
-        self.pending, self.ranked = NO_DRAFT, {}
+        self.pending, self.draft.ranked = NO_DRAFT, {}
 
     def push_blocks(self, blocks: list[int]) -> None:
         """Appends cache blocks, the table grown by doubling."""

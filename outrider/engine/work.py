@@ -133,7 +133,7 @@ class Proposed(Struct, frozen=True, tag=True):
     ahead: AheadOutcome | None  # None: nothing had been prepared
 
 
-class Prepared(Struct, frozen=True, tag=True):
+class PreparedTree(Struct, frozen=True, tag=True):
     """The Draft of a round once more, and after it those that follow its likely verdicts."""
 
     sequence: int  # its number
@@ -159,12 +159,12 @@ class Failed(Struct, frozen=True, tag=True):
     is_grammars: bool = False  # the fault of its grammar
 
 
-Answered = Decoded | Proposed | Prepared | Scored
+Answered = Decoded | Proposed | PreparedTree | Scored
 Result = Answered | Failed
 
 
 @dataclass(frozen=True)
-class Load:
+class EngineLoad:
     """How busy an engine is."""
 
     decoding: int  # open sequences beyond their prompt, those between two rounds too

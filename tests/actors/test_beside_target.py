@@ -13,7 +13,7 @@ from gateway.workers.streams import WorkerStream
 from outrider.decoding.draft import Draft
 from outrider.drafters import registry
 from outrider.engine.choosing.asked import Asked
-from outrider.engine.loop import drafting_beside
+from outrider.engine.loop import target_drafting
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.pace.controller import Pace
@@ -285,7 +285,7 @@ async def test_the_pace_learns_what_a_step_of_the_heads_costs(monkeypatch, tmp_p
 
 async def test_heads_that_are_nearly_never_right_are_put_out_of_use(monkeypatch, caplog):
     """The next thousand positions would be no better: decoding is plain, and the log says so."""
-    monkeypatch.setattr(drafting_beside, "JUDGED_AFTER", 20)
+    monkeypatch.setattr(target_drafting, "JUDGED_AFTER", 20)
     monkeypatch.setattr(Beside, "propose", lambda self, asked: [Draft.chain([7, 7]) for _ in asked])
     async with pair(0, drafter=ROW.name) as fleet:
         text, stats = await answer(fleet, "json", 0.0, speculation=beside("fixed"))

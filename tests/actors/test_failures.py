@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from actors.messages import Start
+from actors.messages import StartEngine
 from outrider.engine.forward.batch import Batch
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
@@ -146,7 +146,7 @@ async def test_a_stream_that_is_given_up_at_its_beginning_leaves_nothing_open(
 
 async def test_a_message_that_fails_ends_no_engine(reached: Reached) -> None:
     worker, channel = reached
-    worker.client.tell(Start(worker.engine.settings, None))
+    worker.client.tell(StartEngine(worker.engine.settings, None))
     assert len(await plain_text(channel)) == 24
     assert worker.behind.failure is None
 

@@ -26,7 +26,7 @@ async def test_a_turn_after_the_end_of_the_engine_is_not_refused(at: str) -> Non
     if at == "between opening and turn":
         engine.tell = lambda message: None  # type: ignore[method-assign]
         await sequences.read(told(rounds_pb2.TargetRequest(open=opening())))
-        assert len(sequences.news().taken) == 1
+        assert len(sequences.news().opened) == 1
     engine.connection_lost(None)
     if at == "before it is opened":
         await sequences.read(told(rounds_pb2.TargetRequest(open=opening())))

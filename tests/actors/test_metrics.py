@@ -2,15 +2,15 @@
 
 import pytest
 
-from actors.messages import Report, Stepped
+from actors.messages import EngineReport, Stepped
 from actors.metrics import EngineMetrics
 from outrider.engine.step_timings import Path, StepTimings
-from outrider.engine.work import Load
+from outrider.engine.work import EngineLoad
 from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.metrics import OF_WORKERS
 from tests.support.instruments import Told
 
-LOAD = Load(decoding=0, running=0, waiting=0, free_blocks=3, total_blocks=4)
+LOAD = EngineLoad(decoding=0, running=0, waiting=0, free_blocks=3, total_blocks=4)
 PATHS: tuple[Path, ...] = ("graph", "gathered", "graph", "kernels")
 
 
@@ -21,7 +21,7 @@ def counted(device: str) -> Told:
     steps = tuple(StepTimings(0.1, 0.2, 0.3, 0.6, 1, 5, path) for path in PATHS)
     for _ in range(2):
         metrics.stepped(Stepped((), (), LOAD, 0, steps))
-        metrics.publish(Report(LOAD, 0))
+        metrics.publish(EngineReport(LOAD, 0))
     return told
 
 

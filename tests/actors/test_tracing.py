@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from actors.messages import Answer
+from actors.messages import EngineAnswer
 from actors.tracing import StreamTrace
 from outrider.decoding.draft import Verdict
-from outrider.engine.work import Decoded, Load, Timings
+from outrider.engine.work import Decoded, EngineLoad, Timings
 from outrider.pace.step import Step, StepSize
 from protos import rounds_pb2
 from tests.fakes.spans import CLIENT_SPAN_ID, TRACEPARENT
@@ -88,15 +88,15 @@ def timings(preemptions: int = 0) -> Timings:
     return Timings(0.001, 0.002, 0.0005, 0.003, 0.005, step, steps=1, preemptions=preemptions)
 
 
-def answer(result, round=1, finished_ns=10**18) -> Answer:
-    return Answer(round, result, Load(1, 1, 0, 5, 9), finished_ns)
+def answer(result, round=1, finished_ns=10**18) -> EngineAnswer:
+    return EngineAnswer(round, result, EngineLoad(1, 1, 0, 5, 9), finished_ns)
 
 
 def plain_token(position: int) -> Decoded:
     return Decoded(UNREAD, 1, Verdict((), (7,)), (), None, timings(), position + 1, is_plain=True)
 
 
-def generated(position: int) -> Answer:
+def generated(position: int) -> EngineAnswer:
     result = plain_token(position)
     return answer(result, finished_ns=10**18 + 10**7 * position)
 
@@ -105,7 +105,7 @@ def at_once(record, *arguments) -> None:
     record(*arguments)
 
 
-def verified(round: int = 1, preemptions: int = 0) -> Answer:
+def verified(round: int = 1, preemptions: int = 0) -> EngineAnswer:
     return answer(Decoded(UNREAD, round, Verdict((), (7,)), (), None, timings(preemptions), 4), round)
 
 

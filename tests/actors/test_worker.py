@@ -11,7 +11,7 @@ from msgspec import structs
 
 import actors.worker
 from actors.engine_client import EngineClient
-from actors.messages import Answer
+from actors.messages import EngineAnswer
 from actors.usage import CACHE_IN_USE, SEQUENCES
 from actors.worker import TargetWorker, Worker
 from gateway.workers.streams import WorkerInfo as Published
@@ -56,7 +56,7 @@ async def test_open_sequences_and_blocks_in_use_are_what_autoscaling_sees(worker
     number = client.open(len(PROMPT), 1, Sampling(max_tokens=8), heard.put_nowait)
     client.open(len(PROMPT), 2, Sampling(max_tokens=8), heard.put_nowait)
     client.submit(1, plain_decoding(number, 0, PROMPT, 1))
-    assert isinstance(await heard.get(), Answer)
+    assert isinstance(await heard.get(), EngineAnswer)
     usage = await worker.record_autoscaling_stats()
     blocks = (await client.report()).load.total_blocks
     assert usage == {SEQUENCES: 2, CACHE_IN_USE: 1 - (blocks - 4) / blocks}  # four blocks of eight tokens

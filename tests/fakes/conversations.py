@@ -81,8 +81,8 @@ async def serve(requests: AsyncIterator[Any], context: Any, replies: type[Any], 
                 if request.HasField("open"):
                     asked[name] = Requests()
                     conversations.append(asyncio.create_task(one(name)))
-                    taken = rounds_pb2.Taken(sequence=request.sequence, epoch=request.epoch)
-                    await write(taken=[taken])
+                    opened = rounds_pb2.Opened(sequence=request.sequence, epoch=request.epoch)
+                    await write(opened=[opened])
                 asked[name].add(request)
 
     reading = asyncio.create_task(read())

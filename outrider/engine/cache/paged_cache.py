@@ -176,7 +176,9 @@ class PagedCache(KeyValues):
         sequence.cached += len(path)
         index = {last: ROOT} | {node: place for place, node in enumerate(below)}
         sequence.pending = sequence.pending.part(last, below)
-        sequence.ranked = {index[node]: ranked for node, ranked in sequence.ranked.items() if node in index}
+        sequence.draft.ranked = {
+            index[node]: ranked for node, ranked in sequence.draft.ranked.items() if node in index
+        }
 
     def shrink(self, sequence: EngineSequence) -> None:
         """Frees the blocks that only pending nodes fill."""

@@ -9,7 +9,7 @@ from outrider.engine.choosing.sampler import Choices
 from outrider.engine.tasks.propose import CoupledProposeTask, alternatives_of, chain, extended
 from outrider.engine.tasks.propose_parallel import ParallelProposeTask
 from outrider.engine.tasks.task import Task
-from outrider.engine.work import AheadOutcome, Prepared, Result
+from outrider.engine.work import AheadOutcome, PreparedTree, Result
 from outrider.learning.agreement import agreement
 from outrider.learning.mean import Mean
 
@@ -58,12 +58,14 @@ class PrepareTask(Task):
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
         pending = self.sequence.pending
         first = len(pending) - len(choices.ranked)
-        self.sequence.ranked |= {first + index: ranked for index, ranked in enumerate(choices.ranked)}
+        self.sequence.draft.ranked |= {first + index: ranked for index, ranked in enumerate(choices.ranked)}
         self._steps.append(self._last_step.seconds)
         self._fed += len(choices.ranked)
         self.done = self.is_complete
         return (
-            [Prepared(self.sequence.number, self._round, self.draft(), self.timings())] if self.done else []
+            [PreparedTree(self.sequence.number, self._round, self.draft(), self.timings())]
+            if self.done
+            else []
         )
 
     def draft(self) -> Draft:
@@ -85,13 +87,13 @@ class PrepareTask(Task):
     def _parent(self, branch: Branch) -> int | None:
         """The pending node, or ROOT, that the branch follows; None while it is not known what does."""
         path = [ROOT, *self.sequence.pending.path_of(self._chain[: branch.accepted])]
-        is_known = len(path) > branch.accepted and path[-1] in self.sequence.ranked
+        is_known = len(path) > branch.accepted and path[-1] in self.sequence.draft.ranked
         return path[-1] if is_known else None
 
     def _next(self) -> list[tuple[int, int]]:
         """Nodes to be fed next: parent and token."""
         sequence = self.sequence
-        if ROOT not in sequence.ranked:
+        if ROOT not in sequence.draft.ranked:
             return []
         nodes: dict[tuple[int, int], None] = {}
         for branch in self._branches:
@@ -128,9 +130,9 @@ class PrepareTask(Task):
         rank = None if guessed is None else _rank(tokens[accepted], guessed)
         refused = accepted < len(self._chain)
         outcomes.observe(accepted, found.reached, rank if refused else None)
-        rate = Mean(sequence.acceptance_rate, SEQUENCE_MEMORY)
+        rate = Mean(sequence.draft.acceptance_rate, SEQUENCE_MEMORY)
         rate.observe(accepted / max(found.reached, 1), found.reached)
-        sequence.acceptance_rate = rate.value
+        sequence.draft.acceptance_rate = rate.value
         path = sequence.pending.path_of(tokens)
         if len(path) < len(tokens):
             return AheadOutcome(0, rank, 0.0, self._fed)
@@ -141,7 +143,7 @@ class PrepareTask(Task):
     def _guessed(self, accepted: int) -> tuple[int, ...] | None:
         """The best tokens after so many of the Draft's, as far as they are known."""
         parent = self._parent(Branch(accepted, 0))
-        return None if parent is None else self.sequence.ranked[parent]
+        return None if parent is None else self.sequence.draft.ranked[parent]
 
     def _known(self, node: int) -> int:
         """Tokens of the next Draft's chain, which follows that pending node."""

@@ -36,7 +36,7 @@ class DraftAhead:
 
     def observe(self, sequence: EngineSequence, work: Propose) -> AheadOutcome | None:
         """What the Verdict, which the work tells of, shows about what was prepared for it."""
-        sequence.in_rounds = _follows_verdict(sequence, work)
+        sequence.draft.in_rounds = _follows_verdict(sequence, work)
         newest = self._newest.get(sequence.number)
         is_next = work.base == len(sequence.tokens)
         return newest.observe(work.tokens, self._outcomes) if newest and is_next else None
@@ -55,7 +55,9 @@ class DraftAhead:
             if mask_token is not None:
                 return ParallelSampledProposeTask(sequence, work, room, arrived, mask_token)
             return SampledProposeTask(sequence, work, room, arrived)
-        alternatives = self._outcomes.alternatives(sequence.acceptance_rate, work.depth, work.alternatives)
+        alternatives = self._outcomes.alternatives(
+            sequence.draft.acceptance_rate, work.depth, work.alternatives
+        )
         ranks = RANKS if alternatives or self._branches else 1
         if mask_token is not None:
             prepares = self._branches > 0
@@ -67,13 +69,13 @@ class DraftAhead:
     def prepare(self, task: ProposeTask) -> None:
         """Begins with the Drafts for the likely verdicts on the task's, in time that nobody else needs."""
         sequence, draft = task.sequence, task.draft()
-        sequence.drafted = draft
+        sequence.draft.drafted = draft
         if not self._branches or not isinstance(task, CoupledProposeTask | ParallelProposeTask) or not draft:
             return
-        if not sequence.in_rounds:
+        if not sequence.draft.in_rounds:
             return  # its Drafts are only compared with the text
         share = min(max(self._branches // (len(self.unfinished) + 1), 1), MOST_BRANCHES)
-        branches = self._outcomes.likeliest(sequence.acceptance_rate, len(task.chain()), share)
+        branches = self._outcomes.likeliest(sequence.draft.acceptance_rate, len(task.chain()), share)
         if isinstance(task, CoupledProposeTask):
             begun = PrepareTask(task, branches)
         else:
@@ -90,7 +92,7 @@ def _follows_verdict(sequence: EngineSequence, work: Propose) -> bool:
     """Whether the sequence is in rounds, as far as the work's tokens show: the first one is taken to be."""
     if work.base + len(work.tokens) <= sequence.prompt_length + 1:
         return True
-    is_next, drafted = work.base == len(sequence.tokens), sequence.drafted
+    is_next, drafted = work.base == len(sequence.tokens), sequence.draft.drafted
     stood = len(drafted.path_of(work.tokens))
     went_on = sequence.matcher is not None and 0 < drafted.chain_length <= stood  # by forced tokens
     return is_next and (stood >= len(work.tokens) - 1 or went_on)

@@ -16,10 +16,10 @@ from outrider.engine.drafters.beside_target import BesideTarget, beside_target
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch import Item
 from outrider.engine.loading.timings import LoadTimings
-from outrider.engine.loop.drafting_beside import DraftingBeside
 from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.loop.grammars import Grammars
 from outrider.engine.loop.runner import Launched, ModelRunner, Outcome, Runner
+from outrider.engine.loop.target_drafting import TargetDrafting
 from outrider.engine.loop.validation import check_sampling, check_work
 from outrider.engine.loop.work_queue import WorkQueue
 from outrider.engine.parallel.rank_group import RankGroup
@@ -30,7 +30,7 @@ from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import StepTimings
 from outrider.engine.tasks.decode import DecodeTask
 from outrider.engine.tasks.task import Task
-from outrider.engine.work import Decoded, Failed, Load, Propose, Result, Work
+from outrider.engine.work import Decoded, EngineLoad, Failed, Propose, Result, Work
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Engine:
         self._queue = WorkQueue(
             self._cache, self._draft_ahead, self._batch_delay, self.vocab_size, self.max_length, clock
         )
-        self._beside = None if beside is None else DraftingBeside(beside, clock)
+        self._beside = None if beside is None else TargetDrafting(beside, clock)
         self._launched: Launched | None = None  # the step that comes next, where it is under way already
         self._grammars = grammars or Grammars(None, runner.vocab_size, runner.end_token_ids)
         self._opened = 0
@@ -105,7 +105,7 @@ class Engine:
         number = self._opened if number is None else number
         sequence = EngineSequence(number, prompt_length, noise_key, sampling, ends, limit, self._clock)
         self._grammars.begin(sequence)
-        sequence.acceptance_rate = self._draft_ahead.acceptance_rate
+        sequence.draft.acceptance_rate = self._draft_ahead.acceptance_rate
         self._opened = number + 1
         self._sequences[sequence.number] = sequence
         return sequence
@@ -170,11 +170,11 @@ class Engine:
         """Bytes of the device's memory that nobody has taken."""
         return self.runner.free_memory()
 
-    def load(self) -> Load:
+    def load(self) -> EngineLoad:
         """How busy the engine is."""
         running = sum(bool(task.sequence.blocks) for task in self._queue.tasks.values())
         pool = self._cache.pool
-        return Load(
+        return EngineLoad(
             decoding=sum(
                 bool(sequence.blocks) and len(sequence.tokens) > sequence.prompt_length
                 for sequence in self._sequences.values()

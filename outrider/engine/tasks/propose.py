@@ -78,21 +78,21 @@ class CoupledProposeTask(ProposeTask):
     def tree(self) -> Draft:
         if self.is_empty or self._is_complete():
             return self.sequence.pending
-        newest = self.chain()[-1:] if ROOT in self.sequence.ranked else []
+        newest = self.chain()[-1:] if ROOT in self.sequence.draft.ranked else []
         return with_chain(self.sequence.pending, self._end(), [*newest, *self._forced])
 
     def nodes(self) -> list[int]:
         if self.is_empty or self._is_complete():
             return []
-        fed = (ROOT in self.sequence.ranked) + len(self._forced)
+        fed = (ROOT in self.sequence.draft.ranked) + len(self._forced)
         return [len(self.sequence.pending) + fed - 1 if fed else ROOT]
 
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
         if not self.is_empty:
             pending, forced = self.sequence.pending, len(self._forced)
             for node in range(len(pending) - forced, len(pending)):
-                self.sequence.ranked[pending.parents[node]] = (pending.tokens[node],)
-            self.sequence.ranked[len(pending) - 1] = choices.ranked[0]
+                self.sequence.draft.ranked[pending.parents[node]] = (pending.tokens[node],)
+            self.sequence.draft.ranked[len(pending) - 1] = choices.ranked[0]
             self._forced = []
         self.done = self._is_complete()
         return [self.result()] if self.done else []
@@ -153,8 +153,8 @@ def chain(sequence: EngineSequence, depth: int, node: int = ROOT, rank: int = 0)
     """
     tokens: list[int] = []
     following: int | None = node
-    while following in sequence.ranked and len(tokens) < depth:
-        best = sequence.ranked[following][0 if tokens else rank :]
+    while following in sequence.draft.ranked and len(tokens) < depth:
+        best = sequence.draft.ranked[following][0 if tokens else rank :]
         if not best:
             break
         tokens.append(best[0])
@@ -175,10 +175,10 @@ def alternatives_of(
             break
         path.append(child)
     return [
-        (leaf.accepted - 1, sequence.ranked[path[leaf.accepted]][leaf.rank])
+        (leaf.accepted - 1, sequence.draft.ranked[path[leaf.accepted]][leaf.rank])
         for leaf in alternatives
         if leaf.accepted < min(len(tokens), len(path))
-        and leaf.rank < len(sequence.ranked.get(path[leaf.accepted], ()))
+        and leaf.rank < len(sequence.draft.ranked.get(path[leaf.accepted], ()))
     ]
 
 

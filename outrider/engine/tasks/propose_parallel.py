@@ -137,8 +137,8 @@ def guesses_after(sequence: EngineSequence, node: int, mask_token: int) -> list[
     """What is known of the positions after a pending node: its own guess, and those of the masks below it."""
     guesses = []
     following: int | None = node
-    while following in sequence.ranked:
-        guesses.append(sequence.ranked[following])
+    while following in sequence.draft.ranked:
+        guesses.append(sequence.draft.ranked[following])
         following = sequence.pending.child(following, mask_token)
     return guesses
 

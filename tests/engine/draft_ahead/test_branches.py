@@ -12,7 +12,7 @@ from outrider.demo.prompts import DEMO
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Decode, Decoded, Prepared, Propose, Proposed
+from outrider.engine.work import Decode, Decoded, PreparedTree, Propose, Proposed
 from outrider.pace.settings import MAX_DEPTH
 from tests.support.demo_pair import prompt_of, text_of
 
@@ -83,7 +83,7 @@ def fallen(rng: random.Random, sequence: EngineSequence, draft: Draft) -> tuple[
     """A Verdict's tokens: some of the Draft's, and one that is mostly a good guess for the target's own."""
     stood = rng.randrange(len(draft) + 1)
     path = sequence.pending.path_of(draft.tokens[:stood])
-    known = sequence.ranked.get(path[-1] if path else ROOT, ()) if len(path) == stood else ()
+    known = sequence.draft.ranked.get(path[-1] if path else ROOT, ()) if len(path) == stood else ()
     rank = 0 if stood == len(draft) else rng.choice((1, 1, 2, 4))
     own = known[rank] if known and rng.random() < 0.9 else rng.randrange(5, 200)
     return (*draft.tokens[:stood], own)
@@ -108,7 +108,7 @@ def test_however_verdicts_fall_drafts_are_those_of_a_fresh_sequence(branches: in
             for length in range(len(proposed.draft)):
                 nodes = [one.pending.path_of(proposed.draft.tokens[:length]) for one in (sequence, fresh)]
                 ours, theirs = (path[-1] if path else ROOT for path in nodes)
-                assert sequence.ranked[ours] == fresh.ranked[theirs]
+                assert sequence.draft.ranked[ours] == fresh.draft.ranked[theirs]
             plain.close(fresh)
             if proposed.ahead is not None and proposed.ahead.tokens:
                 ranks_foreseen.add(proposed.ahead.rank)
@@ -126,7 +126,7 @@ def test_a_foreseen_draft_needs_no_step() -> None:
     prompt = prompt_of("code")
     proposed = drafted(draft, sequence, 0, prompt)
     (prepared,) = run(draft)
-    assert isinstance(prepared, Prepared)
+    assert isinstance(prepared, PreparedTree)
     assert prepared.draft.tokens[:DEPTH] == proposed.draft.tokens
     branch = next(
         prepared.draft.after((*proposed.draft.tokens, token))
@@ -168,7 +168,7 @@ def test_whoever_waits_for_a_draft_goes_first() -> None:
     draft.submit(Propose(second.number, 0, prompt_of("code"), 2, 0))
     results = [*draft.step(), *draft.step()]
     assert [result.sequence for result in results if isinstance(result, Proposed)] == [second.number]
-    assert not any(isinstance(result, Prepared) for result in results)
+    assert not any(isinstance(result, PreparedTree) for result in results)
     draft.close(first)
     draft.close(second)
 
@@ -182,7 +182,7 @@ def test_preparing_ends_by_itself() -> None:
     while draft.has_work:
         results += draft.step()
         steps += 1
-    assert [type(result) for result in results] == [Prepared]
+    assert [type(result) for result in results] == [PreparedTree]
     assert steps <= DEPTH + 1
     assert draft.step() == []
     draft.close(sequence)
@@ -192,7 +192,7 @@ def test_no_more_is_prepared_than_a_gateway_takes() -> None:
     prompt, many = prompt_of("code"), engine("draft", 200)
     sequence = opened(many, 1.0)
     many.submit(Propose(sequence.number, 0, prompt, MAX_DEPTH, 0, alternatives=MAX_DEPTH))
-    (prepared,) = (result for result in run(many) if isinstance(result, Prepared))
+    (prepared,) = (result for result in run(many) if isinstance(result, PreparedTree))
     assert MAX_NODES // 4 < len(prepared.draft) <= MAX_NODES
     many.close(sequence)
 
@@ -241,7 +241,7 @@ def test_the_more_are_prepared_the_fewer_branches_each_new_one_gets() -> None:
         draft.submit(Propose(sequence.number, 0, prompt_of("code"), DEPTH, 0))
     results = run(draft)
     proposed = {result.sequence: result.draft for result in results if isinstance(result, Proposed)}
-    prepared = {result.sequence: result.draft for result in results if isinstance(result, Prepared)}
+    prepared = {result.sequence: result.draft for result in results if isinstance(result, PreparedTree)}
     branches = [
         sum(parent < DEPTH <= node for node, parent in enumerate(prepared[sequence.number].parents))
         for sequence in sequences
@@ -290,6 +290,6 @@ def test_what_follows_a_draft_of_one_token_is_prepared() -> None:
     sequence = opened(draft, 1.0)
     proposed = drafted(draft, sequence, 0, prompt_of("code"), depth=1)
     (prepared,) = run(draft)
-    assert isinstance(prepared, Prepared)
+    assert isinstance(prepared, PreparedTree)
     assert len(prepared.draft.after(proposed.draft.tokens)) > 0
     draft.close(sequence)

@@ -24,7 +24,7 @@ from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Prepared, Propose, Proposed
+from outrider.engine.work import PreparedTree, Propose, Proposed
 from tests.support.checkpoints import write_checkpoint
 from tests.support.demo_pair import engine as demo_engine
 from tests.support.grammars import GRAMMARS, ids
@@ -162,7 +162,7 @@ def test_all_branches_are_prepared_in_one_step() -> None:
     sequence = opened(draft)
     proposed = drafted(draft, sequence, 0, PROMPT)
     (prepared,) = draft.step()
-    assert isinstance(prepared, Prepared)
+    assert isinstance(prepared, PreparedTree)
     assert not draft.has_work
     tree = prepared.draft
     assert tree.tokens[:DEPTH] == proposed.draft.tokens
@@ -190,7 +190,7 @@ def test_cache_that_was_lost_meanwhile_is_computed_again() -> None:
     sequence = opened(draft)
     before = drafted(draft, sequence, 0, PROMPT).draft
     draft._cache.release(sequence)
-    assert not [result for result in run(draft) if isinstance(result, Prepared)]
+    assert not [result for result in run(draft) if isinstance(result, PreparedTree)]
     assert drafted(draft, sequence, len(PROMPT), ()).draft == before
     draft.close(sequence)
 

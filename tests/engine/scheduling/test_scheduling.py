@@ -13,7 +13,7 @@ from outrider.engine.scheduling.scheduler import SPARE_SHARE, Scheduler
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.tasks.task import Task
-from outrider.engine.work import Decode, Decoded, Prepared, Propose, Proposed, Result, plain_decoding
+from outrider.engine.work import Decode, Decoded, PreparedTree, Propose, Proposed, Result, plain_decoding
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 
 BLOCK = 8
@@ -235,7 +235,7 @@ def test_what_is_only_prepared_gives_way_before_anybody_is_preempted(folder: str
     engine = engine_with(folder, blocks=20, branches=BRANCHES)
     asked, *others_asked = prompts(3, 20)
     ((waiting, draft),) = drafted(engine, [asked]).items()
-    assert any(isinstance(result, Prepared) for result in idle(engine))
+    assert any(isinstance(result, PreparedTree) for result in idle(engine))
     assert len(waiting.blocks) > 20 - 2 * 6  # too many for two more sequences of 44 tokens
     others = [start(engine, prompt) for prompt in others_asked]
     for _ in range(COUNT):

@@ -37,7 +37,7 @@ class _Newest:
     guesses: Sequence[tuple[int, ...]]  # at its positions, as far as they are known, best first
 
 
-class DraftingBeside:
+class TargetDrafting:
     """Asks the drafter, and puts it out of use where nearly nothing that it guesses is right."""
 
     def __init__(self, drafter: BesideTarget, clock: Callable[[], float] = time.perf_counter) -> None:
