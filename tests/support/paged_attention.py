@@ -6,16 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from outrider.engine.inputs.paged_input import Layout, PagedInput, fill
+from outrider.engine.inputs.paged_input import PagedInput, PagedLayout, fill
 from outrider.engine.inputs.step_input import Feed
 
 
 def paged_input(
-    feeds: list[Feed], block_size: int, spare_slot: int = 0, layout: Layout | None = None
+    feeds: list[Feed], block_size: int, spare_slot: int = 0, layout: PagedLayout | None = None
 ) -> PagedInput[torch.Tensor]:
     """Returns the input of a batch on the CPU, with no more room than it takes, or with a layout's."""
-    layout = layout or Layout.of(feeds, block_size)
-    return layout.split(fill(layout, feeds, block_size, spare_slot, device=torch.device("cpu")))
+    layout = layout or PagedLayout.of(feeds, block_size)
+    return PagedInput.of(fill(layout, feeds, block_size, spare_slot, device=torch.device("cpu")).sent())
 
 
 @dataclass

@@ -13,7 +13,7 @@ from outrider.decoding.sampling import log_probabilities, process, told_logprobs
 from outrider.decoding.settings import Sampling, TokenLogprobs
 
 
-class AskedLogprobs:
+class LogprobRequest:
     """Log-probabilities of rows that ask for some, under coupled verification."""
 
     def __init__(self, rows: Sequence[ChoiceContext]) -> None:
@@ -52,9 +52,9 @@ class AskedLogprobs:
             numbers.append(torch.cat(as_bits, dim=1).flatten())
         return torch.cat(numbers)
 
-    def of_rows(self, numbers: NDArray[np.int64]) -> dict[int, TokenLogprobs]:
+    def of_rows(self, numbers: NDArray[np.int32]) -> dict[int, TokenLogprobs]:
         """What is told of each row that asks. numbers: as they were found."""
-        bits = numbers.astype(np.int32).reshape(-1, 1 + 2 * self._most)
+        bits = numbers.reshape(-1, 1 + 2 * self._most)
         values, told = bits.view(np.float32), {}
         for place, index in enumerate((*self._raw, *self._processed)):
             end = 1 + (self._rows[index].sampling.logprobs or 0)

@@ -23,7 +23,8 @@ from outrider.decoding.sampling import (
 )
 from outrider.decoding.settings import TokenLogprobs
 from outrider.decoding.verify import sample_draft_token, verify_coupled
-from outrider.engine.choosing.asked_logprobs import AskedLogprobs
+from outrider.engine.choosing.asked_logprobs import LogprobRequest
+from outrider.engine.choosing.step_result import StepResult
 from outrider.engine.device_time import Mark, mark, wait_for
 from outrider.engine.inputs.choice_input import ChoiceInput, DraftRows, PackedRows
 from outrider.engine.sequence import NO_DRAFT
@@ -109,40 +110,35 @@ class Choosing:
     drafts: Sequence[Draft]  # a Draft for each piece of work
     logits: torch.Tensor  # [num_rows, vocab_size]
     processed: torch.Tensor | None  # as Choices has it
-    ranks: int
-    # Integers: tokens [num_rows * ranks] and the bits of their perturbed logits; what is sound [num_rows],
-    # stands, is finite; log-probabilities.
-    numbers: torch.Tensor
-    arriving: torch.Tensor  # copy of them on the host, complete once ``arrival`` is over
+    result: StepResult[torch.Tensor]  # on the device
+    arriving: torch.Tensor  # uint8: the packed result on the host, complete once ``arrival`` is over
     arrival: Mark
-    asked: AskedLogprobs
+    asked: LogprobRequest
 
     @property
     def tokens(self) -> torch.Tensor:
-        """[num_rows * ranks] on the device."""
-        return self.numbers[: sum(map(len, self.rows)) * self.ranks]
+        """int32 [num_rows * ranks] on the device."""
+        return self.result.tokens.flatten()
 
     def wait(self) -> tuple[list[Choices], list[bool]]:
         """One Choices per piece of work; and per token that was fed, whether its cache is finite."""
         wait_for(self.arrival)
-        count, choices, start = sum(map(len, self.rows)), list[Choices](), 0
-        ends = 2 * count * self.ranks, len(self.arriving) - self.asked.size
-        best_of_rows, flags, of_logprobs = np.split(self.arriving.numpy(), ends)
-        logprobs = self.asked.of_rows(of_logprobs)
-        ids, bits = best_of_rows.reshape(2, count, self.ranks)
-        ranked, perturbed = [*map(tuple, ids.tolist())], bits.astype(np.int32).view(np.float32)
-        told = flags.astype(bool).tolist()
-        stands = told[count : 2 * count] if self.processed is None and any(self.drafts) else None
+        result, choices, start = self.result.unpacked(self.arriving), list[Choices](), 0
+        logprobs = self.asked.of_rows(result.logprobs)
+        ranked, are_sound = [*map(tuple, result.tokens.tolist())], result.are_sound.tolist()
+        stands = result.stands.tolist() or None
         for part, draft in zip(self.rows, self.drafts, strict=True):
             own = slice(start, start + len(part))
-            best = ranked[own] if self.ranks == 1 else [*map(_allowed_ones, part, ranked[own])]
+            best = (
+                ranked[own] if self.result.tokens.shape[1] == 1 else [*map(_allowed_ones, part, ranked[own])]
+            )
             processed = None if self.processed is None else self.processed[own]
             path = _path(draft, best, stands[own] if stands else None) if draft else ()
-            numbers = best, perturbed[own], told[own], processed
+            numbers = best, result.perturbed[own], are_sound[own], processed
             of_part = tuple(logprobs[row] for row in range(start, own.stop) if row in logprobs)
             choices.append(Choices(part, self.logits[own], *numbers, path=path, told=of_part))
             start = own.stop
-        return choices, told[2 * count if stands else count :]
+        return choices, result.are_finite.tolist()
 
 
 def _path(draft: Draft, ranked: list[tuple[int, ...]], stands: list[bool] | None) -> tuple[int, ...]:
@@ -159,7 +155,7 @@ def choose_tokens(
     ranks: int = 1,
 ) -> tuple[list[Choices], list[bool]]:
     """Chooses tokens without log-probabilities and waits until the host knows them."""
-    return _begin(logits, rows, are_finite, ranks, [NO_DRAFT] * len(rows), None, AskedLogprobs([])).wait()
+    return _begin(logits, rows, are_finite, ranks, [NO_DRAFT] * len(rows), None, LogprobRequest([])).wait()
 
 
 def begin_choosing(
@@ -180,7 +176,7 @@ def begin_choosing(
             nodes'. None: there are none.
         packed: what the kernels know of the rows and the Drafts, where it has reached the device already.
     """
-    asked = AskedLogprobs([row for part in rows for row in part])
+    asked = LogprobRequest([row for part in rows for row in part])
     return _begin(logits, rows, are_finite, ranks, drafts or [NO_DRAFT] * len(rows), packed, asked)
 
 
@@ -191,30 +187,29 @@ def _begin(
     ranks: int,
     drafts: Sequence[Draft],
     packed: PackedRows | None,
-    asked: AskedLogprobs,
+    asked: LogprobRequest,
 ) -> Choosing:
     every = [row for part in rows for row in part]
-    processed, found = None, [are_finite]
+    processed, nothing = None, are_finite.new_empty(0)
+    sound, stands, logprobs = nothing, nothing, nothing.int()
+    best, perturbed = logits.new_empty(0, ranks, dtype=torch.int32), logits.new_empty(0, ranks).float()
     if every:
         if _has_kernels(logits):
             if packed is None:
                 of_drafts = DraftRows.of(drafts, [*map(len, rows)])
                 packed = ChoiceInput.of_rows(every, of_drafts).copied(logits.device)
             choice = _choose_on_device(logits, every, packed, ranks)
-            best, perturbed = choice.ranked, choice.perturbed
-            found = [choice.are_sound, choice.stands, are_finite]
+            best, perturbed, sound, stands = choice.ranked, choice.perturbed, choice.are_sound, choice.stands
         else:
             processed = process(logits, every)
             best, perturbed = gumbel_max(processed, every, ranks)
             sound = _are_sound(logits) if processed is logits else _are_sound(logits) & _are_sound(processed)
-            found = [sound, are_finite]
-        found = [best.flatten(), perturbed.view(torch.int32).flatten(), *found]
         if asked.size:
-            found.append(asked.found(logits, processed, best[:, 0]))
-    numbers = torch.cat(found)
-    arriving = numbers.to("cpu", non_blocking=True)  # into pinned memory
+            logprobs = asked.found(logits, processed, best[:, 0])
+    result = StepResult(best.int(), perturbed, logprobs, sound, stands, are_finite)
+    arriving = result.packed().to("cpu", non_blocking=True)  # into pinned memory
     arrival = mark(logits.device)
-    return Choosing(rows, drafts, logits, processed, ranks, numbers, arriving, arrival, asked)
+    return Choosing(rows, drafts, logits, processed, result, arriving, arrival, asked)
 
 
 def _allowed_ones(row: ChoiceContext, ranked: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """One step's work packed into one forward pass: tokens of many sequences in a row."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +10,7 @@ import torch
 from outrider.decoding.draft import Draft
 from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan, as_rows, form_groups
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
 from outrider.engine.inputs.paged_input import PagedInput
 from outrider.engine.inputs.step_input import Feed, Rows
 from outrider.engine.sequence import EngineSequence
@@ -45,6 +46,7 @@ class Batch:
     block_size: int
     dtype: torch.dtype  # type of queries and masks
     paged: PagedInput[torch.Tensor] | None  # for a kernel that reads the cache where it lies
+    choice: PackedRows | None  # rows that choose, valid once the pass was run; None: they did not come
 
     @property
     def path(self) -> Path:
@@ -54,11 +56,6 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return self.token_ids.shape[1]
-
-    @property
-    def tail(self) -> torch.Tensor | None:
-        """What came to the device with the batch, once its pass was run; None where it is not packed."""
-        return None if self.paged is None else self.paged.tail
 
     @property
     def is_padded(self) -> bool:
@@ -113,14 +110,36 @@ def pack(
         block_size,
         dtype,
         None,
+        None,
     )
 
 
 def paged_batch(
-    given: PagedInput[torch.Tensor], logit_rows: torch.Tensor, block_size: int, dtype: torch.dtype
+    fields: Mapping[str, torch.Tensor],
+    logit_rows: torch.Tensor,
+    block_size: int,
+    dtype: torch.dtype,
+    choice: ChoiceInput | None = None,
 ) -> Batch:
-    """Makes a batch for a kernel that reads the cache in place."""
-    return Batch(given.token_ids, given.position_ids, given.slots, logit_rows, [], block_size, dtype, given)
+    """Makes a batch for a kernel that reads the cache in place.
+
+    Args:
+        fields: the step's buffer on the device.
+        logit_rows: int64 [num_logits].
+        choice: input of the choice of tokens that lies in the buffer too; None: there is none.
+    """
+    given = PagedInput.of(fields)
+    return Batch(
+        given.token_ids,
+        given.position_ids,
+        given.slots,
+        logit_rows,
+        [],
+        block_size,
+        dtype,
+        given,
+        None if choice is None else choice.at(fields),
+    )
 
 
 def _slots(span: QuerySpan, block_size: int) -> list[int]:

@@ -29,8 +29,9 @@ from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan
 from outrider.engine.forward.batch import Batch, pack
 from outrider.engine.forward.output import ForwardOutput
-from outrider.engine.inputs.paged_input import NO_TAIL, Layout, fill
-from outrider.engine.inputs.step_input import Feed, Numbers, Rows
+from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
+from outrider.engine.inputs.paged_input import PagedInput, PagedLayout, fill
+from outrider.engine.inputs.step_input import Feed, Rows
 from outrider.engine.step_timings import Path
 
 # Tokens of a pass, by the kind of device: a GPU takes hardly longer for 64 than for one.
@@ -55,9 +56,9 @@ class Passes:
         return self.parts[-1].path
 
     @property
-    def tail(self) -> torch.Tensor | None:
-        """Returns the output of the last pass, which may take the memory of earlier ones."""
-        return self.parts[-1].tail
+    def choice(self) -> PackedRows | None:
+        """Rows that choose: they come with the last pass, which may take the memory of earlier passes."""
+        return self.parts[-1].choice
 
 
 @dataclass(frozen=True)
@@ -130,16 +131,16 @@ def paged_pass(
     dtype: torch.dtype,
     device: torch.device,
     spare_slot: int,
-    tail: Numbers = NO_TAIL,
+    choice: ChoiceInput | None = None,
 ) -> PaddedPass:
     """Makes a pass for a kernel that reads the cache in place. Padding is written to ``spare_slot``."""
-    fitting, rows = Layout.of(feeds, block_size), ROWS[device.type]
-    room = Layout.padded(rows, fitting.blocks, as_chains=True)
+    fitting, rows = PagedLayout.of(feeds, block_size), ROWS[device.type]
+    room = PagedLayout.padded(rows, fitting.blocks, as_chains=True)
     longest = max(max(feed.tree.depths) + 1 if feed.tree else 0 for feed in feeds)
     path_length = max(room.path_length, longest)
-    layout = replace(room, lanes=len(feeds), path_length=path_length, tail=len(tail))
-    filled = fill(layout, feeds, block_size, spare_slot, tail, device=device)
-    given = layout.split(filled.to(device, non_blocking=True))
+    layout = replace(room, lanes=len(feeds), path_length=path_length)
+    fields = fill(layout, feeds, block_size, spare_slot, choice, device=device).sent()
+    given = PagedInput.of(fields)
     return PaddedPass(
         given.token_ids,
         given.position_ids,
@@ -149,6 +150,7 @@ def paged_pass(
         block_size,
         dtype,
         given,
+        None if choice is None else choice.at(fields),
         [],
         fitting.rows,
         given.logit_rows[: fitting.logits],
@@ -173,6 +175,7 @@ def gathered_pass(
         batch.spans,
         block_size,
         dtype,
+        None,
         None,
         [
             _group(span, tile, block_size, dtype, device)

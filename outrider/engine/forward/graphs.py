@@ -11,9 +11,10 @@ import torch
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.forward.batch import Batch, feed_chosen, paged_batch
 from outrider.engine.forward.output import ForwardOutput
-from outrider.engine.inputs.choice_input import NUMBERS_OF_ROW
-from outrider.engine.inputs.paged_input import FEW_QUERIES, LONGEST_PATH, NO_TAIL, Layout, fill
-from outrider.engine.inputs.step_input import Feed, Numbers
+from outrider.engine.inputs.choice_input import ChoiceInput, fields_of_choice
+from outrider.engine.inputs.paged_input import FEW_QUERIES, LONGEST_PATH, PagedInput, PagedLayout, fill
+from outrider.engine.inputs.step_buffer import buffer_size
+from outrider.engine.inputs.step_input import Feed
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import Path
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 ROWS = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 513, 64))
 MOST_BLOCKS = 2**14  # blocks of a sequence: a longer one goes without a graph
-NUMBER_BYTES = 8  # size of a number that a step feeds
+INDEX_BYTES = 8  # size of an int64
 
 Forward = Callable[[Batch], ForwardOutput]
 ByRows = Callable[[torch.Tensor], torch.Tensor]  # [num_rows, ...] to [num_rows, ...], each row by itself
@@ -38,13 +39,13 @@ def captured_sizes(settings: EngineSettings) -> tuple[int, ...]:
 
 def feed_bytes(rows: int, blocks: int, *, as_chains: bool) -> int:
     """Bytes that graphs keep for what is fed to them. blocks: those of the longest sequence."""
-    layout = Layout.padded(rows, min(blocks, MOST_BLOCKS), as_chains=as_chains)
-    return (_with_tail(layout).size + rows) * NUMBER_BYTES
+    layout = PagedLayout.padded(rows, min(blocks, MOST_BLOCKS), as_chains=as_chains)
+    return _buffer_size(layout) + rows * INDEX_BYTES
 
 
-def _with_tail(layout: Layout) -> Layout:
-    """Adds room for what comes along for the choice of tokens."""
-    return replace(layout, tail=NUMBERS_OF_ROW * layout.rows)
+def _buffer_size(layout: PagedLayout) -> int:
+    """Bytes of a step's input, with the choice of tokens after each row."""
+    return buffer_size(layout.fields | fields_of_choice(layout.rows))
 
 
 class CudaCapture:
@@ -207,7 +208,7 @@ class Graphs(CapturedSizes):
             forward: a pass, without a wait for the device.
             blocks: of the longest sequence.
             sizes, group: as CapturedSizes has them.
-            as_chains: as Layout.padded has it.
+            as_chains: as PagedLayout.padded has it.
         """
         super().__init__(capture, sizes, group)
         self._forward = forward
@@ -216,27 +217,30 @@ class Graphs(CapturedSizes):
         self._blocks = min(blocks, MOST_BLOCKS)
         self._as_chains = as_chains
         # What a graph reads lives as long as the graph.
-        numbers = _with_tail(self._layout(sizes[-1])).size
-        self._buffer = torch.empty(numbers, dtype=torch.int64, device=device)
+        size = _buffer_size(self._layout(sizes[-1]))
+        self._buffer = torch.empty(size, dtype=torch.uint8, device=device)
         self._every = torch.arange(sizes[-1], device=device)
         self._output: ForwardOutput | None = None  # output of the largest graph, whose memory all share
 
-    def batch(self, feeds: Sequence[Feed], tail: Numbers = NO_TAIL) -> GraphBatch | None:
-        """The step, in a graph's memory; None where there is no graph for it. tail: as PagedInput has it."""
+    def batch(self, feeds: Sequence[Feed], choice: ChoiceInput | None = None) -> GraphBatch | None:
+        """The step, in a graph's memory; None where there is no graph for it. choice: as fill takes it."""
         rows = sum(len(feed.tokens) for feed in feeds)
         size = self._size_for(rows)
         if size is None or not all(map(self._has_room, feeds)):
             return None
         replay = self._replays[size]
-        layout = replace(self._layout(size), lanes=len(feeds), tail=len(tail))
-        filled = fill(layout, feeds, self._block_size, self._spare_slot, tail, device=self._buffer.device)
-        given = layout.split(self._buffer[: layout.size])
+        layout = replace(self._layout(size), lanes=len(feeds))
+        filled = fill(layout, feeds, self._block_size, self._spare_slot, choice, device=self._buffer.device)
+        if filled.size > len(self._buffer):  # batch-invariant passes bring the rows of passes before
+            return None
+        fields = filled.at(self._buffer)
+        given = PagedInput.of(fields)
         logit_rows = given.logit_rows[: sum(feed.num_logits for feed in feeds)]
         token_ids = given.token_ids[:, :rows]
         kept = slice(rows) if len(logit_rows) == rows else logit_rows
 
         def compute(chosen: torch.Tensor | None) -> ForwardOutput:
-            self._buffer[: layout.size].copy_(filled, non_blocking=True)
+            filled.send_to(self._buffer)
             if chosen is not None:
                 feed_chosen(token_ids, chosen)
             replay()
@@ -253,11 +257,12 @@ class Graphs(CapturedSizes):
             self._block_size,
             self._dtype,
             given,
+            None if choice is None else choice.at(fields),
             compute,
         )
 
-    def _layout(self, rows: int) -> Layout:
-        return Layout.padded(rows, self._blocks, as_chains=self._as_chains)
+    def _layout(self, rows: int) -> PagedLayout:
+        return PagedLayout.padded(rows, self._blocks, as_chains=self._as_chains)
 
     def _has_room(self, feed: Feed) -> bool:
         if len(feed.blocks) > self._blocks:
@@ -269,9 +274,8 @@ class Graphs(CapturedSizes):
     def _work(self, rows: int) -> Callable[[], None]:
         layout = self._layout(rows)
         filled = fill(layout, [], self._block_size, self._spare_slot, device=self._buffer.device)
-        self._buffer[: layout.size].copy_(filled, non_blocking=True)
-        given = layout.split(self._buffer[: layout.size])
-        batch = paged_batch(given, self._every[:rows], self._block_size, self._dtype)
+        filled.send_to(self._buffer)
+        batch = paged_batch(filled.at(self._buffer), self._every[:rows], self._block_size, self._dtype)
 
         def work() -> None:
             computed = self._forward(batch)

@@ -1,25 +1,25 @@
-"""What kernels that choose tokens depend on besides logits, as numbers.
+"""Input of the kernels that choose tokens, besides logits.
 
-Those of a step reach the device in the step's one copy. They follow from what is fed, so that the rows, which
-hold far more, are made while the device computes.
+It reaches the device in the step's one buffer. It follows from what is fed, so that the rows, which hold far
+more, are made while the device computes.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
+from outrider.engine.inputs.step_buffer import Field, StepBuffer
 from outrider.engine.inputs.step_input import Feed, Numbers
 from outrider.engine.sequence import EngineSequence
-
-NUMBERS_OF_ROW = 9  # at most
 
 _LARGEST_TOP_K = 2**31 - 1
 _NO_ROW = -(2**40)  # far below every row
@@ -63,11 +63,11 @@ class DraftRows:
 
 @dataclass(frozen=True)
 class ChoiceInput:
-    """The same as PackedRows on the host."""
+    """PackedRows on the host: fields of a step's buffer."""
 
-    # int64 [7 or 9, num_rows] of DraftRows, if there are, then as PackedRows has them. What begins after an
-    # even number of rows is aligned to 16 bytes: for others kernels compile anew.
-    numbers: Numbers
+    integers: Numbers  # [4, num_rows] as PackedRows has them
+    numbers: NDArray[np.float64]  # [3, num_rows] as PackedRows has them
+    drafts: Numbers  # DraftRows.numbers [2, num_rows]; [0, num_rows]: nothing was drafted
     depth: int
     are_truncated: bool
 
@@ -104,32 +104,47 @@ class ChoiceInput:
         for text in texts:
             if id(text.sampling) not in settings:
                 settings[id(text.sampling)] = _settings(text.sampling)
-        first = 0 if drafts is None else 2
-        numbers = np.empty((first + 7, len(positions)), np.int64)
-        if drafts is not None:
-            numbers[:first] = drafts.numbers
-        words = numbers[first:]
+        integers = np.empty((4, len(positions)), np.int64)
         keys = np.fromiter((text.noise_key for text in texts), np.uint64, len(texts))
-        words[0].view(np.uint64)[:] = keys.repeat(counts)
-        words[1] = positions
+        integers[0] = keys.view(np.int64).repeat(counts)  # a key keeps its bits
+        integers[1] = positions
         of_texts = np.array([settings[id(text.sampling)] for text in texts], np.float64).reshape(-1, 5)
         of_rows = of_texts.repeat(counts, axis=0).T
-        words[2:4] = of_rows[:2]
-        words[4:].view(np.float64)[:] = of_rows[2:]
+        integers[2:] = of_rows[:2]
+        nodes = np.empty((0, len(positions)), np.int64) if drafts is None else drafts.numbers
         are_truncated = any(one[0] > 0 or one[3] < 1.0 or one[4] > -math.inf for one in settings.values())
-        return cls(numbers, 0 if drafts is None else drafts.depth, are_truncated)
+        return cls(integers, of_rows[2:], nodes, 0 if drafts is None else drafts.depth, are_truncated)
 
-    def at(self, given: Tensor) -> PackedRows:
-        """given: ``numbers`` on the device, in any shape."""
-        every = given.view(self.numbers.shape)
-        drafts, integers, numbers = every[:-7], every[-7:-3], every[-3:].view(torch.float64)
-        return PackedRows(integers, numbers, drafts, self.depth, self.are_truncated)
+    @property
+    def fields(self) -> dict[str, Field]:
+        """Fields that it takes in a step's buffer."""
+        return fields_of_choice(self.integers.shape[1], len(self.drafts))
+
+    def write(self, buffer: StepBuffer) -> None:
+        """Fills its fields of a step's buffer."""
+        for name in self.fields:
+            buffer.arrays[name][:] = getattr(self, name)
+
+    def at(self, given: Mapping[str, Tensor]) -> PackedRows:
+        """Returns what the kernels are given. given: the fields of the step's buffer, on the device."""
+        return PackedRows(
+            given["integers"], given["numbers"], given["drafts"], self.depth, self.are_truncated
+        )
 
     def copied(self, device: torch.device) -> PackedRows:
-        """Sends the numbers by a copy of its own, which nothing waits for."""
-        there = torch.empty(self.numbers.shape, dtype=torch.int64, pin_memory=device.type == "cuda")
-        there.numpy()[:] = self.numbers
-        return self.at(there.to(device, non_blocking=True))
+        """Sends the fields by a copy of their own, which nothing waits for."""
+        buffer = StepBuffer(self.fields, device)
+        self.write(buffer)
+        return self.at(buffer.sent())
+
+
+def fields_of_choice(rows: int, draft_numbers: int = 2) -> dict[str, Field]:
+    """Fields of ChoiceInput. draft_numbers: 2, or 0 if nothing was drafted."""
+    return {
+        "integers": Field((4, rows)),
+        "numbers": Field((3, rows), "float64"),
+        "drafts": Field((draft_numbers, rows)),
+    }
 
 
 def _positions(feeds: Sequence[Feed], counts: Sequence[int]) -> Numbers:

@@ -1,16 +1,17 @@
-"""A step's work as the paged kernels take it: one buffer of numbers, copied to the device at once."""
+"""Input of the paged kernels: named fields of a step's buffer, filled for all sequences at once."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 
 from outrider.decoding.draft import MAX_NODES, Draft
+from outrider.engine.inputs.choice_input import ChoiceInput
+from outrider.engine.inputs.step_buffer import Field, StepBuffer, buffer_size
 from outrider.engine.inputs.step_input import Feed, Numbers
 
 FEW_QUERIES = 16  # queries of a sequence: up to this many are a Draft to verify, more are a prompt
@@ -19,13 +20,12 @@ TILE_FIELDS = 5  # row of the block table, first row of the batch, rows, slots u
 WORD_BITS = 64
 LONGEST_PATH = 64  # drafted nodes for which a padded layout has room
 NO_ROOT = 2**30  # beyond every slot
-NO_TAIL: Numbers = np.zeros(0, np.int64)
 
 Array = TypeVar("Array")
 
 
 @dataclass(frozen=True)
-class Layout:
+class PagedLayout:
     """How many of everything the buffer has room for."""
 
     rows: int
@@ -38,10 +38,9 @@ class Layout:
     path_length: int = (
         0  # drafted nodes, if those of a row are read as if they were a chain; 0: masks hide the rest
     )
-    tail: int = 0  # numbers for what follows the pass
 
     @classmethod
-    def of(cls, feeds: Sequence[Feed], block_size: int) -> "Layout":
+    def of(cls, feeds: Sequence[Feed], block_size: int) -> "PagedLayout":
         """Returns a layout with room for these feeds and no more."""
         counts = np.array([len(feed.tokens) for feed in feeds])
         is_few = counts <= FEW_QUERIES
@@ -57,7 +56,7 @@ class Layout:
         )
 
     @classmethod
-    def padded(cls, rows: int, blocks: int, *, as_chains: bool) -> "Layout":
+    def padded(cls, rows: int, blocks: int, *, as_chains: bool) -> "PagedLayout":
         """Returns a layout with room for any sequences that feed this many rows together, few each.
 
         as_chains: each row is computed as if what is drafted before it were a chain.
@@ -66,9 +65,10 @@ class Layout:
         return cls(rows, rows, rows, blocks, words, rows, 0, path_length)
 
     @cached_property
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
+    def fields(self) -> dict[str, Field]:
+        """Fields of PagedInput. Graphs use a part of the last one's lanes, so nothing before it moves."""
         rows = (self.rows,)
-        return {
+        shapes = {
             "token_ids": (1, self.rows),
             "position_ids": (1, self.rows),
             "slots": rows,
@@ -80,36 +80,9 @@ class Layout:
             "work": (2, 2),
             "few_tiles": (self.few_tiles, TILE_FIELDS),
             "many_tiles": (self.many_tiles, TILE_FIELDS),
-            "block_table": (self.lanes, self.blocks),  # graphs read a part of its rows, and no tail
-            "tail": (self.tail,),
+            "block_table": (self.lanes, self.blocks),
         }
-
-    @cached_property
-    def _places(self) -> dict[str, slice]:
-        """Place of a field in the buffer."""
-        places, start = {}, 0
-        for name, shape in self._shapes.items():
-            places[name] = slice(start, start + math.prod(shape))
-            start += _aligned(places[name].stop - start)
-        return places
-
-    @property
-    def size(self) -> int:
-        """Numbers in the buffer."""
-        return _aligned(self._places["tail"].stop)
-
-    def split(self, buffer: Any) -> "PagedInput[Any]":
-        """Views of a numpy array or a tensor [size]."""
-        views = {}
-        for name, shape in self._shapes.items():
-            view = buffer[self._places[name]]
-            views[name] = view if len(shape) == 1 else view.reshape(shape)
-        return PagedInput(**views)
-
-
-def _aligned(count: int) -> int:
-    """Room for so many numbers that what follows is aligned to 16 bytes: for others kernels compile anew."""
-    return count + count % 2
+        return {name: Field(shape) for name, shape in shapes.items()}
 
 
 @dataclass(frozen=True)
@@ -128,26 +101,33 @@ class PagedInput(Generic[Array]):
     few_tiles: Array  # [few_tiles, TILE_FIELDS] of at most FEW_TILE rows; 0 rows: padding
     many_tiles: Array  # [many_tiles, TILE_FIELDS] of at most MANY_TILE rows
     block_table: Array  # [lanes, blocks]; what a sequence does not hold is undefined
-    tail: Array  # [tail] for what follows the pass
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Array]) -> "PagedInput[Array]":
+        """Picks its own fields among those of a step."""
+        return cls(**{name: fields[name] for name in cls.__dataclass_fields__})
 
 
 def fill(
-    layout: Layout,
+    layout: PagedLayout,
     feeds: Sequence[Feed],
     block_size: int,
     spare_slot: int,
-    tail: Numbers = NO_TAIL,
+    choice: ChoiceInput | None = None,
     *,
     device: torch.device,
-) -> torch.Tensor:
-    """The buffer on the host; what is left of it is padding, written to ``spare_slot``.
+) -> StepBuffer:
+    """Makes a step's buffer; rows of the layout beyond the feeds are padding, written to ``spare_slot``.
 
-    device: that it is for. For a GPU it is pinned.
+    Args:
+        choice: input of the choice of tokens, whose fields follow; None: there is none.
+        device: where the buffer will be sent.
     """
-    buffer = torch.empty(layout.size, dtype=torch.int64, pin_memory=device.type == "cuda")
-    numbers: PagedInput[Numbers] = layout.split(buffer.numpy())
-    buffer[: layout.size - numbers.block_table.size - numbers.tail.size].zero_()
-    numbers.tail[:] = tail
+    buffer = StepBuffer(layout.fields | ({} if choice is None else choice.fields), device)
+    if choice is not None:
+        choice.write(buffer)
+    numbers: PagedInput[Numbers] = PagedInput.of(buffer.arrays)
+    buffer.clear(buffer_size(layout.fields) - buffer_size({"block_table": layout.fields["block_table"]}))
     counts = np.array([len(feed.tokens) for feed in feeds], np.int64)
     starts = np.array([feed.start for feed in feeds], np.int64)
     firsts = np.cumsum(counts) - counts

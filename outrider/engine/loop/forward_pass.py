@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,8 +33,9 @@ from outrider.engine.forward.graphs import (
 from outrider.engine.forward.kernel import Kernel, find_kernel
 from outrider.engine.forward.linear import join_projections, optimize_for_cpu
 from outrider.engine.forward.output import ForwardOutput, joined, states_of
-from outrider.engine.inputs.paged_input import FEW_QUERIES, NO_TAIL, Layout, fill
-from outrider.engine.inputs.step_input import Feed, Numbers, StepInput
+from outrider.engine.inputs.choice_input import ChoiceInput
+from outrider.engine.inputs.paged_input import FEW_QUERIES, PagedLayout, fill
+from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.kernels.cache_folder import use_writable_cache_folder
 from outrider.engine.loading.context import context_because, context_length
 from outrider.engine.loading.quantized_checkpoint import is_quantized
@@ -217,18 +217,17 @@ class ForwardPass:
     def _logits(self, step: StepInput) -> torch.Tensor:
         return self.run(self.prepare(step)).logits
 
-    def prepare(self, step: StepInput, tail: Numbers = NO_TAIL) -> Batch | Passes:
+    def prepare(self, step: StepInput, choice: ChoiceInput | None = None) -> Batch | Passes:
         """Makes the step's changes of the cache; returns its tensors. Raises CacheLostError.
 
-        tail: int64 [tail] for what follows the pass, to be copied with the step: see Batch.tail.
+        choice: input of the choice of tokens, to be copied with the step; comes back as Batch.choice.
         """
         self.change_cache(step)
         if self.settings.batch_invariant:
             parts = cut(step.feeds, ROWS[self.device.type])
-            tails = [*[NO_TAIL] * (len(parts) - 1), tail]
-            pairs = zip(parts, tails, strict=True)
+            pairs = zip(parts, [*[None] * (len(parts) - 1), choice], strict=True)
             return Passes([self._graph_of(*part) or self._pass_of(*part) for part in pairs])
-        return self._graph_of(step.feeds, tail) or self.lay_out(step.feeds, tail)
+        return self._graph_of(step.feeds, choice) or self.lay_out(step.feeds, choice)
 
     def change_cache(self, step: StepInput) -> None:
         """Prepares a pass of the target drafter over the cache. Raises CacheLostError."""
@@ -237,23 +236,22 @@ class ForwardPass:
         except Exception as error:
             raise CacheLostError(f"tokens could not be moved in the cache: {error!r}") from error
 
-    def _graph_of(self, feeds: Sequence[Feed], tail: Numbers) -> GraphBatch | None:
-        return None if self._graphs is None else self._graphs.batch(feeds, tail)
+    def _graph_of(self, feeds: Sequence[Feed], choice: ChoiceInput | None) -> GraphBatch | None:
+        return None if self._graphs is None else self._graphs.batch(feeds, choice)
 
-    def _pass_of(self, feeds: Sequence[Feed], tail: Numbers) -> Batch:
+    def _pass_of(self, feeds: Sequence[Feed], choice: ChoiceInput | None) -> Batch:
         """One of batch-invariant numerics."""
         given = feeds, self.settings.block_size, self.dtype, self.device, self._spare_slot
-        return paged_pass(*given, tail) if self.is_asynchronous else gathered_pass(*given)
+        return paged_pass(*given, choice) if self.is_asynchronous else gathered_pass(*given)
 
-    def lay_out(self, feeds: Sequence[Feed], tail: Numbers = NO_TAIL) -> Batch:
+    def lay_out(self, feeds: Sequence[Feed], choice: ChoiceInput | None = None) -> Batch:
         """The tensors of a pass over the blocks of the cache, this one or one of a drafter beside."""
         block_size, dtype, device = self.settings.block_size, self.dtype, self.device
         if self.kernel is None:
             return pack(feeds, block_size, dtype, device)
-        layout = replace(Layout.of(feeds, block_size), tail=len(tail))
-        filled = fill(layout, feeds, block_size, self._spare_slot, tail, device=device)
-        given = layout.split(filled.to(device, non_blocking=True))
-        return paged_batch(given, given.logit_rows, block_size, dtype)
+        layout = PagedLayout.of(feeds, block_size)
+        fields = fill(layout, feeds, block_size, self._spare_slot, choice, device=device).sent()
+        return paged_batch(fields, fields["logit_rows"], block_size, dtype, choice)
 
     def run(self, step: Batch | Passes, chosen: torch.Tensor | None = None) -> ForwardOutput:
         """Feeds the batch, or what its passes feed. chosen: as feed_chosen takes it."""

@@ -18,7 +18,6 @@ from outrider.engine.drafters.beside_target import feed_of
 from outrider.engine.forward.batch import Item
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
-from outrider.engine.inputs.paged_input import NO_TAIL
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loading.context import context_length
 from outrider.engine.loading.timings import LoadTimings
@@ -278,12 +277,13 @@ class ModelRunner:
         """chosen: as feed_chosen takes it."""
         fed = StepInput(*self.cache.take_changes(), feeds)
         with together(self._group, fed, chosen):
-            batch = self._forward.prepare(fed, NO_TAIL if choice is None else choice.numbers.ravel())
+            batch = self._forward.prepare(fed, choice)
             built = time.perf_counter()
             begun = mark(self._forward.device)
             output = self._forward.run(batch, chosen)
-        rows = None if choice is None or batch.tail is None else choice.at(batch.tail)
-        return Pass(output, rows, batch.num_tokens, batch.path, built, begun, mark(self._forward.device))
+        return Pass(
+            output, batch.choice, batch.num_tokens, batch.path, built, begun, mark(self._forward.device)
+        )
 
     def _finish(self, launched: Launched, selected: Selected) -> tuple[Step, list[Choices], list[bool]]:
         """What it chose for each of these; and per token that they fed, whether its cache is finite."""

@@ -56,7 +56,9 @@ class Compared:
     ) -> Choosing:
         every = [row for part in rows for row in part]
         said = ChoiceInput.of_rows(every, DraftRows.of(drafts, [*map(len, rows)]))
-        same = np.array_equal(self._sent.numbers, said.numbers) and self._sent.depth == said.depth
+        same = self._sent.depth == said.depth and all(
+            np.array_equal(getattr(self._sent, name), getattr(said, name)) for name in said.fields
+        )
         if not same or (every and self._sent.are_truncated != said.are_truncated):
             self.differing.append((self._sent, said))
         self.rows += len(every)

@@ -9,7 +9,16 @@ import torch
 from outrider.decoding.draft import MAX_NODES, ROOT, Draft
 from outrider.engine.forward.attention_groups import QuerySpan, form_groups
 from outrider.engine.forward.batch import pack
-from outrider.engine.inputs.paged_input import FEW_QUERIES, FEW_TILE, MANY_TILE, WORD_BITS, Layout, fill
+from outrider.engine.inputs.paged_input import (
+    FEW_QUERIES,
+    FEW_TILE,
+    MANY_TILE,
+    WORD_BITS,
+    PagedInput,
+    PagedLayout,
+    fill,
+)
+from outrider.engine.inputs.step_buffer import buffer_size, split
 from outrider.engine.inputs.step_input import Feed
 from tests.support.paged_attention import PlainAttention, paged_input, visible_slots
 
@@ -17,7 +26,7 @@ BLOCK = 8
 CPU = torch.device("cpu")
 TREE = Draft((1, 2, 3, 4, 5), (ROOT, 0, 0, 1, 2))
 WIDE = Draft(tuple(range(100)), (ROOT,) * 100)
-AS_CHAINS = Layout.padded(16, 50, as_chains=True)
+AS_CHAINS = PagedLayout.padded(16, 50, as_chains=True)
 
 
 def feeds_of(*specs: tuple[int, int, Draft | None]) -> list[Feed]:
@@ -105,10 +114,10 @@ def test_as_chains_a_node_off_the_chain_is_a_tile_that_reads_its_path():
 
 def test_rest_of_a_larger_layout_is_padding_that_nobody_reads():
     feeds = feeds_of((20, 6, TREE), (9, 1, None))
-    room = Layout.padded(16, 50, as_chains=False)
+    room = PagedLayout.padded(16, 50, as_chains=False)
     assert room.words * WORD_BITS == MAX_NODES
     layout = replace(room, lanes=len(feeds))
-    padded = layout.split(fill(layout, feeds, BLOCK, spare_slot=999, device=torch.device("cpu")))
+    padded = PagedInput.of(fill(layout, feeds, BLOCK, spare_slot=999, device=CPU).arrays)
     exact = paged_input(feeds, BLOCK)
     for name in ("token_ids", "position_ids"):
         assert getattr(padded, name)[0, :7].tolist() == getattr(exact, name)[0].tolist()
@@ -123,9 +132,9 @@ def test_rest_of_a_larger_layout_is_padding_that_nobody_reads():
 
 def test_part_of_the_sequences_is_a_part_of_the_buffer():
     """So that no more of it has to be copied to the device."""
-    room = Layout(16, 16, 16, 50, 1, 16, 0)
-    buffer = torch.arange(room.size)
-    part = replace(room, lanes=3)
-    for name, own in vars(part.split(buffer[: part.size])).items():
-        whole = getattr(room.split(buffer), name)
+    room = PagedLayout(16, 16, 16, 50, 1, 16, 0)
+    buffer = torch.arange(buffer_size(room.fields) // 8).view(torch.uint8)
+    part = replace(room, lanes=3).fields
+    for name, own in split(part, buffer[: buffer_size(part)]).items():
+        whole = split(room.fields, buffer)[name]
         assert own.tolist() == whole[: len(own)].tolist()

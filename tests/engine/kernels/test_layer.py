@@ -78,8 +78,8 @@ def test_heads_are_rotated_and_stored(
         Feed([0] * 5, 1, 3, torch.tensor([2, 0]).numpy(), None),
         Feed([0], 1, 0, torch.tensor([4]).numpy(), None),
     ]
-    given = paged_input(feeds, BLOCK_SIZE)
-    batch = paged_batch(given, given.logit_rows, BLOCK_SIZE, dtype)
+    fields = vars(paged_input(feeds, BLOCK_SIZE))
+    batch = paged_batch(fields, fields["logit_rows"], BLOCK_SIZE, dtype)
     heads = Heads(0, queries, kv, dim, norm(queries + kv, dim, dtype=dtype) if has_norm else None)
     product = random(6, queries + 2 * kv, dim, dtype=dtype)
     rotation = random(6, 1, dim, dtype=dtype), -random(6, 1, dim, dtype=dtype)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from outrider.decoding.draft import ROOT, Draft
-from outrider.engine.inputs.paged_input import Layout, PagedInput
+from outrider.engine.inputs.paged_input import PagedInput, PagedLayout
 from outrider.engine.inputs.step_input import Feed
 from outrider.engine.kernels.cpu.attention import CpuAttention
 from outrider.engine.kernels.cpu.functions import compiled
@@ -140,7 +140,7 @@ def test_as_chains_a_drafted_row_is_what_it_is_when_it_is_committed(window):
     keys, values = (torch.randn(NUM_BLOCKS * 16, 2, 16, generator=generator) for _ in range(2))
     query = torch.randn(6, 4, 16, generator=generator)
     attend = of_triton(16)
-    room = Layout.padded(16, 12, as_chains=True)
+    room = PagedLayout.padded(16, 12, as_chains=True)
 
     def attended(feed, rows):
         layout = replace(room, lanes=1)

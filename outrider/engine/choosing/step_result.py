@@ -1,0 +1,36 @@
+"""Result of a step's choice of tokens: named fields that reach the host in one copy."""
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.engine.inputs.step_buffer import Field, split
+
+Array = TypeVar("Array")
+
+
+@dataclass(frozen=True)
+class StepResult(Generic[Array]):
+    """Fields in the order of their bytes: numbers of four bytes come before flags."""
+
+    tokens: Array  # int32 [num_rows, ranks] the best tokens under the keyed noise, best first
+    perturbed: Array  # float32 [num_rows, ranks] their perturbed logits, -inf for banned tokens
+    logprobs: Array  # int32 [numbers] as LogprobRequest finds them
+    are_sound: Array  # bool [num_rows] false: a number is not finite, so no token may come from the row
+    stands: Array  # bool [num_rows] accepted by coupled verification; [0]: the host has to find it
+    are_finite: Array  # bool [num_tokens] whether all that was cached for a token that was fed is finite
+
+    def packed(self: "StepResult[Tensor]") -> Tensor:
+        """Returns all fields one after the other, uint8 [num_bytes], by one launch."""
+        return torch.cat([tensor.flatten().view(torch.uint8) for tensor in vars(self).values()])
+
+    def unpacked(self: "StepResult[Tensor]", arrived: Tensor) -> "StepResult[NDArray[Any]]":
+        """Returns the fields on the host. arrived: copy of what ``packed`` gave."""
+        fields = {
+            name: Field(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            for name, tensor in vars(self).items()
+        }
+        return StepResult(**split(fields, arrived.numpy(), alignment=1))

@@ -1,0 +1,86 @@
+"""Named fields of one step in one buffer of bytes: what a device is given, or gives back, in one copy."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+ALIGNMENT = 16  # bytes; for pointers that are aligned otherwise kernels compile anew
+
+
+@dataclass(frozen=True)
+class Field:
+    """Shape and dtype of one field."""
+
+    shape: tuple[int, ...]
+    dtype: str = "int64"  # name that numpy and torch share
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+class StepBuffer:
+    """Input of one step on the host. ``arrays`` are its fields, to be filled before it is sent."""
+
+    def __init__(self, fields: Mapping[str, Field], device: torch.device) -> None:
+        """device: where the buffer is sent. For a GPU its memory is pinned."""
+        self._fields, self._device = fields, device
+        self.size = buffer_size(fields)  # bytes
+        self._host = torch.empty(self.size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self.arrays: dict[str, NDArray[Any]] = split(fields, self._host.numpy())
+
+    def clear(self, size: int) -> None:
+        """Fills the leading ``size`` bytes with zeros."""
+        self._host[:size].zero_()
+
+    def sent(self) -> dict[str, Tensor]:
+        """Copies the buffer to new memory of the device; returns the fields there. Nothing waits."""
+        return self.at(self._host.to(self._device, non_blocking=True))
+
+    def send_to(self, memory: Tensor) -> None:
+        """Copies the buffer to the beginning of ``memory``, uint8 on the device. Nothing waits."""
+        memory[: self.size].copy_(self._host, non_blocking=True)
+
+    def at(self, memory: Tensor) -> dict[str, Tensor]:
+        """Returns the fields of a copy that lies at the beginning of ``memory``, uint8."""
+        return split(self._fields, memory[: self.size])
+
+
+def buffer_size(fields: Mapping[str, Field]) -> int:
+    """Bytes of a buffer with these fields."""
+    return sum(_padded(field.size, ALIGNMENT) for field in fields.values())
+
+
+def split(fields: Mapping[str, Field], buffer: Any, alignment: int = ALIGNMENT) -> dict[str, Any]:
+    """Returns views of the fields in a buffer, a numpy array or a tensor, uint8 [num_bytes].
+
+    alignment: bytes; the place of each field is a multiple of it, and of the size of the field's numbers.
+    """
+    of_type = {field.dtype: _viewed(buffer, field.dtype) for field in fields.values()}
+    views, start = {}, 0
+    for name, field in fields.items():
+        numbers = of_type[field.dtype]
+        first = start // numbers.itemsize
+        view = numbers[first : first + field.size // numbers.itemsize]
+        views[name] = view if len(field.shape) == 1 else view.reshape(field.shape)
+        start += _padded(field.size, alignment)
+    return views
+
+
+def _viewed(buffer: Any, dtype: str) -> Any:
+    """Returns the whole numbers of a type that the buffer has room for."""
+    size = np.dtype(dtype).itemsize
+    return buffer[: len(buffer) // size * size].view(
+        dtype if isinstance(buffer, np.ndarray) else getattr(torch, dtype)
+    )
+
+
+def _padded(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
