@@ -36,10 +36,8 @@ HEADLESS_LINES: set[str] = {
     "tests/bench",
     "tests/engine",
     "tests/engine/cache",
-    "tests/engine/kernels",
     "tests/engine/loop",
     "tests/fakes",
-    "tests/simulated_cuda",
 }
 # Folders whose tests have names that begin with a pronoun or an article. This list only shrinks, too.
 PRONOUN_NAMES: set[str] = {
@@ -49,7 +47,6 @@ PRONOUN_NAMES: set[str] = {
     "tests/engine",
     "tests/engine/cache",
     "tests/engine/draft_ahead",
-    "tests/engine/kernels",
     "tests/engine/loop",
     "tests/engine/scheduling",
     "tests/engine/tasks",
@@ -58,7 +55,6 @@ PRONOUN_NAMES: set[str] = {
     "tests/gateway/api",
     "tests/gateway/generation",
     "tests/protos",
-    "tests/simulated_cuda",
 }
 # Packages that do not say what they are for. This list only shrinks, too.
 SILENT_PACKAGES: set[str] = {

@@ -25,7 +25,7 @@ def captured(work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
     return graph, output
 
 
-def test_a_replay_sees_what_its_inputs_hold_now(cuda: SimulatedCuda) -> None:
+def test_replay_reads_the_present_inputs(cuda: SimulatedCuda) -> None:
     static, store = torch.zeros(4, device="cuda"), torch.zeros(4, device="cuda")
 
     def work() -> torch.Tensor:
@@ -36,7 +36,7 @@ def test_a_replay_sees_what_its_inputs_hold_now(cuda: SimulatedCuda) -> None:
     before = cuda.counts.launches.total()
     static.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0], device="cuda"))
     graph.replay()
-    assert cuda.counts.launches.total() - before == 2  # of the copy, and of the graph
+    assert cuda.counts.launches.total() - before == 2  # launches: the copy, and the graph
     assert output.tolist() == [[4.0, 6.0], [6.0, 8.0]]
     assert store.tolist() == [2.0, 3.0, 4.0, 5.0]
 
@@ -76,7 +76,7 @@ NOT_CAPTURED: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", NOT_CAPTURED)
-def test_what_cannot_be_captured_raises(cuda: SimulatedCuda, name: str) -> None:
+def test_capture_of_a_forbidden_call_raises(cuda: SimulatedCuda, name: str) -> None:
     made = torch.ones(2, device="cuda")
     with pytest.raises(torch.AcceleratorError, match="capture") as raised:
         captured(lambda: NOT_CAPTURED[name](made))
@@ -84,7 +84,7 @@ def test_what_cannot_be_captured_raises(cuda: SimulatedCuda, name: str) -> None:
     captured(lambda: made + 1)  # the next one can be
 
 
-def test_a_capture_that_went_wrong_stays_wrong(cuda: SimulatedCuda) -> None:
+def test_capture_that_failed_stays_failed(cuda: SimulatedCuda) -> None:
     made = torch.ones(2, device="cuda")
 
     def work() -> torch.Tensor:

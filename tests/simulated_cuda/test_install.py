@@ -36,13 +36,13 @@ def test_everything_is_undone() -> None:
         assert "1., 1." in repr(made)
 
 
-def test_an_error_undoes_it_too() -> None:
+def test_simulated_cuda_is_undone_after_an_error() -> None:
     with pytest.raises(KeyError), simulated_cuda():
         raise KeyError
     assert not torch.cuda.is_available()
 
 
-def test_the_cpu_trains_beside_it_and_after() -> None:
+def test_simulated_cuda_leaves_training_on_the_cpu_alone() -> None:
     """Autograd starts a thread for each device that it finds."""
 
     def trained() -> Any:

@@ -38,7 +38,7 @@ interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reas
 
 
 @interpreted
-def test_a_triton_kernel_is_launched_captured_and_replayed(cuda: SimulatedCuda) -> None:
+def test_triton_kernel_is_launched_captured_and_replayed(cuda: SimulatedCuda) -> None:
     left, right = torch.arange(6.0, device="cuda"), torch.ones(6, device="cuda")
     cuda.counts = type(cuda.counts)()
     assert add(left, right).tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
@@ -54,7 +54,7 @@ def test_a_triton_kernel_is_launched_captured_and_replayed(cuda: SimulatedCuda) 
 
 
 @interpreted
-def test_a_triton_kernel_wants_its_tensors_on_the_current_device(cuda: SimulatedCuda) -> None:
+def test_triton_kernel_refuses_tensors_of_another_device(cuda: SimulatedCuda) -> None:
     left = torch.zeros(6, device="cuda")
     with pytest.raises(ValueError, match="cannot be accessed from Triton"):
         add(left, torch.zeros(6))
@@ -77,7 +77,7 @@ def product_kernel(left, right, output, SIZE: tl.constexpr):  # noqa: N803
 
 
 @interpreted
-def test_a_row_of_a_product_in_another_place_is_the_same_bit_for_bit(cuda: SimulatedCuda) -> None:
+def test_product_gives_a_row_the_same_bits_at_any_place(cuda: SimulatedCuda) -> None:
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(16, 16, generator=generator).cuda() for _ in range(2))
     order = torch.randperm(16, generator=generator)

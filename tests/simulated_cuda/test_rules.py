@@ -75,7 +75,7 @@ def test_each_count_says_where_it_comes_from(cuda: SimulatedCuda) -> None:
     assert f"1 x {cause}" in cuda.counts.report()
 
 
-def test_a_copy_in_waits_unless_it_is_told_not_to(cuda: SimulatedCuda) -> None:
+def test_copy_in_waits_unless_it_is_non_blocking(cuda: SimulatedCuda) -> None:
     on_device(1)
     assert spent(cuda) == {"pageable_copies": 1, "waits": 1}
     torch.ones(1).to("cuda", non_blocking=True)
@@ -90,7 +90,7 @@ def test_a_copy_in_waits_unless_it_is_told_not_to(cuda: SimulatedCuda) -> None:
     assert spent(cuda) == {"launches": 1, "pinned_copies": 1, "waits": 1}
 
 
-def test_what_the_host_learns_is_a_copy_out_and_a_wait(cuda: SimulatedCuda) -> None:
+def test_reading_a_value_is_a_copy_out_and_a_wait(cuda: SimulatedCuda) -> None:
     made = on_device(0, 2, 3)
     spent(cuda)
     asks: list[Callable[[], object]] = [
@@ -109,7 +109,7 @@ def test_what_the_host_learns_is_a_copy_out_and_a_wait(cuda: SimulatedCuda) -> N
     assert spent(cuda) == {"waits": 3}
 
 
-def test_what_indexing_costs(cuda: SimulatedCuda) -> None:
+def test_indexing_costs_launches_and_copies(cuda: SimulatedCuda) -> None:
     made, places = torch.zeros(3, device="cuda"), torch.ones(1, dtype=torch.int64, device="cuda")
     mask = made == 0
     spent(cuda)
@@ -129,7 +129,7 @@ def test_what_indexing_costs(cuda: SimulatedCuda) -> None:
         made[places.expand(2)] = torch.ones(2)
 
 
-def test_what_is_copied_out_arrives_when_it_is_waited_for(cuda: SimulatedCuda) -> None:
+def test_copy_out_arrives_after_a_wait(cuda: SimulatedCuda) -> None:
     """So whoever reads before reads something else."""
     target, early, late = torch.zeros(2, pin_memory=True), torch.cuda.Event(), torch.cuda.Event()
     early.record()

@@ -36,9 +36,7 @@ def own(temporary: Path) -> Path:
     return temporary / f"triton-{os.getuid()}"
 
 
-def test_a_home_that_can_be_written_to_stays_tritons_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_folder_in_a_writable_home_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     use_writable_cache_folder()
     assert "TRITON_CACHE_DIR" not in os.environ
@@ -50,7 +48,7 @@ def test_without_a_writable_home_kernels_are_kept_in_a_private_folder(temporary:
     assert own(temporary).stat().st_mode & 0o777 == 0o700
 
 
-def test_a_user_that_the_system_does_not_know_has_no_home(
+def test_cache_folder_of_an_unknown_user_is_temporary(
     temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unknown(uid: int) -> None:
@@ -62,14 +60,14 @@ def test_a_user_that_the_system_does_not_know_has_no_home(
     assert Path(knobs.cache.dir) == own(temporary)
 
 
-def test_the_next_process_finds_what_was_kept(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_is_found_by_the_next_process(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_writable_cache_folder()
     monkeypatch.delenv("TRITON_CACHE_DIR")
     use_writable_cache_folder()
     assert Path(knobs.cache.dir) == own(temporary)
 
 
-def test_a_folder_that_others_can_write_to_is_not_trusted(temporary: Path) -> None:
+def test_cache_folder_writable_by_others_is_not_taken(temporary: Path) -> None:
     own(temporary).mkdir()
     own(temporary).chmod(0o777)
     use_writable_cache_folder()
@@ -79,23 +77,21 @@ def test_a_folder_that_others_can_write_to_is_not_trusted(temporary: Path) -> No
     assert kept.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_link_that_somebody_else_laid_is_not_followed(temporary: Path, tmp_path: Path) -> None:
+def test_cache_folder_that_is_a_link_is_not_followed(temporary: Path, tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir(mode=0o700)
     own(temporary).symlink_to(tmp_path / "theirs")
     use_writable_cache_folder()
     assert Path(knobs.cache.dir) != own(temporary)
 
 
-def test_a_folder_that_the_environment_names_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_folder_of_the_environment_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "kernels"))
     use_writable_cache_folder()
     assert Path(knobs.cache.dir) == tmp_path / "kernels"
 
 
 @pytest.mark.parametrize("variable", ["TRITON_CACHE_DIR", "TRITON_HOME"])
-def test_a_named_folder_that_cannot_be_written_to_is_refused(
+def test_cache_folder_of_the_environment_without_write_access_is_refused(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, NOWHERE)
@@ -105,7 +101,7 @@ def test_a_named_folder_that_cannot_be_written_to_is_refused(
 
 @needs_compiler
 @pytest.mark.slow
-def test_an_engine_without_a_home_compiles_its_kernels(temporary: Path) -> None:
+def test_engine_without_a_home_compiles_its_kernels(temporary: Path) -> None:
     pytest.importorskip("triton.backends.nvidia", reason="needs triton with ptxas: pip install triton")
     environment = {
         **os.environ,

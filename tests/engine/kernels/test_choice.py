@@ -66,7 +66,7 @@ def packed(rows: Sequence[ChoiceContext]) -> PackedRows:
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a large vocabulary has them: many chunks of a row, many blocks in each."""
+    """Cuts rows into many chunks of many blocks, which a large vocabulary has."""
     monkeypatch.setattr(choice, "CHUNK", 256)
     monkeypatch.setattr(choice, "BLOCK", 8)
 
@@ -82,8 +82,8 @@ def test_every_setting_chooses_as_the_reference_does(
     assert chosen(logits, ROWS, ranks) == expected(logits, ROWS, ranks)
 
 
-def test_their_perturbed_logits_come_along(small_chunks: None) -> None:
-    """As far as logarithms of two libraries agree; those of banned tokens are -inf."""
+def test_choose_on_device_returns_perturbed_logits(small_chunks: None) -> None:
+    """Perturbed logits agree as far as logarithms of two libraries do; for banned tokens they are -inf."""
     logits = random(len(ROWS), 300)
     found = choice.choose_on_device(logits.to(DEVICE), packed(ROWS), 4)
     tokens, values = gumbel_max(process(logits, ROWS), ROWS, 4)
@@ -92,7 +92,7 @@ def test_their_perturbed_logits_come_along(small_chunks: None) -> None:
     torch.testing.assert_close(found.perturbed.cpu(), values, rtol=1e-6, atol=1e-6)
 
 
-def test_a_vocabulary_of_more_than_one_chunk() -> None:
+def test_choose_on_device_reads_several_chunks() -> None:
     rows = [ROWS[0], ROWS[3], ROWS[7]]
     logits = random(3, 9001)
     assert chosen(logits, rows, 2) == expected(logits, rows, 2)
@@ -105,7 +105,7 @@ def test_rows_may_lie_apart(small_chunks: None) -> None:
 
 
 @pytest.mark.parametrize("asked", [{"top_k": 500}, {"top_p": 0.99}, {"min_p": 1e-9}])
-def test_a_row_with_more_candidates_than_are_collected(
+def test_choose_on_device_reads_rows_with_too_many_candidates_again(
     monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
 ) -> None:
     rows, logits = [row(3, temperature=1.5, **asked)], random(1, 2500, 0.5)
@@ -131,7 +131,7 @@ def test_among_equals_the_lower_ids_are_kept(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("asked", [{"top_k": 17}, {"top_p": 0.7}, {"top_p": 0.7, "top_k": 25}])
-def test_a_cut_in_the_middle_of_many_equals(asked: dict[str, Any]) -> None:
+def test_choose_on_device_cuts_among_equal_logits(asked: dict[str, Any]) -> None:
     # All tokens are named: first those that were kept, by their noise, then the others by their ids.
     logits = torch.zeros(1, 30)
     logits[0, 20] = 1.0
@@ -139,14 +139,14 @@ def test_a_cut_in_the_middle_of_many_equals(asked: dict[str, Any]) -> None:
     assert chosen(logits, rows, 30) == expected(logits, rows, 30)
 
 
-def test_what_equals_add_up_to_is_rounded_as_in_the_reference() -> None:
+def test_choose_on_device_rounds_the_mass_of_equals_as_the_reference() -> None:
     # A fiftieth is a little less in float32: 35 of them are not quite seven tenths.
     logits, rows = torch.zeros(1, 50), [row(1, top_p=0.7)]
     assert int((process(logits, rows) == 0).sum()) == 36
     assert chosen(logits, rows, 40) == expected(logits, rows, 40)
 
 
-def test_a_mask_bans_what_its_bits_do_not_allow(small_chunks: None) -> None:
+def test_choose_on_device_bans_tokens_outside_the_mask(small_chunks: None) -> None:
     num_rows, vocab_size = len(ROWS), 517
     logits = random(num_rows, vocab_size)
     is_allowed = random(num_rows, vocab_size, seed=9) > 1.0
@@ -157,7 +157,7 @@ def test_a_mask_bans_what_its_bits_do_not_allow(small_chunks: None) -> None:
 
 
 @pytest.mark.parametrize("asked", [{}, {"temperature": 0.0}, {"top_k": 2, "top_p": 0.5, "min_p": 0.1}])
-def test_a_row_that_is_not_sound_is_reported_and_gets_some_token(asked: dict[str, Any]) -> None:
+def test_choose_on_device_reports_rows_that_are_not_finite(asked: dict[str, Any]) -> None:
     logits = torch.zeros(6, 37)
     logits[1, 30] = torch.nan
     logits[2, 3] = INFINITY
@@ -172,7 +172,7 @@ def test_a_row_that_is_not_sound_is_reported_and_gets_some_token(asked: dict[str
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-def test_a_row_without_an_allowed_token_and_one_that_overflows_are_not_sound() -> None:
+def test_choose_on_device_reports_rows_without_tokens_and_with_overflow() -> None:
     logits = torch.zeros(3, 40)
     logits[:, 7] = 1e38
     allowed = torch.tensor([[-1, -1], [0, 0], [-1, -1]], dtype=torch.int32)
@@ -201,7 +201,7 @@ def step(logits: Tensor, rows: list[list[ChoiceContext]], ranks: int, are_finite
     )
 
 
-def test_a_step_is_told_the_same_whoever_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_tokens_gives_the_same_on_host_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [[row(), row(1, logit_bias={3: 30.0}, top_p=0.9)], [], [row(2, bad_token_ids=(4, 5))]]
     logits, are_finite = random(3, 50).bfloat16(), torch.tensor([True, False, True, True])
     logits[2, 4] = torch.nan  # in spite of the ban the row is not sound
@@ -218,7 +218,7 @@ def test_a_step_is_told_the_same_whoever_chooses(monkeypatch: pytest.MonkeyPatch
         assert torch.equal(one, other)
 
 
-def test_a_grammars_mask_reaches_the_kernels_packed_and_means_the_same(
+def test_choose_tokens_packs_masks_of_grammars(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def masked(index: int, *allowed: int, **chosen: Any) -> ChoiceContext:
@@ -245,7 +245,7 @@ def test_a_grammars_mask_reaches_the_kernels_packed_and_means_the_same(
     assert outcomes[1].ranked == [[(4,), (0,), (0,)]]  # a row that allows nothing ends
 
 
-def test_a_step_without_rows_still_tells_what_is_finite() -> None:
+def test_choose_tokens_without_rows_tells_what_is_finite() -> None:
     choices, are_finite = sampler.choose_tokens(torch.empty(0, 9), [[], []], torch.tensor([True, False]))
     assert [one.ranked for one in choices] == [[], []]
     assert are_finite == [True, False]

@@ -50,9 +50,7 @@ assert right_kind(256, 192) != "whole"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("variable", "compiled_for"), [("AS_AVX2", "avx2"), ("AS_OLDER", "")])
-def test_what_make_sets_for_an_older_processor_switches_the_fast_ways_off(
-    variable: str, compiled_for: str
-) -> None:
+def test_environment_of_an_older_processor_switches_fast_ways_off(variable: str, compiled_for: str) -> None:
     """Whether functions are compiled at all is the installation's part."""
     makefile = (Path(__file__).parents[3] / "Makefile").read_text()
     (line,) = re.findall(rf"^{variable} := (.*)$", makefile, re.M)

@@ -19,7 +19,7 @@ from outrider.engine.kernels.cpu.functions import compiled
 from tests.support.paged_attention import paged_input
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2}  # of products near 4
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2}  # absolute and relative, for products near 4
 BLOCK_SIZE = 8
 
 Made = Callable[[], LayerOperations]
@@ -101,7 +101,7 @@ def test_gates_are_opened(num_tokens: int, size: int, made: Made, dtype: torch.d
 
 
 @pytest.mark.parametrize("made", [of_triton, of_cpu])
-def test_a_row_does_not_depend_on_its_company(made: Made) -> None:
+def test_operations_of_a_row_do_not_depend_on_other_rows(made: Made) -> None:
     rows, of, operations = random(9, 100), norm(100, dtype=torch.float32), made()
     assert torch.equal(operations.normed(rows[4:5], of), operations.normed(rows, of)[4:5])
     gate_up = 20 * random(9, 202)  # so that some gates are quite shut

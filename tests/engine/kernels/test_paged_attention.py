@@ -45,7 +45,7 @@ def feeds_of(specs, block_size):
 
 
 def of_triton(block_size):
-    """With fewer programs than there is work: some take several pieces."""
+    """Attention with fewer programs than there is work: some programs take several pieces."""
     triton = pytest.importorskip("outrider.engine.kernels.paged_attention", reason="pip install triton")
     kernels = triton.PagedAttention(block_size, triton.MOST_SLOTS, SHARED_MEMORY, programs=6)
     return partial(attended, kernels)
@@ -61,7 +61,7 @@ KERNELS = pytest.mark.parametrize("attention", [of_triton, of_cpu])
 
 
 def attended(kernels, paged, query, keys, values, *, sinks=None, **rules):
-    """On the GPU, where there is one; the result comes back."""
+    """Runs the kernels, on the GPU if there is one; returns the result on the CPU."""
     query, keys, values = (tensor.to(DEVICE) for tensor in (query, keys, values))
     paged = PagedInput(**{name: numbers.to(DEVICE) for name, numbers in vars(paged).items()})
     sinks = None if sinks is None else sinks.to(DEVICE)
@@ -117,7 +117,7 @@ def test_half_precision():
 
 
 @KERNELS
-def test_a_row_does_not_depend_on_its_company(attention):
+def test_attention_of_a_row_does_not_depend_on_other_rows(attention):
     """Bit for bit: not on other sequences, nor on what else its own feeds."""
     generator = torch.Generator().manual_seed(0)
     keys, values = (torch.randn(NUM_BLOCKS * 16, 2, 16, generator=generator) for _ in range(2))
@@ -161,7 +161,7 @@ def test_as_chains_a_drafted_row_is_what_it_is_when_it_is_committed(window):
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, of the interpreter
 @KERNELS
-def test_what_is_not_finite_stays_with_its_sequence(attention):
+def test_attention_keeps_numbers_that_are_not_finite_with_their_sequence(attention):
     generator = torch.Generator().manual_seed(0)
     keys, values = (torch.randn(NUM_BLOCKS * 16, 2, 16, generator=generator) for _ in range(2))
     feeds = feeds_of([(40, 3, None), (70, 2, None)], 16)

@@ -33,7 +33,7 @@ def drafts(draw: st.DrawFn) -> Draft:
 
 
 def paths(given_drafts: Sequence[Draft], others: int, chosen: list[list[int]]) -> list[tuple[int, ...]]:
-    """That stand, of each Draft. others: rows of a piece of work without one, which comes first."""
+    """Accepted nodes of each Draft. others: rows of a piece of work without a Draft, which comes first."""
     counts = [others, *(1 + len(draft) for draft in given_drafts)]
     rows = DraftRows.of([NOTHING, *given_drafts], counts)
     assert rows is not None
@@ -57,7 +57,7 @@ FORK = Draft((1, 2, 3, 3), (ROOT, 0, 0, 1))
 @settings(max_examples=40)
 @given(st.lists(drafts(), min_size=1, max_size=4), st.integers(0, 3), st.integers(1, 3), st.randoms())
 @example([FORK, NOTHING, Draft.chain((1,) * 40)], 2, 2, None)
-def test_what_stands_is_what_the_rule_says(
+def test_find_path_accepts_what_verify_coupled_accepts(
     given_drafts: list[Draft], others: int, ranks: int, random: object
 ) -> None:
     if not any(given_drafts):
@@ -75,9 +75,9 @@ def test_what_stands_is_what_the_rule_says(
     assert paths(given_drafts, others, chosen) == expected
 
 
-def test_a_step_is_told_the_same_path_whoever_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a chain, of a piece of work that verifies nothing, and of a tree."""
-    tokens = [1, 2, 0, 7, 1, 3, 3, 5, 2]  # that the rows choose
+def test_begin_choosing_finds_the_same_path_on_host_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain, a piece of work that verifies nothing, and a tree get the same path on CPU and device."""
+    tokens = [1, 2, 0, 7, 1, 3, 3, 5, 2]  # tokens that the rows choose
     logits = torch.nn.functional.one_hot(torch.tensor(tokens), 9).float() * 9
     all_drafts = [Draft.chain((1, 4)), NOTHING, FORK]
     rows = [[ChoiceContext(Sampling(temperature=0.0), 0, 0, (), ())] * count for count in (3, 1, 5)]

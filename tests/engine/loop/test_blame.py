@@ -195,7 +195,7 @@ def test_what_says_that_the_device_is_broken_ends_the_engine(engine: Engine, err
 def test_what_raises_for_one_piece_of_work_fails_its_sequence(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In choosing who takes part, in choosing tokens, and in taking them."""
+    """Errors are raised in choosing who takes part, in choosing tokens, and in taking them."""
     expected = text_alone(engine, PROMPTS[0])
     for part in ("tree", "nodes", "rows", "take"):
         fine, harming = start(engine, PROMPTS[0]), start(engine, PROMPTS[1])

@@ -1,4 +1,4 @@
-"""On a GPU a step of plain decoding is launched before the host knows the tokens of the one before.
+"""A step of plain decoding on a GPU is launched before the host knows the tokens of the step before.
 
 Where the machine has none it is simulated: see tests/support/simulated_cuda/README.md.
 """
@@ -55,7 +55,7 @@ def engine_of(folder: Path, device: str) -> Engine:
 
 @pytest.fixture(scope="module")
 def texts(folder: Path) -> list[list[int]]:
-    """That the CPU says to each prompt."""
+    """Text that the CPU says to each prompt."""
     engine = engine_of(folder, "cpu")
     return [alone(engine, prompt) for prompt in PROMPTS]
 
@@ -69,7 +69,7 @@ def loaded(folder: Path, texts: list[list[int]]) -> Iterator[tuple[Engine, Simul
 
 @pytest.fixture
 def engine(loaded: tuple[Engine, SimulatedCuda | None]) -> Iterator[Engine]:
-    """On a GPU; no sequence is open before and after."""
+    """An engine on a GPU; no sequence is open before and after."""
     engine, _ = loaded
     yield engine
     for sequence in [*engine._sequences.values()]:
