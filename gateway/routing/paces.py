@@ -1,7 +1,6 @@
 """The pace in force at this gateway: one for each target; what is known of the drafts is shared."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 
 from gateway.events import (
     Compared,
@@ -19,6 +18,7 @@ from gateway.routing.tuning import TUNING
 from gateway.sequence import GatewaySequence
 from gateway.settings import Priority, Speculation
 from outrider.drafters.registry import DrafterInfo
+from outrider.learning.lru import Lru
 from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
 from outrider.pace.controller import Pace
 from outrider.pace.costs import RoundTimes
@@ -33,7 +33,7 @@ class Paces:
     def __init__(self, settings: PaceSettings) -> None:
         self._settings = settings
         self._of_target: dict[str, Pace] = {}  # key: address
-        self._acceptance = lru_cache(TUNING.most_tasks)(lambda task, drafter, rule: TaskAcceptance())
+        self._acceptance = Lru[tuple[str | None, str, str], TaskAcceptance](TUNING.most_tasks)
 
     @property
     def settings(self) -> PaceSettings:
@@ -67,7 +67,7 @@ class Paces:
         self, drafter: DrafterInfo, speculation: Speculation, task: str | None, priority: Priority
     ) -> PacedSequence:
         """Begins the pace of one answer; ``speculation`` is resolved."""
-        acceptance = self._acceptance(task, drafter.name, speculation.verification)
+        acceptance = self._acceptance.get((task, drafter.name, speculation.verification), TaskAcceptance)
         return PacedSequence(
             drafter,
             SequenceAcceptance(acceptance),

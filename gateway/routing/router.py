@@ -5,13 +5,13 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from gateway.drafters.drafter import SequenceDrafter
 from gateway.routing.rollout import Rollout
 from gateway.routing.tuning import TUNING
 from outrider.decoding.settings import Verification
 from outrider.drafters.registry import DrafterInfo
+from outrider.learning.lru import Lru
 from outrider.pace.acceptance import TaskAcceptance
 from outrider.pace.controller import Pace
 from outrider.pace.exploration import Watches
@@ -65,8 +65,8 @@ class Router:
         """is_ready: whether a drafter can be asked now."""
         self._is_ready = is_ready
         # Unlike the pace's acceptance: to guess nothing counts as a wrong guess here.
-        self._acceptances = lru_cache(TUNING.most_kinds)(lambda kind, name: TaskAcceptance())
-        self._decisions = lru_cache(TUNING.most_kinds)(lambda kind, pace, first: _Decision(first))
+        self._acceptances = Lru[tuple[TaskRule, str], TaskAcceptance](TUNING.most_kinds)
+        self._decisions = Lru[tuple[TaskRule, Pace, str], _Decision](TUNING.most_kinds)
         self._rollouts: dict[str, dict[TaskRule, Rollout]] = {}  # key: new draft
         self._watches = Watches()
 
@@ -96,7 +96,8 @@ class Router:
 
         candidates: none is new; the first one drafts until more is known.
         """
-        decision: _Decision = self._decisions(kind, pace, candidates[0].name)
+        first = candidates[0].name
+        decision = self._decisions.get((kind, pace, first), lambda: _Decision(first))
         now = asyncio.get_running_loop().time()
         if now - decision.at >= TUNING.decided_for_s:
             decision.at = now
@@ -207,8 +208,7 @@ class Router:
         return self._own_acceptance(TaskRule(kind.task, "coupled"), name)
 
     def _own_acceptance(self, kind: TaskRule, name: str) -> TaskAcceptance:
-        acceptance: TaskAcceptance = self._acceptances(kind, name)
-        return acceptance
+        return self._acceptances.get((kind, name), TaskAcceptance)
 
 
 def _log_change(kind: TaskRule, name: str, before: float, rollout: Rollout) -> None:
