@@ -60,8 +60,8 @@ def find(settings: Settings, *, here: bool, asked: Mapping[str, int]) -> Found:
     from cluster.plan import DeploymentPlan
     from cluster.plan_table import plan_table
     from outrider.engine.loading.shares import check_shares
+    from outrider.engine.loading.special_tokens import drafts_in_parallel
     from outrider.engine.loading.vocabulary import check_vocabulary
-    from outrider.engine.loading.weights import drafts_in_parallel
 
     found = Found(settings)
     try:

@@ -13,8 +13,8 @@ from outrider.drafters.registry import DrafterInfo, Place, drafter
 from outrider.engine.drafters.beside_target import beside_target
 from outrider.engine.drafters.early_exit import EarlyExit
 from outrider.engine.loading.quantized_checkpoint import is_quantized
+from outrider.engine.loading.special_tokens import drafts_in_parallel
 from outrider.engine.loading.vocabulary import check_vocabulary
-from outrider.engine.loading.weights import drafts_in_parallel
 from outrider.engine.settings import EngineSettings, Quantization
 
 EARLY_EXIT = "early_exit"  # the drafter that needs no checkpoint

@@ -6,8 +6,8 @@ from typing import Any
 
 from transformers import AutoConfig
 
+from outrider.engine.loading.special_tokens import mask_token
 from outrider.engine.loading.vocabulary import check_vocabulary
-from outrider.engine.loading.weights import mask_token
 from workshop.distillation.settings import DistilSettings
 from workshop.training.eagle3 import Eagle3Trainee
 from workshop.training.medusa import MedusaTrainee

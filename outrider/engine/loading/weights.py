@@ -8,7 +8,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed.configuration_utils import DistributedConfig
 
-from outrider.decoding.checkpoint_files import end_of_text, read_json
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Probe
 from outrider.engine.forward.batch_invariant import check_rows_are_apart
@@ -176,44 +175,3 @@ def attach(model: Any, name: str) -> Probe:
 def _kind_of(config: Any, layer: int) -> str | None:
     kinds = getattr(config, "layer_types", None)
     return kinds[layer] if kinds else None
-
-
-def end_of_sequence(model: Any, source: str) -> frozenset[int]:
-    """Returns the token ids that end a generation: those that any file of the checkpoint names.
-
-    A fine-tune often names the end of its turns in one file alone, of the tokenizer for example.
-
-    Args:
-        model: as transformers has loaded it.
-        source: local folder or hub id.
-    """
-    config = read_json(source, "config.json")
-    text_config = config.get("text_config") or {}
-    given = [model.generation_config.eos_token_id, end_of_text(source)]
-    given += [config.get("eos_token_id"), text_config.get("eos_token_id")]
-    if not any(ids is not None for ids in given):
-        given.append(model.config.get_text_config().eos_token_id)  # the architecture's own
-    ids = {token for one in given if one is not None for token in ([one] if isinstance(one, int) else one)}
-    return frozenset(token for token in ids if token < model.config.get_text_config().vocab_size)
-
-
-def drafts_in_parallel(model: str) -> bool:
-    """Whether a checkpoint, a folder or hub id, drafts several tokens in one pass.
-
-    Raises:
-        UnsupportedModelError: as ``mask_token``.
-    """
-    return mask_token(AutoConfig.from_pretrained(model)) is not None
-
-
-def mask_token(config: Any) -> int | None:
-    """What a model that drafts several tokens in one pass is fed in place of those; None for any other.
-
-    Raises:
-        UnsupportedModelError: its vocabulary does not have the token that its config names.
-    """
-    token = getattr(config, "pard_token", None)
-    vocab_size = config.get_text_config().vocab_size
-    if token is None or (isinstance(token, int) and 0 <= token < vocab_size):
-        return token
-    raise UnsupportedModelError(f"pard_token={token!r} of the config must be 0 to {vocab_size - 1}")

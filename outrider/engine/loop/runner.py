@@ -20,8 +20,8 @@ from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loading.context import context_length
+from outrider.engine.loading.special_tokens import end_of_sequence, mask_token
 from outrider.engine.loading.timings import LoadTimings
-from outrider.engine.loading.weights import end_of_sequence, mask_token
 from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.parallel.rank_group import RankGroup, together
 from outrider.engine.planning.memory import empty_cache, free_memory

@@ -18,7 +18,7 @@ from outrider.decoding.sampling import process
 from outrider.decoding.settings import Sampling, Verification
 from outrider.demo.prompts import DEMO
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.loading.weights import mask_token
+from outrider.engine.loading.special_tokens import mask_token
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.speculate import OfflineRequest, generate

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outrider.engine.loading.weights import end_of_sequence
+from outrider.engine.loading.special_tokens import end_of_sequence
 from tests.fakes.tokenizers import byte_tokenizer
 
 END = {"id": 256, "content": "<|end|>"}  # end token of the tokenizer
