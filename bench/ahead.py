@@ -22,7 +22,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bench.answers import Run, answer, answer_all, mean_round
+from bench.answers import AnswerRun, answer, answer_all, mean_round
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.distance import at_distance
 from bench.engine import CACHE_BYTES, requests_of
@@ -70,7 +70,9 @@ class Comparison:
     def __init__(self, target: WorkerInfo, drafts: dict[bool, WorkerInfo], depths: Sequence[int]) -> None:
         self._workers = {ahead: [target, draft] for ahead, draft in drafts.items()}
         self._depths = depths
-        self.runs: dict[tuple[str, bool, int], list[Run]] = defaultdict(list)  # runs by (task, ahead, depth)
+        self.runs: dict[tuple[str, bool, int], list[AnswerRun]] = defaultdict(
+            list
+        )  # runs by (task, ahead, depth)
 
     def run(self, requests: Sequence[tuple[str, OfflineRequest]], delay_ms: float = 0.0) -> None:
         """Once each, in turns."""
@@ -97,7 +99,7 @@ class Comparison:
         """The best depth."""
         return max(self._depths, key=lambda depth: self.rate(ahead, depth))
 
-    def of(self, ahead: bool, depth: int, task: str | None = None) -> list[Run]:
+    def of(self, ahead: bool, depth: int, task: str | None = None) -> list[AnswerRun]:
         """All runs so far, of one task or of all."""
         return [
             run
@@ -107,7 +109,7 @@ class Comparison:
         ]
 
 
-def foreseen_share(runs: Sequence[Run]) -> float:
+def foreseen_share(runs: Sequence[AnswerRun]) -> float:
     """Share of foreseen verdicts among those after which a Draft was asked for."""
     verdicts = sum(run.stats.prepared_for for run in runs)
     return sum(run.stats.ahead_hits.total() for run in runs) / max(verdicts, 1)

@@ -82,14 +82,14 @@ class RoundParts(NoTrace):
         return parts
 
 
-def mean_round(runs: Sequence["Run"]) -> dict[str, float]:
+def mean_round(runs: Sequence["AnswerRun"]) -> dict[str, float]:
     """Seconds of a round by part, mean over all of them."""
     rounds = [parts for run in runs for parts in run.rounds]
     return {part: fmean(parts[part] for parts in rounds) for part in PARTS}
 
 
 @dataclass(frozen=True)
-class Run:
+class AnswerRun:
     """One answer."""
 
     total_s: float
@@ -120,7 +120,7 @@ def rounds_of(
     return sequence, factory.of(sequence, speculation, deadline, trace=trace)
 
 
-async def answer(workers: Sequence[WorkerInfo], request: OfflineRequest, depth: int) -> Run:
+async def answer(workers: Sequence[WorkerInfo], request: OfflineRequest, depth: int) -> AnswerRun:
     """Answers a request by a gateway that has connections of its own."""
     fleet, times = Fleet(lambda: workers, TRUST), RoundParts()
     asked = time.perf_counter()
@@ -131,7 +131,7 @@ async def answer(workers: Sequence[WorkerInfo], request: OfflineRequest, depth: 
     assert begun is not None
     ended = time.perf_counter()
     await fleet.close()
-    return Run(ended - asked, ended - begun, tuple(sequence.generated), rounds.stats, times.rounds)
+    return AnswerRun(ended - asked, ended - begun, tuple(sequence.generated), rounds.stats, times.rounds)
 
 
 async def answer_all(workers: Sequence[WorkerInfo], requests: Sequence[OfflineRequest], depth: int) -> float:

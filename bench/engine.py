@@ -32,7 +32,7 @@ CACHE_BYTES = 2**29
 
 
 @dataclass(frozen=True)
-class Run:
+class MeasuredRun:
     """One way of answering the same requests."""
 
     seconds: float
@@ -58,14 +58,14 @@ class TimedDrafter(DraftModel):
         return drafts
 
 
-def run(target: Engine, draft: Engine, requests: Sequence[OfflineRequest], depth: int) -> Run:
+def run(target: Engine, draft: Engine, requests: Sequence[OfflineRequest], depth: int) -> MeasuredRun:
     """Answers all requests at once; depth 0 is plain decoding."""
     timed = TimedDrafter(draft)
     drafter: Drafter | None = timed if depth else None
     begun = time.perf_counter()
     outputs = generate(target, drafter, requests, depth)
     seconds = time.perf_counter() - begun
-    return Run(seconds, outputs, timed.seconds, max(output.target_passes for output in outputs))
+    return MeasuredRun(seconds, outputs, timed.seconds, max(output.target_passes for output in outputs))
 
 
 def requests_of(
@@ -80,7 +80,9 @@ def requests_of(
     ]
 
 
-def row_of(kind: str, batch: int, depth: int, pairs: Sequence[tuple[Run, Run]]) -> dict[str, Any]:
+def row_of(
+    kind: str, batch: int, depth: int, pairs: Sequence[tuple[MeasuredRun, MeasuredRun]]
+) -> dict[str, Any]:
     """One line of the table from (plain, speculative) runs of the same requests."""
     plain, speculative = pairs[0]
     plain_step = statistics.median(run.seconds / run.passes for run, _ in pairs)
@@ -132,7 +134,9 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         for kind in KINDS:
             groups = -(-arguments.requests // batch)
             requests = requests_of(kind, tokenizer, batch * groups, arguments.tokens, arguments.temperature)
-            pairs: dict[int, list[tuple[Run, Run]]] = {depth: [] for depth in arguments.depths}
+            pairs: dict[int, list[tuple[MeasuredRun, MeasuredRun]]] = {
+                depth: [] for depth in arguments.depths
+            }
             run(target, draft, requests[:batch], 4)  # warms up
             for _ in range(arguments.repetitions):
                 plain = in_groups(target, draft, requests, batch, 0)
@@ -143,12 +147,14 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def in_groups(target: Engine, draft: Engine, requests: list[OfflineRequest], batch: int, depth: int) -> Run:
+def in_groups(
+    target: Engine, draft: Engine, requests: list[OfflineRequest], batch: int, depth: int
+) -> MeasuredRun:
     """All requests, ``batch`` at a time, as one run."""
     runs = [run(target, draft, requests[i : i + batch], depth) for i in range(0, len(requests), batch)]
     outputs = [output for part in runs for output in part.outputs]
     seconds, draft_seconds = sum(part.seconds for part in runs), sum(part.draft_seconds for part in runs)
-    return Run(seconds, outputs, draft_seconds, sum(part.passes for part in runs))
+    return MeasuredRun(seconds, outputs, draft_seconds, sum(part.passes for part in runs))
 
 
 def engine_of(path: str, arguments: argparse.Namespace) -> Engine:

@@ -31,7 +31,7 @@ from bench.load_rows import WINDOW_S, Row, against_best, crossing_rows, rates, s
 from bench.report import RESULTS, command, save, table
 from bench.streams import (
     TASKS,
-    Client,
+    LoadClient,
     Slice,
     arrivals,
     connected,
@@ -101,7 +101,9 @@ class Bench:
         for number in range(options.slices):
             progress(f"{title}, {self.target}, {streams} streams, slice {number + 1} of {options.slices}")
             for mode in rotated(modes, number):
-                client = Client(self.stub, partial(request_of, tasks, mode), options.tokens, number * STRIDE)
+                client = LoadClient(
+                    self.stub, partial(request_of, tasks, mode), options.tokens, number * STRIDE
+                )
                 warmup = options.warmup + streams * WARMUP_PER_STREAM_S
                 seconds = options.seconds + streams * SECONDS_PER_STREAM
                 start = warmup + await client.follow([(warmup + seconds, streams)])
@@ -118,7 +120,7 @@ class Bench:
             times = arrivals(requests_per_s, options.open_seconds, seed=number)
             for mode in rotated(options.open_modes, number):
                 progress(f"open, {self.target}, {share} of {capacity:.0f} tokens/s, {mode}")
-                client = Client(self.stub, partial(request_of, TASKS, mode), options.tokens, 0)
+                client = LoadClient(self.stub, partial(request_of, TASKS, mode), options.tokens, 0)
                 begun = await client.arrive(times)
                 row = {"target": self.target, "share": share, "requests/s": requests_per_s, "mode": mode}
                 measured = slice_of(client.answers, begun, float("inf"))
@@ -145,7 +147,9 @@ class Bench:
             pair = {}
             for mode in rotated(["plain", "adaptive"], number):
                 progress(f"crossing, {self.target}, pair {number + 1} of {options.pairs}, {mode}")
-                client = Client(self.stub, partial(request_of, TASKS, mode), options.tokens, number * STRIDE)
+                client = LoadClient(
+                    self.stub, partial(request_of, TASKS, mode), options.tokens, number * STRIDE
+                )
                 begun = await client.follow(steps)
                 starts = window_starts(steps, WINDOW_S)
                 pair[mode] = [rate_between(client.answers, begun + s, begun + s + WINDOW_S) for s in starts]

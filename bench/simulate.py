@@ -97,7 +97,7 @@ def fixed(depth: int) -> Speculation:
 
 
 @dataclass(frozen=True)
-class Load:
+class SimulatedLoad:
     """Closed loop; lengths are means, drawn from half to one and a half times as much."""
 
     streams: int
@@ -106,7 +106,7 @@ class Load:
     warm_s: float  # before tokens are counted
     counted_s: float
 
-    def of(self, streams: int) -> "Load":
+    def of(self, streams: int) -> "SimulatedLoad":
         """The same of so many streams, for longer where they are few."""
         return replace(self, streams=streams, counted_s=max(self.counted_s, COUNTED_S / streams))
 
@@ -118,7 +118,7 @@ class Counter:
     commits: list[tuple[float, int]] = field(default_factory=list)  # time, tokens
     stats: Stats = field(default_factory=Stats)  # counts of answers that were finished
 
-    def rate(self, load: Load) -> float:
+    def rate(self, load: SimulatedLoad) -> float:
         """Tokens per second, the beginning left out."""
         return sum(tokens for time, tokens in self.commits if time >= load.warm_s) / load.counted_s
 
@@ -127,7 +127,10 @@ class Streams:
     """Clients of one gateway, each of which asks for one answer after the other."""
 
     def __init__(
-        self, speculations: Mapping[str, Speculation], load: Load, settings: GatewaySettings = SETTINGS
+        self,
+        speculations: Mapping[str, Speculation],
+        load: SimulatedLoad,
+        settings: GatewaySettings = SETTINGS,
     ) -> None:
         """speculations: by task."""
         self.counter = Counter()
@@ -181,7 +184,7 @@ async def closed_loop(
     pair: tuple[Hardware, Hardware],
     acceptance: Mapping[str, float],
     speculation: Speculation,
-    load: Load,
+    load: SimulatedLoad,
     ahead: Ahead = NO_AHEAD,
 ) -> Counter:
     streams = Streams(dict.fromkeys(acceptance, speculation), load, SETTINGS)
@@ -244,7 +247,9 @@ async def _rate_of_one(
     return (last - first) / (ended - begun)
 
 
-def measure(pair: tuple[Hardware, Hardware], acceptance: Mapping[str, float], load: Load) -> dict[str, Any]:
+def measure(
+    pair: tuple[Hardware, Hardware], acceptance: Mapping[str, float], load: SimulatedLoad
+) -> dict[str, Any]:
     """A row: tokens per second by mode, and what the pace did."""
     row: dict[str, Any] = {"streams": load.streams}
     for name, speculation in MODES.items():
@@ -258,7 +263,7 @@ def measure(pair: tuple[Hardware, Hardware], acceptance: Mapping[str, float], lo
 
 
 def measure_ahead(
-    pair: tuple[Hardware, Hardware], acceptance: Mapping[str, float], load: Load, ahead: Ahead
+    pair: tuple[Hardware, Hardware], acceptance: Mapping[str, float], load: SimulatedLoad, ahead: Ahead
 ) -> dict[str, Any]:
     """A row: tokens per second with draft-ahead and without, each at its best depth."""
 
@@ -313,7 +318,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     pairs, acceptance = (PAIRS, ACCEPTANCE) if options.table is None else read(options.table)
     ahead_pairs = AHEAD_PAIRS if options.table is None else pairs
-    load = Load(1, options.prompt_tokens, options.answer_tokens, options.warm_s, options.counted_s)
+    load = SimulatedLoad(1, options.prompt_tokens, options.answer_tokens, options.warm_s, options.counted_s)
     rows = []
     for name, pair in pairs.items():
         for streams in options.streams:

@@ -36,7 +36,7 @@ class Arrival(NamedTuple):
 
 
 @dataclass
-class Answer:
+class StreamAnswer:
     """One request as its client saw it; times are the event loop's, in seconds."""
 
     sent: float
@@ -100,7 +100,7 @@ def first_tokens(stream: int, tokens: int) -> int:
     return max(2, round(tokens * (1 - (stream * GOLDEN + 0.75) % 1)))
 
 
-class Client:
+class LoadClient:
     """Streams that all ask for the same. Requests are numbered in the order sent."""
 
     def __init__(self, stub: Any, request: RequestOf, tokens: int, first: int) -> None:
@@ -114,7 +114,7 @@ class Client:
         self._request = request
         self._tokens = tokens
         self._numbers = itertools.count(first)
-        self.answers: list[Answer] = []
+        self.answers: list[StreamAnswer] = []
 
     async def follow(self, steps: Steps) -> float:
         """Keeps as many streams busy as each step says, one request after another; returns when it began."""
@@ -150,7 +150,7 @@ class Client:
 
     async def _ask(self, tokens: int) -> None:
         request = self._request(next(self._numbers), tokens)
-        answer = Answer(_now())
+        answer = StreamAnswer(_now())
         self.answers.append(answer)
         call = self._stub.Generate(request)
         try:
@@ -224,7 +224,7 @@ def streams_at(steps: Steps, time: float) -> int:
     return 0
 
 
-def slice_of(answers: Sequence[Answer], start: float, end: float) -> Slice:
+def slice_of(answers: Sequence[StreamAnswer], start: float, end: float) -> Slice:
     """What happened from ``start`` to ``end``."""
     begun = [answer for answer in answers if answer.arrivals and start <= answer.arrivals[0].time < end]
     finished = [answer for answer in answers if answer.speculation and start <= _last(answer) < end]
@@ -239,7 +239,7 @@ def slice_of(answers: Sequence[Answer], start: float, end: float) -> Slice:
     )
 
 
-def rate_between(answers: Sequence[Answer], start: float, end: float) -> float:
+def rate_between(answers: Sequence[StreamAnswer], start: float, end: float) -> float:
     """Tokens/s in a window. Those of a chunk were made evenly since the chunk before it.
 
     Counted where they arrive, a window would hold a whole step of the target more or less by chance.
@@ -255,11 +255,11 @@ def rate_between(answers: Sequence[Answer], start: float, end: float) -> float:
     return total / (end - start)
 
 
-def _last(answer: Answer) -> float:
+def _last(answer: StreamAnswer) -> float:
     return answer.arrivals[-1].time
 
 
-def _per_token(answer: Answer) -> Iterator[float]:
+def _per_token(answer: StreamAnswer) -> Iterator[float]:
     """Seconds from the first token to the last, over the tokens between; none for a single chunk."""
     first, *others = answer.arrivals
     if others:

@@ -13,10 +13,7 @@ PRODUCT = ("outrider", "protos", "actors", "gateway", "cluster", "workshop", "be
 TWICE = {
     "Answer",
     "CalledFunction",
-    "Client",
     "Grammars",
-    "Run",
-    "Task",
     "Usage",
 }
 

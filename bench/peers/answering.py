@@ -17,7 +17,7 @@ import psutil  # type: ignore[import-untyped]
 
 
 @dataclass(frozen=True)
-class Task:
+class PeerTask:
     """
     draft: None for plain decoding.
     prompts: token ids of each, more than there are streams.
@@ -50,14 +50,14 @@ class Answers:
 Answer = Callable[[list[list[int]], Sequence[int] | None], Answers]
 
 
-def answer_task(task: Task, answer: Answer) -> None:
+def answer_task(task: PeerTask, answer: Answer) -> None:
     """Writes the task's result."""
     rows = [_timed(task, streams, answer) for streams in task.streams]
     seeded = answer(task.prompts[: task.seeded], range(task.seeded)).token_ids
     Path(task.result).write_text(json.dumps({"rows": rows, "seeded": seeded}))
 
 
-def _timed(task: Task, streams: int, answer: Answer) -> dict[str, Any]:
+def _timed(task: PeerTask, streams: int, answer: Answer) -> dict[str, Any]:
     """A row: cores are those that were busy meanwhile, for this process and those that it started."""
     prompts = [task.prompts[number % len(task.prompts)] for number in range(streams)]
     answer(prompts, None)  # warms up
@@ -85,7 +85,7 @@ def _spent() -> float:
     return sum(sum(process.cpu_times()[:2]) for process in [own, *own.children(recursive=True)])
 
 
-def read_task() -> Task:
+def read_task() -> PeerTask:
     """Reads the task from the file that is this process's argument."""
     stored = json.loads(Path(sys.argv[1]).read_text())
-    return Task(**stored)
+    return PeerTask(**stored)

@@ -21,7 +21,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
-from bench.peers.answering import Task
+from bench.peers.answering import PeerTask
 from bench.peers.environments import OPENVINO, VLLM, Environment, python_of
 from bench.report import RESULTS, command, machine, save, table
 from outrider.demo.prompts import DEMO, KINDS, prompts
@@ -62,9 +62,9 @@ def tokens_of_prompts(tokenizer: Path) -> list[list[int]]:
     ]
 
 
-def task_of(options: argparse.Namespace, pair: str, mode: str, result: Path) -> Task:
+def task_of(options: argparse.Namespace, pair: str, mode: str, result: Path) -> PeerTask:
     target = DEMO / "target" if pair == DEMO_PAIR else inflated_target(pair)
-    return Task(
+    return PeerTask(
         target=str(target.absolute()),
         draft=None if mode == PLAIN else str(DRAFT.absolute()),
         depth=None if mode == PACE else options.depth,
@@ -79,7 +79,7 @@ def task_of(options: argparse.Namespace, pair: str, mode: str, result: Path) -> 
     )
 
 
-def answered(peer: Peer, task: Task, folder: Path) -> dict[str, Any]:
+def answered(peer: Peer, task: PeerTask, folder: Path) -> dict[str, Any]:
     """What the peer wrote of the task.
 
     Raises:

@@ -10,7 +10,7 @@ import numpy as np
 import openvino
 import openvino_genai
 
-from bench.peers.answering import Answers, Task, answer_task, read_task
+from bench.peers.answering import Answers, PeerTask, answer_task, read_task
 
 CACHE_GB = 1
 
@@ -47,7 +47,7 @@ def main() -> None:
     answer_task(task, answer)
 
 
-def _drawn(task: Task, seeds: Sequence[int] | None, number: int) -> dict[str, Any]:
+def _drawn(task: PeerTask, seeds: Sequence[int] | None, number: int) -> dict[str, Any]:
     """Settings of an answer that is drawn; none for a greedy one."""
     if seeds is None:
         return {}

@@ -83,7 +83,7 @@ class TargetModelSettings(ModelSettings):
     )
     early_exit: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         default="auto",
-        description="where that drafter is early_exit: so many of the target's first layers draft; auto:"
+        description="where that drafter is early_exit: number of the target's first layers that draft; auto:"
         " what pays is searched on live text",
     )
     skipped_layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(

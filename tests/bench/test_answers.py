@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import answers
-from bench.answers import PARTS, RoundParts, Run, mean_round
+from bench.answers import PARTS, AnswerRun, RoundParts, mean_round
 from gateway.events import DraftAwaited, Drafted, Event, RoundBegan, TokenDecoded, VerdictFell
 from gateway.loop.stats import Stats
 from gateway.proposal import Proposal
@@ -37,7 +37,7 @@ def rounds_of(monkeypatch: pytest.MonkeyPatch, *events: tuple[int, Event]) -> li
 FIRST = (1000, verdict(80, 90))  # takes the prompt in
 
 
-def test_a_round_that_waits_for_its_draft(monkeypatch) -> None:
+def test_round_that_waits_for_its_draft_is_split_in_parts(monkeypatch) -> None:
     rounds = rounds_of(
         monkeypatch,
         (900, RoundBegan("first")),
@@ -52,12 +52,12 @@ def test_a_round_that_waits_for_its_draft(monkeypatch) -> None:
     assert sum(rounds[0].values()) == 90
 
 
-def test_a_round_that_the_target_began_by_itself_asks_nobody(monkeypatch) -> None:
+def test_round_begun_by_the_target_has_no_part_of_a_draft(monkeypatch) -> None:
     rounds = rounds_of(
         monkeypatch,
         FIRST,
         (1001, RoundBegan("fixed", continued=True)),
-        (1031, Drafted(DRAFT)),  # of the round after
+        (1031, Drafted(DRAFT)),  # the next round
         (1032, DraftAwaited(0.0)),
         (1060, verdict(50, 55, continued=True)),
         (1061, RoundBegan("fixed", continued=True)),
@@ -69,7 +69,7 @@ def test_a_round_that_the_target_began_by_itself_asks_nobody(monkeypatch) -> Non
     ]
 
 
-def test_a_draft_of_an_earlier_round_is_not_counted_again(monkeypatch) -> None:
+def test_draft_of_an_earlier_round_is_not_counted_again(monkeypatch) -> None:
     rounds = rounds_of(
         monkeypatch,
         (980, Drafted(DRAFT)),
@@ -87,10 +87,10 @@ def test_plain_decoding_is_the_target_by_itself(monkeypatch) -> None:
     ]
 
 
-def test_the_mean_is_over_the_rounds_of_all_runs() -> None:
-    def run(*targets: float) -> Run:
+def test_mean_round_is_over_the_rounds_of_all_runs() -> None:
+    def run(*targets: float) -> AnswerRun:
         rounds = [{**dict.fromkeys(PARTS, 0.0), "target": target} for target in targets]
-        return Run(3.0, 2.0, (1, 2, 3, 4, 5), Stats(), rounds)
+        return AnswerRun(3.0, 2.0, (1, 2, 3, 4, 5), Stats(), rounds)
 
     assert mean_round([run(1.0, 2.0), run(6.0)])["target"] == pytest.approx(3.0)
     assert run(1.0).rate == 2.0  # the first token came before

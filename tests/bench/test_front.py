@@ -26,7 +26,7 @@ def test_every_module_with_a_main_has_its_name() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_runs_its_module_with_the_options_after_it(name: str, capsys) -> None:
+def test_main_with_a_name_runs_its_module_with_the_options_after_it(name: str, capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         front.main([name, "--help"])
     assert ended.value.code == 0
@@ -34,14 +34,14 @@ def test_a_name_runs_its_module_with_the_options_after_it(name: str, capsys) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_a_benchmark_does_not_know_is_refused(name: str, capsys) -> None:
+def test_main_with_an_unknown_option_is_refused(name: str, capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         front.main([name, "--no-such-option"])
     assert ended.value.code == 2
     assert f"python -m bench {name}: error: " in capsys.readouterr().err
 
 
-def test_an_unknown_name_is_refused_with_the_list(capsys) -> None:
+def test_main_with_an_unknown_name_is_refused_with_the_list(capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         front.main(["no_such_benchmark"])
     assert ended.value.code == 2

@@ -79,14 +79,14 @@ def test_groups_that_do_not_divide_each_other(tmp_path: Path) -> None:
     assert_same_function(source, tmp_path / "inflated")
 
 
-def test_the_size_of_a_head_is_kept_where_it_is_not_hidden_over_heads(tmp_path: Path) -> None:
+def test_inflate_keeps_a_head_size_that_is_not_hidden_over_heads(tmp_path: Path) -> None:
     source = random_llama(tmp_path / "source", head_dim=16)
     inflate(source, tmp_path / "inflated", **LARGER)
     assert_same_function(source, tmp_path / "inflated")
     assert LlamaConfig.from_pretrained(tmp_path / "inflated").head_dim == 16
 
 
-def test_the_result_is_an_ordinary_llama_of_the_requested_size(tmp_path: Path) -> None:
+def test_inflate_makes_an_ordinary_llama_of_the_requested_size(tmp_path: Path) -> None:
     source = random_llama(tmp_path / "source")
     (source / "tokenizer.json").write_text("{}")
     parameters = inflate(source, tmp_path / "inflated", **LARGER)
@@ -110,7 +110,7 @@ def test_weights_that_change_nothing_are_neither_zero_nor_denormal(tmp_path: Pat
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_type_on_disk_is_the_one_asked_for(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_inflate_with_a_dtype_stores_that_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
     inflate(random_llama(tmp_path / "source"), tmp_path / "inflated", dtype, **LARGER)
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "inflated", dtype="auto").dtype == dtype
 
@@ -125,7 +125,7 @@ def test_the_type_on_disk_is_the_one_asked_for(tmp_path: Path, dtype: torch.dtyp
         ({"hidden": 33}, "hidden is 33; Llama accepts a multiple of heads, 4"),
     ],
 )
-def test_a_size_that_cannot_be_is_refused_by_name(
+def test_inflate_with_an_impossible_size_is_refused_by_name(
     tmp_path: Path, sizes: dict[str, Any], message: str
 ) -> None:
     source = random_llama(tmp_path / "source")
@@ -141,7 +141,7 @@ def test_too_few_kv_heads_for_smaller_groups_are_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("field", ["attention_bias", "mlp_bias"])
-def test_a_llama_with_biases_is_refused_by_name(tmp_path: Path, field: str) -> None:
+def test_inflate_of_a_llama_with_biases_is_refused_by_name(tmp_path: Path, field: str) -> None:
     source = random_llama(tmp_path / "source", **{field: True})
     with pytest.raises(InflationError, match=field):
         inflate(source, tmp_path / "inflated")
@@ -156,7 +156,7 @@ def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
         inflate(tmp_path / "source", tmp_path / "inflated")
 
 
-def test_an_existing_destination_is_left_alone(tmp_path: Path) -> None:
+def test_inflate_leaves_an_existing_destination_alone(tmp_path: Path) -> None:
     source = random_llama(tmp_path / "source")
     with pytest.raises(FileExistsError):
         inflate(source, source)

@@ -11,9 +11,9 @@ from bench.load import keep, rotated
 from bench.load_rows import CROSSING_BAR, against_best, crossing_rows, interval, summary
 from bench.streams import (
     TASKS,
-    Answer,
     Arrival,
     Slice,
+    StreamAnswer,
     arrival_of,
     arrivals,
     first_tokens,
@@ -31,10 +31,10 @@ from protos import generation_pb2
 STEPS = [(6.0, 1), (10.0, 64), (6.0, 1)]
 
 
-def answered(sent: float, *arrivals: tuple[float, int], **stats: Any) -> Answer:
+def answered(sent: float, *arrivals: tuple[float, int], **stats: Any) -> StreamAnswer:
     """A finished one if anything is said of its record; a chunk of several tokens is a round."""
     speculation = generation_pb2.Speculation(**stats) if stats else None
-    return Answer(sent, [Arrival(time, n, int(n > 1), 1) for time, n in arrivals], speculation)
+    return StreamAnswer(sent, [Arrival(time, n, int(n > 1), 1) for time, n in arrivals], speculation)
 
 
 def a_slice(rate: float = 1.0, first: list[float] | None = None, per: list[float] | None = None) -> Slice:
@@ -42,7 +42,7 @@ def a_slice(rate: float = 1.0, first: list[float] | None = None, per: list[float
     return Slice(rate, first or [], per or [], rounds=4, passes=5, finished=[stats])
 
 
-def test_a_chunk_counts_by_the_share_of_its_time_that_is_inside() -> None:
+def test_chunk_counts_by_the_share_of_its_time_that_is_inside() -> None:
     answers = [answered(0.0, (1.0, 1), (3.0, 4), (5.0, 4))]
     assert rate_between(answers, 2.0, 4.0) == pytest.approx((2 + 2) / 2)
     assert rate_between(answers, 0.0, 5.0) == pytest.approx(9 / 5)
@@ -55,7 +55,7 @@ def test_windows_side_by_side_count_every_token_once() -> None:
     assert sum(parts) == pytest.approx(7 * 4)
 
 
-def test_a_slice_counts_requests_by_what_they_did_in_it() -> None:
+def test_slice_counts_requests_by_what_they_did_in_it() -> None:
     before = answered(0.0, (0.5, 1), (0.9, 4), drafted=9)
     inside = answered(0.5, (1.1, 1), (1.5, 4), drafted=6)
     ends_inside = answered(0.1, (0.4, 1), (1.2, 4), drafted=4)
@@ -80,7 +80,7 @@ def test_origins_tell_the_passes_of_the_target() -> None:
     assert arrival_of(chunk, 2.0) == Arrival(2.0, tokens=6, rounds=2, passes=4)
 
 
-def test_a_single_token_has_no_time_per_token() -> None:
+def test_single_token_has_no_time_per_token() -> None:
     measured = slice_of([answered(0.0, (1.0, 1), target_passes=1)], 0.0, 2.0)
     assert measured.first_token_s == [1.0]
     assert measured.per_token_s == []
@@ -93,7 +93,7 @@ def test_percentiles() -> None:
     assert percentile(list(range(101)), 99) == 99.0
 
 
-def test_a_summary_takes_the_median_rate_and_all_requests_together() -> None:
+def test_summary_takes_the_median_rate_and_all_requests_together() -> None:
     slices = [a_slice(10, [0.1], [0.01]), a_slice(30, [0.3, 0.5], [0.03]), a_slice(11)]
     row = summary(slices)
     assert row["tokens/s"] == 11
@@ -112,7 +112,7 @@ def test_nothing_finished_leaves_gaps() -> None:
     assert row["share of passes with a Draft"] is None
 
 
-def test_the_reference_is_the_best_median_and_ratios_are_paired() -> None:
+def test_reference_is_the_best_median_and_ratios_are_paired() -> None:
     rates = {
         "plain": [100.0, 10.0, 100.0],
         "fixed-2": [90.0, 90.0, 300.0],
@@ -120,7 +120,7 @@ def test_the_reference_is_the_best_median_and_ratios_are_paired() -> None:
     }
     (row,) = against_best(rates, bar=0.97)
     assert row["reference"] == "plain"
-    assert row["adaptive / reference"] == pytest.approx(0.99)  # of the medians it would be 0.95
+    assert row["adaptive / reference"] == pytest.approx(0.99)  # a ratio of medians would be 0.95
     assert row["ok"]
 
 
@@ -138,7 +138,7 @@ def test_nothing_to_compare(rates: dict[str, list[float]]) -> None:
     assert against_best(rates, bar=0.97) == []
 
 
-def test_an_interval_is_the_same_each_time_and_holds_the_median() -> None:
+def test_interval_repeated_is_the_same_and_holds_the_median() -> None:
     values = [0.9, 1.0, 1.1, 1.05, 0.95, 1.02, 0.98]
     low, high = interval(values)
     assert (low, high) == interval(values)
@@ -154,12 +154,12 @@ def test_arrivals_follow_the_seed_and_the_rate() -> None:
     assert len(times) == pytest.approx(2000, rel=0.1)
 
 
-def test_a_script_of_steps() -> None:
+def test_steps_of_a_script_set_the_streams() -> None:
     assert [streams_at(STEPS, time) for time in (0.0, 5.9, 6.0, 15.9, 16.0, 22.0)] == [1, 1, 64, 64, 1, 0]
     assert window_starts(STEPS, 5) == list(range(18))
 
 
-def test_the_worst_window_is_found_whatever_the_pairs_did_elsewhere() -> None:
+def test_crossing_rows_find_the_worst_window_whatever_pairs_did_elsewhere() -> None:
     plain = [100.0] * 18
     pairs = [
         {"plain": plain, "adaptive": [*[ratio] * 9, 80.0, *[ratio] * 8]} for ratio in (90.0, 110.0, 120.0)
@@ -179,7 +179,7 @@ def test_every_mode_is_first_in_turn() -> None:
     assert all(sorted(rotated(modes, by)) == sorted(modes) for by in range(4))
 
 
-def test_a_request_is_the_same_in_every_mode_but_for_its_mode() -> None:
+def test_request_differs_between_modes_by_its_mode_alone() -> None:
     for number in range(3 * len(TASKS)):
         requests = [request_of(TASKS, mode, number, 64) for mode in ("plain", "fixed-4", "adaptive")]
         assert [request.speculation.mode for request in requests] == ["off", "fixed", "auto"]
@@ -200,7 +200,7 @@ def test_tasks_take_turns_and_so_do_temperatures() -> None:
 
 
 @pytest.mark.parametrize("mode", ["", "fixed", "fixed-", "fixed-four", "off"])
-def test_a_mode_that_is_none_is_refused_by_name(mode: str) -> None:
+def test_mode_if_unknown_is_refused_by_name(mode: str) -> None:
     with pytest.raises(ValueError, match=f"mode is '{mode}'"):
         speculation_of(mode)
 
@@ -212,7 +212,9 @@ def test_streams_that_begin_together_do_not_end_together() -> None:
     assert len({*lengths}) > 48
 
 
-def test_a_section_measured_alone_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_section_measured_alone_leaves_the_other_sections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     monkeypatch.setattr(load, "RESULTS", tmp_path)
     monkeypatch.setattr("sys.argv", ["bench", "load", "closed"])

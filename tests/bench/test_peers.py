@@ -7,12 +7,12 @@ from typing import Any
 
 from bench import report
 from bench.peers import compare
-from bench.peers.answering import Answers, Task, answer_task
+from bench.peers.answering import Answers, PeerTask, answer_task
 from bench.peers.compare import PEERS
 
 
-def task(path: Path) -> Task:
-    return Task(
+def task(path: Path) -> PeerTask:
+    return PeerTask(
         target="t",
         draft=None,
         depth=4,
@@ -27,7 +27,7 @@ def task(path: Path) -> Task:
     )
 
 
-def test_a_task_is_answered_by_streams_and_then_with_seeds(tmp_path):
+def test_answer_task_answers_by_streams_and_then_with_seeds(tmp_path):
     asked = []
 
     def answer(prompts, seeds):
@@ -56,7 +56,7 @@ def test_every_peer_is_a_module():
         assert importlib.util.find_spec(f"bench.peers.{peer.module}")
 
 
-def test_what_a_run_leaves_out_keeps_its_last_figures(monkeypatch, tmp_path):
+def test_compare_with_peers_left_out_keeps_their_last_figures(monkeypatch, tmp_path):
     def run(command: str, rate: float, pair: str, *peers: str, threads: int = 2) -> dict[str, Any]:
         monkeypatch.setattr(compare, "command", lambda: command)
         rows = [{"pair": pair, "peer": peer, "tokens/s": rate + mode} for peer in peers for mode in (0, 1)]

@@ -21,7 +21,7 @@ from bench.simulate import (
     PAIRS,
     SETTINGS,
     TARGET_70B,
-    Load,
+    SimulatedLoad,
     closed_loop,
     measure_ahead,
     predicted,
@@ -50,10 +50,10 @@ from tests.support.patience import LIMIT_S
 TARGET_S = 15e-3
 ACCEPTANCE_RATE = 0.7
 FAST_DRAFT = PAIRS["1B in 4 bit on an L4"]
-LOAD = Load(streams=2, prompt_tokens=64, answer_tokens=64, warm_s=2.0, counted_s=4.0)
+LOAD = SimulatedLoad(streams=2, prompt_tokens=64, answer_tokens=64, warm_s=2.0, counted_s=4.0)
 
 
-def rate(mode: str, load: Load = LOAD) -> float:
+def rate(mode: str, load: SimulatedLoad = LOAD) -> float:
     return virtual.run(closed_loop(FAST_DRAFT, ACCEPTANCE, MODES[mode], load)).rate(load)
 
 
@@ -83,13 +83,13 @@ def answered(mode: str, lengths: list[int], ahead: Ahead) -> Stats:
     return virtual.run(answers())
 
 
-def test_an_hour_takes_no_time():
+def test_virtual_time_of_an_hour_ends_at_once():
     begun = time.monotonic()
     virtual.run(asyncio.sleep(3600))
     assert time.monotonic() - begun < LIMIT_S
 
 
-def test_who_waits_for_ever_is_told_so():
+def test_virtual_time_if_nothing_can_happen_raises():
     with pytest.raises(RuntimeError, match="everybody waits"):
         virtual.run(asyncio.Event().wait())
 
@@ -153,12 +153,12 @@ def test_hops_and_drafts_are_hidden_where_every_verdict_is_foreseen():
     assert predicted_rate() == pytest.approx(5 / TARGET_S, rel=0.02)
 
 
-def test_a_foreseen_draft_is_kept_as_far_as_it_has_come():
+def test_foreseen_draft_when_unfinished_is_kept_as_far_as_it_has_come():
     """The Verdict reaches the draft after 19 ms, in the fourth of five steps: another one and it is there."""
     assert predicted_rate(draft_step_s=5e-3) == pytest.approx(5 / 25e-3, rel=0.02)
 
 
-def test_a_slow_draft_bounds_the_rate_by_a_token_per_step():
+def test_slow_draft_bounds_the_rate_by_a_token_per_step():
     rates = [predicted_rate(draft_step_s=12e-3, depth=depth) for depth in (1, 2, 4, 8)]
     assert max(rates) == pytest.approx(1 / 12e-3, rel=0.02)
 
@@ -176,7 +176,7 @@ def test_preparing_in_vain_takes_half_a_step_of_the_draft():
 
 
 @pytest.mark.slow
-def test_the_best_depths_are_compared(monkeypatch: pytest.MonkeyPatch):
+def test_predicted_compares_the_best_depths(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(simulate, "AHEAD_DEPTHS", (1, 3, 16))
     row = measure_ahead(FAST_DRAFT, {"code": 0.7}, replace(LOAD, streams=1), Ahead(12, 1.0))
     assert row["depth without"] == row["depth with"] == 3
@@ -184,7 +184,7 @@ def test_the_best_depths_are_compared(monkeypatch: pytest.MonkeyPatch):
     assert row["with / without"] == row["with"] / row["without"] > 1.2
 
 
-def test_it_is_the_same_every_time():
+def test_simulation_repeated_is_the_same():
     assert rate("pace") == rate("pace")
 
 
@@ -194,7 +194,7 @@ def test_drafts_pay_where_the_target_reads_its_weights_for_one_token_as_for_five
     assert rate("pace", load) > 1.1 * rate("plain", load)
 
 
-def test_a_roofline_is_the_longer_of_reading_and_computing():
+def test_roofline_is_the_longer_of_reading_and_computing():
     hardware = Hardware(
         weight_bytes=100.0,
         bytes_per_s=10.0,

@@ -8,13 +8,13 @@ from workshop.pages.marks import begin
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_the_tables_are_those_of_the_results(path):
+def test_tables_of_a_page_are_written_from_the_results(path):
     page = path.read_text()
     assert updated(page) == page, f"run {COMMAND}"
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_stands_in_one_place_with_as_many_cells_in_each_row(name):
+def test_table_stands_once_with_as_many_cells_in_each_row(name):
     assert sum(path.read_text().count(begin(name, COMMAND)) for path in PAGES) == 1
     rows = [line.count(" | ") for line in text_of(name).splitlines() if line.startswith("|")]
     assert len(rows) > 2
@@ -26,13 +26,13 @@ def test_all_results_are_shown():
     assert stored == {bench for bench, _ in TABLES.values() if bench}
 
 
-def test_the_source_says_command_machine_and_day():
+def test_source_says_command_machine_and_day():
     stored = reading.results("engine")
     line = reading.source("engine")
     assert all(fact in line for fact in (stored["command"], stored["date"], stored["machine"]["processor"]))
 
 
-def test_a_figure_that_changes_changes_the_table(monkeypatch):
+def test_summary_if_a_figure_changes_changes(monkeypatch):
     stored = reading.results("plain")
     rows = [{**row, "ratio": 2.0} for row in stored["rows"]]
     changed = lambda name: {"rows": rows} if name == "plain" else reading.results(name)  # noqa: E731

@@ -36,7 +36,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("counting", None)
 
 
-async def test_the_example_drafts_and_changes_no_text(example: None) -> None:
+async def test_example_drafter_drafts_and_changes_no_text(example: None) -> None:
     speculation = Speculation(mode="fixed", depth=4, drafter="counting")
     sequence = GatewaySequence((11, 14, 17), Sampling(max_tokens=len(ANSWER)), noise_key=1)
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
@@ -48,7 +48,7 @@ async def test_the_example_drafts_and_changes_no_text(example: None) -> None:
     assert rounds.stats.accepted == rounds.stats.drafted > 10
 
 
-def test_nobody_knows_it_before() -> None:
+def test_example_drafter_is_unknown_before_it_is_registered() -> None:
     with pytest.raises(ValueError, match="there is no drafter 'counting'"):
         GatewaySettings(model="m", tokenizer="t").roster.find("counting")
 
@@ -75,7 +75,7 @@ def texts_of(file: Path) -> set[str]:
     return {text for text in found if isinstance(text, str)}
 
 
-def test_the_table_has_every_drafter_and_files_that_are_there() -> None:
+def test_table_has_every_drafter_and_files_that_are_there() -> None:
     assert [*table()] == [row.name for row in registry.drafters()]
     for name, (own, _) in table().items():
         assert own
@@ -83,7 +83,7 @@ def test_the_table_has_every_drafter_and_files_that_are_there() -> None:
 
 
 @pytest.mark.parametrize("name", ["ngram", "suffix", "medusa", "eagle3", "mtp", "early_exit", "parallel"])
-def test_the_table_tells_where_else_a_drafter_is_named(name: str) -> None:
+def test_table_tells_where_else_a_drafter_is_named(name: str) -> None:
     own, besides = table()[name]
     module = registry.drafter(name).implementation.partition(":")[0].replace(".", "/") + ".py"
     assert module in own or name == "parallel"  # which is a model that drafts in another way

@@ -36,7 +36,7 @@ def test_commands_stand_after_dollars_in_blocks_of_a_console() -> None:
 
 
 @pytest.mark.parametrize("name", GUIDES)
-def test_a_guide_has_commands(name: str) -> None:
+def test_guide_has_commands(name: str) -> None:
     assert [*commands((DOCS / name).read_text())]
 
 
@@ -52,7 +52,7 @@ def test_a_guide_has_commands(name: str) -> None:
         ("a\nc\n", ["a", "...", "c"]),
     ],
 )
-def test_what_may_differ(printed: str, shown: list[str]) -> None:
+def test_output_that_may_differ_is_accepted(printed: str, shown: list[str]) -> None:
     assert agrees(printed, shown)
 
 
@@ -67,11 +67,11 @@ def test_what_may_differ(printed: str, shown: list[str]) -> None:
         ("b\nc\n", ["a", "...", "c"]),
     ],
 )
-def test_what_may_not(printed: str, shown: list[str]) -> None:
+def test_output_that_may_not_differ_is_refused(printed: str, shown: list[str]) -> None:
     assert not agrees(printed, shown)
 
 
-def test_what_is_exported_stays_as_it_was(tmp_path: Path) -> None:
+def test_exports_of_the_shell_stay_as_they_were(tmp_path: Path) -> None:
     with terminal(tmp_path) as shell:
         shell.run(Command("export DRAWN=$RANDOM$RANDOM$RANDOM OTHER=1"))
         shell.run(Command("echo $DRAWN > first; echo $DRAWN $OTHER"))

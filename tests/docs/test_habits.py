@@ -26,7 +26,7 @@ def test_hooks_before_a_commit_are_what_make_lint_runs():
     assert not any(hook["pass_filenames"] for hook in hooks)
 
 
-def test_what_the_metadata_name_is_there():
+def test_metadata_name_only_what_is_there():
     assert PROJECT["license"] == "Apache-2.0"
     assert "Apache License" in (ROOT / "LICENSE").read_text()
     for name in (PROJECT["readme"], *PROJECT["license-files"]):
@@ -36,7 +36,7 @@ def test_what_the_metadata_name_is_there():
         assert not blob or (ROOT / path).is_file()
 
 
-def test_the_changelog_tells_of_this_version():
+def test_changelog_tells_of_this_version():
     assert PROJECT["version"] in (ROOT / "CHANGELOG.md").read_text()
 
 

@@ -131,14 +131,14 @@ def missing(text: str, page: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_what_a_page_points_to_exists(name: str) -> None:
+def test_page_points_only_to_what_exists(name: str) -> None:
     page = ROOT / name
     text = page.read_text()
     assert not [*missing(text, page)], f"{name} points to what does not exist"
 
 
 @pytest.mark.parametrize("name", [name for name in files() if name.endswith(".yaml")])
-def test_what_a_manifest_names_of_ours_exists(name: str) -> None:
+def test_manifest_names_only_files_of_ours_that_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     assert not [*missing_names(text), *missing_benchmarks(text)]
 
@@ -154,7 +154,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     assert not {ROOT / name for name in PAGES} - reached
 
 
-def test_the_readme_is_short() -> None:
+def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= LINES_OF_README
 
 
@@ -188,7 +188,7 @@ def test_no_paragraph_is_long(name: str) -> None:
         "`outrider/engine/no_such_folder/`",
     ],
 )
-def test_what_does_not_exist_is_seen(text: str) -> None:
+def test_missing_target_is_seen(text: str) -> None:
     assert [*missing(text, ROOT / "README.md")]
 
 
@@ -206,5 +206,5 @@ def test_what_does_not_exist_is_seen(text: str) -> None:
         "`python -m bench`, `python -m bench NAME`, `python -m bench gpu --device cpu`",
     ],
 )
-def test_what_exists_is_let_through(text: str) -> None:
+def test_existing_target_is_let_through(text: str) -> None:
     assert not [*missing(text, ROOT / "README.md")]
