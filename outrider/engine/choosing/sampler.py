@@ -191,8 +191,8 @@ def _begin(
 ) -> Choosing:
     every = [row for part in rows for row in part]
     processed, nothing = None, are_finite.new_empty(0)
-    sound, stands, logprobs = nothing, nothing, nothing.int()
-    best, perturbed = logits.new_empty(0, ranks, dtype=torch.int32), logits.new_empty(0, ranks).float()
+    sound, stands, logprobs = nothing, nothing, logits.new_empty(0, dtype=torch.int32)
+    best, perturbed = (logits.new_empty(0, ranks, dtype=dtype) for dtype in (torch.int32, torch.float32))
     if every:
         if _has_kernels(logits):
             if packed is None:

@@ -25,7 +25,6 @@ from outrider.engine.inputs.choice_input import ChoiceInput, DraftRows, PackedRo
 from outrider.engine.kernels.cutoff import TILE, UNITS, load_ranks, lowest_rank, mass_of, rank_above, search
 from outrider.engine.kernels.logits import LOWEST_RANK, load_logits, rank_of, token_of, value_of
 from outrider.engine.kernels.noise import gumbel_at, gumbel_of_blocks
-from outrider.engine.kernels.row_settings import is_truncated, load_settings
 from outrider.engine.kernels.verdict import ROWS, find_path
 
 CHUNK = 4096  # tokens that a program reads
@@ -306,3 +305,17 @@ def _load_statistics(statistics, row, num_rows, CHUNKS: tl.constexpr, CHUNKS_PAD
     peak = tl.maximum(tl.max(peaks), _SMALLEST)
     is_sound = (tl.max(peaks) > -_INFINITY) & (tl.max(faults) == 0.0)
     return peak, tl.sum(masses * tl.exp(peaks - peak)), is_sound
+
+
+@triton.jit
+def load_settings(integers, numbers, num_rows, row):
+    """top_k, temperature, top_p, and how far below the largest logit min_p cuts off."""
+    top_k = tl.load(integers + 2 * num_rows + row)
+    temperature = tl.load(numbers + row).to(tl.float32)
+    top_p = tl.load(numbers + num_rows + row)
+    return top_k, temperature, top_p, tl.load(numbers + 2 * num_rows + row).to(tl.float32)
+
+
+@triton.jit
+def is_truncated(top_k, top_p, distance):
+    return (top_k > 0) | (top_p < 1.0) | (distance > -_INFINITY)

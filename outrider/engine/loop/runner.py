@@ -236,7 +236,7 @@ class ModelRunner:
         rows = [task.rows() if item.num_logits else [] for task, item in selected]
         logits = forward.output.logits
         ranks = min(max(task.ranks for task, _ in selected), logits.shape[1])
-        of_rows = _Own(items, rows).choosing(logits)
+        of_rows = _LogitRows(items, rows).choosing(logits)
         choosing = begin_choosing(of_rows, rows, forward.output.are_finite, ranks, drafts, forward.rows)
         return Launched(tasks, forward, choosing, begun)
 
@@ -299,7 +299,7 @@ class ModelRunner:
             places = {task: place for place, task in enumerate(launched.tasks)}
             kept = [places[task] for task, _ in selected]
             choices, are_finite = [choices[place] for place in kept], [are_finite[place] for place in kept]
-        choices = _Own(items, [one.rows for one in choices]).with_logits(choices, output.logits)
+        choices = _LogitRows(items, [one.rows for one in choices]).with_logits(choices, output.logits)
         shortest = self.settings.shortest_step_s
         if shortest:
             time.sleep(max(launched.begun + shortest - time.perf_counter(), 0.0))
@@ -340,7 +340,7 @@ def _parts(selected: Selected) -> list[Selected]:
     return [[(task, Item(item.sequence, item.tokens[:half], half, task.rows_of_part(half), None))]]
 
 
-class _Own:
+class _LogitRows:
     """Which rows of a step's logits choose a token, and which only tell of tokens that are there."""
 
     def __init__(self, items: Sequence[Item], rows: Sequence[list[ChoiceContext]]) -> None:
