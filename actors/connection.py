@@ -45,7 +45,7 @@ class Connection(Generic[MessageT]):
         self._frames = Frames()
 
     def send(self, *messages: object) -> None:
-        """In one go. Raises OSError once the other end is gone."""
+        """Sends the messages in one go. Raises OSError once the other end is gone."""
         self._socket.sendall(frame_of(messages))
 
     def receive(self, timeout: float | None = None) -> list[MessageT]:

@@ -47,7 +47,7 @@ _REFUSALS: dict[str, type[Exception]] = {
 
 
 class EngineClient(asyncio.Protocol):
-    """For the event loop alone. What is told while it turns once reaches the engine in one message.
+    """Belongs to the event loop. What is told while it turns once reaches the engine in one message.
 
     ``end``: why nothing can be opened any more, once that is so.
     """
@@ -59,7 +59,7 @@ class EngineClient(asyncio.Protocol):
         self._frames = Frames()
         self._untold: list[ToEngine] = []
         self._numbers = count()
-        self._open: dict[int, Hear] = {}  # by number of the sequence
+        self._open: dict[int, Hear] = {}  # listeners by number of the sequence
         self._asking: list[asyncio.Future[EngineReport]] = []  # in the order of their questions
         self._is_over = asyncio.Event()
         self.end: asyncio.Future[EngineStoppedError] = asyncio.get_running_loop().create_future()
@@ -114,7 +114,7 @@ class EngineClient(asyncio.Protocol):
         await self._is_over.wait()
 
     def tell(self, message: ToEngine) -> None:
-        """To an engine that is gone nothing is told."""
+        """Sends a message, unless the engine is gone."""
         if self._is_over.is_set():
             return
         if not self._untold:
@@ -129,7 +129,7 @@ class EngineClient(asyncio.Protocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # that of uvloop inherits from nothing
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's inherits from nothing
 
     def data_received(self, data: bytes) -> None:
         for content in self._frames.take(data):

@@ -35,7 +35,7 @@ class EngineLoop:
     """
 
     def __init__(self, engine: Engine, connection: Connection[ToEngine]) -> None:
-        """To be run in the thread that built the engine.
+        """Must be called in the thread that built the engine.
 
         OpenMP keeps a team of threads for every thread that ever computed, and once those are more than the
         cores it puts them to sleep after each operation: a model loaded elsewhere would slow down every step.
@@ -46,9 +46,9 @@ class EngineLoop:
         self._untold: list[FromEngine] = []
         self._is_running = True
         self._newest: StepTimings | None = None
-        self._steps: list[StepTimings] = []  # that the front has not heard of
+        self._steps: list[StepTimings] = []  # steps that the frontend has not heard of
         self.step_under_way: int | None = None  # its number
-        self._count = 0  # of steps
+        self._count = 0  # steps so far
 
     def run(self) -> None:
         """Until the front says so, or is gone. Raises what an engine that is broken raises."""

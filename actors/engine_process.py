@@ -141,7 +141,7 @@ def _waited(process: "subprocess.Popen[bytes]") -> "os.waitid_result":
 
 
 def _error_of(message: Unbuilt) -> Exception:
-    """As it was raised where it is one of the engine's own."""
+    """Returns the exception as it was raised, if its class is one of the engine's own."""
     kind = getattr(errors, message.error, None)
     if message.error == ValueError.__name__:
         kind = ValueError

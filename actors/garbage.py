@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """For imports of thousands of modules: the garbage collector would take a fifth of their time."""
+    """Pauses the garbage collector while modules are imported: it would take a fifth of the time."""
     gc.disable()
     try:
         yield
@@ -17,7 +17,7 @@ def importing() -> Iterator[None]:
 
 
 def settle() -> None:
-    """To be called when all is loaded.
+    """Takes what is loaded out of collections: call it when all is loaded.
 
     The garbage collector would go over it again and again, a quarter of a second in which no stream moves.
     """

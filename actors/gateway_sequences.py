@@ -18,7 +18,7 @@ from protos.conversions import sampling_from_message
 
 logger = logging.getLogger("ray.serve")
 
-TRACED_AFTER_S = 0.005  # that a span is made after its answer: all others of the same step are out by then
+TRACED_AFTER_S = 0.005  # delay of a span after its answer: all answers of the step are out by then
 
 _CAUSES: tuple[tuple[type[Exception], rounds_pb2.Ended.Cause], ...] = (
     (LeavingError, rounds_pb2.Ended.LEAVING),
@@ -38,11 +38,11 @@ class Served:
     newest: int = 0  # round: an older turn is void
 
 
-Name = tuple[int, int]  # of a sequence at its gateway, and its epoch
+Name = tuple[int, int]  # number of a sequence at its gateway, and its epoch
 
 
 class GatewaySequences(Generic[RequestT, ReplyT]):
-    """Those of one stream: requests become work for the engine, answers become replies."""
+    """Sequences of one stream: requests become work for the engine, answers become replies."""
 
     def __init__(self, translation: Translation[RequestT, ReplyT], engine: EngineClient) -> None:
         self._translation: Translation[RequestT, ReplyT] = translation

@@ -42,7 +42,7 @@ class Submit(EngineMessage, frozen=True):
 
     work: Work
     round: int
-    arrived: float  # by time.perf_counter, which all processes of a machine share
+    arrived: float  # reading of time.perf_counter, which all processes of a machine share
 
 
 class Close(EngineMessage, frozen=True):
@@ -86,7 +86,7 @@ class ProcessPlace(EngineMessage, frozen=True):
 class Ready(EngineMessage, frozen=True):
     """The engine is loaded."""
 
-    settings: EngineSettings  # those in force
+    settings: EngineSettings  # settings in force
     vocab_size: int
     max_length: int  # tokens of the longest sequence
     slow_because: tuple[str, ...]  # why steps on its GPU are slower than they could be
@@ -108,8 +108,8 @@ class Stepped(EngineMessage, frozen=True):
     results: tuple[Result, ...]
     rounds: tuple[int, ...]  # [results] which asked for them; 0 for a Failed
     load: EngineLoad
-    finished_ns: int  # by time.time_ns
-    steps: tuple[StepTimings, ...]  # those that were not told of yet
+    finished_ns: int  # time of time.time_ns
+    steps: tuple[StepTimings, ...]  # steps that were not reported yet
 
 
 class Refused(EngineMessage, frozen=True):
@@ -136,7 +136,7 @@ class EngineAnswer(Struct, frozen=True):
     round: int
     result: Answered
     load: EngineLoad
-    finished_ns: int  # by time.time_ns
+    finished_ns: int  # time of time.time_ns
 
 
 def _to_plain(value: Any) -> Any:

@@ -74,7 +74,7 @@ class Rank:
 
 
 class OtherRanks:
-    """At the front: those in the bundles of this replica's placement group that follow its own.
+    """Ranks in the bundles of this replica's placement group that follow its own, for the frontend.
 
     This process leaves as soon as one of them does.
     """
@@ -119,7 +119,7 @@ def node_here() -> str:
 def _start(
     bundles: PlacementGroup, settings: EngineSettings, rank: int, sharing: int
 ) -> ray.actor.ActorHandle:
-    """With all that its bundle has."""
+    """Starts with all that its bundle has."""
     resources = dict(bundles.bundle_specs[rank])
     resources.pop("CPU", None)
     options = {

@@ -22,14 +22,14 @@ TRACER = trace.get_tracer("outrider")
 
 
 class StreamTrace:
-    """Of one sequence's stream. Turns without a trace context cost nothing."""
+    """Spans of one sequence's stream. Turns without a trace context cost nothing."""
 
     def __init__(self, later: Callable[..., object]) -> None:
         """later: has a function called with its arguments when an answer does not wait for it."""
         self._later = later
-        self._round = 0  # of the newest turn
-        self._parents: deque[str] = deque()  # of its answers, in their order
-        self._stretch: _Stretch | None = None  # of plain decoding
+        self._round = 0  # round of the newest turn
+        self._parents: deque[str] = deque()  # parents of its answers, in their order
+        self._stretch: _Stretch | None = None  # plain decoding under way
 
     def asked(self, turn: rounds_pb2.Turn) -> None:
         """A turn came in. The same round again tells of the span that waits for the answer after the next.
@@ -76,7 +76,7 @@ class _Stretch:
     answers: list[EngineAnswer] = field(default_factory=list)
 
     def record(self, length: int | None) -> None:
-        """Without the tokens that came when the gateway had gone on."""
+        """Makes the span, without the tokens that came when the gateway had gone on."""
         taken = [answer for answer in self.answers if length is None or _position(answer) < length]
         if taken:
             _record("generate", self.parent, taken, len(self.answers) - len(taken))

@@ -25,7 +25,7 @@ ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
 
 
 class Translation(ABC, Generic[RequestT, ReplyT]):
-    """Of one kind of worker."""
+    """Translation for one kind of worker."""
 
     @staticmethod
     @abstractmethod

@@ -1,0 +1,1 @@
+"""Engine: one model, target or draft, and the sequences that it works on."""

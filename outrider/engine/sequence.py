@@ -59,13 +59,13 @@ class EngineSequence:
     pending: Draft = NO_DRAFT  # drafted tokens that may still turn out right: their cache is kept
     draft: DraftSequenceState = field(default_factory=DraftSequenceState)
     target: TargetSequenceState = field(default_factory=TargetSequenceState)
-    matcher: Matcher | None = None  # of its grammar, once that is compiled
+    matcher: Matcher | None = None  # matcher of its grammar, once that is compiled
     blocks: list[int] = field(default_factory=list)
     preemptions: int = 0  # since its last result
-    digests: list[bytes] = field(default_factory=list)  # of the leading blocks that are published
+    digests: list[bytes] = field(default_factory=list)  # digests of the leading blocks that are published
     hashes: list[bytes] = field(
         default_factory=list
-    )  # of leading blocks of tokens, as far as they were asked for
+    )  # hashes of leading blocks of tokens, as far as they were asked for
     table: NDArray[np.int64] = field(
         default_factory=lambda: np.zeros(8, np.int64)
     )  # blocks, then room to grow

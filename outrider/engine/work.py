@@ -79,7 +79,7 @@ class Timings:
     sample: float  # in choosing tokens after these
     step: float  # in steps that it took part in, from building the batch to token ids on the host
     total: float  # from submission to result
-    last_step: Step  # of these
+    last_step: Step  # the last of these steps
     steps: int
     preemptions: int  # times that its sequence lost its cache to an older one
 
@@ -88,8 +88,8 @@ class Timings:
 class Forced:
     """What the sequence's grammar had to do with a Verdict."""
 
-    tokens: int = 0  # that stand after the accepted nodes': no Draft held them
-    nodes: tuple[int, ...] = ()  # of the Draft, whose tokens were the only ones allowed
+    tokens: int = 0  # tokens after those of the accepted nodes: no Draft held them
+    nodes: tuple[int, ...] = ()  # nodes of the Draft whose tokens were the only ones allowed
 
 
 NOTHING_FORCED = Forced()
@@ -119,8 +119,8 @@ class Decoded(Struct, frozen=True, tag=True):
 class AheadOutcome:
     """What was prepared for a Draft before it was asked for, and what in vain."""
 
-    tokens: int  # of the Draft's chain; 0: the Verdict was not foreseen
-    rank: int | None  # of the target's own token among the guesses for it, 0 being the first; None: unknown
+    tokens: int  # tokens of the Draft's chain; 0: the Verdict was not foreseen
+    rank: int | None  # place of the target's own token among the guesses, from 0; None: unknown
     saved: float  # seconds of steps
     wasted: int  # tokens that were drafted for other verdicts
 

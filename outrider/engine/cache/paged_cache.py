@@ -107,7 +107,7 @@ class PagedCache(KeyValues):
         self._drop_blocks(sequence, 0)
 
     def discard(self, sequence: EngineSequence) -> None:
-        """As ``release``, for a cache with numbers that are not finite: nobody reads them again."""
+        """Releases, as ``release``, a cache with numbers that are not finite: nobody reads them again."""
         self.clear(sequence, len(sequence.digests) * self.block_size)
         self.release(sequence)
 
@@ -128,7 +128,7 @@ class PagedCache(KeyValues):
             block = self.pool.find(self._digest(sequence, index))
             if block is None:
                 break
-            self._drop_blocks(sequence, index)  # those that were reserved, but not written yet
+            self._drop_blocks(sequence, index)  # blocks that were reserved, but not written yet
             self.pool.share(block)
             sequence.push_blocks([block])
             sequence.digests.append(self._digest(sequence, index))
@@ -169,7 +169,7 @@ class PagedCache(KeyValues):
         sequence.forget_pending()
 
     def keep_branch(self, sequence: EngineSequence, path: tuple[int, ...]) -> None:
-        """As ``keep_path``, but what follows the path stays pending."""
+        """Keeps a path, as ``keep_path``, but what follows the path stays pending."""
         last = path[-1] if path else ROOT
         below = sequence.pending.below(last)
         self._move(sequence, (*path, *below))
@@ -223,7 +223,7 @@ class PagedCache(KeyValues):
         return blocks * self.block_size + places % self.block_size
 
     def _digest(self, sequence: EngineSequence, index: int) -> bytes:
-        """Of the block's tokens and all before it."""
+        """Returns the digest of the block's tokens and of all before it."""
         while len(sequence.hashes) <= index:
             first = len(sequence.hashes) * self.block_size
             tokens = np.asarray(sequence.tokens[first : first + self.block_size], np.int64).tobytes()
@@ -241,7 +241,7 @@ class PagedCache(KeyValues):
 
 def composed(moves: list[Move]) -> Move:
     """One move that does what these do one after the other, if it reads everything before it writes."""
-    origins: dict[int, int] = {}  # of what a slot holds in the end: the slot that holds it now
+    origins: dict[int, int] = {}  # slot that holds now what another slot holds in the end
     for move in moves:
         read = [origins.get(slot, slot) for slot in move.source.tolist()]
         origins.update(zip(move.target.tolist(), read, strict=True))
@@ -249,7 +249,7 @@ def composed(moves: list[Move]) -> Move:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On a CPU pages are mapped as they are written; torch.zeros would write all of them at once."""
+    """Returns zeros. On a CPU pages are mapped when written; torch.zeros would write all at once."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize

@@ -1,0 +1,1 @@
+"""Drafts that are made before their Verdict is known."""

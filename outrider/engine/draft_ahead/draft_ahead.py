@@ -23,15 +23,15 @@ class DraftAhead:
             branches: verdicts, of all sequences together, that are prepared for; 0: none.
             mask_token: of a model that drafts in one pass; None: it drafts token by token.
         """
-        self.unfinished: dict[int, PrepareTask] = {}  # by number of their sequence: idle time goes to them
-        self._newest: dict[int, PrepareTask] = {}  # the same, with those that are done or given up
+        self.unfinished: dict[int, PrepareTask] = {}  # tasks by number of their sequence, for idle time
+        self._newest: dict[int, PrepareTask] = {}  # newest tasks, also if done or given up
         self._branches = branches
         self._mask_token = mask_token
         self._outcomes = Outcomes()
 
     @property
     def acceptance_rate(self) -> float:
-        """Of all chains: what a new sequence begins with."""
+        """Acceptance rate of all chains: a new sequence begins with it."""
         return self._outcomes.acceptance_rate
 
     def observe(self, sequence: EngineSequence, work: Propose) -> AheadOutcome | None:
@@ -94,5 +94,5 @@ def _follows_verdict(sequence: EngineSequence, work: Propose) -> bool:
         return True
     is_next, drafted = work.base == len(sequence.tokens), sequence.draft.drafted
     stood = len(drafted.path_of(work.tokens))
-    went_on = sequence.matcher is not None and 0 < drafted.chain_length <= stood  # by forced tokens
+    went_on = sequence.matcher is not None and 0 < drafted.chain_length <= stood  # forced tokens came
     return is_next and (stood >= len(work.tokens) - 1 or went_on)

@@ -64,7 +64,7 @@ class Engine:
         self._clock = clock
         self._scheduler = Scheduler(self.settings, self._cache)
         self._batch_delay = BatchDelay(clock)
-        self._sequences: dict[int, EngineSequence] = {}  # by number, oldest first
+        self._sequences: dict[int, EngineSequence] = {}  # sequences by number, oldest first
         self._draft_ahead = DraftAhead(self.settings.draft_ahead, runner.mask_token)
         self._queue = WorkQueue(
             self._cache, self._draft_ahead, self._batch_delay, self.vocab_size, self.max_length, clock
@@ -111,7 +111,7 @@ class Engine:
         return sequence
 
     def sequence(self, number: int) -> EngineSequence:
-        """That is open. Raises KeyError."""
+        """Returns an open sequence. Raises KeyError."""
         return self._sequences[number]
 
     def close(self, sequence: EngineSequence) -> None:
@@ -299,9 +299,9 @@ class Engine:
             sequence.pending = task.tree()
             results = task.take(choices, self._cache)
         elif item.num_logits:
-            results = task.take(choices, self._cache)  # of a part of its prompt
+            results = task.take(choices, self._cache)  # choices of a part of its prompt
         self._cache.publish(sequence)
-        if not all(choices.are_sound):  # of what was drafted: nobody is to read it again
+        if not all(choices.are_sound):  # the cache of drafted tokens is not read again
             self._cache.roll_back(sequence, sequence.cached)
             self._cache.clear(sequence, sequence.cached)
         if task.done:

@@ -30,7 +30,7 @@ AT_ONCE = 4  # grammars that are compiled at a time
 # Seconds of processor time, twice what a gateway can be set to allow: this machine may be the slower one.
 LONGEST_COMPILE_S = 20
 COMPILE_STACK = 4 * STACK  # bytes: what passed a trial cannot overflow it
-LONGEST_WAIT_S = 0.001  # of a step that has nothing but grammars to wait for
+LONGEST_WAIT_S = 0.001  # longest step that only waits for grammars
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Grammars:
             self._compiled.drop(sequence.sampling.grammar)
 
     def ready(self, tasks: Mapping[int, Task]) -> Mapping[int, Task]:
-        """Those of the tasks, by number of their sequence, that can take part in a step."""
+        """Returns the tasks, by number of their sequence, that can take part in a step."""
         if not self._waiting:
             return tasks
         return {number: task for number, task in tasks.items() if number not in self._waiting}
@@ -141,7 +141,7 @@ class Grammars:
         return failed
 
     def wait(self) -> None:
-        """For a moment, or until there is one more."""
+        """Waits for a moment, or until a grammar is compiled."""
         wait([compiling for _, compiling in self._waiting.values()], LONGEST_WAIT_S, FIRST_COMPLETED)
 
     def shut_down(self) -> None:

@@ -1,4 +1,4 @@
-"""What a drafter beside the target adds to the target's steps: Drafts that come with verdicts."""
+"""What a target drafter adds to the target's steps: Drafts that come with verdicts."""
 
 import logging
 import time
@@ -46,7 +46,7 @@ class TargetDrafting:
         self._refused_because = ""
         self._clock = clock
         self._steps = 0
-        self._newest: dict[int, _Newest] = {}  # by number of the sequence
+        self._newest: dict[int, _Newest] = {}  # newest Drafts by number of the sequence
         self._verified = self._accepted = 0  # positions, until it is judged
 
     def stepped(self, chosen: list[tuple[Task, Item, Choices]], results: list[Result]) -> list[Result]:
@@ -123,7 +123,7 @@ class TargetDrafting:
         """One of the drafter's, as the pace counts them (see outrider/drafters/registry.py)."""
         self._steps += 1
         depth = max(draft.depth for draft in drafts.values())
-        nodes = sum(map(len, drafts.values())) / max(depth, 1)  # of a position
+        nodes = sum(map(len, drafts.values())) / max(depth, 1)  # nodes of a position
         size = StepSize(sequences=len(drafts), tokens=max(round(nodes), len(drafts)))
         return Step(self._steps, size, seconds / self._drafter.steps(depth))
 

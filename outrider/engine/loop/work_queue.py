@@ -35,7 +35,7 @@ class WorkQueue:
             max_length: tokens of the longest sequence.
             clock: in seconds; a piece of work that nobody asked for arrives when it begins.
         """
-        self.tasks: dict[int, Task] = {}  # by number of their sequence
+        self.tasks: dict[int, Task] = {}  # tasks by number of their sequence
         self.ready: list[Result] = []  # known without a step
         self._cache = cache
         self._draft_ahead = draft_ahead

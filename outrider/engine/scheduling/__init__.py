@@ -1,0 +1,1 @@
+"""Which sequences take part in a step, and how long a step waits for more."""

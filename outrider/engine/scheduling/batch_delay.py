@@ -13,7 +13,7 @@ FORGETTING = 0.1  # weight of the newest absence in the mean
 PATIENT_FOR = 2.0  # times the mean absence; whoever is away for longer is not waited for
 
 REPAID_IN = 4  # rounds
-MARGIN = 0.5  # of the mean absence, that is waited beyond what is expected
+MARGIN = 0.5  # share of the mean absence that a step waits longer than expected
 
 
 class BatchDelay:

@@ -16,7 +16,7 @@ from outrider.pace.settings import MAX_DEPTH
 
 Selected = list[tuple[Task, Item]]
 
-SPARE_SHARE = 0.1  # of the cache, that idle work leaves free
+SPARE_SHARE = 0.1  # share of the cache that idle work leaves free
 
 
 class Scheduler:
@@ -184,7 +184,7 @@ class Scheduler:
         return (most - min(others, most - 1)) * (1 + MAX_DEPTH)
 
     def _scored_item(self, task: ScoreTask, budget: int) -> Item | None:
-        """As a part of a prompt, of which every row may be wanted."""
+        """Returns the next part of a prompt, of which every row may be wanted."""
         sequence = task.sequence
         count = min(task.num_tokens, budget)
         tokens = sequence.tokens[sequence.cached : sequence.cached + count]

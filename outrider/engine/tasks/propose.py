@@ -36,7 +36,7 @@ class ProposeTask(Task):
 
     @abstractmethod
     def draft(self) -> Draft:
-        """As it stands."""
+        """Returns the Draft as far as it is known."""
 
     def result(self) -> Proposed:
         return Proposed(self.sequence.number, self.work.round, self.draft(), self.timings(), self._ahead)
@@ -167,7 +167,7 @@ def chain(sequence: EngineSequence, depth: int, node: int = ROOT, rank: int = 0)
 def alternatives_of(
     sequence: EngineSequence, node: int, tokens: Sequence[int], alternatives: list[Branch]
 ) -> list[tuple[int, int]]:
-    """Of a chain of these tokens after a pending node: how much of the chain each follows, and its token."""
+    """Returns of a chain of tokens after a pending node: how much of it each follows, and its token."""
     path = [node]
     for token in tokens:
         child = sequence.pending.child(path[-1], token)
@@ -183,13 +183,13 @@ def alternatives_of(
 
 
 def with_chain(draft: Draft, node: int, tokens: Sequence[int]) -> Draft:
-    """With further tokens, one after the other, that follow a node or ROOT."""
+    """Returns the Draft with further tokens, one after the other, that follow a node or ROOT."""
     parents = [node, *range(len(draft), len(draft) + len(tokens) - 1)]
     return extended(draft, list(zip(parents, tokens, strict=False)))
 
 
 def extended(draft: Draft, nodes: list[tuple[int, int]]) -> Draft:
-    """With further nodes, each given by its parent and its token."""
+    """Returns the Draft with further nodes, each given by its parent and its token."""
     if not nodes:
         return draft
     parents, tokens = zip(*nodes, strict=True)

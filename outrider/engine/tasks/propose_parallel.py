@@ -37,7 +37,7 @@ class MaskedProposeTask(ProposeTask):
         """
         super().__init__(sequence, work, room, arrived, ahead)
         self.mask_token = mask_token
-        self.positions = self.depth  # that are guessed
+        self.positions = self.depth  # positions that are guessed
 
     @property
     def is_known(self) -> bool:
@@ -156,7 +156,7 @@ def chain_of(guesses: list[Ranked], sequence: EngineSequence) -> list[int]:
 
 
 def alternatives_of_guesses(guesses: list[Ranked], alternatives: list[Branch]) -> list[tuple[int, int]]:
-    """Of a chain of these guesses: the node that each leaf follows, and its token."""
+    """Returns the alternatives of a chain of guesses: the node that each follows, and its token."""
     return [
         (leaf.accepted - 1, guesses[leaf.accepted][leaf.rank])
         for leaf in alternatives

@@ -13,7 +13,7 @@ from outrider.engine.work import Result, Scored
 
 
 class ScoreTask(Task):
-    """Those of the committed tokens from a position on, told part by part as they are fed.
+    """Log-probabilities of the committed tokens from a position on, told part by part as they are fed.
 
     The last token is not fed: nobody asks what follows it.
     """

@@ -52,7 +52,7 @@ class Task(ABC):
 
     @property
     def num_tokens(self) -> int:
-        """That its sequence has to feed: committed ones that are not cached, and the tree's."""
+        """Tokens that its sequence has to feed: committed tokens that are not cached, and the tree's."""
         return len(self.sequence.tokens) - self.sequence.cached + len(self.tree())
 
     def rows_of_part(self, count: int) -> int:
