@@ -147,8 +147,8 @@ def test_memory_that_a_graph_reads_lives_as_long_as_the_graph(checkpoint, captur
     engine = engine_of(checkpoint)
     graphs = engine.runner._forward._graphs
     held = {graphs._buffer.untyped_storage().data_ptr(), graphs._every.untyped_storage().data_ptr()}
-    for given, logit_rows, *_ in seen:
-        read = [*vars(given).values(), logit_rows]
+    for fields, logit_rows, *_ in seen:
+        read = [*fields.values(), logit_rows]
         assert {tensor.untyped_storage().data_ptr() for tensor in read} <= held
 
 
