@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+ITEM_SIZES = {"int64": 8, "float64": 8, "int32": 4, "float32": 4, "bool": 1}  # bytes
 ALIGNMENT = 16  # bytes; for pointers that are aligned otherwise kernels compile anew
 
 
@@ -23,7 +24,7 @@ class Field:
     @property
     def size(self) -> int:
         """Bytes."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * ITEM_SIZES[self.dtype]
 
 
 class StepBuffer:
@@ -55,7 +56,7 @@ class StepBuffer:
 
 def buffer_size(fields: Mapping[str, Field]) -> int:
     """Bytes of a buffer with these fields."""
-    return sum(_padded(field.size, ALIGNMENT) for field in fields.values())
+    return sum(-(-field.size // ALIGNMENT) * ALIGNMENT for field in fields.values())
 
 
 def split(fields: Mapping[str, Field], buffer: Any, alignment: int = ALIGNMENT) -> dict[str, Any]:
@@ -63,24 +64,19 @@ def split(fields: Mapping[str, Field], buffer: Any, alignment: int = ALIGNMENT) 
 
     alignment: bytes; the place of each field is a multiple of it, and of the size of the field's numbers.
     """
-    of_type = {field.dtype: _viewed(buffer, field.dtype) for field in fields.values()}
+    of_type = {dtype: _viewed(buffer, dtype) for dtype in {field.dtype for field in fields.values()}}
     views, start = {}, 0
     for name, field in fields.items():
-        numbers = of_type[field.dtype]
-        first = start // numbers.itemsize
-        view = numbers[first : first + field.size // numbers.itemsize]
+        size, item = field.size, ITEM_SIZES[field.dtype]
+        view = of_type[field.dtype][start // item : (start + size) // item]
         views[name] = view if len(field.shape) == 1 else view.reshape(field.shape)
-        start += _padded(field.size, alignment)
+        start += -(-size // alignment) * alignment
     return views
 
 
 def _viewed(buffer: Any, dtype: str) -> Any:
     """Returns the whole numbers of a type that the buffer has room for."""
-    size = np.dtype(dtype).itemsize
+    size = ITEM_SIZES[dtype]
     return buffer[: len(buffer) // size * size].view(
         dtype if isinstance(buffer, np.ndarray) else getattr(torch, dtype)
     )
-
-
-def _padded(size: int, alignment: int) -> int:
-    return -(-size // alignment) * alignment
