@@ -6,6 +6,7 @@ from typing import Protocol
 
 from gateway.proposal import Proposal
 from outrider.decoding.draft import ROOT
+from outrider.learning.agreement import Agreement
 from protos import rounds_pb2
 
 
@@ -159,25 +160,12 @@ class TokenDecoded:
     target_s: float  # seconds of the wait for it
 
 
-@dataclass(frozen=True, slots=True)
-class UnverifiedGuess:
-    """A guess that the target never judged, compared with the tokens committed at its positions."""
-
-    correct: int  # tokens
-    guessed: int  # tokens
-
-    @property
-    def reached(self) -> int:
-        """Tokens that the text judges: the correct ones, and one that is wrong."""
-        return min(self.correct + 1, self.guessed)
+class Overtaken(Agreement):
+    """The beginning of a Draft, and the tokens that the target decoded before the Draft came."""
 
 
-class Overtaken(UnverifiedGuess):
-    """The beginning of a Draft: the target decoded these tokens before the Draft came."""
-
-
-class Compared(UnverifiedGuess):
-    """A guess that was made during plain decoding."""
+class Compared(Agreement):
+    """A guess that was made during plain decoding and never verified, and the text that followed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """Drafters by name, for the sequences of one gateway."""
 
-from functools import lru_cache
 from typing import Any
 
 from gateway.drafters.drafter import SequenceDrafter
@@ -13,6 +12,7 @@ from gateway.sequence import GatewaySequence
 from gateway.workers.fleet import Fleet
 from outrider.drafters.past_answers import PastAnswers
 from outrider.drafters.registry import DrafterInfo, drafter
+from outrider.learning.lru import Lru
 
 MAX_TASKS = 1024  # labels come from clients; the least recently seen is forgotten
 
@@ -25,7 +25,7 @@ class Drafters:
         self._fleet = fleet
         self.roster = roster
         self._past = PastAnswers() if past is None else past
-        self._promises = lru_cache(MAX_TASKS)(lambda task, name, rule: Promises())
+        self._promises = Lru[tuple[str | None, str, str], Promises](MAX_TASKS)
 
     def of(self, name: str, sequence: GatewaySequence) -> SequenceDrafter:
         """Returns a drafter by name. Raises ValueError naming the drafters that there are."""
@@ -41,7 +41,8 @@ class Drafters:
     def _mixed(self, name: str, mixes: tuple[str, str], sequence: GatewaySequence) -> SequenceDrafter:
         other = self.of(mixes[0], sequence)
         index = self._index(drafter(mixes[1]), sequence)
-        promises = self._promises(sequence.scope.task, name, sequence.sampling.verification)
+        key = sequence.scope.task, name, sequence.sampling.verification
+        promises = self._promises.get(key, Promises)
         return MixedDrafter(mixes, other, index, promises, sequence)
 
     def _index(self, info: DrafterInfo, sequence: GatewaySequence) -> tuple[SequenceDrafter, Any]:

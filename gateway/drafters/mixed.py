@@ -5,9 +5,10 @@ from dataclasses import replace
 from gateway.drafters.drafter import SequenceDrafter
 from gateway.proposal import Proposal
 from gateway.sequence import GatewaySequence
-from outrider.decoding.draft import Draft, agreed
+from outrider.decoding.draft import Draft
 from outrider.drafters.index import ScoredIndex, as_drawn
 from outrider.drafters.occurrences import Continuation
+from outrider.learning.agreement import agreement
 from outrider.pace.acceptance import TaskAcceptance, expected_tokens_by_position
 
 PRIOR_SAMPLES = 8.0  # tokens; weight of an index's own probabilities before they are measured
@@ -38,17 +39,17 @@ class Promises:
 
     def observe_other(self, draft: Draft, text: list[int]) -> None:
         """Learns from the text that followed a Draft of the other drafter."""
-        correct, reached = _compared(draft.tokens[: draft.chain_length], text)
-        if reached:
-            self._other.observe(correct, reached)
+        found = agreement(draft.tokens[: draft.chain_length], text)
+        if found.reached:
+            self._other.observe(found.correct, found.reached)
 
     def observe_index(self, guess: Continuation, text: list[int]) -> None:
         """Learns from the text that followed a guess of the index."""
-        correct, reached = _compared(guess.tokens, text)
+        found = agreement(guess.tokens, text)
         before = (1.0, *guess.probabilities)
         rates = [now / then for now, then in zip(guess.probabilities, before, strict=False)]
-        self._correct = DECAY * self._correct + correct
-        self._expected = DECAY * self._expected + sum(rates[:reached])
+        self._correct = DECAY * self._correct + found.correct
+        self._expected = DECAY * self._expected + sum(rates[: found.reached])
 
 
 class MixedDrafter(SequenceDrafter):
@@ -106,9 +107,3 @@ class MixedDrafter(SequenceDrafter):
         """Closes both."""
         self._other.close()
         self._taking_in.close()
-
-
-def _compared(guessed: tuple[int, ...], text: list[int]) -> tuple[int, int]:
-    """Returns how many leading tokens are correct, and how many the text reached."""
-    correct = agreed(guessed, text)
-    return correct, correct + (correct < min(len(guessed), len(text)))

@@ -31,17 +31,18 @@ from gateway.routing.route import Route
 from gateway.routing.tuning import TUNING as ROUTING
 from gateway.sequence import GatewaySequence
 from gateway.settings import Speculation
-from outrider.decoding.draft import agreed
 from outrider.decoding.lease import Lease
+from outrider.learning.agreement import agreement
+from outrider.learning.backoff import Backoff
 from outrider.pace.controller import Pace
 from outrider.pace.tuning import TUNING
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 MANY_EMPTY = 4  # Drafts without a token, in a row, that end rounds
-SHORTEST_PAUSE, DOUBLINGS = 16, 6  # tokens of plain decoding before a silent drafter is asked again, doubled
+SILENCE = Backoff(16, 1024)  # tokens of plain decoding before a silent drafter is asked again
 MOST_LOSSES = 3  # draft workers lost with one sequence without a Draft in between: it may be the reason
-SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 30.0  # before a second attempt to recover, doubled each time
+RECOVERY = Backoff(0.25, 30.0)  # seconds before a second attempt in a row to recover, and later ones
 
 
 class DraftSource:
@@ -67,7 +68,7 @@ class DraftSource:
         self._events = events
         self._longest_wait_s = longest_wait_s
         self._state: DraftState = DraftsOff() if speculation.mode == "off" else DraftsCold()
-        self._pause_s = 0.0  # before the next attempt to recover; 0 again with the next Draft
+        self._attempts = 0  # to recover, since the newest Draft
         self._grew = asyncio.Event()
         self._awaited = 0  # length of the sequence that a task waits for
         self._taking_in: asyncio.Task[None] | None = None  # the drafter takes in the prompt
@@ -159,7 +160,8 @@ class DraftSource:
         text = self._sequence.since(proposal.base)
         guessed = proposal.draft.tokens[: min(proposal.draft.chain_length, len(text))]
         if guessed and self._sequence.is_coupled:
-            self._events.emit(Overtaken(agreed(guessed, text), len(guessed)))
+            found = agreement(guessed, text)
+            self._events.emit(Overtaken(found.correct, found.reached))
         return proposal.trimmed(self._sequence)
 
     async def _after(
@@ -196,7 +198,7 @@ class DraftSource:
             return proposal
         # Most often the context or the cache of a draft is full; a text without repeats is no fault.
         is_fault = empty == MANY_EMPTY and not self._policy.info.is_index
-        pause = 1 if self._policy.info.is_index else SHORTEST_PAUSE << min(empty - MANY_EMPTY, DOUBLINGS)
+        pause = 1 if self._policy.info.is_index else int(SILENCE.after(empty - MANY_EMPTY))
         silent = DraftsSilent(until_length=len(self._sequence) + pause, empty=empty)
         self._fall_back(silent, f"{empty} in a row", is_fault=is_fault)
         return None
@@ -206,7 +208,7 @@ class DraftSource:
         name, because = self._route.current().name, self._route.reason
         drafter = proposal.drafter or name
         proposal = replace(proposal, drafter=drafter, asked=name, because=because, wanted=depth)
-        self._pause_s = 0.0
+        self._attempts = 0
         self._events.emit(Drafted(proposal))
         empty = self._state.empty if isinstance(self._state, DraftsReady) else 0
         self._become(DraftsReady(empty=0 if proposal.draft else empty + 1))
@@ -304,8 +306,8 @@ class DraftSource:
         if not self._sequence.is_coupled:  # only a round can tell
             self._policy.paced.try_round()
             return
-        guessed = proposal.draft.tokens
-        self._events.emit(Compared(agreed(guessed, self._sequence.since(proposal.base)), len(guessed)))
+        found = agreement(proposal.draft.tokens, self._sequence.since(proposal.base))
+        self._events.emit(Compared(found.correct, found.reached))
 
     async def _reach(self, length: int) -> None:
         """Returns once the sequence has that many tokens."""
@@ -354,8 +356,8 @@ class DraftSource:
 
     def _retry_at(self) -> float:
         """When to try to recover, in the event loop's time; each time in a row later."""
-        pause_s = self._pause_s
-        self._pause_s = min(max(2 * pause_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
+        pause_s = RECOVERY.after(self._attempts - 1) if self._attempts else 0.0
+        self._attempts += 1
         return asyncio.get_running_loop().time() + pause_s
 
     def _fall_back(

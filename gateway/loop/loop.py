@@ -28,11 +28,12 @@ from gateway.proposal import NO_PROPOSAL
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
 from gateway.workers.fleet import Fleet, TargetStream
+from outrider.learning.backoff import Backoff
 from outrider.telemetry.reasons import DepthReason, FailureReason, SpanReason
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.02, 1.0  # between attempts to open a lost target again, doubled
+RETRY = Backoff(0.08, 1.0)  # seconds from a second failed attempt in a row to open a target to the next
 
 
 class SequenceLoop:
@@ -120,7 +121,7 @@ class SequenceLoop:
         """The first attempt to go on elsewhere follows at once, later ones after growing pauses."""
         if failures == 1:
             return
-        pause_s = min(SHORTEST_RETRY_S * 2**failures, LONGEST_RETRY_S)
+        pause_s = RETRY.after(failures - 2)
         if asyncio.get_running_loop().time() + pause_s > self._deadline:
             raise DeadlineError(f"no target before the request's deadline: {lost}")
         await asyncio.sleep(pause_s)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import grpc
 from google.protobuf.message import Message
 
+from outrider.learning.outbox import Outbox
 from protos import rounds_pb2
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -47,8 +48,7 @@ class WorkerConnection:
         """
         self._call = call
         self._requests = requests
-        self._outbox: list[Message] = []
-        self._has_outgoing = asyncio.Event()
+        self._outbox = Outbox[Message]()
         self._listeners: dict[Name, StreamListener] = {}
         self.is_over = False
         self._running = asyncio.create_task(self._run())
@@ -65,7 +65,6 @@ class WorkerConnection:
         """Puts a request into the outbox. Drops it if the connection is over."""
         if not self.is_over:
             self._outbox.append(request)
-            self._has_outgoing.set()
 
     async def aclose(self) -> None:
         """Ends the connection, and with it whatever is open."""
@@ -94,9 +93,7 @@ class WorkerConnection:
         """Returns why it cannot go on."""
         try:
             while True:
-                await self._has_outgoing.wait()
-                self._has_outgoing.clear()
-                outgoing, self._outbox = self._outbox, []
+                outgoing = await self._outbox.woken()
                 async with asyncio.timeout(SEND_TIMEOUT_S):
                     await self._call.write(self._requests(requests=outgoing))
         except TimeoutError:

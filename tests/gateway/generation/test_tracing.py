@@ -14,6 +14,7 @@ from gateway.generation.request import Request
 from gateway.loop import draft_source
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
+from outrider.learning.backoff import Backoff
 from protos.trace_context import context_of
 from tests.fakes.conversations import Cause
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
@@ -27,7 +28,7 @@ FIXED = Speculation(mode="fixed", depth=4)
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(draft_source, "SHORTEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(draft_source, "RECOVERY", Backoff(0.001, 30.0))
 
 
 async def asked(fleet, tokenizer, speculation=FIXED, traceparent=TRACEPARENT, n=1, **settings):

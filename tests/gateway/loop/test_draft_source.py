@@ -14,6 +14,7 @@ from gateway.sequence import GatewaySequence, Origin
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
+from outrider.learning.backoff import Backoff
 from outrider.pace import exploration
 from outrider.pace.acceptance import SequenceAcceptance
 from outrider.pace.controller import Pace
@@ -33,7 +34,7 @@ OFF = PaceSettings(policy="thresholds", off_from=0)
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(draft_source, "SHORTEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(draft_source, "RECOVERY", Backoff(0.001, 30.0))
 
 
 def rounds_of(fleet, paces, max_tokens=ANSWER_LENGTH, **fields):

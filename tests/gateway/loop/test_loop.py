@@ -16,6 +16,7 @@ from gateway.sequence import GatewaySequence, Origin
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.streams import WorkerStream
 from outrider.decoding.settings import Sampling
+from outrider.learning.backoff import Backoff
 from outrider.pace.settings import PaceSettings
 from tests.fakes.conversations import Cause
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
@@ -31,7 +32,7 @@ OFF = Speculation(mode="off", drafter="model")
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(draft_source, "SHORTEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(draft_source, "RECOVERY", Backoff(0.001, 30.0))
 
 
 def fixed(depth: int, drafter: str = "model") -> Speculation:

@@ -17,6 +17,7 @@ from gateway.workers.fleet import Fleet
 from gateway.workers.streams import WorkerInfo
 from outrider.decoding.draft import MAX_NODES
 from outrider.decoding.settings import Sampling
+from outrider.learning.backoff import Backoff
 from outrider.pace.settings import PaceSettings
 from outrider.telemetry.reasons import FailureReason
 from protos import rounds_pb2
@@ -30,7 +31,7 @@ FIXED = Speculation.model_validate({"mode": "fixed", "depth": 2, "drafter": "mod
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(loop, "SHORTEST_RETRY_S", 1e-4)
+    monkeypatch.setattr(loop, "RETRY", Backoff(4e-4, 1.0))
 
 
 def rounds_of(fleet, speculation=OFF, deadline_s=60.0, max_losses=3) -> SequenceLoop:
@@ -153,7 +154,7 @@ async def test_loop_engine_failure_fails_at_once():
 
 @pytest.mark.parametrize("cause", [None, Cause.FAILED])
 async def test_source_three_lost_workers_end_drafting(monkeypatch, cause):
-    monkeypatch.setattr("gateway.loop.draft_source.SHORTEST_PAUSE_S", 1e-4)
+    monkeypatch.setattr("gateway.loop.draft_source.RECOVERY", Backoff(1e-4, 30.0))
     target = ScriptedTarget(ANSWER, step_s=0.01)
     draft = ScriptedDraft(ANSWER, lost_at=range(100), lost_with=cause)
     async with fleet_of(target, draft) as fleet:

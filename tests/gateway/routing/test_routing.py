@@ -21,6 +21,7 @@ from gateway.workers.fleet import Fleet
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
+from outrider.learning.backoff import Backoff
 from outrider.pace.settings import PaceSettings
 from outrider.telemetry.reasons import RouteReason
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
@@ -77,7 +78,7 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_source, "SHORTEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(draft_source, "RECOVERY", Backoff(0.001, 30.0))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
