@@ -24,17 +24,16 @@ PINGED = (("grpc.http2.min_ping_interval_without_data_ms", 500), ("grpc.keepaliv
 
 
 def kinds_of(requests: Iterable[Any]) -> list[str]:
-    """What each request of one sequence asks for, see ``Script.kinds``."""
+    """Returns what each request asks for, see ``Script.kinds``; requests of several sequences may mix."""
     kinds: list[str] = []
-    under_way: int | None = None
+    under_way: dict[tuple[int, int], int] = {}  # round by sequence and epoch
     for request in requests:
         kind = request.WhichOneof("request")
-        if kind == "open":
-            under_way = None
-        elif kind == "decode":
-            decode, before = request.decode, under_way
-            under_way = decode.turn.round
-            if under_way == before:
+        name = request.sequence, request.epoch
+        if kind == "decode":
+            decode, before = request.decode, under_way.get(name)
+            under_way[name] = decode.turn.round
+            if decode.turn.round == before:
                 kind = "ahead" if decode.draft.tokens else "renew"
             else:
                 is_plain = decode.lease.until and not decode.lease.depth and not decode.draft.tokens
