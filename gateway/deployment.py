@@ -72,8 +72,8 @@ class Gateway(GenerationServicer):
         self.generation.paces.use(pace)
         self.generation.warm_up()
         self._leaving.callback(self.generation.close)
-        if self.generation.keeping is not None:
-            self._leaving.callback(self.generation.keeping.close)
+        if self.generation.recorder is not None:
+            self._leaving.callback(self.generation.recorder.close)
         publishing = publish_always(self.generation, Instruments(OF_GATEWAYS))
         self._publishing = asyncio.get_running_loop().create_task(publishing)
         if settings.direct_grpc is not None:

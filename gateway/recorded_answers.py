@@ -41,7 +41,9 @@ def read_folder(folder: Path, most: int) -> list[RecordedAnswer]:
     recorded = (answer for file in files for answer in reversed(list(_answers(file))))
     newest = list(islice(recorded, most))
     if not newest:
-        raise ValueError(f"{str(folder)!r} holds no kept traffic: gateway.keep has gateways write some")
+        raise ValueError(
+            f"{str(folder)!r} holds no recorded traffic: the setting gateway.record has gateways write it"
+        )
     return newest
 
 

@@ -17,116 +17,125 @@ NAMES = ["model", "ngram", "suffix", "model+suffix"]  # names of the drafters th
 Priority = Literal["interactive", "batch"]
 
 
-class KeepSettings(BaseModel):
-    """Traffic that gateways keep, for `outrider distil`: token ids of prompts and answers."""
+class RecordSettings(BaseModel):
+    """Recording of traffic for `outrider distil`: token ids of prompts and answers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    fraction: float = Field(ge=0.0, le=1.0, description="of all answers; 0: none")
+    fraction: float = Field(ge=0.0, le=1.0, description="share of all answers that is recorded; 0: none")
     folder: str = Field(
-        pattern="^/", description="absolute path, where each gateway writes; bounded on each machine"
+        pattern="^/", description="absolute path where each gateway writes; each machine has its own folder"
     )
-    days: float = Field(default=7.0, gt=0.0, description="after which an answer is deleted")
+    days: float = Field(default=7.0, gt=0.0, description="days after which an answer is deleted")
     max_bytes: int = Field(
-        default=2**30, ge=2**12, description="of all files in the folder; the oldest go first"
+        default=2**30,
+        ge=2**12,
+        description="bytes of all files in the folder; the oldest files are deleted first",
     )
     by_caller: bool = Field(
         default=False,
-        description="a folder for each API key, named by the first 12 digits of its SHA-256, so that one"
-        " caller's can be deleted",
+        description="use a folder for each API key, named by the first 12 digits of its SHA-256, so that the"
+        " answers to one caller can be deleted",
     )
     callers: tuple[Annotated[str, Field(pattern="^[0-9a-f]{8,64}$")], ...] = Field(
         default=(),
-        description="first digits, 8 at least, of the SHA-256 of API keys: answers to these alone are kept;"
-        " JSON. Without: to everybody",
+        description="first digits, at least 8, of the SHA-256 of API keys, as JSON: only answers to these"
+        " callers are recorded. Default: answers to all callers",
     )
 
 
 class RequestSettings(BaseModel):
-    """How a gateway treats requests, and how many."""
+    """Limits and defaults of requests at a gateway."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     drafters: tuple[str, ...] = Field(
         default=("model",),
         min_length=1,
-        description="names of what drafts unless a request names another: a draft, what stands beside the"
-        " target, ngram, suffix, or DRAFT+suffix. Of several each task gets the fastest, the first one until"
-        " that is known. Unless it is given: what stands beside the target, and all drafts; without either"
-        " ngram",
+        description="drafters for requests that name none: a draft, the target drafter, ngram, suffix or"
+        " DRAFT+suffix. With several, each task gets the fastest, and the first one until that is measured."
+        " Default: the target drafter and all drafts, or ngram if there are neither",
     )
     past_answer_tokens: int = Field(
         default=2**18,
         ge=0,
-        description="tokens of past answers that a gateway keeps in memory, by API key and task, for drafters"
-        " that guess from them (suffix), about 150 to 400 bytes each; 0: none",
+        description="tokens of past answers that a gateway keeps in memory, by API key and task, for the"
+        " drafter suffix; about 150 to 400 bytes each; 0: none",
     )
     propose_deadline_ms: float = Field(
         default=1000.0,
         gt=0.0,
-        description="longest wait for a Draft, milliseconds; after it the round goes without",
+        description="longest wait for a Draft, milliseconds; then decoding is plain for that round",
     )
     request_deadline_s: float = Field(
-        default=600.0, gt=0.0, description="from arrival to the last token, seconds; lost targets included"
+        default=600.0,
+        gt=0.0,
+        description="time from arrival to the last token, seconds; lost targets included",
     )
     grammar_compile_s: int = Field(
         default=2,
         ge=1,
         le=10,
-        description="processor time for compiling the grammar of one request, seconds; one that takes more is"
-        " refused",
+        description="processor time for compiling the grammar of one request, seconds; a grammar that takes"
+        " more is refused",
     )
     max_losses: int = Field(
         default=3,
         ge=1,
-        description="targets that may be lost with a request, without a token in between, before it fails",
+        description="lost targets after which a request fails, if no token came in between",
     )
-    max_prompt_tokens: int | None = Field(default=None, ge=1, description="None: the context of the target")
-    max_output_tokens: int | None = Field(default=None, ge=1, description="None: the context of the target")
+    max_prompt_tokens: int | None = Field(
+        default=None, ge=1, description="tokens; None: the context of the target"
+    )
+    max_output_tokens: int | None = Field(
+        default=None, ge=1, description="tokens; None: the context of the target"
+    )
     max_choices: int = Field(
-        default=64, ge=1, description="answers to one request, to all of its prompts together"
+        default=64, ge=1, description="answers to one request, counted over all of its prompts"
     )
-    max_requests: int = Field(default=256, ge=1, description="requests at a time per gateway")
+    max_requests: int = Field(
+        default=256, ge=1, description="requests that run at the same time in each gateway"
+    )
     max_waiting: int = Field(
-        default=256, ge=0, description="requests in a gateway's queue; others are refused with 429"
+        default=256, ge=0, description="requests in a gateway's queue; more are refused with 429"
     )
     max_message_bytes: int = Field(default=4 * 2**20, ge=1, description="bytes of one request")
     body_timeout_s: float = Field(
-        default=30.0, gt=0.0, description="in which the body of a request has to come, seconds"
+        default=30.0, gt=0.0, description="longest time in which the body of a request must arrive, seconds"
     )
     unknown_fields: Literal["refuse", "ignore"] = Field(
         default="refuse",
-        description="what becomes of a field that nobody knows; one that is ignored is named in a header",
+        description="what happens to unknown fields; a header of the answer names the ignored ones",
     )
     sampling_defaults: Literal["checkpoint", "neutral"] = Field(
         default="checkpoint",
-        description="temperature, top_k, top_p, min_p and repetition_penalty of requests that do not name"
-        " them. checkpoint: from the target's generation_config.json; neutral: the defaults of requests",
+        description="source of temperature, top_k, top_p, min_p and repetition_penalty if a request has none."
+        " checkpoint: the target's generation_config.json; neutral: the defaults of requests",
     )
     special_tokens_in_messages: bool = Field(
         default=False,
-        description="whether text of messages, tools and chat_template_kwargs that is written like a special"
-        " token becomes that token. False: it stays text",
+        description="turn text like a special token into that token, in messages, tools and"
+        " chat_template_kwargs. False: it stays text",
     )
-    keep: KeepSettings | None = Field(
-        default=None, description="of traffic, to fit a draft to it; None: nothing is kept"
+    record: RecordSettings | None = Field(
+        default=None, description="recording of traffic, to fit a draft to it; None: nothing is recorded"
     )
     trace_texts: bool = Field(default=False, description="put prompts and answers into the traces")
 
     @property
     def most_at_once(self) -> int:
-        """Requests that a gateway may be given at a time: all that it bounds itself, and some to spare."""
+        """Requests that a gateway may hold at the same time: all that it bounds itself, and some to spare."""
         answered = self.max_requests + self.max_waiting
         return BODIES_AT_ONCE + PREPARED_AT_ONCE + self.max_waiting + answered + SPARE_REQUESTS
 
 
 class CallerSettings(BaseModel):
-    """Who is answered."""
+    """Callers that are answered."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     allow_anonymous: bool = Field(
-        default=False, description="answer callers from other machines though there are no API keys"
+        default=False, description="answer callers from other machines even if there are no API keys"
     )
 
 
@@ -136,18 +145,20 @@ class GatewaySettings(RequestSettings, CallerSettings):
     model: str = Field(description="the name under which clients know the target")
     tokenizer: str = Field(description="local folder or hub id that holds tokenizer.json")
     drafts: dict[str, DrafterName] = Field(
-        default={"model": "model"}, description="drafts by name, and the drafter that each of them is"
+        default={"model": "model"}, description="drafts by name, with the kind of drafter of each"
     )
     beside_target: DrafterName | None = Field(
         default=None, description="drafter that stands beside the target; None: none does"
     )
-    direct_grpc: str | None = Field(default=None, description="host:port of its own; None: none")
+    direct_grpc: str | None = Field(
+        default=None, description="host:port of the gateway's own gRPC server; None: it has none"
+    )
     api_key_digests: tuple[str, ...] = Field(
         default=(), repr=False, description="SHA-256 of accepted API keys"
     )
 
     new_drafts: tuple[str, ...] = Field(
-        default=(), description="of the drafts, those that are rolled out beside the drafters"
+        default=(), description="drafts that are rolled out, next to the drafters in use"
     )
 
     @property
@@ -186,25 +197,25 @@ class GatewaySettings(RequestSettings, CallerSettings):
 
 
 class LiveSettings(PaceSettings):
-    """What may change while a gateway runs: Serve's ``user_config`` of the deployment ``gateway``."""
+    """Live settings of a gateway: Serve's ``user_config`` of the deployment ``gateway``."""
 
     drafts: dict[str, Literal["model", "parallel"]] = Field(
         default={},
-        description="drafts that have joined the service, each an application of Serve of that name, and the "
-        "drafter that each of them is; those that `drafters` does not list are rolled out",
+        description="drafts that have joined the service, with the kind of drafter of each; each is an "
+        "application of Serve of that name. Drafts that `drafters` does not list are rolled out",
     )
     drafters: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
-        default=None, description="instead of gateway.drafters; None: those"
+        default=None, description="replaces gateway.drafters; None: gateway.drafters holds"
     )
 
     @property
     def pace(self) -> PaceSettings:
-        """The part that is the pace's."""
+        """Settings of the pace among them."""
         return PaceSettings.model_validate(self.model_dump(include=set(PaceSettings.model_fields)))
 
 
 def live_refusal(error: ValidationError) -> str:
-    """Says of each live setting that is not accepted its name, its value and what would be accepted."""
+    """Returns name, value and accepted values of each live setting that is not accepted."""
     known = list(LiveSettings.model_fields)
     told = []
     for found in error.errors(include_url=False):
@@ -219,18 +230,19 @@ def live_refusal(error: ValidationError) -> str:
 
 
 class Speculation(BaseModel):
-    """How one request wants its tokens drafted. Under every mode the text is the same."""
+    """Speculation as one request asks for it. Under every mode the text is the same."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     mode: Literal["auto", "fixed", "off"] = Field(
-        default="auto", description="auto: as deep as pays, or not at all; fixed: always as deep"
+        default="auto",
+        description="auto: the depth that pays, or none; fixed: always the same depth; off: none",
     )
     depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] | None = Field(
-        default=None, description="tokens drafted per round: under auto at most, under fixed exactly"
+        default=None, description="tokens drafted per round: at most with auto, exactly with fixed"
     )
     drafter: Annotated[str, Field(max_length=128, examples=NAMES)] | None = Field(
-        default=None, description="name of one that there is; None: as the gateway's setting says"
+        default=None, description="name of a drafter of the service; None: the gateway's setting decides"
     )
     verification: Verification = Field(default="coupled", description="rule by which a Draft is verified")
     report: bool = Field(default=False, description="tell all counters of speculation in the usage")

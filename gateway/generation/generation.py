@@ -22,7 +22,6 @@ from gateway.generation.text import AnswerText, Vocabulary
 from gateway.generation.tokenization import LONG_LIST, Tokenization
 from gateway.generation.totals import Totals
 from gateway.generation.tracing import GenerationTrace
-from gateway.keeping import Keeping
 from gateway.loop.factory import LoopFactory
 from gateway.loop.stats import Stats
 from gateway.roster import BY_TASK
@@ -31,6 +30,7 @@ from gateway.routing.rollout import Rollout
 from gateway.routing.router import TaskRule
 from gateway.sequence import GatewaySequence
 from gateway.settings import PREPARED_AT_ONCE, GatewaySettings, LiveSettings
+from gateway.traffic_recorder import TrafficRecorder
 from gateway.workers.fleet import Fleet
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
@@ -73,8 +73,9 @@ class Generation:
         self.preparations = Admission(PREPARED_AT_ONCE, settings.max_waiting)
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self._grammars = Grammars(tokenizer, settings.grammar_compile_s)
-        keep = settings.keep
-        self.keeping = Keeping(keep, self.totals.gateway) if keep is not None and keep.fraction else None
+        self.recorder: TrafficRecorder | None = None
+        if settings.record is not None and settings.record.fraction:
+            self.recorder = TrafficRecorder(settings.record, self.totals.gateway)
 
     def warm_up(self) -> None:
         """Starts what only some requests need, so that the first of them does not wait. Returns at once."""
@@ -275,8 +276,8 @@ class Generation:
                         sequence.finish_reason = "stop"
                     if sequence.finish_reason is not None:
                         total.add(rounds.stats)
-                        if self.keeping is not None:
-                            self.keeping.offer(sequence)
+                        if self.recorder is not None:
+                            self.recorder.offer(sequence)
                     tokens = step.tokens[: len(pieces)]
                     yield Chunk(
                         choice,

@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help='lines of {"prompt": "...", "task": "..."}, or messages; the target answers',
     )
-    source.add_argument("--kept", type=Path, metavar="FOLDER", help="traffic that gateway.keep has kept")
+    source.add_argument(
+        "--recorded", type=Path, metavar="FOLDER", help="traffic that gateway.record has written"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="folder of the checkpoint")
     add_options(parser, DistilSettings)
 
@@ -47,8 +49,8 @@ def _distil(options: argparse.Namespace) -> None:
     asked = asked.model_copy(update={"draft": _draft(asked, settings)})
     target = settings.changed(target={"drafter": None, "head": None}, drafts={}).target_engine()
     distillation = Distillation(target, asked, options.out, report_progress)
-    kind = "kept" if options.prompts is None else "prompts"
-    source: Path = options.kept if options.prompts is None else options.prompts
+    kind = "recorded" if options.prompts is None else "prompts"
+    source: Path = options.recorded if options.prompts is None else options.prompts
     distilled = distillation.run(str(source), lambda: _questions(kind, source, asked, target.model))
     (options.out / NAME).write_text(card(distilled, asked, settings.target.name, kind))
     distillation.finish()
@@ -71,6 +73,6 @@ def _questions(kind: str, source: Path, asked: DistilSettings, target: str) -> "
     from workshop.advice.answers import read_prompts
     from workshop.distillation.questions import of_prompts
 
-    if kind == "kept":
+    if kind == "recorded":
         return read_folder(source, asked.texts)
     return of_prompts(read_prompts(source, AutoTokenizer.from_pretrained(target)), asked)

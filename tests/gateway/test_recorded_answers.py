@@ -1,4 +1,4 @@
-"""What is read of kept traffic: whole lines, the newest first, and no more than is asked for."""
+"""Reading of recorded traffic: whole lines, the newest first, and no more than is asked for."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_any_is_refused_with_what_keeps_some(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"holds no kept traffic: gateway.keep has gateways write some"):
+    with pytest.raises(ValueError, match=r"holds no recorded traffic: the setting gateway.record has"):
         read_folder(tmp_path, 9)
 
 

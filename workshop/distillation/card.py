@@ -25,7 +25,10 @@ temperatures of their answers{positions}.
 
 {table}
 """
-SOURCES = {"prompts": "prompts from a file, and what the target answers to them", "kept": "kept traffic"}
+SOURCES = {
+    "prompts": "prompts from a file, and what the target answers to them",
+    "recorded": "recorded traffic",
+}
 
 
 def card(distilled: Distilled, settings: DistilSettings, target: str, source: str) -> str:

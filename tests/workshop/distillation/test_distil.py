@@ -1,4 +1,4 @@
-"""`outrider distil` on the demo pair, from prompts or kept traffic to a checkpoint that the engine loads."""
+"""`outrider distil` on the demo pair, from prompts or recorded traffic to a loadable checkpoint."""
 
 import json
 from pathlib import Path
@@ -132,10 +132,10 @@ def test_kept_traffic_is_trained_on_as_it_is_and_any_drafter_is_fitted(
     (folder / "1-a.jsonl").write_text("".join(line.line() for line in lines))
     out = tmp_path / "fitted"
     more = ["--drafter", drafter, "--steps", "4", "--measure-every", "2", "--depth", "2", *options]
-    assert distil(out, "--kept", str(folder), *more) == 0
+    assert distil(out, "--recorded", str(folder), *more) == 0
     told = progress(out)
     assert [len(line["acceptance"]) for line in told] == [2, 2, 2]
-    assert "kept traffic" in (out / "README.md").read_text()
+    assert "recorded traffic" in (out / "README.md").read_text()
     assert (out / "config.json").exists()
     assert read_folder(folder, 99) == lines[::-1]  # nobody has touched it
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from gateway import keeping as keeping_module
+from gateway import traffic_recorder
 from gateway.api.access import digest
-from gateway.keeping import DIGEST_DIGITS, Keeping, KeptFolder, Offered
 from gateway.recorded_answers import RecordedAnswer, read_folder
 from gateway.sequence import GatewaySequence
-from gateway.settings import KeepSettings
+from gateway.settings import RecordSettings
+from gateway.traffic_recorder import DIGEST_DIGITS, Offered, RecordFolder, TrafficRecorder
 from outrider.decoding.settings import Sampling
 from outrider.drafters.past_answers import Scope
 from protos import generation_pb2
@@ -48,7 +48,7 @@ async def ask(client, key=None, **fields):
 
 async def test_an_answer_is_kept_as_token_ids_and_no_text_is_in_files_or_logs(tokenizer, tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
-    async with client_of(tokenizer, ScriptedTarget(ANSWER), keep=settings(tmp_path)) as client:
+    async with client_of(tokenizer, ScriptedTarget(ANSWER), record=settings(tmp_path)) as client:
         await ask(client, temperature=0.5, task="letters", n=2)
         await eventually(lambda: len(lines(tmp_path)) == 2)
     wanted = {"prompt": [ord("x")], "answer": ANSWER, "temperature": 0.5, "task": "letters"}
@@ -63,24 +63,24 @@ async def test_over_grpc_too(tokenizer, tmp_path):
         text="x", sampling=generation_pb2.Sampling(max_tokens=len(ANSWER))
     )
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
-        await servicer_of(fleet, tokenizer, keep=settings(tmp_path)).Complete(message, Context())
+        await servicer_of(fleet, tokenizer, record=settings(tmp_path)).Complete(message, Context())
         await eventually(lambda: lines(tmp_path))
     assert lines(tmp_path)[0]["answer"] == ANSWER
 
 
 async def test_nothing_is_kept_unless_it_is_asked_for(tokenizer, tmp_path):
-    for keep in (None, settings(tmp_path / "kept", fraction=0.0)):
+    for record in (None, settings(tmp_path / "kept", fraction=0.0)):
         async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
-            servicer = servicer_of(fleet, tokenizer, keep=keep)
+            servicer = servicer_of(fleet, tokenizer, record=record)
             await servicer.Complete(generation_pb2.GenerateRequest(text="x"), Context())
-            assert servicer.generation.keeping is None
+            assert servicer.generation.recorder is None
     assert not (tmp_path / "kept").exists()
 
 
 async def test_each_api_key_has_a_folder_that_can_be_deleted(tokenizer, tmp_path):
-    keep = settings(tmp_path, by_caller=True)
+    record = settings(tmp_path, by_caller=True)
     mine, theirs = (tmp_path / digest(key)[:DIGEST_DIGITS] for key in KEYS)
-    async with client_of(tokenizer, ScriptedTarget(ANSWER), keys=KEYS, keep=keep) as client:
+    async with client_of(tokenizer, ScriptedTarget(ANSWER), keys=KEYS, record=record) as client:
         for key in KEYS:
             await ask(client, key)
         await eventually(lambda: len(lines(tmp_path)) == 2)
@@ -94,19 +94,19 @@ async def test_each_api_key_has_a_folder_that_can_be_deleted(tokenizer, tmp_path
 
 
 def test_only_the_named_callers_are_kept(tmp_path):
-    keep = KeepSettings(**settings(tmp_path, callers=(digest("mine")[:8],)))
-    keeping = Keeping(keep, "gateway")
+    record = RecordSettings(**settings(tmp_path, callers=(digest("mine")[:8],)))
+    recorder = TrafficRecorder(record, "gateway")
     for number, caller in enumerate([digest("theirs"), digest("mine"), None]):
-        keeping.offer(sequence(number, caller=caller))
-    keeping.close()
+        recorder.offer(sequence(number, caller=caller))
+    recorder.close()
     assert [line["prompt"] for line in lines(tmp_path)] == [[1]]
 
 
 def test_a_fraction_of_the_answers_is_kept(tmp_path):
-    keeping = Keeping(KeepSettings(**settings(tmp_path, fraction=0.25)), "gateway")
+    recorder = TrafficRecorder(RecordSettings(**settings(tmp_path, fraction=0.25)), "gateway")
     for number in range(800):
-        keeping.offer(sequence(number))
-    keeping.close()
+        recorder.offer(sequence(number))
+    recorder.close()
     assert 120 < len(lines(tmp_path)) < 280  # 200 are expected; each bound is 6 standard deviations away
 
 
@@ -119,7 +119,7 @@ class Clock:
 
 def folder_of(tmp_path, **others):
     clock = Clock()
-    return KeptFolder(KeepSettings(**settings(tmp_path, **others)), "gateway", clock), clock
+    return RecordFolder(RecordSettings(**settings(tmp_path, **others)), "gateway", clock), clock
 
 
 def offered(tmp_path, number, tokens=100):
@@ -134,13 +134,13 @@ def test_the_folder_is_bounded_and_the_oldest_go_first(tmp_path):
         assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 2**14
     kept = [one.prompt[0] for one in read_folder(tmp_path, 1000)]
     assert kept == list(range(199, 199 - len(kept), -1))
-    assert len(kept) > 2**14 / len(offered(tmp_path, 199).kept.line()) * 0.8  # most of the room is used
+    assert len(kept) > 2**14 / len(offered(tmp_path, 199).answer.line()) * 0.8  # most of the room is used
 
 
 def test_several_gateways_share_the_bound(tmp_path):
     clock = Clock()
-    keep = KeepSettings(**settings(tmp_path, max_bytes=2**14))
-    folders = [KeptFolder(keep, name, clock) for name in ("a", "b")]
+    record = RecordSettings(**settings(tmp_path, max_bytes=2**14))
+    folders = [RecordFolder(record, name, clock) for name in ("a", "b")]
     for number in range(100):
         for folder in folders:
             folder.write(offered(tmp_path, number))
@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_written_costs_no_answer_and_is_told_once(tmp_pa
     for number in range(3):
         folder.write(offered(tmp_path / "file" / "below", number))
     assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert "keep.folder=" in caplog.text
+    assert "record.folder=" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -190,20 +190,20 @@ def test_a_folder_that_cannot_be_written_costs_no_answer_and_is_told_once(tmp_pa
 )
 def test_what_does_not_hold_is_refused_by_name(tmp_path, given, field):
     with pytest.raises(ValidationError) as error:
-        KeepSettings(**{**settings(tmp_path), **given})
+        RecordSettings(**{**settings(tmp_path), **given})
     assert ".".join(map(str, error.value.errors()[0]["loc"])) == field
 
 
 def test_a_file_that_cannot_be_deleted_ends_no_keeping(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(keeping_module, "CLEAN_EVERY_S", 0.01)
+    monkeypatch.setattr(traffic_recorder, "CLEAN_EVERY_S", 0.01)
     old = tmp_path / "1-x.jsonl"
     old.write_text("{}\n")
     with monkeypatch.context() as undo:
         undo.setattr(Path, "unlink", refuse)
-        keeping = Keeping(KeepSettings(**settings(tmp_path, days=1e-3)), "gateway")
+        recorder = TrafficRecorder(RecordSettings(**settings(tmp_path, days=1e-3)), "gateway")
         wait_until(lambda: "cannot be written" in caplog.text)
     wait_until(lambda: not old.exists())
-    keeping.close()
+    recorder.close()
     assert caplog.text.count("cannot be written") == 1
 
 
@@ -212,9 +212,9 @@ def refuse(path, missing_ok=False):
 
 
 def test_a_thread_that_writes_no_more_does_not_hold_up_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(keeping_module, "END_WITHIN_S", 0.01)
-    monkeypatch.setattr(keeping_module, "WAITING", 1)
-    monkeypatch.setattr(Keeping, "_write_always", lambda self: None)
-    keeping = Keeping(KeepSettings(**settings(tmp_path)), "gateway")
-    keeping.offer(sequence(1))
-    keeping.close()
+    monkeypatch.setattr(traffic_recorder, "END_WITHIN_S", 0.01)
+    monkeypatch.setattr(traffic_recorder, "WAITING", 1)
+    monkeypatch.setattr(TrafficRecorder, "_write_always", lambda self: None)
+    recorder = TrafficRecorder(RecordSettings(**settings(tmp_path)), "gateway")
+    recorder.offer(sequence(1))
+    recorder.close()

@@ -1,4 +1,4 @@
-"""Keeping of traffic, where it is asked for: token ids of answers go into files, off the event loop."""
+"""Recorder of traffic for `outrider distil`: writes token ids of answers into files, off the event loop."""
 
 import logging
 import math
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from gateway.recorded_answers import SUFFIX, RecordedAnswer
 from gateway.sequence import GatewaySequence
-from gateway.settings import KeepSettings
+from gateway.settings import RecordSettings
 from outrider.drafters.past_answers import Scope
 
 logger = logging.getLogger("ray.serve")
@@ -23,48 +23,48 @@ FILES = 16  # least number of files that size and age are split over; one deleti
 LONGEST_FILE_S = 3600.0
 CLEAN_EVERY_S = 60.0  # while nothing is written
 CLEAN_WITHIN_S = 1.0  # seconds until files of other gateways count
-WAITING = 1024  # answers that are not written yet; what comes beyond is not kept
+WAITING = 1024  # answers that are not written yet; more than these are not recorded
 END_WITHIN_S = 5.0
 DIGEST_DIGITS = 12  # digits of an API key's digest in the name of its folder
 
 
 class Offered(NamedTuple):
-    """An answer that is to be kept."""
+    """Answer to be recorded."""
 
     folder: Path
-    kept: RecordedAnswer
+    answer: RecordedAnswer
 
 
-class Keeping:
-    """Draws which answers are kept, and has a thread of its own write them."""
+class TrafficRecorder:
+    """Draws which answers are recorded, and writes them in a thread of its own."""
 
-    def __init__(self, settings: KeepSettings, gateway: str) -> None:
-        """gateway: tells it from others that write into the same folder."""
+    def __init__(self, settings: RecordSettings, gateway: str) -> None:
+        """gateway: name in the files, since several gateways may write into one folder."""
         self._settings = settings
-        self._folder = KeptFolder(settings, gateway)
+        self._folder = RecordFolder(settings, gateway)
         self._random = random.Random()
         self._offered: queue.Queue[Offered | None] = queue.Queue(WAITING)
-        self._thread = threading.Thread(target=self._write_always, name="keeping", daemon=True)
+        self._thread = threading.Thread(target=self._write_always, name="traffic recorder", daemon=True)
         self._thread.start()
-        logger.info("keeps %g of all answers, as token ids, in %s", settings.fraction, settings.folder)
+        logger.info("records %g of all answers, as token ids, in %s", settings.fraction, settings.folder)
 
     def offer(self, sequence: GatewaySequence) -> None:
-        """An answer that is complete. Returns at once."""
+        """Takes a complete answer. Returns at once."""
         if not sequence.generated or not self._wants(sequence.scope):
             return
-        kept = RecordedAnswer.model_construct(  # checked already
+        answer = RecordedAnswer.model_construct(  # checked already
             prompt=sequence.prompt,
             answer=tuple(sequence.generated),
             temperature=sequence.sampling.temperature,
             task=sequence.scope.task,
         )
         try:
-            self._offered.put_nowait(Offered(self._folder_of(sequence.scope), kept))
+            self._offered.put_nowait(Offered(self._folder_of(sequence.scope), answer))
         except queue.Full:
-            logger.warning("keep: %d answers wait to be written, so others are not kept", WAITING)
+            logger.warning("record: %d answers wait to be written, so more are not recorded", WAITING)
 
     def close(self) -> None:
-        """Once what was offered is written, or has taken too long."""
+        """Returns once what was offered is written, or has taken too long."""
         with suppress(queue.Full):
             self._offered.put(None, timeout=END_WITHIN_S)
             self._thread.join(END_WITHIN_S)
@@ -93,10 +93,12 @@ class Keeping:
             self._folder.write(offered)
 
 
-class KeptFolder:
-    """Files that are never more than so many bytes, and never older than so many days."""
+class RecordFolder:
+    """Folder whose files stay below the settings' bytes and days."""
 
-    def __init__(self, settings: KeepSettings, gateway: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, settings: RecordSettings, gateway: str, clock: Callable[[], float] = time.time
+    ) -> None:
         """clock: seconds since 1970."""
         self._root, self._gateway, self._clock = Path(settings.folder), gateway, clock
         self._max_bytes, self._max_age_s = settings.max_bytes, settings.days * 86400
@@ -107,8 +109,8 @@ class KeptFolder:
         self._is_failing = False
 
     def write(self, offered: Offered) -> None:
-        """What cannot be written is not kept; the log says so once."""
-        line = offered.kept.line().encode()
+        """Writes an answer. If that fails, it is lost and the log says so once."""
+        line = offered.answer.line().encode()
         if len(line) > self._max_bytes:
             return
         with self._failing_once():
@@ -123,7 +125,7 @@ class KeptFolder:
             self._room -= len(line)
 
     def tidy(self) -> None:
-        """Deletes what is too old. What cannot be deleted stays; the log says so once."""
+        """Deletes old files. If that fails, they stay and the log says so once."""
         with self._failing_once():
             self._clean()
 
@@ -133,13 +135,13 @@ class KeptFolder:
             yield
         except OSError as error:
             if not self._is_failing:
-                logger.error("keep.folder=%r cannot be written: %s", str(self._root), error.strerror)
+                logger.error("record.folder=%r cannot be written: %s", str(self._root), error.strerror)
             self._is_failing = True
         else:
             self._is_failing = False
 
     def _clean(self, wanted: int = 0) -> None:
-        """Deletes what is too old, and the oldest files until there is room. wanted: bytes of it."""
+        """Deletes old files, then the oldest ones until ``wanted`` bytes fit."""
         self._cleaned_at = self._clock()
         oldest = self._cleaned_at - self._max_age_s
         files = sorted((_began(file), file) for file in self._root.rglob(f"*{SUFFIX}"))
@@ -162,13 +164,13 @@ class KeptFolder:
 
 
 def _began(file: Path) -> float:
-    """Seconds since 1970, by its name; the beginning of time for a name that says nothing."""
+    """Returns seconds since 1970 from the file's name; 0 if the name has none."""
     digits = file.name.partition("-")[0]
     return int(digits) / 1000 if digits.isdecimal() else 0.0
 
 
 def _size(file: Path) -> int:
-    """0 of one that somebody has deleted."""
+    """Returns the bytes of a file; 0 if it was deleted."""
     try:
         return file.stat().st_size
     except FileNotFoundError:
