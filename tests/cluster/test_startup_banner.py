@@ -1,6 +1,6 @@
 """What `serve run` prints once the service is ready."""
 
-from cluster import announce
+from cluster import startup_banner
 from cluster.arguments import read_settings
 from cluster.startup_banner import announcement
 
@@ -28,7 +28,7 @@ def test_announcement_of_a_service_whose_draft_has_not_come_names_the_draft():
 
 def test_announce_waits_until_the_gateway_is_ready(monkeypatch, capsys):
     answers = iter([None, None, {"workers": [TARGET, DRAFT], "access": OPEN}])
-    monkeypatch.setattr(announce, "_health", lambda url, key: next(answers))
-    monkeypatch.setattr(announce, "POLL_S", 0.0)
-    announce._announce(read_settings({}), None, "h:1")
+    monkeypatch.setattr(startup_banner, "_health", lambda url, key: next(answers))
+    monkeypatch.setattr(startup_banner, "POLL_S", 0.0)
+    startup_banner._announce(read_settings({}), None, "h:1")
     assert "A first request:" in capsys.readouterr().out
