@@ -21,7 +21,7 @@ Model = Callable[[list[int]], Tensor]  # token ids -> logits, float32 [num_token
 
 
 @dataclass(frozen=True)
-class Answer:
+class GeneratedText:
     """Tokens of the target, and what they took."""
 
     tokens: list[int]
@@ -32,7 +32,7 @@ class Answer:
 
 def speculate(
     target: Model, draft: Model, prompt: list[int], count: int, depth: int, temperature: float, seed: int
-) -> Answer:
+) -> GeneratedText:
     """Generates ``count`` tokens, with Drafts of up to ``depth`` tokens; depth 0 is plain decoding."""
     tokens, passes, drafted, accepted = list(prompt), 0, 0, 0
     key = noise_key(seed, 0, prompt)
@@ -52,7 +52,7 @@ def speculate(
         correct = agreement(guess, own).correct  # a guess is accepted if it is the target's own token
         tokens += own[: correct + 1]
         passes, drafted, accepted = passes + 1, drafted + len(guess), accepted + correct
-    return Answer(tokens[len(prompt) :], passes, drafted, accepted)
+    return GeneratedText(tokens[len(prompt) :], passes, drafted, accepted)
 
 
 def load(role: str) -> Model:

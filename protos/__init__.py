@@ -1,0 +1,1 @@
+"""Messages between processes: the public API, the rounds, and their conversions."""

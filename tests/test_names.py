@@ -5,17 +5,8 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 PRODUCT = ("outrider", "protos", "actors", "gateway", "cluster", "workshop", "bench", "examples")
-# Names that two rooms define today. The list only shrinks: with the second class its name goes.
-TWICE = {
-    "Answer",
-    "CalledFunction",
-    "Grammars",
-    "Usage",
-}
 
 
 def classes(name: str, source: str) -> dict[str, list[str]]:
@@ -39,13 +30,8 @@ PLACES = product_classes()
 
 
 def test_class_names_of_the_product_are_defined_once() -> None:
-    twice = {name: places for name, places in PLACES.items() if len(places) > 1 and name not in TWICE}
+    twice = {name: places for name, places in PLACES.items() if len(places) > 1}
     assert twice == {}
-
-
-@pytest.mark.parametrize("name", sorted(TWICE))
-def test_class_name_that_is_defined_once_leaves_the_list(name: str) -> None:
-    assert len(PLACES.get(name, [])) > 1, f"delete {name!r} from TWICE"
 
 
 def test_classes_of_a_source_include_nested_ones() -> None:

@@ -28,7 +28,7 @@ from gateway.errors import (
 )
 from gateway.generation.form import Form, choice, json_object, json_schema
 from gateway.generation.generation import Generation
-from gateway.generation.request import Chunk, Prepared, Request, Usage
+from gateway.generation.request import AnswerUsage, Chunk, Prepared, Request
 from gateway.generation.tracing import served, untraced
 from gateway.observe.loads import loads
 from gateway.sequence import Origin, Token
@@ -332,7 +332,7 @@ def _tokens(tokens: tuple[Token, ...]) -> dict[str, Any]:
     }
 
 
-def _usage(usage: Usage, seed: int) -> generation_pb2.Usage:
+def _usage(usage: AnswerUsage, seed: int) -> generation_pb2.Usage:
     stats = usage.stats
     speculation = generation_pb2.Speculation(
         target_passes=stats.target_passes,
@@ -350,7 +350,7 @@ def _usage(usage: Usage, seed: int) -> generation_pb2.Usage:
     )
 
 
-def _report(usage: Usage) -> generation_pb2.Speculation:
+def _report(usage: AnswerUsage) -> generation_pb2.Speculation:
     stats = usage.stats
     return generation_pb2.Speculation(
         mode=usage.speculation.mode,

@@ -28,7 +28,7 @@ from gateway.api.openai.rendering import ChatPrompts
 from gateway.api.openai.response_events import ResponseAnswer, response_events
 from gateway.api.openai.responses import ResponseRequest, own_name, renamed, told_back
 from gateway.api.openai.schemas import GenerationRequest
-from gateway.api.openai.stream import Answer, events, is_long
+from gateway.api.openai.stream import StreamableAnswer, events, is_long
 from gateway.api.page import add_page
 from gateway.api.request_ids import KEY, RequestIds
 from gateway.api.service_types import Health, Model, Models, ToldWorker
@@ -78,7 +78,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     )
     Caller = Annotated[str | None, Depends(is_known)]  # noqa: N806  a type
 
-    async def respond(asked: Parsed[Any], prepared: Prepared, answer: Answer) -> Response:
+    async def respond(asked: Parsed[Any], prepared: Prepared, answer: StreamableAnswer) -> Response:
         body: GenerationRequest = asked.body
         chunks = generation.chunks(prepared)
         headers = headers_of(asked, told_seed(body, prepared))

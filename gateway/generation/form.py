@@ -105,7 +105,7 @@ class _Trial:
     waiting: int = 0  # requests
 
 
-class Grammars:
+class GrammarChecks:
     """Tries the grammars of requests, so that a bad one is refused before anything reaches a worker."""
 
     def __init__(self, tokenizer: Tokenizer, compile_s: int) -> None:

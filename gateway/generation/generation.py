@@ -14,10 +14,10 @@ from tokenizers import Tokenizer
 
 from gateway.errors import DeadlineError, InvalidRequestError, UnknownModelError, WorkerLostError
 from gateway.generation.admission import STOPPING, Admission
-from gateway.generation.form import Form, Grammars
+from gateway.generation.form import Form, GrammarChecks
 from gateway.generation.merge import merged
 from gateway.generation.readiness import Readiness
-from gateway.generation.request import Chunk, Prepared, Prompt, Request, Usage
+from gateway.generation.request import AnswerUsage, Chunk, Prepared, Prompt, Request
 from gateway.generation.text import AnswerText, Vocabulary
 from gateway.generation.tokenization import LONG_LIST, Tokenization
 from gateway.generation.totals import Totals
@@ -72,7 +72,7 @@ class Generation:
         # The work before that: bodies to parse, texts to tokenize, grammars to compile.
         self.preparations = Admission(PREPARED_AT_ONCE, settings.max_waiting)
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
-        self._grammars = Grammars(tokenizer, settings.grammar_compile_s)
+        self._grammars = GrammarChecks(tokenizer, settings.grammar_compile_s)
         self.recorder: TrafficRecorder | None = None
         if settings.record is not None and settings.record.fraction:
             self.recorder = TrafficRecorder(settings.record, self.totals.gateway)
@@ -208,7 +208,7 @@ class Generation:
                     if unfinished:
                         yield chunk
                         continue
-                    usage = Usage(
+                    usage = AnswerUsage(
                         prepared.prompt_tokens,
                         completion_tokens,
                         prepared.speculation,
@@ -242,7 +242,7 @@ class Generation:
             self.admission.close()
         return count
 
-    async def _close(self, trace: GenerationTrace, prepared: Prepared, usage: Usage) -> None:
+    async def _close(self, trace: GenerationTrace, prepared: Prepared, usage: AnswerUsage) -> None:
         trace.finished(usage, [sequence.finish_reason or "" for sequence in prepared.sequences])
         if trace.is_recording and self.settings.trace_texts:
             decode = self.tokenization.decode

@@ -35,7 +35,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Usage:
+class AnswerUsage:
     """Tokens and speculation of all answers together."""
 
     prompt_tokens: int
@@ -51,7 +51,7 @@ class Chunk:
     tokens: tuple[Token, ...]
     pieces: tuple[Piece, ...]  # per token, whole characters only
     finish_reason: str | None = None  # "stop" or "length", on the choice's last chunk
-    usage: Usage | None = None  # on the last chunk of all
+    usage: AnswerUsage | None = None  # on the last chunk of all
     round: VerdictFell | None = None  # round that the tokens come from; None: plain decoding
     scores: tuple[
         TokenLogprobs, ...

@@ -13,7 +13,7 @@ from opentelemetry import trace
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, StatusCode
 from opentelemetry.util.types import AttributeValue
 
-from gateway.generation.request import Chunk, Prepared, Usage
+from gateway.generation.request import AnswerUsage, Chunk, Prepared
 from gateway.loop.answer_trace import NO_TRACE, AnswerTrace, NoTrace
 from gateway.settings import Speculation
 from protos.trace_context import context_of
@@ -96,7 +96,7 @@ class GenerationTrace:
                 passed_s = time.perf_counter() - self._begun
                 self._span.set_attribute("gen_ai.response.time_to_first_chunk", passed_s)
 
-    def finished(self, usage: Usage, finish_reasons: list[str]) -> None:
+    def finished(self, usage: AnswerUsage, finish_reasons: list[str]) -> None:
         """Records that all answers are complete; a reader that leaves now has had them."""
         self._is_finished = True
         if self.is_recording:

@@ -21,7 +21,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 @pytest.fixture
 async def channel(engine: Engine) -> AsyncIterator[grpc.aio.Channel]:
-    """To a server that is target and draft worker at once; they share the engine."""
+    """Connection to a server that is target and draft worker at once; they share the engine."""
     async with (
         local_engine(lambda: engine) as (client, _),
         front(client, "target", "draft") as address,

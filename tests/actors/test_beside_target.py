@@ -142,7 +142,7 @@ async def test_a_depth_that_changes_reaches_a_target_that_goes_on_by_itself(sent
 
 
 async def test_where_another_drafter_may_have_more_to_say_the_target_waits(sent, often_right):
-    """Whose Draft the next one is, that is known once the Verdict is."""
+    """The drafter of the next Draft is known once the Verdict is."""
     both = registry.mixed(ROW.name, "suffix")
     registry.register(both)
     async with pair(0, drafter=ROW.name) as fleet:

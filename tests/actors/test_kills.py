@@ -38,7 +38,10 @@ from tests.support.trust import TRUST
 
 Process = Literal["front", "engine"]
 BESIDE = [row.name for row in drafters() if row.place is Place.TARGET_WORKER and not row.mixes]
-DRAFTS = {"model": DEMO / "draft", "parallel": DRAFTERS / "parallel"}  # by name, which is the drafter's too
+DRAFTS = {
+    "model": DEMO / "draft",
+    "parallel": DRAFTERS / "parallel",
+}  # checkpoints by the name of draft and drafter
 TEMPERATURES = (0.0, 0.7, 1.0)
 TOKENS = 120
 DEPTH = 4
@@ -115,7 +118,7 @@ class Service:
 
 @pytest.fixture(scope="module")
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """With what stands beside the target, or where nothing does, with a draft worker for each drafter."""
+    """Starts a target with its drafter, or if it has none, a draft worker for each drafter."""
     beside: str | None = request.param
     drafts = {} if beside else {name: name for name in DRAFTS}
     settings = GatewaySettings(
@@ -148,7 +151,7 @@ def no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    multiprocessing.active_children()  # those of ours that have are not kept as zombies
+    multiprocessing.active_children()  # children that have ended are not kept as zombies
     return not psutil.pid_exists(pid)
 
 

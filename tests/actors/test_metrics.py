@@ -15,7 +15,7 @@ PATHS: tuple[Path, ...] = ("graph", "gathered", "graph", "kernels")
 
 
 def counted(device: str) -> Told:
-    """Of two looks at an engine, each after a step by each path."""
+    """Totals of two looks at an engine, each after a step by each path."""
     told = Told()
     metrics = EngineMetrics(Instruments(OF_WORKERS, told.instrument), "target", device)
     steps = tuple(StepTimings(0.1, 0.2, 0.3, 0.6, 1, 5, path) for path in PATHS)

@@ -27,7 +27,7 @@ LOAD_S = 30.0 * PATIENCE  # both ranks have started by then
 @pytest.fixture(scope="module")
 def bundles() -> Iterator[PlacementGroup]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Ray, about GPUs
+        warnings.simplefilter("ignore")  # warnings of Ray about GPUs
         ray.init(address="local", num_cpus=2, include_dashboard=False)
     try:
         bundles = placement_group([{"CPU": 1}] * 2)
@@ -90,6 +90,6 @@ def test_a_rank_that_hangs_takes_its_group_with_it(
 
 
 def said(pids: list[int]) -> str:
-    """By these processes, on standard error."""
+    """Text of these processes on standard error."""
     logs = Path(ray._private.worker._global_node.get_logs_dir_path())
     return "".join(log.read_text() for pid in pids for log in logs.glob(f"worker-*-{pid}.err"))

@@ -55,7 +55,7 @@ LAYERS = (1, 2)
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Engine]]:
-    """By their number of layers."""
+    """Models by their number of layers."""
     with simulated_cuda(), pytest.MonkeyPatch.context() as patched:
         patched.setattr(outrider.engine.forward.graphs, "ROWS", (1, 4, 20))
         made = {}
@@ -70,7 +70,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Engi
 
 @pytest.fixture(scope="module")
 def measured(engines: dict[int, Engine]) -> Callable[[str, str, int], Counts]:
-    """Of a shape, sampling settings and a number of layers; each is measured once."""
+    """Counts of a shape, sampling settings and a number of layers; each is measured once."""
 
     @cache
     def of(shape: str, sampling: str, layers: int = LAYERS[0]) -> Counts:

@@ -1,4 +1,4 @@
-"""On a GPU the engine says what it says on the CPU, by every way that it has there.
+"""The engine says on a GPU what it says on the CPU, by every way that it has there.
 
 Where the machine has none it is simulated: what that shows, and what it cannot, is in
 tests/support/simulated_cuda/README.md.
@@ -63,7 +63,7 @@ class Way:
 
     settings: dict[str, Any]
     launched: str  # part of the name of a kernel that tells this way
-    path: str  # of its last step
+    path: str  # path of its last step
     slow_because: str = ""  # part of the only reason
     has_triton: bool = True
 
@@ -108,7 +108,7 @@ def engine_of(folder: Path, **settings: Any) -> Engine:
 
 
 def requests(**sampling: Any) -> list[OfflineRequest]:
-    """Of all lengths, with all sampling settings or with those given."""
+    """Requests of all lengths, with all sampling settings or with those given."""
     rng = random.Random(1)
     return [
         OfflineRequest(
@@ -131,7 +131,7 @@ def on_the_cpu(folder: Path, **sampling: Any) -> list[tuple[int, ...]]:
 
 
 def launched(cuda: SimulatedCuda | None, name: str) -> bool:
-    """Of a real GPU only the path of a step is known."""
+    """Counts of launches; a real GPU tells only the path of a step."""
     return cuda is None or any(name in cause for cause in cuda.counts.launches)
 
 
@@ -221,7 +221,7 @@ def test_batch_invariant_numerics_keep_a_text_in_bfloat16(folder: Path, siblings
 @pytest.mark.slow
 @pytest.mark.parametrize("verification", ["coupled", "rejection", "block"])
 def test_a_draft_model_on_the_gpu_drafts_what_it_does_on_the_cpu(folder: Path, verification: str) -> None:
-    """By every rule; ahead of the verdicts too, where the rule allows it."""
+    """Verifies by every rule; ahead of the verdicts too, if the rule allows it."""
     asked = requests(temperature=0.8, top_p=0.95, verification=verification)
     alternatives = 2 if verification == "coupled" else 0
 
@@ -266,10 +266,10 @@ class Company:
         self._engine = engine
         self._stop_token = stop_token
         self._prompts = [request.prompt for request in requests(**SIMPLE)]
-        self._said: dict[int, list[int]] = {}  # by number of the sequence
+        self._said: dict[int, list[int]] = {}  # tokens by number of the sequence
 
     def texts(self) -> list[list[int]]:
-        """Of each sequence; of the one that is closed only what it says for sure."""
+        """Text of each sequence; of the closed sequence only what it says for sure."""
         engine = self._engine
         first = self._start(1, 16)
         self._start(2, 4, max_tokens=4)
@@ -285,7 +285,7 @@ class Company:
             kept = len(self._said[set_back])
             engine.submit(plain_decoding(set_back, length + 2, (9,), 6, round=1))
 
-        changes: dict[int, Callable[[], object]] = {  # by tokens of the first sequence
+        changes: dict[int, Callable[[], object]] = {  # changes by tokens of the first sequence
             3: lambda: self._start(4, COUNT),
             5: lambda: engine.close(engine.sequence(closed)),
             6: change,

@@ -262,7 +262,7 @@ def test_a_draft_takes_no_step_for_what_its_grammar_forces() -> None:
         found += draft.step()
         steps += draft.sequence(sequence).cached > 0
     assert len(found[0].draft) == 8
-    assert steps <= 6  # of the tokens at least {"name": " are forced
+    assert steps <= 6  # among the tokens at least {"name": " are forced
     draft.close(draft.sequence(sequence))
 
 
@@ -282,7 +282,7 @@ def test_what_a_draft_prepares_is_forced_free_and_right() -> None:
 
 
 def test_a_draft_that_lacks_what_its_grammar_allows_only_guesses_badly() -> None:
-    """As one with fewer tokens than its target: its row would be empty."""
+    """A draft with fewer tokens than its target would have an empty row."""
     draft = engine("draft")
     few = tuple(range(100, 120))
     sequence = open_sequence(draft, GRAMMARS["person"], 0, allowed_token_ids=few)

@@ -20,7 +20,7 @@ class EndedError(Exception):
 
 
 class Requests:
-    """Those of one sequence, Open and Close among them."""
+    """Messages of one sequence, Open and Close among them."""
 
     def __init__(self) -> None:
         self._inbox: asyncio.Queue[Any] = asyncio.Queue()

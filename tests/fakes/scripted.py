@@ -87,9 +87,9 @@ class Script:
 class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
     """Says ``answer`` whatever is drafted. Takes chains only."""
 
-    finish_reason: str = "length"  # of the answer's last token
-    step_s: float = 0.0  # that a token takes in plain decoding
-    total_s: float = 0.0  # that each answer took, as it says itself
+    finish_reason: str = "length"  # reason at the answer's last token
+    step_s: float = 0.0  # seconds of a token in plain decoding
+    total_s: float = 0.0  # seconds that each answer reports
     verifying: asyncio.Event | None = None  # no Verdict on a Draft before it is set
     no_drafts_because: str = ""  # as each of its replies tells
     repeats_itself: bool = False  # sends each reply of an older round once more
@@ -164,7 +164,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
         )
 
     def _scores(self, score: rounds_pb2.Score) -> Iterator[rounds_pb2.TargetReply]:
-        """Of the prompt's tokens, two at a time."""
+        """Scores of the prompt's tokens, two at a time."""
         told = [_logprobs(token) for token in [*score.turn.tokens][score.start :]]
         for first in range(0, len(told), 2):
             yield rounds_pb2.TargetReply(round=score.turn.round, logprobs=told[first : first + 2])

@@ -26,7 +26,7 @@ def _exporter() -> InMemorySpanExporter:
 
 
 class Spans:
-    """Those that have ended."""
+    """Spans that have ended."""
 
     def __init__(self) -> None:
         self._exporter = _exporter()

@@ -19,7 +19,7 @@ from gateway.api.openai.answer_types import (
 from gateway.api.openai.chat import Chat
 from gateway.api.openai.schemas import finite
 from gateway.api.openai.usage import final_usage
-from gateway.generation.request import Chunk, Prepared, Usage
+from gateway.generation.request import AnswerUsage, Chunk, Prepared
 from gateway.generation.token_bytes import TokenBytes
 from gateway.sequence import Token
 
@@ -77,7 +77,7 @@ class ChatAnswer:
         """An event of a stream that has no choice."""
         return self._event()
 
-    def usage(self, usage: Usage) -> ChatEvent:
+    def usage(self, usage: AnswerUsage) -> ChatEvent:
         """The extra last event of a stream that asked for it: no choice, only usage."""
         return {**self.wordless(), **final_usage(usage, self._seed)}
 

@@ -21,7 +21,7 @@ from gateway.api.openai.schemas import GenerationRequest, are_ids, checked_text,
 from gateway.api.openai.usage import final_usage
 from gateway.errors import InvalidRequestError
 from gateway.generation.generation import Generation
-from gateway.generation.request import Chunk, Prepared, Prompt, Request, Usage
+from gateway.generation.request import AnswerUsage, Chunk, Prepared, Prompt, Request
 from gateway.generation.token_bytes import TokenBytes
 from gateway.sequence import GatewaySequence
 from protos.generation_pb2 import TokenLogprobs
@@ -148,7 +148,7 @@ class CompletionAnswer:
         """An event of a stream that has no choice."""
         return {**self._frame}
 
-    def usage(self, usage: Usage) -> CompletionEvent:
+    def usage(self, usage: AnswerUsage) -> CompletionEvent:
         """The extra last event of a stream that asked for it: no choice, only usage."""
         return {**self.wordless(), **final_usage(usage, self._seed)}
 

@@ -14,7 +14,7 @@ from gateway.api.openai.answer_types import ChatDelta, ToolCallDelta
 from gateway.api.openai.response_types import ResponseUsage
 from gateway.api.openai.usage import has_metrics, metrics_body, usage_body
 from gateway.errors import DEFECT, GatewayError
-from gateway.generation.request import Chunk, Usage
+from gateway.generation.request import AnswerUsage, Chunk
 
 logger = logging.getLogger("ray.serve")
 
@@ -144,7 +144,7 @@ class ResponseAnswer:
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **said}
 
-    def _usage(self, usage: Usage) -> ResponseUsage:
+    def _usage(self, usage: AnswerUsage) -> ResponseUsage:
         said = usage_body(usage, self._seed)
         return {
             "input_tokens": said["prompt_tokens"],

@@ -20,7 +20,7 @@ from gateway.api.openai.answer_types import (
 from gateway.api.openai.schemas import StreamOptions, error_body
 from gateway.api.openai.usage import token_counts
 from gateway.errors import DEFECT, GatewayError
-from gateway.generation.request import Chunk, Usage
+from gateway.generation.request import AnswerUsage, Chunk
 from gateway.generation.token_bytes import TokenBytes
 
 Event = CompletionEvent | ChatEvent
@@ -30,20 +30,20 @@ logger = logging.getLogger("ray.serve")
 LONG_ANSWER = 1024  # tokens, or log-probabilities of tokens, which take about a millisecond to write
 
 
-class Answer(Protocol):
+class StreamableAnswer(Protocol):
     """The bodies of one endpoint."""
 
     def opening(self) -> Sequence[Event]: ...
     def chunk(self, chunk: Chunk) -> Sequence[Event]: ...
     def wordless(self) -> Event: ...
-    def usage(self, usage: Usage) -> Event: ...
+    def usage(self, usage: AnswerUsage) -> Event: ...
     def whole(self, chunks: list[Chunk], count: int) -> Completion | ChatCompletion: ...
 
 
 async def events(
     first: Chunk,
     chunks: AsyncGenerator[Chunk, None],
-    answer: Answer,
+    answer: StreamableAnswer,
     options: StreamOptions,
     tokens: TokenBytes,
     prompt_tokens: int,

@@ -55,7 +55,7 @@ class NamedChoice(BaseModel):
     function: FunctionName
 
 
-class CalledFunction(BaseModel):
+class PastCallFunction(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: Name
@@ -78,7 +78,7 @@ class Call(NullIsLeftOut):
 
     id: Text
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: PastCallFunction
     index: int | None = None  # index in a stream's deltas, if the caller put them together
 
     def plain(self) -> dict[str, Any]:

@@ -4,14 +4,14 @@ from typing import Any
 
 from gateway.api.openai.answer_types import FinalUsage, Metrics, TokenCounts
 from gateway.api.openai.answer_types import Usage as UsageBody
-from gateway.generation.request import Usage
+from gateway.generation.request import AnswerUsage
 
 
 def token_counts(prompt: int, completion: int) -> TokenCounts:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def usage_body(usage: Usage, seed: int) -> UsageBody:
+def usage_body(usage: AnswerUsage, seed: int) -> UsageBody:
     """Returns token counts and counters of speculation, all of them if the request asks for a report."""
     stats = usage.stats
     speculation: Any = {
@@ -33,7 +33,7 @@ def usage_body(usage: Usage, seed: int) -> UsageBody:
     }
 
 
-def _report(usage: Usage) -> dict[str, Any]:
+def _report(usage: AnswerUsage) -> dict[str, Any]:
     stats, asked = usage.stats, usage.speculation
     return {
         "mode": asked.mode,
@@ -60,18 +60,18 @@ def _report(usage: Usage) -> dict[str, Any]:
     }
 
 
-def final_usage(usage: Usage, seed: int) -> FinalUsage:
+def final_usage(usage: AnswerUsage, seed: int) -> FinalUsage:
     """Returns the last fields of an answer; a report on a single answer includes its metrics."""
     last = FinalUsage(usage=usage_body(usage, seed))
     return {**last, "metrics": metrics_body(usage)} if has_metrics(usage) else last
 
 
-def has_metrics(usage: Usage) -> bool:
+def has_metrics(usage: AnswerUsage) -> bool:
     """Whether a report was asked for on one answer: acceptance of several together says little."""
     return usage.speculation.report and usage.answers == 1
 
 
-def metrics_body(usage: Usage) -> Metrics:
+def metrics_body(usage: AnswerUsage) -> Metrics:
     """Returns the acceptance of one answer under the names that AIPerf reads."""
     stats = usage.stats
     return {

@@ -182,7 +182,7 @@ def test_moves_at_once_do_what_they_do_one_after_the_other() -> None:
 
 @needs_compiler
 def test_moves_cost_the_same_however_many_they_are() -> None:
-    """On a GPU: one copy, and for keys and for values a reading, a writing and a filling."""
+    """Launches on a GPU: one copy, and for keys and for values a reading, a writing and a filling."""
     moves = [Move(np.arange(8, 8 + count), np.arange(count)) for count in (1, 3, 2)]
     with simulated_cuda() as cuda:
         cache = PagedCache(dict.fromkeys(range(4), (2, 8, 8)), 6, BLOCK, torch.float32, torch.device("cuda"))

@@ -371,7 +371,7 @@ def test_a_draft_does_not_read_a_prompt_beyond_its_context(tmp_path: Path, kind:
 
 
 def test_what_a_vocabulary_holds_is_never_counted_out() -> None:
-    """Of a vocabulary of any size, and of lists that are as long."""
+    """Time for a vocabulary of any size, and for lists that are as long."""
     many = tuple(range(10_000))
     check_sampling(Sampling(bad_token_ids=many, min_tokens=1), 10**15, range(10_000))
     with pytest.raises(ValueError, match="leave no token"):

@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from gateway.generation.form import Form, Grammars
+from gateway.generation.form import Form, GrammarChecks
 from gateway.generation.generation import Generation
 from gateway.generation.request import Request
 from gateway.generation.text import load_tokenizer
@@ -119,7 +119,7 @@ async def answers(
 
 
 async def test_every_schema_is_accepted() -> None:
-    with closing(Grammars(load_tokenizer(str(DEMO / "target")), compile_s=2)) as grammars:
+    with closing(GrammarChecks(load_tokenizer(str(DEMO / "target")), compile_s=2)) as grammars:
         for schema in SCHEMAS.values():
             assert await grammars.grammar(Form("json_schema", json.dumps(schema), "schema"), later(LIMIT_S))
     assert len(SCHEMAS) >= 30

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from gateway.errors import DeadlineError, InvalidRequestError
-from gateway.generation.form import AT_ONCE, Form, Grammars
+from gateway.generation.form import AT_ONCE, Form, GrammarChecks
 from outrider.decoding.grammar import GrammarError
 from outrider.decoding.grammar_trials import GrammarTrials
 from tests.support.patience import LIMIT_S, eventually, later
@@ -38,8 +38,8 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 
 @pytest.fixture
-def grammars(tokenizer: Tokenizer, gate: Gate) -> Iterator[Grammars]:
-    grammars = Grammars(tokenizer, compile_s=2)
+def grammars(tokenizer: Tokenizer, gate: Gate) -> Iterator[GrammarChecks]:
+    grammars = GrammarChecks(tokenizer, compile_s=2)
     yield grammars
     gate.may_end.set()
     grammars.close()
@@ -49,7 +49,7 @@ def form(regex: str) -> Form:
     return Form("regex", regex, "the field")
 
 
-async def test_grammar_several_requests_ask_tries_it_once(grammars: Grammars, gate: Gate) -> None:
+async def test_grammar_several_requests_ask_tries_it_once(grammars: GrammarChecks, gate: Gate) -> None:
     asked = [asyncio.create_task(grammars.grammar(form("a"), later(LIMIT_S))) for _ in range(3)]
     await eventually(lambda: gate.tried)
     gate.may_end.set()
@@ -58,7 +58,7 @@ async def test_grammar_several_requests_ask_tries_it_once(grammars: Grammars, ga
     assert len(gate.tried) == 1
 
 
-async def test_grammar_cannot_be_compiled_names_the_field_each_time(grammars: Grammars, gate: Gate) -> None:
+async def test_grammar_cannot_be_compiled_names_the_field(grammars: GrammarChecks, gate: Gate) -> None:
     gate.may_end.set()
     for _ in range(2):
         with pytest.raises(InvalidRequestError, match="the field: it is bad"):
@@ -66,12 +66,12 @@ async def test_grammar_cannot_be_compiled_names_the_field_each_time(grammars: Gr
     assert len(gate.tried) == 1
 
 
-async def test_grammar_takes_longer_than_the_deadline_ends_there(grammars: Grammars, gate: Gate) -> None:
+async def test_grammar_takes_longer_than_the_deadline_ends_there(grammars: GrammarChecks, gate: Gate) -> None:
     with pytest.raises(DeadlineError):
         await grammars.grammar(form("a"), later(0))
 
 
-async def test_grammar_that_nobody_waits_for_any_more_is_not_tried(grammars: Grammars, gate: Gate) -> None:
+async def test_grammar_without_a_waiting_request_is_not_tried(grammars: GrammarChecks, gate: Gate) -> None:
     asked = [
         asyncio.create_task(grammars.grammar(form(f"a{number}"), later(LIMIT_S)))
         for number in range(AT_ONCE + 3)
@@ -86,7 +86,7 @@ async def test_grammar_that_nobody_waits_for_any_more_is_not_tried(grammars: Gra
 
 
 async def test_grammar_trials_are_lost_asks_again(
-    grammars: Grammars, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    grammars: GrammarChecks, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate.may_end.set()
     with monkeypatch.context() as lost:
