@@ -31,8 +31,8 @@ PROGRAM = """
 
     cluster.stop.let_requests_end = let_requests_end
     cluster.stop.stop_in_order(7.0)
-    print("runs", flush=True)
     try:
+        print("runs", flush=True)  # the interrupt may come at once
         while True:
             time.sleep(1000)
     except KeyboardInterrupt:
