@@ -14,7 +14,7 @@ from gateway.proposal import NO_PROPOSAL, Proposal
 from gateway.routing.router import CandidateDrafter
 from gateway.routing.tuning import TUNING
 from gateway.sequence import GatewaySequence
-from outrider.decoding.draft import agreed
+from outrider.learning.agreement import agreement
 from outrider.pace.tuning import TUNING as PACE_TUNING
 
 PROBE_DEPTH = PACE_TUNING.probe_depth  # tokens of a guess
@@ -123,5 +123,5 @@ class Judge:
         if len(text) < len(guess.draft) + 1:
             return
         watch.guess = NO_PROPOSAL
-        correct = agreed(guess.draft.tokens[: guess.draft.chain_length], text)
-        self._events.emit(GuessJudged(watch.candidate.name, correct, guess))
+        found = agreement(guess.draft.tokens[: guess.draft.chain_length], text)
+        self._events.emit(GuessJudged(watch.candidate.name, found.correct, guess))

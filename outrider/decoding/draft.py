@@ -174,9 +174,3 @@ class Verdict:
 
     accepted: tuple[int, ...]  # nodes along the accepted path, root first
     tokens: tuple[int, ...]  # emitted token ids: of accepted nodes, forced, the target's own
-
-
-def agreed(guessed: Sequence[int], tokens: Sequence[int]) -> int:
-    """Returns the number of leading tokens in which both agree."""
-    pairs = zip(guessed, tokens, strict=False)
-    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(guessed), len(tokens)))

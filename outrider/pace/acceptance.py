@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from math import prod
 
+from outrider.learning.mean import Rate
 from outrider.pace.exploration import Probes
 from outrider.pace.settings import MAX_DEPTH
 from outrider.pace.tuning import TUNING
@@ -14,41 +15,33 @@ class TaskAcceptance:
 
     def __init__(self, memory: float = TUNING.task_memory) -> None:
         """memory: rounds after which an older one weighs 1/e."""
-        self._kept = 1.0 - 1.0 / memory
-        self._reached = [0.0] * MAX_DEPTH
-        self._accepted = [0.0] * MAX_DEPTH
+        self._positions = [Rate(memory) for _ in range(MAX_DEPTH)]  # accepted / reached
         self._rates: tuple[float, ...] | None = None  # computed once per round
-        self._wrong = 0.0  # first guesses that were wrong
-        self._second = 0.0  # second guesses that were correct, after a wrong first one
+        self._second = Rate(memory)  # correct second guesses / wrong first ones
         self.probes = Probes()  # while its sequences are in plain decoding
 
     def observe_rank(self, rank: int) -> None:
         """Learns that the target's token was the drafter's guess of that rank; 0 is the first guess."""
         if rank:
-            self._wrong = self._kept * self._wrong + 1.0
-            self._second = self._kept * self._second + (rank == 1)
+            self._second.observe(rank == 1)
 
     @property
     def hit_rate(self) -> float:
         """Rate at which the second guess is correct if the first one is wrong; 0 until that is known."""
-        return self._second / self._wrong if self._wrong >= TUNING.known_rounds else 0.0
+        return self._second.value(0.0) if self._second.total >= TUNING.known_rounds else 0.0
 
     def observe(self, accepted: int, reached: int) -> None:
         """Learns from a round: all reached positions were correct, or all but the last one."""
-        for position in range(MAX_DEPTH):
-            self._reached[position] *= self._kept
-            self._accepted[position] *= self._kept
-        for position in range(reached):
-            self._reached[position] += 1.0
-            self._accepted[position] += position < accepted
+        for position, rate in enumerate(self._positions):
+            rate.observe(position < accepted, position < reached)
         self._rates = None
 
     def rates(self) -> tuple[float, ...]:
         """[MAX_DEPTH] acceptance rates; a position that was not measured counts as the position before it."""
         if self._rates is None:
             rates, rate = [], TUNING.prior_rate
-            for accepted, reached in zip(self._accepted, self._reached, strict=True):
-                rate = (accepted + TUNING.prior_rounds * rate) / (reached + TUNING.prior_rounds)
+            for measured in self._positions:
+                rate = measured.value(rate, TUNING.prior_rounds)
                 rates.append(rate)
             self._rates = tuple(rates)
         return self._rates
@@ -56,16 +49,15 @@ class TaskAcceptance:
     @property
     def samples(self) -> float:
         """Rounds by which the first position's rate is known; older rounds count for less."""
-        return self._reached[0]
+        return self._positions[0].total
 
     @property
     def is_known(self) -> bool:
         """Whether enough rounds were seen to trust the first position's rate."""
-        reached = self._reached[0]
-        if reached < TUNING.known_rounds:
+        if self.samples < TUNING.known_rounds:
             return False
-        rate = self._accepted[0] / reached
-        return math.sqrt(rate * (1.0 - rate) / reached) <= TUNING.known_error
+        rate = self._positions[0].value(0.0)
+        return math.sqrt(rate * (1.0 - rate) / self.samples) <= TUNING.known_error
 
 
 class SequenceAcceptance:
@@ -74,17 +66,14 @@ class SequenceAcceptance:
     def __init__(self, task: TaskAcceptance, memory: float = TUNING.sequence_memory) -> None:
         """memory: rounds after which an older one weighs 1/e."""
         self.task = task
-        self._kept = 1.0 - 1.0 / memory
-        self._accepted = 0.0
-        self._expected = 0.0  # tokens that would be accepted if it were like its task
-        self._reached = 0.0
+        self._accepted = Rate(memory)  # accepted / reached tokens
+        self._surplus = Rate(memory)  # accepted tokens beyond those of a sequence like its task / reached
 
     def observe(self, accepted: int, reached: int) -> None:
         """Learns from a round, and passes it on to the task."""
         rates = self.task.rates()
-        self._accepted = self._kept * self._accepted + accepted
-        self._expected = self._kept * self._expected + sum(rates[:reached])
-        self._reached = self._kept * self._reached + reached
+        self._accepted.observe(accepted, reached)
+        self._surplus.observe(accepted - sum(rates[:reached]), reached)
         self.task.observe(accepted, reached)
 
     @property
@@ -93,14 +82,13 @@ class SequenceAcceptance:
 
     def rates(self) -> list[float]:
         """[MAX_DEPTH] acceptance rates, given that the position is reached."""
-        offset = (self._accepted - self._expected) / (self._reached + TUNING.alike_tokens)
+        offset = self._surplus.value(0.0, TUNING.alike_tokens)
         return [min(max(rate + offset, 0.0), 1.0) for rate in self.task.rates()]
 
     @property
     def overall_rate(self) -> float:
         """Accepted / reached over all positions; the task's first rate stands in for what is not measured."""
-        first = self.task.rates()[0]
-        return (self._accepted + TUNING.known_rounds * first) / (self._reached + TUNING.known_rounds)
+        return self._accepted.value(self.task.rates()[0], TUNING.known_rounds)
 
 
 def expected_tokens(acceptance_rate: float, depth: int) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.learning.mean import kept
 from outrider.pace.tuning import TUNING
 
 _DEPTHS = TUNING.calibration_depths
@@ -84,7 +85,7 @@ class Calibration:
         """Learns which drafters' Drafts a step verified; none: it was a step of plain decoding."""
         like = _mean([self._rounds[name] for name in drafters]) if drafters else _Rounds(time=self._plain)
         for name, rounds in self._rounds.items():
-            rounds.own = [(1.0 - 1.0 / TUNING.calibration_fading) * of_depth for of_depth in rounds.own]
+            rounds.own = [kept(TUNING.calibration_fading) * of_depth for of_depth in rounds.own]
             if name not in drafters:
                 tokens = rounds.expected_tokens * like.tokens / like.expected_tokens
                 rounds.time += (like.time - rounds.time) / TUNING.calibration_fading

@@ -1,7 +1,7 @@
 """Costs of a target and its drafters: timings are observed, and times are predicted. Torch-free."""
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from outrider.drafters.registry import DrafterInfo
+from outrider.learning.lru import Lru
 from outrider.pace.calibration import Calibration
 from outrider.pace.regression import LinearCost, Vector
 from outrider.pace.step import Step, StepSize
@@ -138,23 +139,17 @@ class DrafterCosts:
     """Seconds that one drafter takes, at each of its workers."""
 
     def __init__(self, drafter: DrafterInfo) -> None:
-        self._drafter = drafter
-        self._of_worker: OrderedDict[str, DrafterCost] = OrderedDict()  # least recently used first
+        self._newest = DrafterCost(drafter)  # cost that was asked for last
+        self._of_worker = Lru[str, DrafterCost](TUNING.most_workers)
 
     def of(self, worker: str) -> DrafterCost:
         """Cost at a worker; a new worker counts as another one does.
 
         worker: its address; empty: any, or the drafter has no workers.
         """
-        known = next(reversed(self._of_worker.values()), None)
-        if known is not None and not worker:
-            return known
-        if worker not in self._of_worker:
-            self._of_worker[worker] = DrafterCost(self._drafter) if known is None else deepcopy(known)
-        self._of_worker.move_to_end(worker)
-        if len(self._of_worker) > TUNING.most_workers:
-            self._of_worker.popitem(last=False)
-        return self._of_worker[worker]
+        if worker:
+            self._newest = self._of_worker.get(worker, lambda: deepcopy(self._newest))
+        return self._newest
 
 
 @dataclass(frozen=True)

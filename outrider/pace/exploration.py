@@ -15,10 +15,10 @@ bounded expenses keep every choice open:
 ``PaceSettings.explores`` turns all three off. What does not pay then stays off, until the load changes.
 """
 
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 
 from outrider.drafters.registry import DrafterInfo
+from outrider.learning.lru import Lru
 from outrider.pace.settings import PaceSettings
 from outrider.pace.tuning import TUNING
 
@@ -115,7 +115,7 @@ class Watches:
     def __init__(self) -> None:
         self._sequences = 0
         self._credit = TUNING.most_credit
-        self._newest: OrderedDict[tuple[Hashable, str], int] = OrderedDict()  # number of the newest sequence
+        self._newest = Lru[tuple[Hashable, str], int](TUNING.most_watched)  # number of the newest sequence
 
     def begun(self, settings: PaceSettings, key: Hashable, known: Mapping[str, bool]) -> list[str]:
         """Drafters that guess for a sequence which begins now: all unknown ones, or else one in its turn.
@@ -128,26 +128,20 @@ class Watches:
         self._credit = min(self._credit + settings.exploration, TUNING.most_credit)
         if not settings.explores:
             return []
-        in_turn = sorted(known, key=lambda name: self._newest.get((key, name), 0))
+        in_turn = sorted(known, key=lambda name: self._newest.peek((key, name)) or 0)
         unknown = [name for name in in_turn if not known[name]]
         watched = []
         for name in [name for name in unknown if self._may_tell_more(key, name)] if unknown else in_turn[:1]:
             if self._credit > 1.0 - ROUNDING:
                 self._credit -= 1.0
-                self._remember(key, name)
+                self._newest.put((key, name), self._sequences)
                 watched.append(name)
         return watched
 
     def _may_tell_more(self, key: Hashable, name: str) -> bool:
         """Whether no recent sequence is watched for it already, by which enough may soon be known."""
-        newest = self._newest.get((key, name), 0)
-        return not newest or self._sequences - newest >= TUNING.watch_again
-
-    def _remember(self, key: Hashable, name: str) -> None:
-        self._newest[key, name] = self._sequences
-        self._newest.move_to_end((key, name))
-        if len(self._newest) > TUNING.most_watched:
-            self._newest.popitem(last=False)
+        newest = self._newest.peek((key, name))
+        return newest is None or self._sequences - newest >= TUNING.watch_again
 
 
 def watch_tokens(settings: PaceSettings, is_known: bool) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.learning.mean import kept
 from outrider.pace.tuning import TUNING
 
 Vector = NDArray[np.float64]
@@ -59,10 +60,9 @@ class LinearCost:
                 seconds = min(max(seconds, expected / outlier), expected * outlier)
         region = min(int(np.log2(max(size, 1.0))), TUNING.size_regions - 1)
         self._notice_change(region, seconds / expected)
-        kept = 1.0 - 1.0 / self._memory
-        relative = features / expected
-        self._products[region] = kept * self._products[region] + np.outer(relative, relative)
-        self._sums[region] = kept * self._sums[region] + relative * (seconds / expected)
+        share, relative = kept(self._memory), features / expected
+        self._products[region] = share * self._products[region] + np.outer(relative, relative)
+        self._sums[region] = share * self._sums[region] + relative * (seconds / expected)
         self.samples += 1
         self._unfitted += 1
 

@@ -6,12 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.decoding.draft import agreed
 from outrider.decoding.outcomes import PRIOR_RATE, RANKS, Branch, Outcomes
 
 RATES = st.floats(0.0, 1.0)
 DEPTHS = st.integers(0, 8)
-TOKENS = st.lists(st.integers(0, 2), max_size=6)
 
 
 @st.composite
@@ -134,29 +132,3 @@ def test_verdict_on_no_token_leaves_the_acceptance_rate() -> None:
     outcomes = Outcomes()
     outcomes.observe(0, 0, None)
     assert outcomes.acceptance_rate == PRIOR_RATE
-
-
-@pytest.mark.parametrize(
-    ("guessed", "tokens", "count"),
-    [
-        ((), (), 0),
-        ((), (1,), 0),
-        ((1,), (), 0),
-        ((1, 2), (1, 2), 2),
-        ((1, 2), (1, 2, 3), 2),
-        ((1, 2, 3), (1, 2), 2),
-        ((1, 2, 3), (1, 4, 3), 1),
-        ((4, 2, 3), (1, 2, 3), 0),
-    ],
-)
-def test_leading_tokens_that_agree_are_counted(
-    guessed: tuple[int, ...], tokens: tuple[int, ...], count: int
-) -> None:
-    assert agreed(guessed, tokens) == count
-
-
-@given(TOKENS, TOKENS)
-def test_longest_common_beginning_agrees(guessed: list[int], tokens: list[int]) -> None:
-    count = agreed(guessed, tokens)
-    assert guessed[:count] == tokens[:count]
-    assert guessed[count : count + 1] != tokens[count : count + 1] or count == len(guessed) == len(tokens)

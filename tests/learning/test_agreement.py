@@ -1,8 +1,12 @@
 """Comparison of guesses with the text that followed."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from outrider.learning.agreement import Agreement, agreement
+
+TOKENS = st.lists(st.integers(0, 2), max_size=6)
 
 
 @pytest.mark.parametrize(
@@ -23,3 +27,10 @@ def test_agreement_counts_correct_tokens_and_those_that_the_text_reached(
 ) -> None:
     assert agreement(guess, text) == expected
     assert agreement(tuple(guess), tuple(text)) == expected
+
+
+@given(TOKENS, TOKENS)
+def test_agreement_counts_the_longest_common_beginning(guess: list[int], text: list[int]) -> None:
+    correct = agreement(guess, text).correct
+    assert guess[:correct] == text[:correct]
+    assert guess[correct : correct + 1] != text[correct : correct + 1] or correct == len(guess) == len(text)

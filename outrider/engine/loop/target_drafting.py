@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from outrider.decoding.draft import Draft, agreed
+from outrider.decoding.draft import Draft
 from outrider.decoding.outcomes import RANKS
 from outrider.engine.blame import says_broken
 from outrider.engine.choosing.asked import Asked
@@ -19,6 +19,7 @@ from outrider.engine.sequence import EngineSequence
 from outrider.engine.tasks.decode import DecodeTask
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import Decoded, Result
+from outrider.learning.agreement import agreement
 from outrider.pace.step import Step, StepSize
 
 logger = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ class TargetDrafting:
         if newest is None or not chain or newest.chain[: len(chain)] != chain:
             return result
         tokens = result.verdict.tokens
-        accepted = agreed(chain, tokens)
+        accepted = agreement(chain, tokens).correct
         self._count(accepted, min(accepted + 1, len(chain)))
         if not accepted < min(len(chain), len(newest.guesses), len(tokens)):
             return result

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from outrider.decoding.draft import Draft, agreed
+from outrider.decoding.draft import Draft
 from outrider.decoding.lease import NO_LEASE, Lease
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.draft_ahead.branches import PrepareTask
@@ -16,6 +16,7 @@ from outrider.engine.tasks.propose import ProposeTask
 from outrider.engine.tasks.score import ScoreTask
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import Decode, Propose, Result, Score, Work
+from outrider.learning.agreement import agreement
 
 
 class WorkQueue:
@@ -169,7 +170,7 @@ class WorkQueue:
         """Makes ``tokens`` follow the first ``base``; keeps the cache of all that agrees, drafted or not."""
         held = sequence.tokens[base:]
         if held != list(tokens[: len(held)]):
-            self._cache.roll_back(sequence, base + agreed(held, tokens))
+            self._cache.roll_back(sequence, base + agreement(held, tokens).correct)
         else:
             new = tokens[len(held) :]
             path = sequence.pending.path_of(new)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider.decoding.choice_context import ChoiceContext
-from outrider.decoding.draft import ROOT, Draft, agreed
+from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.outcomes import RANKS
 from outrider.decoding.philox import noise_key
 from outrider.decoding.sampling import choose
@@ -19,6 +19,7 @@ from outrider.engine.drafters.trees import Trees
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.sequence import EngineSequence
+from outrider.learning.agreement import agreement
 from tests.support.beside import KINDS, TOKENS, drafted_texts, engine_with, plain_texts, rounds
 from tests.support.demo_pair import DRAFTERS, engine, prompt_of
 from tests.support.eagle3 import Form, Reference, hidden_of, reference, write_eagle3
@@ -253,7 +254,7 @@ def test_verdict_tells_which_guess_would_have_been_right(alternatives: int) -> N
         text = [*prompt_of(kind), *one.tokens]
         for length, draft, rank in zip(one.lengths, one.drafts, one.ranks[1:], strict=True):
             chain = draft.tokens[: draft.chain_length]
-            right = agreed(chain, text[length:])
+            right = agreement(chain, text[length:]).correct
             assert (rank is None) is (right == len(chain))
             if rank is None:
                 continue

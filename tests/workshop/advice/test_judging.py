@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from outrider.decoding.draft import agreed
 from outrider.demo.prompts import DEMO
 from outrider.drafters.ngram import NgramIndex
 from outrider.drafters.past_answers import PastAnswers, Scope
@@ -14,6 +13,7 @@ from outrider.drafters.suffix import SuffixIndex
 from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import OfflineRequest, generate
+from outrider.learning.agreement import agreement
 from tests.support.beside import KINDS, TOKENS, drafted_texts, engine_with
 from tests.support.demo_pair import engine, prompt_of
 from tests.support.eagle3 import write_eagle3
@@ -114,7 +114,9 @@ def test_drafts_beside_the_target_are_those_of_serving(name: str, tmp_path: Path
     for answer, one, text in zip(given, judged, served, strict=True):
         for draft, length in zip(text.drafts, text.lengths, strict=True):
             place = length - len(answer.request.prompt)
-            assert one.starts[place] == DraftStart(len(draft), agreed(draft.tokens, answer.tokens[place:]))
+            assert one.starts[place] == DraftStart(
+                len(draft), agreement(draft.tokens, answer.tokens[place:]).correct
+            )
     assert sum(len(text.drafts) for text in served) == counted(judged, depth).rounds
     assert judge.steps.seconds(1, 1) > 0.0
 
