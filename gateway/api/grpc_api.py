@@ -30,9 +30,10 @@ from gateway.generation.form import Form, choice, json_object, json_schema
 from gateway.generation.generation import Generation
 from gateway.generation.request import AnswerUsage, Chunk, Prepared, Request
 from gateway.generation.tracing import served, untraced
-from gateway.observe.loads import loads
+from gateway.observe.loads import counters, loads
 from gateway.sequence import Origin, Token
 from gateway.settings import Speculation
+from outrider.telemetry.counters import IN_EVERY_ANSWER
 from protos import generation_pb2
 from protos.conversions import sampling_from_message, set_fields
 
@@ -333,42 +334,14 @@ def _tokens(tokens: tuple[Token, ...]) -> dict[str, Any]:
 
 
 def _usage(usage: AnswerUsage, seed: int) -> generation_pb2.Usage:
-    stats = usage.stats
-    speculation = generation_pb2.Speculation(
-        target_passes=stats.target_passes,
-        rounds=stats.rounds,
-        drafted=stats.drafted,
-        accepted=stats.accepted,
-        seed=seed,
-    )
-    if usage.speculation.report:
-        speculation.MergeFrom(_report(usage))
+    stats, asked = usage.stats, usage.speculation
+    if asked.report:
+        told = counters(stats, generation_pb2.Speculation)
+        told |= {"mode": asked.mode, "drafter": asked.drafter}
+    else:
+        told = {counter.name: getattr(stats, counter.name) for counter in IN_EVERY_ANSWER}
     return generation_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
-        speculation=speculation,
-    )
-
-
-def _report(usage: AnswerUsage) -> generation_pb2.Speculation:
-    stats = usage.stats
-    return generation_pb2.Speculation(
-        mode=usage.speculation.mode,
-        drafter=usage.speculation.drafter,
-        reached=stats.reached,
-        accepted_lengths=stats.histogram,
-        mean_accepted_length=stats.mean_accepted_length,
-        late_drafts=stats.late_drafts,
-        lost_drafts=stats.lost_drafts,
-        lost_targets=stats.lost_targets,
-        prepared_for=stats.prepared_for,
-        ahead_hit_ranks=stats.ahead_hit_ranks,
-        continued=stats.continued,
-        saved_ms=stats.saved_ms,
-        wasted=stats.wasted,
-        empty_drafts=stats.empty_drafts,
-        drafted_by={name: generation_pb2.DraftedBy(**counts) for name, counts in stats.by_drafter.items()},
-        routed={name: generation_pb2.Routed(times=times) for name, times in stats.routes.items()},
-        judged={name: generation_pb2.Judged(**counts) for name, counts in stats.by_judged.items()},
-        forced=stats.forced,
+        speculation=generation_pb2.Speculation(seed=seed, **told),
     )

@@ -28,16 +28,13 @@ from gateway.events import (
 )
 from gateway.loop.stats import Stats
 from gateway.settings import Speculation
+from outrider.telemetry.counters import COUNTERS
 from protos import rounds_pb2
 from protos.trace_context import traceparent_of
 
 TRACER = trace.get_tracer("outrider")
 
 ROUND, PLAIN, ABANDONED = "round", "plain", "abandoned round"
-COUNTED = (
-    "drafted", "reached", "accepted", "forced", "prepared_for", "continued", "saved_ms", "wasted",
-    "target_passes", "late_drafts", "lost_drafts", "empty_drafts",
-)  # fmt: skip
 
 
 class NoTrace:
@@ -190,8 +187,9 @@ class AnswerTrace(NoTrace):
         self._decoded = 0
         for part, milliseconds in vars(times).items():
             attributes[f"outrider.{part}_ms"] = round(milliseconds, 3)
-        for count in COUNTED:
-            attributes[f"outrider.{count}"] = getattr(self._counted, count)
+        for counter in COUNTERS:
+            if counter.is_in_spans:
+                attributes[f"outrider.{counter.name}"] = getattr(self._counted, counter.name)
         self._counted = Stats()
         if reply is not None:
             attributes["outrider.batch_size"] = reply.timings.last_step.sequences

@@ -1,6 +1,6 @@
 """Counters of what speculation did for sequences."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from gateway.events import (
@@ -19,8 +19,11 @@ from gateway.events import (
 )
 from outrider.telemetry.reasons import DepthReason
 
-BY_DRAFTER = ("rounds", "drafted", "reached", "accepted")
-JUDGED = ("reached", "correct")
+CountsByName = defaultdict[str, Counter[str]]
+
+
+def _by_name() -> CountsByName:
+    return defaultdict(Counter)
 
 
 @dataclass
@@ -32,7 +35,7 @@ class Stats:
     reached: int = 0  # drafted tokens whose position was reached
     forced: int = 0  # tokens to which a grammar left no alternative; they count as nothing else
     ends: int = 0  # accepted tokens that end an answer; they are the target's own as well
-    accepted_lengths: Counter[int] = field(default_factory=Counter)  # rounds by accepted tokens
+    lengths: Counter[int] = field(default_factory=Counter)  # rounds by accepted tokens
     prepared_for: int = 0  # verdicts for which a draft worker had prepared something
     ahead_hits: Counter[int] = field(default_factory=Counter)  # foreseen verdicts by rank of their last token
     continued: int = 0  # rounds whose Draft the target had before the last round was over
@@ -41,9 +44,9 @@ class Stats:
     target_passes: int = 0  # verdicts, with a Draft or without
     draft_s: float = 0.0  # seconds in which rounds waited for a Draft
     target_s: float = 0.0  # seconds in which the sequence waited for verdicts
-    drafted_by: Counter[tuple[str, str]] = field(default_factory=Counter)  # (drafter, what: see BY_DRAFTER)
-    routed: Counter[tuple[str, str]] = field(default_factory=Counter)  # times by (drafter, reason)
-    judged: Counter[tuple[str, str]] = field(default_factory=Counter)  # (drafter, "reached" or "correct")
+    drafted_by: CountsByName = field(default_factory=_by_name)  # rounds and tokens by drafter
+    routed: CountsByName = field(default_factory=_by_name)  # times by drafter, then by RouteReason
+    judged: CountsByName = field(default_factory=_by_name)  # tokens by drafter that did not draft
     transitions: Counter[tuple[str, str]] = field(default_factory=Counter)  # ("on" or "off", reason)
     late_drafts: int = 0  # times that a Draft missed its deadline
     lost_drafts: int = 0  # times that the draft worker was lost
@@ -62,11 +65,11 @@ class Stats:
                     self.rounds += 1
                     self.drafted += event.drafted
                     self.reached += event.reached
-                    self.accepted_lengths[event.accepted] += 1
+                    self.lengths[event.accepted] += 1
                     self.ends += event.drafted_end is not None
-                    counts = 1, event.drafted, event.reached, event.accepted
-                    for what, count in zip(BY_DRAFTER, counts, strict=True):
-                        self.drafted_by[event.proposal.drafter, what] += count
+                    self.drafted_by[event.proposal.drafter].update(
+                        rounds=1, drafted=event.drafted, reached=event.reached, accepted=event.accepted
+                    )
             case TokenDecoded():
                 self.target_passes += 1
                 self.target_s += event.target_s
@@ -83,10 +86,9 @@ class Stats:
                 self.saved_s += ahead.saved_s
                 self.wasted += ahead.wasted
             case Routed():
-                self.routed[event.drafter, event.reason] += 1
+                self.routed[event.drafter][event.reason] += 1
             case GuessJudged():
-                self.judged[event.drafter, "reached"] += event.reached
-                self.judged[event.drafter, "correct"] += event.correct
+                self.judged[event.drafter].update(reached=event.reached, correct=event.correct)
             case FellBack():
                 self.late_drafts += event.reason == DepthReason.LATE
                 self.lost_drafts += event.reason == DepthReason.LOST
@@ -101,7 +103,7 @@ class Stats:
     @property
     def accepted(self) -> int:
         """Drafted tokens that are correct."""
-        return sum(length * rounds for length, rounds in self.accepted_lengths.items())
+        return sum(length * rounds for length, rounds in self.lengths.items())
 
     @property
     def saved_ms(self) -> float:
@@ -119,7 +121,7 @@ class Stats:
 
     def accepted_at(self, position: int) -> int:
         """Returns the correct tokens at this position of their Draft; the first is 0."""
-        return sum(rounds for length, rounds in self.accepted_lengths.items() if length > position)
+        return sum(rounds for length, rounds in self.lengths.items() if length > position)
 
     @property
     def mean_accepted_length(self) -> float:
@@ -127,40 +129,25 @@ class Stats:
         return self.accepted / self.rounds if self.rounds else 0.0
 
     @property
-    def histogram(self) -> list[int]:
+    def accepted_lengths(self) -> list[int]:
         """Rounds that accepted 0, 1, 2, ... tokens."""
-        return _listed(self.accepted_lengths)
+        return _listed(self.lengths)
 
     @property
     def ahead_hit_ranks(self) -> list[int]:
         """Verdicts prepared for that ended with the draft's first guess, its second, ..."""
         return _listed(self.ahead_hits)
 
-    @property
-    def by_drafter(self) -> dict[str, dict[str, int]]:
-        """Counters of each drafter; a mixed drafter has two."""
-        names = dict.fromkeys(drafter for drafter, _ in self.drafted_by)
-        return {name: {what: self.drafted_by[name, what] for what in BY_DRAFTER} for name in names}
-
-    @property
-    def routes(self) -> dict[str, dict[str, int]]:
-        """Times that each drafter was taken to draft, by RouteReason."""
-        names = dict.fromkeys(drafter for drafter, _ in self.routed)
-        return {
-            name: {why: times for (drafter, why), times in self.routed.items() if drafter == name}
-            for name in names
-        }
-
-    @property
-    def by_judged(self) -> dict[str, dict[str, int]]:
-        """Guesses of each drafter that did not draft."""
-        names = dict.fromkeys(drafter for drafter, _ in self.judged)
-        return {name: {what: self.judged[name, what] for what in JUDGED} for name in names}
-
     def add(self, other: "Stats") -> None:
         """Counts another sequence in."""
         for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
+            if isinstance(value, Counter):
+                getattr(self, name).update(value)
+            elif isinstance(value, defaultdict):
+                for key, counts in value.items():
+                    getattr(self, name)[key].update(counts)
+            else:
+                setattr(self, name, getattr(self, name) + value)
 
 
 def _listed(counter: Counter[int]) -> list[int]:

@@ -2,11 +2,15 @@
 
 import asyncio
 import time
+from typing import Any
+
+from google.protobuf.message import Message
 
 from gateway.generation.generation import Generation
 from gateway.generation.totals import StatsKey
 from gateway.loop.stats import Stats
 from gateway.workers.streams import Link
+from outrider.telemetry.counters import COUNTERS
 from protos import generation_pb2
 
 
@@ -63,17 +67,13 @@ def _task(kind: StatsKey, stats: Stats) -> generation_pb2.TaskTotals:
     return generation_pb2.TaskTotals(
         task=kind.task,
         drafter=kind.drafter,
-        tokens=stats.tokens,
-        target_passes=stats.target_passes,
-        rounds=stats.rounds,
-        drafted=stats.drafted,
-        reached=stats.reached,
-        accepted=stats.accepted,
-        draft_s=stats.draft_s,
-        target_s=stats.target_s,
-        fallbacks=stats.fallbacks,
         reopenings=stats.lost_targets,
-        drafted_by={name: generation_pb2.DraftedBy(**counts) for name, counts in stats.by_drafter.items()},
-        routed={name: generation_pb2.Routed(times=times) for name, times in stats.routes.items()},
-        judged={name: generation_pb2.Judged(**counts) for name, counts in stats.by_judged.items()},
+        **counters(stats, generation_pb2.TaskTotals),
     )
+
+
+def counters(stats: Stats, message: type[Message]) -> dict[str, Any]:
+    """Returns the counters for which a message has a field, by name."""
+    names = [counter.name for counter in COUNTERS if counter.name in message.DESCRIPTOR.fields_by_name]
+    routed = {drafter: {"times": times} for drafter, times in stats.routed.items()}
+    return {name: getattr(stats, name) for name in names} | {"routed": routed}

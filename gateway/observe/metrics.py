@@ -7,31 +7,14 @@ from gateway.generation.timing import Timing
 from gateway.generation.totals import StatsKey
 from gateway.generation.tracing import PROVIDER
 from gateway.loop.stats import Stats
+from outrider.telemetry.counters import COUNTERS
 from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.reasons import DepthReason
 
 PERIOD_S = 1.0
 
-# Counters that are a field of the Stats.
-FIELDS = {
-    "vllm_spec_decode_num_drafts": "rounds",
-    "vllm_spec_decode_num_draft_tokens": "drafted",
-    "vllm_spec_decode_num_accepted_tokens": "accepted",
-    "outrider_reached_tokens": "reached",
-    "outrider_tokens": "tokens",
-    "outrider_forced_tokens": "forced",
-    "outrider_target_passes": "target_passes",
-    "outrider_draft_seconds": "draft_s",
-    "outrider_target_seconds": "target_s",
-    "outrider_prepared_verdicts": "prepared_for",
-    "outrider_continued_rounds": "continued",
-    "outrider_draft_saved_seconds": "saved_s",
-    "outrider_wasted_tokens": "wasted",
-    "outrider_reopenings": "lost_targets",
-}
-
 # Counters of what each drafter did.
-OF_DRAFTERS = {
+DRAFTED_BY = {
     "rounds": "outrider_drafted_by_rounds",
     "reached": "outrider_drafted_by_reached_tokens",
     "accepted": "outrider_drafted_by_accepted_tokens",
@@ -73,19 +56,22 @@ def publish(generation: Generation, instruments: Instruments) -> None:
 
 def _count(instruments: Instruments, kind: StatsKey, stats: Stats) -> None:
     labels = {"task": kind.task, "drafter": kind.drafter}
-    for name, field in FIELDS.items():
-        instruments.total(name, getattr(stats, field), **labels)
-    for position in range(max(stats.accepted_lengths, default=0)):
+    for counter in COUNTERS:
+        if counter.metric:
+            instruments.total(counter.metric, getattr(stats, counter.name), **labels)
+    for position in range(max(stats.lengths, default=0)):
         accepted = stats.accepted_at(position)
         name = "vllm_spec_decode_num_accepted_tokens_per_pos"
         instruments.total(name, accepted, **labels, position=str(position))
-    for drafter, counts in stats.by_drafter.items():
-        for what, name in OF_DRAFTERS.items():
+    for drafter, counts in stats.drafted_by.items():
+        for what, name in DRAFTED_BY.items():
             instruments.total(name, counts[what], **labels, drafted_by=drafter)
-    for (drafter, reason), times in stats.routed.items():
-        instruments.total("outrider_routes", times, **labels, routed_to=drafter, reason=reason)
-    for (drafter, what), tokens in stats.judged.items():
-        instruments.total(JUDGED[what], tokens, **labels, judged=drafter)
+    for drafter, reasons in stats.routed.items():
+        for reason, times in reasons.items():
+            instruments.total("outrider_routes", times, **labels, routed_to=drafter, reason=reason)
+    for drafter, counts in stats.judged.items():
+        for what, name in JUDGED.items():
+            instruments.total(name, counts[what], **labels, judged=drafter)
     for (to, reason), times in stats.transitions.items():
         instruments.total("outrider_transitions", times, **labels, to=to, reason=reason)
     for reason, times in stats.failures.items():

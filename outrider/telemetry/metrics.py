@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from outrider.telemetry.counters import COUNTERS
+
 # seconds; the buckets of OpenTelemetry's semantic conventions for generative AI
 REQUEST_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 FIRST_TOKEN_BUCKETS = (
@@ -65,25 +67,16 @@ OF_GATEWAYS = (
     ),
     _gauge("outrider_requests_running", "requests", "requests that are being answered"),
     _gauge("outrider_requests_waiting", "requests", "requests in the gateway's queue"),
-    _counter("vllm_spec_decode_num_drafts", "rounds", "Drafts that the target verified", DRAFTED),
-    _counter(
-        "vllm_spec_decode_num_draft_tokens",
-        "tokens",
-        "tokens of the Drafts that the target verified",
-        DRAFTED,
+    *(
+        _counter(counter.metric, counter.unit, counter.meaning, DRAFTED)
+        for counter in COUNTERS
+        if counter.metric
     ),
-    _counter("vllm_spec_decode_num_accepted_tokens", "tokens", "accepted drafted tokens", DRAFTED),
     _counter(
         "vllm_spec_decode_num_accepted_tokens_per_pos",
         "tokens",
         "accepted drafted tokens, by position in the Draft; the first is 0",
         (*DRAFTED, "position"),
-    ),
-    _counter(
-        "outrider_reached_tokens",
-        "tokens",
-        "drafted tokens whose position was reached; the acceptance rate is accepted / reached",
-        DRAFTED,
     ),
     _counter(
         "outrider_drafted_by_rounds",
@@ -133,53 +126,7 @@ OF_GATEWAYS = (
         "times that a new draft was given this share of the sequences; 0: it went back",
         (*ROLLED_OUT, "share"),
     ),
-    _counter("outrider_tokens", "tokens", "committed tokens", DRAFTED),
-    _counter(
-        "outrider_forced_tokens",
-        "tokens",
-        "committed tokens that a grammar forced: neither drafted nor the target's choice",
-        DRAFTED,
-    ),
-    _counter(
-        "outrider_target_passes",
-        "passes",
-        "forward passes of the target that answered a sequence, with a Draft or without",
-        DRAFTED,
-    ),
-    _counter(
-        "outrider_draft_seconds",
-        "seconds",
-        "time that rounds waited for their Drafts, the wire included",
-        DRAFTED,
-    ),
-    _counter(
-        "outrider_target_seconds",
-        "seconds",
-        "time that sequences waited for the target, the wire included",
-        DRAFTED,
-    ),
-    _counter(
-        "outrider_prepared_verdicts", "verdicts", "verdicts for which the draft worker had prepared", DRAFTED
-    ),
     _counter("outrider_ahead_hits", "verdicts", "prepared verdicts that the draft worker foresaw", DRAFTED),
-    _counter(
-        "outrider_continued_rounds",
-        "rounds",
-        "rounds whose Draft the target held before it had finished the round before",
-        DRAFTED,
-    ),
-    _counter(
-        "outrider_draft_saved_seconds",
-        "seconds",
-        "time of draft steps that were over when the gateway asked for the Draft",
-        DRAFTED,
-    ),
-    _counter(
-        "outrider_wasted_tokens",
-        "tokens",
-        "tokens that the draft worker prepared for verdicts that did not come",
-        DRAFTED,
-    ),
     _counter(
         "outrider_transitions",
         "transitions",
@@ -191,9 +138,6 @@ OF_GATEWAYS = (
         "fallbacks",
         "falls back to plain decoding: a Draft was late or empty, or the draft worker was lost",
         (*DRAFTED, "reason"),
-    ),
-    _counter(
-        "outrider_reopenings", "reopenings", "sequences opened again after their target was lost", DRAFTED
     ),
     _counter(
         "outrider_failed_sequences",

@@ -69,7 +69,7 @@ class Stream:
 
     def of_first(self, what: str) -> int:
         """Rounds, or accepted tokens, that the first part has had so far."""
-        return self.rounds.stats.drafted_by[self.parts[0], what]
+        return self.rounds.stats.drafted_by[self.parts[0]][what]
 
     @property
     def asks_a_worker(self) -> bool:
@@ -180,7 +180,7 @@ async def killed(service: Service, role: Role, process: Process) -> None:
         assert stream.of_first("rounds") > rounds
         assert stats.lost_targets == (role == "target")
         assert (stats.lost_drafts > 0) == (role == "draft" and stream.asks_a_worker)
-        assert {name for name, _ in stats.drafted_by} <= {*stream.parts}
+        assert {*stats.drafted_by} <= {*stream.parts}
     pids = [pid for worker in lost for pid in (worker.pid, *worker.ranks)]
     await eventually(lambda: all(map(has_ended, pids)))  # neither process outlives the other
     service.workers = [worker for worker in service.workers if worker not in lost]

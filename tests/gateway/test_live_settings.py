@@ -110,15 +110,15 @@ async def test_a_better_draft_takes_over_and_every_step_is_told(tokenizer: Token
     old, new = ScriptedDraft(ANSWER, wrong=WRONG), ScriptedDraft(ANSWER, name="next")
     async with generating(tokenizer, old, new) as generation:
         before = await answered(generation)
-        assert before.routed == {("model", RouteReason.NAMED): 1}
+        assert before.routed == {"model": {RouteReason.NAMED: 1}}
         generation.use(JOINED)
         shadow = await until_share(generation, TUNING.shares[1])
-        assert all("next" not in one.by_drafter for one in shadow[:-1])
-        assert sum(one.judged["next", "correct"] for one in shadow) > 0
+        assert all("next" not in one.drafted_by for one in shadow[:-1])
+        assert sum(one.judged["next"]["correct"] for one in shadow) > 0
         growing = await until_share(generation, 1.0)
-        assert 0 < sum("next" in one.by_drafter for one in growing) < len(growing)
+        assert 0 < sum("next" in one.drafted_by for one in growing) < len(growing)
         after = await answered(generation)
-        assert after.routed == {("next", RouteReason.ROLLED_OUT): 1}
+        assert after.routed == {"next": {RouteReason.ROLLED_OUT: 1}}
         published = Published()
         publish(generation, published)  # type: ignore[arg-type]
         (told,) = loads(generation).rollouts
@@ -137,7 +137,7 @@ async def test_a_worse_draft_never_drafts(tokenizer: Tokenizer) -> None:
         generation.use(JOINED)
         stats = [await answered(generation) for _ in range(20)]
         (told,) = loads(generation).rollouts
-    assert all("next" not in one.by_drafter for one in stats)
+    assert all("next" not in one.drafted_by for one in stats)
     assert (told.share, told.changes) == (0.0, {})
     assert told.seen > told.needed
 
@@ -152,8 +152,8 @@ async def test_one_that_becomes_worse_goes_back_within_its_sequences(
         await until_share(generation, 1.0)
         old.wrong, new.wrong = (), WRONG
         stats = await until_share(generation, 0.0)
-        assert sum(one.routed["model", RouteReason.WENT_BACK] for one in stats) == 1
-        assert (await answered(generation)).by_drafter.keys() == {"model"}
+        assert sum(one.routed["model"][RouteReason.WENT_BACK] for one in stats) == 1
+        assert (await answered(generation)).drafted_by.keys() == {"model"}
 
 
 async def test_a_new_draft_that_is_lost_leaves_its_sequence_to_the_old_one(tokenizer: Tokenizer) -> None:
@@ -163,7 +163,7 @@ async def test_a_new_draft_that_is_lost_leaves_its_sequence_to_the_old_one(token
         await until_share(generation, 1.0)
         new.lost_at = range(10**6)
         stats = await answered(generation)
-        assert stats.routed == {("next", RouteReason.ROLLED_OUT): 1, ("model", RouteReason.LOST): 1}
+        assert stats.routed == {"next": {RouteReason.ROLLED_OUT: 1}, "model": {RouteReason.LOST: 1}}
         assert [one.share for _, _, one in generation.rollouts] == [0.0]
 
 
@@ -171,7 +171,7 @@ async def test_what_has_left_drafts_no_more_not_even_for_a_request_that_waited(t
     old, new = ScriptedDraft(ANSWER), ScriptedDraft(ANSWER, name="next")
     async with generating(tokenizer, old, new) as generation:
         generation.use(JOINED)
-        assert (await answered(generation, drafter="next")).by_drafter.keys() == {"next"}
+        assert (await answered(generation, drafter="next")).drafted_by.keys() == {"next"}
         named = Speculation(mode="fixed", depth=2, drafter="next")
         request = Request(("x",), Sampling(max_tokens=len(ANSWER)), speculation=named)
         waiting = await generation.prepare(request)
@@ -179,7 +179,7 @@ async def test_what_has_left_drafts_no_more_not_even_for_a_request_that_waited(t
         chunks = [chunk async for chunk in generation.chunks(waiting)]
         assert [token.id for chunk in chunks for token in chunk.tokens] == ANSWER
         assert chunks[-1].usage is not None
-        assert chunks[-1].usage.stats.by_drafter.keys() == {"model"}
+        assert chunks[-1].usage.stats.drafted_by.keys() == {"model"}
         with pytest.raises(InvalidRequestError, match="there is no drafter 'next'"):
             await generation.prepare(request)
     assert [*generation.rollouts] == []

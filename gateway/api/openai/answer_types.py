@@ -1,12 +1,14 @@
 """What completions and chats answer: built beside this file, described at /openapi.json."""
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema, create_model
 from typing_extensions import TypedDict
 
 from gateway.api.message_json import json_schema_of
 from outrider.decoding.settings import Verification
+from outrider.telemetry.counters import IN_EVERY_ANSWER, IN_REPORTS, SpeculationCounter
 from protos import generation_pb2
 
 EndReason = Annotated[str | None, WithJsonSchema({"enum": ["stop", "length", None]})]
@@ -26,48 +28,29 @@ class PredictionTokens(TypedDict):
     rejected_prediction_tokens: int
 
 
-class SpeculationCounts(TypedDict):
-    """What every answer tells."""
+def _speculation_schema(name: str, counters: Iterable[SpeculationCounter], **more: Any) -> WithJsonSchema:
+    """Returns the schema of ``usage.speculation`` with these counters; ``more`` are types of other fields."""
+    counted: dict[str, Any] = {
+        counter.name: (counter.type, Field(description=counter.meaning)) for counter in counters
+    }
+    seed = (int, Field(description="seed that gives this text again"))
+    return WithJsonSchema(create_model(name, **counted, **more, seed=seed).model_json_schema())
 
-    target_passes: Annotated[int, Field(description="forward passes of the target that gave tokens")]
-    rounds: Annotated[int, Field(description="verdicts on a Draft that was not empty")]
-    drafted: Annotated[int, Field(description="tokens that were proposed to the target")]
-    accepted: Annotated[int, Field(description="drafted tokens that became part of the text")]
-    seed: Annotated[int, Field(description="seed that gives this text again")]
 
-
-class SpeculationReport(SpeculationCounts):
-    """What an answer tells if the request has ``"speculation": {"report": true}``."""
-
-    mode: Literal["auto", "fixed", "off"]
-    depth: int | None
-    drafter: str | None
-    verification: Verification
-    reached: Annotated[int, Field(description="drafted tokens whose position was reached")]
-    forced: Annotated[int, Field(description="tokens to which a grammar left no alternative")]
-    mean_accepted_length: Annotated[float, Field(description="accepted tokens per round")]
-    accepted_lengths: Annotated[list[int], Field(description="rounds that accepted 0, 1, 2, ... tokens")]
-    drafted_by: Annotated[
-        dict[str, dict[str, int]],
-        Field(description="rounds, and tokens drafted, reached and accepted, by drafter"),
-    ]
-    routed: Annotated[
-        dict[str, dict[str, int]], Field(description="times that a drafter was taken, by drafter and reason")
-    ]
-    judged: Annotated[
-        dict[str, dict[str, int]],
-        Field(description="tokens asked for and correct tokens, by drafter that did not draft"),
-    ]
-    fallbacks: Annotated[int, Field(description="changes to plain decoding: the sum of the next three")]
-    late_drafts: Annotated[int, Field(description="times that a Draft missed its deadline")]
-    lost_drafts: Annotated[int, Field(description="times that the draft worker was lost")]
-    empty_drafts: Annotated[int, Field(description="times that it sent many empty Drafts in a row")]
-    lost_targets: Annotated[int, Field(description="times that the request went on at another target")]
-    prepared_for: Annotated[int, Field(description="verdicts for which the draft worker had prepared")]
-    ahead_hit_ranks: Annotated[list[int], Field(description="foreseen verdicts by rank of the last token")]
-    continued: Annotated[int, Field(description="rounds whose Draft was there before the last one's end")]
-    saved_ms: Annotated[float, Field(description="draft steps that were over when they were asked for")]
-    wasted: Annotated[int, Field(description="tokens that were drafted for other verdicts")]
+# What every answer tells.
+SpeculationCounts = Annotated[dict[str, Any], _speculation_schema("SpeculationCounts", IN_EVERY_ANSWER)]
+# What an answer tells if the request has ``"speculation": {"report": true}``.
+SpeculationReport = Annotated[
+    dict[str, Any],
+    _speculation_schema(
+        "SpeculationReport",
+        (*IN_EVERY_ANSWER, *IN_REPORTS),
+        mode=Literal["auto", "fixed", "off"],
+        depth=int | None,
+        drafter=str | None,
+        verification=Verification,
+    ),
+]
 
 
 class Usage(TokenCounts):

@@ -1,10 +1,13 @@
 """What an answer of the OpenAI API tells at its end: tokens, and what speculation did."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from gateway.api.openai.answer_types import FinalUsage, Metrics, TokenCounts
 from gateway.api.openai.answer_types import Usage as UsageBody
 from gateway.generation.request import AnswerUsage
+from gateway.loop.stats import Stats
+from outrider.telemetry.counters import IN_EVERY_ANSWER, IN_REPORTS, SpeculationCounter
 
 
 def token_counts(prompt: int, completion: int) -> TokenCounts:
@@ -13,16 +16,11 @@ def token_counts(prompt: int, completion: int) -> TokenCounts:
 
 def usage_body(usage: AnswerUsage, seed: int) -> UsageBody:
     """Returns token counts and counters of speculation, all of them if the request asks for a report."""
-    stats = usage.stats
-    speculation: Any = {
-        "target_passes": stats.target_passes,
-        "rounds": stats.rounds,
-        "drafted": stats.drafted,
-        "accepted": stats.accepted,
-        "seed": seed,
-    }
-    if usage.speculation.report:
-        speculation |= _report(usage)
+    stats, asked = usage.stats, usage.speculation
+    speculation: dict[str, Any] = {**_values(stats, IN_EVERY_ANSWER), "seed": seed}
+    if asked.report:
+        speculation |= asked.model_dump(include={"mode", "depth", "drafter", "verification"})
+        speculation |= _values(stats, IN_REPORTS)
     return {
         **token_counts(usage.prompt_tokens, usage.completion_tokens),
         "completion_tokens_details": {
@@ -33,31 +31,9 @@ def usage_body(usage: AnswerUsage, seed: int) -> UsageBody:
     }
 
 
-def _report(usage: AnswerUsage) -> dict[str, Any]:
-    stats, asked = usage.stats, usage.speculation
-    return {
-        "mode": asked.mode,
-        "depth": asked.depth,
-        "drafter": asked.drafter,
-        "verification": asked.verification,
-        "reached": stats.reached,
-        "forced": stats.forced,
-        "mean_accepted_length": round(stats.mean_accepted_length, 3),
-        "accepted_lengths": stats.histogram,
-        "drafted_by": stats.by_drafter,
-        "routed": stats.routes,
-        "judged": stats.by_judged,
-        "fallbacks": stats.fallbacks,
-        "late_drafts": stats.late_drafts,
-        "lost_drafts": stats.lost_drafts,
-        "empty_drafts": stats.empty_drafts,
-        "lost_targets": stats.lost_targets,
-        "prepared_for": stats.prepared_for,
-        "ahead_hit_ranks": stats.ahead_hit_ranks,
-        "continued": stats.continued,
-        "saved_ms": round(stats.saved_ms, 3),
-        "wasted": stats.wasted,
-    }
+def _values(stats: Stats, counters: Iterable[SpeculationCounter]) -> dict[str, Any]:
+    values = {counter.name: getattr(stats, counter.name) for counter in counters}
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in values.items()}
 
 
 def final_usage(usage: AnswerUsage, seed: int) -> FinalUsage:
@@ -79,7 +55,7 @@ def metrics_body(usage: AnswerUsage) -> Metrics:
             "mean_acceptance_length": round(1.0 + stats.mean_accepted_length, 6),
             "draft_acceptance_rate": round(stats.accepted / stats.drafted, 6) if stats.drafted else 0.0,
             "acceptance_histogram": {
-                str(length): rounds for length, rounds in enumerate(stats.histogram) if rounds
+                str(length): rounds for length, rounds in enumerate(stats.accepted_lengths) if rounds
             },
             "num_spec_steps": stats.rounds,
             "num_draft_tokens": stats.drafted,

@@ -164,7 +164,7 @@ async def test_source_worker_lost_in_the_background_fails_no_request(gone_after,
 async def test_source_depth_in_mode_auto_is_a_cap():
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         stats = await answer(fleet, Paces(ON), depth=2)
-    assert max(stats.accepted_lengths) == 2
+    assert max(stats.lengths) == 2
 
 
 async def test_source_new_settings_reach_running_requests():
@@ -191,8 +191,8 @@ async def test_source_draft_after_a_pause_is_whole():
             if len(sequence.generated) > 120:
                 paces.use(ON)
     assert sequence.generated == ANSWER
-    full, first, last = 4, rounds.stats.rounds - rounds.stats.accepted_lengths[4], 1
-    assert rounds.stats.accepted_lengths[full] > 10
+    full, first, last = 4, rounds.stats.rounds - rounds.stats.lengths[4], 1
+    assert rounds.stats.lengths[full] > 10
     assert first <= 1 + last  # the Draft trimmed to what was still ahead, and the one that max_tokens cuts
     longest = max(
         len(request.propose.turn.tokens) for request in draft.requests if request.HasField("propose")

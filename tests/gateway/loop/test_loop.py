@@ -92,14 +92,9 @@ async def test_stats_rounds_count_what_speculation_did():
         "rounds": 3,
         "drafted": 9,
         "reached": 3 + 2 + 3,
-        "accepted_lengths": {1: 1, 3: 2},
-        "drafted_by": {
-            ("model", "rounds"): 3,
-            ("model", "drafted"): 9,
-            ("model", "reached"): 8,
-            ("model", "accepted"): 7,
-        },
-        "routed": {("model", "named"): 1},
+        "lengths": {1: 1, 3: 2},
+        "drafted_by": {"model": {"rounds": 3, "drafted": 9, "reached": 8, "accepted": 7}},
+        "routed": {"model": {"named": 1}},
         "judged": {},
         "prepared_for": 0,
         "ahead_hits": {},
@@ -118,7 +113,7 @@ async def test_stats_rounds_count_what_speculation_did():
         "lost_targets": 0,
         "failures": {},
     }
-    assert (stats.accepted, stats.mean_accepted_length, stats.histogram) == (7, 7 / 3, [0, 1, 0, 2])
+    assert (stats.accepted, stats.mean_accepted_length, stats.accepted_lengths) == (7, 7 / 3, [0, 1, 0, 2])
 
 
 async def test_round_draft_reaches_the_target_unchanged():

@@ -76,7 +76,7 @@ async def test_publish_mixed_drafter_is_counted_by_who_drafted(tokenizer):
         asked = replace(asked, sampling=Sampling(max_tokens=len(REPEATED)))
         stats = await answered(generation, asked)
         publish(generation, published)
-    assert stats.by_drafter.keys() == {"model", "suffix"}
+    assert stats.drafted_by.keys() == {"model", "suffix"}
     for what, metric in (
         ("rounds", "rounds"),
         ("reached", "reached_tokens"),
@@ -84,7 +84,7 @@ async def test_publish_mixed_drafter_is_counted_by_who_drafted(tokenizer):
     ):
         name = f"outrider_drafted_by_{metric}"
         told = {key[-1]: value for key, value in published.totals.items() if key[0] == name}
-        assert told == {drafter: counts[what] for drafter, counts in stats.by_drafter.items()}
+        assert told == {drafter: counts[what] for drafter, counts in stats.drafted_by.items()}
         assert sum(told.values()) == getattr(stats, what) > 0
 
 

@@ -46,8 +46,8 @@ async def test_judge_counts_a_guess_that_the_target_said() -> None:
     async with fleet_of(target, ScriptedDraft(ANSWER), other) as fleet:
         rounds = rounds_of(fleet, EAGER, ("model", "other"), mode="fixed", depth=2)
         assert await text(rounds) == ANSWER
-    assert rounds.stats.judged["other", "correct"] == rounds.stats.judged["other", "reached"] > 8
-    assert {name for name, _ in rounds.stats.drafted_by} == {"model"}
+    assert rounds.stats.judged["other"]["correct"] == rounds.stats.judged["other"]["reached"] > 8
+    assert {*rounds.stats.drafted_by} == {"model"}
     drafted = [list(request.decode.draft.tokens) for request in target.requests]
     assert all(len(tokens) <= 2 for tokens in drafted)  # no guess was sent to it
 
@@ -57,15 +57,15 @@ async def test_judge_counts_wrong_guesses() -> None:
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER), wrong) as fleet:
         rounds = rounds_of(fleet, EAGER, ("model", "other"), mode="fixed", depth=2)
         assert await text(rounds) == ANSWER
-    assert rounds.stats.judged["other", "reached"] > 0 == rounds.stats.judged["other", "correct"]
+    assert rounds.stats.judged["other"]["reached"] > 0 == rounds.stats.judged["other"]["correct"]
 
 
 async def test_to_say_nothing_is_a_wrong_guess() -> None:
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:  # no token occurs twice
         rounds = rounds_of(fleet, SHY, ("model", "suffix"), mode="fixed", depth=2)
         assert await text(rounds) == ANSWER
-    assert rounds.stats.judged["suffix", "reached"] > 10
-    assert rounds.stats.judged["suffix", "correct"] == 0
+    assert rounds.stats.judged["suffix"]["reached"] > 10
+    assert rounds.stats.judged["suffix"]["correct"] == 0
 
 
 async def test_without_exploration_no_other_worker_is_asked() -> None:
