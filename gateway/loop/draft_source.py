@@ -14,7 +14,17 @@ from typing import NoReturn
 from gateway.drafters.drafter import SequenceDrafter
 from gateway.drafters.waiting import waits_for_this_task
 from gateway.errors import SequenceLostError, WorkerLostError
-from gateway.events import Compared, Drafted, Events, FellBack, Overtaken, Resumed
+from gateway.events import (
+    Compared,
+    Drafted,
+    Event,
+    Events,
+    FellBack,
+    Overtaken,
+    Resumed,
+    TokenDecoded,
+    VerdictFell,
+)
 from gateway.loop.depth_policy import DepthPolicy
 from gateway.loop.draft_states import (
     DraftsCold,
@@ -66,6 +76,7 @@ class DraftSource:
         self._route = route
         self._policy = DepthPolicy(sequence, route, speculation, events)
         self._events = events
+        events.add(self)
         self._longest_wait_s = longest_wait_s
         self._state: DraftState = DraftsOff() if speculation.mode == "off" else DraftsCold()
         self._attempts = 0  # to recover, since the newest Draft
@@ -216,10 +227,11 @@ class DraftSource:
 
     # Plain decoding.
 
-    def grew(self) -> None:
+    def on(self, event: Event) -> None:
         """Wakes what waits for the sequence to have more tokens, or for rounds to pay."""
-        self._route.grew()
-        if len(self._sequence) >= self._awaited or self._policy.pays():
+        if isinstance(event, VerdictFell | TokenDecoded) and (
+            len(self._sequence) >= self._awaited or self._policy.pays()
+        ):
             self._grew.set()
 
     async def resume(self, traceparent: str) -> tuple[Proposal, str]:

@@ -129,9 +129,7 @@ class SequenceLoop:
     async def _phases(self, stream: TargetStream) -> AsyncGenerator[Committed, None]:
         """The prompt if something is wanted of it, then rounds while they pay, else plain decoding."""
         sequence = self._sequence
-        turns = TargetTurns(
-            stream, sequence, self._source, self._trace, self._deadline, self._fleet.vocab_size
-        )
+        turns = TargetTurns(stream, sequence, self._trace, self._deadline, self._fleet.vocab_size)
         parts = Parts(sequence, turns, self._source, self._events, self._trace)
         if sequence.unscored or not sequence.generates:
             async with aclosing(PromptPhase(parts).run()) as steps:

@@ -8,7 +8,6 @@ from gateway.drafters.received import received_draft
 from gateway.errors import DeadlineError
 from gateway.events import VerdictFell
 from gateway.loop.answer_trace import NoTrace
-from gateway.loop.draft_source import DraftSource
 from gateway.sequence import GatewaySequence, Origin, Token
 from gateway.workers.fleet import TargetStream
 from outrider.decoding.draft import Draft
@@ -37,20 +36,17 @@ class TargetTurns:
         self,
         stream: TargetStream,
         sequence: GatewaySequence,
-        source: DraftSource,
         trace: NoTrace,
         deadline: float,
         vocab_size: Callable[[], int],
     ) -> None:
         """
         Args:
-            source: hears of every commit.
             deadline: when to give the request up, in the event loop's time.
             vocab_size: number of the token ids that all workers know.
         """
         self._stream = stream
         self._sequence = sequence
-        self._source = source
         self._trace = trace
         self._deadline = deadline
         self._vocab_size = vocab_size
@@ -129,5 +125,4 @@ class TargetTurns:
         self._sequence.draft = draft
         if reply.HasField("draft_step"):
             self._sequence.draft_step = step_from_message(reply.draft_step)
-        self._source.grew()
         return tuple(map(Token, reply.tokens, origins, logprobs))

@@ -77,7 +77,7 @@ class Paces:
 
 
 class PaceObserver:
-    """Has the pace, and the router, learn from what happens to one sequence."""
+    """Lets the pace and the route learn from what happens to one sequence."""
 
     def __init__(self, route: Route, sequence: GatewaySequence) -> None:
         self._route = route
@@ -89,15 +89,14 @@ class PaceObserver:
         if self.pace is None:
             return
         match event:
-            case VerdictFell():
+            case VerdictFell() if event.proposal.draft:
                 self._observe_target(self.pace, event.reply)
-                if event.proposal.draft:
-                    self._observe_round(self.pace, event)
-                else:
-                    self._observe_plain(self.pace, event.reply)
-            case TokenDecoded():
+                self._observe_round(self.pace, event)
+                self._route.grew()
+            case VerdictFell() | TokenDecoded():
                 self._observe_target(self.pace, event.reply)
                 self._observe_plain(self.pace, event.reply)
+                self._route.grew()
             case Drafted():
                 self._observe_drafting(self.pace, self._paced, event.proposal)
                 if event.proposal.ahead is not None and event.proposal.ahead.rank is not None:

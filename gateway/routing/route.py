@@ -1,7 +1,7 @@
 """Which drafter drafts one sequence.
 
-The loop asks ``current``, and reports what happens: the sequence begins at a target, grows, may change its
-drafter, has lost a drafter, ends.
+The loop asks ``current``. It says when the sequence is ``at`` a target, when another drafter may ``follow``,
+and when one has to, since a worker was lost. All else comes from the events: see ``PaceObserver``.
 """
 
 from collections.abc import Iterator, Sequence

@@ -67,7 +67,7 @@ class Router:
         # Unlike the pace's acceptance: to guess nothing counts as a wrong guess here.
         self._acceptances = Lru[tuple[TaskRule, str], TaskAcceptance](TUNING.most_kinds)
         self._decisions = Lru[tuple[TaskRule, Pace, str], _Decision](TUNING.most_kinds)
-        self._rollouts: dict[str, dict[TaskRule, Rollout]] = {}  # key: new draft
+        self._rollouts: dict[str, Lru[TaskRule, Rollout]] = {}  # key: new draft
         self._watches = Watches()
 
     def observe(self, kind: TaskRule, name: str, correct: int, reached: int) -> None:
@@ -78,7 +78,7 @@ class Router:
 
     def roll_out(self, names: Iterable[str]) -> None:
         """Makes these drafts the new ones. A draft that was new before keeps its shares."""
-        self._rollouts = {name: self._rollouts.get(name, {}) for name in names}
+        self._rollouts = {name: self._rollouts.get(name, Lru(TUNING.most_kinds)) for name in names}
 
     @property
     def rollouts(self) -> Iterator[tuple[TaskRule, str, Rollout]]:
@@ -163,10 +163,7 @@ class Router:
         return rollout.share
 
     def _rollout(self, kind: TaskRule, name: str) -> Rollout:
-        of_draft = self._rollouts[name]
-        if kind not in of_draft and len(of_draft) >= TUNING.most_kinds:
-            del of_draft[next(iter(of_draft))]
-        return of_draft.setdefault(kind, Rollout())
+        return self._rollouts[name].get(kind, Rollout)
 
     def _decide(
         self, decision: _Decision, kind: TaskRule, candidates: Sequence[CandidateDrafter], pace: Pace

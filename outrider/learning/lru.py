@@ -43,9 +43,9 @@ class Lru(Generic[KeyT, ValueT]):
         """Removes the least recently used entry and returns it. Raises KeyError if there is none."""
         return self._entries.popitem(last=False)
 
-    def values(self) -> Iterator[ValueT]:
-        """Yields the values, the least recently used first."""
-        return iter(self._entries.values())
+    def items(self) -> Iterator[tuple[KeyT, ValueT]]:
+        """Yields the entries, the least recently used first."""
+        return iter(self._entries.items())
 
     def __contains__(self, key: object) -> bool:
         return key in self._entries

@@ -19,7 +19,7 @@ def test_lru_get_over_the_bound_forgets_the_least_recently_used() -> None:
     store.get("a", lambda: 9)
     store.get("c", lambda: 3)
     assert "b" not in store
-    assert [*store.values()] == [1, 3]
+    assert [*store.items()] == [("a", 1), ("c", 3)]
 
 
 def test_lru_peek_is_no_use() -> None:

@@ -106,7 +106,7 @@ class Grammars:
 
     def _drop(self) -> None:
         """Drops the grammars that were not asked for for longest, if they take more memory than is kept."""
-        total = sum(map(_bytes, self._compiled.values()))
+        total = sum(_bytes(held) for _, held in self._compiled.items())
         while total > MAX_KEPT_BYTES and len(self._compiled) > 1:
             _, dropped = self._compiled.evict()
             total -= _bytes(dropped)
