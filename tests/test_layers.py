@@ -43,12 +43,6 @@ MAY_IMPORT["cluster"] = {*MAY_IMPORT} - {"outrider.client", "outrider.demo"}
 MAY_IMPORT["workshop"] = {*MAY_IMPORT} - {"outrider.client"}
 MAY_IMPORT["outrider.cli"] = {*MAY_IMPORT}
 MAY_IMPORT["bench"] = {*MAY_IMPORT}
-# Imports from one folder to another that close a circle today. The list only shrinks: with the last such
-# import its line goes.
-CIRCLES = {
-    ("gateway.api.openai", "gateway.api.details"),
-    ("gateway.api.openai", "gateway.api.http_errors"),
-}
 FILES = sorted(
     path.relative_to(ROOT)
     for package in MAY_IMPORT
@@ -107,21 +101,18 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def folder_graph(graph: dict[str, set[str]], without: set[tuple[str, str]]) -> dict[str, set[str]]:
+def folder_graph(graph: dict[str, set[str]]) -> dict[str, set[str]]:
     """Returns the arrows between what lies side by side in a folder: its own folders and its files.
 
-    Args:
-        graph: for each module the modules that it imports.
-        without: arrows that are left out.
+    graph: for each module the modules that it imports.
     """
     arrows = defaultdict(set)
     for importer, others in graph.items():
         for other in others:
             above, below = importer.split("."), other.split(".")
             depth = next((i for i, pair in enumerate(zip(above, below, strict=False)) if len({*pair}) > 1), 0)
-            arrow = ".".join(above[: depth + 1]), ".".join(below[: depth + 1])
-            if depth and arrow not in without:  # the floors order what lies outermost
-                arrows[arrow[0]].add(arrow[1])
+            if depth:  # the floors order what lies outermost
+                arrows[".".join(above[: depth + 1])].add(".".join(below[: depth + 1]))
     return dict(arrows)
 
 
@@ -137,28 +128,14 @@ def test_floors_form_no_circle() -> None:
 
 
 def test_folders_import_in_no_circle() -> None:
-    assert circle(folder_graph(GRAPH, CIRCLES)) == []
-
-
-@pytest.mark.parametrize("arrow", sorted(CIRCLES), ids=" to ".join)
-def test_folder_circle_that_is_gone_leaves_the_list(arrow: tuple[str, str]) -> None:
-    """A listed arrow closes a circle as long as a way leads back; if not, delete its line in CIRCLES."""
-    graph = folder_graph(GRAPH, set())
-    assert arrow[1] in graph.get(arrow[0], set()), "nothing imports it any more: delete the line"
-    reached, unseen = {arrow[1]}, [arrow[1]]
-    while unseen:
-        new = graph.get(unseen.pop(), set()) - reached
-        reached |= new
-        unseen += new
-    assert arrow[0] in reached, "no way leads back any more: delete the line"
+    assert circle(folder_graph(GRAPH)) == []
 
 
 def test_folder_graph_shows_an_upward_import() -> None:
     """Four modules without a circle lie in two folders that import each other."""
     graph = {"room.low.one": {"room.high.two"}, "room.high.three": {"room.low.four"}}
     assert circle(graph) == []
-    assert {*circle(folder_graph(graph, set()))} == {"room.low", "room.high"}
-    assert circle(folder_graph(graph, {("room.low", "room.high")})) == []
+    assert {*circle(folder_graph(graph))} == {"room.low", "room.high"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)

@@ -12,8 +12,8 @@ from opentelemetry.trace import Span, use_span
 from pydantic import ValidationError
 
 from gateway.api.access import Authentication, peer_host
-from gateway.api.details import round_message
 from gateway.api.openai.schemas import MAX_BIASES, MAX_STOP_LENGTH, MAX_STOPS, invalid
+from gateway.api.round_message import round_message
 from gateway.errors import (
     DEFECT,
     DeadlineError,

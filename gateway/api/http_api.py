@@ -16,7 +16,6 @@ from gateway.api.access import Authentication, foreign_name
 from gateway.api.bodies import Entrance
 from gateway.api.docs import add_docs
 from gateway.api.endpoints import CHATS, COMPLETIONS, RESPONSES
-from gateway.api.http_errors import answer_errors
 from gateway.api.message_json import as_json
 from gateway.api.openai.bodies import Parsed, parsed, told_seed
 from gateway.api.openai.chat import ChatRequest
@@ -24,6 +23,7 @@ from gateway.api.openai.chat_answer import ChatAnswer
 from gateway.api.openai.chat_template import ChatTemplate
 from gateway.api.openai.completions import CompletionAnswer, CompletionRequest
 from gateway.api.openai.fields import IGNORED_HEADER, SEED_HEADER
+from gateway.api.openai.http_errors import answer_errors
 from gateway.api.openai.rendering import ChatPrompts
 from gateway.api.openai.response_events import ResponseAnswer, response_events
 from gateway.api.openai.responses import ResponseRequest, own_name, renamed, told_back

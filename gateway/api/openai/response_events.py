@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from gateway.api.http_errors import told
 from gateway.api.openai.answer_parser import AnswerParser
 from gateway.api.openai.answer_types import ChatDelta, ToolCallDelta
+from gateway.api.openai.http_errors import told
 from gateway.api.openai.response_types import ResponseUsage
 from gateway.api.openai.usage import has_metrics, metrics_body, usage_body
 from gateway.errors import DEFECT, GatewayError

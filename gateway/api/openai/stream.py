@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
-from gateway.api.details import details_body
-from gateway.api.http_errors import told
+from gateway.api.message_json import as_json
 from gateway.api.openai.answer_types import (
     ChatCompletion,
     ChatEvent,
@@ -17,8 +16,10 @@ from gateway.api.openai.answer_types import (
     Error,
     EventDetails,
 )
+from gateway.api.openai.http_errors import told
 from gateway.api.openai.schemas import StreamOptions, error_body
 from gateway.api.openai.usage import token_counts
+from gateway.api.round_message import round_message
 from gateway.errors import DEFECT, GatewayError
 from gateway.generation.request import AnswerUsage, Chunk
 from gateway.generation.token_bytes import TokenBytes
@@ -68,7 +69,7 @@ async def events(
                 written += len(chunk.tokens)
                 if options.include_rounds:
                     bodies = bodies or [answer.wordless()]
-                    bodies[0]["outrider"] = bodies[0].get("outrider", EventDetails()) | details_body(
+                    bodies[0]["outrider"] = bodies[0].get("outrider", EventDetails()) | _details(
                         chunk, tokens
                     )
                 for body in bodies:
@@ -84,6 +85,22 @@ async def events(
             logger.exception("a stream of events failed")
             yield event(error_body(DEFECT, type_="server_error"))
     yield "data: [DONE]\n\n"
+
+
+def _details(chunk: Chunk, tokens: TokenBytes) -> EventDetails:
+    """Returns the chunk's tokens with their origins, and its round with the text of the drafted tokens."""
+    pairs = zip(chunk.tokens, chunk.pieces, strict=True)
+    body: EventDetails = {
+        "choice": chunk.choice,
+        "tokens": [{"text": piece.text, "origin": token.origin.value} for token, piece in pairs],
+    }
+    if chunk.round is not None:
+        message = round_message(chunk.round)
+        body["round"] = {
+            **as_json(message),
+            "drafted": [tokens.text(token_id) for token_id in message.drafted],
+        }
+    return body
 
 
 def is_long(chunks: list[Chunk]) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.details import round_message
+from gateway.api.round_message import round_message
 from gateway.drafters.target import VerdictDrafter
 from gateway.events import Events, TokenDecoded, VerdictFell
 from gateway.loop.stats import Stats
