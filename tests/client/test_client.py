@@ -149,7 +149,7 @@ def test_command_line_streams_text_and_tells_the_record(gateway, capsys, monkeyp
     assert script.metadata["authorization"] == "Bearer secret"
 
 
-def test_colours_show_where_tokens_come_from(gateway, capsys):
+def test_page_colours_show_where_tokens_come_from(gateway, capsys):
     _, address = gateway
     main(["generate", "x", "--address", address, "--color"])
     out, err = capsys.readouterr()

@@ -31,10 +31,7 @@ PRONOUN_NAMES: set[str] = {
     "tests/engine/scheduling",
     "tests/engine/tasks",
     "tests/fuzz",
-    "tests/gateway",
-    "tests/gateway/api",
     "tests/gateway/generation",
-    "tests/protos",
 }
 
 

@@ -32,7 +32,7 @@ ANSWER = list(b"an answer that is long enough for many rounds of a draft that is
 JOINED = LiveSettings(drafts={"next": "model"}, exploration=1.0)
 
 
-def test_a_draft_that_joined_is_new_until_it_is_one_of_the_drafters() -> None:
+def test_draft_that_joined_is_new_until_the_drafters_list_it() -> None:
     new = STARTED.changed(JOINED)
     assert (new.drafters, new.new_drafts, new.usual_drafter) == (("model",), ("next",), BY_TASK)
     assert {"next", "next+suffix", "model"} <= new.roster.names
@@ -51,18 +51,18 @@ def test_a_draft_that_joined_is_new_until_it_is_one_of_the_drafters() -> None:
         ({"drafters": ["next"]}, "there is no drafter 'next'; there are: model"),
     ],
 )
-def test_a_name_that_is_taken_or_nobody_s_is_refused(live: dict[str, Any], told: str) -> None:
+def test_live_settings_taken_or_unknown_name_is_refused(live: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         STARTED.changed(LiveSettings.model_validate(live))
 
 
 @pytest.mark.parametrize("live", [{"drafts": {"n": "eagle3"}}, {"drafters": []}, {"draft": {}}])
-def test_what_nobody_knows_is_refused(live: dict[str, Any]) -> None:
+def test_live_settings_unknown_field_is_refused(live: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         LiveSettings.model_validate(live)
 
 
-def test_the_pace_is_told_its_own_part() -> None:
+def test_live_settings_pace_gets_its_own_part() -> None:
     live = LiveSettings.model_validate({"max_depth": 3, "drafts": {"next": "model"}})
     assert live.pace == PaceSettings(max_depth=3)
 
@@ -106,7 +106,7 @@ async def until_share(generation: Generation, share: float) -> list[Stats]:
     return stats
 
 
-async def test_a_better_draft_takes_over_and_every_step_is_told(tokenizer: Tokenizer) -> None:
+async def test_draft_that_is_better_takes_over_step_by_step(tokenizer: Tokenizer) -> None:
     old, new = ScriptedDraft(ANSWER, wrong=WRONG), ScriptedDraft(ANSWER, name="next")
     async with generating(tokenizer, old, new) as generation:
         before = await answered(generation)
@@ -131,7 +131,7 @@ async def test_a_better_draft_takes_over_and_every_step_is_told(tokenizer: Token
     assert told.tokens_per_second > told.others_tokens_per_second > 0.0
 
 
-async def test_a_worse_draft_never_drafts(tokenizer: Tokenizer) -> None:
+async def test_draft_that_is_worse_never_drafts(tokenizer: Tokenizer) -> None:
     old, new = ScriptedDraft(ANSWER), ScriptedDraft(ANSWER, name="next", wrong=WRONG)
     async with generating(tokenizer, old, new) as generation:
         generation.use(JOINED)
@@ -142,7 +142,7 @@ async def test_a_worse_draft_never_drafts(tokenizer: Tokenizer) -> None:
     assert told.seen > told.needed
 
 
-async def test_one_that_becomes_worse_goes_back_within_its_sequences(
+async def test_draft_that_becomes_worse_goes_back_within_its_sequences(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(route, "TUNING", replace(TUNING, least_left=4))
@@ -156,7 +156,7 @@ async def test_one_that_becomes_worse_goes_back_within_its_sequences(
         assert (await answered(generation)).drafted_by.keys() == {"model"}
 
 
-async def test_a_new_draft_that_is_lost_leaves_its_sequence_to_the_old_one(tokenizer: Tokenizer) -> None:
+async def test_draft_that_is_new_and_lost_leaves_its_sequence_to_the_old_draft(tokenizer: Tokenizer) -> None:
     old, new = ScriptedDraft(ANSWER, wrong=WRONG), ScriptedDraft(ANSWER, name="next")
     async with generating(tokenizer, old, new) as generation:
         generation.use(JOINED)
@@ -167,7 +167,7 @@ async def test_a_new_draft_that_is_lost_leaves_its_sequence_to_the_old_one(token
         assert [one.share for _, _, one in generation.rollouts] == [0.0]
 
 
-async def test_what_has_left_drafts_no_more_not_even_for_a_request_that_waited(tokenizer: Tokenizer) -> None:
+async def test_draft_that_left_drafts_no_more_even_for_a_waiting_request(tokenizer: Tokenizer) -> None:
     old, new = ScriptedDraft(ANSWER), ScriptedDraft(ANSWER, name="next")
     async with generating(tokenizer, old, new) as generation:
         generation.use(JOINED)
@@ -185,7 +185,7 @@ async def test_what_has_left_drafts_no_more_not_even_for_a_request_that_waited(t
     assert [*generation.rollouts] == []
 
 
-async def test_a_draft_that_comes_too_late_counts_as_a_wrong_guess(tokenizer: Tokenizer) -> None:
+async def test_draft_that_comes_too_late_counts_as_a_wrong_guess(tokenizer: Tokenizer) -> None:
     old, new = ScriptedDraft(ANSWER, wrong=WRONG), ScriptedDraft(ANSWER, name="next")
     async with generating(tokenizer, old, new) as generation:
         generation.use(JOINED)

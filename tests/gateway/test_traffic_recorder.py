@@ -46,7 +46,7 @@ async def ask(client, key=None, **fields):
     assert response.status_code == 200, response.text
 
 
-async def test_an_answer_is_kept_as_token_ids_and_no_text_is_in_files_or_logs(tokenizer, tmp_path, caplog):
+async def test_recorder_keeps_token_ids_and_no_text(tokenizer, tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     async with client_of(tokenizer, ScriptedTarget(ANSWER), record=settings(tmp_path)) as client:
         await ask(client, temperature=0.5, task="letters", n=2)
@@ -58,7 +58,7 @@ async def test_an_answer_is_kept_as_token_ids_and_no_text_is_in_files_or_logs(to
     assert all(file.stat().st_mode & 0o077 == 0 for file in tmp_path.rglob("*.jsonl"))
 
 
-async def test_over_grpc_too(tokenizer, tmp_path):
+async def test_recorder_keeps_answers_over_grpc_too(tokenizer, tmp_path):
     message = generation_pb2.GenerateRequest(
         text="x", sampling=generation_pb2.Sampling(max_tokens=len(ANSWER))
     )
@@ -68,7 +68,7 @@ async def test_over_grpc_too(tokenizer, tmp_path):
     assert lines(tmp_path)[0]["answer"] == ANSWER
 
 
-async def test_nothing_is_kept_unless_it_is_asked_for(tokenizer, tmp_path):
+async def test_recorder_without_settings_keeps_nothing(tokenizer, tmp_path):
     for record in (None, settings(tmp_path / "kept", fraction=0.0)):
         async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
             servicer = servicer_of(fleet, tokenizer, record=record)
@@ -93,7 +93,7 @@ async def test_each_api_key_has_a_folder_that_can_be_deleted(tokenizer, tmp_path
     assert len(lines(mine)) == 1
 
 
-def test_only_the_named_callers_are_kept(tmp_path):
+def test_recorder_keeps_the_named_callers_alone(tmp_path):
     record = RecordSettings(**settings(tmp_path, callers=(digest("mine")[:8],)))
     recorder = TrafficRecorder(record, "gateway")
     for number, caller in enumerate([digest("theirs"), digest("mine"), None]):
@@ -102,7 +102,7 @@ def test_only_the_named_callers_are_kept(tmp_path):
     assert [line["prompt"] for line in lines(tmp_path)] == [[1]]
 
 
-def test_a_fraction_of_the_answers_is_kept(tmp_path):
+def test_recorder_keeps_a_fraction_of_the_answers(tmp_path):
     recorder = TrafficRecorder(RecordSettings(**settings(tmp_path, fraction=0.25)), "gateway")
     for number in range(800):
         recorder.offer(sequence(number))
@@ -126,7 +126,7 @@ def offered(tmp_path, number, tokens=100):
     return Offered(tmp_path, RecordedAnswer(prompt=(number,) * tokens, answer=(1,), temperature=1.0))
 
 
-def test_the_folder_is_bounded_and_the_oldest_go_first(tmp_path):
+def test_recorder_folder_is_bounded_and_the_oldest_go_first(tmp_path):
     folder, clock = folder_of(tmp_path, max_bytes=2**14)
     for number in range(200):
         folder.write(offered(tmp_path, number))
@@ -148,14 +148,14 @@ def test_several_gateways_share_the_bound(tmp_path):
         assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 2**14
 
 
-def test_what_is_larger_than_the_folder_may_be_is_not_kept(tmp_path):
+def test_recorder_answer_larger_than_the_folder_is_not_kept(tmp_path):
     folder, _ = folder_of(tmp_path, max_bytes=2**12)
     folder.write(offered(tmp_path, 1))
     folder.write(offered(tmp_path, 2, tokens=4000))
     assert [line["prompt"][0] for line in lines(tmp_path)] == [1]
 
 
-def test_nothing_is_kept_for_longer_than_the_days(tmp_path):
+def test_recorder_deletes_answers_after_the_days(tmp_path):
     folder, clock = folder_of(tmp_path, days=1.0)
     for number in range(10):  # over 20 hours
         folder.write(offered(tmp_path, number))
@@ -169,7 +169,7 @@ def test_nothing_is_kept_for_longer_than_the_days(tmp_path):
     assert lines(tmp_path) == []
 
 
-def test_a_folder_that_cannot_be_written_costs_no_answer_and_is_told_once(tmp_path, caplog):
+def test_recorder_folder_that_cannot_be_written_costs_no_answer(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     folder, _ = folder_of(tmp_path / "file" / "below")
     for number in range(3):
@@ -188,13 +188,13 @@ def test_a_folder_that_cannot_be_written_costs_no_answer_and_is_told_once(tmp_pa
         ({"texts": True}, "texts"),
     ],
 )
-def test_what_does_not_hold_is_refused_by_name(tmp_path, given, field):
+def test_record_settings_wrong_value_is_refused_by_name(tmp_path, given, field):
     with pytest.raises(ValidationError) as error:
         RecordSettings(**{**settings(tmp_path), **given})
     assert ".".join(map(str, error.value.errors()[0]["loc"])) == field
 
 
-def test_a_file_that_cannot_be_deleted_ends_no_keeping(tmp_path, monkeypatch, caplog):
+def test_recorder_goes_on_if_a_file_cannot_be_deleted(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(traffic_recorder, "CLEAN_EVERY_S", 0.01)
     old = tmp_path / "1-x.jsonl"
     old.write_text("{}\n")
@@ -211,7 +211,7 @@ def refuse(path, missing_ok=False):
     raise PermissionError(13, "Permission denied", str(path))
 
 
-def test_a_thread_that_writes_no_more_does_not_hold_up_the_end(tmp_path, monkeypatch):
+def test_recorder_hanging_thread_does_not_delay_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(traffic_recorder, "END_WITHIN_S", 0.01)
     monkeypatch.setattr(traffic_recorder, "WAITING", 1)
     monkeypatch.setattr(TrafficRecorder, "_write_always", lambda self: None)

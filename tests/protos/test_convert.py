@@ -44,7 +44,7 @@ def over_the_wire(message):
 
 
 @given(samplings)
-def test_sampling_settings_survive(sampling):
+def test_sampling_survives_the_wire(sampling):
     assert sampling_from_message(over_the_wire(sampling_to_message(sampling))) == sampling
 
 
@@ -52,11 +52,11 @@ def test_every_sampling_setting_has_a_field_of_its_name():
     assert set(generation_pb2.Sampling.DESCRIPTOR.fields_by_name) == set(Sampling.model_fields)
 
 
-def test_an_empty_message_means_the_defaults():
+def test_sampling_empty_message_means_the_defaults():
     assert sampling_from_message(generation_pb2.Sampling()) == Sampling()
 
 
-def test_a_value_out_of_range_is_refused_by_name():
+def test_sampling_value_out_of_range_is_refused_by_name():
     with pytest.raises(ValidationError, match="top_p"):
         sampling_from_message(generation_pb2.Sampling(top_p=1.5))
 
@@ -71,10 +71,10 @@ def test_a_value_out_of_range_is_refused_by_name():
     ],
     ids=["empty", "chain", "tree", "sparse probabilities"],
 )
-def test_drafts_survive(draft):
+def test_draft_survives_the_wire(draft):
     assert draft_from_message(over_the_wire(draft_to_message(draft))) == draft
 
 
-def test_a_malformed_tree_is_refused():
+def test_draft_malformed_tree_is_refused():
     with pytest.raises(ValueError, match="parents"):
         draft_from_message(rounds_pb2.Draft(tokens=[1, 2], parents=[-1, 1]))

@@ -21,6 +21,6 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ["generation", "rounds"])
 @pytest.mark.parametrize("ending", ["_pb2.py", "_pb2.pyi", "_pb2_grpc.py"])
-def test_the_generated_module_is_fresh(fresh: Path, name: str, ending: str) -> None:
+def test_generated_module_is_fresh(fresh: Path, name: str, ending: str) -> None:
     path = Path("protos") / f"{name}{ending}"
     assert (ROOT / path).read_text() == (fresh / path).read_text(), "run `make protos`"

@@ -34,17 +34,17 @@ async def ask(server_trust: Trust, client_trust: Trust) -> int:
         await server.stop(None)
 
 
-async def test_the_token_opens_the_door():
+async def test_trust_token_is_accepted():
     assert await ask(Trust(token=TOKEN), Trust(token=TOKEN)) == 7
 
 
-async def test_another_token_does_not():
+async def test_trust_wrong_token_is_refused():
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await ask(Trust(token=TOKEN), Trust(token="x" * len(TOKEN)))
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_no_token_does_not():
+async def test_trust_missing_token_is_refused():
     server = Trust(token=TOKEN)
     nameless = Trust.model_construct(token="")
     with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -52,32 +52,32 @@ async def test_no_token_does_not():
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_with_certificates_each_side_proves_itself():
+async def test_trust_with_certificates_proves_both_sides():
     authority = Authority()
     assert await ask(authority.trust(), authority.trust()) == 7
 
 
-async def test_a_gateway_without_a_certificate_is_not_let_in():
+async def test_trust_gateway_without_a_certificate_is_refused():
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await ask(Authority().trust(), Trust(token=TOKEN))
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_neither_is_one_whose_certificate_somebody_else_signed():
+async def test_trust_certificate_of_another_authority_is_refused():
     authority, stranger = Authority(), Authority()
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await ask(authority.trust(), stranger.trust(authority=pem(authority.certificate)))
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_worker_under_another_name_is_not_believed():
+async def test_trust_worker_under_another_name_is_refused():
     authority = Authority()
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await ask(authority.trust(name="somebody"), authority.trust())
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_half_a_set_of_certificates_is_refused_and_secrets_do_not_show():
+def test_trust_incomplete_certificates_are_refused_without_secrets():
     with pytest.raises(ValidationError, match="belong together"):
         Trust(token=TOKEN, certificate=b"c")
     assert TOKEN not in repr(Trust(token=TOKEN))

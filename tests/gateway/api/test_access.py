@@ -21,7 +21,7 @@ def allows(authentication, authorization=None, host="10.0.0.7"):
 
 
 @pytest.mark.parametrize("presented", ["Bearer first-key", "bearer second-key", "Bearer  first-key "])
-def test_any_configured_key_is_accepted(presented):
+def test_check_configured_key_is_accepted(presented):
     assert allows(Authentication(KEYS, anonymous=False), presented)
 
 
@@ -29,7 +29,7 @@ def test_any_configured_key_is_accepted(presented):
     "presented", [None, "", "Bearer", "Bearer other", "first-key", "Basic first-key", f"Bearer {KEYS[0]}"]
 )
 @pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.7"])
-def test_nothing_else_is_not_even_on_this_machine(presented, host):
+def test_check_wrong_key_is_refused_even_on_this_machine(presented, host):
     assert not allows(Authentication(KEYS, anonymous=False), presented, host)
 
 
@@ -47,7 +47,7 @@ def test_nothing_else_is_not_even_on_this_machine(presented, host):
         (None, False),
     ],
 )
-def test_without_keys_only_this_machine_is_answered(host, allowed):
+def test_check_without_keys_accepts_this_machine_alone(host, allowed):
     assert allows(Authentication((), anonymous=False), host=host) is allowed
     assert allows(Authentication((), anonymous=True), host=host)
 
@@ -105,7 +105,7 @@ async def test_endpoints_asked_by_a_page_from_elsewhere_are_refused(tokenizer, f
         assert (await client.get("/health", headers=foreign)).json().keys() == {"status"}
 
 
-def test_who_asks_is_told_by_the_key_or_by_being_on_this_machine():
+def test_authentication_key_or_own_machine_names_the_caller():
     with_keys, without = Authentication(KEYS, anonymous=False), Authentication((), anonymous=True)
     assert with_keys.check("Bearer first-key", "127.0.0.1") == KEYS[0]
     assert with_keys.check("bearer  second-key", None) == KEYS[1]
@@ -124,7 +124,7 @@ def test_who_asks_is_told_by_the_key_or_by_being_on_this_machine():
         ("nonsense", None),
     ],
 )
-def test_the_peers_that_grpc_names(peer, host):
+def test_peer_host_of_each_form_of_grpc_is_read(peer, host):
     assert peer_host(peer) == host
 
 

@@ -68,7 +68,7 @@ FORMATS = {
 
 @pytest.mark.parametrize("size", [1, 3, 7, 1000])
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_call_is_told_by_name_and_arguments(name, size):
+def test_parser_call_is_returned_by_name_and_arguments(name, size):
     template, prefix, text = FORMATS[name]
     message, _ = said(template, text, prefix, size=size)
     assert calls_of(message) == [("get_weather", PARIS)]
@@ -96,7 +96,7 @@ def test_several_calls_are_told_apart(template, text, size):
     assert calls_of(only) == [("get_weather", PARIS)]
 
 
-def test_arguments_come_before_they_are_complete():
+def test_parser_arguments_come_before_they_are_complete():
     parser = AnswerParser(RESPONSE_TEMPLATE, "<|assistant|>", TOOLS, None)
     assert parser.feed('<tool_call>{"name": "get_wea', ends=False) == []
     (named,) = parser.feed('ther", "arguments": {"ci', ends=False)
@@ -105,7 +105,7 @@ def test_arguments_come_before_they_are_complete():
     assert more == {"tool_calls": [{"index": 0, "function": {"arguments": 'ty": "Pa'}}]}
 
 
-def test_a_call_that_is_cut_off_is_told_as_far_as_it_goes():
+def test_parser_call_cut_off_is_returned_as_far_as_it_goes():
     message, _ = said(RESPONSE_TEMPLATE, f"<tool_call>{WEATHER[:-8]}")
     (call,) = message["tool_calls"]
     assert WEATHER.endswith(call["function"]["arguments"] + WEATHER[-8:])
@@ -113,20 +113,20 @@ def test_a_call_that_is_cut_off_is_told_as_far_as_it_goes():
 
 @pytest.mark.parametrize("size", [1, 1000])
 @pytest.mark.parametrize("body", ['{"name": ', "nonsense", "[1, 2]", '{"arguments": {}}', "{" * 500])
-def test_what_is_no_call_stays_text(body, size):
+def test_parser_malformed_call_stays_text(body, size):
     message, _ = said(RESPONSE_TEMPLATE, f"Well, <tool_call>{body}</tool_call><|end|>", size=size)
     assert "tool_calls" not in message
     assert message["content"] == f"Well, {body}"
 
 
-def test_a_call_with_its_keys_in_another_order_is_told_when_it_is_complete():
+def test_parser_call_with_arguments_first_is_returned_once_complete():
     swapped = json.dumps({"arguments": PARIS, "name": "get_weather"})
     message, _ = said(RESPONSE_TEMPLATE, f"<tool_call>{swapped}</tool_call><tool_call>{TIME}</tool_call>")
     assert calls_of(message) == [("get_weather", PARIS), ("get_time", ROME)]
 
 
 @pytest.mark.parametrize("size", [1, 1000])
-def test_a_name_that_json_cannot_spell_is_no_name(size):
+def test_parser_name_with_a_wrong_escape_is_no_call(size):
     bad = '{"name": "\\x", "arguments": {}}'
     assert "tool_calls" not in said(RESPONSE_TEMPLATE, f"<tool_call>{bad}</tool_call>", size=size)[0]
     half = '{"name": "f\\ud800", "arguments": {}}'
@@ -147,11 +147,11 @@ def test_thinking_that_the_prompt_began_is_told_as_such():
 
 
 @pytest.mark.parametrize("source", ["{{ x }}", "<tool_call><function=f>", "[TOOL_CALLS]f[ARGS]{}"])
-def test_a_format_that_is_not_known_is_not_guessed(source):
+def test_response_template_unknown_format_is_none(source):
     assert of_chat_template(source) is None
 
 
-def test_the_demo_s_chat_template_lets_on_how_its_calls_are_written():
+def test_response_template_demo_chat_template_shows_its_calls():
     known = of_chat_template(CHAT_TEMPLATE)
     assert calls_of(said(known, f"<tool_call>{WEATHER}</tool_call>")[0]) == [("get_weather", PARIS)]
 

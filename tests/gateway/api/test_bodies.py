@@ -82,7 +82,7 @@ async def test_read_more_bodies_than_are_read_at_a_time_drops_the_oldest():
             task.cancel()
 
 
-async def test_half_sent_bodies_keep_no_one_from_an_answer(tokenizer):
+async def test_http_half_sent_bodies_delay_no_answer(tokenizer):
     begun = []
 
     async def half():

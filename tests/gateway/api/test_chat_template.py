@@ -51,7 +51,7 @@ def write_tokenizer(folder, **config):
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
 @pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
-def test_the_text_is_that_of_transformers(tmp_path, template, place):
+def test_chat_template_text_equals_that_of_transformers(tmp_path, template, place):
     from transformers import AutoTokenizer
 
     if place == "chat_template.jinja":
@@ -64,13 +64,13 @@ def test_the_text_is_that_of_transformers(tmp_path, template, place):
     assert load_chat_template(str(tmp_path)).render(TURNS) == expected
 
 
-def test_of_several_templates_the_default_is_taken(tmp_path):
+def test_chat_template_default_of_several_is_taken(tmp_path):
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "default"}]
     write_tokenizer(tmp_path, chat_template=named)
     assert load_chat_template(str(tmp_path)).render(TURNS) == "default"
 
 
-def test_a_tokenizer_without_a_template_refuses_by_name(tmp_path):
+def test_chat_template_missing_is_refused_by_name(tmp_path):
     write_tokenizer(tmp_path)
     with pytest.raises(InvalidRequestError, match="no chat template") as refused:
         load_chat_template(str(tmp_path)).render(TURNS)
@@ -88,7 +88,7 @@ def test_a_tokenizer_without_a_template_refuses_by_name(tmp_path):
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
     ],
 )
-def test_whatever_a_template_does_is_the_request_refused(template, message):
+def test_chat_template_failure_refuses_the_request(template, message):
     with pytest.raises(InvalidRequestError, match=message) as refused:
         ChatTemplate(template, {}).render(TURNS)
     assert refused.value.field == "messages"
@@ -98,7 +98,7 @@ CHATS = {"plain": ((), "plain template"), "tools": (({"type": "function"},), "te
 
 
 @pytest.mark.parametrize("chat", CHATS)
-def test_a_template_for_tools_in_a_file_of_its_own_is_the_one_of_transformers(tmp_path, chat):
+def test_chat_template_tools_in_an_own_file_equals_that_of_transformers(tmp_path, chat):
     from transformers import AutoTokenizer
 
     write_tokenizer(tmp_path)
@@ -132,13 +132,13 @@ def test_special_tokens_come_from_the_older_file_too_as_in_transformers(tmp_path
     assert load_chat_template(str(tmp_path)).render(TURNS) == theirs == "<|start|>|<|other|>"
 
 
-def test_a_template_of_a_processor_is_read_where_the_tokenizer_has_none(tmp_path):
+def test_chat_template_processor_s_is_read_if_the_tokenizer_has_none(tmp_path):
     write_tokenizer(tmp_path)
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "of the processor"}))
     assert load_chat_template(str(tmp_path)).render(TURNS) == "of the processor"
 
 
-def test_a_token_that_the_template_writes_and_no_file_gives_is_logged(caplog):
+def test_chat_template_token_without_a_file_is_logged(caplog):
     with caplog.at_level("WARNING", logger="ray.serve"):
         ChatTemplate("{{ bos_token }}{{ eos_token }}", {"eos_token": "<|end|>"})
     assert [record.args for record in caplog.records] == [("bos_token",)]

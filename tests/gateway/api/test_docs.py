@@ -5,7 +5,7 @@ import re
 from gateway.api import docs
 
 
-async def test_the_page_shows_it_with_nothing_from_elsewhere(client):
+async def test_docs_page_loads_nothing_from_elsewhere(client):
     page = await client.get("/docs")
     assert page.status_code == 200
     assert "default-src 'none'" in page.headers["content-security-policy"]

@@ -29,7 +29,7 @@ SAMPLING = generation_pb2.Sampling(max_tokens=len(ANSWER), seed=4)
 @pytest.mark.parametrize(
     "prompt", [{"text": "x"}, {"tokens": generation_pb2.TokenIds(ids=[120])}], ids=["text", "token ids"]
 )
-async def test_an_answer_in_chunks(tokenizer, prompt):
+async def test_generate_chunks_make_the_answer(tokenizer, prompt):
     message = generation_pb2.GenerateRequest(sampling=SAMPLING, **prompt)
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         chunks = [chunk async for chunk in servicer_of(fleet, tokenizer).Generate(message, Context())]
@@ -74,7 +74,7 @@ async def test_usage_has_all_counters_of_speculation_only_in_a_report(tokenizer)
     ],
     ids=str,
 )
-async def test_what_is_wrong_is_named(tokenizer, wrong, field):
+async def test_generate_wrong_field_is_named(tokenizer, wrong, field):
     context = Context()
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         message = generation_pb2.GenerateRequest(**{"text": "x", **wrong})
@@ -92,7 +92,7 @@ async def test_without_a_target_the_service_is_unavailable(tokenizer):
     assert context.code is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_the_model_says_what_serves_it(tokenizer):
+async def test_get_model_names_the_workers(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         model = await servicer_of(fleet, tokenizer).GetModel(generation_pb2.GetModelRequest(), Context())
     assert (model.id, model.max_length) == ("m", MAX_LENGTH)
@@ -111,7 +111,7 @@ async def test_every_token_says_where_it_comes_from_and_the_seed_comes_first(tok
 
 
 @pytest.mark.parametrize("method", ["Generate", "Complete"])
-async def test_a_defect_is_told_without_its_traceback(tokenizer, monkeypatch, method):
+async def test_generate_defect_hides_its_traceback(tokenizer, monkeypatch, method):
     def fail(*_):
         raise RuntimeError("a secret")
 
@@ -125,7 +125,7 @@ async def test_a_defect_is_told_without_its_traceback(tokenizer, monkeypatch, me
     assert "secret" not in context.details
 
 
-async def test_the_whole_answer_in_one_message(tokenizer):
+async def test_complete_answer_is_one_message(tokenizer):
     message = generation_pb2.GenerateRequest(
         text="x", n=2, sampling=generation_pb2.Sampling(max_tokens=len(ANSWER), logprobs=2)
     )
@@ -184,7 +184,7 @@ async def test_rounds_are_told_of_where_they_are_asked_for(tokenizer):
     assert not any(chunk.HasField("round") for chunk in unasked)
 
 
-async def test_a_probe_learns_whether_requests_can_be_answered(tokenizer):
+async def test_check_probe_sees_whether_requests_can_be_answered(tokenizer):
     for workers, status in (
         ((), "NOT_SERVING"),
         ((ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)), "SERVING"),
@@ -218,7 +218,7 @@ async def test_only_those_who_may_are_answered(tokenizer, context, keys, allowed
     assert context.code is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_a_full_queue_says_when_to_come_again(tokenizer):
+async def test_generate_full_queue_gives_a_retry_delay(tokenizer):
     context = Context()
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         servicer = servicer_of(fleet, tokenizer, max_requests=1, max_waiting=0)
@@ -262,7 +262,7 @@ messages = st.builds(
 )
 
 
-def test_no_message_is_an_error_of_ours(tokenizer):
+def test_grpc_random_message_is_never_a_defect(tokenizer):
     async def check(message):
         context = Context()
         async with fleet_of(ScriptedTarget(ANSWER)) as fleet:

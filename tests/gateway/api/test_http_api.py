@@ -21,14 +21,14 @@ async def test_loads_are_what_grpc_tells(client):
     assert {worker["role"] for worker in body["workers"]} == {"target", "draft"}
 
 
-async def test_the_model_and_the_workers_are_listed(client):
+async def test_health_and_models_list_model_and_workers(client):
     models = (await client.get("/v1/models")).json()
     health = (await client.get("/health")).json()
     assert [model["id"] for model in models["data"]] == ["m"]
     assert [worker["role"] for worker in health["workers"]] == ["target", "draft"]
 
 
-async def test_what_slows_a_worker_down_on_its_gpu_is_told_under_it(tokenizer):
+async def test_health_slow_worker_names_its_reasons(tokenizer):
     slow = ScriptedTarget(ANSWER, slow_because=("attention gathers its blocks",))
     async with client_of(tokenizer, slow, ScriptedDraft(ANSWER)) as client:
         workers = (await client.get("/health")).json()["workers"]
@@ -36,7 +36,7 @@ async def test_what_slows_a_worker_down_on_its_gpu_is_told_under_it(tokenizer):
     assert told == {"target": ["attention gathers its blocks"], "draft": []}
 
 
-async def test_why_a_drafter_beside_a_target_is_out_of_use_is_told_under_it(tokenizer):
+async def test_health_target_drafter_out_of_use_has_its_reason(tokenizer):
     target = ScriptedTarget(ANSWER, no_drafts_because="no part of the target would pay")
     async with client_of(tokenizer, target, ScriptedDraft(ANSWER)) as client:
         await client.post("/v1/completions", json=ASK)
@@ -54,13 +54,13 @@ async def test_without_a_target_the_service_is_unavailable(tokenizer):
         assert (await client.get("/health")).status_code == 503
 
 
-async def test_a_deadline_that_passes_is_a_timeout(tokenizer):
+async def test_http_deadline_passed_is_a_timeout(tokenizer):
     target = ScriptedTarget(ANSWER, lost_at=range(2, 10_000), lost_with=Cause.LEAVING)
     async with client_of(tokenizer, target, request_deadline_s=0.1) as client:
         assert (await client.post("/v1/completions", json=ASK)).status_code == 504
 
 
-async def test_a_body_that_is_too_long_is_refused_while_it_is_read(tokenizer):
+async def test_http_too_long_body_is_refused_while_it_is_read(tokenizer):
     async def endless():
         while True:
             yield b" " * 1000
@@ -73,7 +73,7 @@ async def test_a_body_that_is_too_long_is_refused_while_it_is_read(tokenizer):
         assert "5000" in response.json()["error"]["message"]
 
 
-async def test_a_full_queue_says_when_to_come_again(tokenizer):
+async def test_http_full_queue_gives_a_retry_delay(tokenizer):
     silent = ScriptedTarget(ANSWER, lost_at=range(2, 10_000), lost_with=Cause.LEAVING)
     async with client_of(tokenizer, silent, max_requests=1, max_waiting=0, request_deadline_s=6.0) as client:
         waiting = asyncio.create_task(client.post("/v1/completions", json=ASK))
@@ -86,7 +86,7 @@ async def test_a_full_queue_says_when_to_come_again(tokenizer):
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/m"])
-async def test_a_key_is_needed_where_keys_are_configured(tokenizer, path):
+async def test_http_configured_keys_are_needed(tokenizer, path):
     async with client_of(tokenizer, ScriptedTarget(ANSWER), keys=["secret"]) as client:
 
         async def status(**headers):
@@ -105,12 +105,12 @@ async def test_probes_need_no_key_and_learn_nothing_about_workers(tokenizer):
         assert [worker["role"] for worker in known.json()["workers"]] == ["target", "draft"]
 
 
-async def test_without_keys_other_machines_are_refused(tokenizer):
+async def test_http_without_keys_refuses_other_machines(tokenizer):
     async with client_of(tokenizer, ScriptedTarget(ANSWER), host="10.1.2.3") as client:
         assert (await client.post("/v1/completions", json=ASK)).status_code == 401
 
 
-async def test_a_defect_is_told_without_its_traceback(tokenizer, monkeypatch):
+async def test_http_defect_hides_its_traceback(tokenizer, monkeypatch):
     def fail(*_):
         raise RuntimeError("a secret")
 
@@ -126,14 +126,14 @@ async def test_a_defect_is_told_without_its_traceback(tokenizer, monkeypatch):
     assert "secret" not in whole.text + stream.text
 
 
-async def test_an_unknown_path_and_method_are_answered_in_the_same_shape(client):
+async def test_http_unknown_path_or_method_has_an_error_body(client):
     for response in (await client.get("/v2"), await client.get("/v1/completions")):
         assert response.status_code in (404, 405)
         assert response.json()["error"]["message"]
         assert response.json()["error"]["param"] is None
 
 
-async def test_acceptance_is_told_under_the_names_that_load_generators_read(client):
+async def test_metrics_have_the_names_that_load_generators_read(client):
     ask = {**ASK, "speculation": {"mode": "fixed", "depth": 4, "report": True}}
     told = (await client.post("/v1/completions", json=ask)).json()
     speculation, metrics = told["usage"]["speculation"], told["metrics"]["speculative_decoding"]
@@ -148,12 +148,12 @@ async def test_acceptance_is_told_under_the_names_that_load_generators_read(clie
 
 
 @pytest.mark.parametrize(("path", "ask"), [("completions", ASK), ("chat/completions", CHAT)])
-async def test_a_stream_tells_acceptance_with_the_usage(client, path, ask):
+async def test_stream_report_has_metrics_with_the_usage(client, path, ask):
     options = {"stream": True, "stream_options": {"include_usage": True}, "speculation": {"report": True}}
     *_, last, _ = events_of(await client.post(f"/v1/{path}", json={**ask, **options}))
     assert "speculative_decoding" in json.loads(last)["metrics"]
 
 
-async def test_of_several_answers_together_no_acceptance_is_told(client):
+async def test_metrics_of_several_answers_are_left_out(client):
     ask = {**ASK, "n": 2, "speculation": {"report": True}}
     assert "metrics" not in (await client.post("/v1/completions", json=ask)).json()

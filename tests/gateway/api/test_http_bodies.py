@@ -44,7 +44,7 @@ bodies = st.dictionaries(st.sampled_from(FIELDS), values, max_size=5)
 
 
 @pytest.mark.parametrize(("path", "base"), [("/v1/completions", ASK), ("/v1/chat/completions", CHAT)])
-def test_no_body_is_an_error_of_ours(tokenizer, path, base):
+def test_http_random_body_is_never_a_defect(tokenizer, path, base):
     async def check(body):
         async with client_of(tokenizer, ScriptedTarget(ANSWER)) as client:
             for fields in (body, {**base, **body}):
@@ -73,7 +73,7 @@ EXTREMES = [
 
 
 @pytest.mark.parametrize(("path", "base"), [("/v1/completions", ASK), ("/v1/chat/completions", CHAT)])
-async def test_no_extreme_of_any_field_is_an_error_of_ours(tokenizer, path, base):
+async def test_http_extreme_value_is_never_a_defect(tokenizer, path, base):
     target, headers = ScriptedTarget(ANSWER), {"content-type": "application/json"}
     async with client_of(tokenizer, target, request_deadline_s=LIMIT_S) as client:
         for field in [*FIELDS, "\ud800", ""]:
@@ -99,7 +99,7 @@ async def test_no_extreme_of_any_field_is_an_error_of_ours(tokenizer, path, base
     ],
     ids=lambda content: repr(content[:12]),
 )
-async def test_what_is_no_request_at_all_is_the_caller_s_error(client, content):
+async def test_http_malformed_request_is_the_caller_s_error(client, content):
     headers = {"content-type": "application/json"}
     response = await client.post("/v1/completions", content=content, headers=headers)
     assert response.status_code == 400

@@ -7,7 +7,7 @@ from tests.fakes.scripted import MAX_LENGTH, ScriptedTarget
 from tests.support.http_calls import ANSWER, CHAT, TEXT, client_of
 
 
-async def test_a_chat_completion(tokenizer):
+async def test_chat_completion_has_message_and_usage(tokenizer):
     target = ScriptedTarget(ANSWER)
     async with client_of(tokenizer, target) as client:
         body = (await client.post("/v1/chat/completions", json=CHAT)).json()
@@ -43,21 +43,21 @@ async def test_hints_and_labels_of_a_chat_change_nothing(client, harmless):
     assert response.json()["choices"][0]["message"]["content"] == TEXT
 
 
-async def test_a_model_without_a_chat_template_says_so(tokenizer):
+async def test_chat_model_without_a_template_is_refused(tokenizer):
     async with client_of(tokenizer, ScriptedTarget(ANSWER), template=ChatTemplate(None, {})) as client:
         response = await client.post("/v1/chat/completions", json=CHAT)
     assert response.status_code == 400
     assert "no chat template" in response.json()["error"]["message"]
 
 
-async def test_an_answer_can_be_sent_back_as_the_message_that_it_was(client):
+async def test_chat_answer_is_accepted_as_a_message(client):
     answer = (await client.post("/v1/chat/completions", json=CHAT)).json()["choices"][0]["message"]
     messages = [*CHAT["messages"], answer, {"role": "user", "content": [{"type": "text", "text": "y"}]}]
     response = await client.post("/v1/chat/completions", json={**CHAT, "messages": messages})
     assert response.json()["usage"]["prompt_tokens"] == len(f"user:x;assistant:{TEXT};user:y;".encode())
 
 
-async def test_a_chat_may_use_what_is_left_of_the_context(tokenizer):
+async def test_chat_without_max_tokens_may_fill_the_context(tokenizer):
     target = ScriptedTarget(ANSWER, finish_reason="stop")
     async with client_of(tokenizer, target) as client:
         await client.post("/v1/chat/completions", json={"messages": CHAT["messages"]})

@@ -6,7 +6,7 @@ from tests.fakes.scripted import ScriptedTarget
 from tests.support.http_calls import ANSWER, ASK, CHAT, TEXT, client_of
 
 
-async def test_a_completion(client):
+async def test_completion_has_text_and_usage(client):
     response = await client.post("/v1/completions", json={**ASK, "seed": 4})
     body = response.json()
     assert body["object"] == "text_completion"
@@ -27,14 +27,14 @@ async def test_null_and_openai_s_own_fields_are_accepted(client):
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
-async def test_of_two_limits_max_completion_tokens_holds(client, path):
+async def test_max_completion_tokens_wins_over_max_tokens(client, path):
     own = ASK if path == "completions" else CHAT
     body = (await client.post(f"/v1/{path}", json={**own, "max_completion_tokens": 3})).json()
     assert body["usage"]["completion_tokens"] == 3
 
 
 @pytest.mark.parametrize(("seed", "used"), [(-1, 2**64 - 1), (-(2**63), 2**63), (7, 7)])
-async def test_a_negative_seed_stands_for_one_that_is_not_and_is_told_as_it_came(tokenizer, seed, used):
+async def test_completion_negative_seed_is_told_as_it_came(tokenizer, seed, used):
     target = ScriptedTarget(ANSWER)
     async with client_of(tokenizer, target) as client:
         response = await client.post("/v1/completions", json={**ASK, "seed": seed})
@@ -43,7 +43,7 @@ async def test_a_negative_seed_stands_for_one_that_is_not_and_is_told_as_it_came
     assert response.json()["usage"]["speculation"]["seed"] == seed
 
 
-async def test_a_suffix_that_says_nothing_is_accepted(client):
+async def test_completion_empty_suffix_is_accepted(client):
     assert (await client.post("/v1/completions", json={**ASK, "suffix": ""})).status_code == 200
 
 

@@ -11,7 +11,7 @@ IGNORED = "outrider-ignored"
 
 
 @pytest.mark.parametrize(("path", "ask"), [("completions", ASK), ("chat/completions", CHAT)])
-async def test_what_cannot_change_the_answer_is_passed_over_and_named(client, path, ask):
+async def test_field_without_effect_is_ignored_and_named(client, path, ask):
     hints = {"user": "u", "store": True, "metadata": {"a": 1}, "service_tier": None}
     for stream in (False, True):
         response = await client.post(f"/v1/{path}", json={**ask, **hints, "stream": stream})
@@ -23,13 +23,13 @@ async def test_what_cannot_change_the_answer_is_passed_over_and_named(client, pa
 @pytest.mark.parametrize(
     "neutral", [{"best_of": 1, "suffix": ""}, {"use_beam_search": False, "length_penalty": 1.0}], ids=str
 )
-async def test_what_asks_for_what_is_done_anyway_is_taken(client, neutral):
+async def test_field_with_its_neutral_value_is_accepted(client, neutral):
     response = await client.post("/v1/completions", json={**ASK, **neutral})
     assert response.json()["choices"][0]["text"] == TEXT
 
 
 @pytest.mark.parametrize("name", ["best_of", "use_beam_search", "truncate_prompt_tokens", "documents"])
-async def test_what_would_change_the_answer_is_refused_by_name(tokenizer, name):
+async def test_field_that_changes_the_answer_is_refused_by_name(tokenizer, name):
     async with client_of(tokenizer, ScriptedTarget(ANSWER), unknown_fields="ignore") as client:
         response = await client.post("/v1/completions", json={**ASK, name: [2]})
     error = response.json()["error"]
@@ -45,14 +45,14 @@ UNKNOWN = {
 }
 
 
-async def test_a_field_that_nobody_knows_is_refused(client):
+async def test_field_unknown_is_refused(client):
     response = await client.post("/v1/chat/completions", json=UNKNOWN)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "stream_options.chunk")
     assert "unknown_fields=ignore" in error["message"]
 
 
-async def test_a_field_that_nobody_knows_is_ignored_where_the_setting_says_so(tokenizer):
+async def test_field_unknown_is_ignored_if_the_setting_says_so(tokenizer):
     async with client_of(tokenizer, ScriptedTarget(ANSWER), unknown_fields="ignore") as client:
         response = await client.post("/v1/chat/completions", json={**UNKNOWN, "user": "u"})
         assert response.json()["choices"][0]["message"]["content"] == TEXT
@@ -61,7 +61,7 @@ async def test_a_field_that_nobody_knows_is_ignored_where_the_setting_says_so(to
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "temperature")
 
 
-async def test_a_field_s_name_cannot_add_a_header(tokenizer):
+async def test_field_name_cannot_add_a_header(tokenizer):
     async with client_of(tokenizer, ScriptedTarget(ANSWER), unknown_fields="ignore") as client:
         response = await client.post("/v1/completions", json={**ASK, "a\r\nset-cookie: x": 1, "é" * 5000: 1})
     assert response.status_code == 200
@@ -84,9 +84,7 @@ BODIES = {"completions": ASK, "chat/completions": CHAT, "responses": {"input": "
 
 
 @pytest.mark.parametrize("case", CONTRADICTED)
-async def test_a_field_that_would_change_the_answer_is_refused_though_unknown_fields_are_ignored(
-    tokenizer, case
-):
+async def test_field_that_changes_the_answer_is_refused_though_unknown_ones_are_ignored(tokenizer, case):
     path, fields = CONTRADICTED[case]
     async with client_of(tokenizer, ScriptedTarget(ANSWER), unknown_fields="ignore") as client:
         response = await client.post(f"/v1/{path}", json={**BODIES[path], **fields})
@@ -104,7 +102,7 @@ def test_each_field_that_one_endpoint_serves_is_served_or_refused_by_the_others(
         assert sorted(read - model.keys() - UNSERVED.keys()) == [], path
 
 
-async def test_a_field_that_tokenize_serves_reaches_it(tokenizer):
+async def test_field_of_tokenize_reaches_it(tokenizer):
     """Another endpoint refuses it."""
     async with client_of(tokenizer, ScriptedTarget(ANSWER)) as client:
         ask = {"messages": CHAT["messages"], "add_generation_prompt": False, "add_special_tokens": False}

@@ -16,7 +16,7 @@ from tests.support.http_calls import ANSWER, ASK, CHAT, TEXT, client_of, events_
 )
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-async def test_what_is_no_number_never_reaches_json(tokenizer, monkeypatch, logprob, said, path, stream):
+async def test_logprobs_not_finite_never_reach_json(tokenizer, monkeypatch, logprob, said, path, stream):
     entry = generation_pb2.TokenLogprobs(logprob=logprob, token_ids=[65], logprobs=[logprob])
     monkeypatch.setattr(scripted, "_logprobs", lambda token: entry)
     own = {**ASK, "logprobs": 1} if path == "completions" else {**CHAT, "logprobs": True, "top_logprobs": 1}

@@ -25,7 +25,7 @@ async def test_each_prompt_is_answered_n_times_in_order(client, prompts):
     assert body["usage"]["completion_tokens"] == 4 * len(ANSWER)
 
 
-async def test_a_stream_carries_all_of_them(client):
+async def test_prompts_stream_carries_every_answer(client):
     ask = {**ASK, "prompt": ["x", "yy"], "stream": True, "echo": True}
     *events, _ = events_of(await client.post("/v1/completions", json=ask))
     said = {0: "", 1: ""}
@@ -35,7 +35,7 @@ async def test_a_stream_carries_all_of_them(client):
     assert said == {0: f"x{TEXT}", 1: f"yy{TEXT}"}
 
 
-async def test_a_prompt_among_others_is_answered_as_if_it_were_alone():
+async def test_prompts_each_is_answered_as_if_alone():
     prompts = ["The cat", "def main(", '{"name": "', "The cat"]
     ask = {"max_tokens": 12, "temperature": 1, "seed": 7, "n": 2}
     async with service_of(drafts=0) as service:
@@ -50,7 +50,7 @@ async def test_a_prompt_among_others_is_answered_as_if_it_were_alone():
         assert len({*alone}) > 3
 
 
-async def test_a_prompt_is_scored_without_a_token_being_generated(tokenizer):
+async def test_prompts_scored_alone_generate_no_token(tokenizer):
     target, draft = ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)
     async with client_of(tokenizer, target, draft) as client:
         body = (await client.post("/v1/completions", json={**ASK, **SCORING, "prompt": "säts"})).json()
@@ -68,7 +68,7 @@ async def test_a_prompt_is_scored_without_a_token_being_generated(tokenizer):
     assert draft.kinds() == []
 
 
-async def test_what_is_generated_follows_what_was_scored(client):
+async def test_prompts_scored_keep_the_generated_text(client):
     ask = {**ASK, "prompt": ["x", "yy"], "echo": True, "logprobs": 0}
     first, second = (await client.post("/v1/completions", json=ask)).json()["choices"]
     assert second["text"] == f"yy{TEXT}"
@@ -92,14 +92,14 @@ async def test_without_logprobs_nothing_is_asked_of_a_worker(tokenizer, ask):
     assert target.requests == []
 
 
-async def test_another_target_goes_on_with_the_rest(tokenizer):
+async def test_prompts_continue_on_another_target(tokenizer):
     target = ScriptedTarget(ANSWER, lost_at=[2], lost_with=Cause.LEAVING)
     async with client_of(tokenizer, target) as client:
         body = (await client.post("/v1/completions", json={**ASK, **SCORING, "prompt": "scored"})).json()
     assert body["choices"][0]["logprobs"]["token_logprobs"] == [None, *[-0.25] * 5]
 
 
-async def test_a_target_that_tells_too_much_is_taken_for_lost(tokenizer, monkeypatch):
+async def test_prompts_target_with_too_many_scores_counts_as_lost(tokenizer, monkeypatch):
     target, honest = ScriptedTarget(ANSWER), ScriptedTarget._scores
     lies = [True]
 

@@ -53,7 +53,7 @@ from tests.support.http_calls import ANSWER, ASK, CHAT, TEXT, client_of
     ],
     ids=str,
 )
-async def test_what_is_wrong_is_named(client, wrong, field):
+async def test_completion_wrong_field_is_named(client, wrong, field):
     response = await client.post("/v1/completions", json={**ASK, **wrong})
     error = response.json()["error"]
     assert response.status_code == 400
@@ -81,7 +81,7 @@ async def test_many_mistakes_are_not_told_one_by_one(client, many, field):
 
 
 @pytest.mark.parametrize(("there", "told"), [(None, "none"), ("eagle3", "'eagle3'")])
-async def test_a_drafter_that_does_not_stand_beside_the_target_is_refused(tokenizer, there, told):
+async def test_drafter_that_the_target_lacks_is_refused(tokenizer, there, told):
     asked = {**ASK, "speculation": {"drafter": "medusa"}}
     async with client_of(tokenizer, ScriptedTarget(ANSWER), beside_target=there) as client:
         response = await client.post("/v1/completions", json=asked)
@@ -90,7 +90,7 @@ async def test_a_drafter_that_does_not_stand_beside_the_target_is_refused(tokeni
     assert f"'medusa' would stand beside the target, and there is {told}; there are: " in error["message"]
 
 
-async def test_the_drafter_beside_the_target_is_served(tokenizer):
+async def test_drafter_that_the_target_has_is_served(tokenizer):
     asked = {**ASK, "speculation": {"drafter": "medusa"}}
     async with client_of(tokenizer, ScriptedTarget(ANSWER), beside_target="medusa") as client:
         response = await client.post("/v1/completions", json=asked)
@@ -143,20 +143,20 @@ ARGUMENTS = "messages.0.tool_calls.0.function.arguments"
     ],
     ids=str,
 )
-async def test_what_is_wrong_with_a_chat_is_named(client, wrong, field):
+async def test_chat_wrong_field_is_named(client, wrong, field):
     response = await client.post("/v1/chat/completions", json={**CHAT, **wrong})
     assert (response.status_code, response.json()["error"]["param"]) == (400, field)
 
 
 @pytest.mark.parametrize("text", ["a prompt that is secret", ["a prompt that is secret"] * 2])
-async def test_what_is_refused_is_not_repeated(client, text):
+async def test_refusal_does_not_repeat_text_of_the_request(client, text):
     wrong = {"prompt": text, "max_tokens": -1, "stop": [text] * 20, "user": text, "task": {"a": text}}
     response = await client.post("/v1/completions", json=wrong)
     assert response.status_code == 400
     assert "secret" not in response.text
 
 
-async def test_only_json_is_taken(client):
+async def test_http_other_content_type_is_refused(client):
     """A page in a browser may send plain text to a service on its machine without being asked."""
     response = await client.post(
         "/v1/completions", content=json.dumps(ASK), headers={"content-type": "text/plain"}

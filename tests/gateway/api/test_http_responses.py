@@ -42,7 +42,7 @@ def without_ids(response):
     return plain(response)
 
 
-async def test_a_response(client):
+async def test_response_has_output_and_usage(client):
     response = (await client.post(PATH, json=ASK)).json()
     (message,) = response["output"]
     assert (message["type"], message["role"], message["status"]) == ("message", "assistant", "incomplete")
@@ -55,7 +55,7 @@ async def test_a_response(client):
     assert response["store"] is False
 
 
-async def test_the_events_build_the_response(client):
+async def test_response_events_build_the_response(client):
     whole = (await client.post(PATH, json=ASK)).json()
     events = events_of(await client.post(PATH, json={**ASK, "stream": True}))
     assert [event["type"] for event in events[:4]] == [
@@ -115,7 +115,7 @@ async def test_thinking_is_an_item_of_its_own(tokenizer):
     assert {"response.reasoning_text.delta", "response.reasoning_text.done"} <= kinds
 
 
-async def test_a_form_is_followed():
+async def test_response_follows_its_form():
     schema = {"type": "object", "properties": {"age": {"enum": [7]}}, "required": ["age"]}
     schema["additionalProperties"] = False
     ask = {"input": "x", "text": {"format": {"type": "json_schema", "name": "a", "schema": schema}}}
@@ -143,18 +143,18 @@ async def test_a_form_is_followed():
     ],
     ids=lambda value: str(value)[:40],
 )
-async def test_what_is_wrong_is_named_as_the_request_has_it(client, wrong, field):
+async def test_response_wrong_field_has_the_request_s_own_name(client, wrong, field):
     response = await client.post(PATH, json={**ASK, **wrong})
     assert (response.status_code, response.json()["error"]["param"]) == (400, field)
 
 
-async def test_what_changes_nothing_is_named(client):
+async def test_response_ignored_field_is_named(client):
     response = await client.post(PATH, json={**ASK, "store": True, "user": "u"})
     assert response.headers["outrider-ignored"] == "store, user"
     assert response.headers["outrider-seed"]
 
 
-async def test_a_stream_that_fails_ends_with_that(tokenizer):
+async def test_response_stream_that_fails_ends_with_the_failure(tokenizer):
     target = ScriptedTarget(ANSWER, lost_at=range(4, 10_000), lost_with=Cause.FAILED)
     async with client_of(tokenizer, target, ScriptedDraft(ANSWER)) as client:
         ask = {**ASK, "stream": True, "speculation": {"mode": "fixed", "depth": 1}}

@@ -9,7 +9,7 @@ from tests.fakes.scripted import ScriptedDraft, ScriptedTarget
 from tests.support.http_calls import ANSWER, ASK, CHAT, TEXT, client_of, events_of
 
 
-async def test_a_stream_is_the_completion_in_pieces(client):
+async def test_stream_pieces_make_the_completion(client):
     response = await client.post("/v1/completions", json={**ASK, "stream": True})
     *events, done = events_of(response)
     chunks = [json.loads(event) for event in events]
@@ -21,7 +21,7 @@ async def test_a_stream_is_the_completion_in_pieces(client):
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
-async def test_a_stream_ends_with_usage_where_it_is_asked_for(client):
+async def test_stream_with_include_usage_ends_with_usage(client):
     ask = {**ASK, "stream": True, "stream_options": {"include_usage": True}}
     *_, last, _ = events_of(await client.post("/v1/completions", json=ask))
     assert json.loads(last)["choices"] == []
@@ -29,7 +29,7 @@ async def test_a_stream_ends_with_usage_where_it_is_asked_for(client):
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
-async def test_a_stream_tells_origins_and_rounds_where_it_is_asked_for(client, path):
+async def test_stream_with_include_rounds_tells_origins_and_rounds(client, path):
     fixed = {"mode": "fixed", "depth": 4}
     own = ASK if path == "completions" else CHAT
     options = {"include_rounds": True, "include_usage": True}
@@ -48,7 +48,7 @@ async def test_a_stream_tells_origins_and_rounds_where_it_is_asked_for(client, p
     assert {"draft_ms", "target_ms", "queue_ms", "step_ms", "reason", "continued"} <= rounds[0].keys()
 
 
-async def test_what_goes_wrong_under_a_stream_is_said_in_the_stream(tokenizer):
+async def test_stream_failure_is_an_event(tokenizer):
     target = ScriptedTarget(ANSWER, lost_at=range(5, 10_000), lost_with=Cause.LEAVING)
     # It is given up after 0.56 s, when the next attempt would come too late.
     async with client_of(tokenizer, target, ScriptedDraft(ANSWER), request_deadline_s=1.1) as client:
@@ -57,7 +57,7 @@ async def test_what_goes_wrong_under_a_stream_is_said_in_the_stream(tokenizer):
     assert events[-1] == "[DONE]"
 
 
-async def test_a_chat_stream_begins_with_whose_turn_it_is(client):
+async def test_chat_stream_begins_with_the_role(client):
     response = await client.post("/v1/chat/completions", json={**CHAT, "stream": True, "n": 2})
     *events, done = events_of(response)
     chunks = [json.loads(event) for event in events]

@@ -15,12 +15,12 @@ async def test_text_becomes_token_ids_and_they_text_again(client):
     assert back.json() == {"prompt": "sät"}
 
 
-async def test_the_vocabulary_s_own_spelling_is_told_where_it_is_asked_for(client):
+async def test_tokenize_with_return_token_strs_spells_tokens(client):
     told = (await client.post("/tokenize", json={"prompt": "ab", "return_token_strs": True})).json()
     assert told["token_strs"] == ["a", "b"]
 
 
-async def test_a_chat_is_tokenized_as_its_template_writes_it(client):
+async def test_tokenize_chat_has_the_template_s_tokens(client):
     told = (await client.post("/tokenize", json={"messages": CHAT["messages"]})).json()
     assert bytes(told["tokens"]) == b"user:x;"
 
@@ -37,7 +37,7 @@ async def test_a_chat_is_tokenized_as_its_template_writes_it(client):
     ],
     ids=str,
 )
-async def test_what_is_wrong_is_named(client, path, wrong, field):
+async def test_tokenize_wrong_field_is_named(client, path, wrong, field):
     response = await client.post(f"/{path}", json=wrong)
     assert (response.status_code, response.json()["error"]["param"]) == (400, field)
 
@@ -53,11 +53,11 @@ async def test_only_callers_who_are_known_are_answered(tokenizer):
         assert (await client.post("/detokenize", json={"tokens": []})).status_code == 401
 
 
-async def test_the_version_is_that_of_the_package(client):
+async def test_version_is_that_of_the_package(client):
     assert (await client.get("/version")).json() == {"version": version("outrider")}
 
 
-async def test_a_ping_says_whether_a_request_can_be_answered(tokenizer, client):
+async def test_ping_tells_whether_a_request_can_be_answered(tokenizer, client):
     assert (await client.get("/ping")).status_code == 200
     async with client_of(tokenizer, None) as alone:
         assert (await alone.get("/ping")).status_code == 503

@@ -77,7 +77,7 @@ async def test_calls_are_streamed_as_deltas_of_their_arguments(tokenizer):
     assert not any(choice["delta"].get("content") for choice in choices)
 
 
-async def test_one_call_is_told_where_parallel_ones_are_not_wanted(tokenizer):
+async def test_tools_without_parallel_calls_return_the_first_call(tokenizer):
     async with calling(tokenizer) as (client, _):
         ask = {**ASK, "parallel_tool_calls": False}
         choice = (await client.post("/v1/chat/completions", json=ask)).json()["choices"][0]
@@ -92,7 +92,7 @@ async def test_with_the_choice_none_the_tools_are_not_offered_and_text_stays_tex
     assert "Tools" not in prompt
 
 
-async def test_an_answer_without_a_call_is_an_ordinary_one(tokenizer):
+async def test_tools_answer_without_a_call_is_text(tokenizer):
     async with calling(tokenizer, [*b"It rains.", 256]) as (client, _):
         ask = {**ASK, "max_tokens": 10}
         choice = (await client.post("/v1/chat/completions", json=ask)).json()["choices"][0]
@@ -100,7 +100,7 @@ async def test_an_answer_without_a_call_is_an_ordinary_one(tokenizer):
     assert choice["finish_reason"] == "stop"
 
 
-async def test_an_answer_cut_off_in_a_call_ends_by_its_length(tokenizer):
+async def test_tools_answer_cut_off_in_a_call_ends_by_length(tokenizer):
     cut = ANSWER[:60]
     async with client_of(tokenizer, ScriptedTarget(cut), template=TEMPLATE) as client:
         choice = (await client.post("/v1/chat/completions", json={**ASK, "max_tokens": 60})).json()[
@@ -123,7 +123,7 @@ async def test_calls_and_their_results_go_back_into_the_chat(tokenizer):
     assert chat == f"<|user|>x<|end|><|assistant|>{CALLS}<|end|>{results}<|assistant|>"
 
 
-async def test_what_the_template_is_told_besides_reaches_it(tokenizer):
+async def test_chat_template_kwargs_reach_the_template(tokenizer):
     source = "{% if thinks %}think {{ effort }}{% endif %}{{ reasoning_effort }}:{{ messages[0].content }}"
     async with client_of(tokenizer, ScriptedTarget(ANSWER), template=ChatTemplate(source, {})) as client:
         ask = {"messages": ASK["messages"], "max_tokens": 3, "reasoning_effort": "low"}
@@ -132,7 +132,7 @@ async def test_what_the_template_is_told_besides_reaches_it(tokenizer):
     assert body["usage"]["prompt_tokens"] == len("think 3low:x")
 
 
-async def test_the_demo_pair_calls_a_tool_with_drafts_and_without():
+async def test_tools_demo_pair_calls_with_and_without_drafts():
     ask = {
         "messages": [{"role": "user", "content": f"What is the weather in {CITIES[0]}?"}],
         "tools": [TOOLS[0].definition("get_weather")],
@@ -172,7 +172,7 @@ CHOICES = {
 }
 
 
-async def test_a_choice_that_forces_a_call_gets_one_by_the_tool_s_schema_with_drafts_and_without():
+async def test_tools_forced_call_follows_its_schema_with_and_without_drafts():
     """The model was never trained to call such a tool."""
     async with service_of() as service:
         for choice, names in CHOICES.values():
@@ -198,7 +198,7 @@ async def test_a_choice_that_forces_a_call_gets_one_by_the_tool_s_schema_with_dr
             assert told[0] == told[1]
 
 
-async def test_a_strict_tool_s_calls_follow_its_schema_and_text_is_free():
+async def test_tools_strict_call_follows_its_schema_and_text_is_free():
     async with service_of(drafts=0) as service:
         ask = {
             "messages": [{"role": "user", "content": f"What is the weather in {CITIES[0]}?"}],
@@ -227,7 +227,7 @@ async def test_a_strict_tool_s_calls_follow_its_schema_and_text_is_free():
     ],
     ids=str,
 )
-async def test_what_is_wrong_with_a_choice_is_named(tokenizer, wrong, field):
+async def test_tools_wrong_choice_is_named(tokenizer, wrong, field):
     async with client_of(tokenizer, ScriptedTarget(ANSWER), template=TEMPLATE) as client:
         response = await client.post("/v1/chat/completions", json={**ASK, "tool_choice": "required", **wrong})
     assert (response.status_code, response.json()["error"]["param"]) == (400, field)

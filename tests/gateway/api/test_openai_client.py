@@ -54,7 +54,7 @@ async def test_completions(client):
     assert answer.usage.completion_tokens_details.accepted_prediction_tokens > 0
 
 
-async def test_a_stream_of_completions(client):
+async def test_openai_client_streams_completions(client):
     stream = await client.completions.create(model="m", prompt="x", max_tokens=COUNT, stream=True)
     assert "".join([choice.text async for chunk in stream for choice in chunk.choices]) == TEXT
 
@@ -67,7 +67,7 @@ async def test_chat(client):
     assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
 
 
-async def test_a_chat_stream_with_usage_and_our_own_fields(client):
+async def test_openai_client_streams_a_chat_with_usage_and_own_fields(client):
     stream = await client.chat.completions.create(
         model="m",
         messages=MESSAGES,
@@ -126,7 +126,7 @@ async def test_errors_are_the_client_s_own(client, tokenizer):
             await alone.completions.create(model="m", prompt="x")
 
 
-async def test_a_full_queue_is_a_rate_limit(tokenizer):
+async def test_openai_client_full_queue_is_a_rate_limit(tokenizer):
     target = ScriptedTarget(ANSWER, lost_at=range(2, 10_000), lost_with=Cause.LEAVING)
     async with client_of(tokenizer, target, max_requests=1, max_waiting=0, request_deadline_s=6.0) as client:
         waiting = asyncio.create_task(client.completions.create(model="m", prompt="x"))
@@ -138,7 +138,7 @@ async def test_a_full_queue_is_a_rate_limit(tokenizer):
             await waiting
 
 
-async def test_a_stream_that_fails_on_the_way_raises(tokenizer):
+async def test_openai_client_failed_stream_raises(tokenizer):
     target = ScriptedTarget(ANSWER, lost_at=range(5, 10_000), lost_with=Cause.LEAVING)
     async with client_of(tokenizer, target, ScriptedDraft(ANSWER), request_deadline_s=1.1) as client:
         stream = await client.completions.create(model="m", prompt="x", max_tokens=COUNT, stream=True)
@@ -153,7 +153,7 @@ async def test_responses(client):
     assert answer.usage.output_tokens == COUNT
 
 
-async def test_a_stream_of_responses(tokenizer):
+async def test_openai_client_streams_responses(tokenizer):
     async with (
         client_of(tokenizer, ScriptedTarget(ANSWER, finish_reason="stop")) as client,
         client.responses.stream(model="m", input="x", max_output_tokens=COUNT) as stream,

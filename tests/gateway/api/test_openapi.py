@@ -79,7 +79,7 @@ async def test_every_path_is_described_in_words(client):
     assert document["info"]["version"]
 
 
-async def test_whatever_is_referred_to_is_there_and_used(client):
+async def test_openapi_references_exist_and_are_used(client):
     document = (await client.get("/openapi.json")).json()
     schemas = document["components"]["schemas"]
     for schema in schemas.values():
@@ -107,7 +107,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_body_is_described_as_it_is_accepted(client, path):
+async def test_openapi_body_is_described_as_it_is_accepted(client, path):
     description = await described(client)
     description.check(BODIES[path], description.body(path))
     with pytest.raises(jsonschema.ValidationError):
@@ -127,7 +127,7 @@ ANSWERED = {
 
 
 @pytest.mark.parametrize("case", ANSWERED)
-async def test_an_answer_is_as_it_is_described(client, case):
+async def test_openapi_answer_matches_its_description(client, case):
     path, ask = ANSWERED[case]
     description = await described(client)
     response = await client.post(path, json=ask)
@@ -166,7 +166,7 @@ async def test_thoughts_are_as_they_are_described(tokenizer, path, ask):
 
 
 @pytest.mark.parametrize(("path", "ask"), [(COMPLETIONS, ASK), (RESPONSES, RESPONSE)])
-async def test_a_stream_that_fails_is_as_it_is_described(tokenizer, path, ask):
+async def test_openapi_failed_stream_matches_its_description(tokenizer, path, ask):
     target = ScriptedTarget(ANSWER, lost_at=range(4, 10_000), lost_with=Cause.FAILED)
     async with client_of(tokenizer, target, ScriptedDraft(ANSWER)) as client:
         description = await described(client)
@@ -176,7 +176,7 @@ async def test_a_stream_that_fails_is_as_it_is_described(tokenizer, path, ask):
             description.check(event, description.schema(path, content="text/event-stream"))
 
 
-async def test_what_real_engines_answer_is_as_it_is_described():
+async def test_openapi_answer_of_real_engines_matches_its_description():
     async with service_of() as service:
         description = await described(service.http)
         form = {"response_format": {"type": "json_object"}, "max_tokens": 30}
@@ -214,7 +214,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("status", REFUSED)
-async def test_a_refusal_is_as_it_is_described(tokenizer, status):
+async def test_openapi_refusal_matches_its_description(tokenizer, status):
     case = REFUSED[status]
     target = None if "without" in case else ScriptedTarget(ANSWER, **case.get("target", {}))
     limits, ask = case.get("limits", {}), {**ASK, **case.get("ask", {})}

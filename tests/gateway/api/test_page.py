@@ -17,7 +17,7 @@ async def stranger(tokenizer):
         yield client
 
 
-async def test_the_page_and_all_that_it_names_are_served_without_a_key(stranger):
+async def test_page_and_its_files_need_no_key(stranger):
     page = await stranger.get("/")
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
@@ -34,14 +34,14 @@ async def test_modules_beside_the_pages_are_not_served(stranger, path):
     assert (await stranger.get(path)).status_code == 404
 
 
-async def test_what_the_page_shows_needs_the_key(stranger):
+async def test_page_data_needs_the_key(stranger):
     assert (await stranger.get("/loads")).status_code == 401
     assert (await stranger.get("/loads", headers={"authorization": "Bearer secret"})).status_code == 200
     assert "gateway" not in (await stranger.get("/health")).json()
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-def test_nothing_comes_from_elsewhere(source):
+def test_page_loads_nothing_from_elsewhere(source):
     addresses = re.findall(r"https?://[^\s\"')]+", source.read_text())
     assert {*addresses} <= {"http://www.w3.org/2000/svg"}
 

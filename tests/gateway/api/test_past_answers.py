@@ -64,17 +64,17 @@ async def test_over_grpc_too_and_both_apis_share_them(tokenizer):
     assert (of_suffix.reached, of_suffix.accepted) == (usage.reached, usage.accepted)
 
 
-async def test_callers_on_this_machine_without_a_key_have_theirs_together(tokenizer):
+async def test_past_answers_of_local_callers_without_a_key_are_shared(tokenizer):
     async with client_of(tokenizer, ScriptedTarget(ANSWER)) as client:
         assert [await drafted(client, None) > 0 for _ in range(2)] == [False, True]
 
 
-async def test_one_setting_switches_them_off(tokenizer):
+async def test_past_answers_are_off_by_one_setting(tokenizer):
     async with client_of(tokenizer, ScriptedTarget(ANSWER), keys=KEYS, past_answer_tokens=0) as client:
         assert [await drafted(client, "mine") for _ in range(2)] == [0, 0]
 
 
-async def test_an_answer_that_another_drafter_made_is_not_kept(tokenizer):
+async def test_past_answers_of_another_drafter_are_not_kept(tokenizer):
     async with client_of(tokenizer, ScriptedTarget(ANSWER), keys=KEYS) as client:
         ngram = {**SPECULATION, "drafter": "ngram"}
         assert await drafted(client, "mine", speculation=ngram) == 0

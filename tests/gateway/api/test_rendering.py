@@ -56,12 +56,12 @@ async def told(source: str, *messages: dict | str, prompts: ChatPrompts | None =
     [(CHATML, "system"), ("{% if 'developer' in messages[0].role %}{% endif %}" + CHATML, "developer")],
     ids=["not known", "known"],
 )
-async def test_a_developer_is_the_system_for_a_template_that_does_not_name_the_role(source, role):
+async def test_developer_is_the_system_if_the_template_does_not_name_the_role(source, role):
     text = await told(source, {"role": "developer", "content": "Be brief."}, "Hi")
     assert text.startswith(f"<|turn|>{role}:Be brief.")
 
 
-async def test_a_developer_that_follows_the_system_speaks_as_a_part_of_it():
+async def test_developer_after_the_system_becomes_a_part_of_it():
     system, developer = ({"role": role, "content": f"I am {role}."} for role in ("system", "developer"))
     text = await told(CHATML, system, developer, "Hi")
     assert text.startswith("<|turn|>system:I am system.\nI am developer.<|end|><|turn|>user:")
@@ -93,14 +93,14 @@ DROPPED = {
 
 
 @pytest.mark.parametrize("case", DROPPED)
-async def test_a_message_that_the_template_leaves_out_is_refused_by_name(case):
+async def test_message_that_the_template_leaves_out_is_refused_by_name(case):
     source, messages, name = DROPPED[case]
     with pytest.raises(InvalidRequestError, match="would not see it") as refused:
         await told(source, *messages)
     assert refused.value.field == name
 
 
-async def test_a_tool_that_the_template_leaves_out_is_refused_by_name():
+async def test_tool_that_the_template_leaves_out_is_refused_by_name():
     source = "{% if tools %}{{ tools[0].function.name }}{% endif %}" + CHATML
     other = {**TOOL, "function": {**TOOL["function"], "name": "stay"}}
     with pytest.raises(InvalidRequestError) as refused:
@@ -128,7 +128,7 @@ async def test_words_of_an_assistant_that_the_template_leaves_out_are_named_in_t
 @pytest.mark.parametrize(
     "source", [CHATML, "{{ reasoning_effort }}{% if thinks is defined %}{% endif %}" + CHATML]
 )
-async def test_what_is_told_to_a_template_that_does_not_ask_for_it_is_named_in_the_header(tokenizer, source):
+async def test_kwargs_that_the_template_does_not_read_are_named_in_the_header(tokenizer, source):
     ask = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
     ask |= {"reasoning_effort": "low", "chat_template_kwargs": {"thinks": False}}
     async with client_of(tokenizer, ScriptedTarget(ANSWER), template=ChatTemplate(source, {})) as client:
@@ -138,23 +138,23 @@ async def test_what_is_told_to_a_template_that_does_not_ask_for_it_is_named_in_t
     assert response.headers.get(IGNORED) == ignored
 
 
-async def test_a_response_names_what_its_template_does_not_ask_for_by_its_own_name(client):
+async def test_response_effort_that_the_template_does_not_read_has_the_request_s_own_name(client):
     ask = {"input": "Hi", "max_output_tokens": 1, "reasoning": {"effort": "low"}}
     response = await client.post("/v1/responses", json=ask)
     assert response.headers.get(IGNORED) == "reasoning.effort"
 
 
-async def test_a_text_that_the_template_changes_counts_as_shown():
+async def test_text_that_the_template_changes_counts_as_shown():
     source = "{% for m in messages %}{{ m.content | upper | replace('A', 'AA') }}{% endfor %}"
     assert await told(source, "a b") == "AA B"
 
 
-async def test_a_template_that_reads_the_end_of_a_text_still_sees_it():
+async def test_template_that_reads_the_end_of_a_text_still_sees_it():
     source = "{% if messages[-1].content.endswith('/short') %}Short.{% endif %}" + CHATML
     assert (await told(source, "Hi /short")).startswith("Short.")
 
 
-async def test_a_call_of_which_the_template_writes_the_id_alone_counts_as_shown():
+async def test_call_shown_by_its_id_alone_counts_as_shown():
     calls = "{% for call in m.tool_calls or [] %}{{ call.id }}{% endfor %}"
     source = "{% for m in messages %}{{ m.content }}" + calls + ";{% endfor %}"
     call = {"id": "functions.go:0", "function": {"name": "went", "arguments": "{}"}}
@@ -162,7 +162,7 @@ async def test_a_call_of_which_the_template_writes_the_id_alone_counts_as_shown(
     assert await told(source, "Hi", chat) == "Hi;functions.go:0;"
 
 
-async def test_a_template_that_refuses_numbered_texts_is_asked_without_them():
+async def test_template_that_refuses_numbered_texts_gets_plain_ones():
     source = "{% if messages[0].content != 'Hi' %}{{ raise_exception('no') }}{% endif %}" + CHATML
     assert await told(source, "Hi", begin_answer=False) == "<|turn|>user:Hi<|end|>"
 
@@ -192,7 +192,7 @@ async def test_parts_of_a_message_are_told_as_the_template_takes_them(source, me
     assert await told(source, *messages, begin_answer=False) == expected
 
 
-async def test_a_part_that_the_template_leaves_out_is_refused_by_name():
+async def test_part_that_the_template_leaves_out_is_refused_by_name():
     takes_two = (
         "{% for m in messages %}{% for part in m.content[:2] %}{{ part['text'] }}.{% endfor %}{% endfor %}"
     )
@@ -266,12 +266,12 @@ async def test_added_tokens_that_stand_for_text_stay_tokens():
     assert len(rendered.pieces) == 1
 
 
-async def test_the_setting_lets_callers_write_special_tokens():
+async def test_special_tokens_are_allowed_by_the_setting():
     rendered = await prompts_of(CHATML, allow_special_tokens=True).rendered(messages_of(ATTACK))
     assert len(rendered.pieces) == 1
 
 
-async def test_a_template_takes_an_assistant_s_thoughts_out_of_its_content():
+async def test_template_takes_an_assistant_s_thoughts_out_of_its_content():
     source = "{% for m in messages %}{{ m.content.split('</think>')[-1] }}<|end|>{% endfor %}"
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<think>", "</think>")])
@@ -284,16 +284,16 @@ async def test_a_template_takes_an_assistant_s_thoughts_out_of_its_content():
 
 
 @pytest.mark.parametrize("text", [f"{SIGNS[0]}{END}", f"\\ufdd0{END}\\ufdd1"], ids=["as it is", "spelled"])
-async def test_what_a_caller_writes_like_our_signs_comes_through(text):
+async def test_text_with_own_signs_comes_through(text):
     assert await told("{{ messages[0].content }}{{ [messages[0].content] }}", text) == f"{text}{[text]}"
 
 
-async def test_a_text_with_nearly_all_signs_is_refused():
+async def test_text_with_nearly_all_signs_is_refused():
     with pytest.raises(InvalidRequestError, match="U\\+FDD0"):
         await told(CHATML, "".join(SIGNS))
 
 
-async def test_the_service_counts_and_sends_what_tokenize_says():
+async def test_tokenize_counts_what_the_target_is_sent():
     tokenizer, target = marked_tokenizer(), ScriptedTarget(ANSWER)
     chat = {"messages": [{"role": "user", "content": ATTACK}]}
     async with client_of(tokenizer, target, template=ChatTemplate(CHATML, {})) as client:
@@ -306,7 +306,7 @@ async def test_the_service_counts_and_sends_what_tokenize_says():
     assert list(told) == count["tokens"]
 
 
-async def test_a_completion_s_prompt_may_hold_special_tokens():
+async def test_completion_prompt_may_hold_special_tokens():
     """Its caller writes the whole of it, marks included."""
     async with client_of(marked_tokenizer(), ScriptedTarget(ANSWER)) as client:
         answer = await client.post("/v1/completions", json={"prompt": TURN, "max_tokens": 1})
@@ -365,7 +365,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("case", ENDS)
-def test_a_turn_ends_with_the_special_token_behind_an_assistant_s_words(case):
+def test_turn_ends_with_the_special_token_behind_an_assistant_s_words(case):
     source, ends = ENDS[case]
     assert prompts_of(source).ends == ends
 
@@ -373,7 +373,7 @@ def test_a_turn_ends_with_the_special_token_behind_an_assistant_s_words(case):
 @pytest.mark.parametrize(
     ("asked", "stops"), [({}, [256]), ({"stop_token_ids": [7]}, [7, 256]), ({"ignore_eos": True}, [])]
 )
-async def test_an_answer_ends_where_the_template_ends_a_turn(asked, stops):
+async def test_answer_ends_where_the_template_ends_a_turn(asked, stops):
     target = ScriptedTarget(ANSWER)
     ask = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, **asked}
     async with client_of(marked_tokenizer(), target, template=ChatTemplate(CHATML, {})) as client:

@@ -26,23 +26,23 @@ async def proxied(client):
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/nowhere", "/tokenize"])
-async def test_an_answer_has_the_caller_s_own_id_once(proxied, path):
+async def test_request_id_of_the_caller_is_in_the_answer_once(proxied, path):
     response = await proxied.post(path, json=ASK, headers={HEADER: "mine-1"})
     assert response.headers.get_list(HEADER) == ["mine-1"]
 
 
-async def test_a_stream_has_the_caller_s_own_id_once(proxied):
+async def test_request_id_of_the_caller_is_in_a_stream_once(proxied):
     response = await proxied.post("/v1/completions", json={**ASK, "stream": True}, headers={HEADER: "mine-2"})
     assert response.headers.get_list(HEADER) == ["mine-2"]
 
 
-async def test_a_request_without_an_id_is_given_another_each_time(proxied):
+async def test_request_id_left_out_is_drawn_for_each_request(proxied):
     told = [(await proxied.post("/v1/completions", json=ASK)).headers.get_list(HEADER) for _ in range(2)]
     assert [len(ids) for ids in told] == [1, 1]
     assert told[0] != told[1]
 
 
-async def test_an_answer_to_a_defect_has_the_id_once(proxied, monkeypatch):
+async def test_request_id_is_in_the_answer_to_a_defect_once(proxied, monkeypatch):
     def fails(self):
         raise ZeroDivisionError
 
@@ -56,7 +56,7 @@ async def test_an_answer_to_a_defect_has_the_id_once(proxied, monkeypatch):
     [("mine", "mine"), ("x" * 129, "x" * 128), ("a b\tc", "a?b?c")],
     ids=["fit", "long", "odd"],
 )
-async def test_an_id_is_kept_as_a_trace_can_hold_it(given, kept):
+async def test_request_id_is_kept_as_a_trace_can_hold_it(given, kept):
     scopes = []
 
     async def app(scope, receive, send):
@@ -67,7 +67,7 @@ async def test_an_id_is_kept_as_a_trace_can_hold_it(given, kept):
     assert scopes[0][KEY] == kept
 
 
-async def test_a_request_without_an_id_is_given_one_for_its_trace():
+async def test_request_id_left_out_is_drawn_for_the_trace():
     scope = {"type": "http", "headers": []}
 
     async def app(scope, receive, send):

@@ -80,9 +80,7 @@ async def complete(service: Service, **body: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_an_answer_has_its_form_and_is_the_same_however_it_is_drafted(
-    service: Service, form: str
-) -> None:
+async def test_answer_with_a_form_is_equal_under_every_drafter(service: Service, form: str) -> None:
     fields, is_right = FORMS[form]
     texts = []
     for speculation in (
@@ -129,7 +127,7 @@ async def test_any_object_is_json_as_far_as_it_got(service: Service) -> None:
         json.loads(answer["text"])
 
 
-async def test_a_chat_answers_by_its_schema_and_streams_it(service: Service) -> None:
+async def test_chat_follows_its_schema_in_a_stream_too(service: Service) -> None:
     fields, _ = FORMS["json_schema"]
     asked = {"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 64, "seed": 5, **fields}
     whole = (await service.http.post("/v1/chat/completions", json=asked)).json()["choices"][0]
@@ -155,7 +153,7 @@ class Person(BaseModel):
     email: str | None = Field(max_length=12)
 
 
-async def test_the_official_client_parses_its_models(service: Service) -> None:
+async def test_openai_client_parses_its_models(service: Service) -> None:
     http: Any = service.http  # its own types are those of a fork
     client = openai.AsyncOpenAI(base_url="http://service/v1", api_key="none", http_client=http)
     answer = await client.chat.completions.parse(
@@ -234,7 +232,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_what_cannot_be_compiled_is_refused_by_name_before_anything_begins(
+async def test_form_that_cannot_be_compiled_is_refused_before_work_begins(
     service: Service, case: str
 ) -> None:
     fields, param = REFUSED[case]
@@ -289,7 +287,7 @@ async def test_grpc_refuses_by_name(service: Service, form: dict[str, Any], fiel
     assert f"{field}: " in (refused.value.details() or "")
 
 
-async def test_a_caller_cannot_hand_over_a_grammar_past_the_check(service: Service) -> None:
+async def test_grammar_in_sampling_is_refused(service: Service) -> None:
     asked = generation_pb2.GenerateRequest(text="x", sampling=generation_pb2.Sampling(grammar="{}"))
     with pytest.raises(grpc.aio.AioRpcError, match=r"sampling\.grammar"):
         await generation_pb2_grpc.GenerationStub(service.channel).Complete(asked)
@@ -310,7 +308,7 @@ async def test_forced_tokens_are_counted_apart_from_drafted_ones(service: Servic
 
 
 @pytest.mark.parametrize("speculation", [{"mode": "off"}, {"mode": "fixed", "depth": 3}])
-async def test_an_answer_whose_target_goes_in_the_middle_of_it_is_the_same(
+async def test_answer_with_a_form_survives_the_loss_of_its_target(
     speculation: dict[str, Any],
 ) -> None:
     asked = grpc_request(speculation, **GRPC_FORMS["json"])

@@ -38,7 +38,7 @@ FORMS = {
     ],
     ids=["none yet", "begun", "ended", "of a user"],
 )
-def test_the_prompt_says_how_far_the_thoughts_are(prompt, expected):
+def test_thoughts_before_depend_on_the_prompt(prompt, expected):
     assert thoughts_before(THINKS, prompt, {}) == expected
 
 
@@ -46,7 +46,7 @@ def test_marks_that_are_tokens_are_taken_by_their_ids():
     assert thoughts_before(THINKS, TURN, {"<think>": 257, "</think>": 258}) == TOKEN
 
 
-def test_a_model_that_thinks_nothing_has_no_thoughts():
+def test_thoughts_before_without_marks_are_none():
     assert thoughts_before(RESPONSE_TEMPLATE, "<|assistant|>", {}) is None
     assert thoughts_before(None, "", {}) is None
 
@@ -62,7 +62,7 @@ def tokens(request):
 
 @pytest.mark.parametrize("kind", FORMS)
 @pytest.mark.parametrize("marks", [TOKEN, TEXT], ids=["tokens", "text"])
-def test_the_form_begins_after_the_thoughts(tokens, kind, marks):
+def test_form_begins_after_the_thoughts(tokens, kind, marks):
     form, answer = FORMS[kind]
     opening, close = ([257], [258]) if marks is TOKEN else ([*b"<think>"], [*b"</think>"])
     thoughts, said = [*"hm {<é\n".encode()], [*answer.encode()]
@@ -83,7 +83,7 @@ def test_the_form_begins_after_the_thoughts(tokens, kind, marks):
 
 
 @pytest.mark.parametrize("call", [False, True], ids=["response_format", "tool_choice"])
-async def test_what_is_thought_is_free_and_what_is_answered_is_not_with_drafts_and_without(call):
+async def test_thoughts_are_free_and_answers_are_not_with_and_without_drafts(call):
     """The demo target thinks for a sentence here, between its first word and its full stop."""
     fields = {**RESPONSE_TEMPLATE["fields"], "reasoning_content": {"open": "The", "close": "."}}
     known = {**RESPONSE_TEMPLATE, "fields": fields}

@@ -81,7 +81,7 @@ def read(source, text):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_forced_answer_is_a_call_and_nothing_else(tokens, name):
+def test_forced_answer_is_a_call_and_nothing_else(tokens, name):
     source, text, _ = FORMATS[name]
     form = format_of(source, tokens).only_calls(TOOLS, several=False)
     assert tokens.follows(form, text) == (True, True)
