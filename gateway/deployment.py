@@ -18,7 +18,7 @@ from gateway.api.proxy_http import bound_heads
 from gateway.api.refusals_log import shorten_refusals
 from gateway.generation.generation import Generation
 from gateway.generation.sampling_defaults import load_sampling_defaults
-from gateway.generation.text import load_tokenizer
+from gateway.generation.vocabulary import load_tokenizer
 from gateway.observe.metrics import publish_always
 from gateway.settings import GatewaySettings, LiveSettings, live_refusal
 from gateway.workers import registry

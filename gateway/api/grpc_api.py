@@ -198,7 +198,7 @@ class GenerationServicer:
         self, message: generation_pb2.TokenizeRequest, grpc_context: Context
     ) -> generation_pb2.Tokens:
         async with self.generation.preparations.place(self.generation.deadline()):
-            self.generation.check_text("text", message.text)
+            self.generation.limits.check_text("text", message.text)
             encoding = await self.generation.tokenization.encode(message.text, add_special_tokens=False)
         return generation_pb2.Tokens(ids=encoding.ids, pieces=encoding.tokens)
 
@@ -207,8 +207,8 @@ class GenerationServicer:
         self, message: generation_pb2.DetokenizeRequest, grpc_context: Context
     ) -> generation_pb2.Text:
         async with self.generation.preparations.place(self.generation.deadline()):
-            self.generation.check_length("ids", message.ids)
-            self.generation.check_ids("ids", message.ids)
+            self.generation.limits.check_length("ids", message.ids)
+            self.generation.limits.check_ids("ids", message.ids)
             text = await self.generation.tokenization.decode(message.ids, skip_special_tokens=False)
         return generation_pb2.Text(text=text)
 
@@ -229,8 +229,8 @@ class GenerationServicer:
         ]
         return generation_pb2.Model(
             id=generation.settings.model,
-            vocab_size=generation.vocab_size,
-            max_length=generation.max_length(),
+            vocab_size=generation.limits.vocab_size,
+            max_length=generation.limits.max_length(),
             workers=workers,
         )
 

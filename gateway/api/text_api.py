@@ -66,15 +66,15 @@ def add_texts(
             tokenization = generation.tokenization
             if body.messages is None:
                 assert body.prompt is not None
-                generation.check_text("prompt", body.prompt)
+                generation.limits.check_text("prompt", body.prompt)
                 adds_special = body.add_special_tokens is not False
                 ids = (await tokenization.encode(body.prompt, add_special_tokens=adds_special)).ids
             else:
                 chat = await prompts.rendered(body.messages, begin_answer=body.add_generation_prompt)
-                generation.check_text("messages", "".join(chat.pieces))
+                generation.limits.check_text("messages", "".join(chat.pieces))
                 adds_special = body.add_special_tokens is True
                 ids = await tokenization.encode_apart(chat.pieces, add_special_tokens=adds_special)
-        told: Tokenized = {"count": len(ids), "max_model_len": generation.max_length(), "tokens": ids}
+        told: Tokenized = {"count": len(ids), "max_model_len": generation.limits.max_length(), "tokens": ids}
         if body.return_token_strs:
             told["token_strs"] = [generation.tokenizer.id_to_token(token_id) for token_id in ids]
         return told
@@ -85,8 +85,8 @@ def add_texts(
         async with entrance.body(request) as came:
             body = (await parsed(DetokenizeRequest, came.text, settings.unknown_fields)).body
             is_served(body.model)
-            generation.check_length("tokens", body.tokens)
-            generation.check_ids("tokens", body.tokens)
+            generation.limits.check_length("tokens", body.tokens)
+            generation.limits.check_ids("tokens", body.tokens)
             text = await generation.tokenization.decode(body.tokens, skip_special_tokens=False)
         return {"prompt": text}
 

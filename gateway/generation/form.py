@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from gateway.errors import DeadlineError, InvalidRequestError
 from outrider.decoding.grammar import MAX_GRAMMAR, GrammarError
 from outrider.decoding.grammar_trials import GrammarTrials, TrialVocabulary
+from outrider.decoding.settings import Sampling
 from outrider.learning.lru import Lru
 
 MAX_CHOICES = 4096
@@ -50,6 +51,18 @@ class Form:
     field: str  # the request's own name for it
     thoughts: Thoughts | None = None  # free text that may come before
     ends_itself: bool = True  # its end is the answer's; False: free text, which may end anywhere
+
+    def check(self, sampling: Sampling, stop: Sequence[str]) -> None:
+        """Raises InvalidRequestError if other settings may end the answer before its form does."""
+        contradicted = {"ignore_eos": sampling.ignore_eos}
+        if self.ends_itself:
+            contradicted["stop"] = bool(stop)
+            contradicted["stop_token_ids"] = bool(sampling.stop_token_ids)
+            contradicted["min_tokens"] = sampling.min_tokens > 0
+        if wrong := next((name for name, is_set in contradicted.items() if is_set), None):
+            raise InvalidRequestError(
+                wrong, f"cannot be combined with {self.field}: the answer ends where its form does"
+            )
 
     def grammar(self) -> str:
         """Returns the grammar as llguidance takes it. Raises GrammarError."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -12,16 +12,18 @@ from typing import Any
 from opentelemetry.trace import get_current_span
 from tokenizers import Tokenizer
 
-from gateway.errors import DeadlineError, InvalidRequestError, UnknownModelError, WorkerLostError
+from gateway.errors import InvalidRequestError, UnknownModelError, WorkerLostError
 from gateway.generation.admission import STOPPING, Admission
-from gateway.generation.form import Form, GrammarChecks
+from gateway.generation.form import GrammarChecks
+from gateway.generation.limits import Limits
 from gateway.generation.merge import merged
 from gateway.generation.readiness import Readiness
 from gateway.generation.request import AnswerUsage, Chunk, Prepared, Prompt, Request
-from gateway.generation.text import AnswerText, Vocabulary
+from gateway.generation.text import AnswerText
 from gateway.generation.tokenization import LONG_LIST, Tokenization
 from gateway.generation.totals import Totals
 from gateway.generation.tracing import GenerationTrace
+from gateway.generation.vocabulary import Vocabulary
 from gateway.loop.factory import LoopFactory
 from gateway.loop.stats import Stats
 from gateway.roster import BY_TASK
@@ -37,7 +39,6 @@ from outrider.decoding.settings import Sampling
 from outrider.drafters.past_answers import Scope
 from outrider.pace.settings import PaceSettings
 
-TOKEN_ID_FIELDS = ("logit_bias", "stop_token_ids", "allowed_token_ids", "bad_token_ids")
 CONTEXT_TOKENS = 8  # last tokens of the prompt; they decide how the answer's first token is written
 ERROR_S = 2.0  # for readers to take the error that ends their answer
 DRAWN_SEED_BITS = 53  # such a seed survives JSON readers that keep numbers as doubles
@@ -59,6 +60,7 @@ class Generation:
         self.sampling_defaults = sampling_defaults
         self.tokenizer = tokenizer
         self.tokenization = Tokenization(tokenizer)
+        self.limits = Limits(settings, tokenizer, self.tokenization, fleet)
         added = tokenizer.get_added_tokens_decoder()
         self.special_tokens = [token.content for token in added.values() if token.special]
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}
@@ -71,7 +73,6 @@ class Generation:
         self._cut = asyncio.Event()  # set when requests under way have had their time to end
         # The work before that: bodies to parse, texts to tokenize, grammars to compile.
         self.preparations = Admission(PREPARED_AT_ONCE, settings.max_waiting)
-        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self._grammars = GrammarChecks(tokenizer, settings.grammar_compile_s)
         self.recorder: TrafficRecorder | None = None
         if settings.record is not None and settings.record.fraction:
@@ -122,17 +123,18 @@ class Generation:
         deadline = self.deadline() if deadline is None else deadline
         if request.model not in (None, settings.model):
             raise UnknownModelError("model", f"{request.model!r} is not served, {settings.model!r} is")
-        self._check_counts(len(request.prompts), request.n)
+        self.limits.check_counts(len(request.prompts), request.n)
         if "" in request.stop:
             raise InvalidRequestError("stop", "a stop string must not be empty")
         if (drafter := request.speculation.drafter) is not None:
             self._check_drafter(drafter)
         sampling = self._with_defaults(request.sampling)
-        for name in TOKEN_ID_FIELDS:
-            self.check_ids(name, getattr(sampling, name) or ())
-        self._check_bad_ids(sampling.bad_token_ids)
+        self.limits.check_sampling(sampling)
         prompts = [await self._checked(prompt, sampling.max_tokens) for prompt in request.prompts]
-        grammar = None if request.form is None else await self._grammar(request.form, request, deadline)
+        grammar = None
+        if request.form is not None:
+            request.form.check(request.sampling, request.stop)
+            grammar = await self._grammars.grammar(request.form, deadline)
         seed = secrets.randbits(DRAWN_SEED_BITS) if sampling.seed is None else sampling.seed
         rule = request.speculation.verification
         stops = sampling.stop_token_ids
@@ -163,20 +165,6 @@ class Generation:
         unnamed = {name: defaults[name] for name in defaults.keys() - sampling.model_fields_set}
         return sampling.model_copy(update=unnamed) if unnamed else sampling
 
-    async def _grammar(self, form: Form, request: Request, deadline: float) -> str:
-        """Raises DeadlineError, and InvalidRequestError: settings may end the answer before its form does."""
-        sampling = request.sampling
-        contradicted = {"ignore_eos": sampling.ignore_eos}
-        if form.ends_itself:
-            contradicted["stop"] = bool(request.stop)
-            contradicted["stop_token_ids"] = bool(sampling.stop_token_ids)
-            contradicted["min_tokens"] = sampling.min_tokens > 0
-        if wrong := next((name for name, is_set in contradicted.items() if is_set), None):
-            raise InvalidRequestError(
-                wrong, f"cannot be combined with {form.field}: the answer ends where its form does"
-            )
-        return await self._grammars.grammar(form, deadline)
-
     async def chunks(self, prepared: Prepared) -> AsyncGenerator[Chunk, None]:
         """The answers, one chunk per Verdict; those of several choices come as they are ready.
 
@@ -196,7 +184,7 @@ class Generation:
             choices.append(self._until_cut())
             async with (
                 self.admission.place(prepared.deadline),
-                aclosing(_until(prepared.deadline, choices)) as chunks,
+                aclosing(merged(choices, prepared.deadline)) as chunks,
             ):
                 timing.has_turn()
                 trace.admitted()
@@ -294,25 +282,9 @@ class Generation:
         """Its token ids. Raises as ``prepare`` does."""
         if isinstance(prompt, str):
             prompt = await self.token_ids(prompt, add_special_tokens=True)
-        self._check_lengths(len(prompt), max_tokens)
-        self.check_ids("prompt", prompt)
+        self.limits.check_lengths(len(prompt), max_tokens)
+        self.limits.check_ids("prompt", prompt)
         return prompt
-
-    def _check_counts(self, prompts: int, n: int) -> None:
-        most = self.settings.max_choices
-        if not 1 <= n <= most:
-            raise InvalidRequestError("n", f"{n} answers, 1 to {most} are accepted")
-        if not 1 <= prompts * n <= most:
-            raise InvalidRequestError(
-                "prompt", f"{prompts} prompts with n={n}: 1 to {most} answers are accepted"
-            )
-
-    def _check_bad_ids(self, bad_token_ids: Collection[int]) -> None:
-        if len({*bad_token_ids}) == self.vocab_size:
-            raise InvalidRequestError(
-                "bad_token_ids",
-                f"all {self.vocab_size} token ids, at most {self.vocab_size - 1} are accepted",
-            )
 
     def _check_drafter(self, name: str) -> None:
         if name == BY_TASK:
@@ -327,41 +299,9 @@ class Generation:
         streams = {link.worker.address: link.streams for link in self.fleet.links() if not link.worker.draft}
         return self.paces.plain_rate(streams)
 
-    def max_length(self) -> int:
-        """Tokens of context that every target has. Raises WorkerLostError if there is no target."""
-        lengths = [worker.max_length for worker in self.fleet.workers("target")]
-        if not lengths:
-            raise WorkerLostError("no target worker is ready")
-        return min(lengths)
-
-    def room(self, prompt_tokens: int) -> int:
-        """Tokens that an answer to such a prompt may have, at least 1. Raises WorkerLostError."""
-        context = self.max_length()
-        return max(1, min(self.settings.max_output_tokens or context, context - prompt_tokens))
-
-    def _longest_prompt(self) -> int:
-        """Raises WorkerLostError if there is no target."""
-        context = self.max_length()
-        return min(self.settings.max_prompt_tokens or context, context - 1)
-
-    def _check_lengths(self, prompt_tokens: int, max_tokens: int) -> None:
-        if prompt_tokens == 0:
-            raise InvalidRequestError("prompt", "must hold at least one token")
-        longest_prompt = self._longest_prompt()
-        if prompt_tokens > longest_prompt:
-            raise InvalidRequestError(
-                "prompt", f"{prompt_tokens} tokens, at most {longest_prompt} are accepted"
-            )
-        longest_output = self.room(prompt_tokens)
-        if max_tokens > longest_output:
-            raise InvalidRequestError(
-                "max_tokens",
-                f"{max_tokens} after {prompt_tokens} tokens of prompt, at most {longest_output} are accepted",
-            )
-
     async def token_ids(self, prompt: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Raises as ``check_text``."""
-        self.check_text("prompt", prompt)
+        self.limits.check_text("prompt", prompt)
         return tuple((await self.tokenization.encode(prompt, add_special_tokens=add_special_tokens)).ids)
 
     async def chat_ids(self, pieces: tuple[str, ...]) -> tuple[int, ...]:
@@ -370,46 +310,13 @@ class Generation:
         Raises:
             InvalidRequestError: as ``token_ids``.
         """
-        self.check_text("prompt", "".join(pieces))
+        self.limits.check_text("prompt", "".join(pieces))
         return tuple(await self.tokenization.encode_apart(pieces))
-
-    def check_text(self, field: str, text: str) -> None:
-        """Raises InvalidRequestError for text that is too long for a prompt, however it is tokenized."""
-        least, longest = self.tokenization.least_tokens(text), self._longest_prompt()
-        if least > longest:
-            raise InvalidRequestError(field, f"{least} tokens or more, at most {longest} are accepted")
-
-    def check_length(self, field: str, token_ids: Collection[int]) -> None:
-        """Raises InvalidRequestError for more token ids than a context holds."""
-        if len(token_ids) > (longest := self.max_length()):
-            raise InvalidRequestError(field, f"{len(token_ids)} token ids, at most {longest} are accepted")
 
     def token_starts(self, token_ids: Iterable[int]) -> tuple[int, ...]:
         """Where each token's own text begins in the text of all, in characters."""
         text = AnswerText(self._vocabulary(frozenset()), ())
         return tuple(piece.start for piece in text.add([*token_ids], ends=True))
-
-    def check_ids(self, field: str, token_ids: Collection[int]) -> None:
-        """Raises InvalidRequestError unless the tokenizer knows them all, and for more than there are."""
-        if field in TOKEN_ID_FIELDS and len(token_ids) > self.vocab_size:
-            raise InvalidRequestError(
-                field, f"{len(token_ids)} token ids, at most {self.vocab_size} are accepted"
-            )
-        largest = max(token_ids, default=0)
-        if largest >= self.vocab_size:
-            raise InvalidRequestError(field, f"token id {largest} must be below {self.vocab_size}")
-
-
-async def _until(
-    deadline: float, choices: Iterable[AsyncGenerator[Chunk, None]]
-) -> AsyncGenerator[Chunk, None]:
-    """All of them. Raises DeadlineError where the reader is too slow."""
-    try:
-        async with aclosing(merged(choices, deadline)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-    except TimeoutError as error:
-        raise DeadlineError("the answer was not read before the request's deadline") from error
 
 
 def _sequences(

@@ -6,6 +6,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
+from gateway.errors import DeadlineError
+
 ItemT = TypeVar("ItemT")
 
 
@@ -19,13 +21,15 @@ class End:
 async def merged(
     streams: Iterable[AsyncGenerator[ItemT, None]], deadline: float | None = None
 ) -> AsyncGenerator[ItemT, None]:
-    """Items as they come. What one stream raises ends all; a reader that pauses pauses them.
-
-    A stream whose item nobody takes until the deadline, a time of the event loop, is closed. Whoever reads
-    then gets a TimeoutError.
+    """Yields items as they come. An error of a stream ends all streams; a reader that pauses pauses them.
 
     Each stream runs in a task of its own and so cleans up undisturbed: a web framework that cancels a reader
-    does so again at every await until it is gone.
+    does so again at every await until the reader is gone.
+
+    deadline: the event loop's time.
+
+    Raises:
+        DeadlineError: the reader did not take an item before the deadline; its stream was closed.
     """
     items: asyncio.Queue[ItemT | End] = asyncio.Queue(maxsize=1)
 
@@ -44,6 +48,8 @@ async def merged(
             if task is None or task.cancelling():
                 raise
             error = RuntimeError("a stream was cancelled from within")
+        except TimeoutError:
+            error = DeadlineError("the answer was not read before the request's deadline")
         except Exception as raised:
             error = raised
         await items.put(End(error))

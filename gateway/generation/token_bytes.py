@@ -2,7 +2,7 @@
 
 from tokenizers import Tokenizer
 
-from gateway.generation.text import decoder_of
+from gateway.generation.vocabulary import decoder_of
 
 SPACE_MARK = "▁"
 

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from tokenizers import Encoding, Tokenizer
 
-from gateway.generation.text import decoder_of
 from gateway.generation.token_bytes import BYTE_OF
+from gateway.generation.vocabulary import decoder_of
 
 # From here on a thread takes it: about a millisecond's work, ten times what handing it over costs.
 LONG_TEXT = 2048  # characters

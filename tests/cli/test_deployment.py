@@ -19,7 +19,7 @@ def test_run_or_say_why_of_a_known_error_prints_no_traceback(
     assert capsys.readouterr().err == "outrider: wrong\n"
 
 
-def test_ctrl_c_ends_it_quietly(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_or_say_why_of_an_interrupt_ends_quietly(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_or_say_why(lambda: raising(KeyboardInterrupt())) == INTERRUPTED
     assert capsys.readouterr().err == ""
 

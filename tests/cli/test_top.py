@@ -52,7 +52,7 @@ def test_depths_of_several_gateways_are_one_mean():
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
-def test_worker_is_as_the_gateway_tells_it_that_heard_it_last(order):
+def test_worker_is_shown_as_its_last_listener_reports_it(order):
     told = [generation_pb2.WorkerLoad(address="10.0.0.1:5", heard_s=heard_s) for heard_s in (3.0, 0.5)]
     told.append(generation_pb2.WorkerLoad(address="10.0.0.1:5"))  # gateway without a message from that worker
     history = LoadHistory()

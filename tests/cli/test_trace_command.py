@@ -142,14 +142,14 @@ def test_advice_answers_a_large_cost_with_a_setting(printed, parts, setting):
     assert setting in advice
 
 
-def test_few_late_drafts_among_many_are_no_matter(printed):
+def test_advice_ignores_a_few_late_drafts_among_many(printed):
     trace = Trace().round(target=5.0, late_drafts=1)
     for _ in range(60):
         trace.round(target=5.0)
     assert "nothing stands out" in printed(trace)
 
 
-def test_plain_decoding_and_what_happened_are_told_with_their_reasons(printed):
+def test_report_has_plain_decoding_and_events_with_their_reasons(printed):
     trace = Trace(mode="off").round("plain", tokens=60, reason="off", target=50.0)
     out = printed(trace.event("fallback", "late Draft: no Draft after 0.020 s"))
     assert "60 tokens decoded plainly: off" in out
@@ -157,7 +157,7 @@ def test_plain_decoding_and_what_happened_are_told_with_their_reasons(printed):
     assert "-> speculation is off" in out
 
 
-def test_newest_one_by_its_id_or_all(printed):
+def test_command_shows_the_newest_trace_a_named_trace_or_all(printed):
     traces = [Trace(0xA1).round(target=5.0), Trace(0xB2).round(target=5.0).round(target=5.0)]
     assert f"trace {traces[1].id}" in printed(*traces)
     assert f"trace {traces[0].id}" in printed(*traces, arguments=("--id", traces[0].id[:31] + "1"))

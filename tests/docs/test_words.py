@@ -30,8 +30,6 @@ PRONOUN_NAMES: set[str] = {
     "tests/engine/loop",
     "tests/engine/scheduling",
     "tests/engine/tasks",
-    "tests/fuzz",
-    "tests/gateway/generation",
 }
 
 

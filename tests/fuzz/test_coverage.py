@@ -104,7 +104,7 @@ def test_bodies_have_every_field_of_the_request(model: type[BaseModel]) -> None:
     assert never_said(fields_of(model), graded(body_of(model))) == set()
 
 
-def test_a_field_that_is_added_is_said() -> None:
+def test_body_with_an_added_field_says_it() -> None:
     class Added(CompletionRequest):
         unheard_of: int = 0
 

@@ -9,7 +9,7 @@ from tests.fuzz.hostile import misled
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(300, marks=pytest.mark.slow)])
-def test_whatever_a_draft_worker_replies_the_text_stays(count: int, seed: int) -> None:
+def test_draft_worker_with_any_reply_leaves_the_text_unchanged(count: int, seed: int) -> None:
     with Harness(drafts=0) as harness:
         fuzz(harness, misled(), count, seed)
         assert harness.ended[ANSWERED] == harness.ended.total() >= count

@@ -17,7 +17,7 @@ LEAST_ANSWERED = 0.35
 
 
 @pytest.mark.parametrize("count", [150, pytest.param(3500, marks=pytest.mark.slow)])
-def test_no_request_is_an_error_of_ours_or_changes_the_text_of_another(
+def test_request_with_any_values_is_no_defect_and_changes_no_other_text(
     harness: Harness, count: int, seed: int
 ) -> None:
     fuzz(harness, requests(), count, seed)

@@ -10,7 +10,7 @@ LEAST_SERVED = 0.2  # share of the streams that have to come to a normal end: re
 
 
 @pytest.mark.parametrize("count", [80, pytest.param(1200, marks=pytest.mark.slow)])
-def test_no_message_to_a_worker_ends_more_than_its_own_stream(
+def test_worker_message_of_any_kind_ends_its_own_stream_at_most(
     harness: Harness, count: int, seed: int
 ) -> None:
     fuzz(harness, sessions(), count, seed)

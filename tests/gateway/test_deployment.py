@@ -14,7 +14,7 @@ from gateway.api.access import Authentication
 from gateway.api.openai.chat_template import ChatTemplate
 from gateway.deployment import Gateway
 from gateway.generation.generation import Generation
-from gateway.generation.text import load_tokenizer
+from gateway.generation.vocabulary import load_tokenizer
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from outrider.demo.prompts import DEMO

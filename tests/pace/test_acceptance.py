@@ -29,7 +29,7 @@ def test_rates_of_positions_never_reached_equal_the_one_before():
     assert set(task.rates()[3:]) == {task.rates()[2]}
 
 
-def test_nothing_is_known_before_enough_rounds():
+def test_acceptance_before_enough_rounds_is_unknown():
     task = TaskAcceptance()
     assert task.rates()[0] == pytest.approx(TUNING.prior_rate)
     observe(task, RATES, 10)
@@ -89,7 +89,7 @@ def test_hit_rate_is_the_share_of_second_guesses_after_wrong_first_ones():
     assert task.hit_rate == pytest.approx(0.4, abs=0.05)
 
 
-def test_first_guesses_that_are_right_do_not_count_for_the_hit_rate():
+def test_hit_rate_ignores_correct_first_guesses():
     task, other = TaskAcceptance(), TaskAcceptance()
     for _ in range(100):
         task.observe_rank(0)

@@ -14,7 +14,7 @@ def overrun(calibration, drafter, depth=4):
     return calibration.of_rounds(drafter)[depth - 1]
 
 
-def test_nothing_is_taken_to_overrun_before_it_was_seen():
+def test_calibration_before_any_observation_is_1():
     assert set(Calibration().of_rounds("model")) == {1.0}
 
 
@@ -40,7 +40,7 @@ def test_rounds_with_fewer_tokens_than_expected_overrun():
     assert overrun(calibration, "model") == pytest.approx(1.25, rel=1e-3)
 
 
-def test_many_sequences_that_tell_of_one_round_count_as_one():
+def test_calibration_counts_a_round_once_however_many_sequences_report_it():
     alone, many = Calibration(), Calibration()
     alone.observe_round("model", 4, 0.15, 0.1, 1)
     for _ in range(64):
@@ -113,7 +113,7 @@ def test_calibration_of_a_new_drafter_equals_that_of_others():
     assert overrun(calibration, "new") == pytest.approx(1.2, rel=1e-3)
 
 
-def test_rounds_that_take_many_times_as_long_are_believed_to():
+def test_calibration_learns_overruns_of_many_times():
     calibration = Calibration()
     for _ in range(LONG):
         calibration.observe_round("model", 4, 0.8, 0.1, 1)

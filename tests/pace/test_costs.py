@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from outrider.drafters.registry import drafter
-from outrider.pace.costs import DrafterCost, DrafterCosts, RoundCost, StepCost
+from outrider.pace.drafter_cost import DrafterCost, DrafterCosts, RoundCost
 from outrider.pace.step import Step, StepSize
+from outrider.pace.step_cost import StepCost
 from outrider.pace.tuning import TUNING
 
 
@@ -141,7 +142,7 @@ def test_round_cost_grows_with_sequences_in_rounds():
     assert cost.seconds([1, 8, 64]) == pytest.approx([3.2e-3, 4.6e-3, 15.8e-3], rel=0.1)
 
 
-def test_nodes_beside_chains_share_the_passes_of_their_positions():
+def test_drafter_cost_of_alternatives_shares_the_passes_of_their_positions():
     """128 beside 32 chains of four: 64 tokens a pass, in the place of 32."""
     cost = DrafterCost(drafter("eagle3"))
     cost.step = taught()
@@ -177,7 +178,7 @@ def test_drafter_costs_of_a_new_worker_equal_those_of_another():
     assert costs.of("fast").step.seconds(1, 1) == pytest.approx(2e-3, rel=0.05)
 
 
-def test_of_workers_that_are_gone_no_more_than_some_are_remembered():
+def test_drafter_costs_forget_the_worker_used_least_recently():
     costs = DrafterCosts(drafter("model"))
     costs.of("0").step = taught()
     for number in range(1, 2 * TUNING.most_workers):

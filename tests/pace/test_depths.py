@@ -43,7 +43,7 @@ def test_best_depths_of_one_stream_follow_its_acceptance():
     assert 0 < unlikely < likely
 
 
-def test_no_drafts_for_what_is_never_right():
+def test_best_depths_of_guesses_never_correct_are_zero():
     assert depths([0.03]) == [0]
     assert depths([0.03] * 8) == [0] * 8
 
@@ -52,19 +52,19 @@ def test_best_depths_with_a_slow_draft_are_zero():
     assert depths([0.8], Machine(draft=30e-3)) == [0]
 
 
-def test_rounds_that_take_longer_than_their_costs_say_do_not_pay():
+def test_best_depths_of_rounds_slower_than_their_costs_are_zero():
     assert depths([0.8])[0] > 0
     assert depths([0.8], Machine(calibration=4.0)) == [0]
 
 
-def test_where_only_deep_rounds_take_longer_they_get_shallower():
+def test_best_depths_are_shallower_if_only_deep_rounds_take_longer():
     costly_from = np.array([[1.0] * 2 + [3.0] * (MAX_DEPTH - 2)])
     assert depths([0.8])[0] > 2
     assert depths([0.8], Machine(calibration=costly_from)) == [2]
 
 
 @pytest.mark.parametrize("plain", [0, 2])
-def test_beside_the_target_everybody_waits_for_the_deepest_draft(plain):
+def test_best_depths_of_a_target_drafter_count_the_deepest_draft(plain):
     """It never drafts for one half while the target verifies the other, and its Drafts miss no step."""
     machine = Machine(token=2e-3, knee=0, read=0.0, draft=8e-3, hops=0.0)
     beside = replace(machine, draft_in_step=True)
@@ -86,7 +86,7 @@ def test_best_depths_of_a_full_batch_are_zero():
     "machine", [Machine(), Machine(knee=8), Machine(token=2e-3), Machine(draft=8e-3)], ids=str
 )
 @pytest.mark.parametrize("streams", [1, 4, 16, 64])
-def test_nothing_uniform_is_faster(rate, machine, streams):
+def test_best_depths_are_as_fast_as_any_uniform_depth(rate, machine, streams):
     """Against every fixed depth for all, plain decoding included."""
     chosen = best_depths(reach(*[rate] * streams), np.zeros(streams, bool), machine)
     best = log_rate(mix_of(chosen, reach(*[rate] * streams), machine), machine)
@@ -128,17 +128,17 @@ def leaves(rate, hit_rate, machine=None, streams=1, are_trees=False):
     ).tolist()
 
 
-def test_second_guesses_go_along_where_the_target_takes_them_for_nothing():
+def test_best_alternatives_are_some_if_the_target_takes_them_for_nothing():
     assert leaves(0.6, 0.5)[0] > 0
     assert leaves(0.6, 0.0) == [0]
 
 
-def test_second_guesses_stay_behind_where_each_token_costs():
+def test_best_alternatives_are_none_if_each_token_costs():
     assert leaves(0.6, 0.5, Machine(knee=0, token=3e-3)) == [0]
     assert sum(leaves(0.6, 0.5, streams=32)) < 32 * leaves(0.6, 0.5)[0]
 
 
-def test_in_a_tree_runners_up_go_on():
+def test_best_alternatives_of_a_tree_are_more():
     (beside_chains,), (in_trees,) = leaves(0.6, 0.5), leaves(0.6, 0.5, are_trees=True)
     assert in_trees > beside_chains
     assert leaves(0.6, 0.0, are_trees=True) == [0]
@@ -153,5 +153,5 @@ def test_best_alternatives_of_a_fed_tree_are_fewer():
     assert leaves(0.6, 0.5, Feeding()) == leaves(0.6, 0.5)  # runners-up of a draft model are known anyway
 
 
-def test_other_gateways_sequences_count_as_load():
+def test_best_depths_count_sequences_of_other_gateways_as_load():
     assert sum(depths([0.6] * 4, scale=64.0)) < sum(depths([0.6] * 4))

@@ -26,7 +26,7 @@ def test_thresholds(rate, running, is_drafting, depth):
 
 
 @pytest.mark.parametrize(("running", "depth"), [(31, 4), (32, 0)])
-def test_requests_marked_batch_lose_their_drafts_where_others_get_shallower(running, depth):
+def test_thresholds_end_drafts_of_batch_requests_at_half_depth(running, depth):
     assert threshold_depth(SETTINGS, 0.9, running, is_drafting=True, is_batch=True) == depth
 
 

@@ -19,7 +19,7 @@ from gateway.api.direct import direct_server
 from gateway.api.grpc_api import GenerationServicer
 from gateway.api.openai.chat_template import load_chat_template
 from gateway.generation.generation import Generation
-from gateway.generation.text import load_tokenizer
+from gateway.generation.vocabulary import load_tokenizer
 from gateway.settings import GatewaySettings
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Role, WorkerInfo

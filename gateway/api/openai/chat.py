@@ -135,7 +135,7 @@ class ChatRequest(GenerationRequest):
         request = self.request(
             (prompt,),
             logprobs=self.top_logprobs if self.logprobs else None,
-            max_tokens=self.max_tokens or generation.room(len(prompt)),
+            max_tokens=self.max_tokens or generation.limits.room(len(prompt)),
         )
         if self.tools and self.tool_choice != "none" and request.form is not None:
             raise InvalidRequestError("tools", "cannot be combined with a form of the answer")

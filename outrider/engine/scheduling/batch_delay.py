@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.pace.costs import StepCost
 from outrider.pace.step import Step
+from outrider.pace.step_cost import StepCost
 
 FORGETTING = 0.1  # weight of the newest absence in the mean
 PATIENT_FOR = 2.0  # times the mean absence; whoever is away for longer is not waited for

@@ -16,7 +16,7 @@ import pytest
 from gateway.generation.form import Form, GrammarChecks
 from gateway.generation.generation import Generation
 from gateway.generation.request import Request
-from gateway.generation.text import load_tokenizer
+from gateway.generation.vocabulary import load_tokenizer
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Role, WorkerInfo

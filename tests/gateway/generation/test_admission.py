@@ -24,7 +24,7 @@ async def queued(admission, count, waiting):
     return tasks
 
 
-async def test_whoever_finds_places_and_queue_full_is_told_when_to_come_again():
+async def test_place_with_a_full_queue_is_refused_with_a_delay():
     admission = Admission(max_requests=2, max_waiting=3)
     async with AsyncExitStack() as places:
         for _ in range(2):
@@ -38,14 +38,14 @@ async def test_whoever_finds_places_and_queue_full_is_told_when_to_come_again():
     assert (admission.running, admission.waiting) == (0, 0)
 
 
-async def test_a_place_that_is_free_needs_no_queue():
+async def test_place_that_is_free_needs_no_queue():
     admission = Admission(max_requests=1, max_waiting=0)
     for _ in range(3):
         async with admission.place(later()):
             assert admission.running == 1
 
 
-async def test_waiting_ends_at_the_deadline():
+async def test_place_waited_for_until_the_deadline_is_refused():
     admission = Admission(max_requests=1, max_waiting=1)
     async with admission.place(later()):
         with pytest.raises(DeadlineError):
@@ -54,7 +54,7 @@ async def test_waiting_ends_at_the_deadline():
     assert admission.waiting == 0
 
 
-async def test_a_request_that_leaves_the_queue_leaves_its_place_to_others():
+async def test_place_of_a_request_that_leaves_the_queue_goes_to_the_next():
     admission = Admission(max_requests=1, max_waiting=2)
     async with admission.place(later()):
         leaving, staying = await queued(admission, 2, waiting=2)
@@ -63,7 +63,7 @@ async def test_a_request_that_leaves_the_queue_leaves_its_place_to_others():
     assert admission.running == 0
 
 
-async def test_the_delay_grows_with_the_queue():
+async def test_delay_grows_with_the_queue():
     admission = Admission(max_requests=1, max_waiting=100)
     async with admission.place(later()):
         before = admission.retry_after_s()
@@ -72,7 +72,7 @@ async def test_the_delay_grows_with_the_queue():
     await asyncio.gather(*tasks)
 
 
-async def test_a_place_is_free_at_the_deadline_whatever_holds_its_request_up():
+async def test_place_is_free_at_the_deadline_whatever_holds_its_request_up():
     admission = Admission(max_requests=1, max_waiting=1)
     async with admission.place(asyncio.get_running_loop().time() + 0.05):
         async with admission.place(later()):

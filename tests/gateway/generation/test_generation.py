@@ -50,7 +50,7 @@ async def answer(fleet, tokenizer, request, **limits):
     [((), TEXT, len(ANSWER)), (("STOP",), "Grüße, ", 13), (("of", "more 😀"), "Grüße, STOP and ", 27)],
     ids=["to the end", "in one word", "within a character"],
 )
-async def test_text_count_and_finish_are_the_same_in_every_mode(tokenizer, mode, stop, text, tokens):
+async def test_chunks_in_every_mode_have_equal_text_count_and_finish(tokenizer, mode, stop, text, tokens):
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[3, 11, 24])) as fleet:
         chunks = await answer(fleet, tokenizer, request(stop=stop, mode=mode))
     last = chunks[-1]
@@ -61,7 +61,7 @@ async def test_text_count_and_finish_are_the_same_in_every_mode(tokenizer, mode,
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_stop_string_is_a_normal_end_for_the_worker(tokenizer, mode):
+async def test_stop_string_is_a_normal_end_for_the_worker(tokenizer, mode):
     target = ScriptedTarget(ANSWER)
     async with fleet_of(target, ScriptedDraft(ANSWER)) as fleet:
         await answer(fleet, tokenizer, request(stop=("STOP",), mode=mode))
@@ -69,7 +69,7 @@ async def test_a_stop_string_is_a_normal_end_for_the_worker(tokenizer, mode):
     assert target.kinds()[-1] == "close"
 
 
-async def test_a_request_without_a_seed_is_given_one(tokenizer):
+async def test_prepare_without_a_seed_draws_one(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         generation = Generation(SETTINGS, tokenizer, fleet)
         drawn = [await generation.prepare(request()) for _ in range(2)]
@@ -102,7 +102,7 @@ async def test_two_prompts_under_one_seed_share_no_noise(tokenizer):
     ],
     ids=str,
 )
-async def test_what_is_wrong_is_named_and_reaches_no_worker(tokenizer, wrong, field):
+async def test_prepare_wrong_field_is_named_and_reaches_no_worker(tokenizer, wrong, field):
     target = ScriptedTarget(ANSWER)
     async with fleet_of(target) as fleet:
         with pytest.raises(InvalidRequestError) as refused:
@@ -121,19 +121,19 @@ async def test_prepare_bad_token_ids_that_leave_none_are_refused_by_their_name(t
     assert refused.value.field == "bad_token_ids"
 
 
-async def test_another_model_is_unknown(tokenizer):
+async def test_prepare_of_another_model_is_refused(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         with pytest.raises(UnknownModelError, match="'other' is not served"):
             await answer(fleet, tokenizer, request(model="other"))
 
 
-async def test_without_a_target_nothing_can_be_answered(tokenizer):
+async def test_prepare_without_a_target_is_refused(tokenizer):
     async with fleet_of(None, ScriptedDraft(ANSWER)) as fleet:
         with pytest.raises(WorkerLostError, match="no target worker"):
             await answer(fleet, tokenizer, request())
 
 
-async def test_the_workers_get_the_settings_of_the_request(tokenizer):
+async def test_workers_get_the_settings_of_the_request(tokenizer):
     target, draft = ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)
     async with fleet_of(target, draft) as fleet:
         await answer(fleet, tokenizer, request(temperature=0.5, top_k=7, seed=3))
@@ -142,7 +142,7 @@ async def test_the_workers_get_the_settings_of_the_request(tokenizer):
         assert opening.prompt_length == 1
 
 
-async def test_choices_differ_in_noise_and_the_first_is_that_of_one(tokenizer):
+async def test_choices_differ_in_noise_and_the_first_equals_a_single_answer(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         generation = Generation(SETTINGS, tokenizer, fleet)
         several = (await generation.prepare(request(seed=5, n=4))).sequences
@@ -181,14 +181,14 @@ async def test_every_token_has_a_piece_of_text(tokenizer):
     ],
     ids=str,
 )
-async def test_limits_of_the_deployment_are_kept(tokenizer, limits, field):
+async def test_limits_of_the_deployment_refuse_longer_requests(tokenizer, limits, field):
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         with pytest.raises(InvalidRequestError) as refused:
             await answer(fleet, tokenizer, request(prompt="12345", n=2), **limits)
     assert refused.value.field == field
 
 
-async def test_more_requests_than_places_and_queue_are_refused(tokenizer):
+async def test_chunks_of_more_requests_than_places_and_queue_are_refused(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         generation = Generation(
             SETTINGS.model_copy(update={"max_requests": 1, "max_waiting": 0}), tokenizer, fleet
@@ -200,14 +200,14 @@ async def test_more_requests_than_places_and_queue_are_refused(tokenizer):
         assert len([chunk async for chunk in generation.chunks(await generation.prepare(request()))]) > 0
 
 
-async def test_an_answer_may_be_as_long_as_every_target_can_hold(tokenizer):
+async def test_limits_follow_the_shortest_context_of_all_targets(tokenizer):
     """Whichever takes it over: limits and defaults follow what the workers publish."""
     targets = [
         WorkerInfo("target", "m", f"127.0.0.1:{port}", 1, "n", VOCAB_SIZE, max_length)
         for port, max_length in ((1, 100), (2, 60))
     ]
     generation = Generation(SETTINGS, tokenizer, Fleet(lambda: targets, TRUST))
-    assert (generation.room(20), generation.room(70)) == (40, 1)
+    assert (generation.limits.room(20), generation.limits.room(70)) == (40, 1)
     await generation.prepare(request("x" * 20, max_tokens=40))
     for prompt, max_tokens, field in ((20, 41, "max_tokens"), (60, 1, "prompt")):
         with pytest.raises(InvalidRequestError) as refused:
@@ -215,7 +215,7 @@ async def test_an_answer_may_be_as_long_as_every_target_can_hold(tokenizer):
         assert refused.value.field == field
 
 
-async def test_the_rule_of_verification_reaches_the_workers(tokenizer):
+async def test_verification_rule_reaches_the_workers(tokenizer):
     target = ScriptedTarget(ANSWER)
     async with fleet_of(target) as fleet:
         block = Speculation(mode="off", verification="block")
@@ -224,7 +224,7 @@ async def test_the_rule_of_verification_reaches_the_workers(tokenizer):
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_reader_that_is_cancelled_over_and_over_leaves_nothing_open(tokenizer, mode):
+async def test_reader_cancelled_over_and_over_leaves_nothing_open(tokenizer, mode):
     """Web frameworks close a stream like this when a client has gone."""
     answer = ANSWER * 20
     target, draft = ScriptedTarget(answer), ScriptedDraft(answer)
@@ -247,7 +247,7 @@ async def test_a_reader_that_is_cancelled_over_and_over_leaves_nothing_open(toke
         assert generation.admission.running == 0
 
 
-async def test_a_reader_that_pauses_holds_nothing_beyond_the_deadline(tokenizer):
+async def test_reader_that_pauses_holds_nothing_beyond_the_deadline(tokenizer):
     target = ScriptedTarget(ANSWER)
     async with fleet_of(target) as fleet:
         limits = {"request_deadline_s": 0.1}

@@ -5,6 +5,7 @@ from contextlib import aclosing
 
 import pytest
 
+from gateway.errors import DeadlineError
 from gateway.generation.merge import merged
 from tests.support.patience import LIMIT_S, eventually
 
@@ -21,14 +22,14 @@ async def stream(name, count, ended=None, fails=False):
             ended.append(name)
 
 
-async def test_every_item_comes_in_the_order_of_its_stream():
+async def test_merged_items_keep_the_order_of_their_stream():
     items = [item async for item in merged([stream("a", 5), stream("b", 0), stream("c", 9)])]
     assert len(items) == 14
     for name, count in (("a", 5), ("c", 9)):
         assert [number for which, number in items if which == name] == [*range(count)]
 
 
-async def test_what_one_raises_ends_all():
+async def test_merged_error_of_a_stream_ends_all_streams():
     ended = []
     with pytest.raises(ValueError, match="a"):
         async for _ in merged([stream("a", 2, ended, fails=True), stream("b", 10_000, ended)]):
@@ -36,7 +37,7 @@ async def test_what_one_raises_ends_all():
     assert sorted(ended) == ["a", "b"]
 
 
-async def test_a_reader_that_leaves_ends_all():
+async def test_merged_reader_that_leaves_ends_all_streams():
     ended = []
     async with aclosing(merged([stream("a", 100, ended), stream("b", 100, ended)])) as items:
         await anext(items)
@@ -44,7 +45,7 @@ async def test_a_reader_that_leaves_ends_all():
     assert sorted(ended) == ["a", "b"]
 
 
-async def test_a_reader_that_pauses_pauses_them():
+async def test_merged_reader_that_pauses_pauses_all_streams():
     produced = []
 
     async def counted():
@@ -59,18 +60,18 @@ async def test_a_reader_that_pauses_pauses_them():
         assert len(produced) < 5
 
 
-async def test_what_nobody_reads_until_the_deadline_is_closed():
+async def test_merged_item_not_read_until_the_deadline_ends_all_streams():
     ended = []
     deadline = asyncio.get_running_loop().time() + 0.05
     async with aclosing(merged([stream("a", 100, ended), stream("b", 100, ended)], deadline)) as items:
         await anext(items)
         await eventually(lambda: len(ended) == 2)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(DeadlineError):
             async for _ in items:
                 pass
 
 
-async def test_a_stream_that_was_cancelled_from_within_is_not_waited_for():
+async def test_merged_stream_cancelled_from_within_is_an_error():
     async def cancelled():
         yield 1
         raise asyncio.CancelledError

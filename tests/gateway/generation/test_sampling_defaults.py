@@ -28,22 +28,22 @@ def test_defaults_come_from_the_generation_config(tmp_path):
     assert load_sampling_defaults(settings_of(tmp_path, sampling_defaults="neutral")) == {}
 
 
-def test_a_checkpoint_without_the_file_or_with_nulls_has_no_defaults(tmp_path):
+def test_checkpoint_without_the_file_or_with_nulls_has_no_defaults(tmp_path):
     assert load_sampling_defaults(settings_of(tmp_path)) == {}
     write(tmp_path, temperature=None, top_p=None)
     assert load_sampling_defaults(settings_of(tmp_path)) == {}
 
 
-def test_the_demo_pair_has_no_defaults_of_its_own():
+def test_demo_pair_has_no_defaults_of_its_own():
     assert load_sampling_defaults(settings_of(DEMO / "target")) == {}
 
 
-def test_a_top_k_that_keeps_all_tokens_in_other_servers_keeps_all(tmp_path):
+def test_top_k_that_keeps_all_tokens_in_other_servers_keeps_all(tmp_path):
     write(tmp_path, top_k=-1)
     assert load_sampling_defaults(settings_of(tmp_path)) == {"top_k": 0}
 
 
-def test_a_value_that_cannot_be_sampled_with_is_named(tmp_path):
+def test_default_that_cannot_be_sampled_with_is_named(tmp_path):
     write(tmp_path, temperature=0.6, top_p=1.5)
     with pytest.raises(ValueError, match=r"generation_config.json of .*top_p=1.5.*sampling_defaults=neutral"):
         load_sampling_defaults(settings_of(tmp_path))
@@ -57,7 +57,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_request_takes_the_defaults_that_it_does_not_name(tokenizer, path):
+async def test_request_takes_the_defaults_that_it_does_not_name(tokenizer, path):
     target = ScriptedTarget(ANSWER)
     async with client_of(tokenizer, target, defaults=OF_CHECKPOINT) as client:
         named = {"temperature": 1.0, "top_k": 0, "top_p": None}

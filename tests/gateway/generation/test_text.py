@@ -5,14 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from gateway.generation.text import (
-    REPLACEMENT,
-    AnswerText,
-    Detokenizer,
-    StopStrings,
-    Vocabulary,
-    load_tokenizer,
-)
+from gateway.generation.text import REPLACEMENT, AnswerText, Detokenizer, StopStrings
+from gateway.generation.vocabulary import Vocabulary, load_tokenizer
 from tests.fakes.tokenizers import byte_tokenizer, word_tokenizer
 
 BYTES, WORDS = byte_tokenizer(), word_tokenizer()
@@ -79,30 +73,30 @@ def test_tokens_that_nothing_decodes_are_joined():
     assert "".join(pieces_of(tokenizer, [0, 1, 1])) == tokenizer.decode([0, 1, 1]) == "a b b"
 
 
-def test_a_character_of_four_tokens_comes_with_the_last_of_them():
+def test_character_of_four_tokens_comes_with_the_last_token():
     assert pieces_of(BYTES, BYTES.encode("😀").ids) == ["", "", "", "😀", ""]
 
 
-def test_an_incomplete_character_comes_out_at_the_end():
+def test_incomplete_character_comes_out_at_the_end():
     assert pieces_of(BYTES, [ord("a"), 0xF0, 0x9F]) == ["a", "", "", REPLACEMENT]
 
 
 @pytest.mark.parametrize(("before", "text"), [("the", " cat sat"), ("", "cat sat")])
-def test_a_text_that_goes_on_keeps_the_space_before_its_first_word(before, text):
+def test_text_that_goes_on_keeps_the_space_before_its_first_word(before, text):
     detokenizer = Detokenizer(Vocabulary(WORDS), WORDS.encode(before).ids if before else ())
     assert "".join([*map(detokenizer.add, WORDS.encode("cat sat").ids), detokenizer.end()]) == text
 
 
 @given(texts, texts)
 @pytest.mark.parametrize("tokenizer", [BYTES, WORDS], ids=["bytes", "words"])
-def test_what_goes_on_is_what_the_whole_text_has_more(tokenizer, first, second):
+def test_text_that_goes_on_is_the_rest_of_the_whole_text(tokenizer, first, second):
     before, ids = tokenizer.encode(first + "s").ids, tokenizer.encode(second).ids
     detokenizer = Detokenizer(Vocabulary(tokenizer), before)
     pieces = [*map(detokenizer.add, ids), detokenizer.end()]
     assert tokenizer.decode(before) + "".join(pieces) == tokenizer.decode([*before, *ids])
 
 
-def test_the_space_before_a_word_survives_a_special_token():
+def test_space_before_a_word_survives_a_special_token():
     ids = [*WORDS.encode("the").ids, WORDS.token_to_id("</s>"), *WORDS.encode("cat").ids]
     assert "".join(pieces_of(WORDS, ids)) == "the cat"
 
@@ -165,7 +159,7 @@ def test_text_begins_after_single_bytes_that_were_held_back():
     assert "".join(piece.text for piece in pieces)[pieces[-1].start :] == " the"
 
 
-def test_a_tokenizer_that_would_cut_or_fill_prompts_does_neither(tmp_path):
+def test_tokenizer_that_would_cut_or_fill_prompts_does_neither(tmp_path):
     tokenizer = byte_tokenizer()
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=8)
@@ -173,7 +167,7 @@ def test_a_tokenizer_that_would_cut_or_fill_prompts_does_neither(tmp_path):
     assert len(load_tokenizer(str(tmp_path)).encode("x" * 6).ids) == 6
 
 
-def test_a_folder_without_a_tokenizer_is_named(tmp_path):
+def test_folder_without_a_tokenizer_is_named(tmp_path):
     with pytest.raises(ValueError, match=f"{tmp_path}.*holds no tokenizer.json"):
         load_tokenizer(str(tmp_path))
 
@@ -191,7 +185,7 @@ def test_tokens_without_text_are_not_kept():
     ("min_tokens", "expected"),
     [(0, "x"), (1, "x"), (2, "x"), (3, "xab"), (4, "xab"), (5, "xabab."), (6, "xabab.")],
 )
-def test_a_stop_string_that_is_complete_within_min_tokens_does_not_end_the_answer(min_tokens, expected):
+def test_stop_string_complete_within_min_tokens_does_not_end_the_answer(min_tokens, expected):
     text = AnswerText(Vocabulary(BYTES), ["ab"], min_tokens=min_tokens)
     pieces = text.add(BYTES.encode("xabab.").ids, ends=True)
     assert "".join(piece.text for piece in pieces) == expected
@@ -199,7 +193,7 @@ def test_a_stop_string_that_is_complete_within_min_tokens_does_not_end_the_answe
     assert len(pieces) > min_tokens or not text.stopped
 
 
-def test_a_stop_string_that_min_tokens_passed_over_is_not_found_again_in_what_is_held_back():
+def test_stop_string_passed_over_by_min_tokens_is_not_found_in_held_text():
     """The end of "xab" is held back for "abc"."""
     text = AnswerText(Vocabulary(BYTES), ["ab", "abc"], min_tokens=3)
     pieces = text.add(BYTES.encode("xabd").ids, ends=True)

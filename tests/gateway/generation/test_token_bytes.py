@@ -12,18 +12,18 @@ texts = st.text(alphabet="the cats,é€😀\u0301\n", max_size=30)
 
 
 @given(texts)
-def test_of_a_byte_level_vocabulary_they_are_the_text(text):
+def test_token_bytes_of_a_byte_level_vocabulary_are_the_text(text):
     ids = BYTES.encode(text).ids
     assert b"".join(map(TokenBytes(BYTES).of, ids)) == text.encode()
 
 
 @given(st.lists(st.integers(0, 255)))
-def test_of_a_byte_level_vocabulary_they_are_exact_also_where_there_is_no_text(values):
+def test_token_bytes_of_a_byte_level_vocabulary_are_exact_without_text(values):
     assert b"".join(map(TokenBytes(BYTES).of, values)) == bytes(values)
 
 
 @given(texts)
-def test_of_a_vocabulary_with_single_bytes_they_are_the_text_after_its_first_space(text):
+def test_token_bytes_of_a_single_byte_vocabulary_are_the_text_after_its_space(text):
     ids = WORDS.encode(text).ids
     assert b"".join(map(TokenBytes(WORDS).of, ids)) == (f" {text}" if text else "").encode()
 
@@ -42,5 +42,5 @@ def test_of_a_vocabulary_with_single_bytes_they_are_the_text_after_its_first_spa
         (WORDS, "</s>", "</s>"),
     ],
 )
-def test_a_token_is_shown_as_text_or_as_the_numbers_of_its_bytes(tokenizer, token, text):
+def test_token_is_shown_as_text_or_as_the_numbers_of_its_bytes(tokenizer, token, text):
     assert TokenBytes(tokenizer).text(tokenizer.token_to_id(token)) == text

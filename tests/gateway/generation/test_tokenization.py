@@ -17,14 +17,14 @@ TOKENIZATIONS = {name: Tokenization(tokenizer) for name, tokenizer in KINDS.item
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(st.text(max_size=30))
-def test_no_text_has_fewer_tokens_than_is_certain(kind, text):
+def test_least_tokens_is_never_more_than_the_text_has(kind, text):
     assert TOKENIZATIONS[kind].least_tokens(text) <= len(
         KINDS[kind].encode(text, add_special_tokens=False).ids
     )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_long_text_is_known_to_have_many(kind):
+def test_least_tokens_of_a_long_text_are_many(kind):
     assert TOKENIZATIONS[kind].least_tokens("x" * 100_000) > 5_000
 
 
@@ -47,13 +47,13 @@ def stripping():
 
 
 @pytest.mark.parametrize("make", [swallowing, dropping, stripping])
-def test_nothing_is_certain_where_a_tokenizer_leaves_text_out(make):
+def test_least_tokens_of_a_tokenizer_that_leaves_text_out_are_0(make):
     text = " " * 1000 + "<mask>"
     assert len(make().encode(text).ids) < 20
     assert Tokenization(make()).least_tokens(text) == 0
 
 
-def test_composing_characters_shortens_text():
+def test_least_tokens_allow_for_composed_characters():
     tokenizer = byte_tokenizer()
     tokenizer.normalizer = normalizers.NFC()
     text = "\u1100\u1161\u11a8" * 100
@@ -61,7 +61,7 @@ def test_composing_characters_shortens_text():
 
 
 @pytest.mark.parametrize("length", [10, 4 * LONG_TEXT])
-async def test_it_says_what_the_tokenizer_says(length):
+async def test_encode_equals_the_tokenizer(length):
     text = ("the cat sät, " * length)[:length]
     for kind, tokenizer in KINDS.items():
         encoding = await TOKENIZATIONS[kind].encode(text, add_special_tokens=True)
@@ -82,7 +82,7 @@ async def standstill(work):
 
 
 @pytest.mark.parametrize("work", ["encode", "decode"])
-async def test_what_takes_long_lets_others_have_their_turn(work):
+async def test_encode_of_a_long_text_lets_other_tasks_run(work):
     tokenization = TOKENIZATIONS["bytes"]
     text = "The cat sat on the mat. " * 20_000
     jobs = {

@@ -72,7 +72,7 @@ def counted(spans, usage):
     ids=["fixed", "plain", "ngram", "auto"],
 )
 @pytest.mark.parametrize("n", [1, 3])
-async def test_the_spans_sum_up_to_the_usage(tokenizer, spans, speculation, n):
+async def test_spans_of_rounds_sum_up_to_the_usage(tokenizer, spans, speculation, n):
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[3, 11, 24])) as fleet:
         usage = await answer(fleet, tokenizer, speculation, n=n)
     summed, told = counted(spans, usage)
@@ -83,7 +83,7 @@ async def test_the_spans_sum_up_to_the_usage(tokenizer, spans, speculation, n):
     }
 
 
-async def test_a_round_says_what_it_did_and_why(tokenizer, spans):
+async def test_span_of_a_round_has_its_counts_and_reason(tokenizer, spans):
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[3])) as fleet:
         await answer(fleet, tokenizer)
     first_token, first, second = list(spans)[1:4]
@@ -111,7 +111,7 @@ async def test_a_round_says_what_it_did_and_why(tokenizer, spans):
     assert "outrider.batch_size" in second.attributes
 
 
-async def test_a_generation_says_what_was_asked_and_answered(tokenizer, spans):
+async def test_span_of_a_generation_has_request_and_answer(tokenizer, spans):
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         usage = await answer(fleet, tokenizer)
     generation = spans.one("text_completion m")
@@ -137,7 +137,7 @@ async def test_a_generation_says_what_was_asked_and_answered(tokenizer, spans):
 
 
 @pytest.mark.parametrize("switched_on", [False, True])
-async def test_prompts_and_texts_only_where_switched_on(tokenizer, spans, switched_on):
+async def test_span_has_texts_only_if_the_setting_asks_for_them(tokenizer, spans, switched_on):
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         await answer(fleet, tokenizer, trace_texts=switched_on)
     everything = "".join(span.to_json() for span in spans)
@@ -149,7 +149,7 @@ async def test_prompts_and_texts_only_where_switched_on(tokenizer, spans, switch
 
 
 @pytest.mark.parametrize(("read", "told"), [(1, ["cancelled"]), (len(ANSWER), [])], ids=["early", "late"])
-async def test_only_a_reader_that_leaves_before_the_end_cancels(tokenizer, spans, read, told):
+async def test_span_is_cancelled_only_if_the_reader_leaves_before_the_end(tokenizer, spans, read, told):
     async with (
         fleet_of(ScriptedTarget(ANSWER)) as fleet,
         await asked(fleet, tokenizer, Speculation(mode="off")) as chunks,
@@ -160,7 +160,7 @@ async def test_only_a_reader_that_leaves_before_the_end_cancels(tokenizer, spans
 
 
 @pytest.mark.parametrize("traceparent", ["", NOT_SAMPLED])
-async def test_nothing_is_made_and_nothing_crosses_where_nothing_is_sampled(tokenizer, spans, traceparent):
+async def test_trace_that_is_not_sampled_makes_no_spans_and_sends_no_context(tokenizer, spans, traceparent):
     target, draft = ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)
     async with fleet_of(target, draft) as fleet:
         await answer(fleet, tokenizer, traceparent=traceparent)
@@ -174,7 +174,7 @@ def turns(*workers):
     return [getattr(request, kind).turn for request, kind in kinds if kind not in ("open", "close")]
 
 
-async def test_each_turn_carries_the_span_that_waits_for_it(tokenizer, spans):
+async def test_turn_carries_the_span_that_waits_for_it(tokenizer, spans):
     target, draft = ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[9])
     async with fleet_of(target, draft) as fleet:
         await answer(fleet, tokenizer)
@@ -185,7 +185,7 @@ async def test_each_turn_carries_the_span_that_waits_for_it(tokenizer, spans):
     assert asked == {f"{span.context.span_id:016x}" for span in spans.named("round")}
 
 
-async def test_a_lost_draft_worker_is_told_with_its_reason(tokenizer, spans):
+async def test_span_event_of_a_lost_draft_worker_has_its_reason(tokenizer, spans):
     draft = ScriptedDraft(ANSWER, lost_at=(6,))
     async with fleet_of(ScriptedTarget(ANSWER, step_s=0.002), draft) as fleet:
         usage = await answer(fleet, tokenizer)
@@ -205,7 +205,7 @@ async def test_a_lost_draft_worker_is_told_with_its_reason(tokenizer, spans):
     assert summed == told
 
 
-async def test_a_late_draft_is_told_with_its_reason(tokenizer, spans):
+async def test_span_event_of_a_late_draft_has_its_reason(tokenizer, spans):
     draft = ScriptedDraft(ANSWER, silent=asyncio.Event())
     async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
         usage = await answer(fleet, tokenizer, propose_deadline_ms=20.0)
@@ -218,7 +218,7 @@ async def test_a_late_draft_is_told_with_its_reason(tokenizer, spans):
     assert fallback.attributes["outrider.reason"] == "late Draft: no Draft after 0.020 s"
 
 
-async def test_a_lost_target_is_told_with_its_reason(tokenizer, spans):
+async def test_span_event_of_a_lost_target_has_its_reason(tokenizer, spans):
     target = ScriptedTarget(ANSWER, lost_at=(4,))
     async with fleet_of(target, ScriptedDraft(ANSWER)) as fleet:
         usage = await answer(fleet, tokenizer)
@@ -230,7 +230,7 @@ async def test_a_lost_target_is_told_with_its_reason(tokenizer, spans):
     assert summed == told
 
 
-async def test_what_goes_wrong_is_the_status(tokenizer, spans):
+async def test_span_of_a_failed_request_has_the_error_as_status(tokenizer, spans):
     async with fleet_of(
         ScriptedTarget(ANSWER, lost_at=range(2, 9999), lost_with=Cause.LEAVING), ScriptedDraft(ANSWER)
     ) as fleet:

@@ -60,7 +60,7 @@ async def test_judge_counts_wrong_guesses() -> None:
     assert rounds.stats.judged["other"]["reached"] > 0 == rounds.stats.judged["other"]["correct"]
 
 
-async def test_to_say_nothing_is_a_wrong_guess() -> None:
+async def test_judge_counts_an_empty_guess_as_wrong() -> None:
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:  # no token occurs twice
         rounds = rounds_of(fleet, SHY, ("model", "suffix"), mode="fixed", depth=2)
         assert await text(rounds) == ANSWER
@@ -68,7 +68,7 @@ async def test_to_say_nothing_is_a_wrong_guess() -> None:
     assert rounds.stats.judged["suffix"]["correct"] == 0
 
 
-async def test_without_exploration_no_other_worker_is_asked() -> None:
+async def test_judge_without_exploration_asks_no_worker() -> None:
     other = ScriptedDraft(ANSWER, name="other")
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER), other) as fleet:
         factory_rounds = [rounds_of(fleet, SHY, ("model", "other"), mode="fixed") for _ in range(2)]
@@ -78,7 +78,7 @@ async def test_without_exploration_no_other_worker_is_asked() -> None:
     assert other.requests == []
 
 
-async def test_under_rejection_or_block_no_guess_is_judged() -> None:
+async def test_judge_under_rejection_or_block_judges_nothing() -> None:
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         rounds = rounds_of(fleet, EAGER, ("model", "ngram"), mode="fixed", depth=2, verification="rejection")
         assert await text(rounds) == ANSWER
@@ -103,7 +103,7 @@ async def test_judge_closes_watched_drafters() -> None:
     assert other.kinds()[-1] == "close"
 
 
-async def test_between_two_guesses_the_text_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_judge_between_two_guesses_reads_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be long."""
     looked_at = []
 

@@ -42,7 +42,7 @@ def test_rollout_before_enough_judged_guesses_has_no_share() -> None:
 
 
 @pytest.mark.parametrize("step", range(len(TUNING.shares) - 1))
-def test_each_share_has_to_be_earned_by_drafts_at_the_one_before(step: int) -> None:
+def test_rollout_share_grows_after_enough_drafts_at_the_share_before(step: int) -> None:
     rollout = at(step)
     for _ in range(TUNING.drafts - 1):
         seen(rollout, 1)
@@ -70,7 +70,7 @@ def test_rollout_of_equal_worth_keeps_its_share(step: int) -> None:
 
 
 @pytest.mark.parametrize("step", range(1, len(TUNING.shares)))
-def test_where_it_is_worse_it_goes_back_at_once_and_has_to_show_twice_as_much(step: int) -> None:
+def test_rollout_of_less_worth_goes_back_at_once_and_needs_twice_as_many_drafts(step: int) -> None:
     rollout = at(step)
     rollout.compare(*WORSE, MARGIN)
     assert (rollout.share, rollout.changes[0.0], rollout.needed) == (0.0, 1, 2 * TUNING.drafts)
@@ -146,7 +146,7 @@ async def test_rollout_of_a_slower_draft_admits_nothing() -> None:
     assert admitted(routed, CODE, machine) == 0
 
 
-async def test_tasks_are_rolled_out_each_by_itself() -> None:
+async def test_rollout_of_each_task_is_separate() -> None:
     routed, machine = rolling_out(), Machine()
     for kind, is_better in ((CODE, True), (PROSE, False)):
         told(routed, kind, old=not is_better)
@@ -171,7 +171,7 @@ async def test_rollout_goes_back_within_a_sequence_if_the_text_changes() -> None
     assert admitted(routed, CODE, machine) == 0
 
 
-async def test_without_a_worker_it_goes_back_and_begins_anew() -> None:
+async def test_rollout_without_a_worker_goes_back_and_begins_anew() -> None:
     lost = set[str]()
     routed, machine = rolling_out(lost), Machine()
     told(routed, CODE, old=False)

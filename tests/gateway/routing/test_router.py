@@ -39,7 +39,7 @@ def watched(routed: Router, kind: TaskRule, others: list[CandidateDrafter], shar
     return [one.name for one in routed.watched(kind, others, PaceSettings(exploration=share))]
 
 
-async def test_until_more_is_known_the_first_one_drafts() -> None:
+async def test_router_until_drafters_are_known_chooses_the_first() -> None:
     routed = Router(lambda info: True)
     assert choice(routed, CODE, Machine()) == ("general", RouteReason.FIRST)
     told(routed, CODE, code=39)
@@ -49,7 +49,7 @@ async def test_until_more_is_known_the_first_one_drafts() -> None:
     assert choice(routed, CODE, Machine()) == ("code", RouteReason.MEASURED)
 
 
-async def test_each_task_has_the_drafter_that_is_best_for_it() -> None:
+async def test_router_chooses_the_best_drafter_of_each_task() -> None:
     routed, machine = Router(lambda info: True), Machine()
     told(routed, CODE, general=20, code=36)
     told(routed, PROSE, general=20, code=4)
@@ -63,7 +63,7 @@ async def test_router_chooses_a_cheaper_drafter_that_is_correct_less_often() -> 
     assert choice(routed, CODE, Machine({"suffix": 1.5}))[0] == "suffix"
 
 
-async def test_no_other_is_taken_for_next_to_nothing() -> None:
+async def test_router_within_the_hysteresis_keeps_the_drafter() -> None:
     routed = Router(lambda info: True)
     told(routed, CODE, general=30, code=31)
     assert choice(routed, CODE, Machine()) == ("general", RouteReason.MEASURED)
@@ -80,7 +80,7 @@ async def test_router_passes_over_a_draft_without_worker() -> None:
     assert choice(routed, CODE, machine)[0] == "general"
 
 
-async def test_under_rejection_or_block_that_is_new_what_coupled_guesses_told_decides() -> None:
+async def test_router_under_a_new_rule_chooses_by_coupled_guesses() -> None:
     routed, machine = Router(lambda info: True), Machine()
     told(routed, CODE, general=20, code=36)
     rejection = TaskRule("code", "rejection")
@@ -89,7 +89,7 @@ async def test_under_rejection_or_block_that_is_new_what_coupled_guesses_told_de
     assert choice(routed, rejection, machine)[0] == "general"
 
 
-def test_exploring_costs_no_more_than_its_share() -> None:
+def test_watched_sequences_are_no_more_than_the_share_of_exploration() -> None:
     routed = Router(lambda info: True)
     told(routed, CODE, code=20)
     explored = [watched(routed, CODE, THREE[1:], 0.1) for _ in range(1000)]
@@ -106,7 +106,7 @@ def test_watched_drafter_gets_no_other_sequence_at_once() -> None:
     assert watched(routed, PROSE, THREE[1:2], 0.1) == ["code"]
 
 
-def test_all_that_are_not_known_come_first_and_then_each_in_turn() -> None:
+def test_watched_drafters_are_the_unknown_first_and_then_each_in_turn() -> None:
     routed = Router(lambda info: True)
     others = [candidate("a"), candidate("b"), candidate("c")]
     told(routed, CODE, a=20)

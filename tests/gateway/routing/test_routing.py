@@ -113,7 +113,7 @@ async def test_drafter_named_by_a_request_drafts_alone(tmp_path: Path) -> None:
             assert not rounds.stats.judged
 
 
-async def test_heads_are_judged_by_drafts_that_nobody_verifies(tmp_path: Path) -> None:
+async def test_heads_that_do_not_draft_are_judged_by_unverified_drafts(tmp_path: Path) -> None:
     right = expected("json", 0.0)
     async with deployment(tmp_path) as fleet:
         rounds = rounds_of(fleet, "json", 0.0, Speculation(mode="fixed", depth=3))
@@ -125,7 +125,7 @@ async def test_heads_are_judged_by_drafts_that_nobody_verifies(tmp_path: Path) -
     assert "medusa" not in rounds.stats.drafted_by
 
 
-async def test_another_draft_goes_on_where_one_is_lost() -> None:
+async def test_route_with_a_lost_draft_worker_changes_the_drafter() -> None:
     answer = [*range(1, 101)]
     lost = ScriptedDraft(answer, lost_at=range(4, 1000))
     other = ScriptedDraft(answer, name="copy")

@@ -1,0 +1,90 @@
+"""Costs of a drafter: what lies between a Verdict and the next Draft sent, at each worker. Torch-free."""
+
+from copy import deepcopy
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from outrider.drafters.registry import DrafterInfo
+from outrider.learning.lru import Lru
+from outrider.pace.regression import LinearCost, Vector
+from outrider.pace.step_cost import StepCost
+from outrider.pace.tuning import TUNING
+
+
+class RoundCost:
+    """Seconds of a round outside of draft and target, by how many sequences are in rounds."""
+
+    def __init__(self) -> None:
+        self._cost = LinearCost(TUNING.round_reluctance)
+
+    def observe(self, sequences: int, seconds: float) -> None:
+        """Learns from one sequence's round. sequences: sequences in rounds."""
+        self._cost.observe(np.array([1.0, sequences]), seconds, sequences)
+
+    def seconds(self, sequences: ArrayLike) -> Vector:
+        constant, per_sequence = self._cost.weights
+        return np.asarray(constant + per_sequence * np.asarray(sequences))
+
+
+class DrafterCost:
+    """Seconds that one drafter takes at one worker, outside of the target.
+
+    Draft-ahead hides a share of the time, but never more than the target's own step lasts.
+    """
+
+    def __init__(self, drafter: DrafterInfo) -> None:
+        self._drafter = drafter
+        self.step = StepCost()
+        self.round = RoundCost()
+        self._hidden = 0.0  # share of the time that was hidden, of what could be
+        self._verdicts = 0.0  # verdicts in that share; 0: Drafts are not prepared there
+
+    def observe_ahead(
+        self, sequences: int, depth: int, seconds: float, target_step_s: float, ahead_hit: bool
+    ) -> None:
+        """Learns the seconds from a Verdict to the next Draft sent, at a worker that prepares Drafts."""
+        if not self._verdicts:
+            self._hidden, self._verdicts = TUNING.prior_hidden, TUNING.prior_hidden_verdicts
+        alone = float(self._alone(sequences, depth))
+        could_hide = max(min(alone, target_step_s), TUNING.least_round_s)
+        hidden = (alone - seconds) / could_hide if ahead_hit else 0.0
+        self._verdicts = min(self._verdicts + 1.0, TUNING.hidden_memory)
+        self._hidden += (min(max(hidden, 0.0), 1.0) - self._hidden) / self._verdicts
+
+    def seconds(self, sequences: Vector, depth: Vector, alternatives: Vector, target_step: Vector) -> Vector:
+        """Seconds from a Verdict to the next Draft sent; arguments broadcast.
+
+        Args:
+            alternatives: nodes besides chains, all together, that the drafter feeds too.
+            target_step: seconds of the target's step.
+        """
+        alone = self._alone(sequences, depth, alternatives)
+        return np.asarray(alone - self._hidden * np.minimum(alone, target_step))
+
+    def _alone(self, sequences: ArrayLike, depth: ArrayLike, alternatives: ArrayLike = 0.0) -> Vector:
+        return self.round.seconds(sequences) + self._steps(sequences, depth, alternatives)
+
+    def _steps(self, sequences: ArrayLike, depth: ArrayLike, alternatives: ArrayLike) -> Vector:
+        drafter = self._drafter
+        steps = drafter.steps_per_draft + drafter.steps_per_token * np.asarray(depth)
+        positions = np.maximum(depth, 1) if drafter.is_parallel else np.ones(())
+        tokens = np.multiply(sequences, positions) + np.asarray(alternatives) / np.maximum(depth, 1)
+        return np.asarray(steps * self.step.seconds(sequences, tokens))
+
+
+class DrafterCosts:
+    """Seconds that one drafter takes, at each of its workers."""
+
+    def __init__(self, drafter: DrafterInfo) -> None:
+        self._newest = DrafterCost(drafter)  # cost that was asked for last
+        self._of_worker = Lru[str, DrafterCost](TUNING.most_workers)
+
+    def of(self, worker: str) -> DrafterCost:
+        """Cost at a worker; a new worker counts as another one does.
+
+        worker: its address; empty: any, or the drafter has no workers.
+        """
+        if worker:
+            self._newest = self._of_worker.get(worker, lambda: deepcopy(self._newest))
+        return self._newest

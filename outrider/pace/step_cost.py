@@ -1,0 +1,79 @@
+"""Cost of a forward pass, learned from the passes that workers report. Torch-free."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from outrider.pace.regression import LinearCost, Vector
+from outrider.pace.step import Step, StepSize
+from outrider.pace.tuning import TUNING
+
+_UP, _DOWN = np.array(TUNING.hinges_up, np.float64), np.array(TUNING.hinges_down, np.float64)
+_BENDS = np.unique([0.0, *_UP, *_DOWN, TUNING.most_tokens])  # tokens; between two of them costs are a line
+TOKENS, SEQUENCES, CONTEXT = 1, 2, 4  # columns of the features
+
+
+class StepCost:
+    """Seconds of a forward pass: linear in pieces.
+
+    If reading the weights takes longest, it hides the first tokens. If products of few rows are slow, the
+    first tokens cost most.
+    """
+
+    def __init__(self) -> None:
+        # Constant, tokens, sequences, prompt tokens, context tokens; then the bends, which need evidence.
+        self._cost = LinearCost([*TUNING.step_reluctance, *np.ones(len(_UP) + len(_DOWN))])
+        self._newest = 0
+        self._weights = self._cost.weights
+        self._at_bends = np.zeros_like(_BENDS)  # seconds by tokens alone, for these weights
+
+    @property
+    def is_known(self) -> bool:
+        return self._cost.samples >= TUNING.fit_after
+
+    def observe(self, step: Step) -> bool:
+        """Learns from a step, once though several sequences report it; False: it was known."""
+        if step.number == self._newest:
+            return False
+        self._newest = step.number
+        self._cost.observe(_features(step.size), step.seconds, step.size.tokens)
+        return True
+
+    def seconds(self, sequences: ArrayLike, tokens: ArrayLike, context_tokens: ArrayLike = 0.0) -> Vector:
+        """Seconds of passes without prompts, never far below the shortest pass seen; arguments broadcast."""
+        shortest_s = self._cost.shortest_s / TUNING.outlier_factor
+        return np.asarray(np.maximum(self._fitted(sequences, tokens, context_tokens), shortest_s))
+
+    def measured(self, sequences: float, context_tokens: float) -> float | None:
+        """Seconds of a pass of plain decoding for that many sequences; None: not known yet.
+
+        It is not known before a pass has decoded, nor if the fit says far less than the shortest pass took.
+        """
+        if not self.is_known or not self._cost.has_seen[TOKENS]:
+            return None
+        seconds = float(self._fitted(sequences, sequences, context_tokens))
+        return seconds if seconds >= self._cost.shortest_s / TUNING.changed_factor else None
+
+    def _fitted(self, sequences: ArrayLike, tokens: ArrayLike, context_tokens: ArrayLike) -> Vector:
+        weights = self._cost.weights
+        if weights is not self._weights:
+            self._weights = weights
+            none = np.zeros_like(_BENDS)
+            self._at_bends = _columns(none, _BENDS, none, none) @ weights
+        # A decision asks some thirty times: interpolation takes a tenth of the time of a product of features.
+        seconds = np.interp(np.asarray(tokens, np.float64), _BENDS, self._at_bends)
+        seconds = seconds + weights[SEQUENCES] * np.asarray(sequences)
+        return np.asarray(seconds + weights[CONTEXT] * np.asarray(context_tokens))
+
+
+def _features(size: StepSize) -> Vector:
+    sizes = (size.sequences, size.tokens, size.prompt_tokens, size.context_tokens)
+    return _columns(*(np.asarray(number, np.float64) for number in sizes))
+
+
+def _columns(sequences: Vector, tokens: Vector, prompt_tokens: Vector, context_tokens: Vector) -> Vector:
+    """[..., num_features]"""
+    constant = np.ones_like(tokens)
+    columns = np.stack([constant, tokens, sequences, prompt_tokens, context_tokens], axis=-1)
+    above = np.maximum(tokens[..., None] - _UP, 0.0)
+    below = np.minimum(tokens[..., None], _DOWN)
+    return np.concatenate([columns, above, below], axis=-1)
