@@ -79,7 +79,7 @@ class _Stretch:
         """Makes the span, without the tokens that came when the gateway had gone on."""
         taken = [answer for answer in self.answers if length is None or _position(answer) < length]
         if taken:
-            _record("generate", self.parent, taken, len(self.answers) - len(taken))
+            _record("plain decoding", self.parent, taken, len(self.answers) - len(taken))
 
 
 def _position(answer: EngineAnswer) -> int:

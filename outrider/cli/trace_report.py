@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from outrider.telemetry.trace_file import FileSpan
 
 GENERATIONS = ("chat ", "text_completion ")
-WORKER_SPANS = ("verify", "generate")  # spans of the target
+WORKER_SPANS = ("verify", "plain decoding")  # spans of the target
 IN_TARGET = ("queue", "forward", "sample")
 PARTS = ("draft", "wire", "wait", "target", "gateway")
 MEANING = {

@@ -67,7 +67,7 @@ async def test_a_plain_stretch_has_one_span_however_often_it_is_topped_up(channe
     for _ in range(12):
         await call.read()
     await end(call)
-    span = await made(spans, "generate")
+    span = await made(spans, "plain decoding")
     assert nest(spans, span)
     assert span.attributes["outrider.steps"] == 12
 
@@ -115,7 +115,7 @@ def test_what_was_decoded_when_the_gateway_had_gone_on_does_not_count(spans):
     for position in (3, 4, 5, 6):
         trace.answered(generated(position))
     trace.asked(turn(2, 3, [7, 7]))  # it holds five tokens
-    span = spans.one("generate")
+    span = spans.one("plain decoding")
     assert span.end_time == 10**18 + 4 * 10**7
     assert (span.attributes["outrider.steps"], span.attributes["outrider.wasted"]) == (2, 2)
 
@@ -127,7 +127,7 @@ def test_the_parts_of_a_stretch_lie_in_it_also_where_its_first_token_was_told_la
         result = plain_token(3 + number)
         trace.answered(answer(result, finished_ns=10**18 + 5 * 10**6 * (number + 1) + late_ns))
     trace.ended()
-    span = spans.one("generate")
+    span = spans.one("plain decoding")
     assert (span.start_time, span.end_time) == (10**18, 10**18 + 10**7)
     assert nest(spans, span)
 

@@ -19,7 +19,7 @@ from tests.support.running import Service
 PROMPT = prompts("json", 1)[0]
 FIXED = {"mode": "fixed", "depth": 4, "report": True}
 CLIENT_SPAN = "b7ad6b7169203331"
-OF_WORKERS = {"verify", "generate", "draft"}
+OF_WORKERS = {"verify", "plain decoding", "draft"}
 PARTS = {"queue", "forward", "sample"}
 SUMMED = ("drafted", "reached", "accepted", "target_passes", "prepared_for", "continued", "wasted")
 
@@ -65,7 +65,7 @@ def is_complete(usage: dict[str, Any], *, also_drafts: bool = True) -> Callable[
             sum(span.name == "round" for span in spans) == usage["speculation"]["rounds"]
             and any(span.name.startswith("POST") for span in spans)
             and not orphans(spans)
-            and all({"verify", "generate"} & children(spans, span) for span in decoded)
+            and all({"verify", "plain decoding"} & children(spans, span) for span in decoded)
             and all("draft" in children(spans, span) for span in decoded if also_drafts and waited(span))
             and all(children(spans, span) == PARTS for span in spans if span.name in OF_WORKERS)
         )
@@ -129,8 +129,8 @@ def test_plain_decoding_is_one_stretch(client: httpx.Client, collector: Collecto
     assert_sums(spans, usage)
     (stretch,) = [span for span in spans if span.name == "plain"]
     assert stretch.attributes["outrider.reason"] == "off"
-    (generate,) = below(spans, stretch)
-    assert generate.attributes["outrider.steps"] >= 150  # and those that took the prompt in
+    (decoding,) = below(spans, stretch)
+    assert decoding.attributes["outrider.steps"] >= 150  # and those that took the prompt in
 
 
 def test_over_grpc(service: Service, collector: Collector) -> None:
