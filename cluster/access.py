@@ -51,7 +51,6 @@ def check_access(settings: Settings, keys: list[str], *, is_elsewhere: bool) -> 
     """Checks that callers need keys if they must.
 
     Args:
-    Args:
         is_elsewhere: whether Ray runs this in a process of its own, as for a config file. Its environment
             is that of ``ray start``, so API keys in that of ``serve run`` are not seen.
 

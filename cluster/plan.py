@@ -121,7 +121,6 @@ class DeploymentPlan:
         """Plans the devices.
 
         Args:
-        Args:
             settings: with the GPUs of each worker.
             memories: bytes of each device by group of settings, as ``cluster.devices.memories`` gives them. A
                 draft that shares the target's device has that one's.

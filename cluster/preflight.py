@@ -52,7 +52,6 @@ def find(settings: Settings, *, here: bool, asked: Mapping[str, int]) -> Found:
     """Checks models and memory.
 
     settings: settings with the GPUs of each worker.
-    settings: with the GPUs of each worker.
     here: whether the devices are this machine's.
     asked: bytes of each GPU by group of settings, as nodes report them.
     """

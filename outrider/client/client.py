@@ -97,7 +97,6 @@ class Client:
         """Opens a channel.
 
         Args:
-        Args:
             address: host:port.
             patience_s: seconds without a new token after which a broken answer is given up.
         """

@@ -122,7 +122,6 @@ class Matcher:
         """Begins an answer.
 
         Args:
-        Args:
             compiled: grammar at the beginning of an answer; it is not changed.
             end_token_ids: ends of the generation, after which nothing of the grammar follows.
         """

@@ -58,7 +58,6 @@ def read_prompts(file: Path, tokenizer: Any) -> list[Prompt]:
     """Reads prompts from a file.
 
     Args:
-    Args:
         file: a JSON object on each line, with ``prompt`` or ``messages``, and optionally ``task``, its label.
         tokenizer: the target's, of transformers.
 

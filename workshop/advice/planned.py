@@ -28,7 +28,6 @@ def planned(candidate: DraftCandidate, settings: Settings, memories: Mapping[str
     """Plans the memory of a deployment that drafts with this candidate.
 
     Args:
-    Args:
         settings: with the GPUs of each worker.
         memories: bytes of each device by group of settings (cluster/devices.py).
 

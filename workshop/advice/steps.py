@@ -44,7 +44,6 @@ class Steps:
         """Opens the sequences.
 
         Args:
-        Args:
             tokens: of each sequence: a committed one, and drafted ones in a chain.
             branches: the drafted ones are siblings instead.
         """

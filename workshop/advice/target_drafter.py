@@ -72,7 +72,6 @@ class TargetDrafterJudge:
         """Loads both.
 
         Args:
-        Args:
             settings: of the target, which name the drafter.
 
         Raises:

@@ -39,7 +39,6 @@ class Deployment:
         """Holds the connection.
 
         Args:
-        Args:
             name: by which errors and the report call it.
             http: with its base URL.
             speculation: mode that requests name, unless it is "auto", which is said by saying nothing.

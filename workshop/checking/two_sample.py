@@ -68,7 +68,6 @@ def two_sample_test(
     """Tests whether the texts of A and B have one distribution.
 
     Args:
-    Args:
         samples: per prompt the texts of A and those of B, independent ones.
         false_alarm: from which p-value on down the test calls them different.
         seed: of the shuffling.

@@ -61,7 +61,6 @@ class Distillation:
         """Checks the output folder and the draft.
 
         Args:
-        Args:
             target: the engine that answers.
             settings: name the draft to begin with, unless a head is trained.
             tell: takes a line about what is done next.

@@ -69,7 +69,6 @@ def training_settings(
     """Returns the settings of the training.
 
     Args:
-    Args:
         of_kind: as ``options_of_kind`` says.
         text: file of what is trained on.
         output: folder of what a killed training goes on from.

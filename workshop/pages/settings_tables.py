@@ -87,7 +87,6 @@ def _sections(
     """Yields the sections.
 
     Args:
-    Args:
         instance: default of the field that holds the model, if it has one.
         above: models that the model is nested in.
     """
