@@ -1,4 +1,4 @@
-"""The one front of the benchmarks: `python -m bench NAME` runs one, `python -m bench` all in turn."""
+"""Command of the benchmarks: `python -m bench NAME` runs one, `python -m bench` all in turn."""
 
 import argparse
 import importlib
@@ -30,7 +30,7 @@ ALONE = {  # not among those that are run in turn
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Only the module of the benchmark that runs is imported; in turn each has a process of its own."""
+    """Imports only the module of the benchmark that runs. All benchmarks in turn have a process each."""
     every = BENCHMARKS | ALONE
     listed = "\n".join(f"  {name:17}{title}" for name, title in every.items())
     parser = argparse.ArgumentParser(

@@ -1,4 +1,4 @@
-"""What draft-ahead gives, and where a round's time goes: `python -m bench ahead`.
+"""Measures what draft-ahead gives, and where a round's time goes: `python -m bench ahead`.
 
 Draft and target are processes of their own behind real gRPC, as in the service; this process is the gateway,
 one stream at a time. Besides the small draft as it is there are drafts whose step is held to a share of the
@@ -100,7 +100,7 @@ class Comparison:
         return max(self._depths, key=lambda depth: self.rate(ahead, depth))
 
     def of(self, ahead: bool, depth: int, task: str | None = None) -> list[AnswerRun]:
-        """All runs so far, of one task or of all."""
+        """Returns the runs so far: of one task, or of all tasks."""
         return [
             run
             for (name, side, at), runs in self.runs.items()
@@ -240,7 +240,7 @@ def measure(options: argparse.Namespace) -> tuple[list[Any], list[Any], list[Any
 def crowd(
     target: WorkerInfo, drafts: dict[bool, WorkerInfo], tokenizer: Tokenizer, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Many streams, where the draft has hardly any time to spare."""
+    """Measures many streams: then the draft has hardly any time to spare."""
     requests = [
         request
         for kind in options.tasks
@@ -270,7 +270,7 @@ def distance(
     temperature: float,
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """What is lost by a longer way to both workers, at the depths that are best without it."""
+    """Measures the loss by a longer way to both workers, at the depths that are best without delay."""
     row: dict[str, Any] = {"temperature": temperature, "delay per hop, ms": DELAY_MS}
     for ahead, name in ((False, "loss without"), (True, "loss with")):
         depth = near.best(ahead)

@@ -1,4 +1,4 @@
-"""Requests answered by workers, this process being their gateway; and what a round's time is made of."""
+"""Requests answered by workers whose gateway is this process, and the parts of a round's time."""
 
 import asyncio
 import time
@@ -31,7 +31,7 @@ Parts = Callable[[float, float, float, float], dict[str, float]]
 
 
 class RoundParts(NoTrace):
-    """Listens to one answer in place of its trace, and notes what the time between two Verdicts is made of.
+    """Listens to one answer in place of its trace, and notes the parts of the time between two Verdicts.
 
     target, draft: their steps, each from building the batch to token ids on the host, as the workers report
     them. wait: for such a step to begin. wire: what is left of the time from asking a worker to having its
@@ -63,7 +63,7 @@ class RoundParts(NoTrace):
             self.rounds.append(parts(before, now, timings.step_ns / 1e9, timings.total_ns / 1e9))
 
     def _went_on(self, before: float, now: float, step_s: float, total_s: float) -> dict[str, float]:
-        """The target by itself: it may have begun before it told of the Verdict before."""
+        """Handles a Verdict under a lease: its step may have begun before the last Verdict came."""
         lasted = now - before
         target = min(step_s, lasted)
         wait = min(total_s, lasted) - target
@@ -90,10 +90,10 @@ def mean_round(runs: Sequence["AnswerRun"]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class AnswerRun:
-    """One answer."""
+    """Answer of one request, with its times."""
 
     total_s: float
-    seconds: float  # from its first Verdict on: taking the prompt in is the same for all
+    seconds: float  # seconds from the first Verdict on; prefill takes equally long in all modes
     generated: tuple[int, ...]
     stats: Stats
     rounds: list[dict[str, float]]  # as RoundParts has them
@@ -121,7 +121,7 @@ def rounds_of(
 
 
 async def answer(workers: Sequence[WorkerInfo], request: OfflineRequest, depth: int) -> AnswerRun:
-    """Answers a request by a gateway that has connections of its own."""
+    """Answers a request through a gateway with its own connections."""
     fleet, times = Fleet(lambda: workers, TRUST), RoundParts()
     asked = time.perf_counter()
     sequence, rounds = rounds_of(fleet, request, depth, times)

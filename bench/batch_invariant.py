@@ -1,6 +1,6 @@
-"""What batch-invariant numerics cost: `python -m bench batch_invariant`.
+"""Measures what batch-invariant numerics cost: `python -m bench batch_invariant`.
 
-Steps of the demo target inflated to 190 M, with and without, in turns; ratios are medians over the turns.
+Steps of the demo target inflated to 190 M take turns, with these numerics and without. Ratios are medians.
 """
 
 import argparse
@@ -24,7 +24,7 @@ PROMPT_TOKENS = 512
 
 
 def prompt_seconds(engine: Engine, number: int) -> float:
-    """Seconds of taking in a prompt that no other shares anything with, and of one token."""
+    """Seconds of a prompt's prefill, without a cached prefix, and of one token."""
     prompt = tuple((number * 7919 + place * 31) % 2000 + 8 for place in range(PROMPT_TOKENS))
     sequence = engine.open(len(prompt), 0, Sampling(temperature=0, max_tokens=4))
     engine.submit(plain_decoding(sequence.number, 0, prompt, 1))
@@ -37,7 +37,7 @@ def prompt_seconds(engine: Engine, number: int) -> float:
 
 
 def measure(model: str, dtype: str, threads: int, repetitions: int) -> list[dict[str, Any]]:
-    """One row per shape of a step: milliseconds of both, and their ratio."""
+    """Returns a row per shape of a step: milliseconds of both, and their ratio."""
     fields = {"model": model, "dtype": dtype, "threads": threads, "cache_memory": 2**29}
     usual, apart = (
         Engine.from_settings(EngineSettings.model_validate({**fields, "batch_invariant": value}))

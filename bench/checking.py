@@ -1,4 +1,4 @@
-"""What `outrider check` finds, and how much it asks for that: `python -m bench checking`.
+"""Measures what `outrider check` finds, and how many requests it needs: `python -m bench checking`.
 
 Two services of the demo pair in one process, both drafting in every round. In one of them a defect is planted
 (tests/support/planted.py), and the check is made with twice as many requests, or texts drawn, until it finds
@@ -20,7 +20,7 @@ SAMPLED: dict[str, Any] = {"sampled_prompts": 4, "sampled_tokens": 4}
 
 
 async def row_of(both: Services, defect: Defect, least: int, most: int) -> dict[str, Any]:
-    """What it took to find the defect; of nothing, what did not find it."""
+    """Returns what it took to find the defect; without a defect, what did not find any."""
     draws = "verification" in defect.settings
     size = most if defect.name == NOTHING else least
     while True:
@@ -46,13 +46,13 @@ async def row_of(both: Services, defect: Defect, least: int, most: int) -> dict[
 
 
 async def measure(least: int, most: int) -> list[dict[str, Any]]:
-    """One row per defect, and two of none: by seeded requests, and by texts drawn."""
+    """Returns a row per defect, and two rows without a defect: by seeded requests, and by texts drawn."""
     none = [Defect(NOTHING, settings=settings) for settings in (SEEDED, REJECTION)]
     rows = []
     for defect in [*DEFECTS.values(), *none]:
         async with services(defect.b_target) as both:
             rows.append(await row_of(both, defect, least, most))
-        save("checking", rows, least=least, most=most)  # the next one may take long
+        save("checking", rows, least=least, most=most)  # the next row may take long
     return rows
 
 

@@ -18,7 +18,7 @@ INFLATED = {
     "60M": Size(hidden=640, layers=12, intermediate=1600, heads=20, kv_heads=10),
     "190M": Size(hidden=1024, layers=16, intermediate=2816, heads=32, kv_heads=16),
 }
-# The shapes of Llama 3, 8 B and 1 B, and of one to see that a benchmark runs.
+# Shapes of Llama 3, 8 B and 1 B, and of a tiny model, which shows that a benchmark runs.
 LLAMAS: dict[str, dict[str, Any]] = {
     "8B": {
         "hidden_size": 4096,

@@ -24,7 +24,7 @@ def serve_relay(address: str, delay_s: float, ready: Connection) -> None:
 
 @contextmanager
 def at_distance(workers: Sequence[WorkerInfo], delay_ms: float) -> Iterator[list[WorkerInfo]]:
-    """The workers behind relays; as they are where there is no delay."""
+    """Returns the workers behind relays; without a delay the workers themselves."""
     if not delay_ms:
         yield list(workers)
         return

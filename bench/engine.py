@@ -33,7 +33,7 @@ CACHE_BYTES = 2**29
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """One way of answering the same requests."""
+    """Answers to the requests in one mode."""
 
     seconds: float
     outputs: Sequence[Output]
@@ -83,7 +83,7 @@ def requests_of(
 def row_of(
     kind: str, batch: int, depth: int, pairs: Sequence[tuple[MeasuredRun, MeasuredRun]]
 ) -> dict[str, Any]:
-    """One line of the table from (plain, speculative) runs of the same requests."""
+    """Returns a line of the table from (plain, speculative) runs of the same requests."""
     plain, speculative = pairs[0]
     plain_step = statistics.median(run.seconds / run.passes for run, _ in pairs)
     drafted = sum(output.drafted for output in speculative.outputs)
@@ -116,7 +116,7 @@ def row_of(
 
 
 def acceptance_rate(emitted_per_pass: float, depth: int) -> float:
-    """Per position given that it was reached, as if it were the same at each: solves for it by bisection."""
+    """Returns the rate per reached position, taken as equal at all positions: solved by bisection."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
@@ -150,7 +150,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def in_groups(
     target: Engine, draft: Engine, requests: list[OfflineRequest], batch: int, depth: int
 ) -> MeasuredRun:
-    """All requests, ``batch`` at a time, as one run."""
+    """Answers all requests, ``batch`` at a time, as one run."""
     runs = [run(target, draft, requests[i : i + batch], depth) for i in range(0, len(requests), batch)]
     outputs = [output for part in runs for output in part.outputs]
     seconds, draft_seconds = sum(part.seconds for part in runs), sum(part.draft_seconds for part in runs)

@@ -1,7 +1,7 @@
-"""The engine on a GPU, in one process and without Ray: `python -m bench gpu`.
+"""Measures the engine on a GPU, in one process and without Ray: `python -m bench gpu`.
 
 Random weights in the shapes of Llama 3, 8 B and 1 B, with 128,256 tokens of vocabulary, are made on the spot
-under ./checkpoints (19 GB of disk). Each part says which way its steps went, and is saved when it is done:
+under ./checkpoints (19 GB of disk). Each part says which path its steps took, and is saved when it is done:
 
 - steps: one token of one sequence as a share of the bandwidth limit (weights of the linear layers read once,
   at the bandwidth measured by summing a buffer); chains of 2 to 9 tokens, a tree, batches; greedy and with
@@ -95,7 +95,7 @@ def read_bandwidth(device: str) -> float:
 
 
 def linear_bytes(checkpoint: Path) -> int:
-    """Bytes of the linear layers' weights in bfloat16: what a step of one token has to read."""
+    """Bytes of the linear layers' weights in bfloat16, which a step of one token has to read."""
     config = AutoConfig.from_pretrained(checkpoint)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -103,7 +103,7 @@ def linear_bytes(checkpoint: Path) -> int:
 
 
 def step_rows(model: Path, device: str, bandwidth: float) -> list[dict[str, Any]]:
-    """One row per way, shape of a step, and sampling."""
+    """Returns a row per path, shape of a step, and sampling."""
     limit = linear_bytes(model) / bandwidth
     rows = []
     for way, settings in WAYS.items():
@@ -140,7 +140,7 @@ def step_rows(model: Path, device: str, bandwidth: float) -> list[dict[str, Any]
 
 
 def prompt_rows(model: Path, device: str, lengths: Sequence[int]) -> list[dict[str, Any]]:
-    """One row per length of the prompt and of its chunks."""
+    """Returns a row per length of the prompt and of its chunks."""
     rows = []
     for chunk in CHUNKS:
         of = engine(model, device, prefill_chunk=chunk, graphs=False, max_sequences=16)
@@ -181,7 +181,7 @@ class KnownText(Drafter):
     chance: random.Random = field(default_factory=lambda: random.Random(0))
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
-        """Each token is right with probability ACCEPTANCE, if those before it are."""
+        """Guesses each token correctly with probability ACCEPTANCE, if all tokens before it are correct."""
         return [self._draft(one.text, one.depth) for one in asked]
 
     def _draft(self, text: Text, depth: int) -> Draft:
@@ -197,7 +197,7 @@ class KnownText(Drafter):
 def speculation_rows(
     model: Path, device: str, batches: Sequence[int], depths: Sequence[int], tokens: int
 ) -> list[dict[str, Any]]:
-    """One row per batch and depth; depth 0 is plain."""
+    """Returns a row per batch and depth; depth 0 is plain decoding."""
     rows = []
     for numerics, settings in NUMERICS.items():
         of = engine(model, device, **settings)

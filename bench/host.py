@@ -1,4 +1,4 @@
-"""The service beside its own engine, and what each process spends on a token: `python -m bench host`.
+"""Measures the service beside its engine, and the cost of a token in each process: `python -m bench host`.
 
 The same target answers the same prompts greedily in ways that take turns: in this process by the engine and
 by transformers' generate, and by a running service, asked over gRPC through Serve's proxy and at the
@@ -44,7 +44,7 @@ PROMPTS = 16  # prompts of each kind
 WARM_UP_S = 2.0
 ENGINE, GENERATE = "engine", "generate"
 PROXY, DIRECT, HAPROXY = "through the proxy", "at the gateway", "through HAProxy"
-# Of a service: its environment, and where it is asked.
+# Environment of a service, and the address that is asked.
 SERVICES: tuple[tuple[dict[str, str], tuple[str, ...]], ...] = (
     ({}, (PROXY, DIRECT)),
     ({"RAY_SERVE_ENABLE_HA_PROXY": "1"}, (HAPROXY,)),
@@ -64,12 +64,12 @@ def in_process(engine: Engine, asked: Sequence[OfflineRequest]) -> float:
 
 
 def by_generate(model: Any, asked: Sequence[OfflineRequest], tokens: int) -> float:
-    """Tokens/s of one batch of the same prompts."""
+    """Returns the tokens per second of one batch of the prompts."""
     return len(asked) * tokens / generate_seconds(model, [request.prompt for request in asked], tokens)
 
 
 async def by_service(address: str, streams: int, mode: str, tokens: int, seconds: float) -> tuple[float, int]:
-    """Tokens/s that arrive, each stream sending one request after another; and all tokens that did."""
+    """Returns tokens per second and number of tokens; each stream sends one request after another."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
         numbers = iter(range(10**9))
@@ -98,7 +98,7 @@ def _request(number: int, mode: str, tokens: int) -> generation_pb2.GenerateRequ
 
 
 def spent(service: Service) -> Counter[str]:
-    """Processor seconds so far of each kind of process, this one too."""
+    """Returns the processor seconds so far of each kind of process, including this process."""
     seconds: Counter[str] = Counter({"client": sum(psutil.Process().cpu_times()[:2])})
     for name, process in _processes(service):
         with suppress(psutil.NoSuchProcess):
@@ -121,7 +121,7 @@ def _processes(service: Service) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def _role(name: str) -> str:
-    """Role of a replica, by what Ray calls its process."""
+    """Role of a replica, by the name that Ray gives its process."""
     return name.split(":")[-1].partition(".")[0].partition("-")[0]
 
 

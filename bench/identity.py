@@ -1,4 +1,4 @@
-"""Same seed, same text, counted: `python -m bench identity`.
+"""Counts how often the same seed gives the same text: `python -m bench identity`.
 
 Seeded requests on the demo pair, answered by plain decoding one at a time, then in every other way. In
 float32 none should differ; in bfloat16 rounding depends on the shape of a step, and this says how often that
@@ -38,7 +38,7 @@ WAYS: dict[str, tuple[str | None, int, int, int]] = {
 
 
 def requests(count: int, tokens: int) -> list[OfflineRequest]:
-    """Over all kinds of text and temperatures, each with a seed of its own."""
+    """Returns requests of all kinds of text and temperatures, each with its own seed."""
     tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
     made = []
     for seed in range(count):
@@ -50,7 +50,7 @@ def requests(count: int, tokens: int) -> list[OfflineRequest]:
 
 
 def measure(dtype: str, batch_invariant: bool, count: int, tokens: int, threads: int) -> list[dict[str, Any]]:
-    """One row per way: how many requests differ from plain decoding one at a time."""
+    """Returns a row per mode: the number of requests that differ from plain decoding one at a time."""
 
     def engine(role: str, **settings: Any) -> Engine:
         fields = {"model": str(DEMO / role), "dtype": dtype, "threads": threads, "cache_memory": 2**28}

@@ -1,4 +1,4 @@
-"""A running service under load, by concurrency and mode of speculation: `python -m bench load`.
+"""Measures a running service under load, by concurrency and mode of speculation: `python -m bench load`.
 
 `serve run cluster.app` in processes of its own, driven over gRPC: the demo target inflated to a realistic
 cost, a smaller one where there are many streams, and the demo draft. The modes take turns within one running
@@ -46,9 +46,9 @@ from tests.support.running import serving
 ROOM = 128 * 512  # tokens in the cache of a worker
 BAR, TASK_BAR = 0.97, 0.95
 STRIDE = 9  # requests from slice to slice: another task and another temperature come first
-WARMUP_PER_STREAM_S = 0.016  # prompts that come at once are taken in one after another
+WARMUP_PER_STREAM_S = 0.016  # prompts that come at once are prefilled one after another
 SECONDS_PER_STREAM = 0.012  # more of a slice: steps are longer if there are many
-SECTIONS = {  # what each writes
+SECTIONS = {  # file of each section
     "closed": ("rows", "ratios"),
     "tasks": ("tasks",),
     "open": ("open",),
@@ -59,7 +59,7 @@ BEGUN = time.monotonic()
 
 @dataclass(frozen=True)
 class Bench:
-    """One running service, and how it is to be measured."""
+    """Running service, and the settings of its measurement."""
 
     stub: Any
     target: str
@@ -95,7 +95,7 @@ class Bench:
     async def slices(
         self, title: str, streams: int, modes: Sequence[str], tasks: Sequence[str]
     ) -> dict[str, list[Slice]]:
-        """Slices by mode. In one slice all modes get the same requests in the same order."""
+        """Returns slices by mode. In one slice all modes get the same requests in the same order."""
         options = self.options
         measured: dict[str, list[Slice]] = {mode: [] for mode in modes}
         for number in range(options.slices):
@@ -171,7 +171,7 @@ def rotated(modes: Sequence[str], by: int) -> list[str]:
 
 
 def keep(results: Mapping[str, list[Row]], section: str, target_threads: int) -> None:
-    """Writes load.json; what other sections and targets found earlier stays, with its own command."""
+    """Writes load.json. Earlier results of other sections and targets stay, with their own command."""
     path = RESULTS / "load.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     names = [name for names in SECTIONS.values() for name in names]
@@ -184,7 +184,7 @@ def keep(results: Mapping[str, list[Row]], section: str, target_threads: int) ->
 
 
 def _merged(before: list[Row], now: list[Row] | None) -> list[Row]:
-    """What was found now, and earlier on targets that were not measured now."""
+    """Returns the new results, and earlier results of targets that were not measured now."""
     if now is None:
         return before
     measured = {row.get("target") for row in now}
@@ -228,7 +228,7 @@ def sections_on(target: str, options: argparse.Namespace) -> list[str]:
 
 
 def mode(text: str) -> str:
-    """The name of a mode, if there is such a one."""
+    """Returns the name of a mode, if there is such a mode."""
     speculation_of(text)
     return text
 

@@ -1,4 +1,4 @@
-"""Rows of results under load, computed of slices: one for each mode, and adaptive drafting beside another."""
+"""Rows of results under load, computed from slices: each mode, and adaptive drafting beside another mode."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ def rates(slices: Mapping[str, Sequence[Slice]]) -> dict[str, list[float]]:
 
 
 def summary(slices: Sequence[Slice]) -> Row:
-    """Row of one mode: rates by slice, everything else of all requests together."""
+    """Returns the row of one mode: rates by slice, everything else over all requests."""
     first_token = [1e3 * seconds for one in slices for seconds in one.first_token_s]
     per_token = [1e3 * seconds for one in slices for seconds in one.per_token_s]
     rounds, passes = sum(one.rounds for one in slices), sum(one.passes for one in slices)
@@ -40,7 +40,7 @@ def summary(slices: Sequence[Slice]) -> Row:
 
 
 def against_best(rates: Mapping[str, Sequence[float]], bar: float) -> list[Row]:
-    """Adaptive beside the other mode that has the best median; nothing where one of the two is missing."""
+    """Compares adaptive with the best other mode by median; returns nothing if one of the two is missing."""
     others = {mode: statistics.median(of_mode) for mode, of_mode in rates.items() if mode != "adaptive"}
     if not others or "adaptive" not in rates:
         return []
@@ -69,7 +69,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def crossing_rows(steps: Steps, pairs: Sequence[Mapping[str, Sequence[float]]]) -> list[Row]:
-    """One per window; rates and ratios are medians over the pairs."""
+    """Returns a row per window; rates and ratios are medians over the pairs."""
     rows = []
     for window, start in enumerate(window_starts(steps, WINDOW_S)):
         plain = [pair["plain"][window] for pair in pairs]

@@ -46,7 +46,7 @@ def chosen(rate: float, sequences: int) -> float:
 
 
 def by_depth() -> list[str]:
-    """Rows of the page's first table: one sequence, every depth."""
+    """Returns the rows of the page's first table: one sequence, every depth."""
     rows = []
     for depth in range(MAX_DEPTH + 1):
         likely = reach(RATE, 1)

@@ -1,4 +1,4 @@
-"""Plain decoding beside transformers' `generate` on the same weights: `python -m bench plain`.
+"""Measures plain decoding beside transformers' `generate` on the same weights: `python -m bench plain`.
 
 A Llama of 32 M random weights in float32, greedy, at batch 1, 8 and 32. The two alternate within one run;
 the ratio is the median over the pairs.
@@ -41,7 +41,7 @@ def engine_seconds(engine: Engine, prompts: list[list[int]], count: int) -> floa
 
 
 def generate_seconds(model: Any, prompts: Sequence[Sequence[int]], count: int) -> float:
-    """The same with `generate` and its static batch."""
+    """Returns the seconds of `generate` with its static batch."""
     token_ids, mask = padded(prompts)
     begun = time.perf_counter()
     with torch.inference_mode():
@@ -57,7 +57,7 @@ def generate_seconds(model: Any, prompts: Sequence[Sequence[int]], count: int) -
 
 
 def measure(threads: int, count: int, repetitions: int) -> list[dict[str, Any]]:
-    """One row per batch size: tokens per second of both, and their ratio."""
+    """Returns a row per batch size: tokens per second of both, and their ratio."""
     path = random_llama()
     engine = Engine.from_settings(
         EngineSettings(model=str(path), dtype="float32", threads=threads, prefill_chunk=4096)

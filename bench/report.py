@@ -1,4 +1,4 @@
-"""What every benchmark writes: its rows, the command that made them and the machine they were made on."""
+"""Report of a benchmark: its rows, the command that made them, and the machine."""
 
 import json
 import os

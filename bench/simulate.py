@@ -1,10 +1,10 @@
-"""The gateway and its pace at GPU cost ratios, without a GPU: `python -m bench simulate`.
+"""Simulates the gateway and its pace at GPU cost ratios, without a GPU: `python -m bench simulate`.
 
 A target and a draft whose steps take as long as a cost table says (bench/simulated.py) answer the real
-gateway code, round by round, in virtual time. Closed loop: so many streams, each asks for one answer after
-the other, tasks mixed. What is compared is plain decoding, fixed depths and the pace, in tokens per second
-of all streams together; in a second table the best fixed depth with draft-ahead and without. How often the
-draft's second guess is right where its first is wrong is given (``--runner-up-rate``).
+gateway code, round by round, in virtual time. The loop is closed: each stream asks for one answer after the
+other, tasks mixed. The first table compares plain decoding, fixed depths and the pace, in tokens per second
+of all streams together. The second table has the best fixed depth with draft-ahead and without. The rate at
+which the draft's second guess is correct if its first is wrong is given (``--runner-up-rate``).
 
 The tables below are rooflines from the data sheets that `outrider plan` reads too
 (outrider/engine/planning/step_costs.py). ``--table`` takes others, and other acceptance, from a JSON file
@@ -43,8 +43,8 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.planning.step_costs import ACCELERATORS, ALL_REDUCE_S, ARITHMETIC, MEMORY, STEP_S
 from outrider.pace.settings import PaceSettings
 
-HOP_S = 0.3e-3  # one way, the gateway's own work included
-FAR_AHEAD_S = 1e6  # small enough for the clock to tell nanoseconds apart
+HOP_S = 0.3e-3  # seconds of one way, the gateway's work included
+FAR_AHEAD_S = 1e6  # seconds; small enough for a clock with nanoseconds
 NO_AHEAD = Ahead()
 BRANCHES = 12
 AHEAD_STREAMS = (1, 8)
@@ -107,13 +107,13 @@ class SimulatedLoad:
     counted_s: float
 
     def of(self, streams: int) -> "SimulatedLoad":
-        """The same of so many streams, for longer where they are few."""
+        """Returns the load with another number of streams, for longer if there are few."""
         return replace(self, streams=streams, counted_s=max(self.counted_s, COUNTED_S / streams))
 
 
 @dataclass
 class Counter:
-    """What all streams did."""
+    """Counters of all streams."""
 
     commits: list[tuple[float, int]] = field(default_factory=list)  # time, tokens
     stats: Stats = field(default_factory=Stats)  # counts of answers that were finished
@@ -124,7 +124,7 @@ class Counter:
 
 
 class Streams:
-    """Clients of one gateway, each of which asks for one answer after the other."""
+    """Clients of one gateway; each asks for one answer after the other."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ async def _rate_of_one(
 def measure(
     pair: tuple[Hardware, Hardware], acceptance: Mapping[str, float], load: SimulatedLoad
 ) -> dict[str, Any]:
-    """A row: tokens per second by mode, and what the pace did."""
+    """Returns a row: tokens per second by mode, and what the pace did."""
     row: dict[str, Any] = {"streams": load.streams}
     for name, speculation in MODES.items():
         counter = virtual.run(closed_loop(pair, acceptance, speculation, load))
@@ -298,7 +298,7 @@ def read(path: Path) -> tuple[dict[str, tuple[Hardware, Hardware]], dict[str, fl
 
 
 def hardware_of(pairs: Mapping[str, tuple[Hardware, Hardware]]) -> dict[str, Any]:
-    """What ``read`` reads."""
+    """Returns the hardware that a table of costs describes."""
     return {
         name: {"target": asdict(target), "draft": asdict(draft)} for name, (target, draft) in pairs.items()
     }

@@ -1,4 +1,4 @@
-"""Workers without a model: steps take as long as a cost table says, drafts are right as often as it says.
+"""Workers without a model: a cost table gives the time of steps and the acceptance of drafts.
 
 Everything else is the service's own code: the gateway's rounds, drafting and pace, the translation of
 messages, and the engines with their scheduling, draft-ahead and waiting for company.
@@ -34,12 +34,12 @@ class Ahead:
     """Draft-ahead."""
 
     branches: int = 0  # verdicts, of all streams together, that a draft prepares for in idle time; 0: none
-    runner_up_rate: float = 0.0  # how often the draft's second guess is right where its first is wrong
+    runner_up_rate: float = 0.0  # rate at which the second guess is correct if the first is wrong
 
 
 @dataclass(frozen=True)
 class SimulatedDraft:
-    """One draft, in a worker of its own."""
+    """Draft in its own worker."""
 
     cost: Cost
     rank_of: RankOf
@@ -88,17 +88,17 @@ async def simulated_fleet(
 
 
 def rank_at(acceptance_rate: float, runner_up_rate: float, noise_key: int, position: int) -> int | None:
-    """0, or 1 for a runner-up; drawn by sequence and position alone: the same for every way to draft."""
+    """Returns 0, or 1 for a second guess. It depends on sequence and position alone."""
     if _is_drawn(acceptance_rate, f"{noise_key}/{position}"):
         return 0
     return 1 if _is_drawn(runner_up_rate, f"{noise_key}/{position}/runner-up") else None
 
 
 def runner_up_rate_for(foreseen_rate: float, acceptance_rate: float, depth: int) -> float:
-    """The rate with which so many verdicts are foreseen, if there is a branch for every one of both ranks.
+    """Returns the rate of second guesses at which this share of verdicts is foreseen with all branches.
 
-    A verdict is foreseen where the draft's own guesses stand throughout, the one after its Draft included,
-    or else where the runner-up is right at the first that does not.
+    A verdict is foreseen if all guesses of the draft are correct, including the guess after its Draft. It is
+    also foreseen if the second guess is correct at the first wrong position.
     """
     stands = acceptance_rate ** (depth + 1)
     return min(max((foreseen_rate - stands) / (1.0 - stands), 0.0), 1.0) if stands < 1.0 else 0.0

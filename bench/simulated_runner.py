@@ -24,7 +24,7 @@ MAX_LENGTH = 1 << 20  # tokens of a sequence
 NUM_BLOCKS = 1 << 14
 VOCAB_SIZE = 1 << 16
 RIGHT = 0  # the target always says so
-WRONG = tuple(range(1, RANKS + 1))  # what a draft may say instead
+WRONG = tuple(range(1, RANKS + 1))  # another token that a draft may say
 SETTINGS = EngineSettings(model="simulated", block_size=64, prefill_chunk=512, max_sequences=256)
 NOTHING = torch.empty(0)
 NO_VALUES = np.empty((0, 0), np.float32)
@@ -32,7 +32,7 @@ NO_VALUES = np.empty((0, 0), np.float32)
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a forward pass takes: the roofline of one model on its devices.
+    """Time of a forward pass: the roofline of one model on its devices.
 
     The longer of reading weights and cache and of computing, and a constant for launches and collectives.
     """

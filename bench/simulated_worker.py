@@ -17,7 +17,7 @@ from outrider.engine.settings import EngineSettings
 from outrider.engine.work import EngineLoad, Failed, Result
 from protos import rounds_pb2
 
-EPSILON_S = 1e-6  # in which messages that were sent at the same time all arrive
+EPSILON_S = 1e-6  # seconds in which messages that were sent together arrive
 
 
 class SimulatedWorker:
@@ -105,7 +105,7 @@ class SimulatedWorker:
 
 
 class Hop:
-    """One way between two processes. Messages keep their order, which timers that are due at once do not."""
+    """Way between two processes. Messages keep their order, which timers that are due together do not."""
 
     def __init__(self, seconds: float, arrive: Callable[[Any], None]) -> None:
         self._seconds, self._arrive = seconds, arrive
@@ -127,7 +127,7 @@ class SimulatedStream:
     sequence: GatewaySequence
     hop_s: float
     round: int = 0  # newest that the worker was asked for
-    _known: int = 0  # tokens of the sequence that the worker was told
+    _known: int = 0  # tokens of the sequence that the worker knows
     _replies: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:

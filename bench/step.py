@@ -1,4 +1,4 @@
-"""What one forward pass costs, and where the time goes: `python -m bench step`.
+"""Measures what one forward pass costs, and where the time goes: `python -m bench step`.
 
 The demo target inflated to 190 M parameters, float32. Yardstick: the time to read its weights once at the
 memory bandwidth of this machine, measured in turns with the steps by summing a buffer of the weights' size.
@@ -46,7 +46,7 @@ class Stopwatch:
 
 
 def measure(threads: int, repetitions: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Rows by shape of the step, and the profile of the step of one token, both in milliseconds."""
+    """Returns rows by shape of the step, and the profile of the step of one token, both in milliseconds."""
     settings = EngineSettings(
         model=str(inflated_target("190M")), dtype="float32", threads=threads, cache_memory=2**29
     )
@@ -87,7 +87,7 @@ def measure(threads: int, repetitions: int) -> tuple[list[dict[str, Any]], dict[
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Bytes of weights that a step reads: those of the linear layers; an embedding is read by the row."""
+    """Bytes of the linear layers' weights, which a step reads; an embedding is read by the row."""
     return sum(
         4 * module.out_features * module.in_features
         for module in model.modules()
@@ -96,7 +96,7 @@ def weight_bytes(model: nn.Module) -> int:
 
 
 def profile_of(forward: ForwardPass, runner: ModelRunner, steps: Steps, repetitions: int) -> dict[str, float]:
-    """Milliseconds of a step of one token inside matrix products, inside attention, and outside of both."""
+    """Returns milliseconds of a step of one token in matrix products, in attention, and outside of both."""
     products, attention = Stopwatch(), Stopwatch()
     kernel, multiply = forward.kernel, PanelProduct.__call__
     assert kernel is not None

@@ -1,4 +1,4 @@
-"""Requests to a running service over gRPC, many at a time, and what their clients see of them."""
+"""Requests to a running service over gRPC, many at a time, as their clients see them."""
 
 import asyncio
 import contextlib
@@ -31,13 +31,13 @@ class Arrival(NamedTuple):
 
     time: float
     tokens: int
-    rounds: int  # passes of the target over a Draft; this and the next as the tokens' origins tell
+    rounds: int  # passes of the target over a Draft, by the origins of tokens
     passes: int
 
 
 @dataclass
 class StreamAnswer:
-    """One request as its client saw it; times are the event loop's, in seconds."""
+    """Request as its client saw it; times are the event loop's, in seconds."""
 
     sent: float
     arrivals: list[Arrival] = field(default_factory=list)
@@ -47,7 +47,7 @@ class StreamAnswer:
 
 @dataclass(frozen=True)
 class Slice:
-    """What one mode did in one window of time."""
+    """Figures of one mode in one window of time."""
 
     rate: float  # tokens/s
     first_token_s: list[float]  # seconds of each request whose first token came in the window
@@ -89,7 +89,7 @@ def request_of(tasks: Sequence[str], mode: str, number: int, tokens: int) -> gen
 
 
 def arrival_of(chunk: generation_pb2.GenerateChunk, time: float) -> Arrival:
-    """Each pass of the target gives one token of its own, which says whether there was a Draft."""
+    """Returns the arrival of a chunk. Each pass gives one own token of the target."""
     rounds = sum(origin == generation_pb2.ORIGIN_TARGET for origin in chunk.origins)
     plain = sum(origin == generation_pb2.ORIGIN_PLAIN for origin in chunk.origins)
     return Arrival(time, len(chunk.token_ids), rounds, rounds + plain)
@@ -101,7 +101,7 @@ def first_tokens(stream: int, tokens: int) -> int:
 
 
 class LoadClient:
-    """Streams that all ask for the same. Requests are numbered in the order sent."""
+    """Streams that ask for the same answers. Requests are numbered in the order sent."""
 
     def __init__(self, stub: Any, request: RequestOf, tokens: int, first: int) -> None:
         """
@@ -164,7 +164,7 @@ class LoadClient:
             call.cancel()
 
     async def _caught_up(self, end: float) -> None:
-        """Until every stream that had a token has got what was under way at ``end``."""
+        """Waits until every stream with a token has got what was under way at ``end``."""
         waited_for = [answer for answer in self.answers if answer.arrivals and answer.is_open]
         deadline = end + LONGEST_STEP_S
         while _now() < deadline and any(answer.is_open and _last(answer) < end for answer in waited_for):
@@ -181,7 +181,7 @@ async def connected(address: str) -> AsyncIterator[Any]:
 
 
 async def _prime(stub: Any) -> None:
-    """The mode that comes first must not be the one that pays for prompts that come again in each."""
+    """Sends the prompts once, so that the first mode does not pay for prompts that all modes repeat."""
     numbers = iter(range(PROMPTS * len(KINDS)))
 
     async def ask_some() -> None:
@@ -211,7 +211,7 @@ def arrivals(per_second: float, seconds: float, seed: int) -> list[float]:
 
 
 def window_starts(steps: Steps, seconds: int) -> list[int]:
-    """When windows of so many seconds begin, one a second, as many as fit."""
+    """Returns the starts of windows, one a second, as many as fit."""
     return list(range(int(sum(duration for duration, _ in steps)) - seconds + 1))
 
 
@@ -225,7 +225,7 @@ def streams_at(steps: Steps, time: float) -> int:
 
 
 def slice_of(answers: Sequence[StreamAnswer], start: float, end: float) -> Slice:
-    """What happened from ``start`` to ``end``."""
+    """Returns the figures from ``start`` to ``end``."""
     begun = [answer for answer in answers if answer.arrivals and start <= answer.arrivals[0].time < end]
     finished = [answer for answer in answers if answer.speculation and start <= _last(answer) < end]
     arrived = [arrival for answer in answers for arrival in answer.arrivals if start <= arrival.time < end]
@@ -240,7 +240,7 @@ def slice_of(answers: Sequence[StreamAnswer], start: float, end: float) -> Slice
 
 
 def rate_between(answers: Sequence[StreamAnswer], start: float, end: float) -> float:
-    """Tokens/s in a window. Those of a chunk were made evenly since the chunk before it.
+    """Returns tokens per second in a window. Tokens of a chunk count as made evenly since the last chunk.
 
     Counted where they arrive, a window would hold a whole step of the target more or less by chance.
     """

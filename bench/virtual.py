@@ -1,4 +1,4 @@
-"""An event loop whose time is not the world's: it jumps to the next thing that is due."""
+"""Event loop in virtual time: it jumps to the next timer that is due."""
 
 import asyncio
 import selectors

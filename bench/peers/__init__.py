@@ -1,4 +1,4 @@
-"""Other servers beside ours, by anyone: `python -m bench peers`."""
+"""Measures other servers beside ours, on anybody's machine: `python -m bench peers`."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What a peer is asked, how that is timed, and what it tells: the same for all. Needs psutil alone.
+"""Task, timing and result of every peer alike. Needs psutil alone.
 
 Each peer is a process of its own, of the environment that it is installed in. It reads a task, loads its
 models, answers the task's prompts in batches and writes what it took.
@@ -30,7 +30,7 @@ class PeerTask:
     streams: tuple[int, ...]
     prompts: list[list[int]]
     tokens: int  # length of every answer
-    temperature: float  # where an answer is seeded
+    temperature: float  # temperature of a seeded answer
     seeded: int  # answers
     repetitions: int
     result: str  # file that it writes
@@ -39,7 +39,7 @@ class PeerTask:
 @dataclass(frozen=True)
 class Answers:
     """
-    passes: of the target that gave tokens to a sequence, over all sequences; None where nobody tells.
+    passes: passes of the target that gave tokens to a sequence, over all sequences; None: not told.
     """
 
     token_ids: list[list[int]]
@@ -58,7 +58,7 @@ def answer_task(task: PeerTask, answer: Answer) -> None:
 
 
 def _timed(task: PeerTask, streams: int, answer: Answer) -> dict[str, Any]:
-    """A row: cores are those that were busy meanwhile, for this process and those that it started."""
+    """Returns a row; its cores were busy meanwhile for this process and its children."""
     prompts = [task.prompts[number % len(task.prompts)] for number in range(streams)]
     answer(prompts, None)  # warms up
     seconds, busy, passes, tokens = [], 0.0, 0, 0
@@ -80,7 +80,7 @@ def _timed(task: PeerTask, streams: int, answer: Answer) -> dict[str, Any]:
 
 
 def _spent() -> float:
-    """Processor seconds so far, of this process and those that it started and that still run."""
+    """Returns the processor seconds so far of this process and its running children."""
     own = psutil.Process()
     return sum(sum(process.cpu_times()[:2]) for process in [own, *own.children(recursive=True)])
 

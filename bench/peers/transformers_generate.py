@@ -72,7 +72,7 @@ def answer_with(target: Any, draft: Any, depth: int | None, tokens: int, tempera
 
 
 def padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompts of any length as `generate` takes a batch: padded on the left, with the mask that tells so.
+    """Returns prompts as `generate` takes a batch: padded on the left, with the mask of the padding.
 
     Both are [num_prompts, longest prompt], int64.
     """

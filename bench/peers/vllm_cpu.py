@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _accepted(llm: Any) -> int:
-    """Drafted tokens so far: those that passes gave on top of one each."""
+    """Returns the accepted tokens so far, which passes gave beside their own token."""
     named = (metric for metric in llm.get_metrics() if metric.name == "vllm:spec_decode_num_accepted_tokens")
     return sum(metric.value for metric in named)
 

@@ -1,4 +1,4 @@
-"""What a check found of what was planted, and how much it asked for that."""
+"""Table of the planted defects that a check found, and of the requests that it needed."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tables of what the host's processes cost: start, messages, metrics, tracing, and others beside ours."""
+"""Tables of the cost of the host's processes: start, messages, metrics, tracing, and peers."""
 
 from bench.tables.reading import number, results, table
 

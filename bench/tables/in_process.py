@@ -1,4 +1,4 @@
-"""What is measured in one process: drafting, steps, the choice of tokens, and whether texts agree."""
+"""Tables of measurements in one process: drafting, steps, the choice of tokens, and equal texts."""
 
 from bench.tables.reading import KINDS, Row, distinct, found, number, results, table
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "checking.md", ROOT / "README.md")
 COMMAND = "python -m bench tables"
 
-# By mark: the bench whose source is told above, None where it stands there already; and what writes it.
+# Benchmark whose source stands above the table, or None if it stands there already; function of the table.
 TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "engine_one_stream": ("engine", in_process.engine_one_stream),
     "engine_streams": (None, in_process.engine_streams),
@@ -42,7 +42,7 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
 
 
 def text_of(name: str) -> str:
-    """What stands between the marks of that table."""
+    """Returns the text between the marks of a table."""
     bench, write = TABLES[name]
     return (source(bench) if bench else "") + write()
 

@@ -36,7 +36,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def source(name: str) -> str:
-    """What made the results of a bench: command, machine, threads, day."""
+    """Returns the origin of a benchmark's results: command, machine, threads, day."""
     stored = results(name)
     commands = stored.get("commands") or [stored["command"]]
     told = dict.fromkeys(commands.values() if isinstance(commands, dict) else commands)
@@ -68,7 +68,7 @@ def met(value: bool) -> str:
 
 
 def found(rows: Iterable[Row], **wanted: Any) -> dict[str, Any]:
-    """The one row with these values."""
+    """Returns the row with these values."""
     (row,) = (row for row in rows if all(row[name] == value for name, value in wanted.items()))
     return dict(row)
 

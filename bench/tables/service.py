@@ -1,4 +1,4 @@
-"""What is measured of the running service, or of its parts as processes of their own."""
+"""Tables of the running service, or of its parts in processes of their own."""
 
 from bench.tables.reading import MODES, Row, distinct, found, met, number, results, table
 

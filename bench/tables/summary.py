@@ -38,7 +38,7 @@ def _speed() -> list[list[str]]:
 
 
 def _beside_peers() -> list[list[str]]:
-    """Rows beside other programs, those that lose as well as those that win."""
+    """Returns rows beside other programs: rows that lose and rows that win."""
     rows = []
     for mode, aim in PEER_AIMS.items():
         for name in (SERVICE, ENGINE):
@@ -60,7 +60,7 @@ def _beside_peers() -> list[list[str]]:
 
 
 def _to_peer(name: str, peer: str, pair: str, mode: str, streams: tuple[int, ...]) -> list[float]:
-    """Ratios of tokens per second, ours to those of a peer in the same mode, by the number of streams."""
+    """Ratios of our tokens per second to a peer's in the same mode, by the number of streams."""
     rows = [(_peer_row(name, pair, mode, count), _peer_row(peer, pair, mode, count)) for count in streams]
     return [ours["tokens/s"] / theirs["tokens/s"] for ours, theirs in rows]
 
