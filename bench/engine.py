@@ -21,9 +21,9 @@ from bench.report import save, table
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import KINDS, prompts
+from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.speculate import OfflineRequest, Output, generate
 from outrider.engine.settings import EngineSettings
 from outrider.pace.acceptance import expected_tokens

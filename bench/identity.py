@@ -17,9 +17,9 @@ from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, KINDS, prompts
 from outrider.drafters.ngram import NgramIndex
+from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import OfflineRequest, Output, generate
 from outrider.engine.settings import EngineSettings

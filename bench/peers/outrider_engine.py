@@ -8,8 +8,8 @@ from bench.engine import CACHE_BYTES
 from bench.peers.answering import Answers, answer_task, read_task
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
+from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 

@@ -133,6 +133,10 @@ class Matcher:
         self._ends = end_token_ids
         self._mask_s = 0.0  # processor seconds of a recent mask
 
+    def at_beginning(self, vocab_size: int) -> "Matcher":
+        """Returns a matcher of another answer under the same grammar, for a model with this vocabulary."""
+        return Matcher(self._compiled, vocab_size, self._ends)
+
     def masks(self, generated: list[int], draft: Draft, nodes: Iterable[int]) -> list[Mask | None]:
         """Returns the mask after each of the Draft's nodes, or ROOT; None if no answer comes that way.
 

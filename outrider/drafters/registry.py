@@ -116,7 +116,7 @@ register(
         "model",
         "a smaller model with the target's vocabulary, in a worker of its own",
         Place.DRAFT_WORKER,
-        "outrider.engine.offline.draft_model:DraftModel",
+        "outrider.engine.colocated.draft_model:DraftModel",
         steps_per_draft=0.5,  # a sequence waits half a step for the draft's own batch
         steps_per_token=1.0,
         width=Width.LEAVES,
@@ -125,7 +125,7 @@ register(
         "parallel",
         "a smaller model that drafts all its tokens in one pass, in a worker of its own",
         Place.DRAFT_WORKER,
-        "outrider.engine.offline.draft_model:DraftModel",
+        "outrider.engine.colocated.draft_model:DraftModel",
         steps_per_draft=1.5,  # one, and half a step of waiting
         is_parallel=True,
         width=Width.LEAVES,
@@ -142,6 +142,14 @@ register(
         Place.GATEWAY,
         "outrider.drafters.suffix:SuffixIndex",
         remembers=True,
+    ),
+    DrafterInfo(
+        "colocated",
+        "a smaller model with the target's vocabulary, in the target's process and on its device",
+        Place.TARGET_WORKER,
+        "outrider.engine.colocated.colocated:Colocated",
+        steps_per_token=1.0,
+        width=Width.LEAVES,
     ),
     DrafterInfo(
         "medusa",

@@ -47,7 +47,10 @@ TOKENS = 120
 DEPTH = 4
 ENGINE = {"dtype": "float32", "device": "cpu", "threads": 1, "cache_memory": 2**26}
 OF_RANDOM_TARGET = [tuple((7 * number * place + 3) % 256 for place in range(20)) for number in (1, 2, 3)]
-OTHER_SETTINGS: dict[str, dict[str, Any]] = {"early_exit": {"early_exit": 2}}  # no search: it drafts at once
+OTHER_SETTINGS: dict[str, dict[str, Any]] = {
+    "early_exit": {"early_exit": 2},  # no search: it drafts at once
+    "colocated": {"head": str(DEMO / "draft")},
+}
 
 
 @dataclass

@@ -22,6 +22,7 @@ from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import KINDS
 from outrider.drafters.past_answers import Scope
+from outrider.demo.prompts import DEMO
 from outrider.drafters.registry import DrafterInfo, Place, drafters
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.pace.settings import PaceSettings
@@ -33,7 +34,10 @@ from tests.support.patience import LIMIT_S
 COUNT, TOKENS = 500, 10
 TEMPERATURES = (0.0, 0.7, 1.0)
 DEPTH = 4
-OTHER_SETTINGS: dict[str, dict[str, Any]] = {"early_exit": {"early_exit": 2}}  # no search: it drafts at once
+OTHER_SETTINGS: dict[str, dict[str, Any]] = {
+    "early_exit": {"early_exit": 2},  # no search: it drafts at once
+    "colocated": {"head": str(DEMO / "draft")},
+}
 NO_CHECKPOINT = {"mtp"}  # for the demo target: tests/engine/drafters/ has them on random ones
 ROWS = [row for row in drafters() if row.name not in NO_CHECKPOINT]
 

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from outrider.demo.prompts import KINDS, prompts
-from outrider.engine.offline.draft_model import DraftModel
+from outrider.engine.colocated.draft_model import DraftModel
 from tests.support.demo_pair import engine, prompt_of
 from workshop.advice.answers import Prompt, answered
 from workshop.advice.judged import counted

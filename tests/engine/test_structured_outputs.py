@@ -15,9 +15,9 @@ from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.drafters.ngram import NgramIndex
+from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.loop import grammars
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import OfflineRequest, Output, generate
 from outrider.engine.settings import EngineSettings

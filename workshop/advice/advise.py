@@ -11,9 +11,9 @@ import torch
 
 from cluster.settings import Settings
 from outrider.drafters.registry import DrafterInfo, Place, drafter
+from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.errors import EngineError
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.planning.step_costs import Accelerator, StepCosts
 from outrider.engine.settings import EngineSettings, Quantization
 from outrider.pace.tuning import TUNING

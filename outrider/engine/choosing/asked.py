@@ -5,6 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from outrider.decoding.grammar import Matcher
 from outrider.decoding.settings import Sampling
 
 
@@ -15,6 +16,10 @@ class Text(Protocol):
     noise_key: int
     sampling: Sampling
     tokens: list[int]
+
+    @property
+    def matcher(self) -> Matcher | None:
+        """Matcher of its grammar, if that is compiled."""
 
 
 @dataclass(frozen=True)

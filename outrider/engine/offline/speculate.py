@@ -63,6 +63,7 @@ class OfflineGeneration:
     sampling: Sampling
     tokens: list[int]
     round: int = 0
+    matcher: None = None  # each engine compiles the grammar for itself
 
 
 @dataclass

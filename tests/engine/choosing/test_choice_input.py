@@ -16,11 +16,11 @@ from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.engine.choosing.sampler import Choosing, begin_choosing
+from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.inputs.choice_input import ChoiceInput, DraftRows, PackedRows
 from outrider.engine.inputs.step_input import Feed
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.runner import ModelRunner
-from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 from outrider.engine.tasks.task import Task

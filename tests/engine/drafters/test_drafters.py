@@ -11,10 +11,10 @@ from outrider.decoding.settings import Sampling, Verification
 from outrider.demo.prompts import DEMO
 from outrider.drafters.ngram import NgramIndex
 from outrider.engine.choosing.asked import Asked
+from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.errors import VocabularyMismatchError
 from outrider.engine.loading.vocabulary import check_vocabulary
-from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import OfflineGeneration, OfflineRequest, generate
 from tests.support.demo_pair import engine, prompt_of, text_of

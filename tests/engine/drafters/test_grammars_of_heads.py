@@ -7,6 +7,7 @@ import pytest
 from outrider.decoding.grammar import compiled
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
+from outrider.demo.prompts import DEMO
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from tests.support.beside import TOKENS, engine_with, rounds
@@ -23,6 +24,8 @@ FEW = Form(tokens=300)  # tokens; the target has 2048, so the head lacks most th
 def target_with(kind: str, folder: Path) -> Engine:
     if kind == "early_exit":
         return engine_with(kind, early_exit=4)
+    if kind == "colocated":
+        return engine_with(kind, DEMO / "draft")
     if kind == "mtp":
         return engine_with(kind, model=str(write_demo(folder)))
     if kind == "medusa":
@@ -30,7 +33,9 @@ def target_with(kind: str, folder: Path) -> Engine:
     return engine_with("eagle3", write_eagle3(folder, FEW if kind == "eagle3 of few tokens" else Form()))
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3", "eagle3 of few tokens", "mtp", "early_exit"])
+@pytest.mark.parametrize(
+    "kind", ["medusa", "eagle3", "eagle3 of few tokens", "mtp", "early_exit", "colocated"]
+)
 @pytest.mark.parametrize("name", ["person", pytest.param("recursive", marks=pytest.mark.slow), "thinking"])
 def test_draft_of_a_head_follows_the_grammar(tmp_path: Path, kind: str, name: str) -> None:
     grammar = GRAMMARS[name]

@@ -17,10 +17,10 @@ from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.sampling import process
 from outrider.decoding.settings import Sampling, Verification
 from outrider.demo.prompts import DEMO
+from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loading.special_tokens import mask_token
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings

@@ -17,12 +17,12 @@ from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, KINDS, prompts
 from outrider.engine.choosing.sampler import Choosing, begin_choosing
+from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.batch_invariant import QUERIES, ROWS, check_rows_are_apart
 from outrider.engine.inputs.choice_input import PackedRows
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.speculate import OfflineRequest, Output, generate
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Decode, Decoded, plain_decoding

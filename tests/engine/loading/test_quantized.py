@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, prompts
+from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loading import int8_product, quantized
 from outrider.engine.loading.int8_product import KINDS, Int8Product, right_kind
 from outrider.engine.loading.quantized import Int4Linear, Int8Linear, quantize_for_cpu, why_no_int4
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings, Quantization
 from tests.support.checkpoints import write_checkpoint

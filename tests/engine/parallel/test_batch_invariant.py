@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from outrider.decoding.settings import Sampling
+from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.follower import follow
 from outrider.engine.loop.forward_pass import ForwardPass
-from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings

@@ -65,6 +65,10 @@ def check(ranks: Ranks, drafter: str, head: Path | None, *temperatures: float, *
         assert sum(text.accepted for text in found) > 0
 
 
+def test_colocated_model_at_rank_0_drafts_what_it_drafts_in_one_process(ranks: Ranks) -> None:
+    check(ranks, "colocated", DEMO / "draft", 0.7)
+
+
 @pytest.mark.parametrize("drafter", ["eagle3", "medusa"])
 @pytest.mark.parametrize("temperatures", [(0.7,), pytest.param((0.0, 1.0), marks=pytest.mark.slow)], ids=str)
 def test_drafts_and_text_are_those_of_one_process(

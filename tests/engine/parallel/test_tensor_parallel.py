@@ -14,6 +14,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.settings import Sampling
 from outrider.drafters.ngram import NgramIndex
+from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.errors import RankLostError, UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Paged, attend
@@ -21,7 +22,6 @@ from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.follower import follow
 from outrider.engine.loop.forward_pass import ForwardPass
-from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import OfflineRequest, Output, generate
 from outrider.engine.parallel.rank_group import FRAME, RankGroup

@@ -10,7 +10,7 @@ from outrider.demo.prompts import DEMO
 from outrider.drafters.ngram import NgramIndex
 from outrider.drafters.past_answers import PastAnswers, Scope
 from outrider.drafters.suffix import SuffixIndex
-from outrider.engine.offline.draft_model import DraftModel
+from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.learning.agreement import agreement

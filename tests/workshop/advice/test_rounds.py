@@ -4,7 +4,7 @@ import pytest
 
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
-from outrider.engine.offline.draft_model import DraftModel
+from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.offline.speculate import OfflineRequest
 from tests.support.demo_pair import engine, prompt_of
 from tests.support.pair import FIXED, TOKENS, answer, expected, pair

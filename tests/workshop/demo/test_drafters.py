@@ -8,8 +8,8 @@ import pytest
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
+from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.draft_model import DraftModel
 from outrider.engine.offline.speculate import OfflineRequest, Output, generate
 from outrider.engine.settings import EngineSettings
 from tests.support.beside import KINDS, TOKENS, drafted_texts, engine_with, plain_texts

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider.demo.prompts import DEMO
-from outrider.engine.offline.draft_model import DraftModel
+from outrider.engine.colocated.draft_model import DraftModel
 from tests.support.demo_pair import engine, prompt_of
 from workshop.advice.answers import Prompt, TargetAnswer, answered
 from workshop.advice.judging import judge_text

@@ -1,0 +1,90 @@
+"""Target drafter that is a model of its own: it runs in the target's process and on the target's device.
+
+If draft and target are two processes on one device, they compete for it, and each round passes through both
+and through the gateway. Here draft and target take turns. A target of several ranks has the model at rank 0.
+
+The model works only while a Draft is wanted, so plain decoding costs nothing more. It then first takes in the
+tokens that it has not seen. This is bounded: each of its steps takes a chunk of a long prompt, and until the
+prompt is in, the text has no Draft.
+"""
+
+from collections.abc import Sequence
+
+from outrider.decoding.draft import Draft
+from outrider.engine.choosing.asked import Asked, Text
+from outrider.engine.colocated.draft_model import DraftModel
+from outrider.engine.drafters.beside_target import BesideTarget, Target
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.loading.head_checkpoint import TargetShape
+from outrider.engine.loading.vocabulary import check_vocabulary
+from outrider.engine.loop.engine import Engine
+from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.loop.runner import ModelRunner
+from outrider.engine.planning.memory import block_bytes
+from outrider.engine.planning.memory_plan import plan_memory
+from outrider.engine.planning.skeleton import skeleton
+from outrider.engine.settings import EngineSettings
+
+
+class Colocated(BesideTarget):
+    """Chains with alternatives, as a draft worker with this model makes them."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        """
+        Raises:
+            VocabularyMismatchError: a token id does not mean the same to both models.
+        """
+        super().__init__(settings)
+        if settings.head is None:
+            raise UnsupportedModelError(
+                f"drafter={settings.drafter!r} needs a checkpoint: name the draft model's folder as `head`"
+            )
+        check_vocabulary(settings.model, settings.head)
+        target = TargetShape.of(settings)
+        self._vocab_size = target.vocab_size
+        self._settings = _of_draft(settings, settings.head, str(target.dtype).removeprefix("torch."))
+        model = skeleton(self._settings)
+        self.cache_shapes = tuple(model.layers.values())
+        self._block = block_bytes(self._settings, model.layers, model.dtype)
+        self._model: DraftModel | None = None
+        plan = plan_memory(model, self._settings.model_copy(update={"cache_memory": self._block}), 0, depth=0)
+        self.weight_bytes = plan.weights + plan.activations + plan.graphs
+        self._slow_because: tuple[str, ...] = ()
+
+    def load(self, target: Target) -> None:
+        """Takes note of the target's device; the model is loaded with its cache."""
+        self._is_leader = target.group is None or target.group.rank == 0
+        self._settings = self._settings.model_copy(
+            update={"device": str(target.device), "device_share": target.settings.device_share}
+        )
+
+    def allocate(self, num_blocks: int) -> None:
+        """Loads the model, with a cache for as many tokens as the target's holds."""
+        if not self._is_leader:
+            return
+        cache = {"cache_memory": num_blocks * self._block}
+        runner = ModelRunner(ForwardPass(self._settings.model_copy(update=cache)), None)
+        engine = Engine(runner)  # grammars are compiled by the target's engine
+        self._slow_because = engine.slow_because
+        self._model = DraftModel(engine, self._vocab_size)
+
+    def capture(self) -> tuple[str, ...]:
+        """Returns why steps of the model are slower than they could be; its engine has captured them."""
+        return self._slow_because
+
+    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+        """Takes as many steps as the deepest Draft has tokens."""
+        assert self._model is not None
+        return self._model.propose_within(max(one.depth for one in asked), asked)
+
+    def forget(self, text: Text) -> None:
+        if self._model is not None:
+            self._model.forget(text)
+
+
+def _of_draft(settings: EngineSettings, model: str, dtype: str) -> EngineSettings:
+    """Returns the settings of the model's engine, beside a target with these settings."""
+    shared = {"max_sequences", "self_check", "block_size", "prefill_chunk", "graphs", "device"}
+    return EngineSettings.model_validate(
+        {**settings.model_dump(include=shared), "model": model, "dtype": dtype}
+    )

@@ -1,0 +1,82 @@
+"""Drafting with a smaller model that shares the target's vocabulary, in the target's process."""
+
+import logging
+from collections.abc import Sequence
+from itertools import count
+
+from outrider.decoding.draft import Draft
+from outrider.engine.choosing.asked import Asked, Text
+from outrider.engine.drafters.drafter import Drafter
+from outrider.engine.loop.engine import Engine
+from outrider.engine.sequence import EngineSequence
+from outrider.engine.work import Failed, Propose, Proposed, Result
+
+logger = logging.getLogger(__name__)
+
+
+class DraftModel(Drafter):
+    """Model with its own engine, whose cache follows each text that is asked about."""
+
+    def __init__(self, draft: Engine, vocab_size: int | None = None) -> None:
+        """vocab_size: token ids of the target; the draft may have more. None: the draft's."""
+        self._draft = draft
+        self._only_drafts = range(vocab_size or draft.vocab_size, draft.vocab_size)
+        self._sequences: dict[Text, EngineSequence] = {}
+
+    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+        """Takes one step per position, for all texts at once, and as many before as their prompts need."""
+        return self.propose_within(None, asked)
+
+    def propose_within(self, most_steps: int | None, asked: Sequence[Asked]) -> list[Draft]:
+        """Returns the Drafts that are complete after so many steps of the model, and empty ones.
+
+        An unfinished text has come further in the cache, and goes on when it is asked about again.
+        """
+        drafts: dict[Text, Draft] = {}
+        texts = {number: one.text for one in asked if (number := self._submit(one)) is not None}
+        for step in count():
+            if step == most_steps or not self._draft.has_work:
+                break
+            for result in self._draft.step():
+                self._take(result, texts, drafts)
+        return [drafts.get(one.text, Draft()) for one in asked]
+
+    def _submit(self, asked: Asked) -> int | None:
+        """Returns the number of the text's sequence; None: the model cannot take this text in."""
+        text = asked.text
+        try:
+            held = self._held(text)
+            base = len(held.tokens)
+            tokens = tuple(text.tokens[base:])
+            work = Propose(held.number, base, tokens, asked.depth, asked.round, asked.alternatives)
+            self._draft.submit(work)
+        except ValueError as error:  # a token or a setting outside the draft's vocabulary
+            logger.debug("no Draft for a text of %d tokens: %s", len(text.tokens), error)
+            return None
+        return held.number
+
+    def _take(self, result: Result, texts: dict[int, Text], drafts: dict[Text, Draft]) -> None:
+        if isinstance(result, Failed):
+            self._sequences = {
+                text: held for text, held in self._sequences.items() if held.number != result.sequence
+            }
+        elif isinstance(result, Proposed) and result.sequence in texts:
+            drafts[texts[result.sequence]] = result.draft
+
+    def _held(self, text: Text) -> EngineSequence:
+        if text not in self._sequences:
+            banned = (*text.sampling.bad_token_ids, *self._only_drafts)
+            changed = {"logprobs": None, "bad_token_ids": banned}
+            if text.matcher is not None:
+                changed["grammar"] = None  # compiled already
+            sampling = text.sampling.model_copy(update=changed)
+            held = self._draft.open(text.prompt_length, text.noise_key, sampling)
+            if text.matcher is not None:
+                held.matcher = text.matcher.at_beginning(self._draft.vocab_size)
+            self._sequences[text] = held
+        return self._sequences[text]
+
+    def forget(self, text: Text) -> None:
+        """Frees the text's cache."""
+        if text in self._sequences:
+            self._draft.close(self._sequences.pop(text))

@@ -1,0 +1,164 @@
+"""A draft model in the target's process: equal texts, a draft worker's Drafts, bounded work, its memory."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from outrider.decoding.draft import Draft
+from outrider.decoding.lease import Lease
+from outrider.decoding.philox import noise_key
+from outrider.decoding.settings import Sampling
+from outrider.demo.prompts import DEMO
+from outrider.engine.choosing.asked import Asked
+from outrider.engine.colocated.colocated import Colocated
+from outrider.engine.colocated.draft_model import DraftModel
+from outrider.engine.errors import UnsupportedModelError, VocabularyMismatchError
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.speculate import OfflineGeneration
+from outrider.engine.planning.memory_plan import plan_memory
+from outrider.engine.planning.skeleton import skeleton
+from outrider.engine.settings import EngineSettings
+from outrider.engine.work import Decode, Decoded, plain_decoding
+from tests.support.beside import KINDS, TOKENS, Drafted, drafted_texts, engine_with, plain_texts, rounds
+from tests.support.demo_pair import engine, prompt_of
+
+DEPTH = 4
+
+
+@pytest.fixture(scope="module")
+def target() -> Engine:
+    return engine_with("colocated", DEMO / "draft")
+
+
+def draft_engine(target: Engine) -> Engine:
+    """Returns the engine of the model in the target's process."""
+    drafter = target._beside._drafter
+    assert isinstance(drafter, Colocated)
+    return drafter._model._draft
+
+
+def steps_of(draft: Engine, monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Returns a list that grows by an item for each step of the draft model."""
+    steps: list[None] = []
+    step = draft.step
+    monkeypatch.setattr(draft, "step", lambda: (steps.append(None), step())[1])
+    return steps
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.2])
+@pytest.mark.parametrize(("company", "alternatives"), [(1, 0), (3, 4)])
+def test_colocated_with_drafts_gives_the_text_of_plain_decoding(
+    target: Engine, temperature: float, company: int, alternatives: int
+) -> None:
+    found = drafted_texts(target, temperature, DEPTH, company, alternatives)
+    assert [one.tokens for one in found] == plain_texts(temperature)
+    assert sum(one.accepted for one in found) > TOKENS
+
+
+def test_colocated_drafts_are_those_of_a_draft_worker(target: Engine) -> None:
+    """A draft worker runs the same engine; both follow the text, so their Drafts agree round by round."""
+    prompt, worker = prompt_of("stories"), DraftModel(engine("draft"))
+    sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=0.7)
+    (found,) = rounds(target, [prompt], 0.7, DEPTH, 2)
+    text = OfflineGeneration(len(prompt), noise_key(1, 0, prompt), sampling, [*prompt])
+    for draft, length in zip(found.drafts, found.lengths, strict=True):
+        text.tokens = [*prompt, *found.tokens][:length]
+        (expected,) = worker.propose([Asked(text, min(DEPTH, len(prompt) + TOKENS - 1 - length), 2)])
+        assert draft.tokens[: draft.chain_length] == expected.tokens[: expected.chain_length]
+
+
+def test_colocated_under_plain_decoding_does_nothing(target: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, prompt = steps_of(draft_engine(target), monkeypatch), prompt_of("code")
+    sequence = target.open(len(prompt), 7, Sampling(max_tokens=TOKENS, ignore_eos=True))
+    target.submit(plain_decoding(sequence.number, 0, prompt, TOKENS))
+    while target.has_work:
+        target.step()
+    target.close(sequence)
+    assert steps == []
+
+
+def test_colocated_after_plain_decoding_catches_up_and_drafts_again(target: Engine) -> None:
+    (found,) = rounds(target, [prompt_of("json")], 0.0, DEPTH, plain=(6, 20))
+    assert (found.tokens,) == (plain_texts(0.0)[KINDS.index("json")],)
+    assert found.drafts[-2]
+
+
+def test_colocated_with_a_long_prompt_takes_bounded_steps_until_it_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The model takes 4 steps of at most 16 tokens for each Draft, so no step of the target waits long."""
+    target = engine_with("colocated", DEMO / "draft", prefill_chunk=16)
+    prompt = (prompt_of("code") * 20)[:200]
+    steps, drafts, taken = steps_of(draft_engine(target), monkeypatch), [], []
+    sequence = target.open(len(prompt), 7, Sampling(max_tokens=TOKENS, ignore_eos=True))
+    target.submit(Decode(sequence.number, 0, prompt, Draft(), 1, Lease(depth=DEPTH)))
+    for number in range(2, 8):
+        while not (results := [one for one in target.step() if isinstance(one, Decoded)]):
+            pass
+        drafts.append(results[0].draft)
+        taken.append(len(steps))
+        steps.clear()
+        length = len(sequence.tokens)
+        target.submit(Decode(sequence.number, length, (), results[0].draft, number, Lease(depth=DEPTH)))
+    assert max(taken) == DEPTH
+    assert not drafts[0]
+    assert not drafts[1]
+    assert drafts[-1]
+
+
+def test_colocated_beyond_the_context_of_its_model_drafts_nothing(target: Engine) -> None:
+    draft = draft_engine(target)
+    short, long = prompt_of("json"), tuple(range(5, 25)) * (draft.max_length // 20 + 1)
+    sampling = Sampling(max_tokens=8, temperature=0.0)
+    texts = [OfflineGeneration(len(prompt), 1, sampling, [*prompt]) for prompt in (long, short)]
+    drafts = DraftModel(draft).propose_within(1000, [Asked(text, DEPTH) for text in texts])
+    assert [len(draft) for draft in drafts] == [0, DEPTH]
+
+
+def test_colocated_of_a_closed_sequence_holds_no_cache(target: Engine) -> None:
+    pool = draft_engine(target)._cache.pool
+    before = pool.available
+    rounds(target, [prompt_of("prose")], 0.7, DEPTH)
+    assert pool.available == before
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_colocated_under_other_rules_sends_the_distributions_of_its_tokens(target: Engine, rule: str) -> None:
+    (found,) = rounds(target, [prompt_of("code")], 1.0, DEPTH, verification=rule)
+    assert any(found.drafts)
+    assert all(len(draft.draft_probs) == len(draft) for draft in found.drafts)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_colocated_beside_a_quantized_target_keeps_its_own_type(quantization: str) -> None:
+    quantized: dict[str, Any] = {"quantization": quantization}
+    target = engine_with("colocated", DEMO / "draft", **quantized)
+    found: list[Drafted] = drafted_texts(target, 0.0, DEPTH, 6)
+    assert sum(one.accepted for one in found) > TOKENS
+    assert draft_engine(target).settings.quantization is None
+
+
+def test_colocated_without_a_checkpoint_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="needs a checkpoint"):
+        engine_with("colocated")
+
+
+def test_colocated_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    other = shutil.copytree(DEMO / "draft", tmp_path / "other")
+    tokenizer = Tokenizer.from_file(str(other / "tokenizer.json"))
+    tokenizer.add_tokens(["another"])
+    tokenizer.save(str(other / "tokenizer.json"))
+    with pytest.raises(VocabularyMismatchError, match="different vocabularies"):
+        engine_with("colocated", other)
+
+
+def test_plan_of_a_target_counts_the_colocated_model() -> None:
+    settings = EngineSettings(model=str(DEMO / "target"), dtype="float32", cache_memory=2**26)
+    beside = settings.model_copy(update={"drafter": "colocated", "head": str(DEMO / "draft")})
+    alone, both = (plan_memory(skeleton(one), one, 2**34) for one in (settings, beside))
+    of_draft = skeleton(settings.model_copy(update={"model": str(DEMO / "draft")}))
+    assert both.weights - alone.weights >= of_draft.weight_bytes()
+    assert both.num_blocks < alone.num_blocks
