@@ -11,7 +11,7 @@ from opentelemetry.trace import StatusCode
 from gateway.errors import DeadlineError
 from gateway.generation.generation import Generation
 from gateway.generation.request import Request
-from gateway.loop import draft_source
+from gateway.loop import drafter_health
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
 from outrider.learning.backoff import Backoff
@@ -28,7 +28,7 @@ FIXED = Speculation(mode="fixed", depth=4)
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(draft_source, "RECOVERY", Backoff(0.001, 30.0))
+    monkeypatch.setattr(drafter_health, "RECOVERY", Backoff(0.001, 30.0))
 
 
 async def asked(fleet, tokenizer, speculation=FIXED, traceparent=TRACEPARENT, n=1, **settings):

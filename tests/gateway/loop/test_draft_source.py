@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.loop import draft_source
+from gateway.loop import drafter_health
 from gateway.loop.factory import LoopFactory
 from gateway.proposal import Proposal
 from gateway.routing.paces import Paces
@@ -34,7 +34,7 @@ OFF = PaceSettings(policy="thresholds", off_from=0)
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(draft_source, "RECOVERY", Backoff(0.001, 30.0))
+    monkeypatch.setattr(drafter_health, "RECOVERY", Backoff(0.001, 30.0))
 
 
 def rounds_of(fleet, paces, max_tokens=ANSWER_LENGTH, **fields):

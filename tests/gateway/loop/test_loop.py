@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.errors import DeadlineError, InvalidRequestError, WorkerLostError
-from gateway.loop import draft_source
+from gateway.loop import drafter_health
 from gateway.loop.factory import LoopFactory
 from gateway.loop.lease import LEASE_TOKENS
 from gateway.loop.stats import Stats
@@ -32,7 +32,7 @@ OFF = Speculation(mode="off", drafter="model")
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(draft_source, "RECOVERY", Backoff(0.001, 30.0))
+    monkeypatch.setattr(drafter_health, "RECOVERY", Backoff(0.001, 30.0))
 
 
 def fixed(depth: int, drafter: str = "model") -> Speculation:

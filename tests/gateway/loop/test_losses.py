@@ -154,7 +154,7 @@ async def test_loop_engine_failure_fails_at_once():
 
 @pytest.mark.parametrize("cause", [None, Cause.FAILED])
 async def test_source_three_lost_workers_end_drafting(monkeypatch, cause):
-    monkeypatch.setattr("gateway.loop.draft_source.RECOVERY", Backoff(1e-4, 30.0))
+    monkeypatch.setattr("gateway.loop.drafter_health.RECOVERY", Backoff(1e-4, 30.0))
     target = ScriptedTarget(ANSWER, step_s=0.01)
     draft = ScriptedDraft(ANSWER, lost_at=range(100), lost_with=cause)
     async with fleet_of(target, draft) as fleet:

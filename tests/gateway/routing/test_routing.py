@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.loop import draft_source
+from gateway.loop import drafter_health
 from gateway.loop.factory import LoopFactory
 from gateway.loop.loop import SequenceLoop
 from gateway.routing import route
@@ -78,7 +78,7 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_source, "RECOVERY", Backoff(0.001, 30.0))
+    monkeypatch.setattr(drafter_health, "RECOVERY", Backoff(0.001, 30.0))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

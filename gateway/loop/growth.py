@@ -1,0 +1,49 @@
+"""Waiting for a sequence to have more tokens."""
+
+import asyncio
+from collections.abc import Callable
+from typing import NoReturn
+
+from gateway.events import Event, Events, TokenDecoded, VerdictFell
+from gateway.sequence import GatewaySequence
+
+
+class Growth:
+    """Lets one task at a time wait for a length of the sequence."""
+
+    def __init__(self, sequence: GatewaySequence, events: Events, pays: Callable[[], bool]) -> None:
+        """pays: whether rounds pay by now."""
+        self._sequence = sequence
+        self._pays = pays
+        self._awaited = 0  # tokens of the sequence that a task waits for
+        self._is_woken = asyncio.Event()
+        events.add(self)
+
+    def on(self, event: Event) -> None:
+        """Wakes the task if the sequence is long enough, or rounds pay."""
+        if isinstance(event, VerdictFell | TokenDecoded) and (
+            len(self._sequence) >= self._awaited or self._pays()
+        ):
+            self._is_woken.set()
+
+    async def reach(self, length: int) -> None:
+        """Returns once the sequence has that many tokens."""
+        while len(self._sequence) < length:
+            await self._next(length)
+
+    async def grow(self, count: int) -> None:
+        """Returns once the sequence has that many tokens more, or rounds pay."""
+        end = min(len(self._sequence) + count, self._sequence.limit)
+        while len(self._sequence) < end and not self._pays():
+            await self._next(end)
+
+    async def _next(self, length: int) -> None:
+        self._awaited = length
+        self._is_woken.clear()
+        await self._is_woken.wait()
+
+
+async def never() -> NoReturn:
+    """Waits until its task is cancelled."""
+    await asyncio.Future[NoReturn]()
+    raise AssertionError("nobody resolves it")
