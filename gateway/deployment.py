@@ -84,8 +84,9 @@ class Gateway(GenerationServicer):
     def reconfigure(self, user_config: Any) -> None:
         """Takes up the live settings that Serve hands over at start and whenever ``user_config`` changes.
 
-        Requests under way take the pace up. Serve ends a replica whose ``reconfigure`` raises, and every one
-        that it starts in its place. So refused settings are logged and shown by /health, and the last stay.
+        Requests under way take the pace up. Serve ends a replica whose ``reconfigure`` raises, and each
+        replica that it starts instead. So refused settings are logged and shown by /health, and the settings
+        before stay in force.
         """
         try:
             live = LiveSettings.model_validate(user_config)

@@ -1,4 +1,4 @@
-"""What can go wrong with a request, and how each API says so.
+"""Errors of a request, and the status that each API gives them.
 
 GatewayError
 ├── InvalidRequestError      the request itself: 400, INVALID_ARGUMENT
@@ -11,7 +11,7 @@ GatewayError
     └── SequenceLostError    it broke when the worker had taken the sequence
 """
 
-DEFECT = "a defect of the gateway, whose log tells more"  # what callers are told for any other exception
+DEFECT = "a defect of the gateway, whose log tells more"  # message to callers for any other exception
 
 
 class GatewayError(Exception):
@@ -19,7 +19,7 @@ class GatewayError(Exception):
 
 
 class InvalidRequestError(GatewayError):
-    """``field`` is the request's own name for what is wrong; the message says what would be accepted."""
+    """``field`` is the request's own name of the wrong field; the message has the accepted values."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(field, message)  # both, so that Serve's proxy can unpickle it
@@ -35,11 +35,11 @@ class UnknownModelError(InvalidRequestError):
 
 
 class UnauthenticatedError(GatewayError):
-    """The caller must present an API key and presented none, or an unknown one."""
+    """The caller presented no API key, or an unknown key, though a key is required."""
 
 
 class OverloadedError(GatewayError):
-    """Neither a place nor room in the queue is free."""
+    """All places and the queue are full."""
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message, retry_after_s)

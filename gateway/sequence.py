@@ -12,7 +12,7 @@ from protos.generation_pb2 import TokenLogprobs
 
 
 class Origin(Enum):
-    """Where a token comes from."""
+    """Origin of a token."""
 
     ACCEPTED = "accepted"  # drafted, and confirmed by the target
     TARGET = "target"  # the target's own, after a Draft
@@ -46,7 +46,7 @@ class GatewaySequence:
     scores: list[TokenLogprobs] = field(default_factory=list)  # tokens of the prompt, from the second on
     generates: bool = True  # False: nothing follows the prompt
     draft: Draft | None = None  # Draft of the target's own drafter, from the newest Verdict
-    draft_step: Step | None = None  # one of the steps that made it
+    draft_step: Step | None = None  # newest step that made it
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.generated)

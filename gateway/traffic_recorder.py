@@ -19,11 +19,11 @@ from outrider.drafters.past_answers import Scope
 
 logger = logging.getLogger("ray.serve")
 
-FILES = 16  # least number of files that size and age are split over; one deletion frees a 16th
+FILES = 16  # least number of files that share size and age: a deletion frees a 16th
 LONGEST_FILE_S = 3600.0
 CLEAN_EVERY_S = 60.0  # while nothing is written
 CLEAN_WITHIN_S = 1.0  # seconds until files of other gateways count
-WAITING = 1024  # answers that are not written yet; more than these are not recorded
+WAITING = 1024  # answers not written yet; further answers are not recorded
 END_WITHIN_S = 5.0
 DIGEST_DIGITS = 12  # digits of an API key's digest in the name of its folder
 

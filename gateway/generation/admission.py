@@ -9,11 +9,11 @@ from outrider.learning.mean import Mean
 
 STOPPING = "the service is being stopped: ask again later, with the seed"
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
-DURATION_MEMORY = 10.0  # requests after which an older one weighs 1/e in the mean duration
+DURATION_MEMORY = 10.0  # requests: 1/e after these in the mean duration
 
 
 class Admission:
-    """A bounded queue before a bounded number of places. Only a closed one puts out whoever was let in."""
+    """Bounded queue before a bounded number of places. Requests inside leave early only if it is closed."""
 
     def __init__(self, max_requests: int, max_waiting: int) -> None:
         self._places = asyncio.Semaphore(max_requests)
@@ -22,7 +22,7 @@ class Admission:
         self._duration_s = Mean(SHORTEST_RETRY_S, DURATION_MEMORY)
         self.running = 0
         self.waiting = 0
-        self._idle = asyncio.Event()  # nobody runs or waits
+        self._idle = asyncio.Event()  # set while no request runs or waits
         self._idle.set()
         self._is_closed = False
 
@@ -69,7 +69,7 @@ class Admission:
             self._places.release()
             self._duration_s.observe(loop.time() - began)
 
-        leaving = loop.call_at(deadline, leave)  # whoever has the place may be held up by a slow reader
+        leaving = loop.call_at(deadline, leave)  # a slow reader may hold the request up
         try:
             yield
         finally:
@@ -77,13 +77,13 @@ class Admission:
             leave()
 
     def close(self) -> None:
-        """Puts out whoever waits, and refuses whoever comes."""
+        """Refuses all requests that wait, and those that come."""
         self._is_closed = True
         for _ in range(self.waiting):
             self._places.release()
 
     async def idle(self) -> None:
-        """Returns once nobody runs or waits."""
+        """Returns once no request runs or waits."""
         await self._idle.wait()
 
     def _notice_idleness(self) -> None:

@@ -18,7 +18,7 @@ from outrider.decoding.settings import Sampling
 from outrider.learning.lru import Lru
 
 MAX_CHOICES = 4096
-AT_ONCE = 8  # grammars that are tried at a time, so that one that takes long holds up no other
+AT_ONCE = 8  # grammars that are tried at a time: a slow trial holds up no other
 MAX_KEPT = 1024  # grammars that are known to be good or bad
 
 
@@ -44,7 +44,7 @@ class Thoughts:
 
 @dataclass(frozen=True)
 class Form:
-    """What a request asks for, as it says it."""
+    """Form of an answer, in the words of its request."""
 
     kind: Literal["json_schema", "regex", "lark"]
     source: str
@@ -88,15 +88,15 @@ class Form:
 
 
 def mark(text: str, added: Mapping[str, int]) -> str:
-    """A text between the parts of an answer, as Lark has it: by its id where it is a token of its own.
+    """Returns a text between the parts of an answer in Lark's notation: its id if it is a single token.
 
-    added: ids of tokens that the tokenizer never makes of other text, and that no text can say.
+    added: ids of added tokens by their text; only their ids can name them.
     """
     return f"<[{added[text]}]>" if text in added else json.dumps(text)
 
 
 def json_object(field: str) -> Form:
-    """Any JSON object."""
+    """Returns a form that allows any JSON object."""
     return json_schema('{"type": "object"}', field)
 
 
@@ -105,7 +105,7 @@ def json_schema(schema: str, field: str) -> Form:
 
 
 def choice(texts: Sequence[str], field: str) -> Form:
-    """One of these texts. Raises InvalidRequestError."""
+    """Returns a form that allows these texts alone. Raises InvalidRequestError."""
     if not 1 <= len(texts) <= MAX_CHOICES or "" in texts:
         raise InvalidRequestError(field, f"1 to {MAX_CHOICES} texts are accepted, none of them empty")
     literals = (json.dumps(text, ensure_ascii=False) for text in texts)
@@ -119,7 +119,7 @@ class _Trial:
 
 
 class GrammarChecks:
-    """Tries the grammars of requests, so that a bad one is refused before anything reaches a worker."""
+    """Tries the grammars of requests: a bad grammar is refused before anything reaches a worker."""
 
     def __init__(self, tokenizer: Tokenizer, compile_s: int) -> None:
         """compile_s: seconds of processor time that one grammar may take."""

@@ -1,4 +1,4 @@
-"""The one entry that both APIs call: a request in, its answers out piece by piece."""
+"""Entry of both APIs: a request in, its answers out piece by piece."""
 
 import asyncio
 import secrets
@@ -52,10 +52,10 @@ class Generation:
         fleet: Fleet,
         sampling_defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """sampling_defaults: by name, of settings of which a request says nothing."""
+        """sampling_defaults: values of settings that a request does not name, by name."""
         self._started_with = settings
         self.settings = settings  # in force
-        self.refused_live: str | None = None  # why the newest live settings are not; None: they are
+        self.refused_live: str | None = None  # why the newest live settings are not in force; None: they are
         self.fleet = fleet
         self.sampling_defaults = sampling_defaults
         self.tokenizer = tokenizer
@@ -79,7 +79,7 @@ class Generation:
             self.recorder = TrafficRecorder(settings.record, self.totals.gateway)
 
     def warm_up(self) -> None:
-        """Starts what only some requests need, so that the first of them does not wait. Returns at once."""
+        """Starts what only some requests need, so that they do not wait for it. Returns at once."""
         self._grammars.warm_up()
 
     def close(self) -> None:
@@ -108,11 +108,11 @@ class Generation:
     async def prepare(
         self, request: Request, caller: str | None = None, deadline: float | None = None
     ) -> Prepared:
-        """Whatever can be refused is refused here, before anything reaches a worker.
+        """Checks a request and makes its sequences. A refused request reaches no worker.
 
         Args:
-            caller: who asks, as ``Authentication.check`` says.
-            deadline: of the request; None: it arrives now.
+            caller: name of the caller, from ``Authentication.check``.
+            deadline: the event loop's time; None: the request arrives now.
 
         Raises:
             InvalidRequestError: naming the field.
@@ -160,13 +160,13 @@ class Generation:
         )
 
     def _with_defaults(self, sampling: Sampling) -> Sampling:
-        """Returns the settings with those of the checkpoint that the request does not name."""
+        """Returns the settings, with the checkpoint's defaults for those that the request does not name."""
         defaults = self.sampling_defaults
         unnamed = {name: defaults[name] for name in defaults.keys() - sampling.model_fields_set}
         return sampling.model_copy(update=unnamed) if unnamed else sampling
 
     async def chunks(self, prepared: Prepared) -> AsyncGenerator[Chunk, None]:
-        """The answers, one chunk per Verdict; those of several choices come as they are ready.
+        """Yields the answers, a chunk per Verdict. Chunks of several choices come as they are ready.
 
         Raises:
             OverloadedError: the queue is full.
@@ -209,16 +209,16 @@ class Generation:
                     return
 
     async def _until_cut(self) -> AsyncGenerator[Chunk, None]:
-        """Waits beside the answers. Raises WorkerLostError if the service is stopped before they end."""
+        """Raises WorkerLostError if the service is stopped before the answers end; yields nothing."""
         await self._cut.wait()
         for _ in ():
             yield _
         raise WorkerLostError(STOPPING)
 
     async def leave(self, within_s: float) -> int:
-        """Refuses new requests, and returns how many were under way once those have ended.
+        """Refuses new requests, waits for those under way, and returns how many there were.
 
-        Those that have not ended after ``within_s`` seconds end with an error.
+        Requests that have not ended after ``within_s`` seconds end with an error.
         """
         self.readiness.is_leaving = True
         count = self.admission.running + self.admission.waiting
@@ -242,7 +242,7 @@ class Generation:
     async def _choice(
         self, prepared: Prepared, choice: int, total: Stats, trace: GenerationTrace
     ) -> AsyncGenerator[Chunk, None]:
-        """One answer; what speculation did for it is added to ``total`` before its last chunk."""
+        """Yields one answer. Its counters are added to ``total`` before its last chunk."""
         sequence = prepared.sequences[choice]
         before = sequence.prompt[-CONTEXT_TOKENS:] if prepared.continues_text else ()
         least = sequence.sampling.min_tokens
@@ -279,7 +279,7 @@ class Generation:
                         return
 
     async def _checked(self, prompt: Prompt, max_tokens: int) -> tuple[int, ...]:
-        """Its token ids. Raises as ``prepare`` does."""
+        """Returns the token ids of a prompt. Raises as ``prepare`` does."""
         if isinstance(prompt, str):
             prompt = await self.token_ids(prompt, add_special_tokens=True)
         self.limits.check_lengths(len(prompt), max_tokens)
@@ -300,7 +300,7 @@ class Generation:
         return self.paces.plain_rate(streams)
 
     async def token_ids(self, prompt: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Raises as ``check_text``."""
+        """Returns the token ids of a text. Raises as ``Limits.check_text``."""
         self.limits.check_text("prompt", prompt)
         return tuple((await self.tokenization.encode(prompt, add_special_tokens=add_special_tokens)).ids)
 
@@ -314,7 +314,7 @@ class Generation:
         return tuple(await self.tokenization.encode_apart(pieces))
 
     def token_starts(self, token_ids: Iterable[int]) -> tuple[int, ...]:
-        """Where each token's own text begins in the text of all, in characters."""
+        """Returns where the text of each token begins in the text of all tokens, in characters."""
         text = AnswerText(self._vocabulary(frozenset()), ())
         return tuple(piece.start for piece in text.add([*token_ids], ends=True))
 
@@ -322,7 +322,7 @@ class Generation:
 def _sequences(
     request: Request, prompts: Iterable[tuple[int, ...]], sampling: Sampling, seed: int, scope: Scope
 ) -> tuple[GatewaySequence, ...]:
-    """One per answer. Its noise depends on its own prompt alone, so others beside it change nothing."""
+    """Returns a sequence per answer. Its noise depends on its own prompt alone, not on other prompts."""
     return tuple(
         GatewaySequence(
             prompt,

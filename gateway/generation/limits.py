@@ -16,7 +16,7 @@ TOKEN_ID_FIELDS = ("logit_bias", "stop_token_ids", "allowed_token_ids", "bad_tok
 class Limits:
     """Bounds of settings, tokenizer and targets. Each check raises InvalidRequestError and names the field.
 
-    Whatever depends on the context length raises WorkerLostError if there is no target.
+    Methods that need the context length raise WorkerLostError if there is no target.
     """
 
     def __init__(

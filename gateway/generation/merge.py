@@ -1,4 +1,4 @@
-"""Several streams as one."""
+"""Merges several streams into one."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable

@@ -12,14 +12,14 @@ Lack = Literal["no target worker is ready", "a draft worker is not ready yet", "
 
 
 class Readiness:
-    """Tells balancers and operators when to send requests; what comes earlier is answered all the same.
+    """Shows balancers and operators when to send requests. Earlier requests are answered too.
 
     A gateway is ready once it has a target and every draft of its start, or ``DRAFTS_WITHIN_S`` after it has
     a target. A draft that is lost later does not change that.
     """
 
     def __init__(self, fleet: Fleet, drafts: Collection[str]) -> None:
-        """drafts: names of those that the deployment starts with."""
+        """drafts: names of the drafts that the deployment starts with."""
         self._fleet = fleet
         self._awaited = set(drafts)  # drafts without a worker so far
         self._target_since: float | None = None  # in the event loop's time

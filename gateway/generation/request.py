@@ -1,4 +1,4 @@
-"""What both APIs ask for, and what they get."""
+"""Requests of both APIs, and the parts of their answers."""
 
 from dataclasses import dataclass, field
 
@@ -24,14 +24,14 @@ class Request:
     speculation: Speculation = field(default_factory=Speculation)
     model: str | None = None
     n: int = 1  # answers to each prompt
-    shown: frozenset[str] = frozenset()  # special tokens that the answer's text is to have
+    shown: frozenset[str] = frozenset()  # special tokens that the answer's text shows
     scores_prompts: bool = False  # log-probabilities of their tokens, as many as sampling.logprobs says
-    generates: bool = True  # False: nothing but what is told of the prompts
+    generates: bool = True  # False: only the prompts are scored
     task: str | None = None  # label under which acceptance is counted
     priority: Priority = "interactive"
     form: Form | None = None  # form of the answer
     ends: frozenset[int] = frozenset()  # tokens that end a turn, as the chat template has it
-    continues_text: bool = True  # whether the answer goes on with the prompt's text, or is one of its own
+    continues_text: bool = True  # False: the answer is a text of its own
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class AnswerUsage:
 
 @dataclass(frozen=True)
 class Chunk:
-    choice: int  # index of the answer; those to one prompt follow one another
+    choice: int  # index of the answer; answers to one prompt are neighbours
     tokens: tuple[Token, ...]
     pieces: tuple[Piece, ...]  # per token, whole characters only
     finish_reason: str | None = None  # "stop" or "length", on the choice's last chunk
@@ -64,9 +64,9 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that nothing is wrong with."""
+    """A request that was checked, with its sequences."""
 
-    sequences: tuple[GatewaySequence, ...]  # one per answer, those to one prompt after another
+    sequences: tuple[GatewaySequence, ...]  # one per answer; answers to one prompt are neighbours
     n: int  # answers to each prompt
     stop: tuple[str, ...]
     speculation: Speculation

@@ -1,4 +1,4 @@
-"""How the target's makers would have it sampled: for requests that say nothing of it."""
+"""Sampling defaults that come with the target's checkpoint."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # vLL
 
 
 def load_sampling_defaults(settings: GatewaySettings) -> dict[str, Any]:
-    """Returns what the target's generation_config.json says, by name of the setting.
+    """Returns the settings of the target's generation_config.json by name.
 
     Raises:
         ValueError: naming the file and the value that cannot be sampled with.
@@ -22,7 +22,7 @@ def load_sampling_defaults(settings: GatewaySettings) -> dict[str, Any]:
         return {}
     config = read_json(settings.tokenizer, FILE)
     given = {name: config[name] for name in FIELDS if config.get(name) is not None}
-    if given.get("top_k") == -1:  # as others write that all tokens are kept
+    if given.get("top_k") == -1:  # other servers write so that all tokens are kept
         given["top_k"] = 0
     try:
         return RequestedSampling.model_validate(given).model_dump(include={*given})

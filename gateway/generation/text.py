@@ -11,24 +11,24 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoding gives for bytes that 
 class Detokenizer:
     """Token ids to text as they come. Joined, the pieces are what decoding all ids at once gives.
 
-    ``before`` are tokens that the text goes on from: a first word keeps the space between it and them.
+    ``before`` are the tokens before the text: the space between them and a first word is kept.
     """
 
     def __init__(self, vocabulary: Vocabulary, before: Sequence[int] = ()) -> None:
         self._vocabulary = vocabulary
         # Decoding depends on what comes before: the last piece is decoded again with what is new.
         self._context: list[int] = []
-        self._context_text = ""  # what of it was certain
+        self._context_text = ""  # its text that was certain
         text_before = vocabulary.decode(list(before))
         if before and before[-1] not in vocabulary.run_ids and not text_before.endswith(REPLACEMENT):
             self._context, self._context_text = list(before), text_before
         self._new: list[int] = []
-        self._in_run = False  # whether what comes next may still change how the newest tokens are decoded
+        self._in_run = False  # whether the next token may change how the newest tokens are decoded
         self._length = 0  # characters that are certain
         self.start = 0  # offset of the newest token's own text, characters
 
     def add(self, token_id: int) -> str:
-        """Text that is certain now; "" while a character is incomplete."""
+        """Returns the text that is certain now; "" while a character is incomplete."""
         self.start = self._length
         if self._in_run and token_id not in self._vocabulary.run_ids:
             self.start += len(self._decode()) - len(self._context_text)
@@ -51,7 +51,7 @@ class Detokenizer:
         return piece
 
     def end(self) -> str:
-        """What was held back: an incomplete character comes out as the replacement character."""
+        """Returns the text that was held back, with an incomplete character as the replacement character."""
         piece = self._decode()[len(self._context_text) :]
         self._context, self._new = [*self._context, *self._new], []
         self._context_text += piece
@@ -62,17 +62,17 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Cuts text before the first stop string, also one that comes in several pieces."""
+    """Cuts text before the first stop string, even if it comes in several pieces."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
-        self._held = ""  # the end of the text so far that may be the beginning of a stop string
+        self._held = ""  # end of the text that may begin a stop string
         self.found = False
 
     def add(self, piece: str, *, may_end: bool = True) -> str:
-        """Text that belongs to the answer whatever follows. Sets ``found`` when the answer ends here.
+        """Returns text that is certain to belong to the answer. Sets ``found`` when the answer ends here.
 
-        may_end: whether a stop string counts that this piece completes. Later ones do not complete it again.
+        may_end: whether a stop string that this piece completes counts. A later piece cannot complete it.
         """
         text = self._held + piece
         first = len(self._held) + 1  # a stop string ends in the new text
@@ -86,7 +86,7 @@ class StopStrings:
         return text[: len(text) - held]
 
     def end(self) -> str:
-        """What was held back, once nothing more can follow."""
+        """Returns the text that was held back, once nothing more can follow."""
         text, self._held = self._held, ""
         return text
 
@@ -106,14 +106,14 @@ class Piece(NamedTuple):
 
 
 class AnswerText:
-    """Committed tokens in, the text of the answer out; the same whatever number of tokens comes at a time."""
+    """Committed tokens in, the text of the answer out. It does not depend on how tokens are grouped."""
 
     def __init__(
         self, vocabulary: Vocabulary, stops: Sequence[str], before: Sequence[int] = (), min_tokens: int = 0
     ) -> None:
         """
         Args:
-            before: tokens that the answer's text goes on from.
+            before: tokens before the answer.
             min_tokens: tokens whose text no stop string may end.
         """
         self._detokenizer = Detokenizer(vocabulary, before)
@@ -122,13 +122,13 @@ class AnswerText:
 
     @property
     def stopped(self) -> bool:
-        """A stop string was found: the answer ends."""
+        """Whether a stop string was found, which ends the answer."""
         return self._stops.found
 
     def add(self, token_ids: Sequence[int], *, ends: bool) -> list[Piece]:
-        """One for each token that belongs to the answer.
+        """Returns a piece for each token that belongs to the answer.
 
-        ``ends`` says that nothing follows these tokens.
+        ends: whether these tokens are the last.
         """
         pieces: list[Piece] = []
         for token_id in token_ids:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-CANCELLED = (asyncio.CancelledError, GeneratorExit)  # how an answer ends that nobody reads any more
+CANCELLED = (asyncio.CancelledError, GeneratorExit)  # how an answer ends if its reader has left
 
 
 @dataclass
 class Timing:
-    """Seconds from the arrival of one request; None: that did not come about."""
+    """Times of a request in seconds from its arrival; None: it did not get so far."""
 
     operation: str  # "text_completion" or "chat"
     begun: float  # time.monotonic()
@@ -44,7 +44,7 @@ class Timing:
 
 @contextmanager
 def timed(operation: str) -> Iterator[Timing]:
-    """Measures from arrival to the end, however that comes."""
+    """Measures a request from its arrival to its end."""
     timing = Timing(operation, time.monotonic())
     try:
         yield timing

@@ -1,4 +1,4 @@
-"""The bytes that a token stands for by itself, which text cannot always show."""
+"""Bytes of single tokens, which text cannot always show."""
 
 from tokenizers import Tokenizer
 
@@ -8,7 +8,7 @@ SPACE_MARK = "▁"
 
 
 class TokenBytes:
-    """Knows byte-level vocabularies, and those of SentencePiece with single bytes as a way out."""
+    """Bytes of tokens, for byte-level vocabularies and for SentencePiece's with single-byte tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -27,7 +27,7 @@ class TokenBytes:
         return token.replace(SPACE_MARK, " ").encode()
 
     def text(self, token_id: int) -> str:
-        """The token's text; where its bytes are no whole characters, their numbers as OpenAI writes them."""
+        """Returns the token's text, or the numbers of its bytes in OpenAI's notation if they are no text."""
         value = self.of(token_id)
         try:
             return value.decode()
@@ -36,7 +36,7 @@ class TokenBytes:
 
 
 def _byte_level_alphabet() -> dict[str, bytes]:
-    """GPT-2's: printable bytes stand for themselves, the others for the characters from 256 on."""
+    """Returns GPT-2's alphabet: printable bytes are themselves, all further bytes characters from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     characters = {chr(byte): bytes([byte]) for byte in printable}

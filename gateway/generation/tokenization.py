@@ -13,7 +13,7 @@ from gateway.generation.vocabulary import decoder_of
 
 # From here on a thread takes it: about a millisecond's work, ten times what handing it over costs.
 LONG_TEXT = 2048  # characters
-LONG_AT_ONCE = 4  # texts: one of 4 MB takes 440 MB of memory meanwhile
+LONG_AT_ONCE = 4  # texts: a text of 4 MB takes 440 MB of memory meanwhile
 LONG_LIST = 2**14  # token ids
 LOSSLESS = {
     "Sequence",
@@ -51,9 +51,9 @@ class Tokenization:
         return await self._in_thread(encode) if len(text) > LONG_TEXT else encode()
 
     async def encode_apart(self, pieces: Sequence[str], *, add_special_tokens: bool = False) -> list[int]:
-        """Returns the token ids of the pieces one after another.
+        """Returns the token ids of the joined pieces; no token crosses from piece to piece.
 
-        add_special_tokens: those that the tokenizer puts at the ends of a text, at the ends of all.
+        add_special_tokens: whether special tokens are put at the ends of the whole.
         """
 
         def encode() -> list[int]:
@@ -64,7 +64,7 @@ class Tokenization:
         return await self._in_thread(encode) if sum(map(len, pieces)) > LONG_TEXT else encode()
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Their text."""
+        """Returns the text of token ids."""
 
         def decode() -> str:
             return self._tokenizer.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)[0]

@@ -12,7 +12,7 @@ from gateway.loop.loop import SequenceLoop
 from gateway.loop.stats import Stats
 from gateway.settings import Speculation
 
-MAX_TASKS = 64  # labels come from clients; more count as OTHER
+MAX_TASKS = 64  # labels come from clients; further labels count as OTHER
 OTHER, UNLABELLED, NO_DRAFTER = "other", "none", "none"
 MAX_KEPT = 2**14  # answered requests that were not collected
 
@@ -38,7 +38,7 @@ class Totals:
         self._ended: dict[StatsKey, Stats] = {}
         self._under_way: dict[SequenceLoop, StatsKey] = {}
         self._tasks: set[str] = set()
-        self.gateway = secrets.token_hex(4)  # tells this one from other gateways
+        self.gateway = secrets.token_hex(4)  # unique name of this gateway
         self.began = time.monotonic()
         self.answered: deque[Timing] = deque(maxlen=MAX_KEPT)  # to be collected
 

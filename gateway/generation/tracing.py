@@ -28,7 +28,7 @@ SAMPLING_FIELDS = (
 
 @contextmanager
 def served(name: str, traceparent: str, attributes: Mapping[str, AttributeValue]) -> Iterator[Span]:
-    """The server's span of a request, a child of its client's. It is not made the current one."""
+    """Server's span of a request, a child of its client's. It does not become the current span."""
     span = TRACER.start_span(name, context_of(traceparent), SpanKind.SERVER, attributes=attributes)
     try:
         yield span
@@ -46,7 +46,7 @@ def untraced() -> Iterator[Span]:
 
 
 def failed(span: Span, error: Exception) -> None:
-    """Says why in the span's status. Messages of our errors hold no prompts."""
+    """Sets the span's status to the error. Messages of our errors hold no prompts."""
     span.set_status(StatusCode.ERROR, str(error))
     span.set_attribute("error.type", type(error).__name__)
 
@@ -80,7 +80,7 @@ class GenerationTrace:
         return self._span.is_recording()
 
     def answer(self, choice: int, speculation: Speculation) -> NoTrace:
-        """Returns the listener that makes the spans of one answer's rounds."""
+        """Returns the listener that makes the spans of an answer."""
         return AnswerTrace(self._span, choice, speculation) if self.is_recording else NO_TRACE
 
     def admitted(self) -> None:
@@ -97,7 +97,7 @@ class GenerationTrace:
                 self._span.set_attribute("gen_ai.response.time_to_first_chunk", passed_s)
 
     def finished(self, usage: AnswerUsage, finish_reasons: list[str]) -> None:
-        """Records that all answers are complete; a reader that leaves now has had them."""
+        """Records that all answers are complete: a reader that leaves now has read all."""
         self._is_finished = True
         if self.is_recording:
             self._span.set_attributes(

@@ -13,7 +13,7 @@ def load_tokenizer(source: str) -> Tokenizer:
         ValueError: neither exists; the message names the source.
     """
     tokenizer = _load(source)
-    # What a checkpoint asks for in training would cut or fill prompts here without a word.
+    # A checkpoint may ask for what training needs, which would cut or fill prompts here silently.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -27,14 +27,14 @@ def _load(source: str) -> Tokenizer:
         raise ValueError(f"tokenizer={source!r}: the folder holds no tokenizer.json")
     try:
         return Tokenizer.from_pretrained(source)
-    except Exception as error:  # the library raises its own and plain ones
+    except Exception as error:  # the library raises errors of many kinds
         raise ValueError(
             f"tokenizer={source!r}: neither a folder nor a hub id that can be read: {error}"
         ) from error
 
 
 class Vocabulary:
-    """A tokenizer, and what has to be known of its tokens to decode them one at a time."""
+    """A tokenizer, with the kinds of tokens that matter for decoding them singly."""
 
     def __init__(self, tokenizer: Tokenizer, shown: Collection[str] = ()) -> None:
         """shown: special tokens that are part of the text."""
@@ -51,7 +51,7 @@ class Vocabulary:
         self.run_ids = frozenset(id_ for id_ in ids if id_ is not None)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Returns the text without special tokens, except for those shown."""
+        """Returns the text without special tokens, except for the shown tokens."""
         if not self._shows_any:
             return self.tokenizer.decode(token_ids)
         ids = [token_id for token_id in token_ids if token_id not in self.special_ids]
@@ -59,5 +59,5 @@ class Vocabulary:
 
 
 def decoder_of(tokenizer: Tokenizer) -> str:
-    """What turns its tokens into text, as tokenizer.json says it; "" if it only joins them."""
+    """Returns the decoder of a tokenizer as JSON; "" if tokens are only joined."""
     return tokenizer.decoder.__getstate__().decode() if tokenizer.decoder else ""

@@ -1,4 +1,4 @@
-"""The spans of one answer: one for every round and for every run of plain decoding.
+"""Spans of an answer: a span for every round, and for every run of plain decoding.
 
 A round's span begins when its Draft is asked for, and ends with its own Verdict. If the target had the Draft
 before the last round was over, the span begins when the Draft was sent. Its attributes count what the
@@ -115,8 +115,8 @@ class AnswerTrace(NoTrace):
                 self._add_event("reopening", event.detail)
 
     def _enter(self, name: str, begun: Span | None, reason: str) -> None:
-        """begun: the span, if there is one already."""
-        self._begun_ns = time.time_ns()  # read once: the parts of a span are to sum up to its length
+        """begun: the span, if it has begun already."""
+        self._begun_ns = time.time_ns()  # read once: the parts of a span must sum up to its length
         self._span = self._started(name, self._begun_ns) if begun is None else begun
         self._next = INVALID_SPAN
         self._span.set_attribute("outrider.reason", reason)

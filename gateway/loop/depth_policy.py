@@ -55,7 +55,7 @@ class DepthPolicy:
 
     @property
     def room(self) -> int:
-        """Tokens that a Draft may have: the Verdict adds one of the target's own."""
+        """Tokens that a Draft may have: the Verdict adds the target's own token."""
         return max(self._sequence.limit - len(self._sequence) - 1, 0)
 
     def depth(self) -> tuple[int, str]:
@@ -79,7 +79,7 @@ class DepthPolicy:
 
     @property
     def target_may_continue(self) -> bool:
-        """Whether all Drafts come from the target, and are wanted for more than a trial."""
+        """Whether the target makes all Drafts, and they are wanted for more than a trial."""
         depth = self.paced.max_depth if self._mode == "fixed" else self.paced.depth
         return self.info.comes_with_verdicts and self.info.mixes is None and depth > 0
 

@@ -1,4 +1,4 @@
-"""Where the Drafts of one sequence come from: how deep the next Draft is, and asking the drafter for it."""
+"""Drafts of one sequence: how deep the next Draft is, and asking the drafter for it."""
 
 import asyncio
 from collections.abc import Iterator
@@ -35,9 +35,9 @@ class DraftSource:
     ) -> None:
         """
         Args:
-            route: says which drafter drafts.
+            route: knows which drafter drafts.
             speculation: resolved.
-            longest_wait_s: limit of the wait for any Draft, whatever the pace says.
+            longest_wait_s: limit of the wait for a Draft, even if the pace allows more.
         """
         self._sequence = sequence
         self._route = route
@@ -118,7 +118,7 @@ class DraftSource:
         )
 
     def continued(self) -> Proposal | None:
-        """Returns the Draft with which the target goes on alone; None if another drafter is to draft."""
+        """Returns the Draft with which the target continues alone; None if another drafter should draft."""
         draft = self._sequence.draft
         is_wanted = self._target_may_continue and self._route.stays
         if draft is None or not is_wanted:
@@ -130,7 +130,7 @@ class DraftSource:
         return proposal
 
     def overtaken(self, proposal: Proposal) -> Proposal:
-        """Returns what is left of a Draft after the target has gone on alone; the text judges the rest."""
+        """Returns the part of a Draft that follows the committed tokens; the text judges the part before."""
         text = self._sequence.since(proposal.base)
         guessed = proposal.draft.tokens[: min(proposal.draft.chain_length, len(text))]
         if guessed and self._sequence.is_coupled:
@@ -184,8 +184,8 @@ class DraftSource:
 
         Meanwhile the sequence is in plain decoding.
 
-        The drafter goes on guessing now and then, which keeps its cache up to date too. The text judges the
-        guesses: it is what the target would have answered.
+        The drafter guesses now and then, which also keeps its cache up to date. The text judges the guesses:
+        it is what the target would have answered.
 
         traceparent: of the request: no round waits for the Drafts.
         """
@@ -206,7 +206,7 @@ class DraftSource:
             await self._follow()
             depth, reason = self.depth()
             if self._policy.info.probes_by_rounds:
-                # Its Draft comes with the Verdict on an empty one; only a round can tell how good it is.
+                # Its Draft comes with the Verdict on an empty Draft, and only a round can judge it.
                 self._policy.paced.try_round()
                 return self._resumed(NO_PROPOSAL, reason)
             proposal = await self._propose(depth or min(TUNING.probe_depth, room))
@@ -221,9 +221,9 @@ class DraftSource:
         return proposal, reason
 
     async def _compare(self, proposal: Proposal) -> None:
-        """Compares a guess that is never verified with the text, once that has gone on long enough."""
+        """Compares an unverified guess with the text, once the text is long enough."""
         await self._growth.reach(proposal.base + len(proposal.draft) + 1)
-        if not self._sequence.is_coupled:  # only a round can tell
+        if not self._sequence.is_coupled:  # only a round can judge the guess
             self._policy.paced.try_round()
             return
         found = agreement(proposal.draft.tokens, self._sequence.since(proposal.base))

@@ -1,4 +1,4 @@
-"""Whether the drafter of one sequence is well, and its recovery if it is not.
+"""Health of a sequence's drafter: whether it may be asked, and its recovery if not.
 
 ``draft_states`` has the states. A drafter that is late, silent or lost only means plain decoding until it has
 recovered: nothing here fails a request.
@@ -32,12 +32,12 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 MANY_EMPTY = 4  # Drafts without a token, in a row, that end rounds
 SILENCE = Backoff(16, 1024)  # tokens of plain decoding before a silent drafter is asked again
-MOST_LOSSES = 3  # draft workers lost with one sequence without a Draft in between: it may be the reason
+MOST_LOSSES = 3  # draft workers lost with a sequence without a Draft in between: it may be the reason
 RECOVERY = Backoff(0.25, 30.0)  # seconds before a second attempt in a row to recover, and later ones
 
 
 class DrafterHealth:
-    """Moves the drafter from state to state, and says so: a state without Drafts has a reason."""
+    """Moves the drafter from state to state, and emits an event if there are no Drafts for a while."""
 
     def __init__(
         self, sequence: GatewaySequence, route: Route, events: Events, growth: Growth, is_off: bool
@@ -125,8 +125,8 @@ class DrafterHealth:
     async def catch_up(self) -> None:
         """Returns once the drafter has taken in what is committed, however long that takes.
 
-        After a failure it asks at once, after more in a row with pauses that grow, and it asks another
-        drafter if there is one. After MOST_LOSSES it never returns: the sequence may be what ends workers.
+        The first attempt follows at once, later attempts after growing pauses, by another drafter if there
+        is another. After MOST_LOSSES it never returns: the sequence may be the reason of the losses.
         """
         await self.stop_taking_in()
         while True:

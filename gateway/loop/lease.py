@@ -12,5 +12,5 @@ def longest_lease(sequence: GatewaySequence, depth: int = 0, alternatives: int =
 
 
 def is_used_up(lease: Lease, sequence: GatewaySequence) -> bool:
-    """Whether half of the lease is decoded, so that the target must hear of the next one."""
+    """Whether half of the lease is decoded, so that the target needs the next lease."""
     return lease.until - len(sequence) <= LEASE_TOKENS // 2 and lease.until < sequence.limit

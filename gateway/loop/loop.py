@@ -1,4 +1,4 @@
-"""The loop of one sequence: from target to target, and at each from phase to phase.
+"""Loop of a sequence: from target to target, and at each target from phase to phase.
 
 Rules:
 
@@ -74,9 +74,9 @@ class SequenceLoop:
     async def steps(self) -> AsyncGenerator[Committed, None]:
         """Yields what each reply of the target adds, once it is committed.
 
-        When a target is lost, another goes on from the committed tokens: by the same noise to the same text.
-        This sequence may be what ended the target, so it is opened isolated from other such sequences, and
-        not for ever.
+        When a target is lost, another target continues from the committed tokens. Keyed noise gives it the
+        text that the first target would have given. The sequence may be the reason of the loss. So it is
+        opened isolated from other suspects, and at most max_losses targets are tried.
 
         Raises:
             DeadlineError: the deadline passed first.
@@ -118,7 +118,7 @@ class SequenceLoop:
         )
 
     async def _before_retry(self, failures: int, lost: WorkerLostError) -> None:
-        """The first attempt to go on elsewhere follows at once, later ones after growing pauses."""
+        """Waits before all attempts but the first, each time for longer."""
         if failures == 1:
             return
         pause_s = RETRY.after(failures - 2)
@@ -127,7 +127,7 @@ class SequenceLoop:
         await asyncio.sleep(pause_s)
 
     async def _phases(self, stream: TargetStream) -> AsyncGenerator[Committed, None]:
-        """The prompt if something is wanted of it, then rounds while they pay, else plain decoding."""
+        """Runs the prompt phase if it is wanted, then rounds while they pay, else plain decoding."""
         sequence = self._sequence
         turns = TargetTurns(stream, sequence, self._trace, self._deadline, self._fleet.vocab_size)
         parts = Parts(sequence, turns, self._source, self._events, self._trace)

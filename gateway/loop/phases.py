@@ -34,7 +34,7 @@ from protos import rounds_pb2
 
 @dataclass(frozen=True)
 class Parts:
-    """What the phases of a sequence at one target share."""
+    """Objects that the phases of a sequence at one target share."""
 
     sequence: GatewaySequence
     turns: TargetTurns
@@ -44,7 +44,7 @@ class Parts:
 
 
 class SequencePhase(ABC):
-    """One of the three."""
+    """Base of the three phases."""
 
     reason: str  # what decides the depth now
 
@@ -68,7 +68,7 @@ class SequencePhase(ABC):
 
 
 class PromptPhase(SequencePhase):
-    """Log-probabilities of the prompt, if they are wanted. Another target goes on with the rest."""
+    """Log-probabilities of the prompt. After a loss another target scores the tokens that are left."""
 
     reason = ""
 
@@ -129,7 +129,7 @@ class Verifying:
 
 @dataclass(frozen=True, slots=True)
 class VerifyingAhead:
-    """The target judges a Draft, and goes on with ``ahead`` if the Verdict leaves something of that."""
+    """The target judges a Draft, and continues with ``ahead`` as far as the Verdict leaves it."""
 
     ahead: Proposal
 
@@ -137,8 +137,8 @@ class VerifyingAhead:
 class RoundPhase(SequencePhase):
     """Rounds, until the sequence is finished, they no longer pay, or there is no Draft.
 
-    If the target was sent what follows a Verdict before that fell, or goes on alone with the Draft of its own
-    drafter, it is at the next round already.
+    The target may be at the next round already. Then it was sent a Draft before the Verdict, or it continues
+    alone with the Draft of its own drafter.
     """
 
     def __init__(self, parts: Parts, first: Proposal, reason: str, plain_round: int | None = None) -> None:
@@ -232,7 +232,7 @@ class RoundPhase(SequencePhase):
 
     @contextmanager
     def _sending_ahead(self, proposal: Proposal) -> Iterator[None]:
-        """Until the Verdict is there, a task may send what follows it."""
+        """Runs a task until the Verdict comes, which sends the target what may follow it."""
         sending = asyncio.create_task(self._send_ahead()) if proposal.draft else None
         try:
             yield
@@ -241,7 +241,7 @@ class RoundPhase(SequencePhase):
                 sending.cancel()
 
     async def _send_ahead(self) -> None:
-        """Sends the target what follows the likely verdicts, while it verifies."""
+        """Sends the target what follows the likely verdicts, while it verifies the Draft."""
         prepared = await self._source.prepared()
         prepared = None if prepared is None else prepared.trimmed(self._sequence)
         if prepared is None or not prepared.draft:
@@ -254,7 +254,7 @@ class RoundPhase(SequencePhase):
             self._state = Verifying()
 
     def _renew(self) -> None:
-        """Lets a target that goes on alone go further, or with other Drafts than before."""
+        """Extends the lease of a target that continues alone, or changes its depth and alternatives."""
         before, lease = self._lease, self._source.lease()
         is_as_before = (lease.depth, lease.alternatives) == (before.depth, before.alternatives)
         if not lease.until or (is_as_before and not is_used_up(before, self._sequence)):

@@ -111,7 +111,7 @@ class Stats:
 
     @property
     def tokens(self) -> int:
-        """Committed tokens: every Verdict adds one of the target's own, also if that end was drafted."""
+        """Committed tokens. Every Verdict adds the target's own token, even if the end was drafted."""
         return self.accepted - self.ends + self.forced + self.target_passes
 
     @property

@@ -21,7 +21,7 @@ NO_DRAFT = Draft()
 
 @dataclass(frozen=True)
 class Committed:
-    """What one reply added to the sequence, or said about its prompt. The last has a finish_reason."""
+    """Tokens or prompt scores that one reply brought. The last reply has a finish_reason."""
 
     tokens: tuple[Token, ...]
     finish_reason: str | None  # "stop" or "length"
@@ -61,8 +61,8 @@ class TargetTurns:
 
         Args:
             traceparent: span that waits for the reply.
-            draft: Draft to be judged; in the turn under way a larger one, which begins with the first.
-            lease: how far the target may go alone; None: in the turn under way as before, else not at all.
+            draft: Draft to be judged; in the turn under way a larger Draft, which begins with the first.
+            lease: how far the target may decode alone; None: as before in a turn under way, else not at all.
         """
         decode = rounds_pb2.Decode(
             turn=self._turn(traceparent),
@@ -95,7 +95,7 @@ class TargetTurns:
         """Keeps the log-probabilities of the prompt's tokens that a reply has.
 
         Raises:
-            WorkerLostError: the reply says anything else.
+            WorkerLostError: the reply has tokens, or other scores than were asked for.
         """
         sequence = self._sequence
         if reply.tokens or not 0 < len(reply.logprobs) <= sequence.unscored:
@@ -103,7 +103,7 @@ class TargetTurns:
         sequence.scores += reply.logprobs
 
     def commit(self, reply: rounds_pb2.TargetReply, own: Origin) -> tuple[Token, ...]:
-        """Appends a reply's tokens to the sequence, the only place that does.
+        """Appends a reply's tokens to the sequence. Nothing else does.
 
         own: origin of the last token, the target's own.
 

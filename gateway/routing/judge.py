@@ -1,4 +1,4 @@
-"""How good the drafters are that do not draft a sequence: their guesses, compared with what the target said.
+"""Judges drafters that do not draft a sequence: their guesses are compared with the committed text.
 
 Under keyed noise a guess is correct if and only if it is what the target said, at any temperature. So a
 drafter is judged by the committed text, and no target is asked.
@@ -47,7 +47,7 @@ class Judge:
         self._watches: dict[str, _Watch] = {}
 
     def watch(self, candidates: Iterable[CandidateDrafter]) -> None:
-        """Has these drafters guess now and then, from now on."""
+        """Lets these drafters guess now and then, from now on."""
         for candidate in candidates:
             self._watches.setdefault(candidate.name, _Watch(candidate, self._sequence.is_coupled))
 

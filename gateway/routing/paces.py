@@ -1,4 +1,4 @@
-"""The pace in force at this gateway: one for each target; what is known of the drafts is shared."""
+"""Paces of this gateway, one for each target, and the acceptance that all of them share."""
 
 from collections.abc import Mapping
 

@@ -1,7 +1,7 @@
 """How much a new draft drafts: nothing at first, then a growing share of the sequences while it is faster.
 
-A draft is new if it has joined a service that runs already. It has to earn its place among the others, for
-each task and verification rule separately, and loses it if another drafter is worth more.
+A draft is new if it has joined a service that runs already. It has to earn its place among the other
+drafters, for each task and verification rule separately, and loses it if another drafter is worth more.
 """
 
 import math
@@ -40,7 +40,7 @@ class Rollout:
         """Gives it more, or takes all, if the difference is large enough.
 
         Args:
-            rate: tokens per second that it is worth; 0: not known yet, as for the others.
+            rate: tokens per second that it is worth; 0, as for the other rate: not known yet.
             rate_of_others: tokens per second of the best drafter that is not new.
             margin: share by which a drafter has to be worth more than another.
         """

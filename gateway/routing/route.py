@@ -1,7 +1,7 @@
-"""Which drafter drafts one sequence.
+"""Route of a sequence: which drafter drafts it.
 
-The loop asks ``current``. It says when the sequence is ``at`` a target, when another drafter may ``follow``,
-and when one has to, since a worker was lost. All else comes from the events: see ``PaceObserver``.
+The loop asks for the ``current`` drafter. It decides when another drafter may ``follow``, and asks to
+``replace_lost`` when a worker was lost. All else comes from the events: see ``PaceObserver``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from outrider.telemetry.reasons import RouteReason
 
 
 class Route:
-    """Has the router decide again and again among several candidates; a single one drafts in any case."""
+    """Lets the router decide again and again among several candidates; a single candidate always drafts."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Route:
         sequence: GatewaySequence,
         events: Events,
     ) -> None:
-        """candidates: the first one drafts until more is known, and is not new."""
+        """candidates: the first drafts until more is known, and is not new."""
         self._candidates = candidates
         self._established = [one for one in candidates if not one.is_new] or candidates
         self._router = router
@@ -75,14 +75,14 @@ class Route:
         return self._better() is None
 
     async def follow(self) -> bool:
-        """Has another drafter draft from now on if that is faster; returns whether one does."""
+        """Changes to another drafter if that is faster; returns whether it did."""
         if (better := self._better()) is None:
             return False
         await self._take(*better)
         return True
 
     async def replace_lost(self) -> bool:
-        """Has another drafter draft, no new one, since a worker was lost; returns whether there is one."""
+        """Changes to an established drafter after the loss of a worker; returns whether there is another."""
         if self._now.is_new:
             self._router.lost(self._kind, self._now.name)
             await self._take(self._established[0], RouteReason.LOST)
@@ -99,7 +99,7 @@ class Route:
         return self._judge.verdict_depth
 
     def grew(self) -> None:
-        """Has watched drafters judged: the sequence has more tokens."""
+        """Lets watched drafters be judged: the sequence has more tokens."""
         self._judge.grew()
 
     def observe(self, name: str, correct: int, reached: int) -> None:

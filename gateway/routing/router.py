@@ -1,4 +1,4 @@
-"""Which drafter drafts: for each task the one with the most tokens per second at the present load."""
+"""Choice of the drafter: for each task the fastest at the present load, in tokens per second."""
 
 import asyncio
 import logging
@@ -59,7 +59,7 @@ class _Decision:
 
 
 class Router:
-    """Learns from all sequences of a gateway, and decides for those whose request names no drafter."""
+    """Learns from all sequences of a gateway, and decides for sequences whose request names no drafter."""
 
     def __init__(self, is_ready: Callable[[DrafterInfo], bool]) -> None:
         """is_ready: whether a drafter can be asked now."""
@@ -77,7 +77,7 @@ class Router:
             self._rollout(kind, name).observe()
 
     def roll_out(self, names: Iterable[str]) -> None:
-        """Makes these drafts the new ones. A draft that was new before keeps its shares."""
+        """Begins to roll these drafts out. A draft that was new before keeps its shares."""
         self._rollouts = {name: self._rollouts.get(name, Lru(TUNING.most_kinds)) for name in names}
 
     @property
@@ -94,7 +94,7 @@ class Router:
     def choice(self, kind: TaskRule, candidates: Sequence[CandidateDrafter], pace: Pace) -> tuple[str, str]:
         """Name of the drafter, and why it is chosen.
 
-        candidates: none is new; the first one drafts until more is known.
+        candidates: none is new; the first drafts until more is known.
         """
         first = candidates[0].name
         decision = self._decisions.get((kind, pace, first), lambda: _Decision(first))
@@ -118,7 +118,7 @@ class Router:
         return self._decided_share(kind, candidate, candidates, pace) > 0.0
 
     def lost(self, kind: TaskRule, name: str) -> None:
-        """Takes note that no worker with the new draft goes on with a sequence of its share."""
+        """Takes all sequences from a new draft whose worker was lost."""
         if name in self._rollouts:
             rollout = self._rollout(kind, name)
             before = rollout.share
@@ -132,9 +132,9 @@ class Router:
     def watched(
         self, kind: TaskRule, others: Sequence[CandidateDrafter], settings: PaceSettings
     ) -> list[CandidateDrafter]:
-        """Drafters that guess for a new sequence which another one drafts.
+        """Drafters that guess for a new sequence while another drafter drafts it.
 
-        An index costs next to nothing, so it always does. Others are chosen within the budget of exploration.
+        An index costs next to nothing, so it always guesses. Other drafters share the budget of exploration.
         """
         if not settings.explores:
             return []
@@ -196,8 +196,8 @@ class Router:
     def _acceptance(self, kind: TaskRule, name: str) -> TaskAcceptance:
         """Acceptance under a rule, or under coupled verification until that is known.
 
-        Under the other rules no guess can be judged by the text. What they accept more often is likely to be
-        what coupled verification accepts more often.
+        The text cannot judge guesses under other rules. They probably accept more often what coupled
+        verification accepts more often.
         """
         own = self._own_acceptance(kind, name)
         if kind.rule == "coupled" or _is_known(own):

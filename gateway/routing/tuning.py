@@ -20,7 +20,7 @@ class RoutingTuning:
     most_tasks: int = 1024  # pairs of task and drafter for which the pace knows acceptance
 
     # Roll-out of a new draft
-    shares: tuple[float, ...] = (0.0, 0.125, 0.25, 0.5, 1.0)  # shares of the sequences, one after the other
+    shares: tuple[float, ...] = (0.0, 0.125, 0.25, 0.5, 1.0)  # shares of the sequences, step by step
     drafts: int = 48  # Drafts that have to be judged before the share grows
     doublings: int = 4  # doublings of that number at most, one for each time that the draft went back
 

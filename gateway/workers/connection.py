@@ -1,4 +1,4 @@
-"""The one gRPC stream of this gateway to a worker, which carries all its sequences there."""
+"""gRPC stream from this gateway to a worker. It carries all sequences between them."""
 
 import asyncio
 import logging
@@ -67,7 +67,7 @@ class WorkerConnection:
             self._outbox.append(request)
 
     async def aclose(self) -> None:
-        """Ends the connection, and with it whatever is open."""
+        """Ends the connection and all its streams."""
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
 

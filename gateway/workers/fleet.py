@@ -19,7 +19,7 @@ TargetStream = WorkerStream[rounds_pb2.TargetRequest, rounds_pb2.TargetReply]
 DraftStream = WorkerStream[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]
 
 TARGET = ""  # stands for a draft's name
-IMBALANCE = 4  # sequences more than the least busy worker has, that one with the prefix may have
+IMBALANCE = 4  # sequences that a worker with the prefix may have more than the least busy worker
 
 
 class Fleet:
@@ -84,7 +84,7 @@ class Fleet:
         return min((worker.vocab_size for worker in self._workers()), default=0)
 
     def _choose(self, draft: str, sequence: GatewaySequence, taken: Collection[str] = ()) -> Link:
-        """Returns the worker that caches the prompt's beginning, or a less busy one if it is much busier.
+        """Returns the worker that caches the prompt's beginning, or a much less busy worker.
 
         Args:
             draft: name of the draft that the worker must hold, or TARGET.

@@ -22,7 +22,7 @@ class Prefixes:
             self._address_of.put(digest, address)
 
     def holder(self, prompt: tuple[int, ...]) -> str | None:
-        """Returns the address where the longest known beginning of the prompt was taken in last."""
+        """Returns the address of the worker that was last given the longest known beginning of the prompt."""
         address = None
         for digest in _beginnings(prompt):
             if (holder := self._address_of.peek(digest)) is None:

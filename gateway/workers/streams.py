@@ -1,4 +1,4 @@
-"""One sequence's stream to one worker: turns out, replies in."""
+"""Stream of a sequence to a worker: turns out, replies in."""
 
 import asyncio
 from collections import deque
@@ -94,7 +94,7 @@ class Link:
         return max(self.streams, self.load.running + self.load.waiting)
 
     def connection(self) -> WorkerConnection:
-        """Returns the connection, a new one if the last is over."""
+        """Returns the connection, made anew if it has ended."""
         if self._connection is None or self._connection.is_over:
             stub, requests = _SERVICES[self.worker.role]
             call = stub(self._channel).Stream(metadata=self._trust.metadata)
@@ -111,7 +111,7 @@ class Link:
         return "" if self.load is None else self.load.no_drafts_because
 
     async def aclose(self) -> None:
-        """Ends whatever is open."""
+        """Ends all streams."""
         if self._connection is not None:
             await self._connection.aclose()
         await self._channel.close(grace=None)
@@ -149,7 +149,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         """Returns the newest turn: the length that the worker knows, and the tokens since then.
 
         Args:
-            round_number: number that its replies carry; higher than before, or the same to replace the turn.
+            round_number: number that its replies carry: a higher number, or that of the turn to be replaced.
             traceparent: span that waits for the reply; empty if none is recorded.
         """
         base, self._known = self._known, len(self._sequence)

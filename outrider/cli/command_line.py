@@ -1,4 +1,4 @@
-"""``outrider``: one command for each thing to do with a deployment, one module for each command."""
+"""``outrider``: a command for each thing to do with a deployment, a module for each command."""
 
 import argparse
 import sys

@@ -1,13 +1,13 @@
 """Exponential means: older observations weigh less and less.
 
-All of them are set by one number, the memory: an observation weighs 1/e after that many later ones.
+One number sets each of them, the memory: an observation weighs 1/e after that many later observations.
 """
 
 from dataclasses import dataclass
 
 
 def kept(memory: float, observations: float = 1.0) -> float:
-    """Returns the share of its weight that an observation keeps while later ones come.
+    """Returns the share of its weight that an observation keeps after later observations.
 
     Args:
         memory: observations; greater than 1, or 1 to keep nothing.
@@ -37,7 +37,7 @@ class Rate:
     total: float = 0.0
 
     def observe(self, hits: float, total: float = 1.0) -> None:
-        """Learns from one observation; (0, 0) only lets older ones lose weight."""
+        """Learns from one observation; (0, 0) only lets older observations lose weight."""
         share = kept(self.memory)
         self.hits = share * self.hits + hits
         self.total = share * self.total + total

@@ -14,7 +14,7 @@ class TaskAcceptance:
     """Acceptance rate of each position, accepted / reached, over one task's latest rounds."""
 
     def __init__(self, memory: float = TUNING.task_memory) -> None:
-        """memory: rounds after which an older one weighs 1/e."""
+        """memory: rounds after which a round weighs 1/e."""
         self._positions = [Rate(memory) for _ in range(MAX_DEPTH)]  # accepted / reached
         self._rates: tuple[float, ...] | None = None  # computed once per round
         self._second = Rate(memory)  # correct second guesses / wrong first ones
@@ -27,11 +27,11 @@ class TaskAcceptance:
 
     @property
     def hit_rate(self) -> float:
-        """Rate at which the second guess is correct if the first one is wrong; 0 until that is known."""
+        """Rate at which the second guess is correct if the first is wrong; 0 until it is known."""
         return self._second.value(0.0) if self._second.total >= TUNING.known_rounds else 0.0
 
     def observe(self, accepted: int, reached: int) -> None:
-        """Learns from a round: all reached positions were correct, or all but the last one."""
+        """Learns from a round: all reached positions were correct, or all but the last."""
         for position, rate in enumerate(self._positions):
             rate.observe(position < accepted, position < reached)
         self._rates = None
@@ -64,7 +64,7 @@ class SequenceAcceptance:
     """Acceptance of one sequence: it differs from its task by the same amount at every position."""
 
     def __init__(self, task: TaskAcceptance, memory: float = TUNING.sequence_memory) -> None:
-        """memory: rounds after which an older one weighs 1/e."""
+        """memory: rounds after which a round weighs 1/e."""
         self.task = task
         self._accepted = Rate(memory)  # accepted / reached tokens
         self._surplus = Rate(memory)  # accepted tokens beyond those of a sequence like its task / reached
@@ -87,7 +87,7 @@ class SequenceAcceptance:
 
     @property
     def overall_rate(self) -> float:
-        """Accepted / reached over all positions; the task's first rate stands in for what is not measured."""
+        """Accepted / reached over all positions; the task's first rate replaces what is not measured."""
         return self._accepted.value(self.task.rates()[0], TUNING.known_rounds)
 
 

@@ -17,10 +17,10 @@ _DEPTHS = TUNING.calibration_depths
 
 @dataclass
 class _Rounds:
-    """What is known about the rounds of one drafter."""
+    """Times and tokens of the rounds of one drafter."""
 
     time: float = 0.0  # logarithm of taken / expected
-    own: list[float] = field(default_factory=lambda: [0.0] * len(_DEPTHS))  # besides that, by depth
+    own: list[float] = field(default_factory=lambda: [0.0] * len(_DEPTHS))  # further part of that, by depth
     tokens: float = 1.0  # mean tokens of a round
     expected_tokens: float = 1.0  # mean of what was expected
 
@@ -28,15 +28,15 @@ class _Rounds:
 class Calibration:
     """Compares the time that rounds and plain decoding take with the time that was expected.
 
-    Costs describe single steps, and depths are chosen by estimated rates. Both leave something out that only
-    the running batch shows. A draft on the same machine slows the target's steps down. Sequences come back
+    Costs describe single steps, and depths are chosen by estimated rates. Only the running batch shows what
+    costs and rates leave out. A draft on the same machine slows the target's steps down. Sequences come back
     too late for the step that should have taken them. And the best of several estimates was mostly too good.
     What slows both kinds down, such as prompts, cancels out. Rounds that are not seen for a while count more
     and more as plain decoding does, so what did not pay once is tried again.
 
     Each drafter has its own rounds, since its Drafts are made on other machines. A drafter without rounds
-    counts as the others do. Deep rounds may miss their speed by more than shallow ones, so the rest is
-    learned by depth, more slowly.
+    counts as the mean of all others. Deep rounds may miss their speed by more than shallow
+    rounds, so the rest is learned by depth, more slowly.
 
     Times are kept as logarithms: depths are chosen by the mean logarithm of the speed
     (``outrider/pace/optimizer.py``).

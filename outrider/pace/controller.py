@@ -1,7 +1,7 @@
 """The pace of all sequences at one target: observations in, depths out. Torch-free.
 
 It joins three parts: costs predict what things take, the policy turns predictions into depths, and
-exploration says what to try only to learn from it.
+exploration decides what is tried only to learn from it.
 """
 
 import logging
@@ -27,7 +27,7 @@ class Pace:
     def __init__(self, settings: PaceSettings) -> None:
         self._settings = settings
         self._sequences: list[PacedSequence] = []
-        self._running = 0.0  # sequences that decode at the target, those of other gateways too
+        self._running = 0.0  # sequences of all gateways that decode at the target
         self._costs = TargetCosts()
         self._trials = Trials()
         self._observations = 0  # since the last decision
@@ -44,7 +44,7 @@ class Pace:
         self._decide()
 
     def join(self, sequence: PacedSequence) -> None:
-        """Counts a sequence in. It is decided for as a sequence like it, if there is one."""
+        """Counts a sequence in. It gets the depth of a sequence like it, if there is any."""
         self._sequences.append(sequence)
         self._trials.joined(len(self._sequences))
         alike = next((other for other in self._sequences[-2::-1] if other.is_like(sequence)), None)

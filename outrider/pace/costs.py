@@ -18,12 +18,12 @@ from outrider.pace.tuning import TUNING
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """One round as it went."""
+    """Measured times of a round."""
 
     depth: int  # guesses in the chain
     seconds: float  # time in which the target did not work on the round
-    overhead_s: float  # time of these that was spent outside of the drafter too
-    target_s: float  # time in which the target had the round, in a step or waiting for one
+    overhead_s: float  # part of ``seconds`` outside of the drafter
+    target_s: float  # time in which the target had the round, before and in its step
     ahead_hit: bool | None = None  # whether the Draft was there before its Verdict; None: none was prepared
 
 
@@ -38,7 +38,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class BatchCosts:
-    """Costs at the batch's mean context, drafted by the slowest of those that draft."""
+    """Costs at the batch's mean context; the slowest drafter decides the time of drafting."""
 
     target: StepCost
     drafters: list[tuple[DrafterCost, float]]  # each with its share of the sequences
@@ -124,7 +124,7 @@ class TargetCosts:
 
         Args:
             drafted_by: [sequences] drafter and worker of each; a sequence without a worker counts at a known
-                one.
+                worker.
             context: tokens per sequence.
         """
         counts = Counter(self._of(drafter, worker) for drafter, worker in drafted_by)

@@ -28,7 +28,7 @@ class RoundCost:
 
 
 class DrafterCost:
-    """Seconds that one drafter takes at one worker, outside of the target.
+    """Seconds that a drafter takes at a worker, outside of the target.
 
     Draft-ahead hides a share of the time, but never more than the target's own step lasts.
     """
@@ -56,7 +56,7 @@ class DrafterCost:
         """Seconds from a Verdict to the next Draft sent; arguments broadcast.
 
         Args:
-            alternatives: nodes besides chains, all together, that the drafter feeds too.
+            alternatives: nodes next to chains, all together, that the drafter feeds too.
             target_step: seconds of the target's step.
         """
         alone = self._alone(sequences, depth, alternatives)
@@ -74,14 +74,14 @@ class DrafterCost:
 
 
 class DrafterCosts:
-    """Seconds that one drafter takes, at each of its workers."""
+    """Seconds that a drafter takes, at each of its workers."""
 
     def __init__(self, drafter: DrafterInfo) -> None:
         self._newest = DrafterCost(drafter)  # cost that was asked for last
         self._of_worker = Lru[str, DrafterCost](TUNING.most_workers)
 
     def of(self, worker: str) -> DrafterCost:
-        """Cost at a worker; a new worker counts as another one does.
+        """Returns the cost at a worker; a new worker begins with the cost of another.
 
         worker: its address; empty: any, or the drafter has no workers.
         """

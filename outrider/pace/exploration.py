@@ -1,15 +1,15 @@
-"""What is tried only to learn from it, and how often: all of it is here. Torch-free.
+"""Exploration: everything that is tried only to learn from it, and how often. Torch-free.
 
 A controller learns about what it does, and nothing about what it does not do. In plain decoding, no Verdict
-tells how good Drafts would be. While all sequences are in rounds, no step tells what plain decoding would
+shows how good Drafts would be. While all sequences are in rounds, no step shows what plain decoding would
 take. A drafter that never drafts stays unknown. So each choice would confirm itself for ever. Three small,
 bounded expenses keep every choice open:
 
-- A *trial* of the other kind of decoding tells what that costs. All sequences of a target make a few turns of
+- A *trial* of the other kind of decoding shows what that costs. All sequences of a target make a few turns of
   it, after 150 steps without any (``Trials``). Early trials come sooner: first measurements are the worst.
-- A *probe* tells how good Drafts would be for a sequence in plain decoding. Its drafter guesses, and the text
+- A *probe* shows how good Drafts would be for a sequence in plain decoding. Its drafter guesses, and the text
   or a round judges the guess (``Probes``). Probes that change nothing get rarer.
-- A *watch* tells how good a drafter is that does not draft. It guesses for another drafter's sequence, and
+- A *watch* shows how good a drafter is that does not draft. It guesses for another drafter's sequence, and
   the text judges it (``Watches``). Watches use up a credit that grows by a fixed share per sequence.
 
 ``PaceSettings.explores`` turns all three off. What does not pay then stays off, until the load changes.
@@ -33,7 +33,7 @@ class Trials:
         self._steps = 0.0  # steps of one kind, with Drafts or without, since there was one of the other
         self._had_drafts = False
         self._wait = TUNING.first_trial  # steps of one kind before a trial
-        self._sequences = 1  # sequences at the last trial; twice as many call for another one
+        self._sequences = 1  # sequences at the last trial; twice as many call for another trial
 
     def stepped(self, had_drafts: bool) -> None:
         """Counts a step of the target."""
@@ -69,7 +69,7 @@ class Turns:
         self.left = plain_tokens if is_drafting else TUNING.trial_rounds
 
     def probe(self) -> None:
-        """Makes the next turn a round: only that tells how good the Drafts are."""
+        """Makes the next turn a round: only a round can judge the Drafts."""
         self.left = max(self.left, 1)
         self.is_probe = True
 
@@ -93,10 +93,10 @@ class Probes:
     def tokens(self, settings: PaceSettings, drafter: DrafterInfo, sequences: int) -> int:
         """Plain tokens from one probe of a sequence to its next.
 
-        More after every probe in a row that changed nothing, and where many sequences probe: together they
-        tell as much. A guess is not free where the draft shares a processor, and a new sequence's prompt has
-        to be taken in for it. A probe of a target drafter is a round, and all sequences of the step wait for
-        its Draft. So one of them probes at a time.
+        Their number grows with every probe in a row that changed nothing, and with the sequences: many
+        sequences together learn as much by fewer probes of each. A guess costs time if the draft shares a
+        processor, and the draft has to take in a new sequence's prompt. A probe of a target drafter is a
+        round, and all sequences of the step wait for its Draft. So a single sequence probes at a time.
 
         Args:
             sequences: all at the target.
@@ -118,10 +118,10 @@ class Watches:
         self._newest = Lru[tuple[Hashable, str], int](TUNING.most_watched)  # number of the newest sequence
 
     def begun(self, settings: PaceSettings, key: Hashable, known: Mapping[str, bool]) -> list[str]:
-        """Drafters that guess for a sequence which begins now: all unknown ones, or else one in its turn.
+        """Returns the drafters that guess for a new sequence: all unknown drafters, or else the next in turn.
 
         Args:
-            key: kind of sequences for which acceptance is told apart.
+            key: kind of sequences that have an acceptance of their own.
             known: by drafter, whether enough is known about it.
         """
         self._sequences += 1

@@ -1,9 +1,9 @@
 """The depths at which a batch is served fastest. Pure functions over arrays, torch-free.
 
-The aim is the largest mean, over the sequences, of the logarithm of their tokens per second. In a batch whose
-sequences are alike that is the most tokens per second. Where they differ it is not. The most tokens per
-second at a moment would come from deep Drafts for the sequences that are easy to guess, at the cost of all
-others. But the easy ones are soon through, and the others then fill the batch.
+The aim is the largest mean, over the sequences, of the logarithm of their tokens per second. If the
+sequences are alike, that is the most tokens per second; if they differ, it is not. The most tokens per
+second at a moment would come from deep Drafts for the sequences that are easy to guess, at the cost of hard
+sequences. But easy sequences are soon through, and hard sequences then fill the batch.
 
 Why the logarithm: answers do not get longer by being fast. Let S streams answer request after request in
 rounds of P seconds, with E tokens a round. The tokens per second over whole answers are then S / (P mean(1 /
@@ -27,8 +27,8 @@ class Costs(Protocol):
 
     @property
     def calibration(self) -> Vector | float:
-        """[sequences, max_depth] factor by which rounds as deep take longer than these costs say, divided by
-        that of plain decoding; or one for all."""
+        """[sequences, max_depth] factor by which rounds of each depth take longer than these costs, divided
+        by the factor of plain decoding; or a single factor."""
 
     @property
     def draft_in_step(self) -> bool:
@@ -45,7 +45,7 @@ class Costs(Protocol):
         Args:
             sequences: sequences in rounds.
             depth: depth of the deepest Draft.
-            alternatives: nodes besides the chains that a drafter feeds too, all together.
+            alternatives: nodes next to the chains that a drafter feeds too, all together.
             target_step: seconds of a target step, in which draft-ahead has time.
         """
 
@@ -60,7 +60,7 @@ class Mix:
     log_tokens: Vector  # logarithm of the expected tokens of a round, summed over the sequences in rounds
     log_overrun: Vector  # logarithm of the factor by which rounds take longer, summed over those sequences
     depth: Vector  # depth of the deepest Draft
-    alternatives: Vector | float = 0.0  # drafted tokens besides chains that a drafter feeds too
+    alternatives: Vector | float = 0.0  # drafted tokens next to chains that a drafter feeds too
 
 
 def mix_of(depths: NDArray[np.int64], reach: Vector, costs: Costs, scale: float = 1.0) -> Mix:
@@ -150,7 +150,7 @@ def best_depths(
         reach: [sequences, max_depth] probability that a drafted token of that depth is accepted; falls with
             the depth, 0 if none may be drafted.
         is_batch: [sequences]
-        scale: sequences at the target for each sequence here; they count as these do.
+        scale: sequences at the target for each sequence here.
     """
     depths = np.zeros(len(reach), np.int64)
     for rows in (~is_batch, is_batch):
@@ -167,7 +167,7 @@ def best_alternatives(
     costs: Costs,
     scale: float = 1.0,
 ) -> NDArray[np.int64]:
-    """[sequences] nodes that pay besides the chains: an alternative at each position, and what follows it.
+    """[sequences] nodes that pay next to the chains: an alternative at each position, and what follows it.
 
     An alternative is correct if its position is reached, the chain's token is wrong and the second guess is
     correct. It then adds one token to the Verdict. It costs the target one more token, and the draft nothing.
@@ -207,7 +207,7 @@ def best_alternatives(
 
 
 def _continued(correct: Vector, rates: Vector) -> Vector:
-    """[sequences, depth, depth] probability that nodes besides a chain are accepted.
+    """[sequences, depth, depth] probability that nodes next to a chain are accepted.
 
     The second axis is the position of their alternative, the third the number of tokens after it.
 

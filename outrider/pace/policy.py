@@ -36,7 +36,7 @@ def threshold_depth(
         acceptance_rate: accepted / reached.
         running: sequences that decode at the target; a sequence whose prompt is taken in does not count.
         is_drafting: whether the sequence has Drafts now: it takes more to begin than to go on.
-        is_batch: whether the sequence is marked batch: its Drafts end when those of others get shallower.
+        is_batch: whether the sequence is marked batch: its Drafts end at half_depth_from already.
     """
     least = settings.off_below if is_drafting else settings.on_above
     off_from = min(settings.half_depth_from, settings.off_from) if is_batch else settings.off_from

@@ -1,4 +1,4 @@
-"""Least squares of the relative error, over observations that come one by one. Torch-free."""
+"""Least squares of the relative error, over a stream of observations. Torch-free."""
 
 from collections.abc import Sequence
 
@@ -14,16 +14,16 @@ Vector = NDArray[np.float64]
 class LinearCost:
     """Seconds as a sum of features with weights of at least 0: least squares of the relative error.
 
-    Observations are forgotten as newer ones come from the same region of sizes: what is not seen any more
-    stays known. The weights are damped: what the observations do not tell apart stays as it was.
+    An observation loses weight with each newer observation from its region of sizes. So regions that are not
+    seen any more stay known. The weights are damped: they change only as far as the observations decide.
     """
 
     def __init__(self, regularization: Sequence[float], memory: float = TUNING.region_memory) -> None:
         """
         Args:
             regularization: [num_features] damping of each. What several features could explain goes to the
-                one with the least damping.
-            memory: observations of one region after which an older one weighs 1/e.
+                feature with the least damping.
+            memory: observations of a region after which an observation weighs 1/e.
         """
         num_features = len(regularization)
         self._reluctance = np.array(regularization)
@@ -43,7 +43,7 @@ class LinearCost:
         Args:
             features: [num_features]
             seconds: what it took; 0 and less are ignored.
-            size: tells its region, one for each doubling.
+            size: decides the region: a region for each doubling.
         """
         if seconds <= 0.0:
             return
@@ -53,7 +53,7 @@ class LinearCost:
         if self.samples >= TUNING.fit_after:
             if self._unfitted >= TUNING.fit_every or self.samples == TUNING.fit_after:
                 self._fit()
-            # After prompts alone, for example, a fit says nothing about decoding: it cannot judge that.
+            # After prompts alone, for example, a fit knows nothing about decoding and cannot judge it.
             if (fitted := float(features @ self._weights)) > 0.0:
                 outlier = TUNING.outlier_factor
                 expected = max(fitted, self.shortest_s / outlier)
@@ -79,7 +79,7 @@ class LinearCost:
 
     @property
     def weights(self) -> Vector:
-        """[num_features] one array until something new was observed; 0 before the first observation."""
+        """[num_features] weights: the same array until the next observation; 0 before the first."""
         if self._unfitted:
             self._fit()
         return self._weights

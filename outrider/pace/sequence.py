@@ -17,7 +17,7 @@ class Decision:
 
     depth: int  # drafted tokens of a chain; 0: plain decoding
     decided_by: str  # MEASURED or THRESHOLDS
-    alternatives: int = 0  # alternatives beside the chain
+    alternatives: int = 0  # alternatives next to the chain
     patience_s: float = math.inf  # seconds to wait for a Draft: beyond them plain decoding is faster
 
 
@@ -44,7 +44,7 @@ class PacedSequence:
 
     @property
     def alternatives(self) -> int:
-        """Alternatives beside the chain, as decided last."""
+        """Alternatives next to the chain, as decided last."""
         return self.decision.alternatives
 
     @property

@@ -34,7 +34,7 @@ class PaceSettings(BaseModel):
         default=0.03,
         ge=0.0,
         lt=1.0,
-        description="share by which a Draft counts for more where there was one before, and else for less",
+        description="share by which Drafts count for more if the sequence has them, and else for less",
     )
     explores: bool = Field(
         default=True,
@@ -47,13 +47,13 @@ class PaceSettings(BaseModel):
         default=0.1,
         ge=0.0,
         le=1.0,
-        description="where several drafters draft: share of sequences by whose text one that does not draft"
-        " them, and has a model, is judged too",
+        description="share of the sequences for which a drafter that does not draft them guesses too, to be"
+        " judged; drafters with a model, if there are several drafters",
     )
     trial_steps: int = Field(
         default=150,
         ge=1,
-        description="steps of one kind, with Drafts or without, after which the other is tried for its cost",
+        description="steps of one kind, with Drafts or without, after which the other kind is tried",
     )
 
     @model_validator(mode="after")

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StepSize:
-    """How much one forward pass has to do."""
+    """Work of a forward pass."""
 
     sequences: float
-    tokens: float  # decoded and drafted ones
+    tokens: float  # decoded and drafted tokens
     prompt_tokens: float = 0.0  # tokens of prompts that the same pass prefills
     context_tokens: float = 0.0  # cached tokens to which its sequences attend, all together
 

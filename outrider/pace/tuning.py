@@ -36,8 +36,8 @@ class PaceTuning:
     outlier_factor: float = 4.0  # factor: a time further off counts as just as far off
 
     # Costs
-    hinges_up: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512)  # tokens: from there on one costs more
-    hinges_down: tuple[int, ...] = (16, 64, 192)  # tokens: from there on one costs less, as on some CPUs
+    hinges_up: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512)  # tokens: from there on a token costs more
+    hinges_down: tuple[int, ...] = (16, 64, 192)  # tokens: from there on a token costs less, as on some CPUs
     step_reluctance: tuple[float, ...] = (1e-3, 0.1, 1.0, 1.0, 1.0)  # shares: damping; see StepCost
     round_reluctance: tuple[float, ...] = (1e-3, 1.0)  # shares: damping of the constant and of sequences
     most_tokens: int = 1 << 20  # tokens: a step has fewer
@@ -50,8 +50,8 @@ class PaceTuning:
 
     # Calibration
     calibration_memory: float = 32.0  # times that each sequence observed it: 1/e after
-    calibration_depth_memory: float = 128.0  # times: the same for rounds of one depth
-    calibration_trial_memory: float = 4.0  # times: the same in trials, which are rare
+    calibration_depth_memory: float = 128.0  # times: 1/e after these, for rounds of one depth
+    calibration_trial_memory: float = 4.0  # times: 1/e after these, in trials, which are rare
     calibration_fading: float = 400.0  # steps without rounds: their calibration is 1/e
     calibration_error: float = math.log(2.0)  # logarithm: largest error of one time
     calibration_depths: tuple[int, ...] = (2, 4, 8, MAX_DEPTH)  # tokens: up to each, depths share it
@@ -74,7 +74,7 @@ class PaceTuning:
     most_probers: int = 64  # sequences: more probe no more rarely
     unknown_factor: int = 4  # times as often an unknown drafter guesses
     watch_again: int = 8  # sequences after which an unknown drafter gets one more
-    most_credit: float = 16.0  # sequences: watched one after the other at most
+    most_credit: float = 16.0  # sequences: watched in a row at most
     most_watched: int = 4096  # pairs of task and drafter: labels come from clients
 
 
