@@ -10,6 +10,13 @@ from outrider.learning.agreement import Agreement
 from protos import rounds_pb2
 
 
+@dataclass(frozen=True)
+class WithReason:
+    """Base of events that tell a reason and nothing else."""
+
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class RoundBegan:
     """One Draft and its Verdict are under way."""
@@ -19,11 +26,8 @@ class RoundBegan:
     continued: bool = False  # the target has the Draft already
 
 
-@dataclass(frozen=True, slots=True)
-class PlainBegan:
+class PlainBegan(WithReason):
     """Plain decoding is under way."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +37,8 @@ class SendingAhead:
     proposal: Proposal
 
 
-@dataclass(frozen=True, slots=True)
-class Forgone:
+class Forgone(WithReason):
     """The target has continued with a Draft that was sent ahead; its Verdict is dropped."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +57,15 @@ class DraftAwaited:
 
 @dataclass(frozen=True, slots=True)
 class FellBack:
-    """There are no Drafts until the drafter has recovered."""
+    """The drafter failed or has nothing to say: there are no Drafts until it has recovered."""
 
     reason: str  # DepthReason LATE, LOST or EMPTY
     detail: str
     is_fault: bool = True  # False: an index has nothing to say
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed:
+class Resumed(WithReason):
     """The drafter has a Draft again, and rounds pay."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class VerdictFell:
     def overhead_s(self) -> float:
         """Seconds from turn to Verdict outside of the target worker; 0 if the target continued by itself.
 
-        They leave out the time in which a client that reads slowly kept the gateway from waiting.
+        They leave out time in which a slow client kept the gateway from waiting for the Verdict.
         """
         return 0.0 if self.continued else max(self.target_s - self.reply.timings.total_ns / 1e9, 0.0)
 
@@ -121,7 +119,7 @@ class VerdictFell:
 
     @property
     def reached(self) -> int:
-        """Drafted tokens that the target judged: the correct ones, and one that was refused."""
+        """Drafted tokens that the target judged: the correct tokens, and the first refused token."""
         return self.accepted + self.is_refused
 
     @property
@@ -154,10 +152,10 @@ class VerdictFell:
 
 @dataclass(frozen=True, slots=True)
 class TokenDecoded:
-    """A token of plain decoding is committed. Some still come after the Draft of a round was sent."""
+    """A token of plain decoding is committed, perhaps after the Draft of a round was sent."""
 
     reply: rounds_pb2.TargetReply
-    target_s: float  # seconds of the wait for it
+    target_s: float  # seconds of the wait for the token
 
 
 class Overtaken(Agreement):
@@ -187,15 +185,12 @@ class GuessJudged:
 
     @property
     def reached(self) -> int:
-        """Tokens asked for that the text judges. No token where one was asked for is a wrong guess."""
+        """Tokens asked for that the text judges. A missing token counts as a wrong guess."""
         return min(self.correct + 1, self.guess.wanted)
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(WithReason):
     """Plain decoding is over, or a round that will have no Verdict."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +206,11 @@ class TargetLost:
     """A target was lost, and the sequence goes on at another."""
 
     detail: str
-    is_first: bool  # False: another was lost just before, without a token in between
+    is_first: bool  # False: a target was lost before, and no token came in between
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceFailed:
+class SequenceFailed(WithReason):
     """The sequence ends with an error."""
-
-    reason: str
 
 
 Event = (

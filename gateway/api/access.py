@@ -1,4 +1,4 @@
-"""Who may ask: API keys, compared in constant time; without keys only callers on this machine."""
+"""Checks of callers: API keys, compared in constant time; without keys the caller's own machine."""
 
 import hashlib
 import hmac
@@ -14,12 +14,12 @@ NEEDED = "an API key is needed: send it as 'Authorization: Bearer <key>'"
 
 
 def digest(key: str) -> str:
-    """What a gateway keeps of an API key."""
+    """Returns the SHA-256 of an API key in hexadecimal, which is all that a gateway keeps of the key."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def who_is_answered(has_keys: bool, *, anonymous: bool) -> str:
-    """Says in one line whether callers need an API key, and which do not."""
+    """Returns a sentence that says which callers need an API key."""
     if has_keys:
         return "every caller needs an API key"
     if anonymous:
@@ -28,10 +28,10 @@ def who_is_answered(has_keys: bool, *, anonymous: bool) -> str:
 
 
 class Authentication:
-    """Decides by the key presented, or by the caller's address where no keys are configured."""
+    """Admits callers by their key, or by their address if no keys are configured."""
 
     def __init__(self, key_digests: tuple[str, ...], *, anonymous: bool) -> None:
-        """anonymous: whether anyone may ask without a key, from anywhere."""
+        """anonymous: without configured keys, callers on other machines are admitted too."""
         self.told = who_is_answered(bool(key_digests), anonymous=anonymous)
         self._key_digests = key_digests
         self._anonymous = anonymous
@@ -39,15 +39,15 @@ class Authentication:
     def check(
         self, authorization: str | None, host: str | None, foreign_name: str | None = None
     ) -> str | None:
-        """Who asks: the digest of a key, LOCAL for callers on this machine without one, None for anybody.
+        """Returns the caller: the digest of a key, LOCAL for this machine without a key, None for any other.
 
         Args:
-            authorization: the header's or metadata's value.
-            host: address of the caller, None if it is not known.
-            foreign_name: as the function says. The caller may be a browser with another site's page.
+            authorization: value of the header or of the metadata.
+            host: address of the caller; None: unknown.
+            foreign_name: result of ``foreign_name``; the caller may be a browser with another site's page.
 
         Raises:
-            UnauthenticatedError: the caller may not ask; the message says what would be accepted.
+            UnauthenticatedError: the caller is refused; the message says what is accepted.
         """
         if not self._key_digests:
             if _is_loopback(host) and foreign_name is None:
@@ -59,7 +59,7 @@ class Authentication:
             raise UnauthenticatedError("without API keys only callers on this machine are answered")
         scheme, _, key = (authorization or "").partition(" ")
         presented = digest(key.strip())
-        # Every key is compared, so that the time taken tells nothing about which one came close.
+        # All keys are compared, so that the time taken does not tell which key came close.
         matches = [hmac.compare_digest(presented, known) for known in self._key_digests]
         if scheme.lower() != "bearer" or not any(matches):
             raise UnauthenticatedError(NEEDED)
@@ -67,10 +67,10 @@ class Authentication:
 
 
 def foreign_name(headers: Mapping[str, str]) -> str | None:
-    """Returns which header names another machine than this one, with its value; None if none does.
+    """Returns the header that names another machine, with its value; None if no header does.
 
-    A page from elsewhere can have its own name resolved to a loopback address, and then ask as if it was from
-    here (DNS rebinding). Its name still stands in Host, and in Origin.
+    A page of another site can let its name resolve to a loopback address, and then seem to ask from this
+    machine (DNS rebinding). Host and Origin still have that name.
     """
     addresses = {
         "Host": f"//{headers.get('host', 'localhost')}",
@@ -87,7 +87,7 @@ def foreign_name(headers: Mapping[str, str]) -> str | None:
 
 
 def peer_host(peer: str) -> str | None:
-    """The address in gRPC's name for it: ``ipv4:127.0.0.1:5000``, ``ipv6:%5B::1%5D:5000``, ``unix:...``."""
+    """Returns the host of gRPC's peer: ``ipv4:127.0.0.1:5000``, ``ipv6:%5B::1%5D:5000``, ``unix:...``."""
     kind, _, rest = unquote(peer).partition(":")
     if kind == "unix":
         return "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Bodies of HTTP requests: how long they may be, and how many may be read and prepared at a time."""
+"""Reader of the bodies of HTTP requests, with bounds on their length, time and number."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,34 +13,34 @@ from gateway.errors import InvalidRequestError
 from gateway.generation.generation import Generation
 from gateway.settings import BODIES_AT_ONCE
 
-CLOSE = {"Connection": "close"}  # whoever did not send all of it may not go on sending for ever
+CLOSE = {"Connection": "close"}  # a client that has not sent all of its body must not go on sending
 
 
 @dataclass(frozen=True)
 class Body:
     text: bytes
-    deadline: float  # the request's, in the event loop's time
+    deadline: float  # deadline of the request, in the event loop's time
 
 
 class Bodies:
-    """Reads bodies. Neither slow ones nor many of them keep a gateway from others."""
+    """Reads bodies. Slow bodies, or many of them, do not keep a gateway from further requests."""
 
     def __init__(self, max_bytes: int, within_s: float) -> None:
-        """within_s: seconds in which a body has to come."""
+        """within_s: seconds within which a body must arrive."""
         self._max_bytes = max_bytes
         self._within_s = within_s
-        self._reading: dict[asyncio.Timeout, None] = {}  # the one that is read for longest first
+        self._reading: dict[asyncio.Timeout, None] = {}  # oldest reading first
 
     async def read(self, request: HttpRequest) -> bytes:
         """Returns the whole body.
 
         Raises:
-            InvalidRequestError: it is no JSON, by its type.
-            HTTPException: it is too long, comes too slowly, or ends before its end. Where too many are read,
-                the one that is read for longest gives way to the newest.
+            InvalidRequestError: its content type is not JSON.
+            HTTPException: it is too long, too slow or incomplete. When too many bodies are read, the oldest
+                reading is given up.
         """
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        # Any page in a browser may send another type to a service on its machine, JSON only with its consent.
+        # A page in a browser may send any type but JSON to a service on the same machine unasked.
         if content_type != "application/json":
             raise InvalidRequestError("body", "Content-Type: application/json is accepted")
         try:
@@ -54,7 +54,7 @@ class Bodies:
             raise HTTPException(
                 408, f"the body came too slowly: {self._within_s:g} s are accepted, less under load", CLOSE
             ) from error
-        except ClientDisconnect as error:  # nobody hears it, and it is no defect for the log
+        except ClientDisconnect as error:  # the log would show a defect otherwise
             raise HTTPException(400, "the client left while it sent the body") from error
 
     def _begin(self, limit: asyncio.Timeout) -> None:
@@ -74,7 +74,7 @@ class Bodies:
 
 
 class Entrance:
-    """The way in of every request with a body."""
+    """Entrance of every request with a body."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
@@ -83,11 +83,11 @@ class Entrance:
 
     @asynccontextmanager
     async def body(self, request: HttpRequest) -> AsyncIterator[Body]:
-        """Reads the body, and keeps a place for the work that comes before an answer, while this is open.
+        """Reads the body, and holds a place for preparing the answer as long as the context is open.
 
         Raises:
             OverloadedError, DeadlineError: there is no place.
-            InvalidRequestError, HTTPException: as ``Bodies.read``.
+            InvalidRequestError, HTTPException: ``Bodies.read`` raises them.
         """
         deadline = self._generation.deadline()
         text = await self._bodies.read(request)

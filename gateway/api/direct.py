@@ -1,4 +1,4 @@
-"""The gRPC API at a port of the gateway's own, past Serve's proxy."""
+"""Server of the gRPC API at a port of the gateway itself, without Serve's proxy."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -14,15 +14,17 @@ from gateway.errors import DEFECT
 from protos import generation_pb2_grpc
 
 NO_MESSAGE = "request: its bytes are no message that this method takes"
-GRACE_S = 15.0  # for answers under way when the gateway is told to leave; Serve ends it after 20 s
+GRACE_S = 15.0  # seconds for answers under way when the gateway leaves; Serve ends it after 20 s
 
 
 def direct_server(servicer: Any, address: str, max_message_bytes: int) -> tuple[grpc.aio.Server, int]:
-    """A server to be started, and its port. Gateways of one machine share it: the kernel deals them out.
+    """Returns a server that is not started, and its port, which all gateways of a machine share.
+
+    The kernel distributes calls among the gateways.
 
     Args:
-        servicer: of the Generation service, which answers grpc.health.v1's Check too.
-        address: host:port; port 0 finds a free one.
+        servicer: servicer of the Generation service, which also answers Check of grpc.health.v1.
+        address: host:port; 0 as the port stands for any free port.
 
     Raises:
         RuntimeError: another program has the port.
@@ -37,7 +39,7 @@ def direct_server(servicer: Any, address: str, max_message_bytes: int) -> tuple[
 
 
 class _Told(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Ends calls as their contexts were told. Of an exception grpc.aio would send the class and the text."""
+    """Ends failed calls with the status of their context: grpc.aio would send the exception's text."""
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
@@ -75,7 +77,7 @@ async def _told(context: Any) -> AsyncIterator[None]:
 
 
 class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """Watch and List are UNIMPLEMENTED, as they are through Serve's proxy."""
+    """Answers Check. Watch and List are UNIMPLEMENTED, as they are through Serve's proxy."""
 
     def __init__(self, servicer: Any) -> None:
         self._servicer = servicer

@@ -1,4 +1,4 @@
-"""What each path of the HTTP API takes and gives."""
+"""Types of the request and the answer of each path of the HTTP API."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,17 +16,17 @@ from gateway.api.text_api import DETOKENIZE, TOKENIZE, DetokenizeRequest, Tokeni
 COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 
 KEYED = (401,)
-READ = (400, 401, 404, 408, 413, 429, 504)  # a body is, and waits for a place before it is worked on
+READ = (400, 401, 404, 408, 413, 429, 504)  # statuses of endpoints that read a body
 GENERATED = (*READ, 500, 503)
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    answer: Any  # type of its body; None: it has none
+    answer: Any  # type of its body; None: no body
     request: type[BaseModel] | None = None
-    events: Any = None  # type of each server-sent event, where the answer may be streamed
+    events: Any = None  # type of each server-sent event; None: never streamed
     refusals: tuple[int, ...] = ()  # statuses with the body of an error
-    unready: bool = False  # whether it answers 503 with the same body while no target is ready
+    unready: bool = False  # whether the answer has status 503 while no target is ready
 
 
 ENDPOINTS: Final = {

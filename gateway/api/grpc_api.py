@@ -1,7 +1,7 @@
 """The Generation service of protos/generation.proto."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager, aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from functools import wraps
 from typing import Any, Protocol, TypeVar
 
@@ -56,7 +56,7 @@ ORIGINS = {
 }
 SERVICE = "outrider.v1.Generation"
 RPC = {"rpc.system": "grpc", "rpc.service": SERVICE}
-TRACED = ("Generate", "Complete")  # the other methods would only fill the traces
+TRACED = ("Generate", "Complete")  # methods that do work; spans of the rest would only fill the traces
 REQUEST_FIELDS = ("n", "task", "priority", "model")
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -64,7 +64,7 @@ ReplyT = TypeVar("ReplyT")
 
 
 class Context(Protocol):
-    """The part in use of what Serve's proxy hands over in place of grpc's own context."""
+    """Methods in use of the context that Serve's proxy passes in place of grpc's own."""
 
     def set_code(self, code: grpc.StatusCode) -> None: ...
     def set_details(self, details: str) -> None: ...
@@ -79,48 +79,52 @@ ServedStream = Callable[["GenerationServicer", RequestT, Context], AsyncIterator
 
 
 def guarded(method: Method[RequestT, ReplyT]) -> Method[RequestT, ReplyT]:
-    """Only for those who may ask; what goes wrong is told by its status code."""
+    """Refuses callers without access, and turns errors of the method into status codes."""
 
     @wraps(method)
     async def guard(self: "GenerationServicer", message: RequestT, grpc_context: Context) -> ReplyT:
-        with _span(method.__name__, grpc_context) as span:
-            try:
-                self.admit(message, grpc_context)
-                with use_span(span, record_exception=False, set_status_on_exception=False):
-                    return await method(self, message, grpc_context)
-            except GatewayError as error:
-                _tell(grpc_context, error, span)
-                raise
-            except Exception:
-                _tell_of_defect(grpc_context, span)
-                raise
+        with _call(self, method.__name__, message, grpc_context) as span, _current(span):
+            return await method(self, message, grpc_context)
 
     return guard
 
 
 def guarded_stream(method: StreamMethod[RequestT, ReplyT]) -> ServedStream[RequestT, ReplyT]:
-    """The same for a stream of replies."""
+    """Guards a method that streams its replies as ``guarded`` does."""
 
     @wraps(method)
     async def guard(
         self: "GenerationServicer", message: RequestT, grpc_context: Context
     ) -> AsyncIterator[ReplyT]:
-        with _span(method.__name__, grpc_context) as span:
-            try:
-                self.admit(message, grpc_context)
-                with use_span(span, record_exception=False, set_status_on_exception=False):
-                    replies: Any = await method(self, message, grpc_context)
-                async with aclosing(replies):
-                    async for reply in replies:
-                        yield reply
-            except GatewayError as error:
-                _tell(grpc_context, error, span)
-                raise
-            except Exception:
-                _tell_of_defect(grpc_context, span)
-                raise
+        with _call(self, method.__name__, message, grpc_context) as span:
+            with _current(span):
+                replies: Any = await method(self, message, grpc_context)
+            async with aclosing(replies):
+                async for reply in replies:
+                    yield reply
 
     return guard
+
+
+@contextmanager
+def _call(servicer: "GenerationServicer", method: str, message: Message, context: Context) -> Iterator[Span]:
+    """Traces a call, admits it, and sets its status if it fails: Serve would send a traceback as INTERNAL."""
+    with _span(method, context) as span:
+        try:
+            servicer.admit(message, context)
+            yield span
+        except GatewayError as error:
+            _set_status(context, span, STATUS[type(error)], str(error))
+            if isinstance(error, OverloadedError):
+                context.set_trailing_metadata([(RETRY_DELAY, str(round(error.retry_after_s * 1e3)))])
+            raise
+        except Exception:  # the log has the traceback, which may hold a prompt
+            _set_status(context, span, grpc.StatusCode.INTERNAL, DEFECT)
+            raise
+
+
+def _current(span: Span) -> AbstractContextManager[Span]:
+    return use_span(span, record_exception=False, set_status_on_exception=False)
 
 
 def _span(method: str, context: Context) -> AbstractContextManager[Span]:
@@ -130,21 +134,27 @@ def _span(method: str, context: Context) -> AbstractContextManager[Span]:
     return served(f"{SERVICE}/{method}", traceparent, {**RPC, "rpc.method": method})
 
 
+def _set_status(context: Context, span: Span, code: grpc.StatusCode, details: str) -> None:
+    context.set_code(code)
+    context.set_details(details)
+    span.set_attribute("rpc.grpc.status_code", code.value[0])
+
+
 class GenerationServicer:
-    """Named as in the proto: Serve's proxy finds methods by name."""
+    """Methods of the service, named as in the proto: Serve's proxy finds them by name."""
 
     generation: Generation
     authentication: Authentication
 
     def admit(self, message: Message, context: Context) -> None:
-        """Raises UnauthenticatedError, or InvalidRequestError for a message that is too long."""
+        """Checks caller and length. Raises UnauthenticatedError or InvalidRequestError."""
         self._caller(context)
         limit = self.generation.settings.max_message_bytes
         if message.ByteSize() > limit:
             raise InvalidRequestError("request", f"{message.ByteSize()} bytes, at most {limit} are accepted")
 
     def _caller(self, context: Context) -> str | None:
-        """Returns the caller, and raises, as ``Authentication.check`` does."""
+        """Returns the caller. Raises as ``Authentication.check`` does."""
         metadata = dict(context.invocation_metadata())
         return self.authentication.check(metadata.get("authorization"), peer_host(context.peer()))
 
@@ -243,30 +253,14 @@ class GenerationServicer:
     async def Check(  # noqa: N802
         self, message: health_pb2.HealthCheckRequest, grpc_context: Context
     ) -> health_pb2.HealthCheckResponse:
-        """grpc.health.v1, open to probes, which have no key."""
+        """Answers Check of grpc.health.v1, also for probes, which have no key."""
         lack = self.generation.readiness.lack()
         response = health_pb2.HealthCheckResponse
         return response(status=response.NOT_SERVING if lack else response.SERVING)
 
 
-def _tell(context: Context, error: GatewayError, span: Span) -> None:
-    """Sets the status of a call. Serve would send the traceback as INTERNAL instead."""
-    context.set_code(STATUS[type(error)])
-    span.set_attribute("rpc.grpc.status_code", STATUS[type(error)].value[0])
-    context.set_details(str(error))
-    if isinstance(error, OverloadedError):
-        context.set_trailing_metadata([(RETRY_DELAY, str(round(error.retry_after_s * 1e3)))])
-
-
-def _tell_of_defect(context: Context, span: Span) -> None:
-    """What is no GatewayError: the log has the traceback, which may hold a prompt."""
-    context.set_code(grpc.StatusCode.INTERNAL)
-    span.set_attribute("rpc.grpc.status_code", grpc.StatusCode.INTERNAL.value[0])
-    context.set_details(DEFECT)
-
-
 def _request(message: generation_pb2.GenerateRequest) -> Request:
-    """Raises InvalidRequestError naming the field."""
+    """Returns the request of a message. Raises InvalidRequestError naming the field."""
     if len(message.stop) > MAX_STOPS:
         raise InvalidRequestError("stop", f"{len(message.stop)} strings, at most {MAX_STOPS} are accepted")
     if any(len(stop) > MAX_STOP_LENGTH for stop in message.stop):
@@ -296,7 +290,7 @@ def _request(message: generation_pb2.GenerateRequest) -> Request:
 
 
 def _form(message: generation_pb2.StructuredOutputs) -> Form:
-    """Raises InvalidRequestError naming the field."""
+    """Returns the form that an answer must have. Raises InvalidRequestError naming the field."""
     field = message.WhichOneof("form")
     if field is None or (field == "json_object" and not message.json_object):
         raise InvalidRequestError("structured_outputs", "needs one of its fields")

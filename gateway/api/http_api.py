@@ -28,12 +28,12 @@ from gateway.api.openai.rendering import ChatPrompts
 from gateway.api.openai.response_events import ResponseAnswer, response_events
 from gateway.api.openai.responses import ResponseRequest, own_name, renamed, told_back
 from gateway.api.openai.schemas import GenerationRequest
-from gateway.api.openai.stream import StreamableAnswer, events, is_long
+from gateway.api.openai.stream import events, is_long
 from gateway.api.page import add_page
 from gateway.api.request_ids import KEY, RequestIds
 from gateway.api.service_types import Health, Model, Models, ToldWorker
 from gateway.api.text_api import add_texts
-from gateway.errors import InvalidRequestError, UnauthenticatedError, UnknownModelError
+from gateway.errors import InvalidRequestError, UnauthenticatedError
 from gateway.generation.generation import Generation
 from gateway.generation.request import Prepared
 from gateway.generation.token_bytes import TokenBytes
@@ -78,7 +78,9 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     )
     Caller = Annotated[str | None, Depends(is_known)]  # noqa: N806  a type
 
-    async def respond(asked: Parsed[Any], prepared: Prepared, answer: StreamableAnswer) -> Response:
+    async def respond(
+        asked: Parsed[Any], prepared: Prepared, answer: CompletionAnswer | ChatAnswer
+    ) -> Response:
         body: GenerationRequest = asked.body
         chunks = generation.chunks(prepared)
         headers = headers_of(asked, told_seed(body, prepared))
@@ -90,14 +92,13 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
                 return JSONResponse(answer.whole(said, len(prepared.sequences)), headers=headers)
 
             return await asyncio.to_thread(whole) if is_long(said) else whole()
-        # The first chunk is waited for: until then an error can still be told by the status.
-        first = await anext(chunks)
+        first = await anext(chunks)  # until then an error can still be told by the status
         told = events(first, chunks, answer, body.stream_options, tokens, prepared.prompt_tokens)
         return StreamingResponse(told, media_type="text/event-stream", headers=headers)
 
     @app.post(COMPLETIONS)
     async def completions(request: HttpRequest, caller: Caller) -> Response:
-        """Goes on with a text, or several; as server-sent events with `stream`."""
+        """Continues texts; as server-sent events with `stream`."""
         async with entrance.body(request) as body:
             asked = await parsed(CompletionRequest, body.text, settings.unknown_fields)
             prepared = await generation.prepare(asked.body.prepared(), caller, body.deadline)
@@ -122,7 +123,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
 
     @app.post(RESPONSES)
     async def responses(request: HttpRequest, caller: Caller) -> Response:
-        """Answers a conversation in OpenAI's newer words. Nothing is kept after the answer."""
+        """Answers a conversation in the form of OpenAI's newer API. Nothing is kept after the answer."""
         async with entrance.body(request) as body:
             asked = await parsed(ResponseRequest, body.text, settings.unknown_fields)
             try:
@@ -149,19 +150,18 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
 
     @app.get("/v1/models", dependencies=[Depends(is_known)])
     async def models() -> Models:
-        """What is served."""
+        """Returns the model that is served."""
         return {"object": "list", "data": [await model(settings.model)]}
 
     @app.get("/v1/models/{name:path}", dependencies=[Depends(is_known)])
     async def model(name: str) -> Model:
-        """One model that is served."""
-        if name != settings.model:
-            raise UnknownModelError("model", f"{name!r} is not served, {settings.model!r} is")
+        """Returns the model of this name, if it is served."""
+        generation.limits.check_model(name)
         return {"id": name, "object": "model", "created": started, "owned_by": "outrider"}
 
     @app.get("/health")
     async def health(request: HttpRequest) -> JSONResponse:
-        """200 when a request can be answered now; to those who may ask also workers and the pace in force."""
+        """Answers 200 when a request can be answered now. Callers with access get workers and settings."""
         lack = generation.readiness.lack()
         body: Health = {"status": lack or "ok"}
         try:
@@ -184,7 +184,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
 
     @app.get("/loads", dependencies=[Depends(is_known)])
     async def busy() -> dict[str, Any]:
-        """GetLoads of the gRPC API as JSON."""
+        """Returns what GetLoads of the gRPC API tells, as JSON."""
         return as_json(loads(generation))
 
     add_texts(app, generation, prompts, is_known, entrance)
@@ -201,5 +201,5 @@ def headers_of(asked: Parsed[Any], seed: int) -> dict[str, str]:
 
 
 def _listed(names: list[str]) -> str:
-    """Returns text that a header can hold: callers chose the names of unknown fields."""
+    """Returns the names as text that a header can hold: callers chose the names of unknown fields."""
     return ", ".join(name.encode("unicode_escape").decode() for name in names)[:LONGEST_HEADER]

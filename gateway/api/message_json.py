@@ -1,4 +1,4 @@
-"""Messages of gRPC as HTTP answers with them, and how that JSON is described."""
+"""JSON of messages, with which HTTP answers, and its schema."""
 
 from typing import Any, Final
 
@@ -6,7 +6,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
-# JSON's number cannot hold 64 bits, so those would be strings; no message here has such a field.
+# Integers of 64 bits are strings in JSON; no message here has such a field.
 TYPES: Final = {
     FieldDescriptor.CPPTYPE_INT32: "integer",
     FieldDescriptor.CPPTYPE_UINT32: "integer",
@@ -18,14 +18,14 @@ TYPES: Final = {
 
 
 def as_json(message: Message) -> dict[str, Any]:
-    """Under the fields' own names, with every field but the optional ones that are not set."""
+    """Returns all fields of a message under their own names, but for optional fields that are not set."""
     return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
 def json_schema_of(kind: Descriptor, **instead: dict[str, Any]) -> dict[str, Any]:
-    """Returns the JSON schema of what ``as_json`` makes of such a message.
+    """Returns the JSON schema of what ``as_json`` makes of a message.
 
-    instead: schemas of fields that are told otherwise, or of the items of a repeated one.
+    instead: schemas by field that replace the schema of its value, or of the items of a repeated field.
     """
     return {
         "title": kind.name,

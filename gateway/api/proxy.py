@@ -1,4 +1,4 @@
-"""The public gRPC API in Serve's proxy: cancellations always arrive, malformed messages are refused."""
+"""Handlers of the gRPC API in Serve's proxy: they pass every cancellation and refuse malformed messages."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -19,10 +19,10 @@ MALFORMED = object()  # stands for a request whose bytes are no message of its t
 
 
 def add_generation_servicer(servicer: Any, server: Any) -> None:
-    """Serve calls this with its own server, which routes every method to a gateway.
+    """Registers the service at Serve's own server, which routes every method to a gateway.
 
-    No other code of ours runs in the proxy. So the bound on what it reads over HTTP is set here too: Serve
-    calls this before its HTTP server chooses how to read.
+    Serve calls no other function of ours in the proxy, so the bound on HTTP heads is set here too. Serve's
+    HTTP server chooses its protocol later.
     """
     bound_heads()
     shorten_refusals()
@@ -40,7 +40,7 @@ def add_generation_servicer(servicer: Any, server: Any) -> None:
 
 
 class _LenientServer:
-    """Registers methods that take MALFORMED for what they cannot read: grpc would end the call as UNKNOWN."""
+    """Registers methods that get MALFORMED for unreadable bytes: grpc would end the call as UNKNOWN."""
 
     def __init__(self, server: Any) -> None:
         self._server = server
@@ -85,10 +85,10 @@ async def _refuse_malformed(request: Any, context: Any) -> None:
 
 
 def cancellable(handler: StreamHandler) -> StreamHandler:
-    """Returns a handler of streams that is told of every cancellation, and refuses what cannot be read.
+    """Returns a handler of streams that passes every cancellation on, and refuses malformed messages.
 
-    Serve's handler tells the gateway of a cancellation only if that finds it waiting for the next reply. One
-    that comes while a reply is written to the client is lost, and the answer is generated to its end.
+    Serve's handler passes a cancellation on only while it waits for the next reply. A cancellation while a
+    reply is written to the client is lost, and the answer is generated to its end.
     """
 
     @wraps(handler)
@@ -100,7 +100,7 @@ def cancellable(handler: StreamHandler) -> StreamHandler:
                 yield reply
         except GeneratorExit:  # the call ended while a reply was written
             waiting = asyncio.ensure_future(anext(replies, None))
-            await asyncio.sleep(0)  # until it waits
+            await asyncio.sleep(0)  # until the handler waits
             waiting.cancel()
             await asyncio.wait({waiting})
             raise
@@ -109,7 +109,7 @@ def cancellable(handler: StreamHandler) -> StreamHandler:
 
 
 class LastingContext:
-    """A call's context that can be asked for the peer after its end, where grpc's own crashes the process."""
+    """Context that tells the peer even after the call's end: grpc's own would crash the process."""
 
     def __init__(self, context: Any) -> None:
         self._context = context

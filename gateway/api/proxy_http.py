@@ -1,4 +1,4 @@
-"""Bound on the head of an HTTP request, in the process that reads it for Serve."""
+"""Bound on the head of an HTTP request, in the proxy process of Serve."""
 
 from uvicorn import config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -7,13 +7,13 @@ MAX_HEAD_BYTES = 2**16  # request line and headers together; usual servers take 
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Refuses what goes on without an end before a body, and between and after its pieces.
+    """Refuses endless headers before a body, and endless chunk heads and trailers after it.
 
-    The parser keeps a header until it ends and copies all of it with each piece that arrives. Without a bound
-    one connection could take all memory and the whole time of the process.
+    The parser keeps a header until its end, and copies all of it with each piece that arrives. Without a
+    bound one connection could take all memory and all time of the process.
     """
 
-    _held = 0  # bytes since the parser last handed over anything that ends
+    _held = 0  # bytes since the parser last completed a part of the request
 
     def data_received(self, data: bytes) -> None:
         self._held += len(data)
@@ -35,5 +35,5 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 def bound_heads() -> None:
-    """Bounds the heads that servers of uvicorn read which start in this process from now on."""
+    """Bounds the heads in all servers of uvicorn that start in this process later."""
     config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{BoundedHttp.__name__}"

@@ -1,14 +1,14 @@
-"""Log lines of refused calls: one line each, since the caller was told why and nothing is defective."""
+"""Log lines of refused calls: one line each, since the caller knows the reason and nothing is defective."""
 
 import logging
 
 from gateway.errors import GatewayError
 
-logger = logging.getLogger("ray.serve")  # Serve logs each exception that leaves a gRPC method, and so do we
+logger = logging.getLogger("ray.serve")  # Serve logs each exception of a gRPC method with it
 
 
 class _Refusals(logging.Filter):
-    """Takes traceback and text, which could hold parts of a prompt, from what callers were told."""
+    """Removes traceback and text of refusals from the log: they could hold parts of a prompt."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -23,5 +23,5 @@ _REFUSALS = _Refusals()
 
 
 def shorten_refusals() -> None:
-    """Logs refusals of this process in one line each. A second call changes nothing."""
+    """Shortens refusals in the log of this process to a line each. A second call changes nothing."""
     logger.addFilter(_REFUSALS)

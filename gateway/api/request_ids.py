@@ -1,6 +1,6 @@
-"""X-Request-Id: the caller's own name for a request, or the one that Serve's proxy has drawn.
+"""X-Request-Id: the caller's own id of a request, or a random id from Serve's proxy.
 
-The proxy puts the header on every answer, so the app does not: two layers would answer two headers.
+The proxy puts the header on every answer, so the app does not: the answer would have it twice.
 """
 
 import re
@@ -10,8 +10,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 HEADER = "X-Request-Id"
-HIDDEN = re.compile(r"[^!-~]")  # characters that could harm what others write into a log
-LONGEST = 128  # characters of an id in a trace
+HIDDEN = re.compile(r"[^!-~]")  # characters that could forge lines of a log
+LONGEST = 128  # characters
 KEY = "outrider.request_id"  # key of the ASGI scope
 
 

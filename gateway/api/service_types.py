@@ -1,4 +1,4 @@
-"""What a service answers about itself: built in ``http_api``, described at /openapi.json."""
+"""Types of answers about the service itself, as /openapi.json describes them."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired
@@ -29,7 +29,7 @@ class Models(TypedDict):
 
 @dataclass(frozen=True)
 class ToldWorker(WorkerInfo):
-    no_drafts_because: str = ""  # why a drafter beside the target makes none
+    no_drafts_because: str = ""  # why the target drafter makes no Drafts; empty: it makes Drafts
 
 
 class Health(TypedDict):
@@ -40,11 +40,16 @@ class Health(TypedDict):
     access: NotRequired[Annotated[str, Field(description="whether callers need an API key")]]
     pace: NotRequired[PaceSettings]
     refused_live_settings: NotRequired[
-        Annotated[str, Field(description="why the newest user_config is not in force; left out: it is")]
+        Annotated[
+            str, Field(description="why the newest user_config is not in force; left out: it is in force")
+        ]
     ]
-    drafters: NotRequired[Annotated[dict[str, str], Field(description="by name, what each does")]]
+    drafters: NotRequired[Annotated[dict[str, str], Field(description="meaning of each drafter by its name")]]
     sampling_defaults: NotRequired[
-        Annotated[dict[str, float], Field(description="of requests that do not name them, by the checkpoint")]
+        Annotated[
+            dict[str, float],
+            Field(description="the checkpoint's defaults, for requests that leave settings out"),
+        ]
     ]
     gateway: NotRequired[Annotated[dict[str, Any], Field(description="settings in force")]]
 

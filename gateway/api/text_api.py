@@ -1,19 +1,19 @@
-"""Text and token ids over HTTP, and what a caller asks first: are you there, and which version are you?"""
+"""Endpoints that need no worker: tokenize, detokenize, version and ping."""
 
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import Depends, FastAPI, Response
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from starlette.requests import Request as HttpRequest
 
 from gateway.api.bodies import Entrance
 from gateway.api.openai.bodies import parsed
+from gateway.api.openai.field_types import NullIsLeftOut, Text
 from gateway.api.openai.messages import MAX_MESSAGES, Message
 from gateway.api.openai.rendering import ChatPrompts
-from gateway.api.openai.schemas import NullIsLeftOut, Text, TokenIds
+from gateway.api.openai.schemas import TokenIds
 from gateway.api.service_types import Detokenized, Tokenized, Version
-from gateway.errors import UnknownModelError
 from gateway.generation.generation import Generation
 
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
@@ -22,14 +22,12 @@ TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 class TokenizeRequest(NullIsLeftOut):
     """Request for the token ids of a text, or of a chat as its template writes it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     model: Text | None = None
     prompt: Text | None = None
     messages: list[Message] | None = Field(
         default=None, min_length=1, max_length=MAX_MESSAGES, fail_fast=True
     )
-    add_special_tokens: bool | None = None  # None: for a text, as a completion has them, but not for a chat
+    add_special_tokens: bool | None = None  # None: True for a text, False for a chat
     add_generation_prompt: bool = True
     return_token_strs: bool = False
 
@@ -41,8 +39,6 @@ class TokenizeRequest(NullIsLeftOut):
 
 
 class DetokenizeRequest(NullIsLeftOut):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     model: Text | None = None
     tokens: TokenIds
 
@@ -50,19 +46,15 @@ class DetokenizeRequest(NullIsLeftOut):
 def add_texts(
     app: FastAPI, generation: Generation, prompts: ChatPrompts, is_known: Any, entrance: Entrance
 ) -> None:
-    """is_known: dependency that lets in those who may ask."""
+    """Adds the endpoints. is_known: dependency that refuses callers without access."""
     settings = generation.settings
-
-    def is_served(model: str | None) -> None:
-        if model not in (None, settings.model):
-            raise UnknownModelError("model", f"{model!r} is not served, {settings.model!r} is")
 
     @app.post(TOKENIZE, dependencies=[Depends(is_known)])
     async def tokenize(request: HttpRequest) -> Tokenized:
-        """The token ids of a text, or of a chat."""
+        """Returns the token ids of a text, or of a chat."""
         async with entrance.body(request) as came:
             body = (await parsed(TokenizeRequest, came.text, settings.unknown_fields)).body
-            is_served(body.model)
+            generation.limits.check_model(body.model)
             tokenization = generation.tokenization
             if body.messages is None:
                 assert body.prompt is not None
@@ -81,10 +73,10 @@ def add_texts(
 
     @app.post(DETOKENIZE, dependencies=[Depends(is_known)])
     async def detokenize(request: HttpRequest) -> Detokenized:
-        """The text of token ids, special ones included."""
+        """Returns the text of token ids, special tokens included."""
         async with entrance.body(request) as came:
             body = (await parsed(DetokenizeRequest, came.text, settings.unknown_fields)).body
-            is_served(body.model)
+            generation.limits.check_model(body.model)
             generation.limits.check_length("tokens", body.tokens)
             generation.limits.check_ids("tokens", body.tokens)
             text = await generation.tokenization.decode(body.tokens, skip_special_tokens=False)
@@ -92,10 +84,10 @@ def add_texts(
 
     @app.get("/version")
     async def of_outrider() -> Version:
-        """Version of the program that answers."""
+        """Returns the version of Outrider."""
         return {"version": version("outrider")}
 
     @app.get("/ping")
     async def ping() -> Response:
-        """200 when a request can be answered now, and no word more."""
+        """Answers 200 when a request can be answered now, and else 503; without a body."""
         return Response(status_code=503 if generation.readiness.lack() else 200)

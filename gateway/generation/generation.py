@@ -12,7 +12,7 @@ from typing import Any
 from opentelemetry.trace import get_current_span
 from tokenizers import Tokenizer
 
-from gateway.errors import InvalidRequestError, UnknownModelError, WorkerLostError
+from gateway.errors import InvalidRequestError, WorkerLostError
 from gateway.generation.admission import STOPPING, Admission
 from gateway.generation.form import GrammarChecks
 from gateway.generation.limits import Limits
@@ -121,8 +121,7 @@ class Generation:
         """
         settings = self.settings
         deadline = self.deadline() if deadline is None else deadline
-        if request.model not in (None, settings.model):
-            raise UnknownModelError("model", f"{request.model!r} is not served, {settings.model!r} is")
+        self.limits.check_model(request.model)
         self.limits.check_counts(len(request.prompts), request.n)
         if "" in request.stop:
             raise InvalidRequestError("stop", "a stop string must not be empty")

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from tokenizers import Tokenizer
 
-from gateway.errors import InvalidRequestError, WorkerLostError
+from gateway.errors import InvalidRequestError, UnknownModelError, WorkerLostError
 from gateway.generation.tokenization import Tokenization
 from gateway.settings import GatewaySettings
 from gateway.workers.fleet import Fleet
@@ -38,6 +38,11 @@ class Limits:
         """Tokens that an answer to such a prompt may have, at least 1."""
         context = self.max_length()
         return max(1, min(self._settings.max_output_tokens or context, context - prompt_tokens))
+
+    def check_model(self, name: str | None) -> None:
+        """Raises UnknownModelError unless the model is served; None stands for the served model."""
+        if name not in (None, self._settings.model):
+            raise UnknownModelError("model", f"{name!r} is not served, {self._settings.model!r} is")
 
     def check_counts(self, prompts: int, n: int) -> None:
         """Checks the number of prompts, and of answers to each."""

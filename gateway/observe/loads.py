@@ -1,4 +1,4 @@
-"""Load of this gateway and its workers, for GetLoads and the page."""
+"""Loads of this gateway and its workers, for GetLoads and the page."""
 
 import asyncio
 import time

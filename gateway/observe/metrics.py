@@ -1,4 +1,4 @@
-"""Publishes the numbers of this gateway once a second: rounds and tokens cost nothing here."""
+"""Publishes the metrics of this gateway once a second, so that rounds and tokens cost nothing."""
 
 import asyncio
 
@@ -13,26 +13,26 @@ from outrider.telemetry.reasons import DepthReason
 
 PERIOD_S = 1.0
 
-# Counters of what each drafter did.
+# Metrics of the Drafts of each drafter, by counter.
 DRAFTED_BY = {
     "rounds": "outrider_drafted_by_rounds",
     "reached": "outrider_drafted_by_reached_tokens",
     "accepted": "outrider_drafted_by_accepted_tokens",
 }
 
-# Counters of what each drafter would have drafted.
+# Metrics of the guesses of drafters that did not draft, by counter.
 JUDGED = {"reached": "outrider_judged_reached_tokens", "correct": "outrider_judged_correct_tokens"}
 
 
 async def publish_always(generation: Generation, instruments: Instruments) -> None:
-    """Publishes every PERIOD_S until it is cancelled."""
+    """Publishes every PERIOD_S seconds until it is cancelled."""
     while True:
         publish(generation, instruments)
         await asyncio.sleep(PERIOD_S)
 
 
 def publish(generation: Generation, instruments: Instruments) -> None:
-    """Publishes what has changed since the last time."""
+    """Publishes all counters, and the requests answered since the last call."""
     totals, admission = generation.totals, generation.admission
     for kind, stats in totals.stats().items():
         _count(instruments, kind, stats)

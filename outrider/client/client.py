@@ -13,7 +13,7 @@ from protos import generation_pb2, generation_pb2_grpc
 
 PAUSE = Backoff(0.2, 3.0)  # seconds between attempts
 AGAIN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
-# Serve's proxy says INTERNAL for a lost gateway, as for a defect: Ray's words tell them apart.
+# Serve's proxy answers INTERNAL for a lost gateway as for a defect: Ray's words tell the two apart.
 LOST_GATEWAY = ("actor died", "actor is temporarily unavailable")
 RETRY_DELAY = "retry-after-ms"  # trailing metadata of a gateway whose queue is full
 
@@ -40,21 +40,21 @@ class Answer:
         self.seed: int | None = None  # seed that gives this answer again
         self.finish_reason: str | None = None  # "stop" or "length"
         self.usage: generation_pb2.Usage | None = None
-        self.repeats = 0  # number of times that the request was sent again
+        self.repeats = 0  # times that the request was sent again
 
     def __iter__(self) -> Iterator[AnswerPiece]:
         """Yields the pieces. Raises grpc.RpcError if a repeated request cannot help, or has not in time."""
-        said = 0  # tokens yielded
+        yielded = 0  # tokens
         deadline = time.monotonic() + self._client.patience_s
-        failures = 0  # since the newest token
+        failures = 0  # failed attempts since the newest token
         while self.finish_reason is None:
             try:
                 skipped = 0
                 for piece in self._pieces():
-                    if skipped < said:  # an earlier attempt has brought it; one seed, one text
+                    if skipped < yielded:  # an earlier attempt has brought it; one seed, one text
                         skipped += 1
                         continue
-                    said, skipped = said + 1, skipped + 1
+                    yielded, skipped = yielded + 1, skipped + 1
                     deadline, failures = time.monotonic() + self._client.patience_s, 0
                     yield piece
             except grpc.RpcError as error:
@@ -62,7 +62,7 @@ class Answer:
                 if not _may_pass(error) or time.monotonic() + pause_s > deadline:
                     raise
                 logger.debug(
-                    "attempt ended with %s after %d tokens, again in %.1f s", error.code(), said, pause_s
+                    "attempt ended with %s after %d tokens, again in %.1f s", error.code(), yielded, pause_s
                 )
                 time.sleep(pause_s)
                 failures += 1

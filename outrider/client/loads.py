@@ -23,12 +23,12 @@ class TaskRates:
 
 
 class LoadHistory:
-    """Answers of several gateways, each of which knows only its own load."""
+    """Newest answers of several gateways, each of which knows only its own load."""
 
     def __init__(self) -> None:
         self.newest: dict[str, Loads] = {}  # newest loads by gateway
         self._before: dict[str, Loads] = {}
-        self._heard: dict[str, float] = {}
+        self._heard: dict[str, float] = {}  # seconds, by gateway
 
     def add(self, loads: Loads, now: float) -> None:
         """Adds an answer. now: seconds of a monotonic clock."""

@@ -1,4 +1,4 @@
-"""Metrics through Ray's own exporter, from which each node serves them as Prometheus text."""
+"""Metrics through Ray's own exporter, which serves them on each node as Prometheus text."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Instrument(Protocol):
-    """Part in use of Ray's counters, gauges and histograms."""
+    """Methods in use of Ray's counters, gauges and histograms."""
 
     def inc(self, value: float, tags: dict[str, str]) -> None: ...
     def set(self, value: float, tags: dict[str, str]) -> None: ...
@@ -18,8 +18,8 @@ class Instrument(Protocol):
 
 
 def ray_instrument(metric: Metric) -> Any:
-    """Makes an instrument. In a Serve replica its series carry deployment, replica and application too."""
-    from ray.serve import metrics  # takes a second; only replicas need it
+    """Returns an instrument. In a Serve replica its series have deployment, replica and application too."""
+    from ray.serve import metrics  # the import takes a second; only replicas need it
 
     if metric.kind == "histogram":
         return metrics.Histogram(metric.name, metric.meaning, list(metric.buckets), metric.labels)
@@ -28,7 +28,7 @@ def ray_instrument(metric: Metric) -> Any:
 
 
 class Instruments:
-    """Metrics of one process. Recording takes microseconds: too long for each token."""
+    """Metrics of one process. Recording a value takes microseconds: too long for each token."""
 
     def __init__(self, metrics: Iterable[Metric], make: Any = ray_instrument) -> None:
         self._instruments: dict[str, Instrument] = {metric.name: make(metric) for metric in metrics}
@@ -43,7 +43,7 @@ class Instruments:
             self._instruments[name].inc(more, labels)
 
     def set(self, name: str, value: float, **labels: str) -> None:
-        """Sets a gauge, which disappears if it is not set again within two reports of Ray's."""
+        """Sets a gauge, which disappears unless it is set again within two of Ray's reports."""
         self._instruments[name].set(value, labels)
 
     def observe(self, name: str, value: float, **labels: str) -> None:

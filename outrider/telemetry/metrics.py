@@ -1,4 +1,4 @@
-"""Every metric of the service, in one table. Names without Ray's prefix ``ray_``."""
+"""Table of all metrics, named without Ray's prefix ``ray_``."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Traces in a file: one line of OTLP in JSON for every batch of spans."""
+"""Traces in a file: a line of OTLP in JSON for every batch of spans."""
 
 import json
 import os
@@ -13,18 +13,18 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-IDS = ("traceId", "spanId", "parentSpanId")  # hexadecimal in OTLP, unlike other bytes in JSON
+IDS = ("traceId", "spanId", "parentSpanId")  # OTLP writes ids in hexadecimal, though JSON has bytes in base64
 
 
 class FileExporter(SpanExporter):
-    """Appends spans to a file, which the processes of one machine may share."""
+    """Appends spans to a file, which the processes of a machine may share."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError if the file cannot be written."""
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Writes a batch in one write: lines of several processes do not mix."""
+        """Writes a batch in one call, so that lines of several processes do not mix."""
         message = MessageToDict(encode_spans(spans), use_integers_for_enums=True)
         for span in _spans(message):
             span.update({name: b64decode(span[name]).hex() for name in IDS if name in span})
@@ -49,7 +49,7 @@ class FileEvent:
 
 @dataclass(frozen=True)
 class FileSpan:
-    """Span as a file has it; times in nanoseconds."""
+    """Span of a file; times are in nanoseconds."""
 
     service: str
     name: str
@@ -103,7 +103,7 @@ def _event(event: dict[str, Any]) -> FileEvent:
 
 
 def _values(attributes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns attributes. Whole numbers are text in JSON, since they may have 64 bits."""
+    """Returns attributes by key. Integers are text in JSON, since they may have 64 bits."""
     values = {}
     for item in attributes:
         ((kind, value),) = item["value"].items()

@@ -1,4 +1,4 @@
-"""The OpenAPI description at /openapi.json, and a page that shows it: no resource from elsewhere."""
+"""OpenAPI description at /openapi.json, and a page that shows it without resources from elsewhere."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what routes say of themselves, and with it what each takes and gives."""
+"""OpenAPI document: the routes of the app with the schemas of their requests and answers."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -15,7 +15,7 @@ from gateway.api.openai.fields import IGNORED_HEADER, SEED_HEADER
 from gateway.api.request_ids import HEADER
 
 Schema = dict[str, Any]
-Part = tuple[str, Literal["request", "answer", "events", "error"]]  # path, and which part of its endpoint
+Part = tuple[str, Literal["request", "answer", "events", "error"]]  # path, and part of its endpoint
 
 REFUSALS: Final = {
     400: "The request is wrong; `param` names the field.",
@@ -28,19 +28,19 @@ REFUSALS: Final = {
     503: "There is no worker, or its stream broke.",
     504: "The answer was not finished in time.",
 }
-ERROR: Final[Part] = ("", "error")  # all endpoints share it
-RETRIED = (429, 503)  # statuses that say when to come again
+ERROR: Final[Part] = ("", "error")  # shared by all endpoints
+RETRIED = (429, 503)  # statuses with the header Retry-After
 STREAMED = "With `stream`: the data of each event."
 CLOSED = " The event after the last has `[DONE]` instead."
-KEY = {"key": {"type": "http", "scheme": "bearer", "description": "needed where the service has API keys"}}
-ID = {"schema": {"type": "string", "maxLength": 128}, "description": "the caller's own, or one that is drawn"}
-SEED = {"schema": {"type": "string"}, "description": "with which the same request gives the same text"}
-IGNORED = {"schema": {"type": "string"}, "description": "names of fields that were passed over"}
-RETRY = {"schema": {"type": "integer"}, "description": "seconds after which to come again"}
+KEY = {"key": {"type": "http", "scheme": "bearer", "description": "needed if the service has API keys"}}
+ID = {"schema": {"type": "string", "maxLength": 128}, "description": "the caller's own id, or a random id"}
+SEED = {"schema": {"type": "string"}, "description": "seed with which the same request gives the same text"}
+IGNORED = {"schema": {"type": "string"}, "description": "names of ignored fields"}
+RETRY = {"schema": {"type": "integer"}, "description": "seconds to wait before the next attempt"}
 
 
 def described(app: FastAPI) -> dict[str, Any]:
-    """Every path of ENDPOINTS, with the schemas of all bodies among the components."""
+    """Returns the document with every path of ENDPOINTS and the schemas of all bodies."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     schemas, components = _schemas()
     for path, endpoint in ENDPOINTS.items():
@@ -64,7 +64,7 @@ def _schemas() -> tuple[Mapping[Part, Schema], Schema]:
 
 
 class _Operation:
-    """What one path says of itself besides its name."""
+    """Description of one path."""
 
     def __init__(self, path: str, endpoint: Endpoint, schemas: Mapping[Part, Schema]) -> None:
         self._path = path

@@ -20,10 +20,10 @@ HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments
 
 
 class AnswerParser:
-    """Text in, deltas out. Put together they are the message, however the text was cut into pieces.
+    """Turns text into deltas. Together they make the message, however the text was cut into pieces.
 
-    Arguments that are written as JSON come as they are written, before they are complete. Others come when
-    their call is.
+    Arguments in JSON come as they are written, before they are complete. Arguments in another format come
+    when their call is complete.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class AnswerParser:
         """
         Args:
             template: the model's response template.
-            prefix: how the prompt begins the answer, with the mark of thinking for example.
-            tools: that may be called; without any a call is mere text.
-            most_calls: all further ones are left out.
+            prefix: end of the prompt that already belongs to the answer, such as the mark of thinking.
+            tools: tools that may be called; if empty, a call is mere text.
+            most_calls: further calls are left out; None: no limit.
         """
         from transformers.utils.chat_parsing import ResponseParser  # takes a second, and only chats need it
 
@@ -43,13 +43,13 @@ class AnswerParser:
         self._tools = list(tools)
         self._most_calls = most_calls
         self._parser = ResponseParser(with_raw_calls(template), prefix=prefix)
-        self._text = ""  # so far
-        self._call: _Call | None = None  # being written
+        self._text = ""  # text of the answer so far
+        self._call: _Call | None = None  # call that is being written
         self._parsed = 0  # calls that transformers has read
         self.calls = 0  # tool calls that were returned
 
     def feed(self, text: str, *, ends: bool) -> list[ChatDelta]:
-        """What is certain now. ``ends`` says that nothing follows."""
+        """Returns the deltas that are certain now. ends: no text follows."""
         self._text += text
         events = self._parser.feed(text)
         if ends:
@@ -102,7 +102,7 @@ class AnswerParser:
         return [{"tool_calls": [{"index": call.index, "function": {"arguments": arguments}}]}]
 
     def _read(self, text: str) -> list[ChatDelta]:
-        """A call that is written otherwise, as transformers reads it; what it cannot read stays text."""
+        """Returns a call in another format, which transformers reads; an unreadable call stays text."""
         from transformers.utils.chat_parsing import parse_response
 
         try:
@@ -120,17 +120,17 @@ class AnswerParser:
 
 
 class _Call:
-    """One call while it is written: JSON, of which the name comes first."""
+    """Call in JSON while it is written; its name comes first."""
 
     def __init__(self) -> None:
         self.text = ""
-        self.index: int | None = None  # among those told
-        self.is_known = False  # its name is, and what follows are arguments
+        self.index: int | None = None  # index among the returned calls
+        self.is_known = False  # whether the name is known, so that arguments follow
         self._depth = 0
         self._in_string = self._is_escaped = self._is_over = False
 
     def feed(self, text: str) -> tuple[str | None, str]:
-        """Its name, once, as soon as that is known; and the arguments' text that is new."""
+        """Returns the name, once, as soon as it is known; and new text of the arguments."""
         self.text += text
         if self.is_known:
             return None, self._arguments(text)
@@ -145,7 +145,7 @@ class _Call:
         return name, self._arguments(self.text[head.end() :])
 
     def _arguments(self, text: str) -> str:
-        """The part of it that belongs to the object that they are."""
+        """Returns the part of the text that belongs to the object of the arguments."""
         for place, char in enumerate(text):
             if self._is_over:
                 return text[:place]
@@ -173,7 +173,7 @@ def _whole(text: str) -> str:
 
 
 def joined(deltas: Sequence[ChatDelta]) -> ChatMessage:
-    """The message that they make together."""
+    """Returns the message that the deltas make together."""
     message: ChatMessage = {"role": "assistant", "refusal": None, "content": None}
     calls: dict[int, ToolCall] = {}
     for delta in deltas:

@@ -1,4 +1,4 @@
-"""What completions and chats answer: built beside this file, described at /openapi.json."""
+"""Types of answers to completions and chats, as /openapi.json describes them."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, NotRequired
@@ -37,9 +37,9 @@ def _speculation_schema(name: str, counters: Iterable[SpeculationCounter], **mor
     return WithJsonSchema(create_model(name, **counted, **more, seed=seed).model_json_schema())
 
 
-# What every answer tells.
+# Counters that every answer has.
 SpeculationCounts = Annotated[dict[str, Any], _speculation_schema("SpeculationCounts", IN_EVERY_ANSWER)]
-# What an answer tells if the request has ``"speculation": {"report": true}``.
+# Counters of an answer if the request has ``"speculation": {"report": true}``.
 SpeculationReport = Annotated[
     dict[str, Any],
     _speculation_schema(
@@ -72,7 +72,7 @@ class Metrics(TypedDict):
 
 
 class FinalUsage(TypedDict):
-    """What comes at the end."""
+    """Fields that end an answer."""
 
     usage: Usage
     metrics: NotRequired[Annotated[Metrics, Field(description="in a report on one choice")]]
@@ -101,7 +101,7 @@ Round = Annotated[
 
 
 class EventDetails(TypedDict, total=False):
-    """Beside OpenAI's: the seed in the first event, the others with include_rounds."""
+    """Outrider's own fields of an event: the seed in the first event, the rest with include_rounds."""
 
     seed: int
     choice: int
@@ -109,8 +109,24 @@ class EventDetails(TypedDict, total=False):
     round: Round
 
 
+class Frame(TypedDict):
+    """Fields that all bodies of one answer have in common."""
+
+    id: str
+    created: Annotated[int, Field(description="seconds since 1970")]
+    model: str
+
+
+class EventExtras(TypedDict):
+    """Fields that only some events of a stream have."""
+
+    outrider: NotRequired[EventDetails]
+    usage: NotRequired[Usage | TokenCounts]
+    metrics: NotRequired[Metrics]
+
+
 class CompletionLogprobs(TypedDict):
-    """Lists of one entry per token; of a prompt's first token nothing is known."""
+    """Lists of one entry per token; the first token of a prompt has no probability."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -125,23 +141,14 @@ class CompletionChoice(TypedDict):
     finish_reason: EndReason
 
 
-class Completion(FinalUsage):
-    id: str
+class Completion(Frame, FinalUsage):
     object: Literal["text_completion"]
-    created: Annotated[int, Field(description="seconds since 1970")]
-    model: str
     choices: list[CompletionChoice]
 
 
-class CompletionEvent(TypedDict):
-    id: str
+class CompletionEvent(Frame, EventExtras):
     object: Literal["text_completion"]
-    created: Annotated[int, Field(description="seconds since 1970")]
-    model: str
     choices: list[CompletionChoice]
-    outrider: NotRequired[EventDetails]
-    usage: NotRequired[Usage | TokenCounts]
-    metrics: NotRequired[Metrics]
 
 
 class CalledFunction(TypedDict):
@@ -185,11 +192,8 @@ class ChatChoice(TypedDict):
     finish_reason: FinishReason
 
 
-class ChatCompletion(FinalUsage):
-    id: str
+class ChatCompletion(Frame, FinalUsage):
     object: Literal["chat.completion"]
-    created: Annotated[int, Field(description="seconds since 1970")]
-    model: str
     choices: list[ChatChoice]
 
 
@@ -199,7 +203,7 @@ class FunctionDelta(TypedDict, total=False):
 
 
 class ToolCallDelta(TypedDict):
-    """The first of a call names it, the others go on with its arguments."""
+    """Part of a call: the first part has its name, further parts continue its arguments."""
 
     index: int
     id: NotRequired[str]
@@ -221,12 +225,6 @@ class ChatEventChoice(TypedDict):
     finish_reason: FinishReason
 
 
-class ChatEvent(TypedDict):
-    id: str
+class ChatEvent(Frame, EventExtras):
     object: Literal["chat.completion.chunk"]
-    created: Annotated[int, Field(description="seconds since 1970")]
-    model: str
     choices: list[ChatEventChoice]
-    outrider: NotRequired[EventDetails]
-    usage: NotRequired[Usage | TokenCounts]
-    metrics: NotRequired[Metrics]

@@ -1,4 +1,4 @@
-"""Bodies of requests: from JSON to what an endpoint takes."""
+"""Parser of request bodies: from JSON to the model of an endpoint."""
 
 import asyncio
 from collections.abc import Iterable
@@ -16,26 +16,27 @@ from gateway.generation.request import Prepared
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
-LONG_BODY = 2**16  # bytes, about a millisecond's work: from here on a thread takes it
+LONG_BODY = 2**16  # bytes, about a millisecond; a thread parses longer bodies
 
 
 @dataclass(frozen=True)
 class Parsed(Generic[RequestT]):
     body: RequestT
-    ignored: list[str]  # names of fields that change nothing
+    ignored: list[str]  # names of fields that changed nothing
 
     def also_ignoring(self, names: Iterable[str]) -> "Parsed[RequestT]":
-        """Returns the same with more such names."""
+        """Returns the body with more names of ignored fields."""
         return replace(self, ignored=sorted({*self.ignored, *names}))
 
 
 async def parsed(kind: type[RequestT], text: bytes, unknown: UnknownFields) -> Parsed[RequestT]:
-    """
+    """Returns the body that the text describes.
+
     Args:
-        unknown: what becomes of fields that nobody knows.
+        unknown: whether unknown fields are refused or ignored.
 
     Raises:
-        InvalidRequestError: naming the field, and "body" for what is no JSON at all.
+        InvalidRequestError: a field is wrong, which it names, or the text is no JSON: "body".
     """
     parse = partial(_parsed, kind, text, unknown)
     return await asyncio.to_thread(parse) if len(text) > LONG_BODY else parse()
@@ -61,5 +62,5 @@ def _parsed(kind: type[RequestT], text: bytes, unknown: UnknownFields) -> Parsed
 
 
 def told_seed(body: GenerationRequest, prepared: Prepared) -> int:
-    """The caller's own where there is one: a negative one stands for another that is used in its place."""
+    """Returns the seed as the caller sent it, which may be negative, or else the drawn seed."""
     return prepared.seed if body.seed is None else body.seed

@@ -27,13 +27,13 @@ MAX_KWARGS = 32  # arguments of a chat template
 
 @dataclass(frozen=True)
 class Chat:
-    """A chat as the model reads it, and how its answer is to be read."""
+    """Chat as the model reads it, and how its answer must be read."""
 
     prompt: Rendered
     tools: list[dict[str, Any]]
     response_template: dict[str, Any] | None
     most_calls: int | None  # tool calls in one answer
-    form: Form | None  # form of the answer, because calls must be valid
+    form: Form | None  # form of an answer whose calls must be valid
     ends: frozenset[int]  # tokens that end a turn
 
     @property
@@ -43,13 +43,13 @@ class Chat:
         return bool(self.tools) or any(name in fields for name in THINKING)
 
     def shown(self, special_tokens: list[str]) -> frozenset[str]:
-        """Special tokens that the text must contain for the parser to work."""
+        """Returns the special tokens that the text must contain for the parser."""
         if not self.is_parsed or self.response_template is None:
             return frozenset()
         return marks(self.response_template, special_tokens)
 
     def parser(self) -> AnswerParser | None:
-        """Returns a parser for one answer; None if the answer is text and nothing else."""
+        """Returns a parser for one answer; None if answers are mere text."""
         if not self.is_parsed or self.response_template is None:
             return None
         return AnswerParser(self.response_template, self.prompt.begun, self.tools, self.most_calls)
@@ -70,13 +70,13 @@ class ChatRequest(GenerationRequest):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """The tools that may be called, as templates and parsers take them."""
+        """Tools that may be called, as templates and parsers take them."""
         return [] if self.tool_choice == "none" else [tool.plain() for tool in self.tools]
 
     async def prepared(
         self, generation: Generation, chat: Chat, caller: str | None, deadline: float
     ) -> Prepared:
-        """Raises as ``Generation.prepare`` does."""
+        """Returns the prepared request. Raises as ``Generation.prepare`` does."""
         try:
             return await generation.prepare(await self._request(generation, chat), caller, deadline)
         except InvalidRequestError as error:
@@ -85,9 +85,10 @@ class ChatRequest(GenerationRequest):
             raise type(error)(own_names.get(error.field, error.field), error.message) from error
 
     async def chat(self, prompts: ChatPrompts) -> Chat:
-        """
+        """Returns the chat, rendered by the template.
+
         Raises:
-            InvalidRequestError: the template refuses the messages, leaves some out, or does not know tools.
+            InvalidRequestError: the template refuses messages, leaves messages out, or does not know tools.
         """
         tools, more, template = self.offered, dict(self.chat_template_kwargs), prompts.template
         known = template.response_template
@@ -105,7 +106,7 @@ class ChatRequest(GenerationRequest):
         if self.reasoning_effort is not None:
             more.setdefault(EFFORT, self.reasoning_effort)
         prompt = await prompts.rendered(self.messages, tools=tools, more=more)
-        if EFFORT not in self.chat_template_kwargs:  # it was asked for by its own name
+        if EFFORT not in self.chat_template_kwargs:  # the request has it under its own name
             left_out = tuple(name.replace(f"{KWARGS}.{EFFORT}", EFFORT) for name in prompt.left_out)
             prompt = replace(prompt, left_out=left_out)
         return Chat(prompt, tools, known, None if self.parallel_tool_calls else 1, form, prompts.ends)

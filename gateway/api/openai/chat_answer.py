@@ -25,10 +25,10 @@ from gateway.sequence import Token
 
 
 class ChatAnswer:
-    """The bodies of one answer; ``id``, time and model are the same in all of them."""
+    """Bodies of one answer: whole, or as the events of a stream."""
 
     def __init__(self, model: str, prepared: Prepared, tokens: TokenBytes, seed: int, chat: Chat) -> None:
-        """seed: as the caller is told of it."""
+        """seed: seed that the caller is told."""
         self._frame: ChatEvent = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion.chunk",
@@ -42,13 +42,13 @@ class ChatAnswer:
         self._parsers = [chat.parser() for _ in prepared.sequences]
 
     def opening(self) -> list[ChatEvent]:
-        """Before the first chunk: whose turn it is, and the seed to repeat a broken stream with."""
+        """Returns the events before the first chunk: the role, and the seed that repeats a broken stream."""
         delta: ChatDelta = {"role": "assistant", "content": ""}
         said = [self._event(_choice(index, delta, None, None)) for index in range(self._choices)]
         return [{**said[0], "outrider": {"seed": self._seed}}, *said[1:]]
 
     def chunk(self, chunk: Chunk) -> list[ChatEvent]:
-        """Events of a stream; none where there is nothing to say yet."""
+        """Returns the events of a chunk; none if it brings nothing yet."""
         logprobs = self._logprobs(chunk.tokens)
         deltas = self._deltas(chunk)
         if not deltas and (logprobs is not None or chunk.finish_reason is not None):
@@ -74,15 +74,15 @@ class ChatAnswer:
         return "tool_calls" if calls and chunk.finish_reason == "stop" else chunk.finish_reason
 
     def wordless(self) -> ChatEvent:
-        """An event of a stream that has no choice."""
+        """Returns an event without a choice."""
         return self._event()
 
     def usage(self, usage: AnswerUsage) -> ChatEvent:
-        """The extra last event of a stream that asked for it: no choice, only usage."""
-        return {**self.wordless(), **final_usage(usage, self._seed)}
+        """Returns the last event of a stream with include_usage, which has no choice."""
+        return {**self._event(), **final_usage(usage, self._seed)}
 
     def whole(self, chunks: Iterable[Chunk], count: int) -> ChatCompletion:
-        """The body of an answer that is not streamed; ``count`` choices."""
+        """Returns the body of an answer that is not streamed, with ``count`` choices."""
         chunks = list(chunks)
         choices: list[ChatChoice] = []
         for index in range(count):

@@ -1,4 +1,4 @@
-"""The chat template of a tokenizer, rendered as transformers does but without it: it would bring torch."""
+"""Chat template of a tokenizer, rendered as transformers does, but without importing it and torch."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ from gateway.errors import InvalidRequestError
 from outrider.decoding.checkpoint_files import TOKENIZER_CONFIG, read, read_json, special_tokens
 
 TEMPLATE, OF_TOOLS = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
-OF_PROCESSOR = "chat_template.json"  # file of models that take pictures too
+OF_PROCESSOR = "chat_template.json"  # file of models that also take pictures
 
 logger = logging.getLogger("ray.serve")
 
@@ -34,7 +34,7 @@ TOOL = {"type": "function", "function": {"name": "try", "description": "", "para
 
 
 class AssistantText(Extension):
-    """``{% generation %}``, by which templates mark for training what an assistant wrote: only read over."""
+    """Block ``{% generation %}``, by which templates mark an assistant's words for training; ignored here."""
 
     tags = {"generation"}  # noqa: RUF012 (declared so by jinja)
 
@@ -55,9 +55,9 @@ class ChatTemplate:
         """
         Args:
             source: the template's text; None if the model has none.
-            special_tokens: by the names that templates know: bos_token, eos_token, ...
-            with_tools: the template for chats that offer tools, if that is another.
-            response_template: how the model writes its answers; None: as the chat template lets on.
+            special_tokens: tokens by the names that templates know: bos_token, eos_token, ...
+            with_tools: the template for chats that offer tools; None: source.
+            response_template: how the model writes its answers; None: the chat template's format.
         """
         self._special_tokens = special_tokens
         of_tools = with_tools or source
@@ -71,13 +71,13 @@ class ChatTemplate:
         self._template = None if source is None else environment.from_string(source)
         self._with_tools = None if of_tools is None else environment.from_string(of_tools)
         self.sources = f"{source or ''}{with_tools or ''}"
-        # Names that the template asks for, by whether a chat offers tools.
+        # Names that the template reads, by whether a chat offers tools.
         self.asks_for = {
             with_tools: find_undeclared_variables(environment.parse(text or ""))
             for with_tools, text in ((False, source), (True, of_tools))
         }
         self.knows_tools = "tools" in self.asks_for[True]
-        # A template that does not name the role was written before there was one: it has system instead.
+        # Templates that do not name the role developer are older than the role: they have system instead.
         self.knows_developer = bool(DEVELOPER.search(self.sources))
         named = self.asks_for[False] - special_tokens.keys()
         for name in sorted(name for name in named if name.endswith("_token")):
@@ -92,12 +92,12 @@ class ChatTemplate:
         begin_answer: bool = True,
         more: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """The text that the model is to go on from.
+        """Returns the text that the model continues.
 
         Args:
-            tools: that may be called.
-            begin_answer: with its own turn begun.
-            more: what else the template is told, by its own names.
+            tools: tools that may be called.
+            begin_answer: the text ends with the beginning of the model's turn.
+            more: further variables of the template.
 
         Raises:
             InvalidRequestError: there is no template, or it refuses these messages.
@@ -125,7 +125,7 @@ class ChatTemplate:
     def content(self, role: Role, texts: Sequence[str], *, with_tools: bool) -> str | list[dict[str, str]]:
         """Returns a message's text parts as the template takes them.
 
-        A list if the template reads lists, and else one text with a line for each part, as vLLM has it.
+        They are a list if the template reads lists, and else a text with a line per part, as in vLLM.
         """
         key = role, with_tools
         if key not in self._takes:
@@ -148,7 +148,7 @@ class ChatTemplate:
         return max((token for token in added if token and behind.startswith(token)), key=len, default=None)
 
     def _tried(self, role: Role, with_tools: bool) -> tuple[bool, bool]:
-        """Returns whether the template shows a text, and whether it shows the parts of a list alone."""
+        """Returns whether the template shows a text, and whether it shows a list's parts without markup."""
         tools = (TOOL,) if with_tools else ()
         parts = [{"type": "text", "text": text} for text in TRIED]
         told = []
@@ -162,7 +162,7 @@ class ChatTemplate:
 
 
 def _chat_with(role: Role, content: Any) -> list[dict[str, Any]]:
-    """Returns a chat with one message of this role and content, and those that it needs beside it."""
+    """Returns a chat with a message of this role and content, and the messages that it needs around it."""
     asked, message = {"role": "user", "content": "x"}, {"role": role, "content": content}
     match role:
         case "system" | "developer":

@@ -17,7 +17,8 @@ from gateway.api.openai.answer_types import (
     CompletionLogprobs,
     EndReason,
 )
-from gateway.api.openai.schemas import GenerationRequest, are_ids, checked_text, finite
+from gateway.api.openai.field_types import checked_text
+from gateway.api.openai.schemas import GenerationRequest, are_ids, finite
 from gateway.api.openai.usage import final_usage
 from gateway.errors import InvalidRequestError
 from gateway.generation.generation import Generation
@@ -30,7 +31,7 @@ LONG_ECHO = 128  # token ids, whose places in the text take about a millisecond 
 
 
 def _prompts(value: Any) -> tuple[Prompt, ...]:
-    """One text or list of token ids, or a list of such."""
+    """Returns the prompts of a text, of a list of token ids, or of a list of either. Raises ValueError."""
     several = isinstance(value, list) and value and not are_ids(value)
     return tuple(map(_prompt, value)) if several else (_prompt(value),)
 
@@ -51,10 +52,10 @@ Prompts = Annotated[
 
 @dataclass(frozen=True)
 class Echo:
-    """A prompt as its answers repeat it."""
+    """Prompt as its answers repeat it."""
 
     text: str
-    token_ids: tuple[int, ...] = ()  # where their log-probabilities are told
+    token_ids: tuple[int, ...] = ()  # empty unless log-probabilities are told
     starts: tuple[int, ...] = ()  # characters from the beginning to each token's text
 
 
@@ -64,10 +65,10 @@ NO_ECHO = Echo("")
 class CompletionRequest(GenerationRequest):
     prompt: Prompts
     echo: bool = False
-    max_tokens: int = Field(default=16, ge=0, validate_default=True)  # 0: only what is told of the prompts
+    max_tokens: int = Field(default=16, ge=0, validate_default=True)  # 0: prompts alone
 
     def prepared(self) -> Request:
-        """Raises InvalidRequestError for what the fields say together."""
+        """Returns the request. Raises InvalidRequestError if its fields contradict each other."""
         is_scored = self.echo and self.logprobs is not None
         if is_scored and self.logprobs_of == "processed":
             raise InvalidRequestError("logprobs_of", "'raw' is accepted with echo: a prompt was not sampled")
@@ -80,7 +81,7 @@ class CompletionRequest(GenerationRequest):
         return replace(request, scores_prompts=is_scored)
 
     async def echoes(self, prepared: Prepared, generation: Generation) -> list[Echo]:
-        """What comes before the answers, per prompt."""
+        """Returns what comes before the answers, per prompt."""
         if not self.echo:
             return [NO_ECHO] * len(self.prompt)
         sequences = prepared.sequences[:: prepared.n]
@@ -100,15 +101,15 @@ async def _echo(generation: Generation, prompt: Prompt, sequence: GatewaySequenc
 
 
 class CompletionAnswer:
-    """The bodies of one answer; ``id``, time and model are the same in all of them."""
+    """Bodies of one answer: whole, or as the events of a stream."""
 
     def __init__(
         self, model: str, prepared: Prepared, tokens: TokenBytes, seed: int, echoes: list[Echo]
     ) -> None:
         """
         Args:
-            seed: as the caller is told of it.
-            echoes: what comes before the choices, per prompt.
+            seed: seed that the caller is told.
+            echoes: text before the choices, per prompt.
         """
         self._frame: CompletionEvent = {
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -125,35 +126,35 @@ class CompletionAnswer:
         self._unsaid = {choice: echo.text for choice, echo in enumerate(self._echoes)}
 
     def opening(self) -> list[CompletionEvent]:
-        """Nothing comes before the first chunk."""
+        """Returns no event: the first chunk begins the stream."""
         return []
 
     def chunk(self, chunk: Chunk) -> list[CompletionEvent]:
-        """Events of a stream; none where there is nothing to say yet.
+        """Returns the events of a chunk; none if it brings nothing yet.
 
-        The first tells the seed, with which a stream that broke can be asked for again.
+        The first event tells the seed, with which a client can repeat a stream that broke.
         """
         logprobs = self._logprobs(chunk.choice, [chunk])
         text = self._unsaid.pop(chunk.choice, "") + chunk.text
         if not text and logprobs is None and chunk.finish_reason is None:
             return []
         choice = _choice(chunk.choice, text, logprobs, chunk.finish_reason)
-        body: CompletionEvent = {**self._frame, "choices": [choice]}
+        body = self._event(choice)
         if not self._told_seed:
             self._told_seed = True
             body["outrider"] = {"seed": self._seed}
         return [body]
 
     def wordless(self) -> CompletionEvent:
-        """An event of a stream that has no choice."""
-        return {**self._frame}
+        """Returns an event without a choice."""
+        return self._event()
 
     def usage(self, usage: AnswerUsage) -> CompletionEvent:
-        """The extra last event of a stream that asked for it: no choice, only usage."""
-        return {**self.wordless(), **final_usage(usage, self._seed)}
+        """Returns the last event of a stream with include_usage, which has no choice."""
+        return {**self._event(), **final_usage(usage, self._seed)}
 
     def whole(self, chunks: Iterable[Chunk], count: int) -> Completion:
-        """The body of an answer that is not streamed; ``count`` choices."""
+        """Returns the body of an answer that is not streamed, with ``count`` choices."""
         chunks = list(chunks)
         choices = []
         for index in range(count):
@@ -171,56 +172,44 @@ class CompletionAnswer:
             **final_usage(usage, self._seed),
         }
 
+    def _event(self, *choices: CompletionChoice) -> CompletionEvent:
+        return {**self._frame, "choices": list(choices)}
+
     def _logprobs(self, choice: int, chunks: Iterable[Chunk]) -> CompletionLogprobs | None:
         """Returns log-probabilities of the answer, and of a scored prompt; None if there are none."""
-        echo, entries = self._echoes[choice], _Entries(self._tokens)
+        echo = self._echoes[choice]
+        body: CompletionLogprobs = {
+            "tokens": [],
+            "token_logprobs": [],
+            "top_logprobs": [],
+            "text_offset": [],
+        }
         for chunk in chunks:
             if choice in self._unscored:
                 self._unscored.remove(choice)
-                entries.add_first(echo.token_ids[0], echo.starts[0])
+                self._add(body, echo.token_ids[0], None, echo.starts[0])
             if chunk.scores:
                 for scored in zip(echo.token_ids[1:], chunk.scores, echo.starts[1:], strict=True):
-                    entries.add(*scored)
+                    self._add(body, *scored)
             for token, piece in zip(chunk.tokens, chunk.pieces, strict=True):
                 if token.logprobs is None:
                     return None
-                entries.add(token.id, token.logprobs, len(echo.text) + piece.start)
-        return entries.body() if entries.names else None
+                self._add(body, token.id, token.logprobs, len(echo.text) + piece.start)
+        return body if body["tokens"] else None
 
-
-class _Entries:
-    """Lists of one entry per token."""
-
-    def __init__(self, tokens: TokenBytes) -> None:
-        self._tokens = tokens
-        self.names: list[str] = []
-        self._chosen: list[float | None] = []
-        self._top: list[dict[str, float] | None] = []
-        self._offsets: list[int] = []
-
-    def add_first(self, token_id: int, start: int) -> None:
-        """Adds the first token of a prompt: without tokens before it there is no probability."""
-        self.names.append(self._tokens.text(token_id))
-        self._chosen.append(None)
-        self._top.append(None)
-        self._offsets.append(start)
-
-    def add(self, token_id: int, logprobs: TokenLogprobs, start: int) -> None:
-        name, logprob = self._tokens.text(token_id), finite(logprobs.logprob)
-        pairs = zip(logprobs.token_ids, logprobs.logprobs, strict=True)
-        likeliest = {self._tokens.text(other): finite(value) for other, value in pairs}
-        self.names.append(name)
-        self._chosen.append(logprob)
-        self._top.append({**likeliest, name: logprob})
-        self._offsets.append(start)
-
-    def body(self) -> CompletionLogprobs:
-        return {
-            "tokens": self.names,
-            "token_logprobs": self._chosen,
-            "top_logprobs": self._top,
-            "text_offset": self._offsets,
-        }
+    def _add(
+        self, body: CompletionLogprobs, token_id: int, logprobs: TokenLogprobs | None, start: int
+    ) -> None:
+        """Adds a token. logprobs: None for the first token of a prompt, which follows nothing."""
+        name, logprob, top = self._tokens.text(token_id), None, None
+        if logprobs is not None:
+            pairs = zip(logprobs.token_ids, logprobs.logprobs, strict=True)
+            logprob = finite(logprobs.logprob)
+            top = {self._tokens.text(other): finite(value) for other, value in pairs} | {name: logprob}
+        body["tokens"].append(name)
+        body["token_logprobs"].append(logprob)
+        body["top_logprobs"].append(top)
+        body["text_offset"].append(start)
 
 
 def _choice(

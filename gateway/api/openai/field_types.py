@@ -1,14 +1,14 @@
-"""What the fields of all bodies have in common."""
+"""Types and base classes of fields in the bodies of requests."""
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 MAX_FIELDS = 128  # fields of one object
 
 
 def checked_text(value: str) -> str:
-    """JSON can spell half of a surrogate pair, which no tokenizer takes. Raises ValueError."""
+    """Returns the text. Raises ValueError for half of a surrogate pair: JSON can spell it, UTF-8 cannot."""
     value.encode()
     return value
 
@@ -17,14 +17,20 @@ Text = Annotated[str, AfterValidator(checked_text)]
 Label = Annotated[Text, Field(max_length=64)]
 
 
-class NullIsLeftOut(BaseModel):
-    """Base of bodies in which null means that a field is left out, as in OpenAI's API."""
+class Strict(BaseModel):
+    """Base of objects in a request, which refuse fields that they do not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class NullIsLeftOut(Strict):
+    """Base of objects in which null means that a field is left out, as in OpenAI's API."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, fields: Any) -> Any:
         if isinstance(fields, dict):
-            if len(fields) > MAX_FIELDS:  # to name each of a hundred thousand would take long
+            if len(fields) > MAX_FIELDS:  # an error for each of a hundred thousand would take long
                 raise ValueError(f"at most {MAX_FIELDS} fields are accepted")
             return {name: value for name, value in fields.items() if value is not None}
         return fields

@@ -1,7 +1,7 @@
 """Fields of a request that are not served: some change nothing, some would change the answer.
 
-What OpenAI publishes and what cannot change the answer is Ignored. What would change it is refused by name,
-unless its value asks for what is done anyway. Whether a field that nobody knows is refused is a setting.
+Fields of OpenAI's API that cannot change the answer are Ignored. Fields that would change it are refused by
+name, unless their value asks for nothing. A setting decides whether unknown fields are refused.
 """
 
 from collections.abc import Collection
@@ -15,11 +15,11 @@ UnknownFields = Literal["refuse", "ignore"]
 
 NOT_READ = "accepted, changes nothing"
 Ignored = Annotated[Any, Field(description=NOT_READ)]
-MANY_UNKNOWN = 100  # fields of one request: to tell them apart would take long
-IGNORED_HEADER = "outrider-ignored"  # names what was passed over
+MANY_UNKNOWN = 100  # fields of one request; removing more would take long
+IGNORED_HEADER = "outrider-ignored"  # names of ignored fields
 SEED_HEADER = "outrider-seed"  # repeating the request with this seed gives the same text
 
-# By name, the values that ask for nothing. A name may be a field of one endpoint and unserved at another.
+# Values that ask for nothing, by field. A field may be served at one endpoint and unserved at another.
 UNSERVED: dict[str, tuple[Any, ...]] = {
     # OpenAI's
     "audio": (),
@@ -165,7 +165,7 @@ UNSERVED: dict[str, tuple[Any, ...]] = {
     "truncate": (),
     "typical": (1,),
     "watermark": (False,),
-    # Fields of other services whose clients are pointed here
+    # Fields of services whose clients may be pointed at Outrider
     "enable_thinking": (),
     "format": ("",),
     "images": ([],),
@@ -190,7 +190,7 @@ UNSERVED: dict[str, tuple[Any, ...]] = {
 
 
 def served(fields: Any, known: Collection[str]) -> Any:
-    """Returns the fields without those that ask for nothing.
+    """Returns the fields without unserved fields, whose values must ask for nothing.
 
     Args:
         known: names of the fields that the endpoint serves.
@@ -208,7 +208,7 @@ def served(fields: Any, known: Collection[str]) -> Any:
 
 
 def without_unknown(fields: Any, error: ValidationError) -> tuple[Any, list[str]]:
-    """The fields without those that nobody knows, and their names; as they are where there are too many."""
+    """Returns the fields without unknown fields, and the names of these; unchanged if they are too many."""
     if error.error_count() > MANY_UNKNOWN:
         return fields, []
     wrong = error.errors(include_url=False, include_context=False, include_input=False)
@@ -219,7 +219,7 @@ def without_unknown(fields: Any, error: ValidationError) -> tuple[Any, list[str]
 
 
 def _without(part: Any, place: tuple[int | str, ...]) -> Any:
-    """place: of what is left out; steps that lead nowhere are the names of a union's members."""
+    """Returns the part without what lies at the place, whose steps may include names of union members."""
     step, rest = place[0], place[1:]
     if isinstance(part, dict) and step in part:
         if not rest:
@@ -231,6 +231,6 @@ def _without(part: Any, place: tuple[int | str, ...]) -> Any:
 
 
 def ignored(body: BaseModel) -> list[str]:
-    """Names of what the request says and nobody reads."""
+    """Returns the names of fields that the request sets and that change nothing."""
     fields = type(body).model_fields
     return sorted(name for name in body.model_fields_set if fields[name].description == NOT_READ)

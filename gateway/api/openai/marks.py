@@ -1,7 +1,7 @@
-"""Text of a caller that looks like one of the model's marks: found, and kept from becoming one.
+"""Finds text of a caller that looks like a mark of the model, and keeps it from becoming the mark.
 
-A mark is a token that ends turns, begins thoughts, calls tools. Its text in a message is cut behind the first
-character by a sign that no caller sent. Tokenized piece by piece, it stays text.
+A mark is a token that ends turns, begins thoughts or calls tools. Its text in a message is cut behind the
+first character by a sign that the caller did not send. Tokenized piece by piece, it stays text.
 """
 
 import re
@@ -11,15 +11,15 @@ from typing import Any
 
 from gateway.errors import InvalidRequestError
 
-# Unicode keeps these for the inside of programs: no text has a use for them.
+# Unicode reserves these characters for use inside programs: texts do not need them.
 SIGNS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 
 
 class Marks:
-    """Texts of tokens that no caller may write."""
+    """Texts of tokens that callers must not write."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        """tokens: those of a single character cannot be cut, and are left out."""
+        """tokens: tokens of a single character cannot be cut, and are left out."""
         texts = sorted(token for token in tokens if len(token) > 1)
         firsts = groupby(texts, key=lambda text: text[0])
         parts = [f"{re.escape(first)}(?={_any_of([text[1:] for text in group])})" for first, group in firsts]
@@ -48,10 +48,10 @@ def _any_of(texts: list[str]) -> str:
 
 
 def free_signs(value: Any, count: int) -> list[str]:
-    """Returns signs that no text of the value has, neither as they are nor as JSON spells them.
+    """Returns signs that occur in no text of the value, neither raw nor as JSON spells them.
 
     Raises:
-        InvalidRequestError: it has nearly all of them.
+        InvalidRequestError: the value has nearly all signs.
     """
     texts = [*_texts(value)]
     free = (sign for sign in SIGNS if not any(sign in text or spelled(sign) in text for text in texts))
@@ -67,7 +67,7 @@ def spelled(sign: str) -> str:
 
 
 def raw(text: str, sign: str) -> str:
-    """Returns the text with the sign itself wherever a template has spelled it."""
+    """Returns the text with the sign itself in place of its spelling by a template."""
     return re.sub(rf"\\+u{ord(sign):x}", sign, text) if spelled(sign) in text else text
 
 

@@ -2,18 +2,16 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from gateway.api.openai.schemas import NullIsLeftOut, Text
+from gateway.api.openai.field_types import NullIsLeftOut, Strict, Text
 from gateway.api.openai.tools import MAX_CALLS, Call
 
 MAX_MESSAGES, MAX_PARTS = 4096, 256  # messages of a chat, parts of a message
 
 
-class TextPart(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class TextPart(Strict):
     type: Literal["text"]
     text: Text
 
@@ -31,15 +29,13 @@ Nothing = Annotated[list[None], Field(max_length=0)]
 
 
 class Message(NullIsLeftOut):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = Field(default_factory=list, validate_default=False)
     name: Text | None = None
     tool_calls: list[Call] = Field(default_factory=list, max_length=MAX_CALLS, fail_fast=True)
     tool_call_id: Text | None = None  # call that a tool's message answers
     reasoning_content: Text | None = None
-    # What else an answer may hold that is sent back.
+    # An answer holds this list; callers send it back with the message.
     annotations: Nothing = Field(default_factory=list)
 
     @model_validator(mode="after")

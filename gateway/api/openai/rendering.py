@@ -1,4 +1,4 @@
-"""A chat as the model reads it, and what became of the caller's text in it."""
+"""Renders chats, and checks that the template shows the caller's text."""
 
 import asyncio
 import re
@@ -17,35 +17,35 @@ from gateway.generation.tokenization import LONG_TEXT
 
 LEFT_OUT = "the model's chat template leaves it out, so the model would not see it"
 KWARGS = "chat_template_kwargs"
-SEEN = 32  # characters of a text that are looked for, should a template have lost what was put behind it
+SEEN = 32  # characters of a text that are looked for if a template drops the number after it
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A chat as its template writes it."""
+    """Chat as its template writes it."""
 
-    pieces: tuple[str, ...]  # tokenized one by one: no text of a caller becomes a mark
-    begun: str  # what the template wrote after the last message: how the answer begins
+    pieces: tuple[str, ...]  # pieces are tokenized apart, so that no text of a caller becomes a mark
+    begun: str  # text after the last message: the beginning of the answer
     left_out: tuple[str, ...] = ()  # names of fields that the template does not show
 
 
 class _Text(NamedTuple):
     name: str
-    seen: tuple[str, ...]  # beginnings, any of which shows that the template has it
+    seen: tuple[str, ...]  # beginnings; any of them shows that the template has the text
     is_needed: bool
 
 
 @dataclass
 class _Numbered:
-    """The caller's texts of a chat, each with its number behind it."""
+    """Texts of a caller in a chat, each with a number behind it."""
 
     sign: str
     texts: list["_Text"] = field(default_factory=list)
 
     def of(self, text: str, name: str, *, is_needed: bool = True, or_shown: str = "") -> str:
-        """Returns the text with its number, before the space at its end; a blank one as it is.
+        """Returns the text with its number before trailing space; a blank text is unchanged.
 
-        or_shown: a text that will do in its place.
+        or_shown: text that the template may show instead.
         """
         if not (words := text.rstrip()):
             return text
@@ -71,20 +71,20 @@ class ChatPrompts:
     ) -> None:
         """
         Args:
-            special_tokens: of the tokenizer.
-            added: ids of all its added tokens. Those that are not special count as marks if the template
-                names them: others stand for tags or runs of spaces.
-            allow_special_tokens: what callers write may become tokens like these.
+            special_tokens: special tokens of the tokenizer.
+            added: ids of all added tokens. Added tokens that are not special count as marks if the template
+                names them: the rest stand for tags or runs of spaces.
+            allow_special_tokens: text of callers may become special tokens.
         """
         self.template = template
         self.added = added
         end = template.end_of_turn(added)
-        # One that is not special is a part of the text, whatever it stands for.
+        # A token that is not special is a part of the text, even at the end of a turn.
         self.ends = frozenset({added[end]} if end in special_tokens and end is not None else ())
         named = {token for token in added if token.strip() and token in template.sources}
         marks = set() if allow_special_tokens else {*special_tokens, *named}
         self._marks = Marks(marks)
-        # Templates take an assistant's thoughts out of its content by their marks.
+        # Templates find an assistant's thoughts in its content by these marks.
         self._marks_of_assistant = Marks(marks - thinking_marks(template.response_template))
 
     async def rendered(
@@ -95,7 +95,7 @@ class ChatPrompts:
         begin_answer: bool = True,
         more: Mapping[str, Any] = MappingProxyType({}),
     ) -> Rendered:
-        """Raises InvalidRequestError if the template refuses the chat, or would leave a part of it out."""
+        """Returns the chat. Raises InvalidRequestError if the template refuses it or leaves a part out."""
         plain = [message.plain() for message in messages]
         render = partial(self._rendered, plain, tools, begin_answer, more)
         is_long = len(plain) + sum(len(text) for told in plain for text in told["content"]) > LONG_TEXT
@@ -140,9 +140,9 @@ class ChatPrompts:
         return {**message, "content": self.template.content(role, message["content"], with_tools=with_tools)}
 
     def _with_known_roles(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the messages with developers as the system, if the template does not name them.
+        """Returns the messages, with role system for developers if the template does not know developers.
 
-        What follows a system message becomes a part of it: most templates take one such message alone.
+        A developer's message after the system's becomes a part of it: most templates take one of them.
         """
         told: list[dict[str, Any]] = []
         for message in messages:
@@ -168,9 +168,10 @@ def _with_numbers(
 
 
 def _message_with_numbers(message: dict[str, Any], name: str, numbered: _Numbered) -> dict[str, Any]:
-    """An assistant's words beside its calls, its thoughts and names are left out by many templates.
+    """Returns the message with numbers behind its texts.
 
-    Their models were trained so, and the caller is told. Calls and everybody else's words are needed.
+    Many templates leave out an assistant's names, thoughts, and words next to calls: their models were
+    trained so, and the caller is told. Calls and all other words are needed.
     """
     is_needed = message["role"] != "assistant"
     told = dict(message)
@@ -188,14 +189,14 @@ def _message_with_numbers(message: dict[str, Any], name: str, numbered: _Numbere
         told["tool_calls"] = []
         for index, call in enumerate(message["tool_calls"]):
             function, at = call["function"], f"{name}.tool_calls.{index}"
-            # Some templates write a call's id alone, since the name is a part of it.
+            # Some templates write only the id of a call, which contains the name.
             called = {**function, "name": numbered.of(function["name"], at, or_shown=call["id"])}
             told["tool_calls"].append({**call, "function": called})
     return told
 
 
 def _left_out(numbered: _Numbered, marked: str, text: str) -> tuple[str, ...]:
-    """Returns the names of texts that are not shown. Raises InvalidRequestError for one that must be."""
+    """Returns the names of texts that are not shown. Raises InvalidRequestError for a needed text."""
     shown = {int(found[1]) for found in numbered.number.finditer(marked)}
     missing = [
         one

@@ -1,4 +1,4 @@
-"""Answers of /v1/responses: items that are added, grow and are done; whole, or event by event."""
+"""Answers of /v1/responses, whole or event by event: items are added, grow and are completed."""
 
 import json
 import logging
@@ -22,22 +22,22 @@ Event = dict[str, Any]
 
 
 class ResponseAnswer:
-    """Follows one answer. The response as a whole is what its events have built."""
+    """Builds the events of one answer, and from them the whole response."""
 
     def __init__(
         self, model: str, parser: AnswerParser | None, seed: int, repeated: Mapping[str, Any]
     ) -> None:
         """
         Args:
-            parser: None where the answer is text and nothing else.
-            seed: as the caller is told of it.
-            repeated: what is told back of the request.
+            parser: None: the answer is mere text.
+            seed: seed that the caller is told.
+            repeated: fields of the request that the response repeats.
         """
         self._parser = parser
         self._seed = seed
         self._items: list[dict[str, Any]] = []  # items of the output; the last may be growing
         self._is_open = False
-        self._call: int | None = None  # the one that is growing, by its number in the answer
+        self._call: int | None = None  # index of the growing call in the answer
         self._number = 0  # number of the next event
         self.response: dict[str, Any] = {
             "id": f"resp_{uuid.uuid4().hex}",
@@ -54,12 +54,12 @@ class ResponseAnswer:
         }
 
     def opening(self) -> Iterator[Event]:
-        """Before the first token."""
+        """Yields the events before the first token."""
         yield self._event("response.created", response=self.response)
         yield self._event("response.in_progress", response=self.response)
 
     def chunk(self, chunk: Chunk) -> Iterator[Event]:
-        """What a chunk brings; the last one ends the response."""
+        """Yields the events of a chunk; the last chunk ends the response."""
         for delta in self._deltas(chunk):
             if "tool_calls" in delta:
                 yield from self._called(delta["tool_calls"][0])
@@ -80,7 +80,7 @@ class ResponseAnswer:
             yield self._event(f"response.{status}", response=self.response)
 
     def failed(self, message: str) -> Event:
-        """Instead of its end."""
+        """Returns the event that ends a response which failed."""
         self.response |= {"status": "failed", "error": {"code": "server_error", "message": message}}
         return self._event("response.failed", response=self.response)
 
@@ -116,7 +116,7 @@ class ResponseAnswer:
         yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=added)
 
     def _done(self, status: str) -> Iterator[Event]:
-        """Yields the events that end the item that is growing."""
+        """Yields the events that end the growing item."""
         if not self._is_open:
             return
         item, self._is_open = self._items[-1], False
@@ -187,7 +187,7 @@ def _text_of(kind: str) -> str:
 
 
 def _logprobs(kind: str) -> dict[str, Any]:
-    """Which these events have to have, and nobody asked for."""
+    """Returns the field that events of messages must have, though it is empty."""
     return {"logprobs": []} if kind == "message" else {}
 
 

@@ -1,7 +1,7 @@
-"""How a model writes its answers: which part is text, which is thinking, which calls a tool.
+"""Format in which a model writes its answers: which part is text, which is thinking, which calls a tool.
 
-A tokenizer says so by its response template, which transformers reads. For those that have none, here are the
-formats that many models share, known by a mark in the chat template.
+The response template of a tokenizer describes it for transformers. For tokenizers without one, this file has
+the formats that many models share, recognized by a mark in the chat template.
 """
 
 import json
@@ -17,7 +17,7 @@ OF_LLAMA = {"type": "function", "function": {"name": "{content.name}", "argument
 LLAMA = "<|python_tag|>"
 THOUGHTS = {"open": "<think>", "close": "</think>"}
 
-# By the mark in a chat template: how calls are written. The first that is found counts.
+# Formats of calls by a mark in the chat template. The first mark that occurs counts.
 FORMATS: dict[str, dict[str, Any]] = {
     # Hermes, Qwen 2.5 and 3: <tool_call>{"name": ..., "arguments": {...}}</tool_call>
     "<tool_call>": {
@@ -44,11 +44,11 @@ FORMATS: dict[str, dict[str, Any]] = {
         "transform": OF_LLAMA,
     },
 }
-OTHER_CALLS = ("<function=", "[ARGS]", "<arg_key>")  # marks of formats that these would misread
+OTHER_CALLS = ("<function=", "[ARGS]", "<arg_key>")  # marks of formats that FORMATS would misread
 
 
 def of_chat_template(source: str) -> dict[str, Any] | None:
-    """The response template that goes with a chat template; None where it is not known."""
+    """Returns the response template that fits a chat template; None: unknown."""
     thinks = "<think>" in source
     mark = next((mark for mark in FORMATS if mark in source), None)
     if any(other in source for other in OTHER_CALLS):
@@ -64,7 +64,7 @@ def of_chat_template(source: str) -> dict[str, Any] | None:
 
 
 def thinking_marks(template: dict[str, Any] | None) -> set[str]:
-    """Returns the fixed texts that begin and end what is thought."""
+    """Returns the fixed texts that begin and end thoughts."""
     fields = {} if template is None else template["fields"]
     thinking = [fields[name] for name in THINKING if name in fields]
     found = {one.get(end) for one in [*thinking, THOUGHTS] for end in ("open", "close")}
@@ -72,7 +72,7 @@ def thinking_marks(template: dict[str, Any] | None) -> set[str]:
 
 
 def with_raw_calls(template: dict[str, Any]) -> dict[str, Any]:
-    """The same, in which a call is text: of one that is malformed, or cut off, nothing is lost."""
+    """Returns the template with calls as text, so that malformed calls and parts of calls are not lost."""
     raw = deepcopy(template)
     calls = raw["fields"].get(CALLS)
     if calls is not None:
@@ -83,6 +83,6 @@ def with_raw_calls(template: dict[str, Any]) -> dict[str, Any]:
 
 
 def marks(template: dict[str, Any], special_tokens: list[str]) -> frozenset[str]:
-    """Returns the special tokens that the template matches: the text that it reads must contain them."""
+    """Returns the special tokens that the template matches, which its text must contain."""
     written = json.dumps(template, ensure_ascii=False).replace("\\", "")
     return frozenset(token for token in special_tokens if token in written)

@@ -1,4 +1,4 @@
-"""What /v1/responses answers: built by ``response_events``, described at /openapi.json."""
+"""Types of answers to /v1/responses, as /openapi.json describes them."""
 
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -77,7 +77,7 @@ class IncompleteDetails(TypedDict):
 
 
 class Seed(TypedDict):
-    seed: Annotated[int, Field(description="that gives this text again")]
+    seed: Annotated[int, Field(description="seed that gives this text again")]
 
 
 class RepeatedReasoning(TypedDict):
@@ -103,7 +103,7 @@ class RepeatedChoice(TypedDict):
 
 
 class Repeated(TypedDict):
-    """What an answer tells back of its request."""
+    """Fields of the request that the answer repeats."""
 
     instructions: str | None
     max_output_tokens: int | None
@@ -139,7 +139,7 @@ class Event(TypedDict):
 
 
 class OfResponse(Event):
-    """The response as it stands; the last event of a stream is one of these."""
+    """Event with the whole response; it begins and ends a stream."""
 
     type: Literal[
         "response.created",

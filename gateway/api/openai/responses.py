@@ -1,10 +1,10 @@
-"""Bodies of /v1/responses, stateless: each becomes a chat, and is answered as one."""
+"""Bodies of /v1/responses, without state between requests: each becomes a chat."""
 
 import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from gateway.api.openai.chat import ChatRequest
 from gateway.api.openai.field_types import Label, NullIsLeftOut, Text
@@ -15,7 +15,7 @@ from gateway.api.openai.tools import MAX_TOOLS, Name
 from gateway.errors import InvalidRequestError
 from outrider.decoding.settings import Sampling
 
-# By the chat's name for a field: the response's own.
+# The response's own name of a field, by the chat's name.
 NAMES = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
@@ -25,11 +25,7 @@ NAMES = {
 }
 
 
-class Strict(NullIsLeftOut):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class InputText(Strict):
+class InputText(NullIsLeftOut):
     type: Literal["input_text", "output_text", "reasoning_text", "text"]
     text: Text
     annotations: Ignored = None
@@ -47,7 +43,7 @@ Parts = Annotated[
 ]
 
 
-class InputMessage(Strict):
+class InputMessage(NullIsLeftOut):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Parts
@@ -55,7 +51,7 @@ class InputMessage(Strict):
     status: Ignored = None
 
 
-class FunctionCall(Strict):
+class FunctionCall(NullIsLeftOut):
     type: Literal["function_call"]
     call_id: Text
     name: Name
@@ -64,7 +60,7 @@ class FunctionCall(Strict):
     status: Ignored = None
 
 
-class FunctionCallOutput(Strict):
+class FunctionCallOutput(NullIsLeftOut):
     type: Literal["function_call_output"]
     call_id: Text
     output: Parts
@@ -72,7 +68,7 @@ class FunctionCallOutput(Strict):
     status: Ignored = None
 
 
-class Reasoning(Strict):
+class Reasoning(NullIsLeftOut):
     type: Literal["reasoning"]
     content: Parts = Field(default_factory=list)
     id: Ignored = None
@@ -88,23 +84,23 @@ def _as_items(given: Any) -> Any:
     return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
 
-class FunctionTool(Strict):
+class FunctionTool(NullIsLeftOut):
     type: Literal["function"]
     name: Name
     description: Text = ""
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
-    strict: bool = True  # as OpenAI has it here
+    strict: bool = True  # OpenAI's default
 
     def of_chat(self) -> dict[str, Any]:
         return {"type": "function", "function": self.model_dump(exclude={"type"})}
 
 
-class NamedTool(Strict):
+class NamedTool(NullIsLeftOut):
     type: Literal["function"]
     name: Name
 
 
-class TextFormat(Strict):
+class TextFormat(NullIsLeftOut):
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: Label | None = None
     description: Text | None = None
@@ -118,19 +114,19 @@ class TextFormat(Strict):
         return {"type": self.type, "json_schema": schema}
 
 
-class TextSettings(Strict):
+class TextSettings(NullIsLeftOut):
     format: TextFormat = TextFormat()
     verbosity: Ignored = None
 
 
-class ReasoningSettings(Strict):
+class ReasoningSettings(NullIsLeftOut):
     effort: Label | None = None
     summary: Ignored = None
     generate_summary: Ignored = None
 
 
 class ResponseRequest(GenerationRequest):
-    """What is kept between requests is refused: the caller sends the whole conversation."""
+    """Request for a response; the caller sends the whole conversation, since nothing is kept."""
 
     input: Annotated[
         list[Item],
@@ -152,7 +148,7 @@ class ResponseRequest(GenerationRequest):
     include: list[Literal["reasoning.encrypted_content"]] = Field(default_factory=list, max_length=1)
 
     def of_chat(self) -> ChatRequest:
-        """The same as a chat. Raises InvalidRequestError, naming this request's own field."""
+        """Returns the request as a chat. Raises InvalidRequestError, naming this request's own field."""
         own = self.model_fields_set & ChatRequest.model_fields.keys() - TRANSLATED
         fields = {name: getattr(self, name) for name in own}
         fields["messages"] = [*self._instructions(), *_messages(self.input)]
@@ -189,7 +185,7 @@ def own_name(field: str) -> str:
 
 
 def _messages(items: Iterable[Item]) -> list[dict[str, Any]]:
-    """Returns messages of a chat: calls and thoughts belong to one message of the assistant."""
+    """Returns messages of a chat: words, calls and thoughts of an assistant share a message."""
     messages: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, FunctionCallOutput):
@@ -224,9 +220,9 @@ def _plain(value: Any) -> Any:
 
 
 def told_back(body: ResponseRequest, sampling: Sampling) -> Mapping[str, Any]:
-    """Returns what an answer repeats of its request.
+    """Returns the fields of a request that its answer repeats.
 
-    sampling: with the defaults of what the request did not name.
+    sampling: settings with the defaults of fields that the request left out.
     """
     said = json.loads(body.model_dump_json(include={"tools", "tool_choice"}, by_alias=True))
     return {

@@ -1,11 +1,9 @@
-"""Request fields that all endpoints of the OpenAI API share, ours included."""
+"""Request fields that completions, chats and responses share: OpenAI's and Outrider's own."""
 
 from typing import Annotated, Any
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainValidator,
     ValidationError,
@@ -14,10 +12,7 @@ from pydantic import (
 )
 
 from gateway.api.openai.answer_types import Error, ErrorCode, ErrorType
-from gateway.api.openai.field_types import Label as Label
-from gateway.api.openai.field_types import NullIsLeftOut as NullIsLeftOut
-from gateway.api.openai.field_types import Text as Text
-from gateway.api.openai.field_types import checked_text as checked_text
+from gateway.api.openai.field_types import Label, NullIsLeftOut, Strict, Text
 from gateway.api.openai.fields import Ignored
 from gateway.api.openai.structured import ResponseFormat, StructuredOutputs, form_of
 from gateway.errors import InvalidRequestError
@@ -27,14 +22,14 @@ from outrider.decoding.settings import SEED_BITS, RequestedSampling, Sampling
 
 MAX_STOPS, MAX_STOP_LENGTH = 16, 1024  # strings, characters of one
 MAX_BIASES = 4096  # tokens
-MANY_ERRORS = 100  # errors of one request; listing more would take long
+MANY_ERRORS = 100  # errors of one request; a list of more would take long
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 UNKNOWN_FIELD = "no such field is known; the setting gateway.unknown_fields=ignore would pass over it"
 ID_LISTS = ("stop_token_ids", "allowed_token_ids", "bad_token_ids")
 
 
 def checked_ids(ids: Any) -> Any:
-    """Returns token ids, checked all at once: there may be a million. Raises ValueError."""
+    """Returns the ids. Raises ValueError. It checks all at once, since there may be a million."""
     if not isinstance(ids, list) or not are_ids(ids):
         raise ValueError("a list of token ids is accepted")
     return ids
@@ -53,19 +48,17 @@ Stops = Annotated[
 ]
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class StreamOptions(Strict):
     include_usage: bool = False
-    include_rounds: bool = False  # origin of each token, and of each round its Draft and its times
-    continuous_usage_stats: bool = False  # with include_usage: tokens so far in every event, as in vLLM
-    include_obfuscation: bool = False  # accepted, never done
+    include_rounds: bool = False  # tells origins of tokens, and Draft and times of each round
+    continuous_usage_stats: bool = False  # with include_usage: every event counts tokens, as in vLLM
+    include_obfuscation: bool = False  # accepted, changes nothing
 
 
 class GenerationRequest(RequestedSampling, NullIsLeftOut):
-    """Every sampling setting is a field of the request."""
+    """Fields of every request that generates; each sampling setting is a field."""
 
-    top_k: int = Field(default=0, ge=0, lt=2**32)  # as many bits as it travels in
+    top_k: int = Field(default=0, ge=0, lt=2**32)  # 32 bits on the wire
     seed: int | None = Field(default=None, ge=-(2 ** (SEED_BITS - 1)), lt=2**SEED_BITS)
     max_completion_tokens: int | None = Field(default=None, ge=1)  # wins over max_tokens, as in vLLM
     model: Text | None = None
@@ -78,7 +71,7 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
     speculation: Speculation = Speculation()
     task: Label | None = None
     priority: Priority = "interactive"
-    # Fields of OpenAI's that change nothing: labels, and hints that need no heeding.
+    # Fields of OpenAI's that change nothing: labels and hints.
     metadata: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
@@ -108,7 +101,7 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
         return biases
 
     def request(self, prompts: tuple[Prompt, ...], **sampling: Any) -> Request:
-        """``sampling`` holds what the endpoint says in its own words."""
+        """Returns the request. ``sampling`` are settings for which the endpoint has fields of its own."""
         if self.max_completion_tokens is not None:
             sampling["max_tokens"] = self.max_completion_tokens
         if self.seed is not None:
@@ -136,9 +129,9 @@ def error_body(
 
 
 def invalid(error: ValidationError) -> InvalidRequestError:
-    """The first thing that is wrong, by the request's own name for it: speculation.depth.
+    """Returns the first error, which names its field as the request does: speculation.depth.
 
-    Text is not repeated: it may be a prompt.
+    The message repeats numbers but no text, which may be a prompt.
     """
     if error.error_count() > MANY_ERRORS:
         return InvalidRequestError("body", f"{error.error_count()} things in it are not as they should be")
@@ -152,10 +145,10 @@ def invalid(error: ValidationError) -> InvalidRequestError:
 
 
 def are_ids(values: list[Any]) -> bool:
-    """Whether they are integers of at least 0, and no booleans."""
+    """Whether all values are integers of at least 0, and no booleans."""
     return set(map(type, values)) <= {int} and min(values, default=0) >= 0
 
 
 def finite(logprob: float) -> float:
-    """Returns a number that JSON can hold: no infinity and no NaN."""
+    """Returns the log-probability as a number that JSON can hold: no infinity and no NaN."""
     return min(logprob, 0.0) if logprob > LEAST_LOGPROB else LEAST_LOGPROB

@@ -5,23 +5,17 @@ import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Protocol
 
 from gateway.api.message_json import as_json
-from gateway.api.openai.answer_types import (
-    ChatCompletion,
-    ChatEvent,
-    Completion,
-    CompletionEvent,
-    Error,
-    EventDetails,
-)
+from gateway.api.openai.answer_types import ChatEvent, CompletionEvent, Error, EventDetails
+from gateway.api.openai.chat_answer import ChatAnswer
+from gateway.api.openai.completions import CompletionAnswer
 from gateway.api.openai.http_errors import told
 from gateway.api.openai.schemas import StreamOptions, error_body
 from gateway.api.openai.usage import token_counts
 from gateway.api.round_message import round_message
 from gateway.errors import DEFECT, GatewayError
-from gateway.generation.request import AnswerUsage, Chunk
+from gateway.generation.request import Chunk
 from gateway.generation.token_bytes import TokenBytes
 
 Event = CompletionEvent | ChatEvent
@@ -31,25 +25,15 @@ logger = logging.getLogger("ray.serve")
 LONG_ANSWER = 1024  # tokens, or log-probabilities of tokens, which take about a millisecond to write
 
 
-class StreamableAnswer(Protocol):
-    """The bodies of one endpoint."""
-
-    def opening(self) -> Sequence[Event]: ...
-    def chunk(self, chunk: Chunk) -> Sequence[Event]: ...
-    def wordless(self) -> Event: ...
-    def usage(self, usage: AnswerUsage) -> Event: ...
-    def whole(self, chunks: list[Chunk], count: int) -> Completion | ChatCompletion: ...
-
-
 async def events(
     first: Chunk,
     chunks: AsyncGenerator[Chunk, None],
-    answer: StreamableAnswer,
+    answer: CompletionAnswer | ChatAnswer,
     options: StreamOptions,
     tokens: TokenBytes,
     prompt_tokens: int,
 ) -> AsyncIterator[str]:
-    """Closed by [DONE]. What goes wrong on the way becomes an event of its own."""
+    """Yields server-sent events, the last of which is [DONE]. An error on the way is an event as well."""
     chunk, written = first, 0
 
     def counted(body: Event) -> Event:
@@ -104,7 +88,7 @@ def _details(chunk: Chunk, tokens: TokenBytes) -> EventDetails:
 
 
 def is_long(chunks: list[Chunk]) -> bool:
-    """Whether writing them down takes so long that a thread should."""
+    """Whether a thread should write the chunks as JSON, because that takes more than about a millisecond."""
     told = [token.logprobs for chunk in chunks for token in chunk.tokens]
     told += [logprobs for chunk in chunks for logprobs in chunk.scores]
     return len(told) + sum(len(logprobs.token_ids) for logprobs in told if logprobs) > LONG_ANSWER

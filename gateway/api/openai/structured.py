@@ -1,9 +1,9 @@
-"""The form of an answer, in OpenAI's words and in vLLM's."""
+"""Fields that ask for the form of an answer: OpenAI's and vLLM's."""
 
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from gateway.api.openai.field_types import Label, NullIsLeftOut, Text
 from gateway.errors import InvalidRequestError
@@ -11,8 +11,6 @@ from gateway.generation.form import MAX_CHOICES, Form, choice, json_object, json
 
 
 class JsonSchema(NullIsLeftOut):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: Label
     description: Text | None = None  # accepted, not used
     strict: bool = True  # accepted: every answer follows its schema
@@ -20,9 +18,7 @@ class JsonSchema(NullIsLeftOut):
 
 
 class ResponseFormat(NullIsLeftOut):
-    """OpenAI's."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    """OpenAI's field ``response_format``."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchema | None = None
@@ -34,16 +30,14 @@ class ResponseFormat(NullIsLeftOut):
         return self
 
     def form(self) -> Form | None:
-        """None: any."""
+        """Returns the form; None: any."""
         if self.json_schema is not None:
             return json_schema(json.dumps(self.json_schema.schema_), "response_format.json_schema.schema")
         return json_object("response_format") if self.type == "json_object" else None
 
 
 class StructuredOutputs(NullIsLeftOut):
-    """vLLM's, with one field."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    """vLLM's field ``structured_outputs``, which has exactly one field itself."""
 
     json_: dict[str, Any] | Text | None = Field(default=None, alias="json")
     json_object: Literal[True] | None = None
@@ -58,7 +52,7 @@ class StructuredOutputs(NullIsLeftOut):
         return self
 
     def form(self) -> Form:
-        """Raises InvalidRequestError."""
+        """Returns the form. Raises InvalidRequestError."""
         if self.regex is not None:
             return Form("regex", self.regex, "structured_outputs.regex")
         if self.grammar is not None:

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers: a form of the answer begins after it."""
+"""Thoughts of a model before its answer: the form of an answer applies after them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,11 +8,11 @@ from gateway.generation.form import Thoughts, mark
 
 
 def thoughts_before(template: dict[str, Any] | None, begun: str, added: Mapping[str, int]) -> Thoughts | None:
-    """None where the model thinks nothing, or has done so in the prompt, or between marks that vary.
+    """Returns the marks of thoughts; None if there are none, they end in the prompt, or their marks vary.
 
     Args:
         template: the model's response template.
-        begun: the answer, as the chat template begins it: with the thoughts, or with their end.
+        begun: beginning of the answer in the prompt, perhaps with thoughts or with their end.
         added: ids of the tokenizer's added tokens.
     """
     fields = {} if template is None else template["fields"]

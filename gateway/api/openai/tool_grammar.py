@@ -1,4 +1,4 @@
-"""Grammars of answers that call tools: nothing but calls, or text in which every call is right."""
+"""Grammars of answers that call tools: calls alone, or text in which every call is valid."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,27 +12,27 @@ from gateway.generation.form import Form, mark
 ARGUMENTS = {
     "{content.arguments}": "arguments",
     "{content.parameters}": "parameters",
-    "{arguments}": "arguments",  # for each call in a list
+    "{arguments}": "arguments",  # format of each call in a list
 }
-# Written on one line, as chat templates write what was called before.
+# Format of calls on one line, as chat templates write earlier calls.
 ON_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 TEXT = "TEXT: /(.|\\n)*/"
-NO_CALL = "NO_CALL: /([^ \\t\\r\\n{](.|\\n)*)?/"  # text that does not begin as a call would
+NO_CALL = "NO_CALL: /([^ \\t\\r\\n{](.|\\n)*)?/"  # text that does not begin like a call
 
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How a model writes a call: an object with its name first, behind a mark."""
+    """Format of a call: a mark, then an object with the name first."""
 
     opening: str
     close: str | None  # mark behind each call; None: the answer ends there
-    arguments: str  # their key
-    added: Mapping[str, int]  # ids of tokens that the tokenizer never makes of other text
+    arguments: str  # key of the arguments
+    added: Mapping[str, int]  # ids of tokens that stand for exactly their text
     is_listed: bool  # calls are the items of one list behind the mark
 
     @classmethod
     def of(cls, template: dict[str, Any], added: Mapping[str, int], field: str) -> "CallFormat":
-        """Raises InvalidRequestError for a format that is none of these, naming the request's field."""
+        """Returns the format. Raises InvalidRequestError, naming the field, if no grammar can follow it."""
         calls = template["fields"][CALLS]
         transform, is_listed = calls.get("transform"), calls.get("transform_each", False)
         written = transform.get("function", {}).get("arguments") if isinstance(transform, dict) else None
@@ -48,7 +48,7 @@ class CallFormat:
         return mark(self.opening, self.added)
 
     def only_calls(self, tools: Sequence[dict[str, Any]], *, several: bool) -> Form:
-        """Returns the form of calls to these tools; ``several``: one or more, if the format allows more."""
+        """Returns the form of calls to these tools. several: more than one, if the format allows it."""
         if self.is_listed:
             start = f"start: {self._mark} {_list(several)}"
         elif self.close is None:
@@ -58,7 +58,7 @@ class CallFormat:
         return Form("lark", f"{start}\n{self._bodies(tools)}", "tools")
 
     def right_calls(self, tools: Sequence[dict[str, Any]]) -> Form:
-        """Any text, and in it calls of these tools, each by its schema."""
+        """Returns the form of any text with calls of these tools in it, each by its schema."""
         opened = f"TEXT {self._mark}"
         lines = [TEXT, self._bodies(tools)]
         if self.opening not in self.added:

@@ -3,9 +3,9 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-from gateway.api.openai.schemas import NullIsLeftOut, Text
+from gateway.api.openai.field_types import NullIsLeftOut, Strict, Text
 
 MAX_TOOLS, MAX_CALLS = 128, 128  # tools of a chat, calls of a message
 
@@ -13,17 +13,13 @@ Name = Annotated[Text, Field(min_length=1, max_length=64)]
 
 
 class Function(NullIsLeftOut):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     name: Name
     description: Text = ""
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
-    strict: bool = False  # its arguments follow the schema, whatever the model would write
+    strict: bool = False  # whether arguments must follow the schema
 
 
 class Tool(NullIsLeftOut):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     type: Literal["function"]
     function: Function
 
@@ -34,30 +30,24 @@ class Tool(NullIsLeftOut):
         return {"type": self.type, "function": {**named, "parameters": function.parameters}}
 
     def held(self) -> dict[str, Any]:
-        """The same, with no more in its parameters than its calls are held to."""
+        """Returns the tool with the schema that its calls must follow: any object if it is not strict."""
         if self.function.strict:
             return self.plain()
         return {"function": {"name": self.function.name, "parameters": {"type": "object"}}}
 
 
-class FunctionName(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class FunctionName(Strict):
     name: Name
 
 
-class NamedChoice(BaseModel):
-    """Names the one tool that must be called."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class NamedChoice(Strict):
+    """Name of the tool that must be called."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-class PastCallFunction(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class PastCallFunction(Strict):
     name: Name
     arguments: Text
 
@@ -74,12 +64,10 @@ class PastCallFunction(BaseModel):
 
 
 class Call(NullIsLeftOut):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     id: Text
     type: Literal["function"] = "function"
     function: PastCallFunction
-    index: int | None = None  # index in a stream's deltas, if the caller put them together
+    index: int | None = None  # index among a stream's deltas, which callers may send back
 
     def plain(self) -> dict[str, Any]:
         """Returns the call as chat templates take it: arguments as an object."""

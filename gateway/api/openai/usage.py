@@ -1,4 +1,4 @@
-"""What an answer of the OpenAI API tells at its end: tokens, and what speculation did."""
+"""Fields that all answers of the OpenAI API have in common: token counts and counters."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -43,7 +43,7 @@ def final_usage(usage: AnswerUsage, seed: int) -> FinalUsage:
 
 
 def has_metrics(usage: AnswerUsage) -> bool:
-    """Whether a report was asked for on one answer: acceptance of several together says little."""
+    """Whether the request asks for a report on a single answer: a mean over several answers says little."""
     return usage.speculation.report and usage.answers == 1
 
 
