@@ -1,25 +1,21 @@
-"""Errors of a request, and the status that each API gives them.
+"""Errors of requests, each with its status in HTTP and in gRPC."""
 
-GatewayError
-├── InvalidRequestError      the request itself: 400, INVALID_ARGUMENT
-│   └── UnknownModelError    404, NOT_FOUND
-├── UnauthenticatedError     no valid API key: 401, UNAUTHENTICATED
-├── OverloadedError          the queue is full: 429, RESOURCE_EXHAUSTED, with a delay
-├── DeadlineError            not finished in time: 504, DEADLINE_EXCEEDED
-├── GenerationFailedError    no target can go on with it: 500, INTERNAL
-└── WorkerLostError          no worker, or its stream broke: 503, UNAVAILABLE
-    └── SequenceLostError    it broke when the worker had taken the sequence
-"""
+from grpc import StatusCode
 
 DEFECT = "a defect of the gateway, whose log tells more"  # message to callers for any other exception
 
 
 class GatewayError(Exception):
-    """Base of the errors that the APIs turn into an answer; anything else is a defect of ours."""
+    """Base of errors that the APIs turn into an answer; any other exception is a defect."""
+
+    http_status: int
+    grpc_status: StatusCode
 
 
 class InvalidRequestError(GatewayError):
-    """``field`` is the request's own name of the wrong field; the message has the accepted values."""
+    """The request is wrong: ``field`` is its own name of the field, the message says what is accepted."""
+
+    http_status, grpc_status = 400, StatusCode.INVALID_ARGUMENT
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(field, message)  # both, so that Serve's proxy can unpickle it
@@ -31,15 +27,21 @@ class InvalidRequestError(GatewayError):
 
 
 class UnknownModelError(InvalidRequestError):
-    """The request names a model that is not served here."""
+    """The request names a model that is not served."""
+
+    http_status, grpc_status = 404, StatusCode.NOT_FOUND
 
 
 class UnauthenticatedError(GatewayError):
     """The caller presented no API key, or an unknown key, though a key is required."""
 
+    http_status, grpc_status = 401, StatusCode.UNAUTHENTICATED
+
 
 class OverloadedError(GatewayError):
     """All places and the queue are full."""
+
+    http_status, grpc_status = 429, StatusCode.RESOURCE_EXHAUSTED
 
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message, retry_after_s)
@@ -52,13 +54,19 @@ class OverloadedError(GatewayError):
 class DeadlineError(GatewayError):
     """The answer was not finished within the deadline of requests."""
 
+    http_status, grpc_status = 504, StatusCode.DEADLINE_EXCEEDED
+
 
 class GenerationFailedError(GatewayError):
     """A target's engine failed the sequence, or too many targets were lost while they had it."""
 
+    http_status, grpc_status = 500, StatusCode.INTERNAL
+
 
 class WorkerLostError(GatewayError):
     """A stream to a worker ended before its sequence did, or could not be opened."""
+
+    http_status, grpc_status = 503, StatusCode.UNAVAILABLE
 
 
 class SequenceLostError(WorkerLostError):

@@ -14,18 +14,7 @@ from pydantic import ValidationError
 from gateway.api.access import Authentication, peer_host
 from gateway.api.openai.schemas import MAX_BIASES, MAX_STOP_LENGTH, MAX_STOPS, invalid
 from gateway.api.round_message import round_message
-from gateway.errors import (
-    DEFECT,
-    DeadlineError,
-    GatewayError,
-    GenerationFailedError,
-    InvalidRequestError,
-    OverloadedError,
-    SequenceLostError,
-    UnauthenticatedError,
-    UnknownModelError,
-    WorkerLostError,
-)
+from gateway.errors import DEFECT, GatewayError, InvalidRequestError, OverloadedError
 from gateway.generation.form import Form, choice, json_object, json_schema
 from gateway.generation.generation import Generation
 from gateway.generation.request import AnswerUsage, Chunk, Prepared, Request
@@ -37,23 +26,8 @@ from outrider.telemetry.counters import IN_EVERY_ANSWER
 from protos import generation_pb2
 from protos.conversions import sampling_from_message, set_fields
 
-STATUS: dict[type[GatewayError], grpc.StatusCode] = {
-    InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
-    UnknownModelError: grpc.StatusCode.NOT_FOUND,
-    UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
-    OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
-    GenerationFailedError: grpc.StatusCode.INTERNAL,
-    WorkerLostError: grpc.StatusCode.UNAVAILABLE,
-    SequenceLostError: grpc.StatusCode.UNAVAILABLE,
-}
 RETRY_DELAY = "retry-after-ms"  # trailing metadata of RESOURCE_EXHAUSTED
-ORIGINS = {
-    Origin.ACCEPTED: generation_pb2.ORIGIN_ACCEPTED,
-    Origin.TARGET: generation_pb2.ORIGIN_TARGET,
-    Origin.PLAIN: generation_pb2.ORIGIN_PLAIN,
-    Origin.FORCED: generation_pb2.ORIGIN_FORCED,
-}
+ORIGINS = {origin: generation_pb2.Origin.Value(f"ORIGIN_{origin.name}") for origin in Origin}
 SERVICE = "outrider.v1.Generation"
 RPC = {"rpc.system": "grpc", "rpc.service": SERVICE}
 TRACED = ("Generate", "Complete")  # methods that do work; spans of the rest would only fill the traces
@@ -114,7 +88,7 @@ def _call(servicer: "GenerationServicer", method: str, message: Message, context
             servicer.admit(message, context)
             yield span
         except GatewayError as error:
-            _set_status(context, span, STATUS[type(error)], str(error))
+            _set_status(context, span, error.grpc_status, str(error))
             if isinstance(error, OverloadedError):
                 context.set_trailing_metadata([(RETRY_DELAY, str(round(error.retry_after_s * 1e3)))])
             raise

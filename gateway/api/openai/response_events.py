@@ -10,7 +10,6 @@ from typing import Any
 
 from gateway.api.openai.answer_parser import AnswerParser
 from gateway.api.openai.answer_types import ChatDelta, ToolCallDelta
-from gateway.api.openai.http_errors import told
 from gateway.api.openai.response_types import ResponseUsage
 from gateway.api.openai.usage import has_metrics, metrics_body, usage_body
 from gateway.errors import DEFECT, GatewayError
@@ -172,7 +171,7 @@ async def response_events(
                     return
                 chunk = await anext(chunks)
         except GatewayError as error:
-            yield written(answer.failed(told(error)[1]["error"]["message"]))
+            yield written(answer.failed(str(error)))
         except Exception:
             logger.exception("a stream of events failed")
             yield written(answer.failed(DEFECT))

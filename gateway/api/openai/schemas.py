@@ -11,7 +11,6 @@ from pydantic import (
     field_validator,
 )
 
-from gateway.api.openai.answer_types import Error, ErrorCode, ErrorType
 from gateway.api.openai.field_types import Label, NullIsLeftOut, Strict, Text
 from gateway.api.openai.fields import Ignored
 from gateway.api.openai.structured import ResponseFormat, StructuredOutputs, form_of
@@ -120,12 +119,6 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
             priority=self.priority,
             form=form_of(self.response_format, self.structured_outputs),
         )
-
-
-def error_body(
-    message: str, *, type_: ErrorType, param: str | None = None, code: ErrorCode | None = None
-) -> Error:
-    return {"error": {"message": message, "type": type_, "param": param, "code": code}}
 
 
 def invalid(error: ValidationError) -> InvalidRequestError:

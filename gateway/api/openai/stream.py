@@ -10,8 +10,8 @@ from gateway.api.message_json import as_json
 from gateway.api.openai.answer_types import ChatEvent, CompletionEvent, Error, EventDetails
 from gateway.api.openai.chat_answer import ChatAnswer
 from gateway.api.openai.completions import CompletionAnswer
-from gateway.api.openai.http_errors import told
-from gateway.api.openai.schemas import StreamOptions, error_body
+from gateway.api.openai.http_errors import error_answer, error_body
+from gateway.api.openai.schemas import StreamOptions
 from gateway.api.openai.usage import token_counts
 from gateway.api.round_message import round_message
 from gateway.errors import DEFECT, GatewayError
@@ -64,7 +64,7 @@ async def events(
             if options.include_usage:
                 yield event(answer.usage(chunk.usage))
         except GatewayError as error:
-            yield event(told(error)[1])
+            yield event(error_answer(error))
         except Exception:
             logger.exception("a stream of events failed")
             yield event(error_body(DEFECT, type_="server_error"))

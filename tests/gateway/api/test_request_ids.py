@@ -10,7 +10,7 @@ with warnings.catch_warnings():
     from ray.serve._private.http_util import RequestIdMiddleware
 
 from gateway.api.request_ids import KEY, RequestIds
-from gateway.generation.generation import Generation
+from gateway.generation.limits import Limits
 from tests.support.http_calls import ASK
 
 HEADER = "X-Request-Id"
@@ -46,7 +46,7 @@ async def test_request_id_is_in_the_answer_to_a_defect_once(proxied, monkeypatch
     def fails(self):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Generation, "max_length", fails)
+    monkeypatch.setattr(Limits, "max_length", fails)
     response = await proxied.post("/v1/completions", json=ASK, headers={HEADER: "mine-3"})
     assert (response.status_code, response.headers.get_list(HEADER)) == (500, ["mine-3"])
 
