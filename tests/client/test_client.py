@@ -1,4 +1,4 @@
-"""The client finishes its answer though the gateway is lost on the way, and says nothing twice."""
+"""Client finishes its answer though gateways are lost on the way, and yields no token twice."""
 
 import re
 import threading
@@ -23,7 +23,7 @@ SEED = 77
 
 
 class Gateway(generation_pb2_grpc.GenerationServicer):
-    """Answers from CHUNKS, but cut otherwise with every attempt; breaks as its script says."""
+    """Answers from CHUNKS, cut differently in every attempt; breaks as its script says."""
 
     def __init__(self) -> None:
         self.breaks: list[int] = []  # chunks after which each attempt in turn breaks

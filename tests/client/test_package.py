@@ -1,4 +1,4 @@
-"""``from outrider import Client``: there for those who ask, and no cost to anybody else."""
+"""``from outrider import Client`` loads gRPC; ``import outrider`` alone does not."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from outrider.client.client import Client
 
 
 def loads_grpc(statement: str) -> bool:
-    """Whether a new interpreter that runs it has imported gRPC."""
+    """Returns whether a new interpreter that runs the code imports gRPC."""
     check = f"{statement}; import sys; print('grpc' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     return run.stdout.strip() == "True"

@@ -1,4 +1,4 @@
-"""The gateway as Serve builds it, and takes it down."""
+"""Gateway as Serve builds it and ends it."""
 
 import re
 import sys
@@ -28,7 +28,7 @@ PACE = PaceSettings()
 
 class Unserved(Gateway):
     def __del__(self):
-        """Stands for the destructor, which Serve awaits and no test does."""
+        """Stands in for the destructor, which Serve awaits and no test does."""
 
 
 async def test_gateway_failed_constructor_has_a_harmless_destructor():
@@ -56,7 +56,7 @@ async def test_gateway_sampling_defaults_come_from_the_checkpoint(tmp_path, monk
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_text((DEMO / "target" / name).read_text())
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
-    monkeypatch.setattr(deployment, "Instruments", list)  # Ray's own need Ray
+    monkeypatch.setattr(deployment, "Instruments", list)  # Ray's instruments need Ray
     gateway = Unserved.__new__(Unserved)
     settings = GatewaySettings(model="m", tokenizer=str(tmp_path))
     Unserved.__init__(gateway, settings, TRUST, lambda: lambda: None, [], PACE)
@@ -129,7 +129,7 @@ def test_reconfigure_with_a_pace_uses_it_unless_it_is_wrong():
 def test_reconfigure_with_a_wrong_live_setting_names_it_and_keeps_what_was_in_force(
     user_config, told, caplog
 ):
-    """An exception would have Serve end the replica, and each that it starts in its place."""
+    """An exception would make Serve end the replica, and every replica that it starts instead."""
     gateway = gateway_of(GatewaySettings(model="m", tokenizer=str(DEMO / "target")))
     gateway.reconfigure({"max_depth": 3})
     gateway.reconfigure(user_config)

@@ -1,4 +1,4 @@
-"""What may change while a gateway runs: its pace, and the drafts that have joined or left."""
+"""Settings that change while a gateway runs: its pace, and drafts that join or leave."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -69,7 +69,7 @@ def test_live_settings_pace_gets_its_own_part() -> None:
 
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drafter is worth what its first guesses are; scripted workers tell no times."""
+    """Makes first guesses alone decide a drafter's worth, since scripted workers tell no times."""
     monkeypatch.setattr(router, "TUNING", replace(TUNING, decided_for_s=0.0))
     monkeypatch.setattr(rollout, "TUNING", replace(TUNING, drafts=8))
     monkeypatch.setattr(Pace, "rate", lambda self, info, rates, max_depth: 1.0 + rates[0])
@@ -98,7 +98,7 @@ async def answered(generation: Generation, **speculation: Any) -> Stats:
 
 
 async def until_share(generation: Generation, share: float) -> list[Stats]:
-    """Answers, until the new draft has that share."""
+    """Returns the answers until the new draft has the share."""
     stats: list[Stats] = []
     async with asyncio.timeout(60):
         while not any(one.share == share for _, _, one in generation.rollouts):

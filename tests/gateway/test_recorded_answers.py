@@ -1,4 +1,4 @@
-"""Reading of recorded traffic: whole lines, the newest first, and no more than is asked for."""
+"""Recorded traffic is read in whole lines, the newest first, up to the wanted number."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Names of the drafters of one deployment."""
+"""Names of the drafters of a deployment."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Kept traffic: what goes into the folder, for how long, and what never does."""
+"""Recorded traffic: which answers the folder holds and how long, and that it holds no text."""
 
 import json
 import logging
@@ -134,7 +134,9 @@ def test_recorder_folder_is_bounded_and_the_oldest_go_first(tmp_path):
         assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 2**14
     kept = [one.prompt[0] for one in read_folder(tmp_path, 1000)]
     assert kept == list(range(199, 199 - len(kept), -1))
-    assert len(kept) > 2**14 / len(offered(tmp_path, 199).answer.line()) * 0.8  # most of the room is used
+    assert (
+        len(kept) > 2**14 / len(offered(tmp_path, 199).answer.line()) * 0.8
+    )  # at least 80 % of the space is used
 
 
 def test_several_gateways_share_the_bound(tmp_path):

@@ -1,4 +1,4 @@
-"""Nothing is lost between a type of decoding/ and its message."""
+"""Types of decoding/ survive the conversion to a message and back."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The generated code that is checked in is what the protos say."""
+"""Generated code in the repository matches the protos."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Gateway and workers know each other, and nobody else gets in."""
+"""Gateway and workers prove themselves to each other; every other caller is refused."""
 
 from collections.abc import AsyncIterator
 
@@ -19,7 +19,7 @@ class Echo(rounds_pb2_grpc.TargetWorkerServicer):
 
 
 async def ask(server_trust: Trust, client_trust: Trust) -> int:
-    """The round of the reply; raises what the call raises."""
+    """Returns the round of the reply. Raises as the call does."""
     server = grpc.aio.server(interceptors=[server_trust.guard()])
     rounds_pb2_grpc.add_TargetWorkerServicer_to_server(Echo(), server)
     port = server_trust.listen(server, "127.0.0.1:0")

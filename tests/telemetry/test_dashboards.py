@@ -1,4 +1,4 @@
-"""The Grafana dashboard and the Prometheus rules ask only for series that exist."""
+"""Grafana dashboard and Prometheus rules ask only for series that exist."""
 
 import re
 import shutil
@@ -18,7 +18,7 @@ LABELS = {label for metric in METRICS for label in metric.labels} | {"le", "repl
 
 
 def unknown(query: str) -> set[str]:
-    """Series and labels of a query that nobody exports."""
+    """Returns the series and labels of a query that are not exported."""
     series = set(re.findall(r"\b\w*(?:ray|outrider|vllm|gen_ai)_\w+", re.sub(r"\{.*?\}", "", query))) - SERIES
     grouped = {label.strip() for group in re.findall(r"by \((.*?)\)", query) for label in group.split(",")}
     selected = set(re.findall(r"(\w+)(?:=|!=|=~|!~)\"", query))

@@ -1,4 +1,4 @@
-"""The table of metrics, its copy in the docs, and what is recorded under these names."""
+"""Table of metrics, its copy in the docs, and the values recorded under its names."""
 
 import ast
 import re
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Recorded:
-    """One instrument, and what it was told."""
+    """Instrument that keeps what is recorded."""
 
     def __init__(self, metric):
         self.values = []

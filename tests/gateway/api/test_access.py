@@ -1,4 +1,4 @@
-"""Who may ask."""
+"""Checks of callers: keys, addresses and names of machines."""
 
 import re
 

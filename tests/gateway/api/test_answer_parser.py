@@ -1,4 +1,4 @@
-"""What an answer says, thinks and calls: the same however its text is cut, in every format."""
+"""Parser of answers: words, thoughts and calls do not depend on how the text is cut, in any format."""
 
 import json
 

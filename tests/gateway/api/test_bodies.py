@@ -1,4 +1,4 @@
-"""Bodies that do not come, and work before an answer: bounded in time and number, and others are answered."""
+"""Bounds on slow bodies and on the work before an answer: further requests are answered meanwhile."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -30,7 +30,7 @@ WORK = {
 
 
 def request_of(*parts: bytes, then: str = "nothing") -> Request:
-    """A request whose body begins with these parts; after them nothing comes, or its end, or a farewell."""
+    """Request whose body begins with these parts; then it stalls, ends, or the client leaves."""
     messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
     if then == "end":
         messages.append({"type": "http.request", "body": b"", "more_body": False})
@@ -110,7 +110,7 @@ async def test_http_half_sent_bodies_delay_no_answer(tokenizer):
 
 @pytest.fixture
 def busy(monkeypatch):
-    """Tokenizing that goes on until the test is over, where one request may be prepared at a time."""
+    """Blocks tokenizing until the test is over; a single request may be prepared at a time."""
     monkeypatch.setattr(generation, "PREPARED_AT_ONCE", 1)
     working = []
 

@@ -1,4 +1,4 @@
-"""Chat templates give the text that transformers gives, and can fail in no way but one."""
+"""Chat templates give the text that transformers gives, and fail with InvalidRequestError alone."""
 
 import json
 

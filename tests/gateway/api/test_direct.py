@@ -1,4 +1,4 @@
-"""Calls at a gateway's own port end with what the API tells, and nothing of what was raised."""
+"""Calls at a gateway's own port end with the status of the API, and without the exception's text."""
 
 import logging
 from contextlib import asynccontextmanager
@@ -46,7 +46,7 @@ def logged():
 
 
 async def end_of(call):
-    """Status code and details of a call that fails."""
+    """Returns status code and details of a call that fails."""
     with pytest.raises(grpc.aio.AioRpcError) as ended:
         await (call if isinstance(call, grpc.aio.UnaryUnaryCall) else call.read())
     return ended.value.code(), ended.value.details()

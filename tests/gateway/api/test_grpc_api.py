@@ -1,4 +1,4 @@
-"""The Generation service over workers whose answer is written down beforehand."""
+"""Generation service over workers with scripted answers."""
 
 import asyncio
 

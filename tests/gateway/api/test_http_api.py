@@ -1,4 +1,4 @@
-"""The service of OpenAI's HTTP API: what is listed, who may ask, and where there is no answer."""
+"""HTTP API: lists of models and workers, access, and failures."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Whatever the body of an HTTP request is, the answer is no error of ours."""
+"""Random bodies over HTTP: no answer is a defect of the gateway."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Fields that are not served: passed over and named, refused by name, or as the setting says."""
+"""Fields that are not served: ignored and named, refused by name, or decided by the setting."""
 
 import pytest
 
@@ -103,7 +103,7 @@ def test_each_field_that_one_endpoint_serves_is_served_or_refused_by_the_others(
 
 
 async def test_field_of_tokenize_reaches_it(tokenizer):
-    """Another endpoint refuses it."""
+    """Other endpoints refuse the field."""
     async with client_of(tokenizer, ScriptedTarget(ANSWER)) as client:
         ask = {"messages": CHAT["messages"], "add_generation_prompt": False, "add_special_tokens": False}
         response = await client.post("/tokenize", json=ask)

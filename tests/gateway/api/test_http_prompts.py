@@ -1,4 +1,4 @@
-"""Several prompts in one request, and what is told of a prompt itself."""
+"""Several prompts in a request, and log-probabilities of prompts."""
 
 import json
 

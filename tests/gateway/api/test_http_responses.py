@@ -1,4 +1,4 @@
-"""/v1/responses: a chat in other words, whole and as events, and nothing kept between requests."""
+"""/v1/responses: a chat in another form, whole and as events; nothing is kept between requests."""
 
 import json
 

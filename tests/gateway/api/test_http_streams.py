@@ -1,4 +1,4 @@
-"""Answers over HTTP while they are written."""
+"""Streamed answers over HTTP."""
 
 import json
 
@@ -50,7 +50,7 @@ async def test_stream_with_include_rounds_tells_origins_and_rounds(client, path)
 
 async def test_stream_failure_is_an_event(tokenizer):
     target = ScriptedTarget(ANSWER, lost_at=range(5, 10_000), lost_with=Cause.LEAVING)
-    # It is given up after 0.56 s, when the next attempt would come too late.
+    # The request is given up after 0.56 s, when the next attempt would come too late.
     async with client_of(tokenizer, target, ScriptedDraft(ANSWER), request_deadline_s=1.1) as client:
         events = events_of(await client.post("/v1/completions", json={**ASK, "stream": True}))
     assert "lost by the script" in json.loads(events[-2])["error"]["message"]
@@ -74,7 +74,7 @@ async def test_chat_stream_begins_with_the_role(client):
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
 async def test_usage_comes_with_every_event_where_it_is_asked_for(client, path):
-    """Guidellm asks like this."""
+    """GuideLLM sends this request."""
     own = {"prompt": "x"} if path == "completions" else {"messages": CHAT["messages"]}
     options = {"include_usage": True, "continuous_usage_stats": True}
     limits = {

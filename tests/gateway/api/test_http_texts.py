@@ -1,4 +1,4 @@
-"""Text to token ids and back over HTTP, and what a caller asks first."""
+"""Endpoints that need no worker: tokenize, detokenize, version and ping."""
 
 from importlib.metadata import version
 

@@ -27,7 +27,7 @@ CALLS = (
     '<tool_call>{"name": "get_weather", "arguments": {"city": "Zürich"}}</tool_call>'
     '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
 )
-ANSWER = [*CALLS.encode(), 256]  # ends with the special token that the template goes by
+ANSWER = [*CALLS.encode(), 256]  # special token at the end, which the template needs
 ASK = {"messages": [{"role": "user", "content": "x"}], "max_tokens": len(ANSWER), "tools": [WEATHER]}
 TOLD = [("get_weather", {"city": "Zürich"}), ("get_weather", {"city": "Rome"})]
 
@@ -173,7 +173,7 @@ CHOICES = {
 
 
 async def test_tools_forced_call_follows_its_schema_with_and_without_drafts():
-    """The model was never trained to call such a tool."""
+    """The grammar alone makes the call: the model was never trained on this tool."""
     async with service_of() as service:
         for choice, names in CHOICES.values():
             ask = {

@@ -1,4 +1,4 @@
-"""The OpenAPI description is complete: bodies, events, errors and headers are as it says, and no more."""
+"""Bodies, events, errors and headers match the OpenAPI description and have nothing else."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ DRAFTED = {"speculation": {"mode": "fixed", "depth": 4, "report": True}}
 
 
 class Description:
-    """What a service says of itself, in which an object has no properties besides those that are named."""
+    """Description of a service in which objects have only the properties that it names."""
 
     def __init__(self, document):
         self.document = _closed(document)

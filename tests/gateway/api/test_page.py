@@ -1,4 +1,4 @@
-"""The live page's files: there for everyone, whole, and without a word from elsewhere."""
+"""Files of the live page: complete, free to read, and without resources from elsewhere."""
 
 import re
 
@@ -12,7 +12,7 @@ SOURCES = sorted(path for path in FILES.iterdir() if path.suffix in (".html", ".
 
 @pytest.fixture
 async def stranger(tokenizer):
-    """Someone without a key, where keys are needed."""
+    """Client without a key, at a service that needs keys."""
     async with client_of(tokenizer, keys=["secret"], host="10.0.0.9") as client:
         yield client
 

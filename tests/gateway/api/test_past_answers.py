@@ -1,4 +1,4 @@
-"""Requests are drafted from past answers to the same API key and task, over either API."""
+"""Drafts from past answers, which callers share only within an API key and a task."""
 
 import pytest
 
@@ -19,7 +19,7 @@ KEYS = ["mine", "theirs"]
 
 
 async def drafted(client, key, path="completions", **fields):
-    """Tokens that a request was drafted; the text is the same in any case."""
+    """Returns the drafted tokens of a request, whose text must not depend on past answers."""
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     body = {**(ASK if path == "completions" else CHAT), **fields}
     answer = (await client.post(f"/v1/{path}", json=body, headers=headers)).json()
@@ -30,7 +30,7 @@ async def drafted(client, key, path="completions", **fields):
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
-async def test_over_http_each_key_and_task_has_its_own(tokenizer, path):
+async def test_past_answers_over_http_are_kept_by_key_and_task(tokenizer, path):
     async with client_of(tokenizer, ScriptedTarget(ANSWER), keys=KEYS) as client:
         assert await drafted(client, "mine", path) == 0
         assert await drafted(client, "theirs", path) == 0
@@ -38,7 +38,7 @@ async def test_over_http_each_key_and_task_has_its_own(tokenizer, path):
         assert await drafted(client, "mine", path, task="another") == 0
 
 
-async def test_over_grpc_too_and_both_apis_share_them(tokenizer):
+async def test_past_answers_are_shared_by_both_apis(tokenizer):
     message = generation_pb2.GenerateRequest(
         text="x",
         sampling=generation_pb2.Sampling(max_tokens=len(ANSWER)),

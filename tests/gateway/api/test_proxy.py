@@ -18,12 +18,14 @@ from gateway.api.direct import NO_MESSAGE
 from gateway.api.proxy import add_generation_servicer
 from protos import generation_pb2, generation_pb2_grpc
 
-LARGE = generation_pb2.GenerateChunk(text="x" * 2**20).SerializeToString()  # more than is sent to no reader
+LARGE = generation_pb2.GenerateChunk(
+    text="x" * 2**20
+).SerializeToString()  # bytes that fill the buffers of a call without a reader
 SMALL = generation_pb2.GenerateChunk(text="x").SerializeToString()
 
 
 class Source:
-    """Answers with these replies and then waits, as Serve's handler does: it waits before every reply."""
+    """Handler that waits before every reply, as Serve's handler does, and after the last reply."""
 
     def __init__(self, replies):
         self.replies = replies

@@ -1,4 +1,4 @@
-"""Heads of HTTP requests that do not end, at a proxy that is started as Serve starts it."""
+"""Endless heads of HTTP requests, at a proxy that is started as Serve starts it."""
 
 import asyncio
 import socket
@@ -37,7 +37,7 @@ def free_port():
 
 
 async def length(scope, receive, send):
-    """An application that answers with the length of the body."""
+    """Application that answers with the length of the body."""
     count, more = 0, True
     while more:
         message = await receive()
@@ -52,7 +52,7 @@ async def length(scope, receive, send):
 
 @asynccontextmanager
 async def proxy(monkeypatch):
-    """The port of Serve's two servers, begun in the order in which its proxy begins them."""
+    """Port of Serve's HTTP server, begun with the gRPC server in the order of Serve's proxy."""
     monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", "uvicorn.protocols.http.auto:AutoHTTPProtocol")
     loop, port = asyncio.get_running_loop(), free_port()
     http_options = HTTPOptions(host="127.0.0.1", port=port)
@@ -71,7 +71,7 @@ async def proxy(monkeypatch):
 
 
 async def send(port, begin, pieces):
-    """What the proxy answers, and how many pieces it took."""
+    """Returns the answer of the proxy, and the number of pieces that it read."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     taken = 0
     try:

@@ -14,7 +14,7 @@ from gateway.errors import InvalidRequestError
 
 
 def logged(error):
-    """The record of an exception, as Serve logs it after all filters."""
+    """Returns the record of an exception as Serve logs it, after all filters."""
     shorten_refusals()
     record = logger.makeRecord(
         "ray.serve", logging.ERROR, "f", 1, "Request failed.", (), (type(error), error, None)

@@ -1,4 +1,4 @@
-"""What callers write in a chat reaches the model, as text, and what does not is told."""
+"""Text of callers reaches the model as text, and text that the template leaves out is reported."""
 
 import json
 
@@ -24,7 +24,7 @@ TOOL = {"type": "function", "function": {"name": "go", "description": "d", "para
 
 
 def marked_tokenizer() -> Tokenizer:
-    """Bytes, a special mark, one that is not called special, and added tokens that stand for plain text."""
+    """Returns a tokenizer of bytes with a special mark, a mark not called special, and added plain text."""
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in (TURN, TAG, SPACES)])
     return tokenizer
@@ -38,7 +38,7 @@ def prompts_of(source: str, *, tokenizer: Tokenizer | None = None, **settings) -
 
 
 def messages_of(*messages: dict | str) -> list[Message]:
-    """Texts are a user's."""
+    """Returns messages; a plain string is the content of a user's message."""
     given = [{"role": "user", "content": one} if isinstance(one, str) else one for one in messages]
     return [Message.model_validate(one) for one in given]
 
@@ -307,7 +307,7 @@ async def test_tokenize_counts_what_the_target_is_sent():
 
 
 async def test_completion_prompt_may_hold_special_tokens():
-    """Its caller writes the whole of it, marks included."""
+    """The caller writes the whole prompt of a completion, marks included."""
     async with client_of(marked_tokenizer(), ScriptedTarget(ANSWER)) as client:
         answer = await client.post("/v1/completions", json={"prompt": TURN, "max_tokens": 1})
     assert answer.json()["usage"]["prompt_tokens"] == 1
@@ -341,7 +341,7 @@ async def test_space_at_the_end_of_a_text_that_the_template_trims_begins_no_answ
 
 
 async def test_thoughts_that_a_user_writes_of_do_not_begin_an_answer(tokenizer):
-    """The assistant's mark of this template is in no list."""
+    """The assistant's mark of this template is no special token."""
     known = {"version": 1, "start_anchor": "[no such mark]", "defaults": {}}
     known["fields"] = {"content": {}, "reasoning_content": {"open": "<think>", "close": "</think>"}}
     template = ChatTemplate(ALWAYS, {}, response_template=known)

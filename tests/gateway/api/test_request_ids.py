@@ -1,4 +1,4 @@
-"""X-Request-Id, in and out, behind the layer of Serve's proxy that answers it."""
+"""X-Request-Id in requests and answers, behind the layer of Serve's proxy that answers it."""
 
 import warnings
 

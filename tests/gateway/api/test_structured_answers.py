@@ -1,4 +1,4 @@
-"""Answers over all kinds of schemas: valid, and the same with Drafts, without, and amid losses."""
+"""Answers to all kinds of schemas: valid, and equal with Drafts, without Drafts, and amid losses."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ def asked(name: str, seed: int) -> Request:
 
 @dataclass
 class Processes:
-    """Workers in processes of their own, of which one can be killed."""
+    """Workers in separate processes, each of which can be killed."""
 
     ending: AsyncExitStack
     workers: list[WorkerInfo]
@@ -68,7 +68,7 @@ class Processes:
         )
 
     def kill(self, role: Role) -> None:
-        """The oldest of that role."""
+        """Kills the oldest worker of the role."""
         worker = next(worker for worker in self.workers if worker.role == role)
         self.workers.remove(worker)
         os.kill(worker.ranks[0], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The form of an answer as clients ask for it, over both APIs."""
+"""Forms of answers over both APIs, as clients ask for them."""
 
 import asyncio
 import json
@@ -154,7 +154,7 @@ class Person(BaseModel):
 
 
 async def test_openai_client_parses_its_models(service: Service) -> None:
-    http: Any = service.http  # its own types are those of a fork
+    http: Any = service.http  # httpx, under the types of a fork
     client = openai.AsyncOpenAI(base_url="http://service/v1", api_key="none", http_client=http)
     answer = await client.chat.completions.parse(
         model="m",

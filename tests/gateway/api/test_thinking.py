@@ -1,4 +1,4 @@
-"""A form begins after what a model thinks: by the marks of its template, whatever drafts."""
+"""Forms begin after the thoughts of a model, whose marks its template tells, under every drafter."""
 
 import json
 
@@ -17,7 +17,7 @@ from tests.support.service import ANYBODY, service_of
 from workshop.demo.chat import CHAT_TEMPLATE, RESPONSE_TEMPLATE
 
 TURN = "<|im_start|>assistant\n"
-# The token layout that Qwen 3 publishes, in a template of our own.
+# Layout of tokens that Qwen 3 publishes, in a template made for this test.
 THINKS = of_chat_template(f"{{% if thinks %}}<think>{{% endif %}}{TURN}")
 TOKEN = Thoughts("<[257]>", "<[258]>")
 TEXT = Thoughts('"<think>"', '"</think>"')
@@ -53,7 +53,7 @@ def test_thoughts_before_without_marks_are_none():
 
 @pytest.fixture(scope="module", params=["special", "not special"])
 def tokens(request):
-    """Bytes, and as tokens of their own the marks of thinking."""
+    """Returns the table of a tokenizer of bytes with the marks of thinking as added tokens."""
     tokenizer = byte_tokenizer()
     special = request.param == "special"
     tokenizer.add_tokens([AddedToken(mark, special=special) for mark in ("<think>", "</think>")])
@@ -68,7 +68,7 @@ def test_form_begins_after_the_thoughts(tokens, kind, marks):
     thoughts, said = [*"hm {<é\n".encode()], [*answer.encode()]
 
     def follows(marks, text):
-        """Whether all of it may be said, and whether it may end there."""
+        """Returns whether the form accepts the text, and whether the answer may end there."""
         matcher = compiled(Form(form.kind, form.source, "", marks).grammar(), tokens)
         return matcher.try_consume_tokens(text) == len(text), matcher.is_accepting()
 
@@ -84,7 +84,7 @@ def test_form_begins_after_the_thoughts(tokens, kind, marks):
 
 @pytest.mark.parametrize("call", [False, True], ids=["response_format", "tool_choice"])
 async def test_thoughts_are_free_and_answers_are_not_with_and_without_drafts(call):
-    """The demo target thinks for a sentence here, between its first word and its full stop."""
+    """Thoughts of the demo target are a sentence, from its first word to its full stop."""
     fields = {**RESPONSE_TEMPLATE["fields"], "reasoning_content": {"open": "The", "close": "."}}
     known = {**RESPONSE_TEMPLATE, "fields": fields}
     begins = "{% if add_generation_prompt %}The{% endif %}"

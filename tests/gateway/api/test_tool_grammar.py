@@ -47,7 +47,7 @@ SEVERAL = {
 
 
 class Tokens:
-    """Bytes, and the marks of these layouts as tokens of their own."""
+    """Tokens of bytes, and the marks of these layouts as added tokens."""
 
     def __init__(self):
         self.tokenizer = byte_tokenizer()
@@ -60,7 +60,7 @@ class Tokens:
         return compiled(form.grammar(), self.table)
 
     def follows(self, form, text):
-        """Whether all of it may be said, and whether it may end there."""
+        """Returns whether the form accepts the text, and whether the answer may end there."""
         matcher, ids = self.matcher(form), self.tokenizer.encode(text, add_special_tokens=False).ids
         return matcher.try_consume_tokens(ids) == len(ids), matcher.is_accepting()
 

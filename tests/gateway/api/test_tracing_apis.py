@@ -1,4 +1,4 @@
-"""A request's trace goes on from the caller's span, over HTTP and gRPC, by a span of the service."""
+"""Spans of requests over HTTP and gRPC continue the trace of the caller."""
 
 import pytest
 from opentelemetry.trace import SpanKind

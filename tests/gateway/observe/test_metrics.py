@@ -1,4 +1,4 @@
-"""A gateway publishes what its requests have in their usage."""
+"""Metrics of a gateway are the sums of what its requests have in their usage."""
 
 from contextlib import aclosing
 from dataclasses import replace
