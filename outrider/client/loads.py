@@ -8,7 +8,8 @@ from protos import generation_pb2
 
 Loads = generation_pb2.Loads
 FORGOTTEN_S = 10.0  # seconds without an answer, after which a gateway is forgotten
-COUNTED = ("tokens", "target_passes", "rounds", "drafted", "reached", "accepted", "fallbacks", "reopenings")
+TASK_FIELDS = generation_pb2.TaskTotals.DESCRIPTOR.fields
+COUNTED = [field.name for field in TASK_FIELDS if field.cpp_type == field.CPPTYPE_DOUBLE]
 
 
 @dataclass

@@ -43,36 +43,35 @@ Parts = Annotated[
 ]
 
 
-class InputMessage(NullIsLeftOut):
-    type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"]
-    content: Parts
+class InputItem(NullIsLeftOut):
+    """Base of items, which callers may send back as an answer has them."""
+
     id: Ignored = None
     status: Ignored = None
 
 
-class FunctionCall(NullIsLeftOut):
+class InputMessage(InputItem):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Parts
+
+
+class FunctionCall(InputItem):
     type: Literal["function_call"]
     call_id: Text
     name: Name
     arguments: Text
-    id: Ignored = None
-    status: Ignored = None
 
 
-class FunctionCallOutput(NullIsLeftOut):
+class FunctionCallOutput(InputItem):
     type: Literal["function_call_output"]
     call_id: Text
     output: Parts
-    id: Ignored = None
-    status: Ignored = None
 
 
-class Reasoning(NullIsLeftOut):
+class Reasoning(InputItem):
     type: Literal["reasoning"]
     content: Parts = Field(default_factory=list)
-    id: Ignored = None
-    status: Ignored = None
     summary: Ignored = None
     encrypted_content: Ignored = None
 
