@@ -82,7 +82,7 @@ class PaceObserver:
     def __init__(self, route: Route, sequence: GatewaySequence) -> None:
         self._route = route
         self._sequence = sequence
-        self._stretch = 0  # round of the newest token of plain decoding
+        self._plain_round = 0  # round of the newest token of plain decoding
         self.pace: Pace | None = None  # pace at the target that verifies the sequence
 
     def on(self, event: Event) -> None:
@@ -162,6 +162,6 @@ class PaceObserver:
 
     def _observe_plain(self, pace: Pace, reply: rounds_pb2.TargetReply) -> None:
         """Learns from all but the first token of plain decoding, which waited for more than a step."""
-        if reply.round == self._stretch:
+        if reply.round == self._plain_round:
             pace.observe_plain(self._paced, reply.timings.total_ns / 1e9)
-        self._stretch = reply.round
+        self._plain_round = reply.round

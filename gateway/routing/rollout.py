@@ -1,7 +1,7 @@
 """How much a new draft drafts: nothing at first, then a growing share of the sequences while it is faster.
 
-A draft is new if it has joined a service that runs already. It has to earn its place among the other
-drafters, for each task and verification rule separately, and loses it if another drafter is worth more.
+A draft is new if it has joined a service that runs already. It has to earn its place for each task
+and verification rule separately, and loses it if another drafter is worth more.
 """
 
 import math

@@ -4,6 +4,7 @@ The loop asks for the ``current`` drafter. It decides when another drafter may `
 ``replace_lost`` when a worker was lost. All else comes from the events: see ``PaceObserver``.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -15,6 +16,8 @@ from gateway.sequence import GatewaySequence
 from outrider.pace.controller import Pace
 from outrider.pace.exploration import watch_tokens
 from outrider.telemetry.reasons import RouteReason
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 class Route:
@@ -154,6 +157,7 @@ class Route:
         self._report()
 
     def _report(self) -> None:
+        logger.debug("sequence %d: %s drafts, %s", self._sequence.number, self._now.name, self.reason)
         share = self._router.share(self._kind, self._now.name) if self._now.is_new else None
         self._events.emit(Routed(self._now.name, self.reason, share))
 

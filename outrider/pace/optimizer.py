@@ -2,8 +2,8 @@
 
 The aim is the largest mean, over the sequences, of the logarithm of their tokens per second. If the
 sequences are alike, that is the most tokens per second; if they differ, it is not. The most tokens per
-second at a moment would come from deep Drafts for the sequences that are easy to guess, at the cost of hard
-sequences. But easy sequences are soon through, and hard sequences then fill the batch.
+second at a moment would come from deep Drafts for easy sequences, at the cost of hard sequences. But easy
+sequences are soon through, and hard sequences then fill the batch.
 
 Why the logarithm: answers do not get longer by being fast. Let S streams answer request after request in
 rounds of P seconds, with E tokens a round. The tokens per second over whole answers are then S / (P mean(1 /
@@ -114,8 +114,9 @@ def _together(mix: Mix, costs: Costs) -> Vector:
 def _mixed(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
     """Seconds of a round, and of a step, if some sequences are in rounds and some in plain decoding.
 
-    Plain decoding fills every step, so a Draft misses at least the step that begins with its Verdict, and a
-    slower Draft waits half a step for its turn. All wait for a target drafter, and its Drafts miss no step.
+    Plain decoding fills every step. So a Draft misses at least the step that begins with its Verdict, and a
+    slower Draft waits half a step for its turn. All sequences wait for a target drafter, whose Drafts miss
+    no step.
     """
     checked = mix.rounds + mix.drafted
     if costs.draft_in_step:

@@ -20,9 +20,8 @@ from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
-from outrider.demo.prompts import KINDS
+from outrider.demo.prompts import DEMO, KINDS
 from outrider.drafters.past_answers import Scope
-from outrider.demo.prompts import DEMO
 from outrider.drafters.registry import DrafterInfo, Place, drafters
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.pace.settings import PaceSettings

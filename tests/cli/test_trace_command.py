@@ -1,4 +1,4 @@
-"""``outrider trace``: where the time went, and what would help."""
+"""``outrider trace``: how the time was spent, and what would help."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How often drafted tokens are right, from few observations and from many."""
+"""How often drafted tokens are correct, from few observations and from many."""
 
 import random
 

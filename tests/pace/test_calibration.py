@@ -68,7 +68,7 @@ def test_calibration_changes_little_after_an_outlier():
 
 
 def test_calibration_changes_little_after_a_time_of_0():
-    """A worker that tells no timings has its steps take none."""
+    """Steps of a worker without timings seem to take no time."""
     calibration = Calibration()
     calibration.observe_round("model", 4, 0.0, 0.1, 1)
     calibration.observe_plain(0.0, 0.1, 1)

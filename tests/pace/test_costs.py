@@ -37,7 +37,7 @@ def test_step_cost_is_learned_through_noise(noise, tolerance, sequences, tokens)
 
 
 def test_step_cost_of_a_machine_slow_at_few_rows_is_learned():
-    """The first 16 tokens cost most, the others ever less."""
+    """The first 16 tokens cost most, further tokens ever less."""
 
     def taken(tokens: float) -> float:
         return 10e-3 + 1e-3 * min(tokens, 16) + 0.5e-3 * min(tokens, 64) + 0.3e-3 * tokens
@@ -143,10 +143,10 @@ def test_round_cost_grows_with_sequences_in_rounds():
 
 
 def test_drafter_cost_of_alternatives_shares_the_passes_of_their_positions():
-    """128 beside 32 chains of four: 64 tokens a pass, in the place of 32."""
+    """128 alternatives next to 32 chains of four: 64 tokens a pass in place of 32."""
     cost = DrafterCost(drafter("eagle3"))
     cost.step = taught()
-    none, some = (cost.seconds(32.0, 4.0, leaves, 0.0) for leaves in (0.0, 128.0))
+    none, some = (cost.seconds(32.0, 4.0, count, 0.0) for count in (0.0, 128.0))
     assert some - none == pytest.approx(4 * 32 * 0.4e-3, rel=0.1)
 
 

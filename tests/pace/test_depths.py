@@ -25,7 +25,7 @@ class Machine:
     def step(self, sequences, tokens):
         return self.read + self.token * np.maximum(tokens - self.knee, 0.0) + 0.0 * sequences
 
-    def drafting(self, sequences, depth, leaves, target_step):
+    def drafting(self, sequences, depth, alternatives, target_step):
         return self.hops + self.draft * depth + 0.0 * sequences
 
 
@@ -67,10 +67,10 @@ def test_best_depths_are_shallower_if_only_deep_rounds_take_longer():
 def test_best_depths_of_a_target_drafter_count_the_deepest_draft(plain):
     """It never drafts for one half while the target verifies the other, and its Drafts miss no step."""
     machine = Machine(token=2e-3, knee=0, read=0.0, draft=8e-3, hops=0.0)
-    beside = replace(machine, draft_in_step=True)
+    in_step = replace(machine, draft_in_step=True)
     mix = mix_of(np.array([0] * plain + [2, 4]), reach(*[0.8] * (plain + 2)), machine)
     expected = 2e-3 * (plain + 2 + 2 + 4) + 4 * 8e-3
-    round_s, step_s = round_seconds(mix, beside)
+    round_s, step_s = round_seconds(mix, in_step)
     assert round_s == pytest.approx(expected)
     assert round_seconds(mix, machine)[0] != pytest.approx(expected)
     if plain:
@@ -92,7 +92,7 @@ def test_best_depths_are_as_fast_as_any_uniform_depth(rate, machine, streams):
     best = log_rate(mix_of(chosen, reach(*[rate] * streams), machine), machine)
     for depth in range(MAX_DEPTH + 1):
         fixed = mix_of(np.full(streams, depth), reach(*[rate] * streams), machine)
-        # Candidates are compared at 65 counts of tokens: the best lies at most a step beside.
+        # 65 counts of tokens are compared: the best lies at most a step away.
         assert best >= log_rate(fixed, machine) - 0.02
 
 
@@ -119,7 +119,7 @@ def test_best_depths_keep_caps():
     assert best_depths(capped, np.zeros(2, bool), Machine())[0] <= 2
 
 
-def leaves(rate, hit_rate, machine=None, streams=1, are_trees=False):
+def alternatives(rate, hit_rate, machine=None, streams=1, are_trees=False):
     machine = machine or Machine()
     chances = reach(*[rate] * streams)
     chosen = best_depths(chances, np.zeros(streams, bool), machine)
@@ -129,28 +129,31 @@ def leaves(rate, hit_rate, machine=None, streams=1, are_trees=False):
 
 
 def test_best_alternatives_are_some_if_the_target_takes_them_for_nothing():
-    assert leaves(0.6, 0.5)[0] > 0
-    assert leaves(0.6, 0.0) == [0]
+    assert alternatives(0.6, 0.5)[0] > 0
+    assert alternatives(0.6, 0.0) == [0]
 
 
 def test_best_alternatives_are_none_if_each_token_costs():
-    assert leaves(0.6, 0.5, Machine(knee=0, token=3e-3)) == [0]
-    assert sum(leaves(0.6, 0.5, streams=32)) < 32 * leaves(0.6, 0.5)[0]
+    assert alternatives(0.6, 0.5, Machine(knee=0, token=3e-3)) == [0]
+    assert sum(alternatives(0.6, 0.5, streams=32)) < 32 * alternatives(0.6, 0.5)[0]
 
 
 def test_best_alternatives_of_a_tree_are_more():
-    (beside_chains,), (in_trees,) = leaves(0.6, 0.5), leaves(0.6, 0.5, are_trees=True)
-    assert in_trees > beside_chains
-    assert leaves(0.6, 0.0, are_trees=True) == [0]
+    (next_to_chains,), (in_trees,) = alternatives(0.6, 0.5), alternatives(0.6, 0.5, are_trees=True)
+    assert in_trees > next_to_chains
+    assert alternatives(0.6, 0.0, are_trees=True) == [0]
 
 
 def test_best_alternatives_of_a_fed_tree_are_fewer():
     class Feeding(Machine):
-        def drafting(self, sequences, depth, leaves, target_step):
-            return super().drafting(sequences, depth, leaves, target_step) + 1e-3 * np.asarray(leaves)
+        def drafting(self, sequences, depth, alternatives, target_step):
+            alone = super().drafting(sequences, depth, alternatives, target_step)
+            return alone + 1e-3 * np.asarray(alternatives)
 
-    assert 0 < leaves(0.6, 0.5, Feeding(), are_trees=True)[0] < leaves(0.6, 0.5, are_trees=True)[0]
-    assert leaves(0.6, 0.5, Feeding()) == leaves(0.6, 0.5)  # runners-up of a draft model are known anyway
+    (fed,) = alternatives(0.6, 0.5, Feeding(), are_trees=True)
+    assert 0 < fed < alternatives(0.6, 0.5, are_trees=True)[0]
+    # A draft model knows its alternatives anyway.
+    assert alternatives(0.6, 0.5, Feeding()) == alternatives(0.6, 0.5)
 
 
 def test_best_depths_count_sequences_of_other_gateways_as_load():

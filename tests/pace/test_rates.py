@@ -34,15 +34,15 @@ def test_plain_rate_before_any_step_has_decoded_is_unknown():
 def test_plain_rate_of_a_restless_machine_swings_less_than_its_steps():
     """One fit follows the latest fifty steps; ten seconds of them are published."""
     service, drawn = Service(), random.Random(0)
-    told, fits = [], []
+    published, fits = [], []
     for number in range(1, 3000):
         seconds = 7e-3 * drawn.lognormvariate(0.0, 0.7)
         service.pace.observe_target(Step(number, StepSize(1, 1, 0, 50), seconds), running=1)
         service.pace.refresh()
         if number > 1500:
-            told.append(service.pace.plain_rate(1))
+            published.append(service.pace.plain_rate(1))
             fits.append(1 / service.pace._costs._target.measured(1, 50))
-    assert max(told) / min(told) < 1.3 < 1.8 < max(fits) / min(fits)
+    assert max(published) / min(published) < 1.3 < 1.8 < max(fits) / min(fits)
 
 
 def test_rate_after_sequences_in_rounds_have_left_counts_plain_steps_as_such():

@@ -30,7 +30,7 @@ def test_pace_uses_a_draft_again_that_was_slow():
 
 
 def test_pace_tries_rounds_again_after_costly_steps():
-    """While all is plain nothing tells what drafts would cost now, but for the trials."""
+    """Only trials show what Drafts would cost during plain decoding."""
     service = Service(streams=32)
     service.token = 1e-3
     service.run(300)
@@ -53,7 +53,7 @@ def test_pace_gives_up_rounds_slower_than_their_costs_and_tries_them_again():
 
 
 def test_pace_in_rounds_finds_out_that_the_draft_slows_the_target():
-    """Nothing but a trial of plain decoding tells: each step was taken while the draft ran."""
+    """Only a trial of plain decoding shows it: each step was made while the draft ran."""
     service = Service(streams=8)
     service.rate, service.slowed = 0.7, 1.0
     service.run(1000)
@@ -92,7 +92,7 @@ def test_probes_of_a_target_drafter_get_rare_since_all_sequences_wait_for_them()
 
 
 def test_pace_gives_up_few_slow_rounds_as_soon_as_many():
-    """Whoever decodes freely tells nothing of rounds."""
+    """Sequences in plain decoding show nothing about rounds."""
     service = Service(streams=64)
     for sequence in service.sequences[8:]:
         sequence.max_depth = 0

@@ -16,9 +16,9 @@ CODE, PROSE = TaskRule("code", "coupled"), TaskRule("prose", "coupled")
 
 @dataclass
 class Machine:
-    """A pace by whose costs a token of each drafter that stands is worth so much."""
+    """A pace that weighs correct tokens of each drafter by its worth."""
 
-    worth: dict[str, float] = field(default_factory=dict)  # 1 where nothing is said
+    worth: dict[str, float] = field(default_factory=dict)  # key: drafter; 1 if missing
     is_known: bool = True
     settings: PaceSettings = field(default_factory=PaceSettings)
     __hash__ = object.__hash__

@@ -34,7 +34,7 @@ async def test_place_with_a_full_queue_is_refused_with_a_delay():
             async with admission.place(later()):
                 pass
     assert SHORTEST_RETRY_S <= refused.value.retry_after_s <= LONGEST_RETRY_S
-    await asyncio.gather(*tasks)  # nobody who was let in is put out
+    await asyncio.gather(*tasks)  # no admitted request is refused later
     assert (admission.running, admission.waiting) == (0, 0)
 
 

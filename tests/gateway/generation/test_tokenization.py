@@ -70,7 +70,7 @@ async def test_encode_equals_the_tokenizer(length):
 
 
 async def standstill(work):
-    """Seconds for which the event loop served nobody else, at the longest, and that the work took."""
+    """Longest time for which the event loop ran no other task, and time of the work, in seconds."""
     task, longest, began = asyncio.create_task(work), 0.0, time.perf_counter()
     last = began
     while not task.done():

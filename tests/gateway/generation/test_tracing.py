@@ -1,4 +1,4 @@
-"""One trace per request: what it is made of, and that nothing is made where it is not sampled."""
+"""Trace of a request: its spans, and no spans if it is not sampled."""
 
 import asyncio
 import json
@@ -50,9 +50,9 @@ async def answer(*arguments, **settings):
 
 
 def counted(spans, usage):
-    """What the spans of rounds and stretches sum up to, beside what the client is told."""
+    """Sums over the spans of rounds and plain decoding, and the usage that the client gets."""
     stats = usage.stats
-    told = {
+    reported = {
         "tokens": usage.completion_tokens,
         "target_passes": stats.target_passes,
         "drafted": stats.drafted,
@@ -62,8 +62,8 @@ def counted(spans, usage):
         "lost_drafts": stats.lost_drafts,
     }
     rounds = [span for span in spans if not span.name.startswith("text_completion")]
-    summed = {name: sum(span.attributes[f"outrider.{name}"] for span in rounds) for name in told}
-    return summed, told
+    summed = {name: sum(span.attributes[f"outrider.{name}"] for span in rounds) for name in reported}
+    return summed, reported
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def counted(spans, usage):
 async def test_spans_of_rounds_sum_up_to_the_usage(tokenizer, spans, speculation, n):
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[3, 11, 24])) as fleet:
         usage = await answer(fleet, tokenizer, speculation, n=n)
-    summed, told = counted(spans, usage)
-    assert summed == told
+    summed, reported = counted(spans, usage)
+    assert summed == reported
     assert len(spans.named("round")) == usage.stats.rounds
     assert {span.attributes["outrider.choice"] for span in spans.named("round") + spans.named("plain")} == {
         *range(n)
@@ -117,11 +117,11 @@ async def test_span_of_a_generation_has_request_and_answer(tokenizer, spans):
     generation = spans.one("text_completion m")
     assert generation.context.trace_id == TRACE_ID
     assert generation.parent.span_id == CLIENT_SPAN_ID
-    told = {name: generation.attributes[f"gen_ai.{name}"] for name in (
+    reported = {name: generation.attributes[f"gen_ai.{name}"] for name in (
         "operation.name", "request.model", "request.max_tokens", "request.temperature",
         "usage.input_tokens", "usage.output_tokens", "response.finish_reasons",
     )}  # fmt: skip
-    assert told == {
+    assert reported == {
         "operation.name": "text_completion",
         "request.model": "m",
         "request.max_tokens": 64,
@@ -148,15 +148,15 @@ async def test_span_has_texts_only_if_the_setting_asks_for_them(tokenizer, spans
         assert said == {"role": "assistant", "parts": [{"type": "text", "content": TEXT}]}
 
 
-@pytest.mark.parametrize(("read", "told"), [(1, ["cancelled"]), (len(ANSWER), [])], ids=["early", "late"])
-async def test_span_is_cancelled_only_if_the_reader_leaves_before_the_end(tokenizer, spans, read, told):
+@pytest.mark.parametrize(("read", "reported"), [(1, ["cancelled"]), (len(ANSWER), [])], ids=["early", "late"])
+async def test_span_is_cancelled_only_if_the_reader_leaves_before_the_end(tokenizer, spans, read, reported):
     async with (
         fleet_of(ScriptedTarget(ANSWER)) as fleet,
         await asked(fleet, tokenizer, Speculation(mode="off")) as chunks,
     ):
         for _ in range(read):
             await anext(chunks)
-    assert [event.name for event in spans.one("text_completion m").events] == told
+    assert [event.name for event in spans.one("text_completion m").events] == reported
 
 
 @pytest.mark.parametrize("traceparent", ["", NOT_SAMPLED])
@@ -179,8 +179,8 @@ async def test_turn_carries_the_span_that_waits_for_it(tokenizer, spans):
     async with fleet_of(target, draft) as fleet:
         await answer(fleet, tokenizer)
     waiting = [f"{span.context.span_id:016x}" for span in (*spans.named("plain"), *spans.named("round"))]
-    told = [turn.traceparent.split("-")[2] for turn in turns(target)]
-    assert sorted(told) == sorted(waiting)
+    reported = [turn.traceparent.split("-")[2] for turn in turns(target)]
+    assert sorted(reported) == sorted(waiting)
     asked = {turn.traceparent.split("-")[2] for turn in turns(draft) if turn.traceparent}
     assert asked == {f"{span.context.span_id:016x}" for span in spans.named("round")}
 
@@ -201,8 +201,8 @@ async def test_span_event_of_a_lost_draft_worker_has_its_reason(tokenizer, spans
         span for span in spans.named("plain") if span.attributes["outrider.reason"] != "first token"
     )
     assert stretch.attributes["outrider.reason"] == "lost draft worker"
-    summed, told = counted(spans, usage)
-    assert summed == told
+    summed, reported = counted(spans, usage)
+    assert summed == reported
 
 
 async def test_span_event_of_a_late_draft_has_its_reason(tokenizer, spans):
@@ -226,8 +226,8 @@ async def test_span_event_of_a_lost_target_has_its_reason(tokenizer, spans):
     _, reopening = spans.one("text_completion m").events
     assert reopening.name == "reopening"
     assert "lost by the script" in reopening.attributes["outrider.reason"]
-    summed, told = counted(spans, usage)
-    assert summed == told
+    summed, reported = counted(spans, usage)
+    assert summed == reported
 
 
 async def test_span_of_a_failed_request_has_the_error_as_status(tokenizer, spans):

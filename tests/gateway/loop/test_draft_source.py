@@ -127,8 +127,8 @@ async def test_round_after_plain_decoding_sends_ahead_too():
 
 
 async def test_source_overtaken_draft_teaches_the_pace(monkeypatch):
-    told = []
-    monkeypatch.setattr(SequenceAcceptance, "observe", lambda self, *guess: told.append(guess))
+    observed = []
+    monkeypatch.setattr(SequenceAcceptance, "observe", lambda self, *guess: observed.append(guess))
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         sequence, rounds = rounds_of(fleet, Paces(ON))
         drafts = rounds._source
@@ -137,7 +137,7 @@ async def test_source_overtaken_draft_teaches_the_pace(monkeypatch):
             left = drafts.overtaken(Proposal(Draft.chain(ANSWER[:5]), len(sequence.prompt), wanted=5))
             drafts.overtaken(Proposal(Draft.chain([ANSWER[0], 0]), len(sequence.prompt), wanted=2))
     assert (left.draft.tokens, left.base, left.wanted) == (tuple(ANSWER[3:5]), len(sequence), 2)
-    assert told == [(3, 3), (1, 2)]
+    assert observed == [(3, 3), (1, 2)]
 
 
 async def test_source_cold_drafter_at_a_trial_begins_rounds(monkeypatch):
@@ -201,28 +201,28 @@ async def test_source_draft_after_a_pause_is_whole():
 
 
 async def test_pace_observes_each_plain_token_but_the_first(monkeypatch):
-    told = []
-    monkeypatch.setattr(Pace, "observe_plain", lambda self, sequence, seconds: told.append(seconds))
+    observed = []
+    monkeypatch.setattr(Pace, "observe_plain", lambda self, sequence, seconds: observed.append(seconds))
     async with fleet_of(ScriptedTarget(ANSWER, total_s=0.5), ScriptedDraft(ANSWER)) as fleet:
         await answer(fleet, Paces(OFF))
-    assert told == [0.5] * (len(ANSWER) - 1)
+    assert observed == [0.5] * (len(ANSWER) - 1)
 
 
 async def test_pace_observes_the_target_time_of_each_round(monkeypatch):
-    told = []
-    monkeypatch.setattr(Pace, "observe_round", lambda self, *observed: told.append(observed[3].target_s))
+    observed = []
+    monkeypatch.setattr(Pace, "observe_round", lambda self, *round: observed.append(round[3].target_s))
     async with fleet_of(ScriptedTarget(ANSWER, total_s=0.5), ScriptedDraft(ANSWER)) as fleet:
         stats = await answer(fleet, Paces(ON))
-    assert told == [0.5] * stats.rounds
+    assert observed == [0.5] * stats.rounds
 
 
 async def test_pace_observes_the_worker_of_a_draft(monkeypatch):
-    told = set()
-    monkeypatch.setattr(Pace, "observe_round", lambda self, sequence, *_: told.add(sequence.worker))
+    observed = set()
+    monkeypatch.setattr(Pace, "observe_round", lambda self, sequence, *_: observed.add(sequence.worker))
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         await answer(fleet, Paces(ON))
         (draft,) = (worker for worker in fleet.workers() if worker.role == "draft")
-    assert told == {draft.address}
+    assert observed == {draft.address}
 
 
 @pytest.mark.parametrize("fields", [{}, {"mode": "fixed", "depth": 4}], ids=["auto", "fixed"])
@@ -297,7 +297,7 @@ class SecondIsNeverThere(ScriptedDraft):
 
 
 class LeavesInPlainDecoding(ScriptedTarget):
-    """Leaves once, at the first turn of plain decoding."""
+    """Ends once, at the first turn of plain decoding."""
 
     has_left = False
 

@@ -89,7 +89,7 @@ def test_forced_tokens_of_plain_decoding_are_counted() -> None:
 
 
 class Observed(Pace):
-    """Records what it is told about rounds."""
+    """Records the rounds that it observes."""
 
     def __init__(self) -> None:
         super().__init__(PaceSettings())
@@ -103,12 +103,12 @@ class Observed(Pace):
         self.rounds.append((accepted, reached, times.depth))
 
 
-LEAF = Proposal(Draft((1, 2, 3, 7), (-1, 0, 1, 0)))  # 7 beside 2
+ALTERNATIVE = Proposal(Draft((1, 2, 3, 7), (-1, 0, 1, 0)))  # 7 is the alternative to 2
 OF_PACE = {
     "no grammar": (CHAIN, [0, 1], [], (2, 3, 4)),
     "forced ones between guesses": (CHAIN, [0, 1, 2], [1, 2], (1, 2, 2)),
-    "a leaf instead of a guess": (LEAF, [0, 3], [], (1, 2, 3)),
-    "a leaf after a forced one": (LEAF, [0, 3], [0], (0, 1, 2)),
+    "a leaf instead of a guess": (ALTERNATIVE, [0, 3], [], (1, 2, 3)),
+    "a leaf after a forced one": (ALTERNATIVE, [0, 3], [0], (0, 1, 2)),
     "nothing but forced ones": (CHAIN, [0, 1, 2, 3], [0, 1, 2, 3], (0, 0, 0)),
 }
 

@@ -83,7 +83,7 @@ async def test_loop_every_mode_gives_the_same_text_and_closes(speculation):
 
 
 async def test_stats_rounds_count_what_speculation_did():
-    # After the first token: 3 right, then 1 right and 1 wrong, then 3 right, then one position is left.
+    # After the first token: 3 correct, then 1 correct and 1 wrong, then 3 correct, then one position is left.
     draft = ScriptedDraft(ANSWER, wrong=[6])
     async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
         _, stats = await run(fleet, fixed(3))
@@ -292,7 +292,7 @@ async def test_commit_each_token_has_its_origin():
 @pytest.mark.parametrize("speculation", [OFF, fixed(3)], ids=str)
 async def test_turn_replies_to_older_rounds_are_dropped(speculation):
     target = ScriptedTarget(ANSWER * 12, repeats_itself=True)
-    # A plain stretch is one round, in which nothing older can be repeated but what came before it.
+    # Plain decoding is one round, so replies of earlier rounds alone can be repeated in it.
     max_tokens = LEASE_TOKENS // 2 if speculation is OFF else len(ANSWER) * 12
     target.answer = target.answer[:max_tokens]
     async with fleet_of(target, ScriptedDraft(target.answer, wrong=range(0, 144, 5))) as fleet:

@@ -61,7 +61,7 @@ async def test_loop_max_losses_reached_fails_with_the_reason(caplog, speculation
 
 @pytest.mark.parametrize(("speculation", "request_number"), [(OFF, 2), (FIXED, 2), (FIXED, 4)], ids=str)
 async def test_loop_reply_with_a_malformed_draft_loses_the_target(speculation, request_number):
-    """Nothing of the reply is committed, and another target goes on."""
+    """Nothing of the reply is committed, and another target continues."""
     target, other = ScriptedTarget(ANSWER, malformed_at=(request_number,)), ScriptedTarget(ANSWER)
     async with fleet_of(target, other, ScriptedDraft(ANSWER)) as fleet:
         generated = rounds_of(fleet, speculation)
@@ -108,7 +108,7 @@ async def test_loop_malformed_drafts_again_and_again_fail():
 
 
 async def test_loop_token_between_losses_resets_the_count():
-    """Each opening takes two requests, and plain decoding goes on after the second."""
+    """Each opening takes two requests, and plain decoding continues after the second."""
     target = ScriptedTarget(ANSWER, lost_at=(2, 4, 7, 9, 12, 14), step_s=1e-4)
     target.answer = ANSWER
     async with fleet_of(target) as fleet:

@@ -1,4 +1,4 @@
-"""A new draft: judged first, then given more and more sequences while it is worth more than the others."""
+"""Roll-out of a new draft: it is judged first, then drafts more sequences while it is worth more."""
 
 from dataclasses import replace
 from typing import cast
@@ -13,7 +13,7 @@ from outrider.pace.controller import Pace
 from tests.support.routes import CODE, PROSE, Machine, candidate
 
 MARGIN = 0.03
-BETTER, WORSE = (1.05, 1.0), (0.95, 1.0)  # tokens per second, of the new one and of others
+BETTER, WORSE = (1.05, 1.0), (0.95, 1.0)  # tokens per second of the new draft and of the old
 
 
 def seen(rollout: Rollout, drafts: int) -> None:
@@ -107,9 +107,9 @@ def rolling_out(lost: frozenset[str] | set[str] = frozenset()) -> Router:
     return routed
 
 
-def told(routed: Router, kind: TaskRule, drafts: int = TUNING.drafts, **right: bool) -> None:
-    """So many first guesses of each drafter, all of them right or none."""
-    for name, is_right in right.items():
+def teach(routed: Router, kind: TaskRule, drafts: int = TUNING.drafts, **correct: bool) -> None:
+    """Teaches the router that many first guesses of each drafter, all correct or all wrong."""
+    for name, is_right in correct.items():
         for _ in range(drafts):
             routed.observe(kind, name, int(is_right), 1)
 
@@ -123,34 +123,34 @@ def admitted(routed: Router, kind: TaskRule, machine: Machine, sequences: int = 
 
 async def test_rollout_of_a_better_draft_grows_step_by_step() -> None:
     routed, machine, given = rolling_out(), Machine(), []
-    told(routed, CODE, old=False)
+    teach(routed, CODE, old=False)
     for _ in TUNING.shares:
         given.append(admitted(routed, CODE, machine))
-        told(routed, CODE, new=True)
+        teach(routed, CODE, new=True)
     assert given == [0, 1, 2, 4, 8]
     assert routed.keeps(CODE, NEW, [OLD, NEW], cast(Pace, machine))
 
 
 async def test_rollout_of_a_worse_draft_admits_nothing() -> None:
     routed, machine = rolling_out(), Machine()
-    told(routed, CODE, old=True)
+    teach(routed, CODE, old=True)
     for _ in range(20):
-        told(routed, CODE, new=False)
+        teach(routed, CODE, new=False)
         assert admitted(routed, CODE, machine) == 0
 
 
 async def test_rollout_of_a_slower_draft_admits_nothing() -> None:
     routed, machine = rolling_out(), Machine({"new": 0.8})
-    told(routed, CODE, old=True)
-    told(routed, CODE, 10 * TUNING.drafts, new=True)
+    teach(routed, CODE, old=True)
+    teach(routed, CODE, 10 * TUNING.drafts, new=True)
     assert admitted(routed, CODE, machine) == 0
 
 
 async def test_rollout_of_each_task_is_separate() -> None:
     routed, machine = rolling_out(), Machine()
     for kind, is_better in ((CODE, True), (PROSE, False)):
-        told(routed, kind, old=not is_better)
-        told(routed, kind, new=is_better)
+        teach(routed, kind, old=not is_better)
+        teach(routed, kind, new=is_better)
     assert (admitted(routed, CODE, machine), admitted(routed, PROSE, machine)) == (1, 0)
     assert {(kind, name, one.share) for kind, name, one in routed.rollouts} == {
         (CODE, "new", TUNING.shares[1]),
@@ -160,11 +160,11 @@ async def test_rollout_of_each_task_is_separate() -> None:
 
 async def test_rollout_goes_back_within_a_sequence_if_the_text_changes() -> None:
     routed, machine = rolling_out(), Machine()
-    told(routed, CODE, old=True, drafts=4 * TUNING.drafts)
+    teach(routed, CODE, old=True, drafts=4 * TUNING.drafts)
     machine.worth["old"] = 0.5
-    told(routed, CODE, new=True)
+    teach(routed, CODE, new=True)
     assert admitted(routed, CODE, machine) == 1
-    told(routed, CODE, new=False, drafts=4 * TUNING.drafts)
+    teach(routed, CODE, new=False, drafts=4 * TUNING.drafts)
     assert routed.keeps(CODE, NEW, [OLD, NEW], cast(Pace, machine))  # it is worth as much still
     machine.worth["old"] = 1.0
     assert not routed.keeps(CODE, NEW, [OLD, NEW], cast(Pace, machine))
@@ -174,22 +174,22 @@ async def test_rollout_goes_back_within_a_sequence_if_the_text_changes() -> None
 async def test_rollout_without_a_worker_goes_back_and_begins_anew() -> None:
     lost = set[str]()
     routed, machine = rolling_out(lost), Machine()
-    told(routed, CODE, old=False)
-    told(routed, CODE, new=True)
+    teach(routed, CODE, old=False)
+    teach(routed, CODE, new=True)
     assert admitted(routed, CODE, machine) == 1
     lost.add("new")
     assert admitted(routed, CODE, machine) == 0
     lost.clear()
-    told(routed, CODE, new=True)
+    teach(routed, CODE, new=True)
     assert admitted(routed, CODE, machine) == 0  # it has to show twice as much
-    told(routed, CODE, new=True)
+    teach(routed, CODE, new=True)
     assert admitted(routed, CODE, machine) == 1
 
 
 async def test_rollout_of_a_draft_that_left_is_forgotten() -> None:
     routed, machine = rolling_out(), Machine()
-    told(routed, CODE, old=False)
-    told(routed, CODE, new=True)
+    teach(routed, CODE, old=False)
+    teach(routed, CODE, new=True)
     assert admitted(routed, CODE, machine) == 1
     routed.roll_out(["new", "another"])  # deployed again: what has been earned stays
     assert routed.share(CODE, "new") == TUNING.shares[1]

@@ -24,7 +24,7 @@ def decides_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router, "TUNING", replace(TUNING, decided_for_s=0.0))
 
 
-def told(routed: Router, kind: TaskRule, **rights: int) -> None:
+def teach(routed: Router, kind: TaskRule, **rights: int) -> None:
     """Has the router observe ENOUGH first guesses of each drafter, of which ``rights`` were correct."""
     for name, right in rights.items():
         for guess in range(ENOUGH):
@@ -42,37 +42,37 @@ def watched(routed: Router, kind: TaskRule, others: list[CandidateDrafter], shar
 async def test_router_until_drafters_are_known_chooses_the_first() -> None:
     routed = Router(lambda info: True)
     assert choice(routed, CODE, Machine()) == ("general", RouteReason.FIRST)
-    told(routed, CODE, code=39)
+    teach(routed, CODE, code=39)
     assert choice(routed, CODE, Machine()) == ("general", RouteReason.FIRST)
-    told(routed, CODE, general=20)
+    teach(routed, CODE, general=20)
     assert choice(routed, CODE, Machine(is_known=False)) == ("general", RouteReason.FIRST)
     assert choice(routed, CODE, Machine()) == ("code", RouteReason.MEASURED)
 
 
 async def test_router_chooses_the_best_drafter_of_each_task() -> None:
     routed, machine = Router(lambda info: True), Machine()
-    told(routed, CODE, general=20, code=36)
-    told(routed, PROSE, general=20, code=4)
+    teach(routed, CODE, general=20, code=36)
+    teach(routed, PROSE, general=20, code=4)
     assert [choice(routed, kind, machine)[0] for kind in (CODE, PROSE)] == ["code", "general"]
 
 
 async def test_router_chooses_a_cheaper_drafter_that_is_correct_less_often() -> None:
     routed = Router(lambda info: True)
-    told(routed, CODE, general=30, suffix=20)
+    teach(routed, CODE, general=30, suffix=20)
     assert choice(routed, CODE, Machine())[0] == "general"
     assert choice(routed, CODE, Machine({"suffix": 1.5}))[0] == "suffix"
 
 
 async def test_router_within_the_hysteresis_keeps_the_drafter() -> None:
     routed = Router(lambda info: True)
-    told(routed, CODE, general=30, code=31)
+    teach(routed, CODE, general=30, code=31)
     assert choice(routed, CODE, Machine()) == ("general", RouteReason.MEASURED)
 
 
 async def test_router_passes_over_a_draft_without_worker() -> None:
     lost = {"code"}
     routed, machine = Router(lambda info: info.name not in lost), Machine()
-    told(routed, CODE, general=20, code=36)
+    teach(routed, CODE, general=20, code=36)
     assert choice(routed, CODE, machine)[0] == "general"
     lost.clear()
     assert choice(routed, CODE, machine)[0] == "code"
@@ -82,16 +82,16 @@ async def test_router_passes_over_a_draft_without_worker() -> None:
 
 async def test_router_under_a_new_rule_chooses_by_coupled_guesses() -> None:
     routed, machine = Router(lambda info: True), Machine()
-    told(routed, CODE, general=20, code=36)
+    teach(routed, CODE, general=20, code=36)
     rejection = TaskRule("code", "rejection")
     assert choice(routed, rejection, machine)[0] == "code"
-    told(routed, rejection, general=36, code=20)
+    teach(routed, rejection, general=36, code=20)
     assert choice(routed, rejection, machine)[0] == "general"
 
 
 def test_watched_sequences_are_no_more_than_the_share_of_exploration() -> None:
     routed = Router(lambda info: True)
-    told(routed, CODE, code=20)
+    teach(routed, CODE, code=20)
     explored = [watched(routed, CODE, THREE[1:], 0.1) for _ in range(1000)]
     assert all({*names} <= {"code", "suffix"} for names in explored)
     assert all("suffix" in names for names in explored)  # an index costs nothing
@@ -109,8 +109,8 @@ def test_watched_drafter_gets_no_other_sequence_at_once() -> None:
 def test_watched_drafters_are_the_unknown_first_and_then_each_in_turn() -> None:
     routed = Router(lambda info: True)
     others = [candidate("a"), candidate("b"), candidate("c")]
-    told(routed, CODE, a=20)
+    teach(routed, CODE, a=20)
     assert watched(routed, CODE, others, 1.0) == ["b", "c"]
-    told(routed, CODE, b=20, c=20)
+    teach(routed, CODE, b=20, c=20)
     explored = [watched(routed, CODE, others, 1.0) for _ in range(4)]
     assert explored == [["a"], ["b"], ["c"], ["a"]]

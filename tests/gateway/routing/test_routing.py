@@ -1,4 +1,4 @@
-"""Several drafters for one sequence: the text is the same whoever drafts, and whoever takes over."""
+"""Several drafters for one sequence: the text does not depend on which of them drafts."""
 
 import itertools
 from collections.abc import AsyncIterator
@@ -38,7 +38,7 @@ EAGER = PaceSettings(exploration=1.0, probe_tokens=4)
 
 @asynccontextmanager
 async def deployment(folder: Path) -> AsyncIterator[Fleet]:
-    """The demo pair, heads beside its target, and a second draft that says what the target says."""
+    """The demo pair with heads at its target, and a second draft that agrees with the target."""
     async with AsyncExitStack() as stack:
         head = str(write_medusa(folder))
         workers = [

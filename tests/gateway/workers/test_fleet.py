@@ -70,7 +70,7 @@ async def test_fleet_known_prefix_at_a_busy_worker_chooses_another(fleet):
 
 
 async def test_fleet_suspect_worker_is_chosen_last(fleet):
-    lost = fleet.open_target(sequence(*range(200)))  # nobody listens there
+    lost = fleet.open_target(sequence(*range(200)))  # no server listens there
     with pytest.raises(WorkerLostError, match="target worker 127"):
         await lost.receive(1)
     lost.close()
