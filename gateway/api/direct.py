@@ -30,7 +30,7 @@ def direct_server(servicer: Any, address: str, max_message_bytes: int) -> tuple[
         RuntimeError: another program has the port.
     """
     server = grpc.aio.server(
-        interceptors=[_Told()],
+        interceptors=[_StatusInterceptor()],
         options=[("grpc.max_receive_message_length", max_message_bytes), ("grpc.so_reuseport", 1)],
     )
     generation_pb2_grpc.add_GenerationServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
@@ -38,7 +38,7 @@ def direct_server(servicer: Any, address: str, max_message_bytes: int) -> tuple[
     return server, server.add_insecure_port(address)
 
 
-class _Told(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+class _StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Ends failed calls with the status of their context: grpc.aio would send the exception's text."""
 
     async def intercept_service(
@@ -49,12 +49,12 @@ class _Told(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             return None
 
         async def unary(data: bytes, context: Any) -> Any:
-            async with _told(context):
+            async with _ending_with_status(context):
                 reply = handler.unary_unary(handler.request_deserializer(data), context)
                 return await reply if isawaitable(reply) else reply
 
         async def stream(data: bytes, context: Any) -> AsyncIterator[Any]:
-            async with _told(context):
+            async with _ending_with_status(context):
                 async for reply in handler.unary_stream(handler.request_deserializer(data), context):
                     yield reply
 
@@ -63,7 +63,7 @@ class _Told(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 @asynccontextmanager
-async def _told(context: Any) -> AsyncIterator[None]:
+async def _ending_with_status(context: Any) -> AsyncIterator[None]:
     try:
         yield
     except DecodeError:

@@ -281,7 +281,7 @@ def _form(message: generation_pb2.StructuredOutputs) -> Form:
     return Form("lark", message.grammar, named)
 
 
-def _chunk(chunk: Chunk, seed: int, told_seed: int | None) -> generation_pb2.GenerateChunk:
+def _chunk(chunk: Chunk, seed: int, reported_seed: int | None) -> generation_pb2.GenerateChunk:
     return generation_pb2.GenerateChunk(
         choice=chunk.choice,
         **_tokens(chunk.tokens),
@@ -289,7 +289,7 @@ def _chunk(chunk: Chunk, seed: int, told_seed: int | None) -> generation_pb2.Gen
         text_lengths=[len(piece.text) for piece in chunk.pieces],
         finish_reason=chunk.finish_reason,
         usage=None if chunk.usage is None else _usage(chunk.usage, seed),
-        seed=told_seed,
+        seed=reported_seed,
     )
 
 

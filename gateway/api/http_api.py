@@ -17,7 +17,7 @@ from gateway.api.bodies import Entrance
 from gateway.api.docs import add_docs
 from gateway.api.endpoints import CHATS, COMPLETIONS, RESPONSES
 from gateway.api.message_json import as_json
-from gateway.api.openai.bodies import Parsed, parsed, told_seed
+from gateway.api.openai.bodies import Parsed, parsed, reported_seed
 from gateway.api.openai.chat import ChatRequest
 from gateway.api.openai.chat_answer import ChatAnswer
 from gateway.api.openai.chat_template import ChatTemplate
@@ -26,7 +26,7 @@ from gateway.api.openai.fields import IGNORED_HEADER, SEED_HEADER
 from gateway.api.openai.http_errors import answer_errors
 from gateway.api.openai.rendering import ChatPrompts
 from gateway.api.openai.response_events import ResponseAnswer, response_events
-from gateway.api.openai.responses import ResponseRequest, own_name, renamed, told_back
+from gateway.api.openai.responses import ResponseRequest, own_name, renamed, repeated_fields
 from gateway.api.openai.schemas import GenerationRequest
 from gateway.api.openai.stream import events, is_long
 from gateway.api.page import add_page
@@ -83,7 +83,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     ) -> Response:
         body: GenerationRequest = asked.body
         chunks = generation.chunks(prepared)
-        headers = headers_of(asked, told_seed(body, prepared))
+        headers = headers_of(asked, answer.seed)
         if not body.stream:
             async with aclosing(chunks):
                 said = [chunk async for chunk in chunks]
@@ -104,7 +104,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             prepared = await generation.prepare(asked.body.prepared(), caller, body.deadline)
             echoes = await asked.body.echoes(prepared, generation)
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
-        seed = told_seed(asked.body, prepared)
+        seed = reported_seed(asked.body, prepared)
         answer = CompletionAnswer(settings.model, prepared, tokens, seed, echoes)
         return await respond(asked, prepared, answer)
 
@@ -117,7 +117,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             asked = asked.also_ignoring(conversation.prompt.left_out)
             prepared = await asked.body.prepared(generation, conversation, caller, body.deadline)
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
-        seed = told_seed(asked.body, prepared)
+        seed = reported_seed(asked.body, prepared)
         answer = ChatAnswer(settings.model, prepared, tokens, seed, conversation)
         return await respond(asked, prepared, answer)
 
@@ -127,16 +127,19 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         async with entrance.body(request) as body:
             asked = await parsed(ResponseRequest, body.text, settings.unknown_fields)
             try:
-                of_chat = asked.body.of_chat()
-                conversation = await of_chat.chat(prompts)
+                as_chat = asked.body.as_chat()
+                conversation = await as_chat.chat(prompts)
                 asked = asked.also_ignoring(map(own_name, conversation.prompt.left_out))
-                prepared = await of_chat.prepared(generation, conversation, caller, body.deadline)
+                prepared = await as_chat.prepared(generation, conversation, caller, body.deadline)
             except InvalidRequestError as error:
                 raise renamed(error) from error
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
-        seed, chunks = told_seed(asked.body, prepared), generation.chunks(prepared)
+        seed, chunks = reported_seed(asked.body, prepared), generation.chunks(prepared)
         answer = ResponseAnswer(
-            settings.model, conversation.parser(), seed, told_back(asked.body, prepared.sequences[0].sampling)
+            settings.model,
+            conversation.parser(),
+            seed,
+            repeated_fields(asked.body, prepared.sequences[0].sampling),
         )
         if asked.body.stream:
             first = await anext(chunks)  # until then an error can still be told by the status
@@ -183,7 +186,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         return JSONResponse(HEALTH.dump_python(body, mode="json"), status_code=503 if lack else 200)
 
     @app.get("/loads", dependencies=[Depends(is_known)])
-    async def busy() -> dict[str, Any]:
+    async def get_loads() -> dict[str, Any]:
         """Returns what GetLoads of the gRPC API tells, as JSON."""
         return as_json(loads(generation))
 

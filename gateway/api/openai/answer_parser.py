@@ -72,8 +72,8 @@ class AnswerParser:
         if kind == "region_chunk":
             name, arguments = call.feed(text)
             if name is not None:
-                return self._told(name, arguments, call)
-            return self._more(arguments, call) if arguments else []
+                return self._begun(name, arguments, call)
+            return self._continued(arguments, call) if arguments else []
         if kind != "region_close":
             return []
         self._call = None
@@ -82,7 +82,7 @@ class AnswerParser:
             return []
         return self._read(call.text)
 
-    def _told(self, name: str, arguments: str, call: "_Call") -> list[ChatDelta]:
+    def _begun(self, name: str, arguments: str, call: "_Call") -> list[ChatDelta]:
         if self.calls == self._most_calls:
             return []
         call.index = self.calls
@@ -96,7 +96,7 @@ class AnswerParser:
         }
         return [{"tool_calls": [told]}]
 
-    def _more(self, arguments: str, call: "_Call") -> list[ChatDelta]:
+    def _continued(self, arguments: str, call: "_Call") -> list[ChatDelta]:
         if call.index is None:
             return []
         return [{"tool_calls": [{"index": call.index, "function": {"arguments": arguments}}]}]
@@ -115,7 +115,7 @@ class AnswerParser:
         return [
             delta
             for name, arguments in functions
-            for delta in self._told(str(name), _as_json(arguments), _Call())
+            for delta in self._begun(str(name), _as_json(arguments), _Call())
         ]
 
 

@@ -61,6 +61,6 @@ def _parsed(kind: type[RequestT], text: bytes, unknown: UnknownFields) -> Parsed
     return Parsed(body, sorted({*ignored(body), *names}))
 
 
-def told_seed(body: GenerationRequest, prepared: Prepared) -> int:
+def reported_seed(body: GenerationRequest, prepared: Prepared) -> int:
     """Returns the seed as the caller sent it, which may be negative, or else the drawn seed."""
     return prepared.seed if body.seed is None else body.seed

@@ -37,7 +37,7 @@ class ChatAnswer:
             "choices": [],
         }
         self._choices = len(prepared.sequences)
-        self._seed = seed
+        self.seed = seed
         self._tokens = tokens
         self._parsers = [chat.parser() for _ in prepared.sequences]
 
@@ -45,7 +45,7 @@ class ChatAnswer:
         """Returns the events before the first chunk: the role, and the seed that repeats a broken stream."""
         delta: ChatDelta = {"role": "assistant", "content": ""}
         said = [self._event(_choice(index, delta, None, None)) for index in range(self._choices)]
-        return [{**said[0], "outrider": {"seed": self._seed}}, *said[1:]]
+        return [{**said[0], "outrider": {"seed": self.seed}}, *said[1:]]
 
     def chunk(self, chunk: Chunk) -> list[ChatEvent]:
         """Returns the events of a chunk; none if it brings nothing yet."""
@@ -79,7 +79,7 @@ class ChatAnswer:
 
     def usage(self, usage: AnswerUsage) -> ChatEvent:
         """Returns the last event of a stream with include_usage, which has no choice."""
-        return {**self._event(), **final_usage(usage, self._seed)}
+        return {**self._event(), **final_usage(usage, self.seed)}
 
     def whole(self, chunks: Iterable[Chunk], count: int) -> ChatCompletion:
         """Returns the body of an answer that is not streamed, with ``count`` choices."""
@@ -107,7 +107,7 @@ class ChatAnswer:
             "created": self._frame["created"],
             "model": self._frame["model"],
             "choices": choices,
-            **final_usage(usage, self._seed),
+            **final_usage(usage, self.seed),
         }
 
     def _event(self, *choices: ChatEventChoice) -> ChatEvent:

@@ -118,7 +118,7 @@ class CompletionAnswer:
             "model": model,
             "choices": [],
         }
-        self._seed = seed
+        self.seed = seed
         self._told_seed = False
         self._tokens = tokens
         self._echoes = [echo for echo in echoes for _ in range(prepared.n)]  # [choices]
@@ -142,7 +142,7 @@ class CompletionAnswer:
         body = self._event(choice)
         if not self._told_seed:
             self._told_seed = True
-            body["outrider"] = {"seed": self._seed}
+            body["outrider"] = {"seed": self.seed}
         return [body]
 
     def wordless(self) -> CompletionEvent:
@@ -151,7 +151,7 @@ class CompletionAnswer:
 
     def usage(self, usage: AnswerUsage) -> CompletionEvent:
         """Returns the last event of a stream with include_usage, which has no choice."""
-        return {**self._event(), **final_usage(usage, self._seed)}
+        return {**self._event(), **final_usage(usage, self.seed)}
 
     def whole(self, chunks: Iterable[Chunk], count: int) -> Completion:
         """Returns the body of an answer that is not streamed, with ``count`` choices."""
@@ -169,7 +169,7 @@ class CompletionAnswer:
             "created": self._frame["created"],
             "model": self._frame["model"],
             "choices": choices,
-            **final_usage(usage, self._seed),
+            **final_usage(usage, self.seed),
         }
 
     def _event(self, *choices: CompletionChoice) -> CompletionEvent:

@@ -90,7 +90,7 @@ class FunctionTool(NullIsLeftOut):
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
     strict: bool = True  # OpenAI's default
 
-    def of_chat(self) -> dict[str, Any]:
+    def as_chat(self) -> dict[str, Any]:
         return {"type": "function", "function": self.model_dump(exclude={"type"})}
 
 
@@ -106,7 +106,7 @@ class TextFormat(NullIsLeftOut):
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool = True
 
-    def of_chat(self) -> dict[str, Any]:
+    def as_chat(self) -> dict[str, Any]:
         if self.type != "json_schema":
             return {"type": self.type}
         schema = {"name": self.name or "answer", "schema": self.schema_, "strict": self.strict}
@@ -146,17 +146,17 @@ class ResponseRequest(GenerationRequest):
     truncation: Literal["disabled"] = "disabled"
     include: list[Literal["reasoning.encrypted_content"]] = Field(default_factory=list, max_length=1)
 
-    def of_chat(self) -> ChatRequest:
+    def as_chat(self) -> ChatRequest:
         """Returns the request as a chat. Raises InvalidRequestError, naming this request's own field."""
         own = self.model_fields_set & ChatRequest.model_fields.keys() - TRANSLATED
         fields = {name: getattr(self, name) for name in own}
         fields["messages"] = [*self._instructions(), *_messages(self.input)]
-        fields["tools"] = [tool.of_chat() for tool in self.tools]
+        fields["tools"] = [tool.as_chat() for tool in self.tools]
         fields["tool_choice"] = self.tool_choice
         if isinstance(self.tool_choice, NamedTool):
             fields["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
         if self.text.format.type != "text":
-            fields["response_format"] = self.text.format.of_chat()
+            fields["response_format"] = self.text.format.as_chat()
         fields["max_tokens"] = self.max_output_tokens
         fields["reasoning_effort"] = self.reasoning.effort
         plain = {name: _plain(value) for name, value in fields.items() if value is not None}
@@ -218,7 +218,7 @@ def _plain(value: Any) -> Any:
     return value.model_dump(by_alias=True, exclude_unset=True) if isinstance(value, BaseModel) else value
 
 
-def told_back(body: ResponseRequest, sampling: Sampling) -> Mapping[str, Any]:
+def repeated_fields(body: ResponseRequest, sampling: Sampling) -> Mapping[str, Any]:
     """Returns the fields of a request that its answer repeats.
 
     sampling: settings with the defaults of fields that the request left out.
