@@ -37,22 +37,24 @@ class Chat:
     ends: frozenset[int]  # tokens that end a turn
 
     @property
-    def is_parsed(self) -> bool:
-        """Whether an answer may be more than text."""
-        fields = (self.response_template or {"fields": {}})["fields"]
-        return bool(self.tools) or any(name in fields for name in THINKING)
+    def _parsed_by(self) -> dict[str, Any] | None:
+        """Response template that the parser needs; None: answers are mere text."""
+        template = self.response_template
+        if template is None or not (self.tools or any(name in template["fields"] for name in THINKING)):
+            return None
+        return template
 
     def shown(self, special_tokens: list[str]) -> frozenset[str]:
         """Returns the special tokens that the text must contain for the parser."""
-        if not self.is_parsed or self.response_template is None:
-            return frozenset()
-        return marks(self.response_template, special_tokens)
+        template = self._parsed_by
+        return frozenset() if template is None else marks(template, special_tokens)
 
     def parser(self) -> AnswerParser | None:
         """Returns a parser for one answer; None if answers are mere text."""
-        if not self.is_parsed or self.response_template is None:
+        template = self._parsed_by
+        if template is None:
             return None
-        return AnswerParser(self.response_template, self.prompt.begun, self.tools, self.most_calls)
+        return AnswerParser(template, self.prompt.begun, self.tools, self.most_calls)
 
 
 class ChatRequest(GenerationRequest):

@@ -18,6 +18,7 @@ from gateway.generation.request import AnswerUsage, Chunk
 logger = logging.getLogger("ray.serve")
 
 Event = dict[str, Any]
+TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}  # types of the text in an item, by its type
 
 
 class ResponseAnswer:
@@ -93,7 +94,7 @@ class ResponseAnswer:
             yield from self._begun(_message() if kind == "message" else _reasoning())
             yield self._event("response.content_part.added", **self._place(), part=dict(self._part()))
         self._part()["text"] += text
-        yield self._event(f"response.{_text_of(kind)}.delta", **self._place(), delta=text, **_logprobs(kind))
+        yield self._event(f"response.{TEXTS[kind]}.delta", **self._place(), delta=text, **_logprobs(kind))
 
     def _called(self, call: ToolCallDelta) -> Iterator[Event]:
         if "id" in call:
@@ -127,7 +128,7 @@ class ResponseAnswer:
         else:
             kind, part = item["type"], self._part()
             text = {"text": part["text"], **_logprobs(kind)}
-            yield self._event(f"response.{_text_of(kind)}.done", **self._place(), **text)
+            yield self._event(f"response.{TEXTS[kind]}.done", **self._place(), **text)
             yield self._event("response.content_part.done", **self._place(), part=part)
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
@@ -179,10 +180,6 @@ async def response_events(
 
 def written(event: Event) -> str:
     return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
-
-
-def _text_of(kind: str) -> str:
-    return "output_text" if kind == "message" else "reasoning_text"
 
 
 def _logprobs(kind: str) -> dict[str, Any]:
