@@ -45,6 +45,8 @@ DRAWN_SEED_BITS = 53  # such a seed survives JSON readers that keep numbers as d
 
 
 class Generation:
+    """Prepares the requests of this gateway, and generates their answers."""
+
     def __init__(
         self,
         settings: GatewaySettings,
@@ -66,7 +68,7 @@ class Generation:
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}
         self._vocabulary = cache(partial(Vocabulary, tokenizer))  # key: special tokens that are shown
         self.paces = Paces(PaceSettings())
-        self._rounds = LoopFactory(fleet, self.paces, settings)
+        self._loops = LoopFactory(fleet, self.paces, settings)
         self.totals = Totals()
         self.admission = Admission(settings.max_requests, settings.max_waiting)
         self.readiness = Readiness(fleet, settings.drafts)
@@ -93,13 +95,13 @@ class Generation:
             ValueError: what was in force stays.
         """
         self.settings = self._started_with.changed(live)
-        self._rounds.use(self.settings)
+        self._loops.use(self.settings)
         self.paces.use(live.pace)
 
     @property
     def rollouts(self) -> Iterator[tuple[TaskRule, str, Rollout]]:
         """Roll-outs of each new draft, for each kind of sequences that there were."""
-        return self._rounds.rollouts
+        return self._loops.rollouts
 
     def deadline(self) -> float:
         """The deadline of a request that arrives now, in the event loop's time."""
@@ -246,7 +248,7 @@ class Generation:
         before = sequence.prompt[-CONTEXT_TOKENS:] if prepared.continues_text else ()
         least = sequence.sampling.min_tokens
         text = AnswerText(self._vocabulary(prepared.shown), prepared.stop, before, least)
-        rounds = self._rounds.of(
+        loop = self._loops.of(
             sequence,
             prepared.speculation,
             prepared.deadline,
@@ -254,15 +256,15 @@ class Generation:
             prepared.priority,
             trace.answer(choice, prepared.speculation),
         )
-        with self.totals.counting(rounds, prepared.task, prepared.speculation):
-            async with aclosing(rounds.steps()) as steps:
+        with self.totals.counting(loop, prepared.task, prepared.speculation):
+            async with aclosing(loop.steps()) as steps:
                 async for step in steps:
                     ids = [token.id for token in step.tokens]
                     pieces = text.add(ids, ends=step.finish_reason is not None)
                     if text.stopped:
                         sequence.finish_reason = "stop"
                     if sequence.finish_reason is not None:
-                        total.add(rounds.stats)
+                        total.add(loop.stats)
                         if self.recorder is not None:
                             self.recorder.offer(sequence)
                     tokens = step.tokens[: len(pieces)]

@@ -18,6 +18,8 @@ Prompt = str | tuple[int, ...]  # text, or token ids
 
 @dataclass(frozen=True)
 class Request:
+    """Prompts, and how they shall be answered."""
+
     prompts: tuple[Prompt, ...]  # each is answered as if it were alone
     sampling: Sampling
     stop: tuple[str, ...] = ()
@@ -47,6 +49,8 @@ class AnswerUsage:
 
 @dataclass(frozen=True)
 class Chunk:
+    """Next part of one answer."""
+
     choice: int  # index of the answer; answers to one prompt are neighbours
     tokens: tuple[Token, ...]
     pieces: tuple[Piece, ...]  # per token, whole characters only

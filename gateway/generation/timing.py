@@ -2,8 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 CANCELLED = (asyncio.CancelledError, GeneratorExit)  # how an answer ends if its reader has left
@@ -40,17 +38,3 @@ class Timing:
         if self.error is not None or self.tokens < 2 or self.first_token_s is None or self.total_s is None:
             return None
         return (self.total_s - self.first_token_s) / (self.tokens - 1)
-
-
-@contextmanager
-def timed(operation: str) -> Iterator[Timing]:
-    """Measures a request from its arrival to its end."""
-    timing = Timing(operation, time.monotonic())
-    try:
-        yield timing
-    except BaseException as error:
-        if timing.total_s is None:
-            timing.error = "cancelled" if isinstance(error, CANCELLED) else type(error).__name__
-        raise
-    finally:
-        timing.end()

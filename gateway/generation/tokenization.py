@@ -32,6 +32,8 @@ ResultT = TypeVar("ResultT")
 
 
 class Tokenization:
+    """Runs a tokenizer, on long texts in a thread of its own."""
+
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._bytes_per_token = _bytes_per_token(tokenizer)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gateway.generation.timing import Timing, timed
+from gateway.generation.timing import CANCELLED, Timing
 from gateway.loop.loop import SequenceLoop
 from gateway.loop.stats import Stats
 from gateway.settings import Speculation
@@ -34,6 +34,8 @@ class InForce:
 
 
 class Totals:
+    """Counts what sequences and requests add, while they run and after they have ended."""
+
     def __init__(self) -> None:
         self._ended: dict[StatsKey, Stats] = {}
         self._under_way: dict[SequenceLoop, StatsKey] = {}
@@ -44,12 +46,17 @@ class Totals:
 
     @contextmanager
     def timing(self, operation: str) -> Iterator[Timing]:
-        """Keeps the times of a request while it is answered."""
-        with timed(operation) as timing:
-            try:
-                yield timing
-            finally:
-                self.answered.append(timing)
+        """Measures a request from its arrival to its end, and keeps its times."""
+        timing = Timing(operation, time.monotonic())
+        try:
+            yield timing
+        except BaseException as error:
+            if timing.total_s is None:
+                timing.error = "cancelled" if isinstance(error, CANCELLED) else type(error).__name__
+            raise
+        finally:
+            timing.end()
+            self.answered.append(timing)
 
     @contextmanager
     def counting(self, loop: SequenceLoop, task: str | None, speculation: Speculation) -> Iterator[None]:

@@ -30,6 +30,8 @@ from protos.conversions import step_from_message
 
 
 class Paces:
+    """Makes the pace of each target, and of each sequence."""
+
     def __init__(self, settings: PaceSettings) -> None:
         self._settings = settings
         self._of_target: dict[str, Pace] = {}  # key: address

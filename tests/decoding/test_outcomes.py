@@ -63,7 +63,7 @@ def test_likeliest_at_a_low_rate_begins_with_refusals_of_the_first_token(depth: 
 
 
 @given(foresights(), RATES, DEPTHS, st.integers(0, 60))
-def test_runners_up_are_the_likeliest_refusals(
+def test_alternatives_are_the_likeliest_refusals(
     outcomes: Outcomes, rate: float, depth: int, count: int
 ) -> None:
     found = outcomes.alternatives(rate, depth, count)
@@ -73,7 +73,7 @@ def test_runners_up_are_the_likeliest_refusals(
 
 
 @given(foresights(), RATES)
-def test_draft_without_tokens_has_no_runners_up(outcomes: Outcomes, rate: float) -> None:
+def test_alternatives_of_a_draft_without_tokens_are_none(outcomes: Outcomes, rate: float) -> None:
     assert outcomes.alternatives(rate, 0, 5) == []
 
 
@@ -96,14 +96,14 @@ def test_hit_rates_forget() -> None:
     assert outcomes.likeliest(0.05, 4, 1) == [Branch(0, 2)]
 
 
-def test_verdict_that_refuses_nothing_tells_nothing_of_runners_up() -> None:
+def test_hit_rates_after_a_verdict_without_refusal_are_unchanged() -> None:
     outcomes = Outcomes()
     before = outcomes.hit_rates()
     outcomes.observe(4, 4, None)
     assert outcomes.hit_rates() == before
 
 
-def test_token_beyond_the_runners_up_lowers_every_hit_rate() -> None:
+def test_hit_rates_after_a_token_beyond_the_alternatives_are_lower() -> None:
     outcomes = Outcomes()
     before = outcomes.hit_rates()
     outcomes.observe(0, 1, RANKS)

@@ -82,7 +82,7 @@ def processed(one: ChoiceContext, logits: Tensor = LOGITS) -> list[float]:
         ({"logit_bias": {2: 50.0}, "bad_token_ids": (2,)}, (), [0.5, -1.0, BANNED, 1.0, 0.0]),
         # top_p counts the mass of what top_k has left: 0.73 of it is token 2's.
         ({"top_k": 2, "top_p": 0.7}, (), [BANNED, BANNED, 2.0, BANNED, BANNED]),
-        # Truncation cannot change a greedy choice, and runners-up stay to be had.
+        # Truncation cannot change a greedy choice, and alternatives are left.
         ({"temperature": 0.0, "top_k": 1}, (), [0.5, -1.0, 2.0, 1.0, 0.0]),
         # Rejection sampling or block verification looks at distributions, and temperature 0 is one-hot.
         ({"temperature": 0.0, "verification": "block"}, (), [BANNED, BANNED, 2.0, BANNED, BANNED]),
@@ -224,7 +224,7 @@ def test_search_takes_the_lowest_ids_among_equals() -> None:
     assert gumbel_max(torch.full((1, 20_000), 1e9), rows, 3)[0].tolist() == [[0, 1, 2]]
 
 
-def test_runners_up_are_different_tokens_the_choice_first() -> None:
+def test_ranked_tokens_are_different_with_the_choice_first() -> None:
     logits = torch.randn(len(MIXED), 5)
     values = process(logits, MIXED)
     ranked = gumbel_max(values, MIXED, 5)[0]
@@ -240,7 +240,7 @@ def test_row_without_a_token_left_ends_the_generation(end_token_ids: frozenset[i
     assert choose(values, [stuck, fine])[0] == token
 
 
-def test_value_of_a_banned_runner_up_is_that_of_no_token() -> None:
+def test_value_of_a_banned_alternative_is_banned() -> None:
     rows = [row(temperature=0.0), row(temperature=0.0, allowed_token_ids=(3,))]
     _, values = gumbel_max(process(LOGITS.expand(2, -1), rows), rows, 2)
     assert values.tolist() == [[2.0, 1.0], [1.0, BANNED]]

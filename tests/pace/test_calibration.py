@@ -113,7 +113,7 @@ def test_calibration_of_a_new_drafter_equals_that_of_others():
     assert overrun(calibration, "new") == pytest.approx(1.2, rel=1e-3)
 
 
-def test_calibration_learns_overruns_of_many_times():
+def test_calibration_learns_an_overrun_by_a_large_factor():
     calibration = Calibration()
     for _ in range(LONG):
         calibration.observe_round("model", 4, 0.8, 0.1, 1)
