@@ -18,6 +18,7 @@ from actors.garbage import importing, settle
 from actors.leaving import leave
 from actors.messages import Meeting, ProcessPlace, Ready, StartEngine, ToEngine, Unbuilt, decode_to_engine
 from actors.place import address, place_of
+from outrider.demo.written_out import write_out
 
 if TYPE_CHECKING:
     from actors.watchdog import Loading
@@ -82,6 +83,7 @@ def _build(
     from outrider.engine.loop.engine import Engine
     from outrider.engine.planning.device_room import bound_allocator
 
+    write_out(start.settings.model)
     bound_allocator(start.settings)
     if start.host is None:
         return Engine.from_settings(start.settings)

@@ -18,6 +18,7 @@ from actors.garbage import importing
 from actors.leaving import leave
 from actors.messages import ProcessPlace
 from actors.place import address, confine, gpus_given, meet_at, place_of, told, with_threads
+from outrider.demo.written_out import write_out
 from outrider.engine.settings import EngineSettings
 
 logger = logging.getLogger("ray.serve")
@@ -64,6 +65,7 @@ class Rank:
 
         try:
             with loading(settings.load_timeout_s, end_all) as load:
+                write_out(settings.model)
                 bound_allocator(settings)
                 load.doing = f"rank {rank} at {self._host} does not reach rank 0 at {host}:{port}"
                 group = meet(settings, TCPStore(host, port), rank, address(self._host, self._place), load)

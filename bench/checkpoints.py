@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from bench.inflate import Size, inflate
+from outrider.demo.inflation import Size, inflate
 from outrider.demo.prompts import DEMO
 
 FOLDER = Path("checkpoints")

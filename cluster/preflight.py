@@ -58,12 +58,14 @@ def find(settings: Settings, *, here: bool, asked: Mapping[str, int]) -> Found:
     from cluster.devices import memories
     from cluster.plan import DeploymentPlan
     from cluster.plan_table import plan_table
+    from outrider.demo.written_out import write_out
     from outrider.engine.loading.shares import check_shares
     from outrider.engine.loading.special_tokens import drafts_in_parallel
     from outrider.engine.loading.vocabulary import check_vocabulary
 
     found = Found(settings)
     try:
+        write_out(settings.target.model)
         for draft in settings.drafts.values():
             check_vocabulary(settings.target.model, draft.model)
         models = {name: draft.model for name, draft in settings.drafts.items()}

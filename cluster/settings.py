@@ -23,11 +23,14 @@ from cluster.groups import (
 )
 from gateway.roster import BY_TASK, Roster
 from gateway.settings import CallerSettings, GatewaySettings, RequestSettings
+from outrider.demo import written_out
 from outrider.drafters.registry import drafters as rows
 from outrider.engine.settings import EngineSettings, ModelSettings
 from outrider.pace.settings import PaceSettings
 
 DEMO_NAME = "outrider-demo"
+DEMO_SMALL = "demo-small"  # model of a target: the demo target as it was trained
+DEMO_SMALL_NAME = "outrider-demo-small"
 DEMO_PARALLEL = "outrider-demo-parallel"  # model of a draft: the demo draft trained for parallel drafting
 TARGET_ITSELF = "target"  # model of a draft: the target's own copy
 
@@ -35,7 +38,8 @@ TARGET_ITSELF = "target"  # model of a draft: the target's own copy
 class Settings(Group):
     """Settings of one deployment. Open settings that follow from others are filled in.
 
-    Without a target they are the demo pair's; a head that ``target.drafter`` names replaces its draft.
+    Without a target they are the demo pair's, its target written out at a realistic cost. A head that
+    ``target.drafter`` names replaces its draft.
     """
 
     target: TargetSettings
@@ -59,11 +63,10 @@ class Settings(Group):
         target = given.get("target", {})
         if not isinstance(target, dict):
             return given
-        is_demo = "model" not in target
+        is_small = target.get("model") == DEMO_SMALL
+        is_demo = is_small or "model" not in target
         if is_demo:
-            head = _demo_head(target.get("drafter"))
-            demo = {"model": _demo("pair", "target"), "name": DEMO_NAME, "dtype": "float32"}
-            target = {**demo, **({} if head is None else {"head": head}), **target}
+            target = _demo_target(target, is_small=is_small)
         has_demo_draft = is_demo and target.get("drafter") is None
         drafts = given.get("drafts") or ({DEFAULT_DRAFT: {}} if has_demo_draft else {})
         if isinstance(drafts, dict):
@@ -145,6 +148,11 @@ class Settings(Group):
             f" the target; no draft; or drafts.{draft}.gpus=0 for a draft on the CPU, which hardly ever pays"
         )
 
+    @property
+    def has_written_out_demo(self) -> bool:
+        """Whether the target is the demo target, written out at a realistic cost."""
+        return written_out.is_written_out(self.target.model)
+
     def gateway_settings(self) -> GatewaySettings:
         """Settings of the gateways, without API keys, which are no setting."""
         requests = self.gateway.model_dump(include=set(RequestSettings.model_fields))
@@ -152,7 +160,7 @@ class Settings(Group):
         host, port = self.addresses.http_host, self.addresses.direct_grpc_port
         return GatewaySettings(
             model=self.target.name,
-            tokenizer=self.target.model,
+            tokenizer=_demo("pair", "target") if self.has_written_out_demo else self.target.model,
             drafts=self._kinds,
             beside_target=self.target.drafter,
             direct_grpc=None if port is None else f"{host}:{port}",
@@ -203,6 +211,17 @@ def _draft_filled_in(given: Any, target: dict[str, Any], is_demo: bool) -> Any:
     if given.get("model") == DEMO_PARALLEL:
         return {"dtype": "float32", **given, "model": _demo("drafters", "parallel")}
     return {"model": _demo("pair", "draft"), "dtype": "float32", **given} if is_demo else given
+
+
+def _demo_target(given: dict[str, Any], *, is_small: bool) -> dict[str, Any]:
+    """Returns the settings of the demo target: of the small one, or of the one written out."""
+    demo = {"name": DEMO_NAME, "dtype": "float32", "model": str(written_out.target())}
+    if is_small:
+        given = {name: value for name, value in given.items() if name != "model"}
+        demo |= {"name": DEMO_SMALL_NAME, "model": _demo("pair", "target")}
+    if (head := _demo_head(given.get("drafter"))) is not None:
+        demo["head"] = head
+    return {**demo, **given}
 
 
 def _demo(*path: str) -> str:

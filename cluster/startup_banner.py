@@ -8,6 +8,7 @@ import urllib.request
 from typing import Any
 
 from cluster.settings import Settings
+from outrider.demo.written_out import TOLD
 
 POLL_S = 0.5
 
@@ -46,11 +47,13 @@ def announcement(settings: Settings, key: str | None, metrics_address: str, heal
     there = {worker["draft"] for worker in health["workers"]}
     port = addresses.direct_grpc_port
     direct = "" if port is None else f"           {addresses.http_host}:{port}, past Serve's proxy\n"
+    of_demo = f"  target   {TOLD}\n" if settings.has_written_out_demo else ""
     authorization = "" if key is None else " -H 'Authorization: Bearer <your API key>'"
     promises = {worker["promise"]: None for worker in health["workers"] if worker["role"] == "target"}
     missing = [name for name in settings.drafts if name not in there]
     return (
         f"\nOutrider serves {settings.target.name}\n"
+        f"{of_demo}"
         f"  HTTP     {url}/v1/completions\n"
         f"  gRPC     {addresses.http_host}:{addresses.grpc_port}, outrider.v1.Generation\n"
         f"{direct}"

@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "outrider.client": {"outrider.learning", "protos"},
     "actors": {
         "outrider.decoding",
+        "outrider.demo",
         "outrider.learning",
         "outrider.drafters",
         "outrider.engine",
@@ -39,7 +40,7 @@ MAY_IMPORT = {
         "protos",
     },
 }
-MAY_IMPORT["cluster"] = {*MAY_IMPORT} - {"outrider.client", "outrider.demo"}
+MAY_IMPORT["cluster"] = {*MAY_IMPORT} - {"outrider.client"}
 MAY_IMPORT["workshop"] = {*MAY_IMPORT} - {"outrider.client"}
 MAY_IMPORT["outrider.cli"] = {*MAY_IMPORT}
 MAY_IMPORT["bench"] = {*MAY_IMPORT}

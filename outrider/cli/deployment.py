@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from outrider.cli.service import INTERRUPTED
+from outrider.demo.written_out import write_out
 
 if TYPE_CHECKING:
     from cluster.settings import Settings
@@ -47,11 +48,18 @@ def add_deployment(parser: argparse.ArgumentParser) -> None:
 
 
 def given_settings(options: argparse.Namespace) -> "Settings":
-    """Returns the settings, with the GPUs of this machine. Raises ValueError."""
+    """Returns the settings, with the GPUs of this machine; the demo target is there if they serve it.
+
+    Raises:
+        ValueError: settings are not accepted.
+        OSError: the demo target cannot be written out.
+    """
     from cluster.arguments import read_settings
     from cluster.gpus import gpus_here
 
-    return read_settings(_arguments(options.settings)).with_gpus(len(gpus_here()))
+    settings = read_settings(_arguments(options.settings)).with_gpus(len(gpus_here()))
+    write_out(settings.target.model)
+    return settings
 
 
 def read_deployment(options: argparse.Namespace) -> "tuple[Settings, dict[str, int]]":
@@ -60,6 +68,7 @@ def read_deployment(options: argparse.Namespace) -> "tuple[Settings, dict[str, i
     Raises:
         ValueError: settings are not accepted, or a device's memory is not known.
         UnsupportedModelError: the devices cannot share the target.
+        OSError: the demo target cannot be written out.
     """
     from cluster.arguments import read_settings
     from cluster.devices import memories, parse_bytes
@@ -69,6 +78,7 @@ def read_deployment(options: argparse.Namespace) -> "tuple[Settings, dict[str, i
     memory = None if options.memory is None else parse_bytes(options.memory)
     draft_memory = None if options.draft_memory is None else parse_bytes(options.draft_memory)
     settings = read_settings(_arguments(options.settings))
+    write_out(settings.target.model)
     check_shares(settings.target_engine())
     # A named memory means GPUs, one for each rank and draft, unless the settings say otherwise.
     wanted = settings.target.most_replicas * settings.target.tensor_parallel

@@ -49,7 +49,7 @@ def test_same_text_through_any_of_them(closed: Service) -> None:
         def ask(number: int, mode: str) -> str:
             return (
                 client.completions.create(
-                    model="outrider-demo",
+                    model="outrider-demo-small",
                     prompt=prompts(KINDS[number % len(KINDS)], 48)[number],
                     max_tokens=32,
                     seed=number,
@@ -79,7 +79,7 @@ def test_service_without_a_key_answers_nobody(closed: Service) -> None:
         model = stub.GetModel(
             generation_pb2.GetModelRequest(), timeout=LIMIT_S, metadata=(("authorization", f"Bearer {KEY}"),)
         )
-    assert model.id == "outrider-demo"
+    assert model.id == "outrider-demo-small"
 
 
 def test_worker_answers_no_stranger(closed: Service, authority: Authority) -> None:

@@ -14,12 +14,14 @@ from cluster.groups import WorkerSettings
 from cluster.plan import DeploymentPlan
 from cluster.preflight import Preflight, find
 from outrider.cli.command_line import main
+from outrider.demo.prompts import DEMO
 
 GB = 10**9
 TARGET, DRAFT = "target", "drafts.model"
 ON_GPUS = {f"{TARGET}.gpus": 1.0, f"{DRAFT}.gpus": 1.0}
 ON_ONE_GPU = {f"{TARGET}.gpus": 0.5, f"{DRAFT}.gpus": 0.5}
-TARGET_ALONE = {"target": read_settings({}).target.model, "target.dtype": "float32"}
+SMALL = {"target": "demo-small"}
+TARGET_ALONE = {"target": str(DEMO / "target"), "target.dtype": "float32"}
 
 
 def of_both(name: str, value: float) -> dict[str, float]:
@@ -29,7 +31,7 @@ def of_both(name: str, value: float) -> dict[str, float]:
 def plan(
     arguments: Mapping[str, object], memory: int = 4 * GB, draft_memory: int = 2 * GB, gpus: int = 0
 ) -> DeploymentPlan:
-    settings = read_settings(arguments).with_gpus(gpus)
+    settings = read_settings({**SMALL, **arguments}).with_gpus(gpus)
     sizes = memories(settings, memory, draft_memory)
     assert sizes is not None
     return DeploymentPlan(settings, sizes)
@@ -177,12 +179,14 @@ def test_model_too_large_for_any_setting_is_named():
 
 
 def test_devices_are_as_large_as_the_settings_or_the_caller_say(monkeypatch):
-    on_gpus = read_settings({**ON_GPUS, "target.accelerator": "H100", "drafts.model.accelerator": "L4"})
+    on_gpus = read_settings(
+        {**SMALL, **ON_GPUS, "target.accelerator": "H100", "drafts.model.accelerator": "L4"}
+    )
     assert memories(on_gpus) == {TARGET: 80 * GB, DRAFT: 24 * GB}
     assert memories(on_gpus, here=False) == {TARGET: 80 * GB, DRAFT: 24 * GB}
     assert memories(on_gpus, 7, 5) == {TARGET: 7, DRAFT: 5}
     assert memories(on_gpus, 7) == {TARGET: 7, DRAFT: 7}
-    on_cpus = read_settings({}).with_gpus(0)
+    on_cpus = read_settings(SMALL).with_gpus(0)
     assert memories(on_cpus) is not None
     assert memories(on_cpus, here=False) is None
     monkeypatch.setattr("cluster.devices.gpus_here", lambda: [])
@@ -193,7 +197,7 @@ def test_devices_are_as_large_as_the_settings_or_the_caller_say(monkeypatch):
 
 def test_memory_of_cards_of_two_sizes_is_asked_of_their_nodes():
     fields = {"target.accelerator": "A100", "drafts.model.accelerator": "L4"}
-    on_gpus = read_settings({**ON_GPUS, **fields})
+    on_gpus = read_settings({**SMALL, **ON_GPUS, **fields})
     assert memories(on_gpus, here=False) is None
     assert memories(on_gpus, here=False, asked={TARGET: 79 * GB}) == {TARGET: 79 * GB, DRAFT: 24 * GB}
     assert memories(on_gpus, 7, here=False, asked={TARGET: 79 * GB}) == {TARGET: 7, DRAFT: 7}
@@ -249,7 +253,7 @@ def test_plan_of_a_wrong_memory_names_it(text):
 
 def test_command_tells_the_plan_and_other_drafts_without_a_gpu(tmp_path, capsys):
     file = tmp_path / "outrider.yaml"
-    file.write_text("target: {replicas: 2, max_sequences: 32}\n")
+    file.write_text("target: {model: demo-small, replicas: 2, max_sequences: 32}\n")
     assert main(["plan", str(file), "--memory", "80GB", "--draft-memory", "24GB"]) == 0
     told = capsys.readouterr().out
     assert "A device with 80.00 GB has 1 x target" in told
@@ -263,7 +267,10 @@ def test_command_tells_the_plan_and_other_drafts_without_a_gpu(tmp_path, capsys)
 
 def test_plan_gives_each_rank_and_draft_a_device_of_the_named_memory(tmp_path, capsys):
     file = tmp_path / "outrider.yaml"
-    file.write_text("target: {tensor_parallel: 2, max_replicas: 3}\ndrafts: {model: {dtype: bfloat16}}\n")
+    file.write_text(
+        "target: {model: demo-small, tensor_parallel: 2, max_replicas: 3}\n"
+        "drafts: {model: {dtype: bfloat16}}\n"
+    )
     assert main(["plan", str(file), "target.dtype=bfloat16", "--memory", "80GB"]) == 0
     told = capsys.readouterr().out
     assert "over 2 devices" in told
@@ -284,13 +291,13 @@ def test_plan_gives_each_rank_and_draft_a_device_of_the_named_memory(tmp_path, c
     ids=str,
 )
 def test_command_says_what_is_wrong(arguments, named, capsys):
-    assert main(["plan", *arguments]) == 1
+    assert main(["plan", "target=demo-small", *arguments]) == 1
     assert named in capsys.readouterr().err
 
 
 def test_ranks_that_cannot_share_the_target_are_refused(tmp_path, capsys):
     file = tmp_path / "outrider.yaml"
-    file.write_text("target: {tensor_parallel: 3}\n")
+    file.write_text("target: {model: demo-small, tensor_parallel: 3}\n")
     assert main(["plan", str(file), "--memory", "80GB"]) == 1
     assert "tensor_parallel=3" in capsys.readouterr().err
 
@@ -302,12 +309,21 @@ def test_plan_is_checked_before_a_start(monkeypatch, capsys):
     monkeypatch.setattr(ray, "cluster_resources", lambda: {})
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}, {"Alive": False}])
     with pytest.raises(ValueError, match=r"target\.cache_memory=.* would fit"):
-        application.app({"target.cache_memory": "0.95"})
+        application.app({**SMALL, "target.cache_memory": "0.95"})
     assert capsys.readouterr().out.count("GB on each device") == 1
 
 
 def test_plan_tells_what_a_step_takes_on_accelerators_that_are_named(capsys):
-    arguments = ["plan", "--memory", "80GB", "--draft-memory", "24GB", "--accelerator", "H100"]
+    arguments = [
+        "plan",
+        "target=demo-small",
+        "--memory",
+        "80GB",
+        "--draft-memory",
+        "24GB",
+        "--accelerator",
+        "H100",
+    ]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     assert re.search(r"Gflop of a token +0\.\d +0\.\d", printed)
@@ -316,5 +332,5 @@ def test_plan_tells_what_a_step_takes_on_accelerators_that_are_named(capsys):
 
 
 def test_accelerator_that_no_data_sheet_is_known_of_is_refused_by_name(capsys):
-    assert main(["plan", "--memory", "80GB", "--accelerator", "Z80"]) == 1
+    assert main(["plan", "target=demo-small", "--memory", "80GB", "--accelerator", "Z80"]) == 1
     assert "accelerator 'Z80' is not known: give one of A10G, A100" in capsys.readouterr().err

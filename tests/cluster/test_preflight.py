@@ -17,7 +17,7 @@ SMALL = {"target.max_sequences": 4, "drafts.model.max_sequences": 4}
 
 
 def settings(arguments: Mapping[str, object]) -> Settings:
-    return read_settings(arguments).with_gpus(0.0)
+    return read_settings({"target": "demo-small", **arguments}).with_gpus(0.0)
 
 
 def test_process_answers_with_the_plan_and_the_bytes_of_the_caches() -> None:

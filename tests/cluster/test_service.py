@@ -143,7 +143,7 @@ def test_stop_string_ends_the_text_before_it(client: httpx.Client) -> None:
 
 
 def test_models_are_listed(client: httpx.Client) -> None:
-    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["outrider-demo"]
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["outrider-demo-small"]
 
 
 @pytest.mark.parametrize(
@@ -256,13 +256,18 @@ def test_trace_context_is_accepted(service: Service) -> None:
         model = stub_of(channel).GetModel(
             generation_pb2.GetModelRequest(), timeout=LIMIT_S, metadata=metadata
         )
-    assert model.id == "outrider-demo"
+    assert model.id == "outrider-demo-small"
 
 
 def test_official_client_chats(service: Service) -> None:
     with openai.OpenAI(base_url=f"{service.http}/v1", api_key="none", max_retries=0) as client:
         question = {"role": "user", "content": "What is the capital of France?"}
-        fields: Any = {"model": "outrider-demo", "messages": [question], "max_tokens": 24, "temperature": 0}
+        fields: Any = {
+            "model": "outrider-demo-small",
+            "messages": [question],
+            "max_tokens": 24,
+            "temperature": 0,
+        }
         whole = client.chat.completions.create(**fields, logprobs=True, top_logprobs=2, n=2)
         stream = client.chat.completions.create(**fields, stream=True)
         streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)

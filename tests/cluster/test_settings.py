@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from cluster.arguments import SettingsError, read_settings
-from cluster.settings import DEMO_NAME, DEMO_PARALLEL, Settings
+from cluster.settings import DEMO_NAME, DEMO_PARALLEL, DEMO_SMALL, DEMO_SMALL_NAME, Settings
+from outrider.demo import written_out
+from outrider.demo.prompts import DEMO
 from tests.support.demo_pair import DRAFTERS
 
 
@@ -98,12 +100,24 @@ def test_folder_gives_the_settings_of_all_its_files(tmp_path: Path) -> None:
 # What follows from them
 
 
-def test_demo_pair_is_served_in_float32_when_no_model_is_named() -> None:
+def test_demo_target_is_served_at_a_realistic_cost_when_no_model_is_named() -> None:
     found = settings()
     assert found.target_engine().dtype == found.draft_engine("model").dtype == "float32"
-    assert found.target_engine().model.endswith("outrider/demo/pair/target")
-    assert found.draft_engine("model").model.endswith("outrider/demo/pair/draft")
-    assert found.gateway_settings().model == DEMO_NAME
+    assert found.target_engine().model == str(written_out.target())
+    assert found.draft_engine("model").model == str(DEMO / "draft")
+    assert (found.gateway_settings().model, found.has_written_out_demo) == (DEMO_NAME, True)
+
+
+def test_gateway_of_the_written_out_target_reads_the_tokenizer_that_every_node_has() -> None:
+    assert settings().gateway_settings().tokenizer == str(DEMO / "target")
+
+
+def test_small_demo_target_is_served_as_it_was_trained() -> None:
+    found = settings(target=DEMO_SMALL)
+    assert found.target_engine().dtype == found.draft_engine("model").dtype == "float32"
+    assert found.target_engine().model == found.gateway_settings().tokenizer == str(DEMO / "target")
+    assert found.draft_engine("model").model == str(DEMO / "draft")
+    assert (found.gateway_settings().model, found.has_written_out_demo) == (DEMO_SMALL_NAME, False)
 
 
 def test_demo_pair_accepts_any_setting() -> None:
@@ -117,10 +131,13 @@ def test_demo_pair_accepts_any_setting() -> None:
 
 @pytest.mark.parametrize("drafter", ["eagle3", "medusa"])
 def test_demo_target_has_heads_by_name(drafter: str) -> None:
-    found = read_settings({"target.drafter": drafter})
+    found = read_settings({"target": DEMO_SMALL, "target.drafter": drafter})
     assert found.target_engine().head == str(DRAFTERS / drafter)
     assert (found.drafts, found.gateway.drafters) == ({}, (drafter,))
-    assert read_settings({"target.drafter": drafter, "target.head": "own"}).target.head == "own"
+    assert (
+        read_settings({"target": DEMO_SMALL, "target.drafter": drafter, "target.head": "own"}).target.head
+        == "own"
+    )
     assert read_settings({"target": "folder", "target.drafter": drafter}).target.head is None
 
 

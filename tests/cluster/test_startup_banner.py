@@ -20,6 +20,15 @@ def test_announcement_says_where_to_whom_and_with_which_promise():
     assert "http://10.0.0.1:8080/metrics" in told
 
 
+def test_announcement_of_the_demo_target_says_that_it_is_written_out():
+    health = {"workers": [TARGET, DRAFT], "access": OPEN}
+    told = announcement(read_settings({}), None, "h:1", health)
+    assert (
+        "  target   the small trained demo target (4 M parameters), written out at a realistic cost" in told
+    )
+    assert "written out" not in announcement(read_settings({"target": "demo-small"}), None, "h:1", health)
+
+
 def test_announcement_of_a_service_whose_draft_has_not_come_names_the_draft():
     told = announcement(read_settings({}), "key", "h:1", {"workers": [TARGET], "access": OPEN})
     assert "  without  draft 'model', which has no worker yet\n" in told

@@ -4,6 +4,7 @@ from typing import Any
 
 CACHE = 2**28
 SERVED: dict[str, Any] = {  # unless a test says otherwise
+    "target": "demo-small",
     "target.threads": 1,
     "target.cache_memory": CACHE,
     "drafts.model.cache_memory": CACHE,

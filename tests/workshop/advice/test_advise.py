@@ -26,6 +26,7 @@ from workshop.advice.report import as_json, report
 from workshop.advice.settings import AdviceSettings
 
 KINDS = ("json", "stories")
+SMALL = {"target": "demo-small"}
 CHECKS = ("target.self_check", "drafts.model.self_check")
 COPIES = {"the target int8", "the target int4"}
 GB = 10**9
@@ -62,7 +63,7 @@ def checkpoints() -> dict[str, str]:
 @cache
 def advised() -> Advice:
     """Advice without quantized forms, which load slowly."""
-    settings = read_settings(dict.fromkeys(CHECKS, "false")).with_gpus(0)
+    settings = read_settings(SMALL | dict.fromkeys(CHECKS, "false")).with_gpus(0)
     asked = AdviceSettings(
         temperatures=(0.7,),
         tokens=16,
@@ -150,7 +151,9 @@ def test_advice_is_written_down(tmp_path: Path) -> None:
 def test_command_compares_quantized_forms_and_the_targets_copy(tmp_path: Path) -> None:
     options = ["--temperatures", "0.7", "--tokens", "16", "--streams", "1", "--repetitions", "1"]
     files = ["--json", str(tmp_path / "advice.json"), "--picture", str(tmp_path / "advice.svg")]
-    assert main(["advise", "--prompts", str(prompts_file(tmp_path)), *options, *files]) == 0
+    assert (
+        main(["advise", "target=demo-small", "--prompts", str(prompts_file(tmp_path)), *options, *files]) == 0
+    )
     written = json.loads((tmp_path / "advice.json").read_text())
     found = {one["name"]: one for one in written["candidates"]}
     models = {"draft", "draft int8", "draft int4", "draft + suffix"}
@@ -167,7 +170,7 @@ def test_command_compares_quantized_forms_and_the_targets_copy(tmp_path: Path) -
 
 @pytest.mark.slow
 def test_advise_with_data_sheets_measures_nothing() -> None:
-    settings = read_settings(dict.fromkeys(CHECKS, "false")).with_gpus(2)
+    settings = read_settings(SMALL | dict.fromkeys(CHECKS, "false")).with_gpus(2)
     devices = Accelerators(ACCELERATORS["H100"], ACCELERATORS["L4"])
     asked = AdviceSettings(temperatures=(0.0,), tokens=8, streams=(1,))
     (draft, *_) = candidates(settings, [], {})
@@ -186,7 +189,9 @@ def test_advise_with_data_sheets_measures_nothing() -> None:
 
 def of_a_slow_draft(step_s: float, accelerators: Accelerators, **asked: float) -> tuple[Advice, list[str]]:
     """Advice where each step of the draft takes so long, and what was told meanwhile."""
-    settings = read_settings(dict.fromkeys(CHECKS, "false") | {"drafts.model.shortest_step_s": str(step_s)})
+    settings = read_settings(
+        SMALL | dict.fromkeys(CHECKS, "false") | {"drafts.model.shortest_step_s": str(step_s)}
+    )
     few = AdviceSettings(temperatures=(0.0,), tokens=8, streams=(1,), repetitions=1, depth=2).model_copy(
         update=asked
     )
@@ -255,7 +260,7 @@ def test_command_advises_from_its_arguments_to_its_report(
 def test_advise_names_what_it_refuses(
     options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["advise", "--prompts", str(prompts_file(tmp_path)), *options]) == 1
+    assert main(["advise", "target=demo-small", "--prompts", str(prompts_file(tmp_path)), *options]) == 1
     error = capsys.readouterr().err
     assert error.startswith("outrider: ")
     assert re.search(said, error), error

@@ -21,7 +21,7 @@ from workshop.distillation.distil import UNFINISHED
 from workshop.distillation.settings import DistilSettings
 from workshop.training.loop import PROGRESS
 
-QUICK = ["target.self_check=false", "target.cache_memory=100000000"]
+QUICK = ["target=demo-small", "target.self_check=false", "target.cache_memory=100000000"]
 SMALL = ["--tokens", "16", "--steps", "24", "--rows", "4", "--length", "96", "--learning-rate", "4e-3"]
 SMALL += ["--measure-every", "8", "--threads", "1"]
 
@@ -62,7 +62,9 @@ def test_acceptance_on_held_out_prompts_rises(fitted: Path) -> None:
 
 
 def test_distil_writes_a_checkpoint_for_a_draft(fitted: Path) -> None:
-    settings = read_settings({"draft": str(fitted), "drafts.model.cache_memory": "100000000"})
+    settings = read_settings(
+        {"target": "demo-small", "draft": str(fitted), "drafts.model.cache_memory": "100000000"}
+    )
     assert settings.drafts["model"].model == str(fitted)
     engine = Engine.from_settings(settings.draft_engine("model"))
     assert engine.vocab_size == 2048
@@ -76,7 +78,7 @@ def test_distil_writes_a_checkpoint_for_a_draft(fitted: Path) -> None:
 def test_card_tells_data_steps_and_acceptance_before_and_after(fitted: Path) -> None:
     card = (fitted / "README.md").read_text()
     assert "# A draft model, fitted" in card
-    assert "for the target `outrider-demo`" in card
+    assert "for the target `outrider-demo-small`" in card
     assert "21 texts of" in card  # 25 prompts, of which 2 and 2 are held out
     assert "24 steps were taken" in card
     assert "- learning_rate: 0.004" in card

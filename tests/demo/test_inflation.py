@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from bench.inflate import InflationError, inflate
+from outrider.demo.inflation import InflationError, inflate
 
 OLD = {"hidden": 32, "layers": 3, "intermediate": 48, "heads": 4, "kv_heads": 2}
 LARGER: dict[str, Any] = {"hidden": 96, "layers": 7, "intermediate": 80, "heads": 8, "kv_heads": 4}

@@ -1,0 +1,90 @@
+"""The demo target at a realistic cost: the small trained target, written out once in the user's cache folder.
+
+A target of 4 M parameters costs hardly more than its draft, so drafting cannot pay. Written out, it computes
+the same function with 190 M parameters. The folder's name holds a hash of the source and of the recipe, so
+another release writes its own.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+from outrider.demo.prompts import DEMO
+
+SOURCE = DEMO / "target"
+RECIPE = Path(__file__).with_name("inflation.py"), Path(__file__)
+SIZES = {"hidden": 1024, "layers": 16, "intermediate": 2816, "heads": 32, "kv_heads": 16}
+BYTES = 400_000_000  # room that is needed: the bfloat16 weights of 190 M parameters, and 5 % more
+TOLD = "the small trained demo target (4 M parameters), written out at a realistic cost (190 M)"
+
+
+@cache
+def target() -> Path:
+    """Returns the checkpoint's folder, below XDG_CACHE_HOME or ``~/.cache``, whether or not it is there."""
+    parent = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(parent) / "outrider" / f"demo-190M-{_digest()}" / "target"
+
+
+def is_written_out(model: str) -> bool:
+    """Whether the model is the written-out demo target of this release, in whatever cache folder."""
+    return Path(model).parts[-2:] == target().parts[-2:]
+
+
+def write_out(model: str) -> None:
+    """Writes the demo target out if ``model`` is its folder and is not there yet; leaves other models alone.
+
+    Nobody sees it half written, and of two processes that start at once the second waits for the first.
+
+    Raises:
+        OSError: the folder cannot be written, or its disk has no room; the message says what to do.
+    """
+    if not is_written_out(model) or Path(model).is_dir():
+        return
+    folder = Path(model).parent
+    try:
+        _write(folder)
+    except Exception as error:  # safetensors has an error of its own for a full disk
+        raise OSError(
+            f"the demo target cannot be written to {folder} ({error}): it needs {BYTES / 1e6:.0f} MB there."
+            " Let XDG_CACHE_HOME name a folder that has room and can be written to, or serve"
+            " target=demo-small, which needs no folder"
+        ) from error
+
+
+def _write(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.is_dir():
+            return
+        partial = folder.with_name(f".{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)  # a start that was ended half way has left it
+        if (free := shutil.disk_usage(folder.parent).free) < BYTES:
+            raise OSError(f"{free / 1e6:.0f} MB are free")
+        begun = time.perf_counter()
+        _report(f"{TOLD}: it is written to {folder}, once")
+        import torch  # a process that only looks for the folder, such as that of `serve run`, does without
+
+        from outrider.demo.inflation import inflate
+
+        # The source is bfloat16 too, and a norm's weight is halved: nothing is rounded.
+        inflate(SOURCE, partial / "target", torch.bfloat16, **SIZES)
+        os.rename(partial, folder)
+        _report(f"the demo target is written, in {time.perf_counter() - begun:.1f} s")
+
+
+def _report(what: str) -> None:
+    print(f"outrider: {what}", file=sys.stderr, flush=True)
+
+
+def _digest() -> str:
+    """Returns a hash of source and recipe."""
+    digest = hashlib.sha256()
+    for file in (*sorted(SOURCE.iterdir()), *RECIPE):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
