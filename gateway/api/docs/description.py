@@ -45,7 +45,7 @@ def described(app: FastAPI) -> dict[str, Any]:
     schemas, components = _schemas()
     for path, endpoint in ENDPOINTS.items():
         (operation,) = document["paths"][path].values()
-        operation |= _Operation(path, endpoint, schemas).described()
+        operation |= _operation(path, endpoint, schemas)
     document["components"] = {"schemas": components, "securitySchemes": KEY}
     return document
 
@@ -63,47 +63,38 @@ def _schemas() -> tuple[Mapping[Part, Schema], Schema]:
     return {part: schema for (part, _), schema in told.items()}, document["$defs"]
 
 
-class _Operation:
-    """Description of one path."""
+def _operation(path: str, endpoint: Endpoint, schemas: Mapping[Part, Schema]) -> Schema:
+    """Returns what the document adds to FastAPI's description of a path."""
+    added: Schema = {"responses": _responses(path, endpoint, schemas)}
+    if 401 in endpoint.refusals:
+        added["security"] = [{"key": []}]
+    if endpoint.request is not None:
+        added["requestBody"] = {"required": True, "content": _json(schemas[path, "request"])}
+        added["parameters"] = [{"name": HEADER, "in": "header", **ID}]
+    return added
 
-    def __init__(self, path: str, endpoint: Endpoint, schemas: Mapping[Part, Schema]) -> None:
-        self._path = path
-        self._endpoint = endpoint
-        self._schemas = schemas
 
-    def described(self) -> Schema:
-        told: Schema = {"responses": self._responses()}
-        if 401 in self._endpoint.refusals:
-            told["security"] = [{"key": []}]
-        if self._endpoint.request is not None:
-            told["requestBody"] = {"required": True, "content": self._json((self._path, "request"))}
-            told["parameters"] = [{"name": HEADER, "in": "header", **ID}]
-        return told
+def _responses(path: str, endpoint: Endpoint, schemas: Mapping[Part, Schema]) -> Schema:
+    headers = {HEADER: ID}
+    given = headers | ({SEED_HEADER: SEED, IGNORED_HEADER: IGNORED} if endpoint.events else {})
+    answer: Schema = {"headers": given}
+    if endpoint.answer is not None:
+        answer["content"] = _json(schemas[path, "answer"])
+    if endpoint.events is not None:
+        events = schemas[path, "events"]
+        description = STREAMED + ("" if "discriminator" in events else CLOSED)
+        answer["content"]["text/event-stream"] = {"schema": {**events, "description": description}}
+    responses = {"200": {"description": "The answer.", **answer}}
+    if endpoint.unready:
+        responses["503"] = {"description": "No target worker is ready.", **answer}
+    for status in endpoint.refusals:
+        responses[str(status)] = {
+            "description": REFUSALS[status],
+            "headers": headers | ({"Retry-After": RETRY} if status in RETRIED else {}),
+            "content": _json(schemas[ERROR]),
+        }
+    return responses
 
-    def _responses(self) -> Schema:
-        endpoint = self._endpoint
-        headers = {HEADER: ID}
-        given = headers | ({SEED_HEADER: SEED, IGNORED_HEADER: IGNORED} if endpoint.events else {})
-        answer: Schema = {"headers": given}
-        if endpoint.answer is not None:
-            answer["content"] = self._json((self._path, "answer")) | self._streamed()
-        responses = {"200": {"description": "The answer.", **answer}}
-        if endpoint.unready:
-            responses["503"] = {"description": "No target worker is ready.", **answer}
-        for status in endpoint.refusals:
-            responses[str(status)] = {
-                "description": REFUSALS[status],
-                "headers": headers | ({"Retry-After": RETRY} if status in RETRIED else {}),
-                "content": self._json(ERROR),
-            }
-        return responses
 
-    def _json(self, part: Part) -> Schema:
-        return {"application/json": {"schema": self._schemas[part]}}
-
-    def _streamed(self) -> Schema:
-        schema = self._schemas.get((self._path, "events"))
-        if schema is None:
-            return {}
-        description = STREAMED + ("" if "discriminator" in schema else CLOSED)
-        return {"text/event-stream": {"schema": {**schema, "description": description}}}
+def _json(schema: Schema) -> Schema:
+    return {"application/json": {"schema": schema}}
