@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from outrider.telemetry.counters import COUNTERS
+from outrider.telemetry.counters import COUNTERS, IN_EVERY_ANSWER, IN_REPORTS
 from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.metrics import OF_GATEWAYS, OF_WORKERS
 from outrider.telemetry.reasons import DepthReason
+from protos import generation_pb2
 from tests.support.series import series_of
 from workshop.pages.marks import COMMAND, DOCS
 from workshop.pages.metrics_tables import pages, reasons, table
 
 METRICS = [*OF_GATEWAYS, *OF_WORKERS]
+IN_ANSWERS = [*IN_EVERY_ANSWER, *IN_REPORTS]
 ROOT = Path(__file__).parents[2]
 
 
@@ -57,6 +59,21 @@ def test_metric_of_the_table_is_counted_in_the_code_of_its_process(metrics, pack
     """A row without a line that counts would be shown as a series that never comes."""
     counted = strings_of(package) | {counter.metric for counter in COUNTERS}
     assert not [metric.name for metric in metrics if metric.name not in counted]
+
+
+def test_counters_of_answers_have_a_row_in_the_docs_and_a_field_on_the_wire():
+    rows = (DOCS / "requests.md").read_text()
+    assert not [counter.name for counter in IN_ANSWERS if f"`{counter.name}`" not in rows]
+    fields = generation_pb2.Speculation.DESCRIPTOR.fields_by_name
+    lacking = {counter.name for counter in IN_ANSWERS if counter.name not in fields}
+    assert lacking == {"fallbacks"}  # the sum of three counters
+
+
+def test_counters_of_spans_have_a_row_in_the_docs():
+    rows = (DOCS / "traces.md").read_text()
+    assert not [
+        counter.name for counter in COUNTERS if counter.is_in_spans and f"`{counter.name}`" not in rows
+    ]
 
 
 def test_metric_names_are_unique():
