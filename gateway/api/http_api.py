@@ -89,7 +89,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
                 said = [chunk async for chunk in chunks]
 
             def whole() -> Response:
-                return JSONResponse(answer.whole(said, len(prepared.sequences)), headers=headers)
+                return JSONResponse(answer.whole(said), headers=headers)
 
             return await asyncio.to_thread(whole) if is_long(said) else whole()
         first = await anext(chunks)  # until then an error can still be told by the status

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from gateway.api.openai.answer_parser import joined
 from gateway.api.openai.answer_types import (
@@ -81,11 +81,10 @@ class ChatAnswer:
         """Returns the last event of a stream with include_usage, which has no choice."""
         return {**self._event(), **final_usage(usage, self.seed)}
 
-    def whole(self, chunks: Iterable[Chunk], count: int) -> ChatCompletion:
-        """Returns the body of an answer that is not streamed, with ``count`` choices."""
-        chunks = list(chunks)
+    def whole(self, chunks: Sequence[Chunk]) -> ChatCompletion:
+        """Returns the body of an answer that is not streamed."""
         choices: list[ChatChoice] = []
-        for index in range(count):
+        for index in range(self._choices):
             own = [chunk for chunk in chunks if chunk.choice == index]
             message = joined([delta for chunk in own for delta in self._deltas(chunk)])
             if message["content"] is None and "tool_calls" not in message:

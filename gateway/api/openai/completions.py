@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
@@ -153,11 +153,10 @@ class CompletionAnswer:
         """Returns the last event of a stream with include_usage, which has no choice."""
         return {**self._event(), **final_usage(usage, self.seed)}
 
-    def whole(self, chunks: Iterable[Chunk], count: int) -> Completion:
-        """Returns the body of an answer that is not streamed, with ``count`` choices."""
-        chunks = list(chunks)
+    def whole(self, chunks: Sequence[Chunk]) -> Completion:
+        """Returns the body of an answer that is not streamed."""
         choices = []
-        for index in range(count):
+        for index in range(len(self._echoes)):
             own = [chunk for chunk in chunks if chunk.choice == index]
             text = self._unsaid[index] + "".join(chunk.text for chunk in own)
             choices.append(_choice(index, text, self._logprobs(index, own), own[-1].finish_reason))
