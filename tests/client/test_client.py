@@ -121,7 +121,7 @@ def test_answer_after_internal_is_tried_again_only_for_a_lost_gateway(gateway, d
     assert answer.repeats == is_repeated
 
 
-def test_patience_ends(gateway):
+def test_answer_without_tokens_raises_after_the_patience(gateway):
     script, address = gateway
     script.breaks = [0] * 10_000
     with Client(address, patience_s=0.05) as client, pytest.raises(grpc.RpcError, match="gone"):
@@ -138,7 +138,7 @@ def test_answer_that_is_not_read_to_its_end_is_cancelled(gateway):
     assert threading.active_count() <= before + 2
 
 
-def test_command_line_streams_text_and_tells_the_record(gateway, capsys, monkeypatch):
+def test_command_line_streams_text_and_prints_the_record(gateway, capsys, monkeypatch):
     script, address = gateway
     monkeypatch.setenv(API_KEY, "secret")
     assert main(["generate", "x", "--address", address, "--seed", "3", "--stop", "END"]) == 0

@@ -32,5 +32,5 @@ def test_package_without_its_client_loads_no_grpc(module: str):
     assert not loads_grpc(f"import {module}")
 
 
-def test_client_does():
+def test_package_with_its_client_loads_grpc():
     assert loads_grpc("from outrider import Client")

@@ -81,7 +81,7 @@ def test_metric_names_are_unique():
     assert len(names) == len({*names})
 
 
-def test_counter_is_told_what_is_new():
+def test_counter_gets_only_what_is_new():
     made = {}
     instruments = Instruments(METRICS, lambda metric: made.setdefault(metric.name, Recorded(metric)))
     for total in (3, 3, 5):

@@ -86,7 +86,7 @@ def test_parser_call_is_returned_by_name_and_arguments(name, size):
     ],
     ids=["tags", "list"],
 )
-def test_several_calls_are_told_apart(template, text, size):
+def test_parser_several_calls_have_own_indices(template, text, size):
     message, deltas = said(template, text, size=size)
     assert calls_of(message) == [("get_weather", PARIS), ("get_time", ROME)]
     assert len({call["id"] for call in message["tool_calls"]}) == 2
@@ -134,7 +134,7 @@ def test_parser_name_with_a_wrong_escape_is_no_call(size):
     assert calls_of(message) == [("f?", {})]
 
 
-def test_without_tools_a_call_is_text():
+def test_parser_without_tools_returns_a_call_as_text():
     message, _ = said(of_chat_template(QWEN3), f"<think>a</think><tool_call>{TIME}</tool_call>", tools=[])
     assert (message["content"], message["reasoning_content"]) == (TIME, "a")
 

@@ -84,7 +84,7 @@ async def test_generate_wrong_field_is_named(tokenizer, wrong, field):
     assert context.details.startswith(field)
 
 
-async def test_without_a_target_the_service_is_unavailable(tokenizer):
+async def test_generate_without_a_target_is_unavailable(tokenizer):
     context = Context()
     async with fleet_of(None) as fleet:
         with pytest.raises(WorkerLostError):
@@ -138,7 +138,7 @@ async def test_complete_answer_is_one_message(tokenizer):
     assert completion.usage.completion_tokens == 2 * len(ANSWER)
 
 
-async def test_text_to_tokens_and_back(tokenizer):
+async def test_tokenize_and_detokenize_return_the_text(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         servicer = servicer_of(fleet, tokenizer)
         tokens = await servicer.Tokenize(generation_pb2.TokenizeRequest(text=TEXT), Context())
@@ -148,7 +148,7 @@ async def test_text_to_tokens_and_back(tokenizer):
             await servicer.Detokenize(generation_pb2.DetokenizeRequest(ids=[999]), Context())
 
 
-async def test_loads_tell_what_was_heard_last(tokenizer):
+async def test_loads_have_the_newest_report_of_each_worker(tokenizer):
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         servicer = servicer_of(fleet, tokenizer)
         message = generation_pb2.GenerateRequest(text="x", sampling=SAMPLING)
@@ -166,7 +166,7 @@ async def test_loads_tell_what_was_heard_last(tokenizer):
     assert sum(task.tokens for task in during.tasks) >= 1
 
 
-async def test_rounds_are_told_of_where_they_are_asked_for(tokenizer):
+async def test_generate_with_include_rounds_tells_rounds(tokenizer):
     fields = {"text": "x", "sampling": SAMPLING, "speculation": FIXED}
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER, wrong=[6])) as fleet:
         servicer = servicer_of(fleet, tokenizer)
@@ -205,7 +205,7 @@ async def test_check_probe_sees_whether_requests_can_be_answered(tokenizer):
         (Context(), [], True),
     ],
 )
-async def test_only_those_who_may_are_answered(tokenizer, context, keys, allowed):
+async def test_grpc_caller_without_access_is_refused(tokenizer, context, keys, allowed):
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         servicer = servicer_of(fleet, tokenizer, keys=keys)
         if allowed:

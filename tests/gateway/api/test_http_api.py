@@ -13,7 +13,7 @@ from tests.support.http_calls import ANSWER, ASK, CHAT, client_of, events_of
 from tests.support.patience import eventually
 
 
-async def test_loads_are_what_grpc_tells(client):
+async def test_loads_over_http_equal_those_of_grpc(client):
     await client.post("/v1/completions", json={**ASK, "task": "t", "speculation": {"mode": "fixed"}})
     body = (await client.get("/loads")).json()
     assert (body["running"], [task["task"] for task in body["tasks"]]) == (0, ["t"])
@@ -45,7 +45,7 @@ async def test_health_target_drafter_out_of_use_has_its_reason(tokenizer):
     assert told == {"target": "no part of the target would pay", "draft": ""}
 
 
-async def test_without_a_target_the_service_is_unavailable(tokenizer):
+async def test_http_without_a_target_is_unavailable(tokenizer):
     async with client_of(tokenizer, None) as client:
         for stream in (False, True):
             response = await client.post("/v1/completions", json={**ASK, "stream": stream})

@@ -17,7 +17,7 @@ async def test_chat_completion_has_message_and_usage(tokenizer):
     assert bytes(target.requests[1].decode.turn.tokens) == b"user:x;"
 
 
-async def test_openai_s_own_fields_of_a_chat_are_accepted_where_they_ask_for_nothing_more(client):
+async def test_chat_neutral_fields_of_openai_are_accepted(client):
     ask = {"store": False, "modalities": ["text"], "service_tier": "auto", "tools": [], "tool_choice": "none"}
     response = await client.post(
         "/v1/chat/completions", json={**CHAT, **ask, "response_format": {"type": "text"}, "user": "u"}

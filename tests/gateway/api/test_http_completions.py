@@ -20,7 +20,7 @@ async def test_completion_has_text_and_usage(client):
     assert response.headers["outrider-seed"] == "4"
 
 
-async def test_null_and_openai_s_own_fields_are_accepted(client):
+async def test_completion_null_and_neutral_fields_are_accepted(client):
     ask = {**ASK, "n": 1, "best_of": 1, "echo": False, "suffix": None, "user": "u", "temperature": None}
     response = await client.post("/v1/completions", json={**ask, "stop": None, "logit_bias": {"3": -1}})
     assert response.status_code == 200

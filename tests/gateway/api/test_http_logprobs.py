@@ -28,7 +28,7 @@ async def test_logprobs_not_finite_never_reach_json(tokenizer, monkeypatch, logp
     assert f": {said}" in response.text.replace(":", ": ").replace("  ", " ")
 
 
-async def test_logprobs_of_a_completion(client):
+async def test_completion_logprobs_have_offsets(client):
     body = (await client.post("/v1/completions", json={**ASK, "logprobs": 2})).json()
     logprobs = body["choices"][0]["logprobs"]
     assert logprobs["tokens"][:3] == ["T", "h", "e"]
@@ -48,7 +48,7 @@ async def test_offsets_say_where_each_token_s_text_begins(tokenizer, stop):
     assert body["logprobs"]["text_offset"] == [0, 1, 2, 3]
 
 
-async def test_logprobs_of_a_chat(client):
+async def test_chat_logprobs_have_tokens_and_bytes(client):
     ask = {**CHAT, "logprobs": True, "top_logprobs": 2}
     whole = (await client.post("/v1/chat/completions", json=ask)).json()["choices"][0]["logprobs"]["content"]
     assert bytes(byte for token in whole for byte in token["bytes"]) == TEXT.encode()

@@ -73,7 +73,7 @@ async def test_chat_stream_begins_with_the_role(client):
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
-async def test_usage_comes_with_every_event_where_it_is_asked_for(client, path):
+async def test_stream_with_continuous_usage_stats_has_usage_in_every_event(client, path):
     """GuideLLM sends this request."""
     own = {"prompt": "x"} if path == "completions" else {"messages": CHAT["messages"]}
     options = {"include_usage": True, "continuous_usage_stats": True}

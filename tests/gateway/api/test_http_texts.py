@@ -8,7 +8,7 @@ from tests.fakes.scripted import MAX_LENGTH
 from tests.support.http_calls import CHAT, client_of
 
 
-async def test_text_becomes_token_ids_and_they_text_again(client):
+async def test_tokenize_and_detokenize_return_the_text(client):
     told = (await client.post("/tokenize", json={"prompt": "sät"})).json()
     assert told == {"tokens": [*"sät".encode()], "count": 4, "max_model_len": MAX_LENGTH}
     back = await client.post("/detokenize", json={"tokens": told["tokens"]})
@@ -47,7 +47,7 @@ async def test_another_model_is_not_found(client):
         assert (await client.post(f"/{path}", json={**ask, "model": "other"})).status_code == 404
 
 
-async def test_only_callers_who_are_known_are_answered(tokenizer):
+async def test_tokenize_unknown_caller_is_refused(tokenizer):
     async with client_of(tokenizer, None, keys=["k"]) as client:
         assert (await client.post("/tokenize", json={"prompt": "x"})).status_code == 401
         assert (await client.post("/detokenize", json={"tokens": []})).status_code == 401

@@ -49,7 +49,7 @@ def read(calls):
     return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
 
 
-async def test_calls_are_told_whole(tokenizer):
+async def test_tools_whole_answer_has_its_calls(tokenizer):
     async with calling(tokenizer) as (client, target):
         choice = (await client.post("/v1/chat/completions", json=ASK)).json()["choices"][0]
     assert choice["finish_reason"] == "tool_calls"

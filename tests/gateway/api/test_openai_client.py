@@ -47,7 +47,7 @@ async def client(tokenizer):
         yield client
 
 
-async def test_completions(client):
+async def test_openai_client_reads_a_completion(client):
     answer = await client.completions.create(model="m", prompt="x", max_tokens=COUNT, n=2, logprobs=1)
     assert [choice.text for choice in answer.choices] == [TEXT, TEXT]
     assert len(answer.choices[0].logprobs.token_logprobs) == COUNT
@@ -59,7 +59,7 @@ async def test_openai_client_streams_completions(client):
     assert "".join([choice.text async for chunk in stream for choice in chunk.choices]) == TEXT
 
 
-async def test_chat(client):
+async def test_openai_client_reads_a_chat(client):
     answer = await client.chat.completions.create(
         model="m", messages=MESSAGES, max_completion_tokens=COUNT, logprobs=True, top_logprobs=2, seed=3
     )
@@ -85,7 +85,7 @@ async def test_openai_client_streams_a_chat_with_usage_and_own_fields(client):
     assert chunks[-1].usage.speculation["depth"] == 2
 
 
-async def test_openai_s_own_hints_are_taken(client):
+async def test_response_hints_are_accepted(client):
     answer = await client.chat.completions.create(
         model="m",
         messages=[*MESSAGES, {"role": "assistant", "content": "y", "annotations": []}, *MESSAGES],
@@ -107,12 +107,12 @@ async def test_openai_s_own_hints_are_taken(client):
     assert answer.usage.speculation["seed"] == -3
 
 
-async def test_models(client):
+async def test_openai_client_lists_models(client):
     assert [model.id async for model in client.models.list()] == ["m"]
     assert (await client.models.retrieve("m")).id == "m"
 
 
-async def test_errors_are_the_client_s_own(client, tokenizer):
+async def test_openai_client_raises_its_own_errors(client, tokenizer):
     with pytest.raises(openai.BadRequestError) as bad:
         await client.completions.create(model="m", prompt="x", temperature=-1)
     assert bad.value.param == "temperature"
@@ -147,7 +147,7 @@ async def test_openai_client_failed_stream_raises(tokenizer):
                 pass
 
 
-async def test_responses(client):
+async def test_openai_client_reads_a_response(client):
     answer = await client.responses.create(model="m", input="x", max_output_tokens=COUNT)
     assert answer.output_text == TEXT
     assert answer.usage.output_tokens == COUNT

@@ -47,7 +47,7 @@ def test_page_loads_nothing_from_elsewhere(source):
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-def test_text_never_becomes_markup(source):
+def test_page_text_never_becomes_markup(source):
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\son\w+=", source.read_text()
     )

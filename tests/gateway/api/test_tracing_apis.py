@@ -11,7 +11,7 @@ from tests.support.http_calls import ANSWER, client_of
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_http(tokenizer, spans, stream):
+async def test_trace_over_http_continues_the_caller_s(tokenizer, spans, stream):
     async with client_of(tokenizer, ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as client:
         client.headers["traceparent"] = TRACEPARENT
         await client.post("/v1/completions", json={"prompt": "x", "stream": stream})
@@ -26,7 +26,7 @@ async def test_http(tokenizer, spans, stream):
 
 
 @pytest.mark.parametrize("method", ["Generate", "Complete"])
-async def test_grpc(tokenizer, spans, method):
+async def test_trace_over_grpc_continues_the_caller_s(tokenizer, spans, method):
     request = generation_pb2.GenerateRequest(text="x", sampling=generation_pb2.Sampling(max_tokens=8))
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
         replies = getattr(servicer_of(fleet, tokenizer), method)(request, Context(traceparent=TRACEPARENT))
