@@ -101,7 +101,7 @@ class Generation:
     @property
     def rollouts(self) -> Iterator[tuple[TaskRule, str, Rollout]]:
         """Roll-outs of each new draft, for each kind of sequences that there were."""
-        return self._loops.rollouts
+        return self._loops.router.rollouts
 
     def deadline(self) -> float:
         """The deadline of a request that arrives now, in the event loop's time."""

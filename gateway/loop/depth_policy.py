@@ -74,8 +74,8 @@ class DepthPolicy:
         if self._mode == "off" or not self.info.comes_with_verdicts:
             return self._route.verdict_depth, 0
         if self._mode == "fixed":
-            return self.paced.max_depth, self.paced.alternatives
-        return self.pace.depth_in_rounds(self.paced), self.paced.alternatives
+            return self.paced.max_depth, self.paced.decision.alternatives
+        return self.pace.depth_in_rounds(self.paced), self.paced.decision.alternatives
 
     @property
     def target_may_continue(self) -> bool:

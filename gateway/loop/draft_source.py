@@ -152,12 +152,13 @@ class DraftSource:
 
     async def _propose(self, depth: int) -> Proposal | None:
         loop = asyncio.get_running_loop()
-        patience_s = min(self._policy.paced.patience_s, self._longest_wait_s)
+        drafter, decision = self._route.current().drafter, self._policy.paced.decision
+        patience_s = min(decision.patience_s, self._longest_wait_s)
         self._newest, begun = NO_PROPOSAL, loop.time()
         loop.call_soon(self._policy.pace.refresh)  # while the drafter works
         try:
             async with asyncio.timeout(patience_s):
-                proposal = await self._route.current().drafter.propose(depth, self._policy.paced.alternatives)
+                proposal = await drafter.propose(depth, decision.alternatives)
         except TimeoutError:
             self._health.late(patience_s)
             return None

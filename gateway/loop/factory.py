@@ -1,7 +1,5 @@
 """Builds the loop of a sequence, with its drafters, its route and its listeners."""
 
-from collections.abc import Iterator
-
 from gateway.drafters.factory import Drafters
 from gateway.events import Events
 from gateway.loop.answer_trace import NO_TRACE, NoTrace
@@ -9,7 +7,6 @@ from gateway.loop.draft_source import DraftSource
 from gateway.loop.loop import SequenceLoop
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
-from gateway.routing.rollout import Rollout
 from gateway.routing.route import Route
 from gateway.routing.router import CandidateDrafter, Router, TaskRule
 from gateway.sequence import GatewaySequence
@@ -25,7 +22,7 @@ class LoopFactory:
     def __init__(self, fleet: Fleet, paces: Paces, settings: GatewaySettings) -> None:
         self._fleet = fleet
         self._paces = paces
-        self._router = Router(self._is_ready)
+        self.router = Router(self._is_ready)
         self._drafters = Drafters(fleet, settings.roster, PastAnswers(settings.past_answer_tokens))
         self.use(settings)
 
@@ -33,12 +30,7 @@ class LoopFactory:
         """Puts settings in force for sequences that begin from now on; only what concerns drafters."""
         self._settings = settings
         self._roster = self._drafters.roster = settings.roster
-        self._router.roll_out(settings.new_drafts)
-
-    @property
-    def rollouts(self) -> Iterator[tuple[TaskRule, str, Rollout]]:
-        """Roll-outs of the new drafts, for each task and rule that sequences had."""
-        return self._router.rollouts
+        self.router.roll_out(settings.new_drafts)
 
     def of(
         self,
@@ -70,7 +62,7 @@ class LoopFactory:
             )
             for name in names
         ]
-        route = Route(candidates, self._router, TaskRule(task, speculation.verification), sequence, events)
+        route = Route(candidates, self.router, TaskRule(task, speculation.verification), sequence, events)
         longest_wait_s = self._settings.propose_deadline_ms / 1e3
         source = DraftSource(sequence, route, speculation, events, longest_wait_s)
         return SequenceLoop(

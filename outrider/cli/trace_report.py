@@ -150,44 +150,29 @@ def _advice(result: TraceReport) -> Iterable[tuple[float, str]]:
             times["queue"],
             "requests wait for a place: more targets and gateways, higher gateway.max_requests",
         )
-    if share("draft") > MUCH and not counts["prepared_for"]:
-        yield (
-            times["draft"],
-            "rounds wait for the draft: set drafts.model.draft_ahead, which prepares Drafts meanwhile",
-        )
-    elif share("draft") > MUCH:
-        yield (
-            times["draft"],
-            "the draft is slow: a smaller draft, its threads or accelerator",
-        )
+    if share("draft") > MUCH:
+        is_prepared = counts["prepared_for"] > 0
+        ahead = "rounds wait for the draft: set drafts.model.draft_ahead, which prepares Drafts meanwhile"
+        slow = "the draft is slow: a smaller draft, its threads or accelerator"
+        yield times["draft"], slow if is_prepared else ahead
     if share("wire") > MUCH:
-        yield (
-            times["wire"],
-            "the wire is slow: place workers nearer by the resources of target and draft",
-        )
+        yield times["wire"], "the wire is slow: place workers nearer by the resources of target and draft"
     if share("wait") > MUCH:
         yield times["wait"], _waiting(result)
     if share("gateway") > MUCH:
         yield times["gateway"], "the gateway is busy: more gateways"
     if counts["late_drafts"] > FEW * rounds:
-        yield (
-            times["wait"],
-            "Drafts came late: higher gateway.propose_deadline_ms, more drafts, or a faster one",
-        )
+        late = "Drafts came late: higher gateway.propose_deadline_ms, more drafts, or a faster one"
+        yield times["wait"], late
     if any(event.startswith("preemption") for event in result.events):
         yield times["wait"], "the cache was full: a higher target.cache_memory, or fewer gateway.max_requests"
+    accepted = f"{rate:.0%} of reached tokens accepted"
     if rounds and rate < POOR and "fixed" in result.modes:
-        yield (
-            times["target"],
-            f"{rate:.0%} of reached tokens accepted: mode auto drafts as deep as pays",
-        )
+        yield times["target"], f"{accepted}: mode auto drafts as deep as pays"
     if result.plain_reasons["off"] > result.tokens / 2:
         yield times["target"], "speculation is off: ask with mode auto"
     if rounds and rate > GOOD and result.plain_reasons.total() < result.tokens / 2:
-        yield (
-            0.0,
-            f"{rate:.0%} of reached tokens accepted: deeper Drafts, by pace.max_depth",
-        )
+        yield 0.0, f"{accepted}: deeper Drafts, by pace.max_depth"
 
 
 def _waiting(result: TraceReport) -> str:

@@ -63,11 +63,10 @@ class TaskAcceptance:
 class SequenceAcceptance:
     """Acceptance of one sequence: it differs from its task by the same amount at every position."""
 
-    def __init__(self, task: TaskAcceptance, memory: float = TUNING.sequence_memory) -> None:
-        """memory: rounds after which a round weighs 1/e."""
+    def __init__(self, task: TaskAcceptance) -> None:
         self.task = task
-        self._accepted = Rate(memory)  # accepted / reached tokens
-        self._surplus = Rate(memory)  # accepted tokens beyond those of a sequence like its task / reached
+        self._accepted = Rate(TUNING.sequence_memory)  # accepted / reached tokens
+        self._surplus = Rate(TUNING.sequence_memory)  # (accepted - expected by its task) / reached tokens
 
     def observe(self, accepted: int, reached: int) -> None:
         """Learns from a round, and passes it on to the task."""

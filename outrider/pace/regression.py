@@ -18,12 +18,10 @@ class LinearCost:
     seen any more stay known. The weights are damped: they change only as far as the observations decide.
     """
 
-    def __init__(self, regularization: Sequence[float], memory: float = TUNING.region_memory) -> None:
-        """
-        Args:
-            regularization: [num_features] damping of each. What several features could explain goes to the
-                feature with the least damping.
-            memory: observations of a region after which an observation weighs 1/e.
+    def __init__(self, regularization: Sequence[float]) -> None:
+        """regularization: [num_features] damping of each.
+
+        What several features could explain goes to the feature with the least damping.
         """
         num_features = len(regularization)
         self._reluctance = np.array(regularization)
@@ -31,7 +29,6 @@ class LinearCost:
         self._sums = np.zeros((TUNING.size_regions, num_features))
         self._weights = np.zeros(num_features)
         self._off = np.zeros(TUNING.size_regions, np.int64)  # times in a row far too high; < 0: too low
-        self._memory = memory
         self._unfitted = 0  # observations since the weights were solved for
         self.samples = 0
         self.has_seen = np.zeros(num_features, bool)  # features that were above 0 in some observation
@@ -60,7 +57,7 @@ class LinearCost:
                 seconds = min(max(seconds, expected / outlier), expected * outlier)
         region = min(int(np.log2(max(size, 1.0))), TUNING.size_regions - 1)
         self._notice_change(region, seconds / expected)
-        share, relative = kept(self._memory), features / expected
+        share, relative = kept(TUNING.region_memory), features / expected
         self._products[region] = share * self._products[region] + np.outer(relative, relative)
         self._sums[region] = share * self._sums[region] + relative * (seconds / expected)
         self.samples += 1

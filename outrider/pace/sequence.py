@@ -43,16 +43,6 @@ class PacedSequence:
         return self.decision.depth
 
     @property
-    def alternatives(self) -> int:
-        """Alternatives next to the chain, as decided last."""
-        return self.decision.alternatives
-
-    @property
-    def patience_s(self) -> float:
-        """Seconds to wait for a Draft."""
-        return self.decision.patience_s
-
-    @property
     def is_trying(self) -> bool:
         """Whether its next turn is of the kind that is not in force."""
         return self.turns.left > 0

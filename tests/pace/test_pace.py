@@ -74,7 +74,7 @@ def test_patience_in_plain_decoding_covers_a_guess(draft_step):
     service.run(400)
     (sequence,) = service.sequences
     assert (sequence.depth, sequence.decision.decided_by) == (0, "measured")
-    assert sequence.patience_s > 1e-3 + 2 * TUNING.probe_depth * draft_step
+    assert sequence.decision.patience_s > 1e-3 + 2 * TUNING.probe_depth * draft_step
 
 
 def test_pace_under_noise_does_not_flap():
@@ -137,11 +137,11 @@ def test_alternatives_are_sent_once_second_guesses_are_known_to_be_correct(rank,
         service = Service(drafter=drafter)
         service.rate = 0.6
         service.run(60)
-        assert service.sequences[0].alternatives == 0
+        assert service.sequences[0].decision.alternatives == 0
         for _ in range(20):
             service.pace.observe_rank(service.sequences[0], rank)
         service.run(60)
-        alternatives[drafter] = service.sequences[0].alternatives
+        alternatives[drafter] = service.sequences[0].decision.alternatives
     assert (alternatives["model"] > 0) is has_alternatives
     assert (alternatives["eagle3"] > alternatives["model"]) is has_alternatives
 
@@ -152,4 +152,4 @@ def test_patience_is_no_longer_than_a_draft_is_worth():
     service.run(200)
     (sequence,) = service.sequences
     usual = 1e-3 + (sequence.depth + 0.5) * service.draft_step
-    assert usual < sequence.patience_s < 10 * 15e-3
+    assert usual < sequence.decision.patience_s < 10 * 15e-3
