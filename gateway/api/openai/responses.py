@@ -150,7 +150,9 @@ class ResponseRequest(GenerationRequest):
         """Returns the request as a chat. Raises InvalidRequestError, naming this request's own field."""
         own = self.model_fields_set & ChatRequest.model_fields.keys() - TRANSLATED
         fields = {name: getattr(self, name) for name in own}
-        fields["messages"] = [*self._instructions(), *_messages(self.input)]
+        fields["messages"] = _messages(self.input)
+        if self.instructions is not None:
+            fields["messages"].insert(0, {"role": "system", "content": self.instructions})
         fields["tools"] = [tool.as_chat() for tool in self.tools]
         fields["tool_choice"] = self.tool_choice
         if isinstance(self.tool_choice, NamedTool):
@@ -164,9 +166,6 @@ class ResponseRequest(GenerationRequest):
             return ChatRequest.model_validate(plain)
         except ValidationError as error:
             raise renamed(invalid(error)) from error
-
-    def _instructions(self) -> list[dict[str, Any]]:
-        return [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
 
 
 TRANSLATED = {"tools", "tool_choice", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs"}
