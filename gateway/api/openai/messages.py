@@ -16,14 +16,15 @@ class TextPart(Strict):
     text: Text
 
 
-def _as_parts(content: Any) -> Any:
+def as_parts(content: Any) -> Any:
+    """Returns a text as the list of its only part, and any other content unchanged."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 Content = Annotated[
     list[TextPart],
     Field(max_length=MAX_PARTS, fail_fast=True),
-    BeforeValidator(_as_parts, json_schema_input_type=str | list[TextPart]),
+    BeforeValidator(as_parts, json_schema_input_type=str | list[TextPart]),
 ]
 Nothing = Annotated[list[None], Field(max_length=0)]
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from gateway.api.openai.chat import ChatRequest
 from gateway.api.openai.field_types import Label, NullIsLeftOut, Text
 from gateway.api.openai.fields import Ignored
-from gateway.api.openai.messages import MAX_MESSAGES, MAX_PARTS
+from gateway.api.openai.messages import MAX_MESSAGES, MAX_PARTS, as_parts
 from gateway.api.openai.schemas import GenerationRequest, invalid
 from gateway.api.openai.tools import MAX_TOOLS, Name
 from gateway.errors import InvalidRequestError
@@ -32,14 +32,10 @@ class InputText(NullIsLeftOut):
     logprobs: Ignored = None
 
 
-def _as_parts(content: Any) -> Any:
-    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
-
-
 Parts = Annotated[
     list[InputText],
     Field(max_length=MAX_PARTS, fail_fast=True),
-    BeforeValidator(_as_parts, json_schema_input_type=str | list[InputText]),
+    BeforeValidator(as_parts, json_schema_input_type=str | list[InputText]),
 ]
 
 
