@@ -111,11 +111,11 @@ def cores_here() -> int:
 def with_threads(settings: EngineSettings, sharing: int) -> EngineSettings:
     """Settings with the threads of one of a target's processes on this node, where they were left open.
 
-    sharing: processes of the target on this node. One core is left to the front, the gateway and the draft.
+    sharing: processes of the target on this node. What else runs there needs little of a core.
     """
     if settings.threads is not None:
         return settings
-    return settings.model_copy(update={"threads": max(1, (cores_here() - 1) // sharing)})
+    return settings.model_copy(update={"threads": max(1, cores_here() // sharing)})
 
 
 def told(place: ProcessPlace) -> str:

@@ -117,6 +117,9 @@ class DraftSettings(DraftModelSettings, WorkerSettings):
 class GatewayReplicas(RequestSettings, ReplicaSettings):
     """Settings of the gateways: their number, and their work with requests."""
 
+    drafters: tuple[str, ...] = Field(
+        default=(), description=RequestSettings.model_fields["drafters"].description
+    )
     stop_within_s: float = Field(
         default=15.0,
         ge=0.0,

@@ -32,6 +32,7 @@ DEMO_NAME = "outrider-demo"
 DEMO_SMALL = "demo-small"  # model of a target: the demo target as it was trained
 DEMO_SMALL_NAME = "outrider-demo-small"
 DEMO_PARALLEL = "outrider-demo-parallel"  # model of a draft: the demo draft trained for parallel drafting
+COLOCATED = "colocated"  # drafter with the draft's model in the target's process
 TARGET_ITSELF = "target"  # model of a draft: the target's own copy
 
 
@@ -71,11 +72,7 @@ class Settings(Group):
         drafts = given.get("drafts") or ({DEFAULT_DRAFT: {}} if has_demo_draft else {})
         if isinstance(drafts, dict):
             drafts = {name: _draft_filled_in(draft, target, is_demo) for name, draft in drafts.items()}
-        gateway = given.get("gateway", {})
-        if isinstance(gateway, dict):
-            there = [*filter(None, [target.get("drafter")]), *drafts]
-            gateway = {"drafters": there or ["ngram"], **gateway}
-        return {**given, "target": {"name": target["model"], **target}, "drafts": drafts, "gateway": gateway}
+        return {**given, "target": {"name": target["model"], **target}, "drafts": drafts}
 
     @model_validator(mode="after")
     def _drafters_are_there(self) -> "Settings":
@@ -88,6 +85,12 @@ class Settings(Group):
             except ValueError as error:
                 raise ValueError(f"gateway.drafters={self.gateway.drafters}: {error}") from None
         return self
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Names of the drafters for requests that name none; the first drafts until more is known."""
+        there = (*filter(None, [self.target.drafter]), *self.drafts)
+        return self.gateway.drafters or there or ("ngram",)
 
     @property
     def _roster(self) -> Roster:
@@ -113,11 +116,36 @@ class Settings(Group):
         """Returns settings in which workers without ``gpus`` share the cluster's GPUs.
 
         Target and drafts get one GPU per replica, or equal parts that pack. If the target's part is given,
-        or it has ranks, which take a GPU each, drafts get the rest.
+        or it has ranks, which take a GPU each, drafts get the rest. A draft that would share a device with
+        the target gets a place in the target's process.
 
         Raises:
             ValueError: the target is on GPUs and leaves none for a draft whose part was left open.
         """
+        return self._with_colocated_draft(gpus)._with_shares(gpus)
+
+    def _with_colocated_draft(self, gpus: float) -> "Settings":
+        """Puts the model of a single draft into the target's process if the two would share a device.
+
+        As two processes they would compete for it. On CPUs the draft keeps its workers too, and the routing
+        takes the faster way. On a single GPU it keeps them only if ``gpus`` of the draft, or less than a
+        whole GPU for the target, ask for them. A target with another drafter, and named
+        ``gateway.drafters``, decide for themselves.
+        """
+        target, (draft, *others) = self.target, self.drafts.values() or (None,)
+        if draft is None or others or target.drafter is not None or self.gateway.drafters:
+            return self
+        if target.resources or draft.resources:
+            return self  # they may be on different nodes
+        beside = {"drafter": COLOCATED, "head": draft.model, "head_quantization": draft.quantization}
+        if gpus < 1 or (target.gpus == 0 and draft.gpus == 0):
+            return self.changed(target=beside, drafts={})
+        if gpus == 1 and target.gpus in (None, 1.0) and draft.gpus is None:
+            return self.changed(target=beside, drafts={}).model_copy(update={"drafts": {}})
+        return self
+
+    def _with_shares(self, gpus: float) -> "Settings":
+        """Returns settings in which workers without ``gpus`` have a share. Raises as ``with_gpus``."""
         target = self.target
         open_drafts = [name for name, draft in self.drafts.items() if draft.gpus is None]
         drafts = sum(draft.most_replicas for draft in self.drafts.values())
@@ -164,7 +192,7 @@ class Settings(Group):
             drafts=self._kinds,
             beside_target=self.target.drafter,
             direct_grpc=None if port is None else f"{host}:{port}",
-            **requests,
+            **{**requests, "drafters": self.drafters},
             **callers,
         )
 

@@ -35,8 +35,8 @@ class ModelSettings(BaseModel):
         default=None,
         ge=1,
         description="threads of one operation on the CPU, for each process; None: for a target all cores of"
-        " its node but one, shared by its ranks there, for a draft one, for an engine without a deployment"
-        " what torch takes",
+        " its node, shared by its ranks there, for a draft one, for an engine without a deployment what torch"
+        " takes",
     )
     cache_memory: Bytes | Share | None = Field(
         default=None,
@@ -80,6 +80,11 @@ class TargetModelSettings(ModelSettings):
         default=None,
         min_length=1,
         description="local folder or hub id of that drafter's checkpoint, where it has one",
+    )
+    head_quantization: Quantization | None = Field(
+        default=None,
+        description="if that drafter is colocated: quantization of its weights at load; None: the type of"
+        " the target's weights",
     )
     early_exit: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
         default="auto",

@@ -95,7 +95,7 @@ def test_plan_gives_each_draft_its_own_cache():
 
 def test_target_gives_nothing_to_the_draft_beside_it():
     alone = plan(TARGET_ALONE)
-    beside = plan({})
+    beside = plan({"gateway.drafters": '["model"]'})
     assert beside.target.plan == alone.target.plan
     assert beside.devices[0].left == alone.devices[0].left - beside.devices[0].parts[1].taken
 

@@ -133,7 +133,7 @@ def test_demo_pair_accepts_any_setting() -> None:
 def test_demo_target_has_heads_by_name(drafter: str) -> None:
     found = read_settings({"target": DEMO_SMALL, "target.drafter": drafter})
     assert found.target_engine().head == str(DRAFTERS / drafter)
-    assert (found.drafts, found.gateway.drafters) == ({}, (drafter,))
+    assert (found.drafts, found.drafters) == ({}, (drafter,))
     assert (
         read_settings({"target": DEMO_SMALL, "target.drafter": drafter, "target.head": "own"}).target.head
         == "own"
@@ -196,7 +196,7 @@ def test_target_drafts_for_itself_as_a_smaller_copy(
     assert (draft_engine.model, draft_engine.dtype) == (target_engine.model, "bfloat16")
     assert draft_engine.quantization == quantization
     assert target_engine.quantization == arguments.get("target.quantization")
-    assert found.gateway.drafters == ("model",)
+    assert found.drafters == ("model",)
 
 
 def test_several_drafts_have_names_and_draft_in_that_order(tmp_path: Path) -> None:
@@ -215,13 +215,13 @@ def test_drafters_of_several_drafts_can_be_set(tmp_path: Path) -> None:
     drafts: {small: {model: s}, code: {model: c}}
     gateway: {drafters: [code+suffix, ngram]}
     """
-    assert settings(config=in_a_file(tmp_path, text)).gateway.drafters == ("code+suffix", "ngram")
+    assert settings(config=in_a_file(tmp_path, text)).drafters == ("code+suffix", "ngram")
 
 
 def test_draft_that_drafts_in_one_pass_is_another_drafter() -> None:
     found = settings(target="t", draft="d").with_parallel_drafts(["model"])
     assert found.gateway_settings().drafts == {"model": "parallel"}
-    assert found.gateway.drafters == ("model",)
+    assert found.drafters == ("model",)
 
 
 def test_models_have_their_own_settings() -> None:
@@ -250,7 +250,9 @@ def test_gateway_gets_its_limits_and_nothing_of_its_replicas() -> None:
     ("gpus", "arguments", "shares"),
     [
         (0, {}, (0.0, 0.0)),
-        (1, {}, (0.5, 0.5)),
+        (1, {}, (1.0,)),
+        (1, {"target.gpus": 1.0}, (1.0,)),
+        (1, {"drafts.model.gpus": 0.5}, (0.5, 0.5)),
         (2, {}, (1.0, 1.0)),
         (2, {"target.replicas": 2}, (0.5, 0.5)),
         (8, {"target.replicas": 4}, (1.0, 1.0)),
@@ -277,6 +279,37 @@ def test_gpus_are_shared_where_nothing_else_is_said(
     assert (found.target.gpus, *(draft.gpus for draft in found.drafts.values())) == shares
 
 
+@pytest.mark.parametrize(
+    ("gpus", "arguments", "drafters"),
+    [
+        (0, {}, ("colocated", "model")),
+        (0, {"target.drafter": "eagle3"}, ("eagle3",)),
+        (0, {"gateway.drafters": '["model"]'}, ("model",)),
+        (0, {"drafts.model.resources": '{"cheap": 1}'}, ("model",)),
+        (0, {"drafts.model.threads": 1, "drafts.code.threads": 1}, ("model", "code")),
+        (1, {}, ("colocated",)),
+        (1, {"drafts.model.gpus": 0.5}, ("model",)),
+        (1, {"target.gpus": 0.5}, ("model",)),
+        (1, {"target.gpus": 0.0, "drafts.model.gpus": 0.0}, ("colocated", "model")),
+        (2, {}, ("model",)),
+    ],
+    ids=str,
+)
+def test_with_gpus_draft_that_shares_the_targets_device_gets_a_place_in_its_process(
+    gpus: int, arguments: dict[str, object], drafters: tuple[str, ...]
+) -> None:
+    found = read_settings(arguments).with_gpus(gpus)
+    assert found.drafters == drafters
+    assert found.gateway_settings().drafters == drafters
+
+
+def test_with_gpus_colocated_draft_keeps_its_model_and_its_quantization() -> None:
+    engine = read_settings({"drafts.model.quantization": "int4"}).with_gpus(0).target_engine()
+    assert (engine.drafter, engine.head_quantization) == ("colocated", "int4")
+    assert engine.head is not None
+    assert engine.head.endswith("draft")
+
+
 # What is refused
 
 
@@ -286,7 +319,6 @@ def test_gpus_are_shared_where_nothing_else_is_said(
         (4, {"target.tensor_parallel": 4}),
         (4, {"target.tensor_parallel": 2, "target.replicas": 2}),
         (3, {"target.tensor_parallel": 4}),
-        (1, {"target.gpus": 1.0}),
         (2, {"target.gpus": 1.0, "target.max_replicas": 2}),
     ],
     ids=str,
@@ -348,7 +380,10 @@ def test_wrong_value_is_named_by_its_path_with_what_would_be_accepted(
         ("drafts.small.quantisation", "drafts.small.quantization is one"),
         ("drafs.default.model", "is no setting: drafts or draft is one"),
         ("tensor_parallel", "tensor_parallel='1' is no setting: target.tensor_parallel is one"),
-        ("quantization", "target.quantization or drafts.model.quantization is one"),
+        (
+            "quantization",
+            "target.quantization or drafts.model.quantization or target.head_quantization is one",
+        ),
         ("confg", "config is one"),
         ("tls.pem", "tls.pem='1' is no setting: tls has certificate, key, authority"),
         ("zzz", "zzz='1' is no setting: a deployment has target, drafts, gateway, pace"),

@@ -8,4 +8,5 @@ SERVED: dict[str, Any] = {  # unless a test says otherwise
     "target.threads": 1,
     "target.cache_memory": CACHE,
     "drafts.model.cache_memory": CACHE,
+    "gateway.drafters": '["model"]',  # the draft worker, with no second model in the target's process
 }

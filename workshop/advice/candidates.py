@@ -8,7 +8,7 @@ from typing import Any
 from transformers import AutoConfig
 
 from cluster.groups import DEFAULT_DRAFT, DraftSettings
-from cluster.settings import Settings
+from cluster.settings import COLOCATED, Settings
 from outrider.drafters.registry import DrafterInfo, Place, drafter
 from outrider.engine.drafters.beside_target import beside_target
 from outrider.engine.drafters.early_exit import EarlyExit
@@ -80,7 +80,8 @@ def candidates(
         UnsupportedModelError: the target's own layers cannot draft.
     """
     target = settings.target
-    named = dict.fromkeys([*(draft.model for draft in settings.drafts.values()), *models])
+    beside = [target.head] if target.drafter == COLOCATED and target.head else []
+    named = dict.fromkeys([*(draft.model for draft in settings.drafts.values()), *beside, *models])
     labels = _labels([model for model in named if model != target.model])
     for model, label in labels.items():
         for form in _forms(model):
@@ -90,7 +91,7 @@ def candidates(
         yield DraftCandidate(_with_form("the target", form), drafter("model"), target.model, form)
     yield DraftCandidate("ngram", drafter("ngram"))
     yield DraftCandidate("suffix", drafter("suffix"))
-    if target.drafter is not None:
+    if target.drafter not in (None, COLOCATED):
         yield from _target_drafters(settings, target.drafter, target.head)
     for name, head in heads.items():
         yield from _target_drafters(settings, name, head)

@@ -86,5 +86,10 @@ def _of_draft(settings: EngineSettings, model: str, dtype: str) -> EngineSetting
     """Returns the settings of the model's engine, beside a target with these settings."""
     shared = {"max_sequences", "self_check", "block_size", "prefill_chunk", "graphs", "device"}
     return EngineSettings.model_validate(
-        {**settings.model_dump(include=shared), "model": model, "dtype": dtype}
+        {
+            **settings.model_dump(include=shared),
+            "model": model,
+            "dtype": dtype,
+            "quantization": settings.head_quantization,
+        }
     )

@@ -21,7 +21,7 @@ from outrider.engine.offline.speculate import OfflineGeneration
 from outrider.engine.planning.memory_plan import plan_memory
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Decode, Decoded, plain_decoding
+from outrider.engine.work import Decode, Decoded, Result, plain_decoding
 from tests.support.beside import KINDS, TOKENS, Drafted, drafted_texts, engine_with, plain_texts, rounds
 from tests.support.demo_pair import engine, prompt_of
 
@@ -35,8 +35,10 @@ def target() -> Engine:
 
 def draft_engine(target: Engine) -> Engine:
     """Returns the engine of the model in the target's process."""
+    assert target._beside is not None
     drafter = target._beside._drafter
     assert isinstance(drafter, Colocated)
+    assert drafter._model is not None
     return drafter._model._draft
 
 
@@ -44,7 +46,12 @@ def steps_of(draft: Engine, monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Returns a list that grows by an item for each step of the draft model."""
     steps: list[None] = []
     step = draft.step
-    monkeypatch.setattr(draft, "step", lambda: (steps.append(None), step())[1])
+
+    def counted() -> list[Result]:
+        steps.append(None)
+        return step()
+
+    monkeypatch.setattr(draft, "step", counted)
     return steps
 
 
@@ -102,7 +109,8 @@ def test_colocated_with_a_long_prompt_takes_bounded_steps_until_it_drafts(
         taken.append(len(steps))
         steps.clear()
         length = len(sequence.tokens)
-        target.submit(Decode(sequence.number, length, (), results[0].draft, number, Lease(depth=DEPTH)))
+        following = results[0].draft or Draft()
+        target.submit(Decode(sequence.number, length, (), following, number, Lease(depth=DEPTH)))
     assert max(taken) == DEPTH
     assert not drafts[0]
     assert not drafts[1]

@@ -260,7 +260,7 @@ def test_command_advises_from_its_arguments_to_its_report(
 def test_advise_names_what_it_refuses(
     options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["advise", "target=demo-small", "--prompts", str(prompts_file(tmp_path)), *options]) == 1
+    assert main(["advise", "--prompts", str(prompts_file(tmp_path)), "target=demo-small", *options]) == 1
     error = capsys.readouterr().err
     assert error.startswith("outrider: ")
     assert re.search(said, error), error
