@@ -19,6 +19,12 @@ hypothesis.settings.register_profile("outrider", deadline=None)
 hypothesis.settings.load_profile("outrider")
 
 
+@pytest.fixture(autouse=True)
+def no_draft_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has no request wait for a draft worker, which the gateways of most tests lack."""
+    monkeypatch.setattr("gateway.generation.readiness.DRAFTS_WITHIN_S", 0.0)
+
+
 @pytest.fixture
 def spans() -> Iterator[Spans]:
     """What is recorded during the test."""

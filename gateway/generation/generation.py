@@ -244,6 +244,8 @@ class Generation:
         self, prepared: Prepared, choice: int, total: Stats, trace: GenerationTrace
     ) -> AsyncGenerator[Chunk, None]:
         """Yields one answer. Its counters are added to ``total`` before its last chunk."""
+        if prepared.speculation.mode != "off":
+            await self.readiness.drafts_are_there(prepared.deadline)
         sequence = prepared.sequences[choice]
         before = sequence.prompt[-CONTEXT_TOKENS:] if prepared.continues_text else ()
         least = sequence.sampling.min_tokens

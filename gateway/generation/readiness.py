@@ -4,18 +4,23 @@ import asyncio
 from collections.abc import Collection
 from typing import Literal
 
+from gateway.errors import DeadlineError
 from gateway.workers.fleet import Fleet
 
 DRAFTS_WITHIN_S = 60.0  # after the first target: a draft that fails must not keep the service down
 
+POLL_S = 0.02
+
 Lack = Literal["no target worker is ready", "a draft worker is not ready yet", "the service is being stopped"]
+DRAFT_LACKS: Lack = "a draft worker is not ready yet"
 
 
 class Readiness:
-    """Shows balancers and operators when to send requests. Earlier requests are answered too.
+    """Shows balancers and operators when to send requests.
 
     A gateway is ready once it has a target and every draft of its start, or ``DRAFTS_WITHIN_S`` after it has
-    a target. A draft that is lost later does not change that.
+    a target. A draft that is lost later does not change that. Earlier requests are refused, with a delay
+    after which to ask again, if there is no target; if only a draft is lacking, they wait for it.
     """
 
     def __init__(self, fleet: Fleet, drafts: Collection[str]) -> None:
@@ -37,5 +42,22 @@ class Readiness:
             self._target_since = now
         self._awaited -= {worker.draft for worker in workers}
         if self._awaited and now < self._target_since + DRAFTS_WITHIN_S:
-            return "a draft worker is not ready yet"
+            return DRAFT_LACKS
         return None
+
+    async def drafts_are_there(self, deadline: float) -> None:
+        """Returns once no draft of the start is awaited, or the service is being stopped.
+
+        A new service would otherwise answer its first request plainly, and so at its slowest.
+
+        deadline: the event loop's time.
+
+        Raises:
+            DeadlineError: a draft was awaited until then.
+        """
+        try:
+            async with asyncio.timeout_at(deadline):
+                while self.lack() == DRAFT_LACKS:
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError as error:
+            raise DeadlineError(f"{DRAFT_LACKS}, and the request waited for it until its deadline") from error
