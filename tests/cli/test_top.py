@@ -1,4 +1,4 @@
-"""Numbers of several gateways, each of which knows only its own, on one screen."""
+"""Numbers of several gateways on one screen; each gateway knows only its own."""
 
 from concurrent import futures
 

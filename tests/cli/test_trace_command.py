@@ -12,7 +12,7 @@ MS = 10**6
 
 
 class Trace:
-    """Written by hand: one request, its rounds one after the other."""
+    """Trace of one request, written by hand: its rounds follow each other."""
 
     def __init__(self, number: int = 1, mode: str = "auto") -> None:
         self.id = f"{number:032x}"

@@ -17,7 +17,7 @@ from tests.support.service import MODEL
 
 @dataclass(frozen=True)
 class Literal:
-    """JSON as it is written: pieces, each repeated so many times."""
+    """JSON text: pieces, each with the number of its repetitions."""
 
     pieces: tuple[tuple[str, int], ...]
 
@@ -61,7 +61,7 @@ IDS = values.several(TOKEN_ID, 0, math.inf, ANYTHING | st.just([VOCAB_SIZE]) | s
 EVERY_ID = st.just(Literal((("[7", 1), (",7", 60_000), ("]", 1)))) | st.just([*range(VOCAB_SIZE)])
 BIASES = st.floats(-4.0, 4.0)
 
-# Where a schema says less than a client knows, what an ordinary client says.
+# Ordinary values of fields whose schema is wider than what clients send.
 HINTS: dict[str, Levels] = {
     "prompt": Levels(
         PROMPT | st.lists(PROMPT, min_size=1, max_size=3),
@@ -92,13 +92,13 @@ SHORTHANDS = {"content": st.sampled_from(PROMPTS), "stop": st.text(min_size=1, m
 
 
 def body_of(model: type[BaseModel]) -> Levels:
-    """Bodies of the request that ``model`` accepts; plain values, and Literal where JSON is odd."""
+    """Bodies of requests that ``model`` accepts: plain values, and Literal if JSON text is odd."""
     schema = model.model_json_schema()
     return levels_of(schema, schema.get("$defs", {}))
 
 
 def levels_of(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Levels:
-    """Returns values of one part of a JSON schema. Raises NotImplementedError for parts new to it."""
+    """Returns values of one part of a JSON schema. Raises NotImplementedError for unknown parts."""
     if "$ref" in schema:
         return levels_of(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if "anyOf" in schema:

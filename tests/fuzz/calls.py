@@ -21,7 +21,7 @@ DAMAGES = {
     "byte order mark": lambda body: b"\xef\xbb\xbf" + body,
     "nothing": lambda body: b"",
 }
-ANSWERED, LEFT = "answered", "left"  # beside these, the code with which a call is refused
+ANSWERED, LEFT = "answered", "left"  # further results are the codes of refusals
 OUR_FAULT = (
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNKNOWN,
@@ -33,7 +33,7 @@ OUR_FAULT = (
 
 @dataclass(frozen=True)
 class Leaving:
-    """When a caller hangs up: after so many pieces of the answer, or after so many seconds."""
+    """When a caller hangs up: after a number of pieces of the answer, or of seconds."""
 
     pieces: int | None = None
     seconds: float | None = None
@@ -98,7 +98,7 @@ def _no_number(name: str) -> NoReturn:
 
 @dataclass
 class Exchange:
-    """One HTTP exchange as a server hands it to an app: unlike httpx's it can be broken off."""
+    """HTTP exchange as a server hands it to an app: unlike httpx's it can be broken off."""
 
     method: str
     path: str

@@ -8,7 +8,7 @@ from tests.fuzz.harness import Harness
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """Seed of what is generated: new in every run, or the one that ``--hypothesis-seed`` names.
+    """Seed of what is generated: new in every run, or the seed that ``--hypothesis-seed`` names.
 
     It is printed, and pytest shows it with a test that fails: that line is enough to run the test again.
     """

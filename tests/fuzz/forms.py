@@ -1,4 +1,4 @@
-"""Forms that answers are held to: ordinary ones, and ones that ask for much."""
+"""Forms of answers: ordinary forms, and forms that need much work."""
 
 import json
 from typing import Any
@@ -39,7 +39,7 @@ def _json_schema(schema: Any) -> dict[str, Any]:
 
 
 def _structured(schemas: list[Any], regexes: list[str], larks: list[str], choices: list[Any]) -> Any:
-    """Each kind is as likely as the others, however many there are of it."""
+    """Draws each kind with equal probability, whatever its number of forms."""
     kinds = {
         "json": [*schemas, *map(json.dumps, schemas)],
         "json_object": [True],

@@ -1,4 +1,4 @@
-"""How Hypothesis is used here: batches of calls against one service that goes on from batch to batch."""
+"""Use of Hypothesis: batches of calls against one service that lives through all batches."""
 
 from collections.abc import Sequence
 from typing import Any

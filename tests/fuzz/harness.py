@@ -1,4 +1,4 @@
-"""A service under fire: batches of calls beside eight reference streams, and its health after each."""
+"""A service under batches of calls, with eight reference streams, and its health after each batch."""
 
 import asyncio
 import gc
@@ -66,7 +66,7 @@ class Harness:
         self._service: Service | None = None
         self._texts: list[Any] = []  # texts of the references, asked for alone
         self._tasks: Counter[str] = Counter()  # tasks of a service at rest
-        self._unheard: list[str] = []  # exceptions that nobody waited for
+        self._unheard: list[str] = []  # exceptions of tasks that were not awaited
         self.ended: Counter[str] = Counter()  # how all calls did
 
     def __enter__(self) -> Self:
@@ -78,7 +78,7 @@ class Harness:
         self._runner.close()
 
     def run(self, calls: Sequence[Call]) -> None:
-        """All at once. Raises AssertionError where one of them, or the service afterwards, is not well."""
+        """Makes all calls at once. Raises AssertionError if a call or, after them, the service fails."""
         try:
             self._runner.run(self._run(calls))
         except BaseException:

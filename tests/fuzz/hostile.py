@@ -1,4 +1,4 @@
-"""A draft worker that answers with whatever comes to mind."""
+"""A draft worker that answers with arbitrary replies."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ Reply = (
 
 @dataclass(frozen=True)
 class Misled:
-    """A request whose Drafts come from such a worker; all others that run meanwhile may be sent there too."""
+    """Makes a request whose Drafts come from a hostile worker, which further requests may use meanwhile."""
 
     replies: Sequence[Sequence[Reply]]  # to each Propose, over and over
     asked: HttpCall

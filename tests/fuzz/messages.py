@@ -45,7 +45,7 @@ def _ids() -> Levels:
     return Levels(st.lists(TOKEN_IDS, max_size=3), extreme, st.sampled_from([[VOCAB_SIZE], [2**32 - 1] * 2]))
 
 
-# What an ordinary sender says where the type alone says too little; None leaves a field out.
+# Ordinary values of fields whose type is wider than what senders use; None leaves a field out.
 HINTS: dict[str, Levels] = {
     **_told_by_http(),
     "text": Levels(st.sampled_from(PROMPTS) | st.text(min_size=1, max_size=20), STRINGS, STRINGS),
@@ -70,7 +70,7 @@ PUBLIC_HINTS = HINTS | {
 
 
 def descriptor_of(message: type[Message]) -> Descriptor:
-    """The same in Python and in C, which the types of protobuf tell apart."""
+    """Returns the descriptor of a message class, for which protobuf has two unrelated types."""
     return cast(Descriptor, message.DESCRIPTOR)
 
 
@@ -81,7 +81,7 @@ def message_of(descriptor: Descriptor, hints: Hints = HINTS, required: Collectio
 
 
 def field_of(field: FieldDescriptor, hints: Hints = HINTS) -> Levels:
-    """What can be put into the field; whatever its type can hold may be malformed."""
+    """Values of the field; malformed values are all that its type can hold."""
     hint = hints.get(field.full_name) or hints.get(field.name)
     message = field.message_type
     if message is not None and message.GetOptions().map_entry:
@@ -97,7 +97,7 @@ def field_of(field: FieldDescriptor, hints: Hints = HINTS) -> Levels:
 
 
 def leaves(descriptor: Descriptor) -> list[tuple[str, ...]]:
-    """The paths of all fields that are no messages, through those that are."""
+    """Paths of all fields that are no messages, through fields that are messages."""
     paths: list[tuple[str, ...]] = []
     for field in descriptor.fields:
         message = field.message_type
@@ -129,7 +129,7 @@ def _map() -> Levels:
 
 
 def _value(field: FieldDescriptor, hints: Hints) -> Levels:
-    """One of the field's values."""
+    """Strategy of single values of the field."""
     if field.message_type is not None:
         return message_of(field.message_type, hints)
     if field.enum_type is not None:

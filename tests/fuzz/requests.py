@@ -1,4 +1,4 @@
-"""Requests of both public APIs, most of them such that they are answered."""
+"""Requests of both public APIs, most of which are answered."""
 
 from typing import Any
 

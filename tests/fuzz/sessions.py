@@ -34,8 +34,8 @@ ENDS = (  # the only ways in which a worker ends a stream
     grpc.StatusCode.UNAUTHENTICATED,
 )
 REFUSALS = (rounds_pb2.Ended.INVALID, rounds_pb2.Ended.TOO_LARGE, rounds_pb2.Ended.GRAMMAR)
-LEFT = "left"  # the sender did, before the worker had said its last word
-CROSSED = "Internal error from Core"  # what gRPC's own client says where a refusal crosses a message
+LEFT = "left"  # the sender left before the worker's last reply
+CROSSED = "Internal error from Core"  # error of gRPC's own client if a refusal crosses a message
 PATIENCE_S = 0.1  # for a reply: none may come, for what is void gets none
 ENDINGS = ["half-close", "half-close", "half-close", "cancel", "abandon"]
 NAMES = ("sequence", "epoch")  # fields of every message
@@ -44,7 +44,7 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Session:
-    """One stream, written without regard to what comes back."""
+    """Messages of one stream, sent without reading the replies."""
 
     role: Role
     messages: Sequence[Fields | bytes]  # requests; bytes go as they are
@@ -54,7 +54,7 @@ class Session:
     token: str = TRUST.token
 
     async def run(self, service: Service) -> str:
-        """Raises AssertionError where the worker answers with anything but replies and a clear refusal."""
+        """Raises AssertionError if the worker answers with anything but replies and a clear refusal."""
         async with TRUST.connect(service.of(self.role)[0].address, ()) as channel:
             stub: Any = channel.stream_stream(METHODS[self.role], None, REPLIES[self.role].FromString)
             call = stub(metadata=((TOKEN, self.token),))
@@ -258,7 +258,7 @@ def _odd_order(draw: DrawFn, role: Role, messages: list[Fields | bytes]) -> list
 
 @st.composite
 def _odd_message(draw: DrawFn, role: Role, messages: list[Fields | bytes]) -> list[Fields | bytes]:
-    """A message that nobody would send at this place, or bytes that are none."""
+    """A message that no sender would send at this place, or bytes that are no message."""
     message = message_of(descriptor_of(REQUESTS[role]))
     odd: Fields | bytes = draw(st.binary(max_size=12) | message.ordinary | message.extreme | st.just({}))
     place = draw(st.integers(0, len(messages)))

@@ -1,4 +1,4 @@
-"""What is fuzzed follows from the schemas: every field is among it, one that is added tomorrow too."""
+"""The schemas decide what is fuzzed: every field, also fields that are added later."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_args

@@ -1,4 +1,4 @@
-"""A draft worker cannot fail a request, nor change its text, whatever it answers."""
+"""No reply of a draft worker fails a request or changes its text."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""No request can hurt another, whatever its fields say: no answer is an error of ours, no text changes.
+"""No request hurts another request: no answer is a defect of ours, and no other text changes.
 
-Every run draws other requests. One that fails prints the line that runs the same ones again:
+Every run draws new requests. A run that fails prints the line that repeats its requests:
 ``python -m pytest tests/fuzz --hypothesis-seed=SEED``, with the test's name before the option.
 """
 

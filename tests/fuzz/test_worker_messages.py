@@ -1,4 +1,4 @@
-"""Whoever has the deployment's token can still hurt nobody: no message ends a worker, or touches another."""
+"""No message of a sender with the deployment's token ends a worker or touches another stream."""
 
 import pytest
 

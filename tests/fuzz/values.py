@@ -1,4 +1,4 @@
-"""Values of a field, at three levels: ordinary ones, the extremes of what is accepted, and what is not."""
+"""Values of a field at three levels: ordinary, extreme but accepted, and malformed."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -24,9 +24,9 @@ TEXTS = ["", " ", "\0", "\n" * 40, "e\u0301", "🏇🏽", "\ufffd", "<|end|>", "
 
 @dataclass(frozen=True)
 class Levels:
-    """Each level is a strategy for the same field; a strategy is never empty."""
+    """Strategies of one field, by level; no strategy is empty."""
 
-    ordinary: SearchStrategy[Any]  # what a client says
+    ordinary: SearchStrategy[Any]  # values that clients send
     extreme: SearchStrategy[Any]  # the limits of what a schema accepts
     malformed: SearchStrategy[Any]  # anything else that the format can carry
 
@@ -36,7 +36,7 @@ class Levels:
 
 
 def whole(low: float, high: float, malformed: SearchStrategy[Any]) -> Levels:
-    """Integers from ``low`` to ``high``, both included; the ordinary ones of an open range are small."""
+    """Integers from ``low`` to ``high``, both included; ordinary integers of an open range are small."""
     least = max(low, 0 if high >= 0 else -math.inf)
     ordinary = st.integers(int(least), int(least) + 3 if high == math.inf else int(high))
     return Levels(ordinary, _within(WHOLE, low, high, ordinary), malformed)
@@ -61,7 +61,7 @@ def one_of(values: Collection[Any], malformed: SearchStrategy[Any]) -> Levels:
 
 
 def several(item: Levels, fewest: int, most: float, malformed: SearchStrategy[Any]) -> Levels:
-    """Lists of such items."""
+    """Lists of items."""
 
     def lists(items: SearchStrategy[Any], smallest: int, largest: float) -> SearchStrategy[Any]:
         return st.lists(items, min_size=max(fewest, smallest), max_size=int(min(most, largest)))
@@ -77,10 +77,10 @@ LONG = st.sampled_from([16, 17, 300, 3000])
 
 
 def fields(levels: Mapping[str, Levels], required: Collection[str], malformed: SearchStrategy[Any]) -> Levels:
-    """Objects with some of these fields.
+    """Objects with some of the fields.
 
-    An extreme one has up to four extreme fields among ordinary ones, a malformed one has one that is
-    malformed, or lacks a required one.
+    An extreme object has up to four extreme fields among ordinary fields. A malformed object has a malformed
+    field, or lacks a required field.
     """
 
     def some(level: str, most: int) -> SearchStrategy[dict[str, Any]]:
@@ -103,11 +103,11 @@ def fields(levels: Mapping[str, Levels], required: Collection[str], malformed: S
     return Levels(_some_of(levels, required), some("extreme", 4), wrong)
 
 
-LIKELY = {"speculation", "verification", "sampling"}  # what they say matters to all the others
+LIKELY = {"speculation", "verification", "sampling"}  # these fields matter to all further fields
 
 
 def _some_of(levels: Mapping[str, Levels], required: Collection[str]) -> SearchStrategy[dict[str, Any]]:
-    """What is required, and a handful of the others, all ordinary."""
+    """Ordinary values of the required fields and a few further fields."""
     optional = sorted(levels.keys() - set(required))
     chosen = st.sets(st.sampled_from(optional), max_size=6) if optional else st.just(set[str]())
     likely = st.sampled_from([set[str](), levels.keys() & LIKELY])
@@ -119,7 +119,7 @@ def _some_of(levels: Mapping[str, Levels], required: Collection[str]) -> SearchS
 
 
 def graded(levels: Levels, *, ordinary: int = 9, extreme: int = 9, malformed: int = 2) -> SearchStrategy[Any]:
-    """Values of all levels, in such proportions."""
+    """Values of all levels, in the given proportions."""
     names = ["ordinary"] * ordinary + ["extreme"] * extreme + ["malformed"] * malformed
     return st.sampled_from(names).flatmap(levels.of)
 
