@@ -75,7 +75,7 @@ class Pace:
     def observe_round(self, sequence: PacedSequence, accepted: int, reached: int, times: RoundTimes) -> None:
         """Learns from a Verdict on a Draft: accepted of the reached positions of its chain are correct."""
         if sequence.depth == 0 and sequence.is_trying:
-            sequence.turns.left -= 1
+            sequence.turns.took()
         elif sequence.decision.decided_by == MEASURED:
             expected = expected_tokens_by_position(sequence.acceptance.rates()[: times.depth])
             self._costs.compare_round(sequence.drafter.name, times, 1.0 + accepted, expected)
@@ -84,7 +84,7 @@ class Pace:
             sequence.turns.is_probe = False
             self._probed(sequence)
         else:
-            sequence.acceptance.task.probes.succeeded()
+            sequence.acceptance.task.probes.ended(succeeded=True)
         self._observations += 1
         in_rounds = sum(
             other.depth > 0 and other.worker == sequence.worker and other.drafter == sequence.drafter
@@ -98,7 +98,7 @@ class Pace:
         if is_trial and not sequence.is_trying:
             return  # its Draft is on the way
         if is_trial:
-            sequence.turns.left -= 1
+            sequence.turns.took()
         if sequence.decision.decided_by == MEASURED:
             self._costs.compare_plain(seconds, len(self._sequences), is_trial)
 
@@ -116,10 +116,8 @@ class Pace:
 
     def _probed(self, sequence: PacedSequence) -> None:
         self._decide()
-        if sequence.depth > 0:
-            sequence.acceptance.task.probes.succeeded()
-        elif sequence.acceptance.is_known:
-            sequence.acceptance.task.probes.failed()
+        if sequence.depth > 0 or sequence.acceptance.is_known:
+            sequence.acceptance.task.probes.ended(sequence.depth > 0)
 
     def refresh(self) -> None:
         """Decides again if enough was observed since; to be called when nothing waits for it.

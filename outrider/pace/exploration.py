@@ -73,6 +73,10 @@ class Turns:
         self.left = max(self.left, 1)
         self.is_probe = True
 
+    def took(self) -> None:
+        """Counts a turn of the other kind."""
+        self.left -= 1
+
     def cancel(self) -> None:
         """Ends the trial: what it was to try is in force now."""
         self.left = 0
@@ -84,11 +88,9 @@ class Probes:
     def __init__(self) -> None:
         self._failed = 0  # probes in a row that did not bring drafting back
 
-    def failed(self) -> None:
-        self._failed += 1
-
-    def succeeded(self) -> None:
-        self._failed = 0
+    def ended(self, succeeded: bool) -> None:
+        """Counts a probe, which succeeds if it brings drafting back."""
+        self._failed = 0 if succeeded else self._failed + 1
 
     def tokens(self, settings: PaceSettings, drafter: DrafterInfo, sequences: int) -> int:
         """Plain tokens from one probe of a sequence to its next.

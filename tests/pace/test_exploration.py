@@ -60,9 +60,9 @@ def test_probes_that_change_nothing_get_rarer_until_one_succeeds():
     waits = []
     for _ in range(4):
         waits.append(probes.tokens(SETTINGS, model, 1))
-        probes.failed()
+        probes.ended(succeeded=False)
     assert waits == [16, 32, 64, 16 << TUNING.probe_doublings]
-    probes.succeeded()
+    probes.ended(succeeded=True)
     assert probes.tokens(SETTINGS, model, 1) == 16
 
 
