@@ -248,7 +248,7 @@ def _demo_target(given: dict[str, Any], *, is_small: bool) -> dict[str, Any]:
         given = {name: value for name, value in given.items() if name != "model"}
         demo |= {"name": DEMO_SMALL_NAME, "model": _demo("pair", "target")}
     if (head := _demo_head(given.get("drafter"))) is not None:
-        demo["head"] = head
+        demo["head"] = head if is_small else str(written_out.target().with_name(given["drafter"]))
     return {**demo, **given}
 
 
@@ -257,6 +257,6 @@ def _demo(*path: str) -> str:
 
 
 def _demo_head(drafter: Any) -> str | None:
-    """Returns the checkpoint of the demo target's drafter with that name; None: it has none."""
+    """Returns the checkpoint of the small demo target's drafter with that name; None: it has none."""
     folder = _demo("drafters", str(drafter))
     return folder if os.path.isdir(folder) else None

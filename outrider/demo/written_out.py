@@ -16,10 +16,12 @@ from pathlib import Path
 
 from outrider.demo.prompts import DEMO
 
-SOURCE = DEMO / "target"
-RECIPE = Path(__file__).with_name("inflation.py"), Path(__file__)
+SOURCE, HEADS = DEMO / "target", DEMO.parent / "drafters"
+RECIPE = *(Path(__file__).with_name(f"{name}.py") for name in ("inflation", "head_inflation")), Path(__file__)
 SIZES = {"hidden": 1024, "layers": 16, "intermediate": 2816, "heads": 32, "kv_heads": 16}
-BYTES = 400_000_000  # room that is needed: the bfloat16 weights of 190 M parameters, and 5 % more
+BYTES = (
+    420_000_000  # room that is needed: the bfloat16 weights of 190 M parameters and their heads, and 5 % more
+)
 TOLD = "the small trained demo target (4 M parameters), written out at a realistic cost (190 M)"
 
 
@@ -70,10 +72,12 @@ def _write(folder: Path) -> None:
         _report(f"{TOLD}: it is written to {folder}, once")
         import torch  # a process that only looks for the folder, such as that of `serve run`, does without
 
+        from outrider.demo.head_inflation import inflate_heads
         from outrider.demo.inflation import inflate
 
         # The source is bfloat16 too, and a norm's weight is halved: nothing is rounded.
         inflate(SOURCE, partial / "target", torch.bfloat16, **SIZES)
+        inflate_heads(HEADS, partial, SOURCE, partial / "target")
         os.rename(partial, folder)
         _report(f"the demo target is written, in {time.perf_counter() - begun:.1f} s")
 
@@ -85,6 +89,7 @@ def _report(what: str) -> None:
 def _digest() -> str:
     """Returns a hash of source and recipe."""
     digest = hashlib.sha256()
-    for file in (*sorted(SOURCE.iterdir()), *RECIPE):
+    heads = (file for file in sorted(HEADS.rglob("*")) if file.is_file())
+    for file in (*sorted(SOURCE.iterdir()), *heads, *RECIPE):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:12]

@@ -141,6 +141,12 @@ def test_demo_target_has_heads_by_name(drafter: str) -> None:
     assert read_settings({"target": "folder", "target.drafter": drafter}).target.head is None
 
 
+def test_written_out_demo_target_has_heads_of_its_size_by_name() -> None:
+    found = read_settings({"target.drafter": "eagle3"})
+    assert found.target_engine().head == str(written_out.target().with_name("eagle3"))
+    assert read_settings({"target.drafter": "colocated", "target.head": "own"}).target.head == "own"
+
+
 def test_demo_target_has_a_parallel_draft_by_name() -> None:
     found = read_settings({"draft": DEMO_PARALLEL}).draft_engine("model")
     assert (found.model, found.dtype) == (str(DRAFTERS / "parallel"), "float32")

@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from outrider.demo import inflation, written_out
 from outrider.demo.prompts import DEMO
+from tests.support.beside import drafted_texts, engine_with
+from tests.support.demo_pair import DRAFTERS
 
 # The width is that of the real one: it decides what bfloat16 rounds.
 SMALL = {"hidden": 1024, "layers": 7, "intermediate": 528, "heads": 8, "kv_heads": 4}
@@ -94,7 +96,20 @@ def test_write_out_in_a_folder_that_cannot_be_written_says_what_to_do() -> None:
         written_out.write_out(f"/dev/null/outrider/{'/'.join(written_out.target().parts[-2:])}")
 
 
-@pytest.mark.parametrize("changed", ["SOURCE", "RECIPE"])
+@pytest.mark.parametrize("head", ["early_exit", "eagle3", "medusa"])
+def test_written_out_head_is_right_as_often_as_the_small_targets_head(head: str, cache_folder: Path) -> None:
+    written_out.write_out(str(written_out.target()))
+    layers = {"early_exit": 3} if head == "early_exit" else {}  # which three lie at the beginning of both
+    small = engine_with(head, DRAFTERS / head, **layers)
+    model, checkpoint = written_out.target(), written_out.target().with_name(head)
+    larger = engine_with(head, checkpoint, model=str(model), **layers)
+    before, after = (drafted_texts(target, 0.7, depth=4, company=6) for target in (small, larger))
+    assert [text.tokens for text in after] == [text.tokens for text in before]
+    accepted = [sum(text.accepted for text in texts) for texts in (before, after)]
+    assert accepted[1] == pytest.approx(accepted[0], rel=0.02)
+
+
+@pytest.mark.parametrize("changed", ["SOURCE", "HEADS", "RECIPE"])
 def test_target_of_another_source_or_recipe_has_another_folder(
     changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +117,7 @@ def test_target_of_another_source_or_recipe_has_another_folder(
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "file").write_text("another release")
     monkeypatch.setattr(
-        written_out, changed, tmp_path / "new" if changed == "SOURCE" else [tmp_path / "new" / "file"]
+        written_out, changed, [tmp_path / "new" / "file"] if changed == "RECIPE" else tmp_path / "new"
     )
     written_out.target.cache_clear()
     assert written_out.target() != before

@@ -1,0 +1,79 @@
+"""Inflation of heads: beside a larger target they guess what they guess beside the small demo target.
+
+The larger target's states are the small one's with zeros behind them, after the layers in which the old
+layers lie. So a head reads as before if its input columns are padded with zeros. A norm over the padded
+states has its weights scaled as the target's norms are.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import AutoConfig
+
+from outrider.demo.inflation import Size, layer_slots, size_of
+
+Tensors = dict[str, Tensor]
+Config = dict[str, Any]
+READ_LAYERS = "eagle_aux_hidden_state_layer_ids"  # layers of the target, counted by their outputs
+
+
+def inflate_heads(source: Path, destination: Path, old_target: Path, target: Path) -> None:
+    """Writes the heads in the folders of `source`, made for `old_target`, for the larger `target`."""
+    old, new = (size_of(AutoConfig.from_pretrained(folder)) for folder in (old_target, target))
+    embedding = load_file(old_target / "model.safetensors")["model.embed_tokens.weight"]
+    for name, inflated in (("eagle3", _eagle3), ("medusa", _medusa), ("early_exit", _early_exit)):
+        (file,) = (source / name).glob("*.safetensors")
+        config = json.loads((source / name / "config.json").read_text())
+        tensors, changes = inflated(load_file(file), config, embedding, old, new)
+        folder = destination / name
+        folder.mkdir()
+        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / file.name)
+        (folder / "config.json").write_text(json.dumps({**config, **changes}, indent=2))
+        shutil.copyfile(source / name / "README.md", folder / "README.md")
+
+
+def _eagle3(
+    tensors: Tensors, config: Mapping[str, Any], embedding: Tensor, old: Size, new: Size
+) -> tuple[Tensors, Config]:
+    """Keeps the head's own width, with copies of the embeddings that it shared with its target.
+
+    Its norms of the target's states keep their eps, which counts for more over padded states: for 4e-5
+    instead of 1e-5 in the demo target, beside mean squares of several hundred.
+    """
+    wide = {name: _norm(tensor, new) for name, tensor in tensors.items() if name.startswith("fc_norm.")}
+    reads = tensors["fc.weight"].view(-1, len(config["eagle_config"][READ_LAYERS]), old.hidden)
+    wide["fc.weight"] = pad(reads, (0, new.hidden - old.hidden)).flatten(1)
+    own = {"embed_tokens.weight": embedding, "lm_head.weight": embedding.clone()}
+    eagle, slots = dict(config["eagle_config"]), layer_slots(old, new)
+    eagle[READ_LAYERS] = [slots[layer] for layer in eagle[READ_LAYERS]]
+    return {**tensors, **wide, **own}, {"eagle_config": eagle}
+
+
+def _medusa(
+    tensors: Tensors, _config: Mapping[str, Any], _embedding: Tensor, old: Size, new: Size
+) -> tuple[Tensors, Config]:
+    more = new.hidden - old.hidden
+    return {name: pad(tensor, (0, more) * tensor.dim()) for name, tensor in tensors.items()}, {}
+
+
+def _early_exit(
+    tensors: Tensors, _config: Mapping[str, Any], _embedding: Tensor, old: Size, new: Size
+) -> tuple[Tensors, Config]:
+    more, slots, wide = new.hidden - old.hidden, layer_slots(old, new), {}
+    for name, tensor in tensors.items():
+        exits, number, part = name.split(".", 2)
+        padded = _norm(tensor, new) if tensor.dim() == 1 else pad(tensor, (0, more, 0, more))
+        wide[f"{exits}.{slots[int(number) - 1] + 1}.{part}"] = padded
+    return wide, {"hidden_size": new.hidden}
+
+
+def _norm(weight: Tensor, new: Size) -> Tensor:
+    """[old.hidden] -> [new.hidden]"""
+    scaled = weight.float() * (len(weight) / new.hidden) ** 0.5
+    return pad(scaled, (0, new.hidden - len(weight))).to(weight.dtype)
