@@ -29,6 +29,7 @@ from outrider.engine.settings import EngineSettings, ModelSettings
 from outrider.pace.settings import PaceSettings
 
 DEMO_NAME = "outrider-demo"
+DEMO_CACHE_BYTES = 2**28  # 4,096 tokens, so that the whole service is at home on a machine with 4 GB
 DEMO_SMALL = "demo-small"  # model of a target: the demo target as it was trained
 DEMO_SMALL_NAME = "outrider-demo-small"
 DEMO_PARALLEL = "outrider-demo-parallel"  # model of a draft: the demo draft trained for parallel drafting
@@ -243,10 +244,12 @@ def _draft_filled_in(given: Any, target: dict[str, Any], is_demo: bool) -> Any:
 
 def _demo_target(given: dict[str, Any], *, is_small: bool) -> dict[str, Any]:
     """Returns the settings of the demo target: of the small one, or of the one written out."""
-    demo = {"name": DEMO_NAME, "dtype": "float32", "model": str(written_out.target())}
+    demo: dict[str, Any] = {"dtype": "float32"}
     if is_small:
         given = {name: value for name, value in given.items() if name != "model"}
         demo |= {"name": DEMO_SMALL_NAME, "model": _demo("pair", "target")}
+    else:
+        demo |= {"name": DEMO_NAME, "model": str(written_out.target()), "cache_memory": DEMO_CACHE_BYTES}
     if (head := _demo_head(given.get("drafter"))) is not None:
         demo["head"] = head if is_small else str(written_out.target().with_name(given["drafter"]))
     return {**demo, **given}

@@ -108,6 +108,11 @@ def test_demo_target_is_served_at_a_realistic_cost_when_no_model_is_named() -> N
     assert (found.gateway_settings().model, found.has_written_out_demo) == (DEMO_NAME, True)
 
 
+def test_written_out_target_has_a_small_cache_unless_another_is_named() -> None:
+    assert settings().target_engine().cache_memory == 2**28
+    assert read_settings({"target.cache_memory": "1000000"}).target_engine().cache_memory == 10**6
+
+
 def test_gateway_of_the_written_out_target_reads_the_tokenizer_that_every_node_has() -> None:
     assert settings().gateway_settings().tokenizer == str(DEMO / "target")
 
