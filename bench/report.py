@@ -13,13 +13,15 @@ from typing import Any
 import torch
 import transformers
 
+from outrider.cli.processor import processor_name
+
 RESULTS = Path(__file__).parent / "results"
 
 
 def machine() -> dict[str, Any]:
     """Facts without which a figure says nothing: processor, cores, threads in force, library versions."""
     return {
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
@@ -27,13 +29,6 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
 
 
 def command() -> str:

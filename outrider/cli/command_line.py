@@ -1,11 +1,13 @@
 """``outrider``: a command for each thing to do with a deployment, a module for each command."""
 
 import argparse
+import shlex
 import sys
 from importlib import import_module
 
 COMMANDS = {
     "generate": "stream an answer to a prompt, over gRPC",
+    "race": "plain decoding beside speculation: the same text, and how much sooner",
     "top": "load, acceptance, depth and workers, live, over gRPC",
     "plan": "what a deployment takes of its devices, and of their time",
     "advise": "which draft suits a target, judged on your own prompts",
@@ -25,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
         if arguments[:1] == [name]:
             module = import_module(f"outrider.cli.{name}_command")
             module.add_arguments(command)
-            command.set_defaults(run=module.run)
+            command.set_defaults(run=module.run, command=shlex.join(["outrider", *arguments]))
     options = parser.parse_args(arguments)
     code: int = options.run(options)
     return code
