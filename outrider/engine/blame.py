@@ -1,4 +1,4 @@
-"""What an exception in a step says: that one sequence cannot go on, or that the whole process cannot."""
+"""Classifies exceptions of a step: either a single sequence cannot go on, or the whole process cannot."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,14 +14,14 @@ BROKEN = (RankLostError, CacheLostError, torch.AcceleratorError, torch.distribut
 
 
 class NotFiniteError(Exception):
-    """What the model computed for a sequence is NaN or infinite."""
+    """Error: the model computed NaN or infinity for a sequence."""
 
     def __init__(self) -> None:
         super().__init__("its logits, or its keys and values, are not finite numbers")
 
 
 class BlamedError(Exception):
-    """Its cause came from what is done for one sequence alone."""
+    """Error whose cause came from work for a single sequence."""
 
     def __init__(self, sequence: EngineSequence) -> None:
         super().__init__(f"sequence {sequence.number}")
@@ -29,7 +29,7 @@ class BlamedError(Exception):
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns what the client is told, in words of our own: those of a library may repeat the prompt."""
+    """Returns the reason for the client in our own words: a library's message may repeat the prompt."""
     return (
         str(error)
         if isinstance(error, NotFiniteError | GrammarError)
@@ -39,7 +39,7 @@ def reason_of(error: BaseException) -> str:
 
 @contextmanager
 def blaming(sequence: EngineSequence) -> Iterator[None]:
-    """What raises under it is the sequence's, unless it says more."""
+    """Blames the sequence for an exception under it, unless the exception means a broken process."""
     try:
         yield
     except Exception as error:
@@ -49,7 +49,7 @@ def blaming(sequence: EngineSequence) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device's memory was not enough: less may fit."""
+    """Whether the device's memory was too small: a smaller step may fit."""
     if isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY):
         return True
     return isinstance(error, torch.OutOfMemoryError | MemoryError)

@@ -1,4 +1,4 @@
-"""How long a device takes: on a GPU by its own events, since a launch returns before its work has begun."""
+"""Times of a device's work: a GPU's own events, since a launch returns before its work begins."""
 
 import time
 
@@ -8,7 +8,7 @@ Mark = float | torch.cuda.Event
 
 
 def mark(device: torch.device) -> Mark:
-    """The moment at which the device has done what it was given until now."""
+    """Returns a mark of the moment when the device has done all work that it was given until now."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

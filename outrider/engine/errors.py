@@ -1,15 +1,15 @@
-"""What the engine refuses, by kind.
+"""Errors of the engine, by kind.
 
 EngineError
 ├── UnsupportedModelError      the checkpoint cannot be served, with the reason
 ├── IncompleteCheckpointError  a file of it is missing or cut off
 ├── VocabularyMismatchError    draft and target do not read token ids alike
 ├── DeviceTooSmallError        weights or cache do not fit into the engine's part of its device
-├── NoDeviceError              the device that it is to run on is not there
+├── NoDeviceError              the device of the engine is missing
 ├── CacheTooSmallError         one sequence alone would not fit into the whole cache
-├── SequenceFailedError        a step cannot go on with one sequence; the others are well
-├── CacheLostError             what the cache holds is not certain any more: the engine is at its end
-└── RankLostError              a process of the group is gone: the engine is at its end
+├── SequenceFailedError        a step cannot go on with a sequence; other sequences go on
+├── CacheLostError             the content of the cache is uncertain: the engine ends
+└── RankLostError              a process of the group is gone: the engine ends
 
 A message that contradicts the sequence it names (a base beyond its length, a token outside the vocabulary) is
 a plain ValueError: the sender is wrong, the engine is well.
@@ -21,7 +21,7 @@ class EngineError(Exception):
 
 
 class UnsupportedModelError(EngineError):
-    """The checkpoint's architecture cannot run on the paged cache."""
+    """Refusal of a checkpoint whose architecture cannot run on the paged cache."""
 
 
 class IncompleteCheckpointError(EngineError):
@@ -33,15 +33,15 @@ class VocabularyMismatchError(EngineError):
 
 
 class DeviceTooSmallError(EngineError):
-    """What an engine is to hold does not fit into its part of a device."""
+    """Refusal: weights or cache do not fit into the engine's part of a device."""
 
 
 class NoDeviceError(EngineError):
-    """The process sees no GPU, and was to take one."""
+    """Refusal: the process should take a GPU and sees none."""
 
 
 class CacheTooSmallError(EngineError):
-    """A sequence may grow beyond what the whole cache holds."""
+    """Refusal of a sequence that may outgrow the whole cache."""
 
 
 class SequenceFailedError(EngineError):
@@ -49,7 +49,7 @@ class SequenceFailedError(EngineError):
 
 
 class CacheLostError(EngineError):
-    """A change of the cache was made in part."""
+    """Error: a change of the cache was made in part."""
 
 
 class RankLostError(EngineError):

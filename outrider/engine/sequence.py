@@ -1,4 +1,4 @@
-"""One generation as the engine sees it: tokens, and how much of them the cache holds."""
+"""Generation as the engine sees it: tokens, and the cached part of them."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ NO_DRAFT = Draft()
 
 @dataclass
 class DraftSequenceState:
-    """What only a draft needs of a sequence."""
+    """State of a sequence that only a draft needs."""
 
     # Best tokens after a pending node or ROOT, best first, as far as they are known.
     ranked: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -29,9 +29,9 @@ class DraftSequenceState:
 
 @dataclass
 class TargetSequenceState:
-    """What only a target needs of a sequence."""
+    """State of a sequence that only a target needs."""
 
-    round: int | None = None  # round of its newest Decode; None: its newest work was other work
+    round: int | None = None  # round of its newest Decode; None: its newest work was no Decode
     is_plain: bool = False  # whether that began plain decoding
     ahead: tuple[int, Draft] | None = None  # the next Drafts, and the length of the sequence that they follow
 
@@ -80,7 +80,7 @@ class EngineSequence:
         return self.cached + len(self.pending)
 
     def row(self, generated: Sequence[int], path: tuple[int, ...], mask: Mask | None = None) -> ChoiceContext:
-        """What the choice of a token depends on.
+        """Returns the context on which the choice of a token depends.
 
         Args:
             generated: its committed tokens after the prompt.
@@ -131,7 +131,7 @@ class EngineSequence:
         return self.matcher.may_end([*self.tokens[self.prompt_length :], *told], token)
 
     def forget_pending(self) -> None:
-        """Nothing follows the committed tokens."""
+        """Forgets all pending nodes."""
         self.pending, self.draft.ranked = NO_DRAFT, {}
 
     def push_blocks(self, blocks: list[int]) -> None:
@@ -144,7 +144,7 @@ class EngineSequence:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the generation has."""
+        """Whether the generation has ended."""
         return self.finish_of(self.tokens[-1], len(self.tokens)) is not None
 
     def finish_of(self, token: int, length: int) -> str | None:

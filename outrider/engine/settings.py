@@ -1,4 +1,4 @@
-"""How one engine is set up."""
+"""Settings of an engine."""
 
 from typing import Annotated, Literal
 
@@ -19,7 +19,7 @@ DraftAhead = Annotated[
 
 
 class ModelSettings(BaseModel):
-    """What can be said of any model, whether it is the target or a draft."""
+    """Settings of any model, target or draft."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,7 +63,7 @@ class ModelSettings(BaseModel):
 
 
 class TargetModelSettings(ModelSettings):
-    """What can be said of a target besides."""
+    """Settings of a target, beyond those of any model."""
 
     tensor_parallel: int = Field(
         default=1, ge=1, description="devices that share the model, each with a process of its own"
@@ -106,7 +106,7 @@ class TargetModelSettings(ModelSettings):
 
 
 class DraftModelSettings(ModelSettings):
-    """What can be said of a draft besides."""
+    """Settings of a draft, beyond those of any model."""
 
     draft_ahead: DraftAhead = 12
     shortest_step_s: float = Field(
@@ -115,7 +115,7 @@ class DraftModelSettings(ModelSettings):
 
 
 class EngineSettings(TargetModelSettings, DraftModelSettings):
-    """Settings of one engine: one model, on one device or on several. One class drives target and draft."""
+    """Settings of an engine: a model on a device or on several. The class serves targets and drafts."""
 
     draft_ahead: DraftAhead = 0
     device: str = Field(

@@ -1,4 +1,4 @@
-"""Where the time of an engine's step went. Torch-free."""
+"""Times of an engine's step. Torch-free."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +9,7 @@ Path = Literal["gathered", "kernels", "graph"]
 
 @dataclass(frozen=True)
 class StepTimings:
-    """Where a step's time went, in seconds, and how much it did."""
+    """Seconds of the parts of a step, and its size."""
 
     build: float  # packing the items
     forward: float  # the model: on a GPU by the device's own time

@@ -1,4 +1,4 @@
-"""What an engine is asked to do for a sequence, and what it answers. Torch-free.
+"""Work of an engine for a sequence, and its results. Torch-free.
 
 Every piece of work says what the sender holds committed: the engine's tokens up to ``base``, then ``tokens``.
 """
@@ -72,7 +72,7 @@ Work = Decode | Propose | Score
 
 @dataclass(frozen=True)
 class Timings:
-    """Where the time of a piece of work went, in seconds."""
+    """Seconds of the parts of a piece of work."""
 
     queue: float  # before its first forward pass
     forward: float  # in forward passes that it took part in
@@ -86,29 +86,29 @@ class Timings:
 
 @dataclass(frozen=True)
 class Forced:
-    """What the sequence's grammar had to do with a Verdict."""
+    """Part of the sequence's grammar in a Verdict."""
 
-    tokens: int = 0  # tokens after those of the accepted nodes: no Draft held them
-    nodes: tuple[int, ...] = ()  # nodes of the Draft whose tokens were the only ones allowed
+    tokens: int = 0  # number of forced tokens after the accepted nodes, which no Draft held
+    nodes: tuple[int, ...] = ()  # nodes of the Draft whose tokens were the only allowed tokens
 
 
 NOTHING_FORCED = Forced()
 
 
 class Decoded(Struct, frozen=True, tag=True):
-    """Tokens that a step added: a Verdict on a Draft, or those of a step of plain decoding."""
+    """Tokens that a step added: a Verdict on a Draft, or tokens of plain decoding."""
 
     sequence: int  # its number
     round: int
     verdict: Verdict
-    logprobs: tuple[TokenLogprobs, ...]  # one per token of the Verdict; empty unless asked for
+    logprobs: tuple[TokenLogprobs, ...]  # a value per token of the Verdict; empty unless asked for
     finish: str | None  # "stop" or "length" when the generation ends here
     timings: Timings
     length: int  # tokens of the sequence, these included
     is_plain: bool = False  # tokens of plain decoding
     draft: Draft | None = None  # Draft that follows these tokens, as the lease asked
     forced: Forced = NOTHING_FORCED
-    draft_step: Step | None = None  # one of the steps that made the Draft
+    draft_step: Step | None = None  # a step that made the Draft
     # Place of the target's own token among the guesses of the target drafter, if the chain was wrong there.
     # 0 is the first; None: unknown.
     rank: int | None = None
@@ -117,7 +117,7 @@ class Decoded(Struct, frozen=True, tag=True):
 
 @dataclass(frozen=True)
 class AheadOutcome:
-    """What was prepared for a Draft before it was asked for, and what in vain."""
+    """Outcome of draft-ahead: what was prepared for a Draft before it was asked for."""
 
     tokens: int  # tokens of the Draft's chain; 0: the Verdict was not foreseen
     rank: int | None  # place of the target's own token among the guesses, from 0; None: unknown
@@ -134,7 +134,7 @@ class Proposed(Struct, frozen=True, tag=True):
 
 
 class PreparedTree(Struct, frozen=True, tag=True):
-    """The Draft of a round once more, and after it those that follow its likely verdicts."""
+    """Draft of a round once more, and after it the Drafts that follow its likely verdicts."""
 
     sequence: int  # its number
     round: int
@@ -143,16 +143,16 @@ class PreparedTree(Struct, frozen=True, tag=True):
 
 
 class Scored(Struct, frozen=True, tag=True):
-    """A part of what a Score asked for, in order."""
+    """Part of the result of a Score, in order."""
 
     sequence: int  # its number
     start: int  # position of its first token
-    logprobs: tuple[TokenLogprobs, ...]  # raw, one per token
+    logprobs: tuple[TokenLogprobs, ...]  # raw log-probabilities, a value per token
     timings: Timings
 
 
 class Failed(Struct, frozen=True, tag=True):
-    """The sequence was closed, because a step could not go on with it. Nothing more comes for it."""
+    """Notice that the sequence was closed because a step could not go on with it. It is the last result."""
 
     sequence: int
     reason: str  # without anything of its text
@@ -165,11 +165,11 @@ Result = Answered | Failed
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """How busy an engine is."""
+    """Load of an engine."""
 
-    decoding: int  # open sequences beyond their prompt, those between two rounds too
+    decoding: int  # open sequences beyond their prompt, also between two rounds
     running: int  # sequences with work that hold cache
     waiting: int  # sequences with work that hold none yet
     free_blocks: int
     total_blocks: int
-    no_drafts_because: str = ""  # why a drafter beside the target is out of use
+    no_drafts_because: str = ""  # why the target drafter is out of use

@@ -1,4 +1,4 @@
-"""The pool of cache blocks: reference counts, sharing by content, eviction of the least recently used."""
+"""Pool of cache blocks: reference counts, sharing by content, eviction of the least recently used."""
 
 from collections import OrderedDict
 
@@ -11,7 +11,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        # Taken from the end: what was used before comes again, and memory that nobody has touched stays so.
+        # Taken from the end: used blocks come again first, and untouched memory stays untouched.
         self._free: dict[int, None] = dict.fromkeys(reversed(range(num_blocks)))
         self._users = [0] * num_blocks
         self._kept: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -24,7 +24,7 @@ class BlockPool:
         return len(self._free) + len(self._kept)
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
-        """Takes ``count`` blocks, at best those after block ``after``: neighbours are read without a copy.
+        """Takes ``count`` blocks, if possible after block ``after``: neighbours are read without a copy.
 
         Raises:
             ValueError: fewer than ``count`` are available.
@@ -50,16 +50,16 @@ class BlockPool:
         return block
 
     def find(self, digest: bytes) -> int | None:
-        """The block published under ``digest``, if it still exists."""
+        """Returns the block published under ``digest``, if it still exists."""
         return self._block_of.get(digest)
 
     def share(self, block: int) -> None:
-        """One more user of a published block."""
+        """Adds a user to a published block."""
         self._kept.pop(block, None)
         self._users[block] += 1
 
     def release(self, block: int) -> None:
-        """One user less; the last one frees the block, or leaves it to be found again if it is published."""
+        """Removes a user. The last user frees the block, or leaves it in the pool if it is published."""
         self._users[block] -= 1
         if self._users[block]:
             return
@@ -69,7 +69,7 @@ class BlockPool:
             self._free[block] = None
 
     def publish(self, block: int, digest: bytes) -> None:
-        """Lets others find the block. Of equal blocks the first stands for all, the others stay private."""
+        """Publishes the block for other sequences. Of equal blocks only the first is published."""
         if digest not in self._block_of and block not in self._digest_of:
             self._block_of[digest] = block
             self._digest_of[block] = digest

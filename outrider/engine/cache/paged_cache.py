@@ -1,4 +1,4 @@
-"""The paged cache: keys and values of every layer in blocks, and which sequence holds which."""
+"""Paged cache: keys and values of every layer in blocks, and the blocks of each sequence."""
 
 import hashlib
 import math
@@ -49,7 +49,7 @@ class KeyValues:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """num_blocks: there is one more beyond, nobody's, for padding to write to."""
+        """num_blocks: without the spare block, to which padding is written."""
         self.block_size = block_size
         self.key_space, self.value_space = GatherSpace(block_size), GatherSpace(block_size)
         self.spare_block = num_blocks
@@ -84,7 +84,7 @@ class PagedCache(KeyValues):
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit, of one sequence or of several."""
+        """Tokens that fit, over all sequences."""
         return self.pool.num_blocks * self.block_size
 
     def blocks_for(self, length: int) -> int:
@@ -107,7 +107,7 @@ class PagedCache(KeyValues):
         self._drop_blocks(sequence, 0)
 
     def discard(self, sequence: EngineSequence) -> None:
-        """Releases, as ``release``, a cache with numbers that are not finite: nobody reads them again."""
+        """Releases a cache with numbers that are not finite, so that no sequence reads them again."""
         self.clear(sequence, len(sequence.digests) * self.block_size)
         self.release(sequence)
 
@@ -136,7 +136,7 @@ class PagedCache(KeyValues):
             sequence.cached = index * self.block_size
 
     def to_be_published(self, sequence: EngineSequence) -> list[bytes]:
-        """Digests of the blocks that its tokens will fill, the next one first."""
+        """Digests of the blocks that its tokens will fill, the next block first."""
         first = sequence.cached // self.block_size
         return [self._digest(sequence, index) for index in range(first, self._adoptable(sequence))]
 
@@ -145,7 +145,7 @@ class PagedCache(KeyValues):
         return (len(sequence.tokens) - 1) // self.block_size
 
     def publish(self, sequence: EngineSequence) -> None:
-        """Lets others find the blocks that committed tokens fill. Drafted tokens are never among them."""
+        """Publishes the blocks that committed tokens fill, and never drafted tokens."""
         for index in range(len(sequence.digests), sequence.cached // self.block_size):
             digest = self._digest(sequence, index)
             sequence.digests.append(digest)
@@ -154,7 +154,7 @@ class PagedCache(KeyValues):
     def roll_back(self, sequence: EngineSequence, length: int) -> None:
         """Forgets what is cached beyond ``length`` tokens, and everything pending.
 
-        A published block is never written again: one that would be is given up and computed anew elsewhere.
+        A published block is never written again: if it had to be, its tokens are computed into another block.
         """
         sequence.forget_pending()
         del sequence.hashes[length // self.block_size :]
@@ -185,13 +185,13 @@ class PagedCache(KeyValues):
         self._drop_blocks(sequence, self.blocks_for(sequence.cached))
 
     def take_changes(self) -> tuple[list[Move], Numbers]:
-        """What has to be copied, and then cleared, before the next forward pass; the caller's from now on."""
+        """Returns the pending copies and clearings, which the caller makes before the next forward pass."""
         moves, self._moves = self._moves, []
         cleared, self._cleared = self._cleared, []
         return moves, np.concatenate([np.zeros(0, np.int64), *cleared])
 
     def make(self, moves: list[Move], cleared: Numbers) -> None:
-        """Copies, one move after the other, and clears: a few launches, however many the moves and layers."""
+        """Makes the moves in their order, then clears: a few launches for any number of moves and layers."""
         if not moves and not len(cleared):
             return
         move = composed(moves)
@@ -207,12 +207,12 @@ class PagedCache(KeyValues):
 
     def are_finite(self, slots: Rows) -> torch.Tensor:
         """bool [num_slots]: whether every key and value there is, in all layers."""
-        # The largest of some numbers is NaN where one is, and costs one reading.
+        # The maximum of numbers is NaN if any of them is NaN, and reads them once.
         largest = [stored[:, slots].abs().amax(dim=(0, 2, 3)) for stored in self._stored]
         return torch.stack([part.float() for part in largest]).amax(dim=0).isfinite()
 
     def _move(self, sequence: EngineSequence, nodes: tuple[int, ...]) -> None:
-        """Brings pending nodes to the front."""
+        """Moves the kept pending nodes to the slots after the committed tokens."""
         if nodes != tuple(range(len(nodes))):
             start = sequence.cached
             source = self._slots(sequence, start + np.asarray(nodes))
@@ -240,7 +240,7 @@ class PagedCache(KeyValues):
 
 
 def composed(moves: list[Move]) -> Move:
-    """One move that does what these do one after the other, if it reads everything before it writes."""
+    """Composes moves into a single move, which reads everything before it writes."""
     origins: dict[int, int] = {}  # slot that holds now what another slot holds in the end
     for move in moves:
         read = [origins.get(slot, slot) for slot in move.source.tolist()]

@@ -1,4 +1,4 @@
-"""A Draft that is asked of a drafter in this process."""
+"""Request for a Draft to a drafter in this process."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,7 +10,7 @@ from outrider.decoding.settings import Sampling
 
 
 class Text(Protocol):
-    """One generation under way, known by its identity: its ``tokens``, the committed ones, only ever grow."""
+    """Generation under way, known by its identity. Its ``tokens`` are committed and only grow."""
 
     prompt_length: int
     noise_key: int
@@ -24,10 +24,12 @@ class Text(Protocol):
 
 @dataclass(frozen=True)
 class Asked:
-    """A chain of at most ``depth`` tokens after those of the text, and ``leaves`` runners-up beside it."""
+    """Request for a chain of at most ``depth`` tokens after the text, and for alternatives."""
 
     text: Text
     depth: int
     alternatives: int = 0
     round: int = 0
-    hidden: Tensor | None = None  # [num_layers, hidden_size] of the target, where it chose the newest token
+    hidden: Tensor | None = (
+        None  # [num_layers, hidden_size] states of the target from which it chose the newest token
+    )

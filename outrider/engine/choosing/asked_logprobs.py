@@ -1,4 +1,4 @@
-"""Log-probabilities that a step tells with the tokens it chooses, so that the host reads once."""
+"""Log-probabilities that a step returns with its tokens, so that the host reads once."""
 
 from collections.abc import Sequence
 from itertools import pairwise

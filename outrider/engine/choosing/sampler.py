@@ -37,16 +37,18 @@ _HAS_TRITON = find_spec("triton") is not None
 
 @dataclass(frozen=True)
 class Choices:
-    """What the logits of one piece of work say."""
+    """Choices that the logits of a piece of work lead to."""
 
     rows: list[ChoiceContext]
     logits: torch.Tensor  # [num_rows, vocab_size]
     ranked: list[
         tuple[int, ...]
-    ]  # [num_rows] the best tokens under the keyed noise, best first, one at least
-    perturbed: NDArray[np.float32]  # [num_rows, ranks] their perturbed logits, -inf where they are banned
-    are_sound: list[bool]  # [num_rows] false where no token may come from the row: a number is not finite
-    given_processed: torch.Tensor | None = None  # where they are known; None: computed if somebody asks
+    ]  # [num_rows] best tokens under the keyed noise, best first, at least one token
+    perturbed: NDArray[
+        np.float32
+    ]  # [num_rows, ranks] perturbed logits of these tokens, -inf for banned tokens
+    are_sound: list[bool]  # [num_rows] false if no token may come from the row: a number is not finite
+    given_processed: torch.Tensor | None = None  # None: computed on first use
     # [num_tokens, num_layers, hidden_size] of layers asked for, at all tokens fed, of which the last are rows
     hidden: torch.Tensor | None = None
     path: tuple[int, ...] = ()  # nodes of its Draft that stand by the coupled rule, root first
@@ -54,7 +56,7 @@ class Choices:
 
     @cached_property
     def processed(self) -> torch.Tensor:
-        """The logits after every sampling setting, float32 [num_rows, vocab_size]."""
+        """Logits after every sampling setting, float32 [num_rows, vocab_size]."""
         return process(self.logits, self.rows) if self.given_processed is None else self.given_processed
 
     @property
@@ -87,7 +89,7 @@ class Choices:
         return probabilities(self.processed)
 
     def sample_draft_token(self, round: int, index: int = 0) -> tuple[int, SparseProbs]:
-        """A row's sampled token, and its distribution: for rejection sampling and block verification."""
+        """Returns a row's sampled token and its distribution, for verification other than coupled."""
         row = self.rows[index]
         return sample_draft_token(self.processed[index], row.noise_key, row.position, round)
 
@@ -121,7 +123,7 @@ class Choosing:
         return self.result.tokens.flatten()
 
     def wait(self) -> tuple[list[Choices], list[bool]]:
-        """One Choices per piece of work; and per token that was fed, whether its cache is finite."""
+        """Returns a Choices for each piece of work, and for each fed token whether its cache is finite."""
         wait_for(self.arrival)
         result, choices, start = self.result.unpacked(self.arriving), list[Choices](), 0
         logprobs = self.asked.of_rows(result.logprobs)
@@ -166,7 +168,7 @@ def begin_choosing(
     drafts: Sequence[Draft] | None = None,
     packed: PackedRows | None = None,
 ) -> Choosing:
-    """Begins to choose tokens; on a GPU nothing is waited for.
+    """Begins to choose tokens; on a GPU the host does not wait.
 
     Args:
         rows: of each piece of work; they follow one another in ``logits`` [num_rows, vocab_size].
@@ -174,7 +176,7 @@ def begin_choosing(
         ranks: tokens to be found for each row.
         drafts: of each piece of work, to be verified by the coupled rule: its rows are the root's and the
             nodes'. None: there are none.
-        packed: what the kernels know of the rows and the Drafts, where it has reached the device already.
+        packed: input of the kernels about rows and Drafts, if it is on the device already.
     """
     asked = LogprobRequest([row for part in rows for row in part])
     return _begin(logits, rows, are_finite, ranks, drafts or [NO_DRAFT] * len(rows), packed, asked)

@@ -1,4 +1,4 @@
-"""Heads that draft token by token, from a state of their own that is fed back with each token.
+"""Heads that draft token by token, from their own state, which is fed back with each token.
 
 Their cache lies beside the target's, in the same blocks: what the target shares, frees or computes again, the
 head does too. At the slot of a position it keeps what it makes of the target's states there and of the token
@@ -29,7 +29,7 @@ from outrider.engine.settings import EngineSettings
 
 
 class AutoregressiveHead(SharedHead):
-    """Trees of any depth: the nodes of a position take one pass together, through its one layer."""
+    """Head with trees of any depth: the nodes of a position pass through its layer together."""
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
@@ -62,13 +62,13 @@ class AutoregressiveHead(SharedHead):
         return feeds + numbers * target.dtype.itemsize + rows  # and whether each row is finite
 
     def take_in(self, fed: Sequence[Fed]) -> None:
-        """Whether or not a Draft is wanted: the next one reads all that came before."""
+        """Feeds the head, whether a Draft is wanted or not: the next Draft reads all that came before."""
         feeds = []
         for one in fed:
             first, sequence = one.start + 1, one.sequence
             tokens = sequence.tokens[first : first + len(one.hidden)]
             feeds.append(feed_of(sequence, tokens, one.start))
-        # A number that is not finite would stay in the cache, where no mask hides it.
+        # A number that is not finite would stay in the cache, and no mask hides it.
         hidden = torch.cat([one.hidden for one in fed]).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         before = self._reduced(hidden)
         step = DrafterStep(StepInput.of(feeds), len(before), wants_logits=False)
@@ -78,7 +78,7 @@ class AutoregressiveHead(SharedHead):
             self._newest[one.sequence] = state
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
-        """One pass less than there are positions."""
+        """Drafts with a pass for each position but the last."""
         asked = [with_room(one, self._target.cache, unwritten=1) for one in asked]
         trees = Trees(asked)
         if trees.growing:
@@ -110,7 +110,7 @@ class AutoregressiveHead(SharedHead):
         return after[:, 0]
 
     def _captured(self, batch: Batch) -> ForwardOutput:
-        """What a graph captures: states alone, since not all of them are followed by a choice."""
+        """Computes what a graph captures: states alone, since a choice follows only some of them."""
         after = self._after(batch, self._states[: batch.num_tokens])
         finite = torch.ones(len(after), dtype=torch.bool, device=after.device)
         return ForwardOutput(after[:, :0], after[:, None], finite)

@@ -1,4 +1,4 @@
-"""Drafters that stand beside the target: they read the states of its layers and draft as a Verdict falls."""
+"""Target drafters: they run in the target's process and draft as a Verdict falls."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from outrider.engine.settings import EngineSettings
 
 @dataclass(frozen=True)
 class Fed:
-    """What a step has put into the target's cache for one sequence, and stays there."""
+    """Tokens of a sequence that a step has put into the target's cache for good."""
 
     sequence: EngineSequence
     start: int  # position of the first token
@@ -34,7 +34,7 @@ class Fed:
 
 
 class Target(Protocol):
-    """The target that it stands beside, once that is loaded."""
+    """Loaded target of a target drafter."""
 
     model: Any  # a rank may hold but a share of it
     dtype: torch.dtype  # type of the model
@@ -51,25 +51,25 @@ class Target(Protocol):
         """Makes the step's changes of the target's cache. Raises CacheLostError."""
 
     def lay_out(self, feeds: Sequence[Feed]) -> Batch:
-        """A pass over the blocks of the target's cache."""
+        """Returns a pass over the blocks of the target's cache."""
 
     def are_finite(self, batch: Batch) -> Tensor:
         """bool [num_tokens]: whether all that any rank has cached of them is."""
 
     def graphs_of(self, compute: Callable[[Batch], ForwardOutput]) -> Graphs:
-        """The same as CUDA graphs, to be captured by all ranks alike."""
+        """Returns CUDA graphs of the passes, which all ranks capture together."""
 
     def row_graphs_of(self, functions: Sequence[ByRows], size: int) -> list[RowGraphs]:
         """Returns graphs from [num_rows, size] to logits [num_rows, vocab_size]; they share memory."""
 
 
 class BesideTarget(Drafter):
-    """It is made before the target, from its checkpoint's config alone, and loaded after it."""
+    """Target drafter, made before the target from its checkpoint's config, and loaded after it."""
 
     hidden_layers: tuple[int, ...] = ()  # layers of the target whose states it is given; -1 is the last
     cache_shapes: tuple[
         LayerShape, ...
-    ] = ()  # shapes of its own layers, cached next to the target's, at each rank
+    ] = ()  # shapes of its own layers, which are cached next to the target's at each rank
     weight_bytes = 0  # bytes that it adds to the target's, at each rank
     # Of each Draft that it made last, at each position of the chain: the best tokens, best first.
     guesses: Sequence[Sequence[tuple[int, ...]]] = ()
@@ -105,10 +105,10 @@ class BesideTarget(Drafter):
 
     def follow(self, step: DrafterStep) -> None:
         """Computes, at a rank other than 0, its part of a step that rank 0 sent. Raises RankLostError."""
-        raise NotImplementedError  # for one that computes at rank 0 alone, and sends none
+        raise NotImplementedError  # a drafter that computes at rank 0 alone sends no step
 
     def allocate(self, num_blocks: int) -> None:
-        """Its cache: as many blocks as the target's, each for the same tokens, and one for padding."""
+        """Allocates its cache: a block for each block of the target's, and a block for padding."""
 
     def capture(self) -> tuple[str, ...]:
         """Called once there is a cache, if passes are captured there. Returns why some cannot be."""
@@ -125,21 +125,21 @@ class BesideTarget(Drafter):
         """Called with what every step fed, if it has ``cache_shapes``."""
 
     def watch(self, texts: Sequence[EngineSequence]) -> None:
-        """Called after every step with those that took part, as they stand: for one that learns from them."""
+        """Called after every step with the sequences that took part: for a drafter that learns from them."""
 
 
 def rows_at(rows: Tensor, places: list[int]) -> Tensor:
-    """A copy of those rows, made without waiting for the device."""
+    """Returns a copy of these rows, without waiting for the device."""
     return rows[to_device(torch.tensor(places), rows.device)]
 
 
 def feed_of(sequence: EngineSequence, tokens: list[int], start: int, num_logits: int = 0) -> Feed:
-    """Tokens of a text, or drafted ones after it, at a position of it: its blocks hold them."""
+    """Returns the feed of tokens of a text, or of drafted tokens after it, at a position."""
     return Feed(tokens, num_logits, start, sequence.table[: len(sequence.blocks)], None)
 
 
 def beside_target(settings: EngineSettings) -> BesideTarget | None:
-    """The drafter that the settings name, None where they name none.
+    """Returns the target drafter that the settings name; None: they name none.
 
     Raises:
         ValueError: it does not run beside a target.

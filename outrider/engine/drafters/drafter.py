@@ -1,4 +1,4 @@
-"""What every drafter of the engine is: one method, for the whole batch."""
+"""Interface of the engine's drafters: a single method, for the whole batch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
-        """A Draft for each; with the distributions it was drawn from unless verification is coupled."""
+        """Returns a Draft for each request; with its distributions unless verification is coupled."""
 
     def forget(self, text: Text) -> None:
-        """The generation has ended: whatever is kept for it may go."""
+        """Frees what is kept for a generation that has ended."""
         return

@@ -16,7 +16,7 @@ from outrider.engine.settings import EngineSettings
 
 
 class Eagle3(AutoregressiveHead):
-    """Its embedding and its output projection are the target's where it has none of its own."""
+    """EAGLE-3 drafter. Without its own embedding or output projection it uses the target's."""
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)

@@ -1,4 +1,4 @@
-"""The network of an EAGLE-3 head: one decoder layer over states of three of the target's layers.
+"""Network of an EAGLE-3 head: a decoder layer over states of three layers of the target.
 
 Source: Li et al., "EAGLE-3: scaling up inference acceleration of large language models via training-time
 test", 2025, and the options that checkpoints of version 3.1 name in their configs.
@@ -33,7 +33,7 @@ OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 @dataclass(frozen=True)
 class Eagle3Shape:
-    """What a checkpoint's config says, whichever format it has."""
+    """Shape that a checkpoint's config gives, in any of its formats."""
 
     layer: Any  # config of transformers, of its decoder layer
     hidden_layers: tuple[int, ...]  # layers of the target, counted as its inputs
@@ -86,7 +86,7 @@ def _read_layers(config: Mapping[str, Any]) -> list[int]:
 
 
 class Eagle3Layer(nn.Module):
-    """A decoder layer whose attention reads the token's embedding and the state side by side."""
+    """Decoder layer whose attention reads the token's embedding and the state side by side."""
 
     def __init__(self, shape: Eagle3Shape) -> None:
         super().__init__()

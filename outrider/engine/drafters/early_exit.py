@@ -41,11 +41,11 @@ from outrider.engine.settings import EngineSettings
 logger = logging.getLogger(__name__)
 
 TRIAL_SHARE = 0.05  # most of the time that a search takes
-LONGEST_STEP_S = 1.0  # more between two steps is time in which nobody asked
+LONGEST_STEP_S = 1.0  # seconds; a longer pause between two steps is idle time
 
 
 class EarlyExit(BesideTarget):
-    """Trees of any depth: the nodes of a position take one pass together."""
+    """Drafter with trees of any depth: the nodes of a position take one pass together."""
 
     def __init__(self, settings: EngineSettings) -> None:
         super().__init__(settings)
@@ -57,7 +57,9 @@ class EarlyExit(BesideTarget):
         self._layers: tuple[int, ...] | None = None  # layers that draft; None: not known yet
         self._search: ExitSearch | None = None
         self._parts: dict[tuple[int, ...], Callable[[Paged], Tensor]] = {}  # passes, by their layers
-        self._graphs: Graphs | None = None  # graphs of the layers that draft; captured once those are known
+        self._graphs: Graphs | None = (
+            None  # graphs of the layers that draft; captured once the layers are known
+        )
         self._spent = self._watched = 0.0  # seconds, of trials and captures, and altogether
         self._seen: float | None = None  # when the step before ended
 
@@ -72,7 +74,7 @@ class EarlyExit(BesideTarget):
             self._search = ExitSearch(costs(self._settings, self.candidates))
 
     def capture(self) -> tuple[str, ...]:
-        """What a search finds is captured between steps, later."""
+        """Captures graphs; the layers that a search finds are captured later, between steps."""
         self._graphs = self._target.graphs_of(lambda batch: self._compute(self._layers or (), batch))
         return () if self._search else self._graphs.capture()
 
@@ -82,7 +84,7 @@ class EarlyExit(BesideTarget):
         return feeds + rows * target.vocab_size * target.dtype.itemsize + rows
 
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
-        """One pass over the part for each position."""
+        """Drafts with a pass over the part for each position."""
         if self._layers is None:
             return [Draft() for _ in asked]
         cache = self._target.cache
@@ -99,7 +101,7 @@ class EarlyExit(BesideTarget):
         return trees.drafts()
 
     def follow(self, step: DrafterStep) -> None:
-        """A pass over a part, or where nothing is fed, the capture of one of its graphs."""
+        """Runs a pass over a part; if nothing is fed, captures one of its graphs."""
         layers = self.candidates[step.part]
         if step.fed.feeds:
             self._run(layers, step.fed)
@@ -123,7 +125,7 @@ class EarlyExit(BesideTarget):
             self._spent += self._seen - begun
 
     def _go_on(self, texts: Sequence[EngineSequence]) -> None:
-        """A trial, or a graph."""
+        """Runs a trial, or captures a graph."""
         if self._search is not None:
             self._try(self._search, texts)
         elif self._graphs is not None and (layers := self._layers) is not None:
@@ -187,7 +189,7 @@ class EarlyExit(BesideTarget):
         return [tuple(range(number)) for number in self._exits.numbers] if self._exits else []
 
     def _named(self) -> list[tuple[int, ...]]:
-        """The layers that the settings name; none: they are to be searched."""
+        """Returns the layers that the settings name; none: they are to be searched."""
         settings, count = self._settings, self._target_shape.num_layers
         skipped, leaves_after = settings.skipped_layers, settings.early_exit
         if leaves_after != "auto":

@@ -1,4 +1,4 @@
-"""Which part of a target would draft best: so many of its first layers, or all but some."""
+"""Search for the part of a target that drafts best: its first layers, or all but some layers."""
 
 from collections.abc import Sequence
 
@@ -58,7 +58,7 @@ class ExitSearch:
 
     @property
     def next(self) -> Layers:
-        """The candidate to be judged: the one of the fewest positions."""
+        """Candidate to be judged next: it has the fewest judged positions."""
         return min(self._positions, key=self._positions.__getitem__)
 
     def observe(self, layers: Layers, judged: Judged) -> None:
@@ -72,7 +72,7 @@ class ExitSearch:
 
     @property
     def best(self) -> Layers | None:
-        """None where the best one does not promise enough."""
+        """Best candidate; None: it does not promise enough."""
         promises = {layers: self._promise(layers) for layers in self._costs}
         best = max(promises, key=promises.__getitem__)
         return best if promises[best] >= LEAST_GAIN else None

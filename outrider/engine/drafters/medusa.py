@@ -31,7 +31,7 @@ OF_VLLM = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)|lm_heads\.(\d
 
 
 class MedusaHead(nn.Module):
-    """Residual layers, then an output projection, which is the target's where it has none of its own."""
+    """Residual layers, then an output projection: the target's if the head has none."""
 
     def __init__(self, layers: list[nn.Linear], projection: nn.Module) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class MedusaHead(nn.Module):
 
 
 class Medusa(SharedHead):
-    """Trees as deep as there are heads. To a head all nodes of its position follow the same tokens."""
+    """Drafter with trees as deep as there are heads. A head guesses once for all nodes of its position."""
 
     hidden_layers = (-1,)
 
@@ -80,12 +80,12 @@ class Medusa(SharedHead):
         return tuple(dict.fromkeys(reason for of_head in graphs for reason in of_head.capture()))
 
     def graph_bytes(self, rows: int, feeds: int) -> int:
-        """States, and the logits of one head at a time."""
+        """Returns bytes of states, and of the logits of one head at a time."""
         target = self._target_shape
         return rows * (self.state_size + target.vocab_size) * target.dtype.itemsize
 
     def _projection(self, weight: str) -> nn.Module:
-        """A head's own: a rank's share of it."""
+        """Returns a rank's share of a head's own output projection."""
         model, (rank, ranks), linear = self._target.model, self._share, self._linear(weight, None)
         if ranks == 1:
             return linear.to(model.device, model.dtype)
@@ -132,7 +132,7 @@ HeadNames = tuple[list[tuple[str, str | None]], str | None]  # weight and bias o
 
 
 def _names_of(checkpoint: HeadCheckpoint) -> list[HeadNames]:
-    """The tensors of each head. How many there are the config may misstate: what is there counts."""
+    """Returns the tensors of each head. Their number comes from the tensors: the config may misstate it."""
     checkpoint.check_verifier(checkpoint.config.get("base_model_name_or_path"))
     layers: dict[int, dict[int, dict[str, str]]] = {}
     projections: dict[int, str] = {}

@@ -20,7 +20,7 @@ from outrider.engine.settings import EngineSettings
 
 
 class Mtp(AutoregressiveHead):
-    """One layer, whatever the checkpoint has beyond it."""
+    """Drafter with the first MTP layer of the checkpoint."""
 
     hidden_layers = (-1,)
 

@@ -106,7 +106,7 @@ class MtpCheckpoint:
         return model.to(target.device).eval().requires_grad_(False)
 
     def _find(self, name: str) -> dict[str, Path]:
-        """The file of each tensor."""
+        """Returns the file of each tensor."""
         folder = Path(name)
         if not folder.is_dir():
             folder = Path(snapshot_download(name, allow_patterns=WANTED))
@@ -127,7 +127,7 @@ class MtpCheckpoint:
         return files
 
     def _dequantized(self, tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Weights in FP8 times their scales; all others as they are."""
+        """Returns FP8 weights times their scales, and all other weights unchanged."""
         scales = {
             name.removesuffix(suffix): name
             for suffix in SCALES
@@ -169,7 +169,7 @@ class MtpCheckpoint:
         return outputs, inputs
 
     def _built(self, dtype: torch.dtype) -> tuple[Any, Any]:
-        """A model and its MTP layer, without weights."""
+        """Returns a model and its MTP layer, without weights."""
         try:
             with local_torch_dtype(dtype):
                 whole = AutoModelForCausalLM.from_config(
@@ -218,7 +218,7 @@ class MtpCheckpoint:
 def after(
     model: Any, states: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, outrider: Any
 ) -> torch.Tensor:
-    """The states after tokens, from those before: [1, num_tokens, hidden_size].
+    """Returns the states after tokens, from the states before them: [1, num_tokens, hidden_size].
 
     Args:
         model: an MtpModel.

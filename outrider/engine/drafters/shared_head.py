@@ -1,4 +1,4 @@
-"""Heads beside a target on several devices: each rank holds a share of the head, as it does of the target.
+"""Heads of a target on several devices: each rank holds a share of the head, as of the target.
 
 Rank 0 knows the texts, chooses tokens and grows Drafts. A step of the head is computed by all ranks together:
 rank 0 tells what is fed and spreads the states that the step begins with, since a Draft's states are picked
@@ -16,7 +16,7 @@ from outrider.engine.parallel.rank_group import together
 
 
 class SharedHead(BesideTarget):
-    """A target on one device is the only rank."""
+    """Head whose share each rank holds. A target on a single device is the only rank."""
 
     state_size: int  # numbers of a state that a step begins with
 
@@ -25,7 +25,7 @@ class SharedHead(BesideTarget):
 
     @property
     def _share(self) -> tuple[int, int]:
-        """The rank, and of how many."""
+        """Rank, and number of ranks."""
         group = self._target.group
         return (0, 1) if group is None else (group.rank, group.size)
 

@@ -40,7 +40,7 @@ class _Node:
     token: int
     parent: "_Node | None"  # None: it follows the last committed token
     depth: int  # tokens up to it, itself included
-    score: float  # logarithm of the probability that it stands
+    score: float  # logarithm of the probability that it is accepted
     is_on_chain: bool
 
 
@@ -66,7 +66,7 @@ class _Tree:
         self._passes = asked.depth - 1  # passes that feed some of them
 
     def rows(self) -> list[ChoiceContext]:
-        """What choosing a token after each of ``open`` depends on."""
+        """Returns the context of choosing a token after each of ``open``."""
         text, tree = self.text, _draft_of(self.fed)
         generated = text.tokens[text.prompt_length :]
         nodes = range(len(self.fed) - len(self.open), len(self.fed)) if self.fed else [ROOT]
@@ -140,12 +140,12 @@ class _Tree:
 
 
 class Trees:
-    """One for each Draft that is asked for."""
+    """Trees of all requested Drafts."""
 
     def __init__(self, asked: Sequence[Asked]) -> None:
         self._trees = [_Tree(one) for one in asked]
         most = max((tree.alternatives for tree in self._trees), default=0)
-        self._ranks = min(1 + max(most, 1), RANKS)  # the second guess tells what runners-up would be worth
+        self._ranks = min(1 + max(most, 1), RANKS)  # the second guess shows the worth of alternatives
         self.unsound: list[int] = []  # indices of requests whose numbers are not finite
 
     @property

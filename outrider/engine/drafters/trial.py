@@ -1,4 +1,4 @@
-"""What a drafter beside the target would have said where the target has spoken already.
+"""Trial of a target drafter on text that the target has already said.
 
 Under keyed noise a guess is right if it is what the target said, at any temperature, so that nobody has to
 ask the target.

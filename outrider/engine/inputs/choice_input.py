@@ -1,4 +1,4 @@
-"""Input of the kernels that choose tokens, besides logits.
+"""Input of the kernels that choose tokens, next to the logits.
 
 It reaches the device in the step's one buffer. It follows from what is fed, so that the rows, which hold far
 more, are made while the device computes.
@@ -27,7 +27,7 @@ _NO_ROW = -(2**40)  # far below every row
 
 @dataclass(frozen=True)
 class PackedRows:
-    """What the kernels know of each row, on the device."""
+    """Input of the kernels about each row, on the device."""
 
     integers: Tensor  # int64 [4, num_rows] noise key, position, top_k, whether there is noise
     numbers: Tensor  # float64 [3, num_rows] temperature, top_p, the logarithm of min_p
@@ -45,7 +45,7 @@ class DraftRows:
 
     @classmethod
     def of(cls, drafts: Sequence[Draft], counts: Sequence[int]) -> "DraftRows | None":
-        """None where nothing was drafted.
+        """Returns the rows of Drafts; None: nothing was drafted.
 
         counts: rows of each piece of work: where it has a Draft, the root's and the nodes' in their order.
         """

@@ -26,7 +26,7 @@ Array = TypeVar("Array")
 
 @dataclass(frozen=True)
 class PagedLayout:
-    """How many of everything the buffer has room for."""
+    """Sizes of the buffer: rows, tiles, blocks and nodes that it has room for."""
 
     rows: int
     logits: int
@@ -91,7 +91,7 @@ class PagedInput(Generic[Array]):
 
     token_ids: Array  # [1, rows]
     position_ids: Array  # [1, rows]
-    slots: Array  # [rows] where the tokens' keys and values go
+    slots: Array  # [rows] slots of the tokens' keys and values
     seen: Array  # [rows] slots before that are all visible
     ends: Array  # [rows] slots up to the row's own; 0: padding, -1: the row is of ``many_tiles``
     ancestors: Array  # [rows, words] bits of the nodes, from the root on, that are visible besides
@@ -208,7 +208,7 @@ def _root(feed: Feed) -> int:
 
 
 def _branch(numbers: PagedInput[Numbers], tree: Draft, rows: slice, root: int) -> None:
-    """Lets drafted nodes, of which the last ones are fed, see only their own ancestors among the drafted."""
+    """Lets drafted nodes, of which the last are fed, see only their own drafted ancestors."""
     count = rows.stop - rows.start
     numbers.position_ids[0, rows] = root + np.array(tree.depths[-count:])
     numbers.seen[rows] = root

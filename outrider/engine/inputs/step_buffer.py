@@ -1,4 +1,4 @@
-"""Named fields of one step in one buffer of bytes: what a device is given, or gives back, in one copy."""
+"""Named fields of a step in a buffer of bytes, which reaches the device, or the host, in one copy."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ ALIGNMENT = 16  # bytes; for pointers that are aligned otherwise kernels compile
 
 @dataclass(frozen=True)
 class Field:
-    """Shape and dtype of one field."""
+    """Shape and dtype of a field."""
 
     shape: tuple[int, ...]
     dtype: str = "int64"  # name that numpy and torch share
@@ -28,7 +28,7 @@ class Field:
 
 
 class StepBuffer:
-    """Input of one step on the host. ``arrays`` are its fields, to be filled before it is sent."""
+    """Input of a step on the host. ``arrays`` are its fields, to be filled before it is sent."""
 
     def __init__(self, fields: Mapping[str, Field], device: torch.device) -> None:
         """device: where the buffer is sent. For a GPU its memory is pinned."""

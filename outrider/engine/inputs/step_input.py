@@ -1,4 +1,4 @@
-"""All that a forward pass depends on, and its form as numbers: what rank 0 tells the ranks of its group."""
+"""Input of a forward pass, and its form as numbers, which rank 0 sends to the ranks of its group."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ Rows = slice | torch.Tensor  # indices; a slice where they follow one another
 
 @dataclass(frozen=True)
 class Feed:
-    """What one sequence feeds, and where it lies in the cache."""
+    """Tokens that a sequence feeds, and their place in the cache."""
 
     tokens: list[int]
     num_logits: int  # rows of logits wanted, of the last tokens
     start: int  # slots written before
-    blocks: Numbers  # blocks of its slots, those fed now included
+    blocks: Numbers  # blocks of its slots, including the slots fed now
     tree: Draft | None  # nodes pending and fed, where they branch; None: each token sees all before it
 
 
@@ -41,7 +41,7 @@ class StepInput:
     feeds: list[Feed]
 
     def to_numbers(self) -> Numbers:
-        """Each list after its length."""
+        """Returns each list after its length."""
         numbers: list[Sequence[int] | Numbers] = [[len(self.moves), len(self.cleared), len(self.feeds)]]
         for move in self.moves:
             numbers += [[len(move.source)], move.source, move.target]
@@ -59,7 +59,7 @@ class StepInput:
 
     @classmethod
     def from_numbers(cls, numbers: Numbers) -> "StepInput":
-        """What ``to_numbers`` was called on."""
+        """Returns the object that ``to_numbers`` was called on."""
         read = _Reader(numbers)
         num_moves, num_cleared, num_feeds = read.list(3)
         moves = []
@@ -80,7 +80,7 @@ NOTHING_FED = StepInput.of([])
 
 
 class _Reader:
-    """Takes numbers from the front."""
+    """Reads numbers from the front."""
 
     def __init__(self, numbers: Numbers) -> None:
         self._numbers = numbers

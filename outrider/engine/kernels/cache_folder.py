@@ -1,4 +1,4 @@
-"""Where Triton keeps the kernels that it compiles.
+"""Folder in which Triton keeps the kernels that it compiles.
 
 Triton takes ``~/.triton`` and fails at the first launch if it cannot write there. A container often has a
 root that is read-only, and a user without a home.

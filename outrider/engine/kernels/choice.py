@@ -34,7 +34,7 @@ WARPS = 8
 
 _SAFETY = tl.constexpr(0.01)  # margin by which a bound is lowered: more than rounding makes of it
 _HIGHEST = tl.constexpr(2**63 - 1)  # above the rank of any token
-_SMALLEST = tl.constexpr(torch.finfo(torch.float32).min)  # what a banned token counts as, beside others
+_SMALLEST = tl.constexpr(torch.finfo(torch.float32).min)  # logit of a banned token
 _INFINITY = tl.constexpr(math.inf)
 
 
@@ -43,7 +43,7 @@ Launch = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]  # kernel,
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """What was chosen, still on the device."""
+    """Chosen tokens, still on the device."""
 
     ranked: Tensor  # int32 [num_rows, ranks] the best tokens under the keyed noise, best first
     perturbed: Tensor  # float32 [num_rows, ranks] their perturbed logits, -inf where they are banned

@@ -1,4 +1,4 @@
-"""Where truncation cuts a row off: a search over the ranks of its candidates, in few passes, unsorted.
+"""Search for the rank at which truncation cuts a row off, in few passes over unsorted candidates.
 
 A ``source`` says what a row's candidates are: where their ranks lie and how many there are, or, if they have
 not been collected, how to read all of its logits; see load_ranks.
@@ -19,19 +19,19 @@ _INFINITY = tl.constexpr(math.inf)
 
 @triton.jit
 def lowest_rank(ID_BITS: tl.constexpr):
-    """A rank that no token is below."""
+    """Returns a rank below which no token lies."""
     return rank_of(tl.full((), -_INFINITY, tl.float32), (1 << ID_BITS) - 1, ID_BITS)
 
 
 @triton.jit
 def rank_above(peak, ID_BITS: tl.constexpr):
-    """A rank that no token reaches."""
+    """Returns a rank that no token reaches."""
     return rank_of(peak, 0, ID_BITS) + 1
 
 
 @triton.jit
 def search(lowest, above, enough, peak, source, BY_MASS: tl.constexpr, ID_BITS: tl.constexpr):
-    """The largest rank whose tokens, with those above, are enough by number or by mass; else ``lowest``."""
+    """Returns the largest rank that keeps enough tokens by number or by mass; ``lowest`` if none does."""
     _, length, _, _, _, _, _, _, _ = source
     while above - lowest > 1:
         step = tl.maximum((above - lowest) // (_PIVOTS + 1), 1)

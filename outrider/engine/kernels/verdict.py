@@ -1,4 +1,4 @@
-"""What stands of Drafts by the coupled rule, found where their tokens were chosen: one launch for all.
+"""Accepted nodes of Drafts by the coupled rule, found on the device by one launch for all Drafts.
 
 The rule is ``verify_coupled`` in outrider/decoding/verify.py.
 """

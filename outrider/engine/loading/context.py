@@ -1,4 +1,4 @@
-"""How long a text a model computes, with rotations that do not depend on what else is in the batch."""
+"""Longest text of a model, with rotations that do not depend on the rest of the batch."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,14 +12,14 @@ LONG_ROPE = "longrope"
 
 
 def context_length(model: Any) -> int:
-    """Returns the positions that the model computes alike whatever else is in the batch."""
+    """Returns the number of positions whose results do not depend on the rest of the batch."""
     config = model.config.get_text_config()
     limits = [getattr(config, "max_position_embeddings", None), getattr(config, "attention_chunk_size", None)]
     return min((limit for limit in limits if limit is not None), default=UNLIMITED)
 
 
 def context_because(model: Any) -> str | None:
-    """Returns a sentence on a context that users of transformers may not expect; None for any other."""
+    """Returns a sentence on a context that users of transformers may not expect; None: it is as expected."""
     config, length = model.config.get_text_config(), context_length(model)
     chunk = getattr(config, "attention_chunk_size", None)
     if chunk == length:
@@ -72,7 +72,7 @@ def _fixed(module: nn.Module, layers: str | None) -> str:
 
 
 def _ropes(parameters: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    """A model's rotary settings: one set, or one per kind of layer."""
+    """Yields a model's rotary settings: a single set, or a set per kind of layer."""
     return (
         [parameters] if "rope_type" in parameters else [p for p in parameters.values() if isinstance(p, dict)]
     )

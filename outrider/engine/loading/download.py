@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
 def fetch(source: str, into: Path) -> Path:
     """Returns the checkpoint's folder below ``into``, once it is there and complete.
 
-    Nobody sees it half written: it gets its name when it is checked. Whatever has come of an interrupted
+    It is never seen half written: it gets its name when it is checked. Files of an interrupted
     download is kept for the next attempt.
 
     Args:

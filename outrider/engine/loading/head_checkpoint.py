@@ -1,4 +1,4 @@
-"""The checkpoint of a head, in the forms in which heads are published, and the target that it suits."""
+"""Checkpoint of a head, in the published forms, and the shape of its target."""
 
 import json
 import logging
@@ -32,7 +32,7 @@ READERS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
 
 @dataclass(frozen=True)
 class TargetShape:
-    """What a head must agree with."""
+    """Shape of the target, with which a head must agree."""
 
     name: str
     architecture: str
@@ -58,7 +58,7 @@ class TargetShape:
 
 
 class HeadCheckpoint:
-    """A folder, or an id of the hub, with ``config.json`` and weights."""
+    """Checkpoint of a head: a folder, or an id of the hub, with ``config.json`` and weights."""
 
     def __init__(self, settings: EngineSettings) -> None:
         """
@@ -113,7 +113,7 @@ class HeadCheckpoint:
             raise self.refusal(f"{name} is {list(found)} and must be {list(shape)} for this target")
 
     def check_verifier(self, name: str | None, architectures: list[str] = []) -> None:  # noqa: B006
-        """What the checkpoint says of the target that it was made for. Raises UnsupportedModelError.
+        """Compares the target with the name in the checkpoint. Raises UnsupportedModelError.
 
         A target from a local folder may go by any name there: it is told in the log where it is another.
         """

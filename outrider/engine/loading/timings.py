@@ -1,4 +1,4 @@
-"""Where the time of a load goes."""
+"""Times of the parts of a load."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Draft and target must mean the same by a token id."""
+"""Compares the vocabularies of draft and target: a token id must mean the same token to both."""
 
 from transformers import AutoTokenizer
 
@@ -9,7 +9,7 @@ def check_vocabulary(target: str, draft: str) -> None:
     """Compares two checkpoints' tokenizers, given as folders or hub ids. Padded embeddings are no difference.
 
     Raises:
-        VocabularyMismatchError: some token has another id, or only one of them knows it.
+        VocabularyMismatchError: a token has different ids, or only one of the two knows it.
     """
     of_target = AutoTokenizer.from_pretrained(target).get_vocab()
     of_draft = AutoTokenizer.from_pretrained(draft).get_vocab()

@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 
 def resolve_device(name: str) -> torch.device:
-    """ "auto" is the first GPU, or else the CPU."""
+    """Returns the device; "auto" is the first GPU, or the CPU without GPUs."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
 
 
 def load_model(settings: EngineSettings) -> Any:
-    """The checkpoint as a transformers model in evaluation mode, on its device.
+    """Returns the checkpoint as a transformers model in evaluation mode, on its device.
 
     A checkpoint that is quantized loads as it is, through the library that transformers takes for it. Of
     several devices each process loads its share alone, in its process group.
@@ -124,7 +124,7 @@ def _loading(config: Any, settings: EngineSettings, device: torch.device) -> dic
 
 
 def attach(model: Any, name: str) -> Probe:
-    """Routes the model's attention through the paged cache; returns what was found out about its layers.
+    """Routes the model's attention through the paged cache; returns the shapes of its layers.
 
     A model may accept another attention and silently go on with its own, so one token is run to see which
     layers really call ours.

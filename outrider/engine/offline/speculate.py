@@ -1,4 +1,4 @@
-"""Draft-then-verify for many requests in one process: what the service does, without the service."""
+"""Draft-then-verify rounds for many requests in a single process, without the service."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ def generate(
 
 @dataclass(eq=False)
 class OfflineGeneration:
-    """The text of a request under way; ``tokens`` are the committed ones, prompt included."""
+    """Text of a request under way; ``tokens`` are committed, prompt included."""
 
     prompt_length: int
     noise_key: int
@@ -68,7 +68,7 @@ class OfflineGeneration:
 
 @dataclass
 class _Run:
-    """A request under way."""
+    """Request under way."""
 
     generation: OfflineGeneration
     sequence: EngineSequence
@@ -90,7 +90,7 @@ def _open(target: Engine, request: OfflineRequest) -> _Run:
 
 
 def _verify(target: Engine, runs: Sequence[_Run], drafts: Sequence[Draft]) -> None:
-    """One round of every run."""
+    """Makes a round of every run."""
     of_sequence = {run.sequence.number: run for run in runs}
     for run, draft in zip(runs, drafts, strict=True):
         base = len(run.sequence.tokens)

@@ -1,4 +1,4 @@
-"""A step of the drafter beside the target: what rank 0 tells the ranks that hold a share of it."""
+"""Step of the target drafter, which rank 0 sends to the ranks that hold a share of it."""
 
 from dataclasses import dataclass
 
@@ -22,6 +22,6 @@ class DrafterStep:
 
     @classmethod
     def from_numbers(cls, numbers: Numbers) -> "DrafterStep":
-        """What ``to_numbers`` was called on."""
+        """Returns the step that ``to_numbers`` was called on."""
         num_states, part, wants_logits = numbers[:3].tolist()
         return cls(StepInput.from_numbers(numbers[3:]), num_states, part, bool(wants_logits))

@@ -1,4 +1,4 @@
-"""The layers of a rank: its share of each weight as an ordinary tensor, and the exchange between the ranks.
+"""Layers of a rank: its share of each weight as an ordinary tensor, and the exchange between ranks.
 
 transformers decides what is shared and how, and each rank loads no more than that. Its layers then wrap every
 weight and activation anew at every call, which costs more than the small products of decoding: those of the
@@ -25,7 +25,7 @@ SUMMED = ("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise", "al
 
 
 class RowParallelLinear(nn.Module):
-    """A product of which each rank has some input features: the results are added up, then the bias."""
+    """Product of which each rank has some input features: the results are added up, then the bias."""
 
     def __init__(self, linear: nn.Linear, add: Sum = add_up, width: int | None = None) -> None:
         """
@@ -83,7 +83,7 @@ class ParallelLMHead(nn.Module):
 
 
 class VocabParallelEmbedding(nn.Module):
-    """An embedding of which each rank has some tokens; the others' are zero to it."""
+    """Embedding of which each rank has some tokens; tokens of other ranks are zero."""
 
     def __init__(self, weight: Tensor, num_tokens: int) -> None:
         """weight: [tokens of this rank, features], of equal parts but for the last rank's"""
@@ -96,7 +96,7 @@ class VocabParallelEmbedding(nn.Module):
         own = token_ids - self.first
         foreign = (own < 0) | (own >= len(self.weight))
         rows = embedding(own.masked_fill(foreign, 0), self.weight).masked_fill(foreign[..., None], 0.0)
-        return add_up(rows)  # rows of all ranks but one are zero, so any order does
+        return add_up(rows)  # rows of all ranks but one are zero, so any order gives equal sums
 
 
 def use_parallel_layers(model: PreTrainedModel, *, in_order: bool = False) -> None:
@@ -152,7 +152,7 @@ def _complete_head(linear: nn.Linear, kind: str, attention: nn.Module) -> None:
     for name, part in [*linear.named_parameters()]:
         parts = part.new_empty(size * len(part), *part.shape[1:])
         dist.all_gather_single(parts, part.detach().contiguous())
-        own = parts.chunk(size // copies)[rank // copies].clone()  # so that the others' can go
+        own = parts.chunk(size // copies)[rank // copies].clone()  # so that the other shares can be freed
         setattr(linear, name, nn.Parameter(own, requires_grad=False))
     linear.out_features = len(linear.weight)
     groups: int | None = getattr(attention, "num_key_value_groups", None)

@@ -1,4 +1,4 @@
-"""A model's tensor-parallel plan in transformers: a style for each module or parameter that ranks share."""
+"""Tensor-parallel plan of a model in transformers: a style for each module or parameter that ranks share."""
 
 from collections.abc import Mapping
 
@@ -29,7 +29,7 @@ def style_of_parameter(name: str, plan: Plan) -> str | None:
 
 
 def is_shared(parameter: str, plan: Plan) -> bool:
-    """Whether each rank holds a part of it."""
+    """Whether each rank holds a part of the parameter."""
     style = style_of_parameter(parameter, plan)
     is_whole_bias = style in ROWWISE and parameter.endswith(".bias")
     return style is not None and style not in WHOLE and not is_whole_bias

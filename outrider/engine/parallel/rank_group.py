@@ -1,4 +1,4 @@
-"""One model on several devices: a group of processes, of which rank 0 leads and the others follow.
+"""Group of processes that hold a model on several devices: rank 0 leads, the other ranks follow.
 
 Rank 0 schedules and samples. What a step feeds reaches the others in one broadcast of ids and indices, then
 all run the same forward pass, each over its share of the weights and of the key/value heads. Tokens that rank
@@ -26,7 +26,7 @@ FOREVER = timedelta(days=365)  # a rank waits for its next step as long as nobod
 
 
 class RankGroup:
-    """This process's place in its group. A process has one group in its life."""
+    """Place of this process in its group. A process has a single group in its life."""
 
     def __init__(self, store: TCPStore, rank: int, size: int, device: torch.device) -> None:
         """Returns when all ranks have come.
@@ -60,7 +60,7 @@ class RankGroup:
         flags.copy_(numbers)
 
     def send(self, step: StepInput | DrafterStep, chosen: torch.Tensor | None = None) -> None:
-        """Tells the other ranks, from rank 0, what to do next. The host does not wait for its device.
+        """Sends the next work from rank 0 to the other ranks. The host does not wait for its device.
 
         chosen: [num_rows] on the device, for a step that feeds what the one before chooses.
 
@@ -77,11 +77,11 @@ class RankGroup:
         _broadcast(rows)
 
     def dismiss(self) -> None:
-        """Tells the other ranks, from rank 0, that nothing more comes for this model."""
+        """Sends the end of work for this model from rank 0 to the other ranks."""
         self._send(np.zeros(0, np.int64))
 
     def receive(self) -> tuple[StepInput, torch.Tensor | None] | DrafterStep | None:
-        """Waits, at a rank other than 0, for what to do next; None: nothing more.
+        """Waits for the next work, at a rank other than 0; None: no more work comes.
 
         Raises:
             RankLostError: rank 0 is gone, or has failed alone, or this one has.

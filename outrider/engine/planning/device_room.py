@@ -1,4 +1,4 @@
-"""What an engine may take of a device that it shares with other processes, and what it refuses to take."""
+"""Memory that an engine may take of a device that it shares with other processes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ def bound_allocator(settings: EngineSettings) -> None:
 
 @dataclass(frozen=True)
 class DeviceRoom:
-    """A device as it is found before an engine is loaded."""
+    """Device as it is found before an engine is loaded."""
 
     device: torch.device
     share: float  # part of the device's memory that the engine may take

@@ -1,4 +1,4 @@
-"""How many cache blocks the memory budget buys."""
+"""Number of cache blocks within the memory budget."""
 
 import math
 import os
@@ -43,7 +43,7 @@ def block_bytes(settings: EngineSettings, shapes: Mapping[int, LayerShape], dtyp
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes of the device's memory that nobody has taken; what only caches files counts as free."""
+    """Bytes of the device's free memory; memory that only caches files counts as free."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     available = _number_in(_MEMORY, "MemAvailable:") * 1024

@@ -1,4 +1,4 @@
-"""What an engine takes of its device's memory, before any weight is read."""
+"""Memory plan of an engine, made before any weight is read."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
@@ -54,14 +54,14 @@ class MemoryPlan:
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest number from 1 to ``most`` that fits, 0 if there is none. All below one that fits do."""
+    """Returns the largest number from 1 to ``most`` that fits; 0: none. Below it every number fits."""
     return bisect_left(range(1, most + 1), True, key=lambda number: not fits(number))
 
 
 def resolve_cache(
     model: ModelSkeleton, settings: EngineSettings, memory: int, depth: int = MAX_DEPTH
 ) -> EngineSettings:
-    """The settings with bytes in place of a ``cache_memory`` left open. Arguments as ``plan_memory``.
+    """Returns the settings with bytes for a ``cache_memory`` left open. Arguments as ``plan_memory``.
 
     Raises:
         CacheTooSmallError: the model leaves no room for a cache.
@@ -78,7 +78,7 @@ def resolve_cache(
 
 
 def default_cache(model: ModelSkeleton, settings: EngineSettings, memory: int, depth: int = MAX_DEPTH) -> int:
-    """Bytes in whole blocks; 0 where not one fits. Arguments as ``plan_memory``."""
+    """Returns bytes in whole blocks; 0: no block fits. Arguments as ``plan_memory``."""
     block = block_bytes(settings, model.layers_of(settings.tensor_parallel), model.dtype)
     room = int(settings.device_share * memory)
 
@@ -101,7 +101,7 @@ def plan_memory(
     memory: int,
     depth: int = MAX_DEPTH,
 ) -> MemoryPlan:
-    """What it takes on each of its devices; activations are counted as on one, an upper bound for several.
+    """Returns the plan of each of its devices; activations are counted as on a single device, an upper bound.
 
     Args:
         settings: ``cache_memory`` may be left open.
@@ -141,7 +141,7 @@ def plan_memory(
         num_blocks=num_blocks,
         block_size=settings.block_size,
         block=block,
-        cache=(num_blocks + 1) * block,  # one for padding
+        cache=(num_blocks + 1) * block,  # a block for padding
         activations=activations,
         graphs=graphs,
         runtime=RUNTIME_BYTES["cuda" if on_cuda else "cpu"],

@@ -1,4 +1,4 @@
-"""How far a deployment keeps the first promise: the same seed gives the same text."""
+"""First promise of a deployment, as far as it is kept: the same seed gives the same text."""
 
 from outrider.engine.settings import EngineSettings
 

@@ -1,4 +1,4 @@
-"""A model without its weights: what it would store and compute, told from the checkpoint's config alone."""
+"""Model without its weights: what it would store and compute, from the checkpoint's config alone."""
 
 import math
 import weakref
@@ -33,21 +33,21 @@ from outrider.engine.parallel.plan import generic
 from outrider.engine.planning.promise import first_promise
 from outrider.engine.settings import EngineSettings, Quantization
 
-PASSED = torch.bfloat16  # type of the tensors without content: experts take no other
+PASSED = torch.bfloat16  # type of the tensors without content: experts take no other type
 BITS_ON_CUDA = {"int8": 8.0, "int4": 4.5}  # per weight, with 32 bits for 64 weights in 4 bit
 BYTES_OF_OUTPUT = 16  # in 8 bit: a scale, a zero, the sum that oneDNN keeps
 
 
 @dataclass(frozen=True)
 class CountedPass:
-    """What a forward pass of a model does, on one device."""
+    """Counts of a forward pass of a model, on a single device."""
 
     flops_per_token: float  # operations of products with weights
     kernels: int  # operations that make or change a tensor; attention is one for each layer
 
 
 class ModelSkeleton:
-    """A model built of tensors without content, which are passed through it."""
+    """Model built of tensors without content, which are passed through it."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class ModelSkeleton:
         self.query_heads = max(numbers_of(text, "num_attention_heads"))  # heads of the widest layer
 
     def promise(self, settings: EngineSettings) -> str:
-        """How far the same seed gives the same text, as its engine would say."""
+        """Returns the first promise as its engine would say it."""
         return first_promise(
             settings,
             str(self.dtype).removeprefix("torch."),
@@ -174,7 +174,7 @@ class ModelSkeleton:
         return self._activations[size] * self.dtype.itemsize // PASSED.itemsize
 
     def state_bytes(self, num_tokens: int) -> int:
-        """What a drafter beside it is given of a step."""
+        """Bytes of the states that its target drafter reads of a step."""
         size: int = self._model.config.get_text_config().hidden_size
         return num_tokens * len(self._hidden_layers) * size * self.dtype.itemsize
 
@@ -183,7 +183,7 @@ class ModelSkeleton:
         return 0 if self._beside is None else self._beside.graph_bytes(rows, feeds)
 
     def counted_pass(self) -> CountedPass:
-        """What a token's pass does, its logits included."""
+        """Counts the pass of a token, its logits included."""
         tokens = 8
         with FlopCounterMode(display=False) as flops:
             alive = self._pass(tokens, tokens)
@@ -199,7 +199,7 @@ class ModelSkeleton:
         return -(-size // self._parts_of(f"{name}.weight", devices))
 
     def modules_in(self, styles: Collection[str]) -> int:
-        """Modules that tensor parallelism shares out in one of these styles."""
+        """Number of modules that tensor parallelism shares in one of these styles."""
         plan = self._model.tp_plan
         return sum(plan.get(generic(name)) in styles for name, _ in self._model.named_modules() if name)
 

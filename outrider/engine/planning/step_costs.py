@@ -1,4 +1,4 @@
-"""What a step of a model reads, computes and launches, and how long that takes by a data sheet."""
+"""Bytes, operations and launches of a model's step, and its time by a data sheet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class StepCosts:
     all_reduces: int
 
     def read(self, context_tokens: float) -> float:
-        """Bytes of a step whose sequences have so much context all together."""
+        """Bytes that a step reads, whose sequences have this context all together."""
         return self.weight_bytes + self.cache_bytes_per_token * context_tokens
 
     def flops(self, sequences: float, tokens: float, context: float) -> float:
@@ -58,7 +58,7 @@ class StepCosts:
         return sequences * tokens * (self.flops_per_token + self.flops_per_looked_at * context)
 
     def seconds(self, accelerator: Accelerator, sequences: float, tokens: float, context: float) -> float:
-        """The longer of reading and computing, and the rest of a step. Arguments as ``flops``."""
+        """Returns the longer of reading and computing, and the rest of a step. Arguments as ``flops``."""
         reading = self.read(sequences * context) / (MEMORY * accelerator.bytes_per_s)
         computing = self.flops(sequences, tokens, context) / (ARITHMETIC * accelerator.flops_per_s)
         return self.constant_s + max(reading, computing)

@@ -1,4 +1,4 @@
-"""Whether a step should wait for sequences whose next Draft is on its way."""
+"""Decides whether a step should wait for sequences whose next Draft is on its way."""
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -10,7 +10,7 @@ from outrider.pace.step import Step
 from outrider.pace.step_cost import StepCost
 
 FORGETTING = 0.1  # weight of the newest absence in the mean
-PATIENT_FOR = 2.0  # times the mean absence; whoever is away for longer is not waited for
+PATIENT_FOR = 2.0  # times the mean absence; a sequence that is away for longer is not waited for
 
 REPAID_IN = 4  # rounds
 MARGIN = 0.5  # share of the mean absence that a step waits longer than expected
@@ -34,26 +34,26 @@ class BatchDelay:
         self._absence = 0.0  # seconds, mean
 
     def stepped(self, step: Step) -> None:
-        """A step is over."""
+        """Learns the time of a step."""
         self._cost.observe(step)
 
     def answered(self, sequences: Iterable[Hashable]) -> None:
-        """They got Verdicts, and are away until their next Drafts come."""
+        """Notes that these sequences got Verdicts and are away until their next Drafts come."""
         now = self._clock()
         self._absent_since |= dict.fromkeys(sequences, now)
 
     def returned(self, sequence: Hashable, arrived: float) -> None:
-        """It has work again, which came at that time."""
+        """Notes that a sequence has work again, which came at that time."""
         since = self._absent_since.pop(sequence, None)
         if since is None:
             return
         absence = max(arrived - since, 0.0)
         if self._absence:
-            absence = min(absence, PATIENT_FOR * self._absence)  # one client that dawdles is no measure
+            absence = min(absence, PATIENT_FOR * self._absence)  # a slow client is no measure
         self._absence += (FORGETTING if self._absence else 1.0) * (absence - self._absence)
 
     def left(self, sequence: Hashable) -> None:
-        """It is closed."""
+        """Forgets a closed sequence."""
         self._absent_since.pop(sequence, None)
 
     def patience(self, tokens: Sequence[int]) -> float:

@@ -20,7 +20,7 @@ SPARE_SHARE = 0.1  # share of the cache that idle work leaves free
 
 
 class Scheduler:
-    """The oldest sequence comes first, in steps and in cache; the youngest is preempted and computed again.
+    """Scheduler that serves the oldest sequence first; the youngest is preempted and computed again.
 
     All prompts together get ``prefill_chunk`` tokens of a step, so nobody waits for more than a chunk. A
     suffix that fits into one block does not count: that is how a sequence goes on after a round. A prompt
@@ -32,7 +32,7 @@ class Scheduler:
         self._cache = cache
 
     def select(self, tasks: Mapping[int, Task], sequences: Mapping[int, EngineSequence]) -> Selected:
-        """The next step's items, each with cache to write to. Empty only when there are no tasks.
+        """Returns the next step's items, each with cache to write to; empty only if there are no tasks.
 
         Args:
             tasks: by the number of their sequence.
@@ -55,7 +55,7 @@ class Scheduler:
         return selected
 
     def select_idle(self, tasks: Mapping[int, Task]) -> Selected:
-        """The next step of work for which nobody waits: only with cache that is left over."""
+        """Returns the next step of idle work: only with cache that is left over."""
         selected: Selected = []
         for task in tasks.values():
             if len(selected) == self._settings.max_sequences:
@@ -67,7 +67,7 @@ class Scheduler:
         return selected
 
     def select_next(self, selected: Selected, tasks: Mapping[int, Task]) -> list[DecodeTask]:
-        """Who takes part in the step after this one, as far as can be told before its tokens are known.
+        """Returns the tasks of the step after this step, as far as known before its tokens are chosen.
 
         Nobody where that depends on them, where other work waits, or where somebody would have to give up
         cache. Each has cache for the token that it will feed.
@@ -86,7 +86,7 @@ class Scheduler:
         return following
 
     def still_wanted(self, launched: Iterable[Task], tasks: Mapping[int, Task]) -> Selected:
-        """Items of a step that was launched before the tokens of the one before were known: now they are.
+        """Returns items of a step that was launched before the tokens of the step before it were known.
 
         Without those whose sequence has ended, is closed, or has other work since.
         """
@@ -137,7 +137,7 @@ class Scheduler:
         return selected
 
     def _waits_for_prefix(self, sequence: EngineSequence, computed: set[bytes]) -> bool:
-        """Whether an older sequence is at the block that this one needs next: it will be shared.
+        """Whether an older sequence computes the block that this sequence needs next, which will be shared.
 
         computed: digests that those before it are about to publish; its own are added.
         """
@@ -153,7 +153,7 @@ class Scheduler:
     def _make_room(
         self, task: Task, tasks: Mapping[int, Task], sequences: Mapping[int, EngineSequence]
     ) -> bool:
-        """Gets the sequence cache for its next step, at the cost of younger ones; False: it has to wait."""
+        """Gets cache for the sequence's next step at the cost of younger sequences; False: it has to wait."""
         sequence, cache = task.sequence, self._cache
         if ROOT in task.nodes() and sequence.cached == len(sequence.tokens):
             cache.roll_back(sequence, sequence.cached - 1)  # logits come only from a token that is fed
@@ -191,7 +191,7 @@ class Scheduler:
         return Item(sequence, tokens, count, task.rows_of_part(count), None) if count else None
 
     def _item(self, task: Task, budget: int) -> Item | None:
-        """What the sequence feeds next; None when the step's share for prompts is used up."""
+        """Returns what the sequence feeds next; None: the step's share for prompts is used up."""
         sequence, tree = task.sequence, task.tree()
         suffix = sequence.tokens[sequence.cached :]
         if len(suffix) > max(budget, self._cache.block_size):

@@ -1,4 +1,4 @@
-"""The compiled functions of functions.cpp: what a forward pass computes on a CPU in float32.
+"""Compiled functions of functions.cpp, which compute a forward pass on a CPU in float32.
 
 Every row's result is the same, bit for bit, alone and beside others, and with any number of threads. That is
 also why matrix products are not a library's: in what order oneDNN and MKL add up may depend on the number of
@@ -17,7 +17,7 @@ INSTRUCTION_SETS = {"AVX512": "avx512", "AVX2": "avx2"}
 
 
 def compiled() -> ctypes.CDLL | None:
-    """The functions of functions.cpp; None if this machine cannot have them."""
+    """Returns the functions of functions.cpp; None: this machine cannot have them."""
     library = found()
     return None if isinstance(library, str) else library
 
@@ -36,7 +36,7 @@ def functions() -> ctypes.CDLL:
 
 @cache
 def found() -> ctypes.CDLL | str:
-    """The library, or what is missing for it."""
+    """Returns the library, or what is missing for it."""
     capability = torch.backends.cpu.get_cpu_capability()
     if capability not in INSTRUCTION_SETS:
         needed = " or ".join(INSTRUCTION_SETS)
