@@ -11,6 +11,7 @@ from gateway.routing.paces import PaceObserver
 from gateway.settings import Speculation
 from gateway.workers.streams import WorkerStream
 from outrider.decoding.draft import Draft
+from outrider.demo.prompts import DEMO
 from outrider.drafters import registry
 from outrider.engine.choosing.asked import Asked
 from outrider.engine.loop import target_drafting
@@ -44,6 +45,10 @@ def of_eagle3(folder: Path) -> dict[str, Any]:
 
 def of_early_exit(folder: Path) -> dict[str, Any]:
     return {"drafter": "early_exit", "early_exit": 4}
+
+
+def of_colocated(folder: Path) -> dict[str, Any]:
+    return {"drafter": "colocated", "head": str(DEMO / "draft")}
 
 
 @pytest.fixture(autouse=True)
@@ -234,9 +239,9 @@ def test_a_tree_is_cut_to_a_depth():
     assert Draft((1, 2, 3, 4), (-1, 0, 1, 0)).up_to(2) == Draft((1, 2, 4), (-1, 0, 0))
 
 
-@pytest.mark.parametrize("settings", [of_medusa, of_eagle3, of_early_exit])
+@pytest.mark.parametrize("settings", [of_medusa, of_eagle3, of_early_exit, of_colocated])
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.7])
-async def test_heads_draft_in_the_target_worker(settings, temperature, tmp_path):
+async def test_target_drafter_behind_a_real_worker_gives_the_expected_text(settings, temperature, tmp_path):
     given = settings(tmp_path)
     speculation = Speculation(mode="fixed", depth=4, drafter=given["drafter"])
     async with pair(0, **given) as fleet:
@@ -268,6 +273,16 @@ async def test_heads_draft_trees_as_wide_as_the_pace_says_and_tell_it_of_their_g
     assert {length - chain for chain, length in sizes} == {3}
     assert {chain for chain, _ in sizes} >= {4}
     assert 1 in ranks
+
+
+async def test_colocated_model_under_a_lease_takes_one_turn_for_all_rounds(sent, tmp_path):
+    """One message asks for all rounds of the answer, so no round waits for the gateway."""
+    speculation = Speculation(mode="fixed", depth=4, drafter="colocated")
+    async with pair(0, **of_colocated(tmp_path)) as fleet:
+        text, stats = await answer(fleet, "json", 0.7, speculation=speculation)
+    assert text == expected("json", 0.7)
+    assert stats.continued == stats.rounds > 4
+    assert kinds_of(sent) == ["verify"]
 
 
 async def test_the_pace_learns_what_a_step_of_the_heads_costs(monkeypatch, tmp_path):

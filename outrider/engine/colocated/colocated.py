@@ -75,7 +75,10 @@ class Colocated(BesideTarget):
     def propose(self, asked: Sequence[Asked]) -> list[Draft]:
         """Takes as many steps as the deepest Draft has tokens."""
         assert self._model is not None
-        return self._model.propose_within(max(one.depth for one in asked), asked)
+        drafts = self._model.propose_within(max(one.depth for one in asked), asked)
+        pairs = zip(asked, drafts, strict=True)
+        self.guesses = [self._model.guesses_of(one.text, draft) for one, draft in pairs]
+        return drafts
 
     def forget(self, text: Text) -> None:
         if self._model is not None:

@@ -1,7 +1,7 @@
 """Which verdicts on a Draft are prepared for while nobody waits, and what came of it."""
 
 from outrider.decoding.draft import MAX_NODES
-from outrider.decoding.outcomes import RANKS, Outcomes
+from outrider.decoding.outcomes import Outcomes
 from outrider.engine.draft_ahead.branches import PrepareTask
 from outrider.engine.draft_ahead.parallel_branches import ParallelPrepareTask
 from outrider.engine.sequence import EngineSequence
@@ -44,7 +44,7 @@ class DraftAhead:
     def propose(
         self, sequence: EngineSequence, work: Propose, room: int, arrived: float, ahead: AheadOutcome | None
     ) -> ProposeTask:
-        """The task that makes the Draft, with as many guesses as it and its preparation need.
+        """Returns the task that makes the Draft.
 
         Args:
             room: tokens that the sequence may still grow by.
@@ -58,13 +58,12 @@ class DraftAhead:
         alternatives = self._outcomes.alternatives(
             sequence.draft.acceptance_rate, work.depth, work.alternatives
         )
-        ranks = RANKS if alternatives or self._branches else 1
         if mask_token is not None:
             prepares = self._branches > 0
             return ParallelProposeTask(
-                sequence, work, room, arrived, mask_token, ranks, alternatives, ahead, prepares=prepares
+                sequence, work, room, arrived, mask_token, alternatives, ahead, prepares=prepares
             )
-        return CoupledProposeTask(sequence, work, room, arrived, ranks, alternatives, ahead)
+        return CoupledProposeTask(sequence, work, room, arrived, alternatives, ahead)
 
     def prepare(self, task: ProposeTask) -> None:
         """Begins with the Drafts for the likely verdicts on the task's, in time that nobody else needs."""

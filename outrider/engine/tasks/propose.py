@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from outrider.decoding.draft import ROOT, Draft
-from outrider.decoding.outcomes import Branch
+from outrider.decoding.outcomes import RANKS, Branch
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.sequence import NO_DRAFT, EngineSequence
@@ -48,23 +48,22 @@ class CoupledProposeTask(ProposeTask):
     It begins with what is pending, which may be all of it.
     """
 
+    ranks = RANKS
+
     def __init__(
         self,
         sequence: EngineSequence,
         work: Propose,
         room: int,
         arrived: float,
-        ranks: int,
         alternatives: list[Branch],
         ahead: AheadOutcome | None = None,
     ) -> None:
         """
         Args:
-            ranks: guesses to be kept for each position, the best ones.
-            leaves: what the Draft holds beside its chain, as far as there are such positions.
+            alternatives: what the Draft holds beside its chain, as far as there are such positions.
         """
         super().__init__(sequence, work, room, arrived, ahead)
-        self.ranks = ranks
         self.alternatives = alternatives
         self._forced: list[int] = []  # after the chain as far as it is known, by the sequence's grammar
 
@@ -162,6 +161,12 @@ def chain(sequence: EngineSequence, depth: int, node: int = ROOT, rank: int = 0)
             break
         following = sequence.pending.child(following, tokens[-1])
     return tokens
+
+
+def guesses_of(sequence: EngineSequence, tokens: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Returns the guesses at each position of a Draft's chain, best first, as far as they are known."""
+    path = [ROOT, *sequence.pending.path_of(tokens)][: len(tokens)]
+    return tuple(sequence.draft.ranked[node] for node in path if node in sequence.draft.ranked)
 
 
 def alternatives_of(

@@ -4,7 +4,7 @@ Source: An et al., "PARD: accelerating LLM inference with low-cost parallel draf
 """
 
 from outrider.decoding.draft import ROOT, Draft, SparseProbs
-from outrider.decoding.outcomes import Branch
+from outrider.decoding.outcomes import RANKS, Branch
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.sequence import EngineSequence
@@ -70,6 +70,8 @@ class ParallelProposeTask(MaskedProposeTask):
     Guesses that were prepared are the Draft without a pass, also where they are fewer than asked for.
     """
 
+    ranks = RANKS
+
     def __init__(
         self,
         sequence: EngineSequence,
@@ -77,7 +79,6 @@ class ParallelProposeTask(MaskedProposeTask):
         room: int,
         arrived: float,
         mask_token: int,
-        ranks: int,
         alternatives: list[Branch],
         ahead: AheadOutcome | None = None,
         *,
@@ -85,12 +86,10 @@ class ParallelProposeTask(MaskedProposeTask):
     ) -> None:
         """
         Args:
-            ranks: guesses to be kept for each position, the best ones.
-            leaves: what the Draft holds beside its chain, as far as there are such positions.
+            alternatives: what the Draft holds beside its chain, as far as there are such positions.
             prepares: guesses one position more, with which the Verdict may end that the Draft stands.
         """
         super().__init__(sequence, work, room, arrived, mask_token, ahead)
-        self.ranks = ranks
         self.alternatives = alternatives
         self.positions = self.depth + prepares
         self.guesses = guesses_after(sequence, ROOT, mask_token)

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from outrider.decoding.draft import Draft
 from outrider.decoding.lease import Lease
+from outrider.decoding.outcomes import RANKS
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
@@ -75,6 +76,16 @@ def test_colocated_drafts_are_those_of_a_draft_worker(target: Engine) -> None:
         text.tokens = [*prompt, *found.tokens][:length]
         (expected,) = worker.propose([Asked(text, min(DEPTH, len(prompt) + TOKENS - 1 - length), 2)])
         assert draft.tokens[: draft.chain_length] == expected.tokens[: expected.chain_length]
+
+
+def test_colocated_chain_without_alternatives_tells_the_place_of_the_targets_token(target: Engine) -> None:
+    """The pace learns from it what alternatives would bring before a Draft has any."""
+    found = drafted_texts(target, 0.7, DEPTH, 3)
+    places = [rank for text in found for rank in text.ranks if rank is not None]
+    refused = sum(text.accepted < sum(map(len, text.drafts)) for text in found)
+    assert len(places) >= refused > 0
+    assert {*places} <= {*range(1, RANKS + 1)}
+    assert places.count(1) > len(places) // 4
 
 
 def test_colocated_under_plain_decoding_does_nothing(target: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
