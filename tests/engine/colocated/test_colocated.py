@@ -23,6 +23,7 @@ from outrider.engine.planning.memory_plan import plan_memory
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Decode, Decoded, Result, plain_decoding
+from tests.support.allocated import allocated_cache
 from tests.support.beside import KINDS, TOKENS, Drafted, drafted_texts, engine_with, plain_texts, rounds
 from tests.support.demo_pair import engine, prompt_of
 
@@ -149,6 +150,36 @@ def test_colocated_under_other_rules_sends_the_distributions_of_its_tokens(targe
     (found,) = rounds(target, [prompt_of("code")], 1.0, DEPTH, verification=rule)
     assert any(found.drafts)
     assert all(len(draft.draft_probs) == len(draft) for draft in found.drafts)
+
+
+def test_colocated_whose_engine_fails_costs_drafts_alone(
+    target: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing() -> list[Result]:
+        raise RuntimeError("lost")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(draft_engine(target), "step", failing)
+        (found,) = rounds(target, [prompt_of("json")], 0.0, DEPTH)
+        assert (found.tokens, found.rounds) == (plain_texts(0.0)[KINDS.index("json")], 0)
+    (found,) = rounds(target, [prompt_of("json")], 0.0, DEPTH)
+    assert found.rounds > 0
+
+
+def test_colocated_cache_holds_the_targets_tokens_in_the_planned_bytes(target: Engine) -> None:
+    caches = target._cache, draft_engine(target)._cache
+    planned = plan_memory(skeleton(target.settings), target.settings, 2**34)
+    assert [cache.pool.num_blocks for cache in caches] == [planned.num_blocks] * 2
+    assert planned.cache == sum(map(allocated_cache, caches))
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_colocated_with_quantized_weights_drafts_the_same_text(quantization: str) -> None:
+    target = engine_with("colocated", DEMO / "draft", head_quantization=quantization)
+    found = drafted_texts(target, 0.7, DEPTH, 3)
+    assert draft_engine(target).settings.quantization == quantization
+    assert [one.tokens for one in found] == plain_texts(0.7)
+    assert sum(one.accepted for one in found) > TOKENS
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
