@@ -10,7 +10,7 @@ import torch
 from bench.checkpoints import FOLDER
 
 _TORCH = (
-    f"torch=={torch.__version__.partition('+')[0]}"  # index of the builds for processors, if pip finds it
+    f"torch=={torch.__version__.partition('+')[0]}"  # version of the build for processors, if pip finds it
 )
 
 

@@ -15,17 +15,26 @@ from ray.serve.config import AutoscalingContext
 from actors.usage import CACHE_IN_USE, SEQUENCES
 from cluster.autoscaling import LoadPolicy, autoscaling
 from cluster.groups import AutoscalingSettings, DraftSettings
+from outrider.demo import written_out
+from outrider.demo.prompts import DEMO
 from tests.support.in_ray import left_in_ray
 from tests.support.machines import raylets
 from tests.support.patience import LIMIT_S, START_S, wait_until
 from tests.support.running import Service, serving
-from tests.support.served import SERVED
+from tests.support.served import CACHE
 
-# Tokens. Long answers take much longer than the last seconds of a replica, and end at different times.
-LONG, SHORT = (1200, 1050, 900, 750, 600, 450), 100
+# Tokens. Long answers end at different times, and take much longer than Serve keeps a replica that leaves:
+# some 8 s. Only the large demo target is slow enough for that on every machine.
+LONG, SHORT = (300, 260, 220, 190, 150, 110), 25
+LARGE = {"target": str(written_out.target()), "target.dtype": "float32", "target.threads": 1}
 AT_ONCE = {"autoscaling.up_delay_s": 0, "autoscaling.down_delay_s": 0}
 TARGETS = {"target.max_replicas": 2, "target.sequences_per_replica": 7}
-DRAFTS = {"drafts.model.max_replicas": 2, "drafts.model.sequences_per_replica": 7}
+DRAFTS = {
+    "draft": str(DEMO / "draft"),
+    "gateway.drafters": '["model"]',
+    "drafts.model.max_replicas": 2,
+    "drafts.model.sequences_per_replica": 7,
+}
 
 
 def context(reported: dict[str, list[float]], replicas: int = 2) -> AutoscalingContext:
@@ -150,7 +159,7 @@ def test_worker_that_leaves_under_streams_changes_no_word_and_leaves_nothing_beh
 ) -> None:
     """Many streams bring a second worker; six, on both of them, are the work of one."""
     monkeypatch.setenv("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
-    fields = {**SERVED, **AT_ONCE, **settings}
+    fields = {**LARGE, "target.cache_memory": CACHE, **AT_ONCE, **settings}
     with raylets(num_cpus=4) as cluster, serving(tmp_path, fields, ray_address=cluster.address) as service:
         wait_until(lambda: len(processes(service, role)) == 1, START_S)
         [stays] = processes(service, role)

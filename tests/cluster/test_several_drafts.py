@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.patience import LIMIT_S
+from tests.support.patience import LIMIT_S, wait_until
 from tests.support.running import serving
 from tests.support.served import CACHE, SERVED
 
@@ -61,8 +61,12 @@ def test_drafts_all_give_the_same_text(client: httpx.Client) -> None:
 
 
 def test_drafts_that_do_not_draft_are_judged(client: httpx.Client) -> None:
-    for _ in range(8):
+    def of_auto() -> dict[str, Any]:
         answer(client)
-    (task,) = (one for one in client.get("/loads").json()["tasks"] if one["drafter"] == "auto")
+        (found,) = (one for one in client.get("/loads").json()["tasks"] if one["drafter"] == "auto")
+        return dict(found)
+
+    wait_until(lambda: "copy" in of_auto()["judged"])
+    task = of_auto()
     assert task["judged"]["copy"]["reached"] >= task["judged"]["copy"]["correct"] > 0
     assert task["routed"]["model"]["times"]["first"] >= 1
