@@ -135,6 +135,68 @@ def test_corrected_draft_shows_what_stands_in_its_place(page: Page) -> None:
     expect(page.locator("#rounds li.shown")).to_have_count(1)
 
 
+def race(page: Page, *, kind: str = "json") -> None:
+    page.locator("#race-tokens").fill("24")
+    page.locator(f"#race [data-kind={kind}]").click()
+
+
+def test_race_shows_both_texts_and_that_they_are_equal(page: Page) -> None:
+    race(page)
+    expect(page.locator("#race-result")).to_contain_text("same text")
+    expect(page.locator("#race-result")).to_contain_text("times as fast")
+    plain, speculation = (page.locator(f"#race-{side} .raced") for side in ("plain", "speculation"))
+    assert plain.inner_text() == speculation.inner_text() != ""
+    assert plain.locator(".plain").count() == plain.locator(".token").count() > 2
+    for side in ("plain", "speculation"):
+        expect(page.locator(f"#race-{side} .clock")).to_contain_text(
+            re.compile(r"[\d.]+ s, \d+ tokens, \d+ tokens/s")
+        )
+
+
+def test_race_with_differing_texts_says_so(page: Page) -> None:
+    def other_seed(route: Route) -> None:
+        asked = json.loads(route.request.post_data or "")
+        seed = 8 if asked["speculation"]["mode"] == "off" else 7
+        route.continue_(post_data=json.dumps({**asked, "seed": seed, "temperature": 2}))
+
+    page.route("**/v1/completions", other_seed)
+    race(page, kind="prose")
+    expect(page.locator("#race-result")).to_contain_text("THE TEXTS DIFFER")
+    expect(page.locator("#race-result")).to_have_class("wrong")
+
+
+def test_race_at_a_full_service_says_so(browser: Browser, service: Service) -> None:
+    with browser.new_page() as page:
+        refusal = {
+            "status": 429,
+            "headers": {"Retry-After": "2"},
+            "json": {"error": {"message": "queue is full"}},
+        }
+        page.route("**/v1/completions", lambda route: route.fulfill(**refusal))  # type: ignore[arg-type]
+        page.goto(service.http)
+        race(page)
+        expect(page.locator("#race-result")).to_have_text(
+            "The service is full, try again in 2 s: queue is full"
+        )
+
+
+def test_race_offers_its_request_with_the_service_s_address(page: Page, service: Service) -> None:
+    page.get_by_role("button", name="Copy as curl").click()
+    assert f"{service.http.rstrip('/')}/v1/completions" in page.locator("#race-copy").input_value()
+    page.get_by_role("button", name="Copy as Python").click()
+    assert f'base_url="{service.http.rstrip("/")}/v1"' in page.locator("#race-copy").input_value()
+
+
+def test_chart_shows_the_values_of_the_second_pointed_at(page: Page) -> None:
+    chart = page.locator("figure").first
+    expect(chart.locator(".values span")).to_have_count(3)
+    chart.locator("svg").focus()
+    for _ in range(2):
+        page.keyboard.press("ArrowLeft")
+    expect(chart.locator("figcaption")).to_contain_text("2 s ago")
+    expect(chart.locator("line.pointed")).to_have_count(1)
+
+
 def test_charts_and_workers_are_live(page: Page, client: httpx.Client) -> None:
     """While somebody else's request is under way."""
     long = {"prompt": '{"name": "', "max_tokens": 1500, "ignore_eos": True, "task": "json", "stream": True}

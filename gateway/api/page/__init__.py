@@ -1,4 +1,4 @@
-"""The live page at the gateway's root: three files as they are, and no resource from elsewhere."""
+"""The live page at the gateway's root: its files as they are, and no resource from elsewhere."""
 
 import os
 from pathlib import Path, PurePath

@@ -1,25 +1,15 @@
 // The live page: asks over the HTTP API like any other client, and looks at /loads and /health once a second.
-import { chart } from "./chart.js";
+import { completion, fetched } from "./api.js";
+import { Chart } from "./chart.js";
 import { Loads } from "./loads.js";
+import "./race.js";
 import { roundItem } from "./rounds.js";
 import { settingsOf } from "./settings.js";
 
 const LOOK_MS = 1000;
 const SHOWN_ROUNDS = 200;
 const byId = (id) => document.getElementById(id);
-const key = byId("key");
 let asking = null; // the AbortController of the answer under way
-
-function headers() {
-  return { "Content-Type": "application/json", ...(key.value && { Authorization: `Bearer ${key.value}` }) };
-}
-
-async function fetched(path, options = {}) {
-  const response = await fetch(path, { headers: headers(), ...options });
-  if (response.status === 401) byId("key-label").hidden = false;
-  if (!response.ok && response.status !== 503) throw new Error((await response.json()).error.message);
-  return response;
-}
 
 // ---- one answer ----
 
@@ -52,24 +42,6 @@ function responseFormat() {
     return { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(text) } };
   } catch (error) {
     throw new Error(`The JSON schema is no JSON: ${error.message}`);
-  }
-}
-
-async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let text = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const lines = (text + value).split("\n\n");
-    text = lines.pop();
-    for (const line of lines) {
-      const data = line.replace(/^data: /, "");
-      if (data === "[DONE]") return;
-      const event = JSON.parse(data);
-      if (event.error) throw new Error(event.error.message);
-      yield event;
-    }
   }
 }
 
@@ -138,10 +110,7 @@ async function generate() {
   const answer = new Answer();
   byId("stop").disabled = false;
   try {
-    const body = JSON.stringify(request());
-    const response = await fetched("v1/completions", { method: "POST", body, signal: controller.signal });
-    if (!response.ok) throw new Error((await response.json()).error.message);
-    for await (const event of events(response)) {
+    for await (const event of completion(request(), controller.signal)) {
       if (event.outrider) answer.add(event.outrider);
       if (event.usage) answer.ended(event.usage);
     }
@@ -159,7 +128,7 @@ byId("ask").addEventListener("submit", (event) => {
 });
 byId("stop").addEventListener("click", () => asking?.abort());
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("ask").requestSubmit();
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) (document.activeElement.closest("form") ?? byId("ask")).requestSubmit();
   if (event.key === "Escape") asking?.abort();
 });
 byId("rounds").addEventListener("keydown", (event) => {
@@ -261,6 +230,22 @@ function showStatus(text, well) {
   byId("status").className = well ? "well" : "ill";
 }
 
+const charts = new Map(); // by title
+
+function showCharts() {
+  for (const shown of loads.charts()) {
+    if (!charts.has(shown.title)) {
+      charts.set(shown.title, new Chart(shown.title));
+      byId("charts").append(charts.get(shown.title).figure);
+    }
+    charts.get(shown.title).show(shown);
+  }
+}
+
+byId("to-configuration").addEventListener("click", () => {
+  byId("configuration").open = true;
+});
+
 async function look() {
   try {
     const [now, health] = await Promise.all([fetched("loads"), fetched("health")].map(async (r) => (await r).json()));
@@ -275,7 +260,7 @@ async function look() {
     loads.gap();
     showStatus(error.message, false);
   }
-  byId("charts").replaceChildren(...loads.charts().map(chart));
+  showCharts();
 }
 
 async function lookAlways() {
