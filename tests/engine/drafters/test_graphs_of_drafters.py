@@ -14,14 +14,16 @@ from outrider.decoding.draft import Draft
 from outrider.decoding.lease import Lease
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
+from outrider.demo.prompts import DEMO
 from outrider.engine.choosing.asked import Asked
 from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Decode, Decoded, plain_decoding
-from tests.support.beside import Drafted, rounds
+from tests.support.beside import Drafted, engine_with, rounds
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.support.demo_pair import prompt_of
 from tests.support.gpu import gpu
 from tests.support.mtp import write_target
 from tests.support.simulated_cuda.counts import Counts
@@ -120,6 +122,20 @@ def test_drafts_are_those_of_the_cpu_and_passes_are_replays(drafter: str, settin
             assert replays == passes * len(more[0].ranks) + of_drafts
     assert [(one.tokens, one.drafts) for one in found] == [(one.tokens, one.drafts) for one in expected]
     assert any(not draft.is_chain for one in found for draft in one.drafts)
+
+
+def test_colocated_drafts_are_those_of_the_cpu_and_its_engine_has_graphs(given: dict[str, Any]) -> None:
+    def drafted_on(device: str) -> tuple[list[Drafted], Engine]:
+        engine = engine_with("colocated", DEMO / "draft", device=device, **given)
+        return rounds(engine, [prompt_of("json")[:8]], 0.7, DEPTH, alternatives=2, max_tokens=6), engine
+
+    given |= {"cache_memory": 2**22}
+    expected, _ = drafted_on("cpu")
+    with gpu():
+        found, engine = drafted_on("cuda")
+    assert [(one.tokens, one.drafts) for one in found] == [(one.tokens, one.drafts) for one in expected]
+    assert any(draft for one in found for draft in one.drafts)
+    assert engine.slow_because == ()
 
 
 def counts_of_draft(engine: Engine, cuda: SimulatedCuda, prompts: list[tuple[int, ...]]) -> Counts:
