@@ -10,6 +10,7 @@ import pytest
 from cluster.arguments import read_settings
 from cluster.preflight import Found, Preflight, find
 from cluster.settings import Settings
+from outrider.demo import written_out
 from outrider.demo.prompts import DEMO
 from outrider.engine.errors import UnsupportedModelError
 
@@ -34,6 +35,14 @@ def test_process_answers_with_the_plan_and_the_bytes_of_the_caches() -> None:
     assert isinstance(target, int)
     assert isinstance(draft, int)
     assert found == find(asked, here=True, asked={})
+
+
+def test_preflight_writes_the_demo_target_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(written_out, "SIZES", {"hidden": 1024, "heads": 8, "kv_heads": 4})
+    folder = tmp_path.joinpath(*written_out.target().parts[-2:])
+    served = settings({}).changed(target={"model": str(folder)}, drafts={})
+    assert find(served, here=False, asked={}).refusal is None
+    assert (folder / "config.json").exists()
 
 
 def test_refusal_keeps_its_kind(tmp_path: Path) -> None:
