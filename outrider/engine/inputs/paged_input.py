@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from itertools import chain
 from typing import Generic, TypeVar
 
@@ -64,25 +64,30 @@ class PagedLayout:
         words, path_length = (0, LONGEST_PATH) if as_chains else (MAX_NODES // WORD_BITS, 0)
         return cls(rows, rows, rows, blocks, words, rows, 0, path_length)
 
-    @cached_property
+    @property
     def fields(self) -> dict[str, Field]:
-        """Fields of PagedInput. Graphs use a part of the last one's lanes, so nothing before it moves."""
-        rows = (self.rows,)
-        shapes = {
-            "token_ids": (1, self.rows),
-            "position_ids": (1, self.rows),
-            "slots": rows,
-            "seen": rows,
-            "ends": rows,
-            "ancestors": (self.rows, self.words),
-            "paths": (self.rows, self.path_length),
-            "logit_rows": (self.logits,),
-            "work": (2, 2),
-            "few_tiles": (self.few_tiles, TILE_FIELDS),
-            "many_tiles": (self.many_tiles, TILE_FIELDS),
-            "block_table": (self.lanes, self.blocks),
-        }
-        return {name: Field(shape) for name, shape in shapes.items()}
+        """Fields of PagedInput. Graphs use a part of the last field's lanes, so nothing before it moves."""
+        return _fields_of(self)
+
+
+@lru_cache(maxsize=1024)  # steps repeat their layouts
+def _fields_of(layout: PagedLayout) -> dict[str, Field]:
+    rows = (layout.rows,)
+    shapes = {
+        "token_ids": (1, layout.rows),
+        "position_ids": (1, layout.rows),
+        "slots": rows,
+        "seen": rows,
+        "ends": rows,
+        "ancestors": (layout.rows, layout.words),
+        "paths": (layout.rows, layout.path_length),
+        "logit_rows": (layout.logits,),
+        "work": (2, 2),
+        "few_tiles": (layout.few_tiles, TILE_FIELDS),
+        "many_tiles": (layout.many_tiles, TILE_FIELDS),
+        "block_table": (layout.lanes, layout.blocks),
+    }
+    return {name: Field(shape) for name, shape in shapes.items()}
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,7 @@ class StepBuffer:
 
 def buffer_size(fields: Mapping[str, Field]) -> int:
     """Bytes of a buffer with these fields."""
-    return sum(-(-field.size // ALIGNMENT) * ALIGNMENT for field in fields.values())
+    return _placed(tuple(fields.items()), ALIGNMENT)[1]
 
 
 def split(fields: Mapping[str, Field], buffer: Any, alignment: int = ALIGNMENT) -> dict[str, Any]:
@@ -64,14 +65,36 @@ def split(fields: Mapping[str, Field], buffer: Any, alignment: int = ALIGNMENT) 
 
     alignment: bytes; the place of each field is a multiple of it, and of the size of the field's numbers.
     """
-    of_type = {dtype: _viewed(buffer, dtype) for dtype in {field.dtype for field in fields.values()}}
-    views, start = {}, 0
-    for name, field in fields.items():
+    places, _ = _placed(tuple(fields.items()), alignment)
+    of_type = {dtype: _viewed(buffer, dtype) for dtype in {place.dtype for place in places}}
+    return {
+        place.name: of_type[place.dtype][place.numbers]
+        if place.shape is None
+        else of_type[place.dtype][place.numbers].reshape(place.shape)
+        for place in places
+    }
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Place of a field in its buffer."""
+
+    name: str
+    dtype: str
+    numbers: slice  # numbers of the dtype, from the beginning of the buffer
+    shape: tuple[int, ...] | None  # None: it has a single dimension
+
+
+@lru_cache(maxsize=1024)  # steps repeat their layouts
+def _placed(fields: tuple[tuple[str, Field], ...], alignment: int) -> tuple[tuple[_Place, ...], int]:
+    """Returns the places of fields that follow one another, and the bytes of their buffer."""
+    places, start = list[_Place](), 0
+    for name, field in fields:
         size, item = field.size, ITEM_SIZES[field.dtype]
-        view = of_type[field.dtype][start // item : (start + size) // item]
-        views[name] = view if len(field.shape) == 1 else view.reshape(field.shape)
+        numbers = slice(start // item, (start + size) // item)
+        places.append(_Place(name, field.dtype, numbers, None if len(field.shape) == 1 else field.shape))
         start += -(-size // alignment) * alignment
-    return views
+    return tuple(places), start
 
 
 def _viewed(buffer: Any, dtype: str) -> Any:
