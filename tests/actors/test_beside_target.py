@@ -69,7 +69,7 @@ async def spans_of_worker(spans, name: str, count: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.7])
-async def test_the_text_is_the_same_and_drafts_are_verified_and_counted(temperature):
+async def test_target_drafter_changes_no_text_and_its_drafts_are_counted(temperature):
     async with pair(0, drafter=ROW.name) as fleet:
         answers = [await answer(fleet, kind, temperature, speculation=beside("fixed")) for kind in KINDS]
     assert [text for text, _ in answers] == [expected(kind, temperature) for kind in KINDS]
@@ -109,7 +109,7 @@ def often_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Beside, "propose", propose)
 
 
-async def test_the_target_goes_on_by_itself_to_the_end(sent, often_right):
+async def test_target_with_a_lease_drafts_and_verifies_to_the_end(sent, often_right):
     """One message lets it verify its own Drafts."""
     async with pair(0, drafter=ROW.name) as fleet:
         text, stats = await answer(fleet, "json", 0.7, speculation=beside("fixed"))
@@ -118,7 +118,7 @@ async def test_the_target_goes_on_by_itself_to_the_end(sent, often_right):
     assert kinds_of(sent) == ["verify"]
 
 
-async def test_its_leave_is_renewed_before_it_is_used_up(sent, often_right, monkeypatch):
+async def test_lease_is_renewed_before_it_is_used_up(sent, often_right, monkeypatch):
     monkeypatch.setattr(lease, "LEASE_TOKENS", 16)
     async with pair(0, drafter=ROW.name) as fleet:
         text, stats = await answer(fleet, "json", 0.7, speculation=beside("fixed"))
@@ -128,7 +128,7 @@ async def test_its_leave_is_renewed_before_it_is_used_up(sent, often_right, monk
     assert {request.decode.lease.until for request in sent} <= {*range(START + 16, START + TOKENS + 1)}
 
 
-async def test_a_depth_that_changes_reaches_a_target_that_goes_on_by_itself(sent, often_right, monkeypatch):
+async def test_changed_depth_reaches_a_target_with_a_lease(sent, often_right, monkeypatch):
     monkeypatch.setattr(lease, "LEASE_TOKENS", 8)
     depths = []
     async with pair(0, drafter=ROW.name) as fleet:
@@ -158,7 +158,7 @@ async def test_where_another_drafter_may_have_more_to_say_the_target_waits(sent,
     assert set(kinds_of(sent)) == {"verify"}
 
 
-async def test_a_trial_has_a_draft_though_plain_decoding_is_faster(sent, often_right, monkeypatch):
+async def test_trial_has_a_draft_though_plain_decoding_is_faster(sent, often_right, monkeypatch):
     """Else nothing would tell that rounds pay again."""
     monkeypatch.setattr(Pace, "_decide", lambda self: None)
     async with pair(0, drafter=ROW.name) as fleet:
@@ -171,7 +171,7 @@ async def test_a_trial_has_a_draft_though_plain_decoding_is_faster(sent, often_r
     assert "plain" in kinds_of(sent)
 
 
-async def test_it_is_given_the_states_from_which_the_newest_token_was_chosen():
+async def test_target_drafter_gets_the_states_that_chose_the_newest_token():
     async with pair(0, drafter=ROW.name) as fleet:
         await answer(fleet, "json", 0.0, speculation=beside("fixed"))
     assert Beside.asked > 0
@@ -194,7 +194,7 @@ async def test_each_round_has_a_span_without_a_wait_for_its_draft(spans):
     assert {span.parent.span_id for span in verified} <= begun
 
 
-async def test_the_pace_learns_from_its_rounds_and_decides_its_depth(monkeypatch):
+async def test_pace_learns_from_rounds_and_decides_the_depth(monkeypatch):
     learned = []
     observe = Pace.observe_round
 
@@ -218,7 +218,7 @@ async def test_where_the_target_has_no_such_drafter_it_is_plain_decoding():
     assert stats.rounds == 0
 
 
-async def test_a_drafter_that_fails_costs_its_drafts_alone(monkeypatch):
+async def test_failing_target_drafter_costs_its_drafts_alone(monkeypatch):
     def failing(self, asked):
         raise IndexError("a defect of the drafter")
 
@@ -229,13 +229,13 @@ async def test_a_drafter_that_fails_costs_its_drafts_alone(monkeypatch):
     assert stats.rounds == 0
 
 
-def test_a_drafter_of_another_place_is_refused(tmp_path):
+def test_drafter_of_another_place_is_refused(tmp_path):
     folder = write_checkpoint(tmp_path, "llama")
     with pytest.raises(ValueError, match="drafter='ngram' runs in the gateway"):
         Engine.from_settings(EngineSettings(model=str(folder), cache_memory=2**22, drafter="ngram"))
 
 
-def test_a_tree_is_cut_to_a_depth():
+def test_tree_is_cut_to_a_depth():
     assert Draft((1, 2, 3, 4), (-1, 0, 1, 0)).up_to(2) == Draft((1, 2, 4), (-1, 0, 0))
 
 
@@ -285,7 +285,7 @@ async def test_colocated_model_under_a_lease_takes_one_turn_for_all_rounds(sent,
     assert kinds_of(sent) == ["verify"]
 
 
-async def test_the_pace_learns_what_a_step_of_the_heads_costs(monkeypatch, tmp_path):
+async def test_pace_learns_the_cost_of_a_step_of_the_heads(monkeypatch, tmp_path):
     steps = []
     monkeypatch.setattr(
         Pace, "observe_drafting", lambda self, paced, step: steps.append((paced.drafter.name, step))

@@ -25,7 +25,7 @@ def test_frames_are_whole_however_their_bytes_come(size: int) -> None:
     assert [decode_to_engine(content) for content in contents] == [MESSAGES, MESSAGES[:1]]
 
 
-def test_an_end_that_waits_gets_what_has_come_and_hears_of_the_other_s_end() -> None:
+def test_connection_waiting_gets_messages_and_the_end_of_its_peer() -> None:
     one, other = socket.socketpair()
     connection = Connection[ToEngine](other, decode_to_engine)
     assert connection.receive(timeout=0.0) == []

@@ -13,7 +13,7 @@ from tests.support.patience import eventually
 
 
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.7])
-async def test_the_text_is_the_same_and_most_verdicts_are_foreseen(temperature):
+async def test_draft_ahead_changes_no_text_and_foresees_most_verdicts(temperature):
     """The target's step is held, as a large model's would be: there is time to prepare."""
     async with pair(12, shortest_step_s=HELD_S) as fleet:
         found = []
@@ -48,7 +48,7 @@ async def test_many_at_a_time_say_what_each_says_alone():
 
 
 @pytest.mark.parametrize("branches", [0, 12])
-async def test_a_tree_is_walked_and_second_guesses_are_right_now_and_then(branches):
+async def test_draft_tree_is_walked_and_alternatives_are_sometimes_correct(branches):
     async with pair(branches, shortest_step_s=HELD_S if branches else 0.0) as fleet:
         chain_text, chain = await answer(fleet, "code", 1.0)
         tree_text, tree = await answer(fleet, "code", 1.0, alternatives=4)
@@ -57,7 +57,7 @@ async def test_a_tree_is_walked_and_second_guesses_are_right_now_and_then(branch
     assert tree.continued > 0 or not branches
 
 
-async def test_a_draft_worker_without_it_interoperates():
+async def test_draft_worker_without_draft_ahead_interoperates():
     async with pair(0) as fleet:
         text, stats = await answer(fleet, "json", temperature=0.7)
     assert text == expected("json", 0.7)
@@ -87,7 +87,7 @@ async def test_every_round_has_its_verdict_in_the_trace_also_where_the_target_we
 
 @pytest.mark.slow  # tests/engine/loading/test_quantized.py has it without the wire
 @pytest.mark.parametrize(("role", "bits"), [("draft", "int8"), ("target", "int4")])
-async def test_a_quantized_draft_changes_no_token(role, bits):
+async def test_quantized_draft_changes_no_token(role, bits):
     """The small draft, or the target's own copy."""
     of_draft = {"model": str(DEMO / role), "quantization": bits}
     async with pair(12, of_draft=of_draft) as fleet:

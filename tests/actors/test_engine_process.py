@@ -35,7 +35,7 @@ def process(settings: EngineSettings, reasons: queue.Queue[str]) -> Iterator[Eng
     process.join()
 
 
-def test_it_says_what_it_has_loaded_and_ends_with_its_connection(
+def test_engine_process_reports_its_load_and_ends_with_its_connection(
     process: EngineProcess, settings: EngineSettings, reasons: queue.Queue[str]
 ) -> None:
     ready = process.ready()
@@ -84,7 +84,7 @@ def test_engine_process_tells_its_place_before_it_is_ready(
 
 
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
-def test_one_that_is_killed_or_stopped_is_lost(
+def test_engine_process_killed_or_stopped_is_lost(
     process: EngineProcess, reasons: queue.Queue[str], kind: signal.Signals
 ) -> None:
     process.ready()
@@ -92,7 +92,9 @@ def test_one_that_is_killed_or_stopped_is_lost(
     assert "ended by signal 9" in reasons.get(timeout=LIMIT_S)
 
 
-def test_one_that_goes_on_in_time_is_not(process: EngineProcess, reasons: queue.Queue[str]) -> None:
+def test_engine_process_continued_in_time_is_not_lost(
+    process: EngineProcess, reasons: queue.Queue[str]
+) -> None:
     process.ready()
     for _ in range(60):  # longer than one that does not go on is waited for
         os.kill(process.pid, signal.SIGSTOP)
@@ -102,7 +104,9 @@ def test_one_that_goes_on_in_time_is_not(process: EngineProcess, reasons: queue.
     assert reasons.empty()
 
 
-def test_what_it_cannot_load_is_raised_here(tmp_path: Path, reasons: queue.Queue[str]) -> None:
+def test_engine_process_failing_to_load_raises_in_the_frontend(
+    tmp_path: Path, reasons: queue.Queue[str]
+) -> None:
     (tmp_path / "config.json").write_text("{}")
     process = EngineProcess(EngineSettings(model=str(tmp_path)), reasons.put)
     with pytest.raises(UnsupportedModelError):

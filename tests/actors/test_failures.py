@@ -84,9 +84,7 @@ async def test_only_the_stream_of_the_sequence_that_harms_ends(
     assert load.free_blocks == load.total_blocks
 
 
-async def test_what_cannot_be_opened_ends_its_own_stream(
-    reached: Reached, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_refused_opening_ends_its_own_stream(reached: Reached, monkeypatch: pytest.MonkeyPatch) -> None:
     worker, channel = reached
     with monkeypatch.context() as patched:
         patched.setattr(worker.engine, "open", harm)
@@ -132,7 +130,7 @@ async def test_bytes_that_are_no_message_are_refused(reached: Reached) -> None:
     await end(good)
 
 
-async def test_a_stream_that_is_given_up_at_its_beginning_leaves_nothing_open(
+async def test_stream_cancelled_at_its_beginning_leaves_nothing_open(
     reached: Reached,
 ) -> None:
     worker, channel = reached
@@ -144,14 +142,14 @@ async def test_a_stream_that_is_given_up_at_its_beginning_leaves_nothing_open(
     await eventually(lambda: worker.client.open_sequences == 0)
 
 
-async def test_a_message_that_fails_ends_no_engine(reached: Reached) -> None:
+async def test_failing_message_ends_no_engine(reached: Reached) -> None:
     worker, channel = reached
     worker.client.tell(StartEngine(worker.engine.settings, None))
     assert len(await plain_text(channel)) == 24
     assert worker.behind.failure is None
 
 
-async def test_those_who_give_up_a_question_take_no_answer_from_others(reached: Reached) -> None:
+async def test_cancelled_question_takes_no_answer_from_other_questions(reached: Reached) -> None:
     worker, _ = reached
     for _ in range(50):
         asking = asyncio.create_task(worker.client.report())

@@ -19,7 +19,7 @@ async def told(*requests: Any) -> AsyncIterator[Any]:
 
 
 @pytest.mark.parametrize("at", ["before it is opened", "between opening and turn"])
-async def test_a_turn_after_the_end_of_the_engine_is_not_refused(at: str) -> None:
+async def test_turn_after_the_end_of_the_engine_is_not_refused(at: str) -> None:
     """The end of the stream says it, and the sequence goes on elsewhere. A refusal would fail its request."""
     engine = EngineClient()
     sequences = GatewaySequences(TargetTranslation(), engine)

@@ -67,7 +67,7 @@ class Replica:
 
 @pytest.mark.parametrize("stopped", [0, 1])
 @pytest.mark.parametrize("moment", ["joins", "loads"])
-def test_a_rank_that_hangs_takes_its_group_with_it(
+def test_hanging_rank_ends_its_group(
     bundles: PlacementGroup, tmp_path: Path, stopped: int, moment: str
 ) -> None:
     checkpoint = write_checkpoint(tmp_path / "llama", "llama")

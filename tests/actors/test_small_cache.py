@@ -53,7 +53,7 @@ async def asked(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
     return told
 
 
-def test_an_engine_tells_what_fits_into_its_cache() -> None:
+def test_engine_reports_the_longest_sequence_of_its_cache() -> None:
     engine = Engine.from_settings(
         EngineSettings(model=str(DEMO / "target"), threads=1, cache_memory=TARGET_CACHE)
     )
@@ -62,7 +62,7 @@ def test_an_engine_tells_what_fits_into_its_cache() -> None:
     assert whole.max_length == 2048 < whole._cache.capacity
 
 
-async def test_a_chat_without_max_tokens_may_grow_as_long_as_fits() -> None:
+async def test_chat_without_max_tokens_may_fill_the_cache() -> None:
     """It used to be refused, whatever its length: the gateway asked for the whole context."""
     async with served(target=TARGET_CACHE) as client:
         told = await asked(client, ignore_eos=True, stop=["never said"])
@@ -75,7 +75,7 @@ async def test_a_chat_without_max_tokens_may_grow_as_long_as_fits() -> None:
 
 
 @pytest.mark.slow
-async def test_a_draft_drafts_as_long_as_its_own_cache_holds_the_sequence() -> None:
+async def test_draft_worker_drafts_while_its_cache_holds_the_sequence() -> None:
     """It used to send empty Drafts from the start for what might outgrow its cache in the end."""
     async with served(target=2**26, draft=DRAFT_CACHE) as client:
         fixed = {"speculation": {"mode": "fixed", "depth": 4}, "ignore_eos": True}

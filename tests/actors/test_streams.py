@@ -19,7 +19,7 @@ from tests.support.messages import (
 )
 
 
-async def test_a_verdict_accepts_what_plain_decoding_says_and_adds_a_token(channel) -> None:
+async def test_verdict_accepts_the_tokens_of_plain_decoding_and_adds_a_token(channel) -> None:
     text = await plain_text(channel)
     call = await target_stream(channel, opening())
     await call.write(verify(turn(1, 0, PROMPT)))
@@ -54,7 +54,7 @@ async def test_stream_verify_during_plain_decoding_keeps_what_was_decoded_by_the
     await end(call)
 
 
-async def test_an_extension_is_verified_where_its_verdict_was_foreseen_and_void_where_not(channel) -> None:
+async def test_extension_is_verified_only_if_its_verdict_was_foreseen(channel) -> None:
     text = await plain_text(channel)
     call = await target_stream(channel, opening())
     await call.write(verify(turn(1, 0, PROMPT), text[0], text[1]))
@@ -71,7 +71,7 @@ async def test_an_extension_is_verified_where_its_verdict_was_foreseen_and_void_
     await end(call)
 
 
-async def test_a_stretch_goes_on_where_it_is_topped_up(channel) -> None:
+async def test_plain_decoding_continues_when_its_lease_is_extended(channel) -> None:
     text = await plain_text(channel)
     call = await target_stream(channel, opening())
     await call.write(plain(turn(1, 0, PROMPT), len(PROMPT) + 2))
@@ -82,7 +82,7 @@ async def test_a_stretch_goes_on_where_it_is_topped_up(channel) -> None:
     await end(call)
 
 
-async def test_a_sequence_reopened_from_its_tokens_goes_on_with_the_same_text(channel) -> None:
+async def test_sequence_reopened_from_its_tokens_continues_its_text(channel) -> None:
     text = await plain_text(channel)
     call = await target_stream(channel, opening())
     await call.write(plain(turn(9, 0, [*PROMPT, *text[:10]]), len(PROMPT) + 24))
@@ -91,7 +91,7 @@ async def test_a_sequence_reopened_from_its_tokens_goes_on_with_the_same_text(ch
     await end(call)
 
 
-async def test_a_draft_worker_with_the_targets_own_model_guesses_every_token(channel) -> None:
+async def test_draft_worker_with_the_model_of_the_target_guesses_every_token(channel) -> None:
     text = await plain_text(channel)
     call = await draft_stream(channel, opening())
     for round_number, start in ((1, 0), (2, 5)):
@@ -128,7 +128,7 @@ async def test_closing_and_cancelling_both_free_the_sequence(channel, engine: En
         (opening(logit_bias={9999: 1.0}), verify(turn(1, 0, PROMPT)), "logit_bias"),
     ],
 )
-async def test_a_wrong_message_ends_its_own_sequence_only(channel, opened, request_, named: str) -> None:
+async def test_wrong_message_ends_its_own_sequence_only(channel, opened, request_, named: str) -> None:
     text = await plain_text(channel)
     call = await target_stream(channel, opened)
     beside = rounds_pb2.TargetRequest(sequence=5, epoch=1)
@@ -145,7 +145,7 @@ async def test_a_wrong_message_ends_its_own_sequence_only(channel, opened, reque
     assert await plain_text(channel) == text
 
 
-async def test_the_first_message_must_open(channel) -> None:
+async def test_first_message_must_open(channel) -> None:
     call = await target_stream(channel, opening())
     await call.write(verify(turn(1, 0, PROMPT), sequence=3, epoch=1))
     end = await call.ended()
@@ -153,7 +153,7 @@ async def test_the_first_message_must_open(channel) -> None:
     assert "first message must be Open" in end.details
 
 
-async def test_a_sequence_is_opened_once(channel, engine: Engine) -> None:
+async def test_sequence_is_opened_once(channel, engine: Engine) -> None:
     call = await target_stream(channel, opening())
     await call.write(rounds_pb2.TargetRequest(open=opening()))
     end = await call.ended()
@@ -178,7 +178,7 @@ async def test_sequences_of_one_message_share_a_step_and_its_message(channel) ->
     call.cancel()
 
 
-async def test_the_end_of_a_stream_frees_all_its_sequences(channel, engine: Engine) -> None:
+async def test_end_of_a_stream_frees_all_its_sequences(channel, engine: Engine) -> None:
     call = await target_stream(channel, opening())
     opened = [rounds_pb2.TargetRequest(sequence=number, open=opening()) for number in range(1, 9)]
     await call.write(*opened, plain(turn(1, 0, PROMPT), len(PROMPT) + 24))

@@ -34,7 +34,7 @@ def nest(spans, parent) -> bool:
     return inside and [span.name for span in below] == PARTS
 
 
-async def test_a_verdict_has_a_span_and_its_parts(channel, spans):
+async def test_verdict_has_a_span_and_its_parts(channel, spans):
     call = await target_stream(channel, opening())
     await call.write(verify(turn(1, 0, PROMPT), 1, 2))
     reply = await call.read()
@@ -49,7 +49,7 @@ async def test_a_verdict_has_a_span_and_its_parts(channel, spans):
     assert span.attributes["outrider.free_blocks"] == reply.load.free_blocks
 
 
-async def test_a_draft_of_several_steps_has_one_span(channel, spans):
+async def test_draft_of_several_steps_has_one_span(channel, spans):
     call = await draft_stream(channel, opening())
     propose = rounds_pb2.Propose(turn=turn(1, 0, PROMPT), depth=3)
     await call.write(rounds_pb2.DraftRequest(propose=propose))
@@ -60,7 +60,7 @@ async def test_a_draft_of_several_steps_has_one_span(channel, spans):
     assert span.attributes["outrider.steps"] == len(reply.proposed.draft.tokens) == 3
 
 
-async def test_a_plain_stretch_has_one_span_however_often_it_is_topped_up(channel, spans):
+async def test_plain_decoding_has_one_span_however_often_its_lease_is_extended(channel, spans):
     call = await target_stream(channel, opening())
     await call.write(plain(turn(1, 0, PROMPT), len(PROMPT) + 4))
     await call.write(plain(turn(1, len(PROMPT), []), len(PROMPT) + 12))
@@ -109,7 +109,7 @@ def verified(round: int = 1, preemptions: int = 0) -> EngineAnswer:
     return answer(Decoded(UNREAD, round, Verdict((), (7,)), (), None, timings(preemptions), 4), round)
 
 
-def test_what_was_decoded_when_the_gateway_had_gone_on_does_not_count(spans):
+def test_tokens_decoded_after_the_gateway_went_on_do_not_count(spans):
     trace = StreamTrace(at_once)
     trace.asked(turn(1, 0, [1, 2, 3]))
     for position in (3, 4, 5, 6):
@@ -120,7 +120,7 @@ def test_what_was_decoded_when_the_gateway_had_gone_on_does_not_count(spans):
     assert (span.attributes["outrider.steps"], span.attributes["outrider.wasted"]) == (2, 2)
 
 
-def test_the_parts_of_a_stretch_lie_in_it_also_where_its_first_token_was_told_late(spans):
+def test_parts_of_a_plain_span_lie_in_it_if_its_first_token_was_late(spans):
     trace = StreamTrace(at_once)
     trace.asked(turn(1, 0, [1, 2, 3]))
     for number, late_ns in enumerate((4 * 10**6, 0)):
@@ -152,7 +152,7 @@ def test_answers_to_an_older_round_have_no_span(spans):
     assert len(spans.named("verify")) == 1
 
 
-def test_a_preemption_is_an_event_with_its_reason(spans):
+def test_preemption_is_an_event_with_its_reason(spans):
     trace = StreamTrace(at_once)
     trace.asked(turn(1, 0, [1]))
     trace.answered(verified(preemptions=2))

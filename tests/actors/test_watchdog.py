@@ -36,7 +36,7 @@ class Loop(SimpleNamespace):
         return self.step(self.looks)
 
 
-def test_a_step_that_does_not_end_ends_the_process(reasons: queue.Queue[str]) -> None:
+def test_hanging_step_ends_the_process(reasons: queue.Queue[str]) -> None:
     loop: Any = Loop(step=lambda _: 7)
     actors.watchdog.watch(loop, 0.3)
     assert "step_timeout_s=0.3" in reasons.get(timeout=LIMIT_S)
@@ -58,13 +58,13 @@ def test_steps_that_end_and_none_at_all_do_not(reasons: queue.Queue[str], step) 
     assert reasons.empty()
 
 
-def test_a_load_that_does_not_end_ends_the_process() -> None:
+def test_hanging_load_ends_the_process() -> None:
     reasons = queue.Queue[str]()
     with actors.watchdog.loading(0.2, reasons.put):
         assert "load_timeout_s=0.2" in reasons.get(timeout=LIMIT_S)
 
 
-def test_a_load_that_ends_or_fails_does_not() -> None:
+def test_load_that_ends_or_fails_does_not_end_the_process() -> None:
     reasons = queue.Queue[str]()
     before = {*threading.enumerate()}
     with contextlib.suppress(OSError), actors.watchdog.loading(60.0, reasons.put):

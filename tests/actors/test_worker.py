@@ -44,7 +44,7 @@ def worker(tmp_path: Path) -> Iterator[Unserved]:
     gc.unfreeze()
 
 
-def test_what_was_loaded_is_not_looked_at_again_by_the_garbage_collector(worker: Unserved) -> None:
+def test_loaded_objects_are_frozen_out_of_garbage_collection(worker: Unserved) -> None:
     assert gc.get_freeze_count() > len(gc.get_objects())
 
 
@@ -65,7 +65,7 @@ async def test_open_sequences_and_blocks_in_use_are_what_autoscaling_sees(worker
     await client.stop()
 
 
-async def test_what_slows_its_engine_down_on_a_gpu_is_published(
+async def test_reasons_of_a_slow_gpu_engine_are_published(
     worker: Unserved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
@@ -93,7 +93,7 @@ async def test_reconfigure_of_a_worker_refuses_live_settings_and_goes_on(
     await Worker.__del__(worker)
 
 
-async def test_a_worker_whose_engine_cannot_be_built_leaves_as_any_other(tmp_path: Path) -> None:
+async def test_worker_without_an_engine_leaves_in_order(tmp_path: Path) -> None:
     """Serve calls both by name: an error of the destructor would hide that of the constructor."""
     has_ended: list[bool] = []
     worker = Unserved.__new__(Unserved)

@@ -21,17 +21,6 @@ PRONOUN = re.compile(
     r"|somebody|everybody|one|none|he|she)_"
 )
 
-# Folders whose tests have names that begin with a pronoun or an article. This list only shrinks, too.
-PRONOUN_NAMES: set[str] = {
-    "tests/actors",
-    "tests/engine",
-    "tests/engine/cache",
-    "tests/engine/draft_ahead",
-    "tests/engine/loop",
-    "tests/engine/scheduling",
-    "tests/engine/tasks",
-}
-
 
 def files(*suffixes: str) -> list[Path]:
     """Files of ours with these suffixes, without generated ones."""
@@ -41,11 +30,6 @@ def files(*suffixes: str) -> list[Path]:
 
 def folder_of(path: Path) -> str:
     return path.parent.relative_to(ROOT).as_posix()
-
-
-def by_folder(found: dict[str, list[str]], known: set[str]) -> list[object]:
-    """Cases for the folders that break a rule, and for those that are known to."""
-    return [pytest.param(name, found.get(name, []), id=name) for name in sorted({*found} | known)]
 
 
 def headless_lines() -> dict[str, list[str]]:
@@ -73,9 +57,8 @@ def test_docstrings_and_comments_name_their_noun() -> None:
     assert headless_lines() == {}
 
 
-@pytest.mark.parametrize(("folder", "names"), by_folder(pronoun_names(), PRONOUN_NAMES))
-def test_names_of_tests_of_a_folder_name_their_unit(folder: str, names: list[str]) -> None:
-    assert bool(names) is (folder in PRONOUN_NAMES), "\n".join(names) or f"{folder!r} can leave the list"
+def test_names_of_tests_name_their_unit() -> None:
+    assert pronoun_names() == {}
 
 
 def test_packages_say_what_they_are_for() -> None:

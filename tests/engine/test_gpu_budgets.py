@@ -87,7 +87,7 @@ def measured(engines: dict[int, Engine]) -> Callable[[str, str, int], Counts]:
     + [("1x1", "top-p"), ("4x1", "top-p"), ("4x5", "logprobs")],
 )
 @pytest.mark.parametrize("kind", BUDGET)
-def test_a_step_stays_within_its_budget(measured, kind: str, shape: str, sampling: str) -> None:
+def test_step_stays_within_its_budget(measured, kind: str, shape: str, sampling: str) -> None:
     counts = measured(shape, sampling)
     assert counts.totals()[kind] <= BUDGET[kind], counts.report()
 
@@ -130,12 +130,12 @@ def test_more_layers_launch_nothing_more(measured) -> None:
 
 
 @pytest.mark.parametrize("case", FLAT, ids=" ".join)
-def test_a_larger_step_launches_nothing_more(measured, case: tuple[str, str]) -> None:
+def test_larger_step_launches_nothing_more(measured, case: tuple[str, str]) -> None:
     smaller, larger = (measured(shape, case[1]) for shape in FLAT[case])
     assert larger.launches.total() <= smaller.launches.total(), larger.report()
 
 
-def test_a_forward_pass_is_timed_by_the_device(engines: dict[int, Engine]) -> None:
+def test_forward_pass_is_timed_by_the_device(engines: dict[int, Engine]) -> None:
     """The host's clock would tell how long launching took: a replay's launch is one, whatever is in it."""
     seconds = []
     for layers in LAYERS:

@@ -147,7 +147,7 @@ def test_text_is_the_cpu_s(folder: Path, way: Way, sampling: dict[str, Any]) -> 
     assert [way.slow_because in reason for reason in engine.slow_because] == [True] * bool(way.slow_because)
 
 
-def test_a_drafter_is_given_the_states_that_the_cpu_computes(folder: Path, way: Way) -> None:
+def test_drafter_gets_the_states_that_the_cpu_computes(folder: Path, way: Way) -> None:
     layers = (-1, 0, 1)
     with gpu() as cuda:
         states = pass_of(folder, layers, device="cuda", dtype="float32", **way.settings).states
@@ -220,7 +220,7 @@ def test_batch_invariant_numerics_keep_a_text_in_bfloat16(folder: Path, siblings
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verification", ["coupled", "rejection", "block"])
-def test_a_draft_model_on_the_gpu_drafts_what_it_does_on_the_cpu(folder: Path, verification: str) -> None:
+def test_draft_model_drafts_alike_on_gpu_and_cpu(folder: Path, verification: str) -> None:
     """Verifies by every rule; ahead of the verdicts too, if the rule allows it."""
     asked = requests(temperature=0.8, top_p=0.95, verification=verification)
     alternatives = 2 if verification == "coupled" else 0
@@ -239,7 +239,7 @@ def test_a_draft_model_on_the_gpu_drafts_what_it_does_on_the_cpu(folder: Path, v
 
 
 @pytest.mark.slow
-def test_a_short_cache_changes_nothing(folder: Path) -> None:
+def test_short_cache_changes_nothing(folder: Path) -> None:
     block = 8 * 2 * 2 * 2 * 16 * 4  # tokens, layers, keys and values, kv heads, dimension, float32
     with gpu():
         engine = engine_of(folder, device="cuda", dtype="float32", cache_memory=12 * block)
@@ -324,7 +324,7 @@ def test_company_that_comes_and_goes_changes_no_text(folder: Path, way: Way) -> 
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="needs two GPUs, or none: then they are simulated")
-def test_the_self_check_passes_and_a_second_gpu_will_do(folder: Path) -> None:
+def test_self_check_passes_and_a_second_gpu_will_do(folder: Path) -> None:
     with gpu():
         engine = engine_of(folder, device="cuda:1", dtype="float32", self_check=True)
         assert engine.settings.device == "cuda:1"
@@ -352,7 +352,7 @@ def test_no_kernel_is_compiled_once_the_engine_is_loaded(folder: Path) -> None:
     assert not cuda.compiled - loaded
 
 
-def test_a_pass_that_cannot_be_captured_leaves_the_stream_as_it_was() -> None:
+def test_failed_capture_leaves_the_stream_as_it_was() -> None:
     with gpu():
         numbers = torch.zeros(3, device="cuda")
         before = torch.cuda.current_stream()

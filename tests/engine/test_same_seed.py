@@ -116,7 +116,7 @@ def check(count: int, modes: list[str]) -> None:
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode not in MANY_DEPTHS])
-def test_a_mode_changes_no_token(mode: str) -> None:
+def test_mode_changes_no_token(mode: str) -> None:
     check(6, [mode])
 
 

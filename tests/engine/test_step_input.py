@@ -24,7 +24,7 @@ def random_step(rng: random.Random) -> StepInput:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_step_is_read_as_it_was_written(seed: int) -> None:
+def test_step_is_read_as_it_was_written(seed: int) -> None:
     step = random_step(random.Random(seed))
     read = StepInput.from_numbers(step.to_numbers())
     assert len(read.moves) == len(step.moves)

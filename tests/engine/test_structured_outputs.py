@@ -86,14 +86,14 @@ DRAFTERS = {
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_a_grammar_gives_the_same_text_whatever_drafts(name: str) -> None:
+def test_grammar_gives_equal_text_with_any_drafter(name: str) -> None:
     drafter, depth, alternatives = DRAFTERS[name]
     answers = generate(engine("target"), drafter(), requests(), depth, alternatives)
     assert [text(answer) for answer in answers] == [text(answer) for answer in plain()]
     assert [answer.finish for answer in answers] == [answer.finish for answer in plain()]
 
 
-def test_what_has_ended_is_valid_and_what_was_cut_is_the_beginning_of_something_valid() -> None:
+def test_ended_answer_is_valid_and_cut_answer_begins_a_valid_text() -> None:
     answers = plain()
     assert sum(answer.finish == "stop" for answer in answers) >= 4
     for asked, answer in zip(requests(), answers, strict=True):
@@ -120,7 +120,7 @@ def test_under_rejection_or_block_every_token_follows_the_grammar_too(rule: str)
             assert text(answer).startswith('{"name": "')
 
 
-def test_the_targets_own_token_after_a_whole_draft_follows_the_grammar() -> None:
+def test_token_of_the_target_after_a_whole_draft_follows_the_grammar() -> None:
     """The bonus row: after a Draft that stands as a whole nothing else could stop a wrong token."""
     target = engine("target")
     expected = generate(target, None, [request(GRAMMARS["person"], 1, temperature=1.2)], 0)[0].tokens
@@ -134,7 +134,7 @@ def test_the_targets_own_token_after_a_whole_draft_follows_the_grammar() -> None
         target.close(target.sequence(sequence))
 
 
-def test_a_thought_may_end_anywhere_inside_a_draft() -> None:
+def test_thought_may_end_anywhere_inside_a_draft() -> None:
     target, thought = engine("target"), ids("so it is</think>")
     after = {tokenizer().token_to_id("{"), tokenizer().token_to_id('{"')}
     ended = 0
@@ -175,7 +175,7 @@ def test_nothing_is_asked_of_a_grammar_after_the_end() -> None:
         target.close(target.sequence(sequence))
 
 
-def test_a_grammar_that_is_done_ends_the_answer_even_before_min_tokens() -> None:
+def test_completed_grammar_ends_the_answer_even_before_min_tokens() -> None:
     answers = generate(engine("target"), None, [request(regex_grammar("yes|no"), min_tokens=20)], 0)
     assert answers[0].finish == "stop"
     assert text(answers[0]) in ("yes", "no")
@@ -191,7 +191,7 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("drafted", [False, True])
 @pytest.mark.parametrize("case", CONTRADICTIONS)
-def test_an_answer_whose_lists_of_tokens_contradict_its_form_fails(case: str, drafted: bool) -> None:
+def test_answer_whose_token_lists_contradict_its_form_fails(case: str, drafted: bool) -> None:
     target = engine("target")
     regex, lists, begin = CONTRADICTIONS[case]
     sequence = open_sequence(target, regex_grammar(regex), 0, temperature=0.0, **lists)
@@ -207,7 +207,7 @@ def test_an_answer_whose_lists_of_tokens_contradict_its_form_fails(case: str, dr
     assert "leave no token that the form of the answer allows" in results[-1].reason
 
 
-def test_a_draft_that_leads_to_where_nothing_may_follow_is_cut_before_it() -> None:
+def test_draft_that_leads_to_a_dead_end_is_cut_before_it() -> None:
     target = engine("target")
     grammar = regex_grammar("[0-9][a-z]")
     sequence = open_sequence(target, grammar, 0, temperature=0.0, allowed_token_ids=DIGITS)
@@ -221,7 +221,7 @@ def test_a_draft_that_leads_to_where_nothing_may_follow_is_cut_before_it() -> No
     target.close(target.sequence(sequence))
 
 
-def test_an_answer_that_has_its_form_may_end_though_no_listed_token_is_an_end() -> None:
+def test_complete_answer_may_end_though_no_listed_token_is_an_end() -> None:
     answers = generate(
         engine("target"), None, [request(regex_grammar("[0-9]{3}"), allowed_token_ids=DIGITS)], 0
     )
@@ -229,7 +229,7 @@ def test_an_answer_that_has_its_form_may_end_though_no_listed_token_is_an_end() 
     assert len(text(answers[0])) == 3
 
 
-def test_a_sequence_that_is_opened_again_goes_on_as_if_nothing_had_happened() -> None:
+def test_reopened_sequence_continues_its_grammar() -> None:
     target, grammar = engine("target"), GRAMMARS["person"]
     expected = generate(target, None, [request(grammar, 1, temperature=0.8)], 0)[0].tokens
     for length in range(len(expected) - 1):
@@ -240,7 +240,7 @@ def test_a_sequence_that_is_opened_again_goes_on_as_if_nothing_had_happened() ->
         target.close(target.sequence(sequence))
 
 
-def test_a_draft_guesses_only_what_its_grammar_allows() -> None:
+def test_draft_guesses_only_tokens_of_its_grammar() -> None:
     draft = engine("draft")
     for asked in ASKED:
         sequence = open_sequence(draft, GRAMMARS["person"], 0, **asked)
@@ -253,7 +253,7 @@ def test_a_draft_guesses_only_what_its_grammar_allows() -> None:
         draft.close(draft.sequence(sequence))
 
 
-def test_a_draft_takes_no_step_for_what_its_grammar_forces() -> None:
+def test_draft_takes_no_step_for_tokens_that_its_grammar_forces() -> None:
     draft = engine("draft")
     sequence = open_sequence(draft, GRAMMARS["person"], 0)
     draft.submit(Propose(sequence, 0, PROMPT, 8, 1))
@@ -266,7 +266,7 @@ def test_a_draft_takes_no_step_for_what_its_grammar_forces() -> None:
     draft.close(draft.sequence(sequence))
 
 
-def test_what_a_draft_prepares_is_forced_free_and_right() -> None:
+def test_prepared_branch_is_forced_free_and_correct() -> None:
     """Trees that are made ahead hold nothing that the grammar refuses."""
     draft = engine("draft", 12)
     for seed in range(4):
@@ -281,7 +281,7 @@ def test_what_a_draft_prepares_is_forced_free_and_right() -> None:
         draft.close(draft.sequence(sequence))
 
 
-def test_a_draft_that_lacks_what_its_grammar_allows_only_guesses_badly() -> None:
+def test_draft_without_the_tokens_of_its_grammar_only_guesses_badly() -> None:
     """A draft with fewer tokens than its target would have an empty row."""
     draft = engine("draft")
     few = tuple(range(100, 120))
@@ -314,7 +314,7 @@ def test_others_go_on_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPatc
         target.close(target.sequence(number))
 
 
-def test_a_grammar_that_cannot_be_compiled_fails_its_own_sequence_alone() -> None:
+def test_uncompilable_grammar_fails_its_own_sequence_alone() -> None:
     target = engine("target")
     bad = open_sequence(target, lark_grammar("start: thing"), 0)
     target.submit(plain_decoding(bad, 0, PROMPT, 4))
@@ -336,7 +336,7 @@ def test_committed_tokens_that_contradict_the_grammar_fail_their_own_sequence_al
     target.close(target.sequence(other))
 
 
-def test_a_grammar_is_compiled_once_for_all_who_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grammar_is_compiled_once_for_all_its_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def counted(grammar: str, tokens: LLTokenizer) -> LLMatcher:
@@ -350,7 +350,7 @@ def test_a_grammar_is_compiled_once_for_all_who_ask_for_it(monkeypatch: pytest.M
     assert asked == [grammar]
 
 
-def test_an_end_that_is_ignored_and_a_grammar_exclude_each_other() -> None:
+def test_ignore_eos_and_a_grammar_exclude_each_other() -> None:
     with pytest.raises(GrammarError, match="end of sequence"):
         open_sequence(engine("target"), GRAMMARS["person"], 0, ignore_eos=True)
 

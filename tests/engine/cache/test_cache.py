@@ -67,14 +67,14 @@ def verified(engine: Engine) -> Decoded:
     return results[0]
 
 
-def test_a_second_prompt_computes_only_what_follows_the_last_full_common_block(engine: Engine) -> None:
+def test_second_prompt_computes_only_tokens_after_the_last_common_block(engine: Engine) -> None:
     assert fed(engine, PROMPT) == len(PROMPT)
     assert fed(engine, PROMPT) == len(PROMPT) - 16
     other = (*PROMPT[:10], 7, 8, 9)
     assert fed(engine, other) == len(other) - 8
 
 
-def test_a_shared_prefix_changes_no_token(engine: Engine) -> None:
+def test_shared_prefix_changes_no_token(engine: Engine) -> None:
     first = plain(engine, PROMPT, 20)
     assert plain(engine, PROMPT, 20) == first
 
@@ -100,7 +100,7 @@ def test_accepted_tokens_enter_it_once_they_fill_a_block(engine: Engine) -> None
     assert fed(fresh, whole) == len(whole) - (len(PROMPT) + 8) // BLOCK * BLOCK
 
 
-def test_a_tree_keeps_the_cache_of_the_accepted_path_alone(engine: Engine) -> None:
+def test_tree_keeps_the_cache_of_the_accepted_path_alone(engine: Engine) -> None:
     text = plain(engine, PROMPT, 12)
     wrong = [(token + 1) % VOCAB_SIZE for token in text]
     # The right branch comes second at each level, so that its cache has to move into place.
@@ -147,7 +147,7 @@ def grown(rng: random.Random) -> tuple[PagedCache, EngineSequence]:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_kept_branch_stays_pending_with_all_that_is_known_of_it(seed: int) -> None:
+def test_kept_branch_stays_pending_with_its_choices(seed: int) -> None:
     rng = random.Random(seed)
     cache, sequence = grown(rng)
     length, pending, ranked = sequence.cached, sequence.pending, sequence.draft.ranked
@@ -228,7 +228,7 @@ def test_everything_is_given_back_at_the_end(engine: Engine) -> None:
     assert engine.load().free_blocks == before
 
 
-def test_the_least_recently_used_block_is_evicted_first() -> None:
+def test_least_recently_used_block_is_evicted_first() -> None:
     pool = BlockPool(2)
     first, second = pool.allocate(2)
     pool.publish(first, b"first")
@@ -242,7 +242,7 @@ def test_the_least_recently_used_block_is_evicted_first() -> None:
     assert pool.find(b"first") == first
 
 
-def test_a_block_in_use_is_never_evicted() -> None:
+def test_block_in_use_is_never_evicted() -> None:
     pool = BlockPool(2)
     (used,) = pool.allocate(1)
     pool.publish(used, b"used")
@@ -271,7 +271,7 @@ def test_memory_is_taken_as_the_cache_is_written(dtype: torch.dtype) -> None:
     assert 0.9 * written < resident() - before < written + size // 50
 
 
-def test_what_nobody_has_written_is_zero() -> None:
+def test_unwritten_cache_is_zero() -> None:
     cache = PagedCache({0: (4, 64, 32)}, 2**10, 16, torch.float32, torch.device("cpu"))
     for stored in (cache.keys[0], cache.values[0]):
         assert not stored.any()

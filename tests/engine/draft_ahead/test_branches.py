@@ -53,7 +53,7 @@ def drafted(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("steps", [1, 3, 100])
-def test_what_is_prepared_is_what_would_be_drafted(temperature: float, steps: int) -> None:
+def test_prepared_draft_equals_the_draft_made_later(temperature: float, steps: int) -> None:
     """Also where a Verdict comes after a few steps only; the text is the target's, word for word."""
     prompt = prompt_of("code")
     text = text_of(prompt, 48, temperature=temperature)
@@ -120,7 +120,7 @@ def test_however_verdicts_fall_drafts_are_those_of_a_fresh_sequence(branches: in
     assert len(ranks_foreseen) >= min(branches, 3)
 
 
-def test_a_foreseen_draft_needs_no_step() -> None:
+def test_foreseen_draft_needs_no_step() -> None:
     draft = engine("draft", 12)
     sequence = opened(draft, 0.0)
     prompt = prompt_of("code")
@@ -160,7 +160,7 @@ def test_nothing_is_prepared_while_drafts_are_only_compared_with_the_text() -> N
     draft.close(sequence)
 
 
-def test_whoever_waits_for_a_draft_goes_first() -> None:
+def test_waiting_draft_goes_before_preparing() -> None:
     draft = engine("draft", 12)
     first, second = opened(draft, 1.0), opened(draft, 1.0)
     drafted(draft, first, 0, prompt_of("code"))
@@ -233,7 +233,7 @@ def test_without_branches_nothing_is_prepared() -> None:
     draft.close(sequence)
 
 
-def test_the_more_are_prepared_the_fewer_branches_each_new_one_gets() -> None:
+def test_new_draft_gets_fewer_branches_if_more_are_prepared() -> None:
     """Together they make steps too slow for those who wait; one verdict is prepared for in any case."""
     draft = engine("draft", 7)
     sequences = [opened(draft, 1.0) for _ in range(8)]
@@ -254,7 +254,7 @@ def test_the_more_are_prepared_the_fewer_branches_each_new_one_gets() -> None:
         draft.close(sequence)
 
 
-def test_the_target_goes_on_by_itself_where_a_verdict_was_foreseen() -> None:
+def test_target_continues_with_the_draft_of_a_foreseen_verdict() -> None:
     """The text is the same, and a Verdict that was not foreseen ends it."""
     target = engine("target", 0)
     prompt = prompt_of("code")
@@ -273,7 +273,7 @@ def test_the_target_goes_on_by_itself_where_a_verdict_was_foreseen() -> None:
     target.close(sequence)
 
 
-def test_a_tree_that_comes_after_its_verdict_is_gone_on_with_at_once() -> None:
+def test_tree_that_comes_after_its_verdict_is_continued_at_once() -> None:
     target = engine("target", 0)
     prompt = prompt_of("code")
     text = text_of(prompt, 16, temperature=1.0)
@@ -285,7 +285,7 @@ def test_a_tree_that_comes_after_its_verdict_is_gone_on_with_at_once() -> None:
     target.close(sequence)
 
 
-def test_what_follows_a_draft_of_one_token_is_prepared() -> None:
+def test_continuation_of_a_draft_of_one_token_is_prepared() -> None:
     draft = engine("draft", 12)
     sequence = opened(draft, 1.0)
     proposed = drafted(draft, sequence, 0, prompt_of("code"), depth=1)

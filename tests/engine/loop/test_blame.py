@@ -89,7 +89,7 @@ def test_only_the_sequence_that_harms_fails(engine: Engine, harm: str, place: in
     assert engine.load().free_blocks == engine.load().total_blocks
 
 
-def test_what_is_not_finite_is_wiped_and_never_shared(engine: Engine) -> None:
+def test_cache_that_is_not_finite_is_wiped_and_never_shared(engine: Engine) -> None:
     """Nobody who gets its blocks, or asks the same again, reads it."""
     expected = text_alone(engine, PROMPTS[0])
     not_finite(engine, torch.inf)
@@ -119,7 +119,7 @@ def test_padding_reads_nothing_of_another_sequence(engine: Engine, harmed: int) 
     assert sequences[0].tokens[20:] == expected or harmed == 1
 
 
-def test_a_drafted_token_that_harms_is_refused_and_nothing_else(engine: Engine) -> None:
+def test_harmful_drafted_token_is_refused_and_nothing_else(engine: Engine) -> None:
     """The text is what it is without a Draft."""
     expected = text_alone(engine, PROMPTS[0])
     not_finite(engine)
@@ -184,7 +184,7 @@ def test_out_of_memory_is_met_with_less(engine: Engine) -> None:
 @pytest.mark.parametrize(
     "error", [torch.AcceleratorError("CUDA error: an illegal memory access", 700), CacheLostError("moved")]
 )
-def test_what_says_that_the_device_is_broken_ends_the_engine(engine: Engine, error: BaseException) -> None:
+def test_error_of_a_broken_device_ends_the_engine(engine: Engine, error: BaseException) -> None:
     raising(lambda: error, engine)
     start(engine, PROMPTS[0])
     start(engine, POISONED)
@@ -192,7 +192,7 @@ def test_what_says_that_the_device_is_broken_ends_the_engine(engine: Engine, err
         run(engine)
 
 
-def test_what_raises_for_one_piece_of_work_fails_its_sequence(
+def test_error_of_one_piece_of_work_fails_its_sequence(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Errors are raised in choosing who takes part, in choosing tokens, and in taking them."""
@@ -210,7 +210,7 @@ def test_what_raises_for_one_piece_of_work_fails_its_sequence(
         engine.close(fine)
 
 
-def test_a_prompt_beyond_the_draft_s_cache_or_context_gets_empty_drafts(folder: Path) -> None:
+def test_prompt_beyond_the_cache_or_context_gets_empty_drafts(folder: Path) -> None:
     small = Engine.from_settings(EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**16))
     held = small._cache.pool.num_blocks * BLOCK
     for length in (held + 1, 513):  # the context is 512
@@ -223,7 +223,7 @@ def test_a_prompt_beyond_the_draft_s_cache_or_context_gets_empty_drafts(folder: 
         small.close(sequence)
 
 
-def test_a_draft_is_made_while_it_fits_whatever_the_limit(folder: Path) -> None:
+def test_draft_is_made_while_it_fits_whatever_the_limit(folder: Path) -> None:
     """max_tokens of a chat is all that the context leaves."""
     small = Engine.from_settings(EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**16))
     sequence = small.open(20, 1, Sampling(max_tokens=400))
@@ -289,7 +289,7 @@ def scored(engine: Engine, company: tuple[int, ...] | None) -> list[float]:
     return [position.chosen for position in found.logprobs]
 
 
-def test_what_a_graph_gave_survives_another_pass_for_a_sequence_that_harms(
+def test_output_of_a_graph_survives_another_pass_for_a_harmful_sequence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replay writes over what the one before it gave. The harmful one raises as it asks for its rows."""

@@ -109,7 +109,7 @@ def alone(engine: Engine, prompt: tuple[int, ...]) -> list[int]:
     return text(run(engine), number)
 
 
-def test_the_next_step_is_launched_before_the_tokens_of_this_one_are_waited_for(
+def test_next_step_is_launched_before_the_tokens_of_this_step_are_read(
     engine: Engine, cuda: SimulatedCuda
 ) -> None:
     """All but the last, after which there is none."""
@@ -140,7 +140,7 @@ COMPANY: dict[str, Callable[[Engine], object]] = {
     "kind",
     ["a penalty", *(pytest.param(kind, marks=pytest.mark.slow) for kind in COMPANY if kind != "a penalty")],
 )
-def test_a_step_that_depends_on_the_host_waits_for_it(engine: Engine, cuda: SimulatedCuda, kind: str) -> None:
+def test_step_that_depends_on_the_host_waits_for_it(engine: Engine, cuda: SimulatedCuda, kind: str) -> None:
     start(engine, PROMPTS[0], 3)
     COMPANY[kind](engine)
     steps = 0
@@ -196,7 +196,7 @@ BY_POSITION: dict[str, dict[str, Any]] = {
         *(pytest.param(one, marks=pytest.mark.slow) for one in BY_POSITION if one != "min_tokens"),
     ],
 )
-def test_what_depends_on_the_number_of_tokens_alone_is_foreseen(
+def test_change_by_the_number_of_tokens_alone_is_foreseen(
     engine: Engine, cuda: SimulatedCuda, folder: Path, setting: str
 ) -> None:
     """Beside a sequence without the setting."""
@@ -214,7 +214,7 @@ def test_what_depends_on_the_number_of_tokens_alone_is_foreseen(
     assert cuda.counts.pageable_copies.total() == 0, cuda.counts.report()
 
 
-def test_who_comes_joins_the_step_after_the_one_under_way(engine: Engine, texts: list[list[int]]) -> None:
+def test_new_sequence_joins_the_step_after_the_running_step(engine: Engine, texts: list[list[int]]) -> None:
     first = start(engine, PROMPTS[0])
     results = [*engine.step(), *engine.step()]
     second = start(engine, PROMPTS[1])
@@ -269,7 +269,7 @@ def after_passes(
         pytest.param(torch.OutOfMemoryError("CUDA out of memory"), marks=pytest.mark.slow),
     ],
 )
-def test_a_step_that_cannot_be_launched_early_harms_nobody(
+def test_failed_early_launch_harms_no_sequence(
     engine: Engine, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     failed = 0
@@ -308,7 +308,7 @@ def test_numbers_that_are_not_finite_cost_the_sequence_that_they_come_from(
     assert all(one.isfinite().all() for one in engine._cache.values.values())
 
 
-def test_what_followed_a_token_that_is_chosen_anew_is_forgotten(
+def test_tokens_after_a_token_chosen_anew_are_forgotten(
     engine: Engine, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row is not finite in company, and is once its sequence runs alone."""
@@ -328,7 +328,7 @@ def test_what_followed_a_token_that_is_chosen_anew_is_forgotten(
 
 
 @pytest.mark.slow
-def test_what_was_not_written_is_read_by_nobody(engine: Engine, texts: list[list[int]]) -> None:
+def test_unwritten_cache_is_never_read(engine: Engine, texts: list[list[int]]) -> None:
     """A step that was launched early may leave anything in blocks that others get."""
     stored = [*engine._cache.keys.values(), *engine._cache.values.values()]
     for one in stored:

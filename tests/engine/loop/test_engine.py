@@ -98,7 +98,7 @@ def test_settings_that_were_left_open_are_those_found(folders: dict[str, Path]) 
 
 @pytest.mark.parametrize("alternatives", [0, 6])
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2"])
-def test_a_model_that_drafts_for_itself_is_always_right(
+def test_model_that_drafts_for_itself_is_always_correct(
     folders: dict[str, Path], kind: str, alternatives: int
 ) -> None:
     """Every level of a tree attends to its own branch alone, within the window where there is one."""
@@ -118,7 +118,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(
     assert emitted == text
 
 
-def test_what_the_sender_takes_back_leaves_shared_cache_as_it_was(engine: Engine) -> None:
+def test_rolled_back_tokens_leave_shared_cache_as_it_was(engine: Engine) -> None:
     text = tokens_of(plain(engine, GREEDY))
     first, second = engine.open(len(PROMPT), 0, GREEDY), engine.open(len(PROMPT), 0, GREEDY)
     verify(engine, first, 0, PROMPT, Draft.chain(text[:8]))
@@ -156,7 +156,7 @@ def test_runners_up_may_be_asked_for_where_a_draft_had_none(engine: Engine, coun
     assert second.draft.path_of(first.draft.tokens[count:]) == tuple(range(4 - count))
 
 
-def test_a_proposal_of_no_depth_fills_the_cache(engine: Engine) -> None:
+def test_proposal_of_no_depth_fills_the_cache(engine: Engine) -> None:
     sequence = engine.open(len(PROMPT), 1, SEEDED)
     engine.submit(Propose(sequence.number, 0, PROMPT, 0, 3))
     (filled,) = run(engine)
@@ -168,7 +168,7 @@ def test_a_proposal_of_no_depth_fills_the_cache(engine: Engine) -> None:
     assert engine.last_step.tokens == 1
 
 
-def test_a_top_up_that_crosses_the_last_tokens_goes_on_after_them(engine: Engine) -> None:
+def test_lease_that_crosses_the_last_tokens_continues_after_them(engine: Engine) -> None:
     text = tokens_of(plain(engine, GREEDY))
     sequence = engine.open(len(PROMPT), 1, GREEDY)
     engine.submit(plain_decoding(sequence.number, 0, PROMPT, 8))
@@ -203,7 +203,7 @@ def test_tokens_that_the_sender_of_a_draft_had_not_seen_stand(engine: Engine, wr
     assert engine.last_step.tokens == 1 + (0 if wrong == 1 else 3)
 
 
-def test_a_draft_for_a_generation_that_has_ended_is_not_judged(engine: Engine) -> None:
+def test_draft_for_an_ended_generation_is_not_judged(engine: Engine) -> None:
     text = tokens_of(plain(engine, GREEDY))
     sequence = engine.open(len(PROMPT), 1, GREEDY)
     engine.submit(plain_decoding(sequence.number, 0, PROMPT, COUNT))
@@ -222,7 +222,7 @@ def test_rejection_or_block_may_accept_other_tokens_than_those_that_were_decoded
     assert sequence.tokens == [*PROMPT, text[0], *verified.verdict.tokens]
 
 
-def test_the_generation_ends_at_a_stop_token_inside_an_accepted_draft(engine: Engine) -> None:
+def test_generation_ends_at_a_stop_token_inside_an_accepted_draft(engine: Engine) -> None:
     text = tokens_of(plain(engine, GREEDY))
     place = next(i for i in range(2, COUNT) if text[i] not in text[:i])
     stopping = GREEDY.model_copy(update={"stop_token_ids": (text[place],)})
@@ -232,7 +232,7 @@ def test_the_generation_ends_at_a_stop_token_inside_an_accepted_draft(engine: En
     assert [r.finish for r in plain(engine, stopping)] == [None] * place + ["stop"]
 
 
-def test_the_generation_ends_at_max_tokens_inside_a_longer_draft(engine: Engine) -> None:
+def test_generation_ends_at_max_tokens_inside_a_longer_draft(engine: Engine) -> None:
     text = tokens_of(plain(engine, GREEDY))
     sequence = engine.open(len(PROMPT), 1, GREEDY.model_copy(update={"max_tokens": 3}))
     result = verify(engine, sequence, 0, PROMPT, Draft.chain(text[:8]))
@@ -261,7 +261,7 @@ def test_timings_add_up_and_name_the_batch(engine: Engine) -> None:
     )
 
 
-def test_a_draft_after_a_pause_is_the_draft_without_one(engine: Engine) -> None:
+def test_draft_after_a_pause_equals_the_draft_without_a_pause(engine: Engine) -> None:
     """A cache that fell behind catches up in chunks as small as those of prompts, and guesses as well."""
     text = tokens_of(plain(engine, SEEDED))
     followed, paused = (engine.open(len(PROMPT), 1, SEEDED) for _ in range(2))
@@ -288,7 +288,7 @@ def test_a_draft_after_a_pause_is_the_draft_without_one(engine: Engine) -> None:
     assert largest <= 16
 
 
-def test_a_drafted_token_that_the_target_cannot_say_is_refused_like_any_other(engine: Engine) -> None:
+def test_drafted_token_outside_the_vocabulary_is_refused(engine: Engine) -> None:
     text = tokens_of(plain(engine, GREEDY))
     sequence = engine.open(len(PROMPT), 1, GREEDY)
     result = verify(engine, sequence, 0, PROMPT, Draft.chain((text[0], VOCAB_SIZE + 7, text[2])))
@@ -358,7 +358,7 @@ def test_sampling_settings_that_do_not_suit_the_vocabulary_are_refused(
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_a_draft_does_not_read_a_prompt_beyond_its_context(tmp_path: Path, kind: str) -> None:
+def test_draft_does_not_read_a_prompt_beyond_its_context(tmp_path: Path, kind: str) -> None:
     """Some models have no position there, others would compute it in vain."""
     engine = engine_of(write_checkpoint(tmp_path, kind, n_positions=32, max_position_embeddings=32))
     sequence = engine.open(len(PROMPT), 1, GREEDY)
@@ -370,7 +370,7 @@ def test_a_draft_does_not_read_a_prompt_beyond_its_context(tmp_path: Path, kind:
     assert sequence.cached == 0
 
 
-def test_what_a_vocabulary_holds_is_never_counted_out() -> None:
+def test_check_of_sampling_never_lists_the_vocabulary() -> None:
     """Time for a vocabulary of any size, and for lists that are as long."""
     many = tuple(range(10_000))
     check_sampling(Sampling(bad_token_ids=many, min_tokens=1), 10**15, range(10_000))

@@ -31,28 +31,28 @@ def gathering_of(clock: Clock, read: float, token: float, absence: float) -> Bat
     return batch_delay
 
 
-def test_a_cheap_step_waits_for_the_one_that_is_nearly_there(clock):
+def test_cheap_step_waits_for_a_sequence_that_is_nearly_there(clock):
     batch_delay = gathering_of(clock, read=40e-3, token=0.1e-3, absence=8e-3)
     batch_delay.answered(["a", "b"])
     clock.now += 6e-3
     assert batch_delay.patience([5]) == pytest.approx(2e-3 + MARGIN * 8e-3, rel=0.1)
 
 
-def test_it_does_not_wait_where_a_step_costs_by_the_token(clock):
+def test_step_that_costs_by_the_token_does_not_wait(clock):
     batch_delay = gathering_of(clock, read=1e-3, token=2e-3, absence=8e-3)
     batch_delay.answered(["a", "b"])
     clock.now += 6e-3
     assert batch_delay.patience([5]) == 0.0
 
 
-def test_it_does_not_wait_for_a_draft_that_takes_longer_than_a_step(clock):
+def test_step_does_not_wait_for_a_draft_that_takes_longer(clock):
     batch_delay = gathering_of(clock, read=10e-3, token=0.1e-3, absence=50e-3)
     batch_delay.answered(["a"])
     clock.now += 5e-3
     assert batch_delay.patience([5]) == 0.0
 
 
-def test_nobody_is_waited_for_for_ever(clock):
+def test_step_waits_for_no_sequence_for_ever(clock):
     batch_delay = gathering_of(clock, read=40e-3, token=0.1e-3, absence=8e-3)
     batch_delay.answered(["a"])
     clock.now += 12e-3
@@ -61,7 +61,7 @@ def test_nobody_is_waited_for_for_ever(clock):
     assert batch_delay.patience([5]) == 0.0
 
 
-def test_who_has_come_or_left_is_not_waited_for(clock):
+def test_step_does_not_wait_for_sequences_that_came_or_left(clock):
     batch_delay = gathering_of(clock, read=40e-3, token=0.1e-3, absence=8e-3)
     batch_delay.answered(["a", "b"])
     batch_delay.returned("a", clock.now)
@@ -69,7 +69,7 @@ def test_who_has_come_or_left_is_not_waited_for(clock):
     assert batch_delay.patience([5]) == 0.0
 
 
-def test_it_does_not_wait_before_it_knows_what_steps_cost(clock):
+def test_step_does_not_wait_before_costs_are_known(clock):
     batch_delay = BatchDelay(clock)
     batch_delay.answered(["a"])
     assert batch_delay.patience([5]) == 0.0

@@ -66,7 +66,7 @@ def run(engine: Engine) -> dict[int, list[int]]:
     return tokens
 
 
-def test_a_short_cache_preempts_and_computes_again_without_changing_a_token(folder: str) -> None:
+def test_short_cache_preempts_and_recomputes_without_changing_a_token(folder: str) -> None:
     asked = prompts(6, 20)
     roomy = engine_with(folder)
     expected = []
@@ -90,7 +90,7 @@ def test_a_short_cache_preempts_and_computes_again_without_changing_a_token(fold
     assert held < len(asked)
 
 
-def test_the_oldest_sequence_is_never_preempted(folder: str) -> None:
+def test_oldest_sequence_is_never_preempted(folder: str) -> None:
     engine = engine_with(folder, blocks=12)
     oldest, *_ = [start(engine, prompt) for prompt in prompts(6, 20)]
     steps = 0
@@ -124,7 +124,7 @@ def test_each_preemption_is_told_once_to_whom_it_befell(folder: str, monkeypatch
     assert lost_cache
 
 
-def test_a_long_prefill_holds_running_sequences_up_for_no_more_than_a_chunk(folder: str) -> None:
+def test_long_prefill_delays_running_sequences_by_at_most_a_chunk(folder: str) -> None:
     engine = engine_with(folder, chunk=16)
     running = start(engine, prompts(1, 10)[0])
     engine.step()
@@ -174,7 +174,7 @@ def test_new_work_voids_the_old(folder: str) -> None:
     assert len(sequence.tokens) == len(prompt) + 7
 
 
-def test_a_sequence_that_can_never_fit_is_refused(folder: str) -> None:
+def test_sequence_that_can_never_fit_is_refused(folder: str) -> None:
     engine = engine_with(folder, blocks=4)
     sequence = engine.open(20, 0, GREEDY)
     with pytest.raises(CacheTooSmallError, match="44 tokens"):
@@ -231,7 +231,7 @@ def test_there_is_no_idle_step_that_would_leave_less(folder: str) -> None:
     assert all(len(sequence.pending) == DEPTH - 1 for sequence in drafts)
 
 
-def test_what_is_only_prepared_gives_way_before_anybody_is_preempted(folder: str) -> None:
+def test_prepared_cache_is_freed_before_a_sequence_is_preempted(folder: str) -> None:
     engine = engine_with(folder, blocks=20, branches=BRANCHES)
     asked, *others_asked = prompts(3, 20)
     ((waiting, draft),) = drafted(engine, [asked]).items()
@@ -251,7 +251,7 @@ def test_what_is_only_prepared_gives_way_before_anybody_is_preempted(folder: str
     assert list(drafted(fresh, [(*asked, *draft.tokens, 5)]).values()) == [again.draft]
 
 
-def test_a_verdict_whose_branches_lost_their_cache_was_not_foreseen(folder: str) -> None:
+def test_verdict_whose_branches_lost_their_cache_was_not_foreseen(folder: str) -> None:
     engine = engine_with(folder, blocks=20, branches=BRANCHES)
     asked, *others_asked = prompts(3, 20)
     ((waiting, draft),) = drafted(engine, [asked]).items()

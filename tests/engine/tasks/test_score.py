@@ -71,7 +71,7 @@ def check(told: list, values: torch.Tensor, start: int = 1, prompt: tuple[int, .
         assert one.top[0][1] == pytest.approx(row.max().item(), abs=1e-4)
 
 
-def test_they_are_those_of_one_pass_over_the_prompt_though_it_is_fed_in_chunks(folder: Path) -> None:
+def test_prompt_logprobs_do_not_depend_on_chunking(folder: Path) -> None:
     engine = engine_of(folder)
     number = submitted(engine)
     results = run(engine)
@@ -80,13 +80,13 @@ def test_they_are_those_of_one_pass_over_the_prompt_though_it_is_fed_in_chunks(f
 
 
 @pytest.mark.parametrize("start", [2, 17, 40, len(PROMPT) - 1])
-def test_those_from_a_position_on(folder: Path, start: int) -> None:
+def test_prompt_logprobs_from_a_position_skip_the_tokens_before_it(folder: Path, start: int) -> None:
     engine = engine_of(folder)
     number = submitted(engine, start)
     check(of(number, run(engine)), expected(engine), start)
 
 
-def test_a_prefix_that_is_cached_hides_nothing_and_is_not_lost_for_others(folder: Path) -> None:
+def test_cached_prefix_is_scored_and_stays_shared(folder: Path) -> None:
     engine = engine_of(folder)
     values, first = expected(engine), submitted(engine)
     check(of(first, run(engine)), values)
@@ -115,7 +115,7 @@ def test_beside_sequences_that_decode_nobody_s_numbers_change(folder: Path) -> N
     assert sorted(told(engine_of(folder), scored=True)) == alone
 
 
-def test_the_generation_goes_on_after_it(folder: Path) -> None:
+def test_generation_continues_after_prompt_logprobs(folder: Path) -> None:
     engine = engine_of(folder)
     number = submitted(engine)
     run(engine)
@@ -127,7 +127,7 @@ def test_the_generation_goes_on_after_it(folder: Path) -> None:
     assert went_on == [one.verdict.tokens[-1] for one in run(other)]
 
 
-def test_a_sequence_that_loses_its_cache_on_the_way_tells_nothing_twice(folder: Path) -> None:
+def test_preempted_sequence_reports_no_prompt_logprob_twice(folder: Path) -> None:
     engine = engine_of(folder)
     number = submitted(engine)
     results = engine.step() + engine.step()
@@ -135,7 +135,7 @@ def test_a_sequence_that_loses_its_cache_on_the_way_tells_nothing_twice(folder: 
     check(of(number, results + run(engine)), expected(engine))
 
 
-def test_a_step_has_no_more_rows_than_the_memory_plan_counts(folder: Path) -> None:
+def test_step_has_no_more_rows_than_the_memory_plan_counts(folder: Path) -> None:
     engine = engine_of(folder, prefill_chunk=64, max_sequences=3)
     numbers = [submitted(engine), submitted(engine)]
     streams = [engine.open(1, 0, Sampling(max_tokens=30)) for _ in range(2)]
@@ -152,7 +152,7 @@ def test_a_step_has_no_more_rows_than_the_memory_plan_counts(folder: Path) -> No
 
 
 @pytest.mark.parametrize("start", [0, len(PROMPT)])
-def test_a_position_that_nothing_comes_before_is_refused(folder: Path, start: int) -> None:
+def test_first_position_is_refused(folder: Path, start: int) -> None:
     with pytest.raises(ValueError, match=f"start={start} must be 1 to {len(PROMPT) - 1}"):
         submitted(engine_of(folder), start)
 
