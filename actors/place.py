@@ -111,11 +111,12 @@ def cores_here() -> int:
 def with_threads(settings: EngineSettings, sharing: int) -> EngineSettings:
     """Settings with the threads of one of a target's processes on this node, where they were left open.
 
-    sharing: processes of the target on this node. What else runs there needs little of a core.
+    sharing: processes of the target on this node. A core is left to gateway and frontend: a thread that waits
+        for it at the end of each operation stops all others.
     """
     if settings.threads is not None:
         return settings
-    return settings.model_copy(update={"threads": max(1, cores_here() // sharing)})
+    return settings.model_copy(update={"threads": max(1, (cores_here() - 1) // sharing)})
 
 
 def told(place: ProcessPlace) -> str:

@@ -35,8 +35,8 @@ class ModelSettings(BaseModel):
         default=None,
         ge=1,
         description="threads of one operation on the CPU, for each process; None: for a target all cores of"
-        " its node, shared by its ranks there, for a draft one, for an engine without a deployment what torch"
-        " takes",
+        " its node but one, shared by its ranks there, for a draft one, for an engine without a deployment"
+        " what torch takes",
     )
     cache_memory: Bytes | Share | None = Field(
         default=None,

@@ -78,7 +78,7 @@ def test_cores_here_are_those_that_the_container_may_use(
 def test_with_threads_shares_the_cores_of_this_node(
     monkeypatch: pytest.MonkeyPatch, given: int | None, sharing: int, threads: int
 ) -> None:
-    monkeypatch.setattr(place, "cores_here", lambda: 8)
+    monkeypatch.setattr(place, "cores_here", lambda: 9)
     settings = EngineSettings(model="m", threads=given)
     assert with_threads(settings, sharing).threads == threads
 
