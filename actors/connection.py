@@ -7,20 +7,20 @@ from typing import Generic, TypeVar
 
 from actors.messages import encode
 
-AT_ONCE = 2**20  # bytes that are read at once
-HEAD = 4  # bytes of a frame's length
+AT_ONCE = 2**20  # bytes of one read
+HEAD = 4  # bytes of the length in front of a frame
 
 MessageT = TypeVar("MessageT")
 
 
 def frame_of(messages: Sequence[object]) -> bytes:
-    """What is told in one go."""
+    """Returns one frame with these messages."""
     content = encode(messages)
     return len(content).to_bytes(HEAD) + content
 
 
 class Frames:
-    """Takes bytes as they come, and gives the content of each frame that is whole."""
+    """Takes bytes as they come, and returns the content of each complete frame."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
@@ -37,7 +37,7 @@ class Frames:
 
 
 class Connection(Generic[MessageT]):
-    """An end that waits: the engine's, and the front's until the engine is loaded."""
+    """Blocking end of a connection: the engine's, and the frontend's until the engine is loaded."""
 
     def __init__(self, connected: socket.socket, decode: Callable[[bytes], list[MessageT]]) -> None:
         self._socket = connected
@@ -49,7 +49,7 @@ class Connection(Generic[MessageT]):
         self._socket.sendall(frame_of(messages))
 
     def receive(self, timeout: float | None = None) -> list[MessageT]:
-        """What has come, none where only a part of a frame has; waits for it up to ``timeout`` seconds.
+        """Returns messages that have come, after at most ``timeout`` seconds; none without a complete frame.
 
         Raises:
             EOFError: the other end is gone.

@@ -1,4 +1,4 @@
-"""The front's end of the connection to its engine: what the event loop asks, and what it hears."""
+"""The frontend's end of the connection to its engine: requests of the event loop, and their answers."""
 
 import asyncio
 import socket
@@ -29,11 +29,11 @@ from outrider.engine.work import Failed, Work
 
 
 class EngineStoppedError(Exception):
-    """The engine is gone: nothing that was open goes on."""
+    """The engine is gone: no open sequence continues."""
 
 
 class LeavingError(EngineStoppedError):
-    """The worker is drained: what was open goes on elsewhere."""
+    """The worker is drained: open sequences continue at other workers."""
 
 
 Hear = Callable[[EngineAnswer | Exception], None]  # an exception comes last
@@ -47,13 +47,13 @@ _REFUSALS: dict[str, type[Exception]] = {
 
 
 class EngineClient(asyncio.Protocol):
-    """Belongs to the event loop. What is told while it turns once reaches the engine in one message.
+    """Client of the event loop. Messages of one turn of the loop reach the engine in one frame.
 
-    ``end``: why nothing can be opened any more, once that is so.
+    ``end``: reason why no sequence can be opened any more; None until there is a reason.
     """
 
     def __init__(self, stepped: Callable[[Stepped], object] = lambda _: None) -> None:
-        """stepped: called with all that comes of a step, before those hear of it who asked."""
+        """stepped: called with all results of a step, before the listeners of its sequences."""
         self._stepped = stepped
         self._transport: asyncio.Transport | None = None
         self._frames = Frames()
@@ -69,7 +69,7 @@ class EngineClient(asyncio.Protocol):
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=connected)
 
     def open(self, prompt_length: int, noise_key: int, sampling: Sampling, hear: Hear) -> int:
-        """The number of a new sequence. Raises EngineStoppedError once there is an end.
+        """Returns the number of a new sequence. Raises EngineStoppedError once the engine has ended.
 
         hear: called with its answers as they come, and with the exception that ends it unless it is closed.
         """
@@ -81,11 +81,11 @@ class EngineClient(asyncio.Protocol):
         return number
 
     def submit(self, round_number: int, work: Work) -> None:
-        """Has the engine do it, once it is done with its step. What it refuses ends the sequence."""
+        """Sends work to the engine, which takes it after its step. Refused work ends the sequence."""
         self.tell(Submit(work, round_number, time.perf_counter()))
 
     def close(self, number: int) -> None:
-        """Frees what the engine holds for the sequence, of which nothing more is heard. Twice is as once."""
+        """Frees all that the engine holds for the sequence, and drops its listener. Idempotent."""
         if self._open.pop(number, None) is not None:
             self.tell(Close(number))
 
@@ -95,7 +95,7 @@ class EngineClient(asyncio.Protocol):
         return len(self._open)
 
     async def report(self) -> EngineReport:
-        """How busy the engine is, once it is done with what came before. Raises EngineStoppedError."""
+        """Returns the engine's load after all earlier messages. Raises EngineStoppedError."""
         if self._is_over.is_set():
             raise EngineStoppedError("the engine is gone")
         asked: asyncio.Future[EngineReport] = asyncio.get_running_loop().create_future()
@@ -104,7 +104,7 @@ class EngineClient(asyncio.Protocol):
         return await asked
 
     def leave(self) -> None:
-        """Ends whatever is open with LeavingError, and what comes later too."""
+        """Ends open sequences with LeavingError, and later sequences too."""
         self._end_all(LeavingError("the worker is drained"))
 
     async def stop(self) -> None:
@@ -126,7 +126,7 @@ class EngineClient(asyncio.Protocol):
         untold, self._untold = self._untold, []
         self._transport.write(frame_of(untold))
 
-    # What asyncio calls.
+    # Methods that asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's inherits from nothing
@@ -140,7 +140,7 @@ class EngineClient(asyncio.Protocol):
         self._is_over.set()
         self._end_all(EngineStoppedError("the engine is gone"))
         for asked in self._asking:
-            if not asked.done():  # whoever asked may have given up
+            if not asked.done():  # the question may have been cancelled
                 asked.set_exception(EngineStoppedError("the engine is gone"))
 
     def _hear(self, message: FromEngine) -> None:

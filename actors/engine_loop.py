@@ -1,4 +1,4 @@
-"""Drives an engine in a process of its own, as the front of its worker says."""
+"""Drives an engine in a process of its own, by the messages of its worker's frontend."""
 
 import logging
 import time
@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 
 
 class EngineLoop:
-    """Takes messages in the order in which they came; between them it steps, or sleeps for lack of work.
+    """Takes messages in their order; between them it steps the engine, or sleeps if there is no work.
 
-    Before a step it waits as long as the engine says that company on its way is worth it.
+    Before a step it waits for more sequences, as long as the engine asks for.
     """
 
     def __init__(self, engine: Engine, connection: Connection[ToEngine]) -> None:
@@ -51,7 +51,7 @@ class EngineLoop:
         self._count = 0  # steps so far
 
     def run(self) -> None:
-        """Until the front says so, or is gone. Raises what an engine that is broken raises."""
+        """Runs until the frontend ends it or is gone. Raises the error of a broken engine."""
         try:
             while self._is_running:
                 messages = self._connection.receive(self._patience())
@@ -67,11 +67,11 @@ class EngineLoop:
         self._engine.shut_down()
 
     def _patience(self) -> float | None:
-        """Seconds to wait for messages before the next step; None: there is no step to be made."""
+        """Returns the seconds to wait for messages before the next step; None: no step is needed."""
         return self._engine.patience() if self._engine.has_work else None
 
     def _guarded_take(self, message: ToEngine) -> None:
-        """A message that fails is a defect of ours, and no reason to give up every sequence."""
+        """Handles a message. A failure is a defect of this code, and no reason to end every sequence."""
         try:
             self._take(message)
         except Exception as error:

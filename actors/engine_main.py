@@ -1,7 +1,7 @@
 """``python -m actors.engine_main SOCKET FRONT``: the process of an engine.
 
-The front of its worker, whose process id is FRONT, starts it (actors/engine_process.py). It inherits the
-socket over which alone it can be reached, and does not outlive the front.
+The frontend of its worker, whose process id is FRONT, starts it (actors/engine_process.py). The process
+inherits a socket, its only connection, and does not outlive the frontend.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 def main(arguments: list[str]) -> None:
     descriptor, front = map(int, arguments)
     _end_with(front)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the front, which ends this process in order
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the frontend handles Ctrl-C and ends this process
     logging.basicConfig(format="%(levelname)s %(asctime)s engine of %(process)d: %(message)s")
     connection = Connection[ToEngine](socket.socket(fileno=descriptor), decode_to_engine)
     while not (messages := connection.receive()):
@@ -73,13 +73,13 @@ def main(arguments: list[str]) -> None:
     except Exception as error:
         logger.exception("the engine failed")
         leave(f"the engine failed: {error!r}")
-    os._exit(0)  # at the end of an interpreter some libraries tell of whatever they still hold
+    os._exit(0)  # at the end of an interpreter some libraries print the objects that they still hold
 
 
 def _build(
     start: StartEngine, connection: "Connection[ToEngine]", place: ProcessPlace, load: "Loading"
 ) -> "Engine":
-    """Raises what an engine raises that cannot be built."""
+    """Raises the error of an engine that cannot be built."""
     from outrider.engine.loop.engine import Engine
     from outrider.engine.planning.device_room import bound_allocator
 
@@ -96,7 +96,7 @@ def _build(
 
 
 def _end_with(front: int) -> None:
-    """The kernel ends this process with the front, also one that hangs or is stopped."""
+    """Has the kernel end this process with the frontend, even if it hangs or is stopped."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != front:

@@ -1,4 +1,4 @@
-"""Starts the engine's process and looks after it: it does not outlive the front, and the front not it."""
+"""Starts and watches the engine's process: neither it nor the frontend outlives the other."""
 
 import logging
 import os
@@ -22,13 +22,13 @@ from outrider.engine.settings import EngineSettings
 logger = logging.getLogger("ray.serve")
 
 LOOK_S = 0.1
-JOIN_S = 5.0  # for an engine that nobody speaks to any more
+JOIN_S = 5.0  # for an engine without a connection
 STOPPED_LOOKS = 20  # at which a process may be found stopped by a signal before it counts as lost
 FOLDER = Path(__file__).parents[1]
 
 
 class EngineProcess:
-    """``connection`` is the front's end of the only way to it: a socket that no other process can open."""
+    """Process of an engine. ``connection``: the frontend's end of a socket that no other process can open."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class EngineProcess:
     ) -> None:
         """
         Args:
-            ended: called with the reason when it has ended without being told to; in a thread.
-            gpus: ids of those that it may see; None: all that there are.
-            host: address of this node, at which rank 0 meets the other ranks, where there are any.
+            ended: called in a thread with the reason, if the process ends without a request to end.
+            gpus: ids of the GPUs that the process may see; None: all GPUs.
+            host: address of this node, at which rank 0 meets other ranks, if there are any.
         """
         self.place: ProcessPlace  # once it has told: before it is ready
         self._environment = {
@@ -67,7 +67,7 @@ class EngineProcess:
             meet: called with the port at which rank 0 waits for the others.
 
         Raises:
-            EngineError, ValueError: the engine cannot be built as it was asked for.
+            EngineError, ValueError: the engine cannot be built with these settings.
             RuntimeError: it could not be built for another reason, or its process has ended.
         """
         while True:
@@ -88,7 +88,7 @@ class EngineProcess:
                         return message
 
     def join(self) -> None:
-        """Waits for its end, now that the front has nothing more to say; for one that hangs not for long."""
+        """Waits for the process to end after the last message; ends a hanging process soon."""
         self.connection.close()
         try:
             self._status.result(JOIN_S)
@@ -112,7 +112,7 @@ class EngineProcess:
             self._ended(f"the engine's process is gone: {self._end()}")
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> None:
-        """Until it has ended. One that is stopped by a signal counts as lost after a while: it is killed."""
+        """Watches the process until it has ended. Kills it if a signal has stopped it for a while."""
         of_it = os.P_PID, process.pid
         while _waited(process).si_code == os.CLD_STOPPED:
             with suppress(ChildProcessError):
@@ -134,7 +134,7 @@ class EngineProcess:
 
 
 def _waited(process: "subprocess.Popen[bytes]") -> "os.waitid_result":
-    """What there is to be seen of it: that it was stopped, or that it has ended."""
+    """Returns the process's newest change: it was stopped, or it has ended."""
     seen = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
     assert seen is not None
     return seen

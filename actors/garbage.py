@@ -1,4 +1,4 @@
-"""When the garbage collector may look at what a process has loaded, which is to stay."""
+"""Keeps the garbage collector away from the objects that a process loads once and keeps."""
 
 import gc
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ def importing() -> Iterator[None]:
 
 
 def settle() -> None:
-    """Takes what is loaded out of collections: call it when all is loaded.
+    """Takes loaded objects out of collections: call it when all is loaded.
 
     The garbage collector would go over it again and again, a quarter of a second in which no stream moves.
     """

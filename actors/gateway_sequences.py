@@ -55,13 +55,13 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
         self._has_news = asyncio.Event()
 
     async def read(self, requests: AsyncIterator[Any]) -> None:
-        """Until the gateway has no more to say. Raises DecodeError."""
+        """Handles messages until the gateway ends its side of the stream. Raises DecodeError."""
         async for several in requests:
             for request in several.requests:
                 self._take(request)
 
     def news(self) -> Any:
-        """A message with all that the gateway has not heard, None where that is nothing."""
+        """Returns a message with all unsent answers; None if there are none."""
         if not (self._opened or self._replies or self._ended):
             return None
         told = self._translation.replies(self._opened, self._replies, self._ended)
@@ -69,7 +69,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
         return told
 
     def wake(self, _: object = None) -> None:
-        """Whoever waits for news is to look for himself."""
+        """Wakes the sender of the stream."""
         self._has_news.set()
 
     async def woken(self) -> None:
@@ -77,7 +77,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
         self._has_news.clear()
 
     def close(self) -> None:
-        """The stream is over."""
+        """Closes all sequences at the end of the stream."""
         for served in self._served.values():
             self._engine.close(served.number)
             served.trace.ended()
@@ -92,7 +92,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
                     raise ValueError(f"sequence={name[0]} of epoch={name[1]} is open already")
                 self._open(name, request.open)
             elif served is None:
-                if kind != "close" and not self._engine.end.done():  # else its opening was of no use
+                if kind != "close" and not self._engine.end.done():  # else its opening was useless
                     raise ValueError(
                         f"sequence={name[0]} of epoch={name[1]} is not open: its first message must be Open"
                     )
@@ -103,7 +103,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
                 self._submit(served, request)
         except (ValueError, EngineStoppedError) as error:
             self._end(name, error)
-        except Exception as error:  # a defect of ours, and no reason to give up the others
+        except Exception as error:  # a defect of this code, and no reason to end other sequences
             logger.exception("a request of a gateway failed")
             self._end(name, SequenceFailedError(type(error).__name__))
 
@@ -141,7 +141,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
         self.wake()
 
     def _end(self, name: Name, error: Exception) -> None:
-        """Says so, and frees what is held. Where the engine is gone the end of the stream says it."""
+        """Reports the error and frees the sequence. If the engine is gone, the stream's end reports it."""
         if name in self._served:
             self._engine.close(self._served[name].number)
             self._forget(name)

@@ -1,4 +1,4 @@
-"""How the process of a worker or of a rank ends where something in it is beyond repair."""
+"""Ends the process of a worker or a rank if something in it is beyond repair."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Where the processes of a target's ranks meet."""
+"""Meeting of the processes of a target's ranks: a store, and the group that they form."""
 
 import time
 
@@ -13,18 +13,18 @@ LOOK_S = 0.05  # between two looks for ranks that have not come
 
 
 def place_at(host: str) -> TCPStore:
-    """Store at rank 0, on a free port of its host."""
+    """Returns the store of rank 0, on a free port of its host."""
     return TCPStore(host, 0, is_master=True, wait_for_workers=False)
 
 
 def meet(settings: EngineSettings, store: TCPStore, rank: int, address: str, load: Loading) -> RankGroup:
-    """Group of all ranks, once all have come. A rank that stays away ends the load at its time limit.
+    """Returns the group of all ranks, once all have come. A missing rank ends the load at its time limit.
 
     Args:
-        store: where they meet.
-        rank: of this process.
-        address: of its node, and the interface over which it meets the others.
-        load: is told who is missing, for the reason if it comes to that.
+        store: meeting place of the ranks.
+        rank: number of this process.
+        address: address of its node, and the interface to other ranks.
+        load: watched load, whose reason names missing ranks.
     """
     store.set(_key(rank), address)
     there = _await_all(store, settings.tensor_parallel, load)
@@ -39,7 +39,7 @@ def meet(settings: EngineSettings, store: TCPStore, rank: int, address: str, loa
 
 
 def _await_all(store: TCPStore, size: int, load: Loading) -> str:
-    """Addresses of all ranks, once all have told theirs."""
+    """Returns the addresses of all ranks, once all have published theirs."""
     come: dict[int, str] = {}
     while len(come) < size:
         for rank in range(size):

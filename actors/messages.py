@@ -1,6 +1,6 @@
-"""What the front of a worker and its engine tell each other: a class per meaning, sequences by number.
+"""Messages between a worker's frontend and its engine: a class per meaning, sequences by number.
 
-They are two processes of one machine. What is told in one go travels as one message: a list of these.
+They are two processes of one machine. One frame carries a list of messages.
 """
 
 from typing import Any, Literal
@@ -22,14 +22,14 @@ class EngineMessage(Struct, frozen=True, tag=True):
 
 
 class StartEngine(EngineMessage, frozen=True):
-    """The engine that is wanted: first, once."""
+    """First message: the engine to load."""
 
     settings: EngineSettings
     host: str | None  # on which rank 0 meets the other ranks; None where there are none
 
 
 class Open(EngineMessage, frozen=True):
-    """A new sequence, whose number is above those of all before."""
+    """A new sequence, whose number is above all earlier numbers."""
 
     sequence: int
     prompt_length: int
@@ -38,7 +38,7 @@ class Open(EngineMessage, frozen=True):
 
 
 class Submit(EngineMessage, frozen=True):
-    """Work for an open sequence. What the engine refuses ends it with the error."""
+    """Work for an open sequence. Refused work ends the sequence with the error."""
 
     work: Work
     round: int
@@ -46,17 +46,17 @@ class Submit(EngineMessage, frozen=True):
 
 
 class Close(EngineMessage, frozen=True):
-    """Nobody wants to hear of the sequence any more."""
+    """Closes a sequence: its results are no longer wanted."""
 
     sequence: int
 
 
 class AskReport(EngineMessage, frozen=True):
-    """How busy the engine is, once it is done with what came before the question."""
+    """Asks for the engine's load after all earlier messages."""
 
 
 class Stop(EngineMessage, frozen=True):
-    """The engine's process is to end after the step under way."""
+    """Ends the engine's process after the step under way."""
 
 
 ToEngine = StartEngine | Open | Submit | Close | AskReport | Stop
@@ -69,7 +69,7 @@ class Meeting(EngineMessage, frozen=True):
 
 
 class ProcessPlace(EngineMessage, frozen=True):
-    """Where a process of an engine computes. It is told before the process loads anything."""
+    """Place of a process of an engine: its node and devices. Sent before the process loads anything."""
 
     rank: int
     pid: int
@@ -103,7 +103,7 @@ class Unbuilt(EngineMessage, frozen=True):
 
 
 class Stepped(EngineMessage, frozen=True):
-    """All that came of a step, and how busy the engine was after it. A step without results tells later."""
+    """Results of a step, and the engine's load after it. A step without results is reported later."""
 
     results: tuple[Result, ...]
     rounds: tuple[int, ...]  # [results] which asked for them; 0 for a Failed
@@ -113,7 +113,7 @@ class Stepped(EngineMessage, frozen=True):
 
 
 class Refused(EngineMessage, frozen=True):
-    """A sequence could not be opened, or not go on as it was asked to; it is closed."""
+    """A sequence could not be opened or continued; it is closed."""
 
     sequence: int
     kind: RefusalKind
@@ -131,7 +131,7 @@ FromEngine = ProcessPlace | Meeting | Ready | Unbuilt | Stepped | Refused | Engi
 
 
 class EngineAnswer(Struct, frozen=True):
-    """A result as its sequence's stream hears of it."""
+    """A result as the stream of its sequence receives it."""
 
     round: int
     result: Answered

@@ -1,4 +1,4 @@
-"""An engine's numbers to the instruments of its worker."""
+"""Records an engine's numbers in the instruments of its worker."""
 
 from collections import Counter, defaultdict
 
@@ -9,10 +9,10 @@ from outrider.telemetry.instruments import Instruments
 
 
 class EngineMetrics:
-    """What every step adds is summed here, and published now and then."""
+    """Sums the numbers of steps, and publishes them now and then."""
 
     def __init__(self, instruments: Instruments, role: str, device: str) -> None:
-        """device: the engine's, as torch names it."""
+        """device: device of the engine, as torch names it."""
         self._instruments = instruments
         self._role = role
         self._on_gpu = device != "cpu"
@@ -20,7 +20,7 @@ class EngineMetrics:
         self._gpu_steps: Counter[Path] = Counter()
 
     def stepped(self, stepped: Stepped) -> None:
-        """After steps that answered with these results."""
+        """Counts steps that answered with these results."""
         totals = self._totals
         for result in stepped.results:
             if isinstance(result, Failed):

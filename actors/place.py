@@ -1,4 +1,4 @@
-"""Where a process of an engine computes: what its node has, what Ray gives it, and what it makes of that."""
+"""Place of a process of an engine: hardware of its node, resources from Ray, and settings from both."""
 
 import fcntl
 import logging
@@ -38,7 +38,7 @@ def gpus_given() -> tuple[str, ...] | None:
 
 
 def confine(environment: MutableMapping[str, str], gpus: tuple[str, ...] | None) -> None:
-    """Has a process with this environment see the given GPUs alone, and nothing of another launcher.
+    """Makes a process with this environment see the given GPUs alone, and nothing of another launcher.
 
     Ray does neither for a process without GPUs, nor for any where
     RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set.
@@ -52,7 +52,7 @@ def confine(environment: MutableMapping[str, str], gpus: tuple[str, ...] | None)
 
 
 def meet_at(environment: MutableMapping[str, str], address: str) -> None:
-    """Has a rank with this environment meet the others over the interface with its node's address.
+    """Makes a rank with this environment use the network interface with its node's address.
 
     Left to themselves, gloo takes what the host's name stands for, often an address that no other node
     reaches, and NCCL the first interface. What the environment names already stands.
@@ -102,7 +102,7 @@ def _interface_of_ipv6(packed: bytes) -> str | None:
 
 
 def cores_here() -> int:
-    """Processors that this process may use, those of its node unless a container has fewer."""
+    """Returns the processors that this process may use: its node's, or a container's if fewer."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = CPU_LIMIT.read_text().partition(" ") if CPU_LIMIT.exists() else ("max", "", "")
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
@@ -120,7 +120,7 @@ def with_threads(settings: EngineSettings, sharing: int) -> EngineSettings:
 
 
 def told(place: ProcessPlace) -> str:
-    """One line for the log."""
+    """Returns one line for the log."""
     gb = 10**9
     sees = ", ".join(place.sees) or "no GPU"
     on = f" on node {place.node}" if place.node else ""
@@ -133,15 +133,15 @@ def told(place: ProcessPlace) -> str:
 
 
 def address(host: str, place: ProcessPlace) -> str:
-    """Node of a rank and its interface, as others are told of them."""
+    """Returns the node and the interface of a rank, for messages to other ranks."""
     return f"{host} over {place.interface}" if place.interface else host
 
 
 def place_of(settings: EngineSettings, rank: int) -> ProcessPlace:
-    """Device that this process takes, before it loads anything onto it.
+    """Returns the device that this process takes, before it loads anything onto it.
 
     Raises:
-        NoDeviceError: it was given a GPU, and torch sees none.
+        NoDeviceError: the process was given a GPU, and torch sees none.
     """
     import torch
 

@@ -1,6 +1,6 @@
 """The ranks of a tensor-parallel target: rank 0 is the engine's process of a replica, the others are actors.
 
-A replica's front starts them all. What takes torch is imported where it is used: the front uses none of it.
+A replica's frontend starts them all. It needs no torch, so functions that need torch import it.
 """
 
 import logging
@@ -43,11 +43,11 @@ class Rank:
         return self._place
 
     def follow(self, host: str, port: int, leader: ray.actor.ActorHandle) -> None:
-        """Does what rank 0 orders until it has no more; to be called once its place is told.
+        """Runs the orders of rank 0 until it dismisses its group; called after its place is set.
 
         Args:
-            host, port: of the store where they meet.
-            leader: the actor whose engine is rank 0. What hangs while they load may be that process.
+            host, port: address of the store at rank 0.
+            leader: the actor whose engine is rank 0. That process may be what hangs during the load.
         """
         settings, rank = self._settings, self._rank
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -82,7 +82,7 @@ class OtherRanks:
     """
 
     def __init__(self, settings: EngineSettings) -> None:
-        self.host: str = ray.util.get_node_ip_address()  # where rank 0 is
+        self.host: str = ray.util.get_node_ip_address()  # node of rank 0
         bundles = ray.util.get_current_placement_group()
         nodes = placement_group_table(bundles)["bundles_to_node_id"]
         sharing = Counter(nodes.values())
@@ -94,7 +94,7 @@ class OtherRanks:
         self.places: tuple[ProcessPlace, ...] = ()  # once they have been sent to rank 0
 
     def meet(self, port: int) -> None:
-        """Sends them to where rank 0 waits."""
+        """Sends the ranks to the address at which rank 0 waits."""
         leader = ray.get_runtime_context().current_actor
         self.places = tuple(ray.get([actor.place.remote() for actor in self._actors]))
         for place in self.places:
@@ -113,7 +113,7 @@ def _watch(following: list[ray.ObjectRef]) -> None:
 
 
 def node_here() -> str:
-    """Id of this process's node, as Ray has it."""
+    """Returns the id of this process's node in Ray."""
     node: str = ray.get_runtime_context().get_node_id()
     return node
 
@@ -121,7 +121,7 @@ def node_here() -> str:
 def _start(
     bundles: PlacementGroup, settings: EngineSettings, rank: int, sharing: int
 ) -> ray.actor.ActorHandle:
-    """Starts with all that its bundle has."""
+    """Starts a rank with all resources of its bundle."""
     resources = dict(bundles.bundle_specs[rank])
     resources.pop("CPU", None)
     options = {

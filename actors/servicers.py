@@ -21,7 +21,7 @@ _SERVICES: dict[Role, tuple[type[Translation[Any, Any]], Any]] = {
 
 
 def add_servicer(role: Role, engine: EngineClient, server: grpc.aio.Server) -> None:
-    """Has the server answer as a worker of that role."""
+    """Makes the server answer as a worker of that role."""
     translation, add_to = _SERVICES[role]
     add_to(Servicer(translation(), engine), server)
 

@@ -1,4 +1,4 @@
-"""The spans of a worker: one for every answer that a span of the gateway waits for, and where its time went.
+"""Spans of a worker: a span for each answer that a gateway's span waits for, and parts for its time.
 
 They are made a little after the answer went out, so that it does not wait for them, from the timings that
 the engine reports. Where an answer took several steps, their parts are laid end to end: ``forward`` and
@@ -32,7 +32,7 @@ class StreamTrace:
         self._stretch: _Stretch | None = None  # plain decoding under way
 
     def asked(self, turn: rounds_pb2.Turn) -> None:
-        """A turn came in. The same round again tells of the span that waits for the answer after the next.
+        """Records a turn. A repeated round brings the span that waits for the answer after the next.
 
         What the target does by itself after that is told below the newest of them.
         """
@@ -45,7 +45,7 @@ class StreamTrace:
         self._parents.append(turn.traceparent)
 
     def answered(self, answer: EngineAnswer) -> None:
-        """An answer goes out."""
+        """Records an answer that goes out."""
         if not self._parents or answer.round != self._round:
             return
         if isinstance(answer.result, Decoded) and answer.result.is_plain:
@@ -60,11 +60,11 @@ class StreamTrace:
                 self._parents.popleft()
 
     def ended(self) -> None:
-        """The stream did."""
+        """Ends the span under way at the end of the stream."""
         self._end_stretch(None)
 
     def _end_stretch(self, length: int | None) -> None:
-        """length: of the sequence, with what the gateway took of the stretch; None: all of it."""
+        """length: tokens of the sequence up to which the gateway took answers; None: all of them."""
         stretch, self._stretch = self._stretch, None
         if stretch is not None:
             self._later(stretch.record, length)
@@ -76,7 +76,7 @@ class _Stretch:
     answers: list[EngineAnswer] = field(default_factory=list)
 
     def record(self, length: int | None) -> None:
-        """Makes the span, without the tokens that came when the gateway had gone on."""
+        """Makes the span, without tokens that came after the gateway went on."""
         taken = [answer for answer in self.answers if length is None or _position(answer) < length]
         if taken:
             _record("plain decoding", self.parent, taken, len(self.answers) - len(taken))
@@ -88,7 +88,7 @@ def _position(answer: EngineAnswer) -> int:
 
 
 def _record(name: str, parent: str, answers: list[EngineAnswer], wasted: int = 0) -> None:
-    """A span from the arrival of the work to its last answer, and below it the parts."""
+    """Records a span from the arrival of the work to its last answer, with its parts below it."""
     last = answers[-1]
     timings = [answer.result.timings for answer in answers]
     # From each answer follows when the work came, less how late it was told: the earliest is nearest.

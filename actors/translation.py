@@ -30,22 +30,22 @@ class Translation(ABC, Generic[RequestT, ReplyT]):
     @staticmethod
     @abstractmethod
     def work(sequence: int, request: RequestT) -> tuple[rounds_pb2.Turn, Work]:
-        """The turn of a request, and the work that it asks for. Raises ValueError if it is malformed.
+        """Returns a request's turn and the work that it asks for. Raises ValueError if it is malformed.
 
-        sequence: its number at the engine.
+        sequence: number of the sequence at the engine.
         """
 
     @staticmethod
     @abstractmethod
     def reply(answer: EngineAnswer) -> ReplyT:
-        """The message for a result of that work; it does not name its sequence yet."""
+        """Returns the message for a result of that work; it does not name its sequence yet."""
 
     @staticmethod
     @abstractmethod
     def replies(
         opened: list[rounds_pb2.Opened], replies: list[ReplyT], ended: list[rounds_pb2.Ended]
     ) -> rounds_pb2.DraftReplies | rounds_pb2.TargetReplies:
-        """The message that carries them all."""
+        """Returns the message that carries all these messages."""
 
 
 class DraftTranslation(Translation[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]):

@@ -1,7 +1,7 @@
 """Ends the process of an engine once loading it or a step of it goes on for too long.
 
-Time is given by looks, not by the clock: a process that was stopped as a whole, or got no processor, has not
-hung.
+Time is counted in polls, not by the clock: a process that was stopped as a whole, or got no processor, has
+not hung.
 """
 
 import threading
@@ -25,7 +25,7 @@ class Loading:
 
 @contextmanager
 def loading(load_timeout_s: float, end: Callable[[str], object]) -> Iterator[Loading]:
-    """What is done under it may take so long; else ``end`` is called in a thread, with the reason."""
+    """Limits the time of a block of code; beyond it, ``end`` is called in a thread, with the reason."""
     is_over, load = threading.Event(), Loading()
     arguments = is_over, load_timeout_s, load, end
     threading.Thread(target=_watch_load, args=arguments, name="watchdog of the load", daemon=True).start()
@@ -36,7 +36,7 @@ def loading(load_timeout_s: float, end: Callable[[str], object]) -> Iterator[Loa
 
 
 def watch(engine_loop: EngineLoop, step_timeout_s: float) -> None:
-    """Returns at once; a thread looks after it from then on."""
+    """Starts a thread that watches the engine's steps, and returns at once."""
     threading.Thread(target=_watch, args=(engine_loop, step_timeout_s), name="watchdog", daemon=True).start()
 
 

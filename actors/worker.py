@@ -1,4 +1,4 @@
-"""Draft and target workers: a gRPC server inside a Serve replica, and an engine beside it.
+"""Draft and target workers: a gRPC server inside a Serve replica, and an engine in its own process.
 
 Nothing here imports torch: the engine's process does, and the ranks that share its model.
 """
@@ -47,7 +47,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 async def start_server(
     add_servicer: Callable[[grpc.aio.Server], None], host: str, trust: Trust
 ) -> tuple[grpc.aio.Server, str]:
-    """A server on a free port of ``host``, and its address. Only the deployment's gateways are let in."""
+    """Returns a server on a free port of ``host``, and its address. Only gateways may call it."""
     server = grpc.aio.server(interceptors=[trust.guard()], options=SERVER_OPTIONS)
     add_servicer(server)
     port = trust.listen(server, f"{host}:0")
@@ -64,7 +64,7 @@ class Worker:
     def __init__(
         self, settings: EngineSettings, trust: Trust, start_tracing: Callable[[], Callable[[], None]]
     ) -> None:
-        """start_tracing: for this process; returns what ends it."""
+        """start_tracing: starts tracing in this process; returns a function that ends it."""
         self._leaving = AsyncExitStack()  # ends what has been started, the last first
         self._leaving.callback(start_tracing())
         self._trust = trust
@@ -81,7 +81,7 @@ class Worker:
         )
 
     def start(self, settings: EngineSettings) -> tuple[EngineProcess, Ready]:
-        """The engine, once it is loaded. This process leaves as soon as the engine's does."""
+        """Returns the loaded engine. This process ends as soon as the engine's process does."""
         engine = EngineProcess(settings, leave, gpus_given())
         self._leaving.callback(engine.join)
         ready = engine.ready()
@@ -102,7 +102,7 @@ class Worker:
             lambda server: add_servicer(self.role, self._client, server), host, self._trust
         )
         self._leaving.push_async_callback(server.stop, STOP_GRACE_S)
-        self._leaving.callback(self._client.leave)  # first: gateways go on elsewhere at once
+        self._leaving.callback(self._client.leave)  # first: gateways continue at other workers at once
         return {
             "role": self.role,
             "model": self._ready.settings.model,
@@ -122,7 +122,7 @@ class Worker:
     def reconfigure(self, user_config: Any) -> None:
         """Refuses live settings, of which a worker has none.
 
-        Serve would end a worker without this method as soon as somebody gives it a ``user_config``.
+        Serve would end a worker without this method at the first ``user_config``.
         """
         logger.error(
             "user_config=%r has no effect on a %s worker, only on the deployment gateway",
@@ -131,7 +131,7 @@ class Worker:
         )
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Serve asks for it now and then where the deployment scales."""
+        """Returns the usage, which Serve polls if the deployment scales."""
         load = (await self._client.report()).load
         return {
             SEQUENCES: self._client.open_sequences,
@@ -144,7 +144,7 @@ class Worker:
             await asyncio.sleep(PUBLISH_S)
 
     async def __del__(self) -> None:
-        """Serve awaits it before the replica ends, one that could not be built too."""
+        """Ends the worker. Serve awaits this before a replica ends, even if it could not be built."""
         await self._leaving.aclose()
 
 

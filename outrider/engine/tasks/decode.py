@@ -1,4 +1,4 @@
-"""Decoding on: a step for each Draft, or a step for each token of plain decoding."""
+"""Decoding task: a step for each Draft, or a step for each token of plain decoding."""
 
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import ROOT, Draft, Verdict
@@ -16,13 +16,13 @@ from outrider.engine.tasks.task import Task
 from outrider.engine.work import NOTHING_FORCED, Decoded, Forced, Result
 
 NOTHING_CONSTRAINED = Constrained(NO_DRAFT, (), ())
-UNKNOWN = 0  # stands for a token of which only the place counts
+UNKNOWN = 0  # placeholder of a token of which only the position counts
 
 
 class DecodeTask(Task):
-    """One forward pass over what is not cached yet and every node of the Draft.
+    """One forward pass over the uncached tokens and every node of the Draft.
 
-    Plain decoding has no Draft, and passes until the lease or the generation ends.
+    Plain decoding has no Draft, and repeats passes until the lease or the generation ends.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class DecodeTask(Task):
         lease: Lease,
         is_plain: bool = False,
     ) -> None:
-        """lease: may be renewed meanwhile."""
+        """lease: lease of the work, which may be renewed meanwhile."""
         super().__init__(sequence, arrived)
         self.round = round
         self.lease = lease
@@ -50,13 +50,13 @@ class DecodeTask(Task):
 
     @property
     def _end(self) -> int:
-        """Length of the sequence at which the work ends."""
+        """Returns the length of the sequence at which the work ends."""
         limit = self.sequence.limit
         return min(self.lease.until, limit) if self.is_plain else limit
 
     @property
     def _room(self) -> int:
-        """Tokens that the sequence may still grow by."""
+        """Returns the number of tokens by which the sequence may still grow."""
         return self._end - len(self.sequence.tokens)
 
     @property
@@ -112,7 +112,7 @@ class DecodeTask(Task):
         return [decoded]
 
     def _decoded(self, verdict: Verdict, logprobs: tuple[TokenLogprobs, ...], finish: str | None) -> Decoded:
-        """The answer as the Draft's sender sees it: nodes by their place in that, forced tokens separate."""
+        """Returns the answer for the Draft's sender: nodes by index in its Draft, forced tokens apart."""
         forced, constrained = NOTHING_FORCED, self._constrained
         if constrained is not None:
             kept = constrained.kept
@@ -142,7 +142,7 @@ class DecodeTask(Task):
 
     @property
     def _is_coupled(self) -> bool:
-        """Whether the Draft is judged by the target's own tokens: in plain decoding it is a grammar's."""
+        """Whether the target's tokens judge the Draft; in plain decoding a grammar has forced it."""
         return self.is_plain or self.sequence.sampling.verification == "coupled"
 
     def _judge(self, draft: Draft, choices: Choices) -> Verdict:
@@ -155,7 +155,7 @@ class DecodeTask(Task):
 
 
 def _fitting(draft: Draft, depth: int, vocab_size: int) -> Draft:
-    """The leading nodes no deeper than ``depth`` tokens, up to one that the target cannot say."""
+    """Returns the nodes before the first that is deeper than ``depth`` tokens or outside the vocabulary."""
     nodes = zip(draft.tokens, draft.depths, strict=True)
     count = next(
         (i for i, (token, above) in enumerate(nodes) if above >= depth or token >= vocab_size), len(draft)

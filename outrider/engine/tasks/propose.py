@@ -1,4 +1,4 @@
-"""Drafting with a model: a chain token by token, and runners-up beside it."""
+"""Drafting with a model: a chain token by token, and alternatives for its positions."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from outrider.engine.work import AheadOutcome, Propose, Proposed, Result
 
 
 class ProposeTask(Task):
-    """Makes a Draft of ``depth`` tokens. The last one is not fed: nobody asks what follows."""
+    """Makes a Draft of ``depth`` tokens. The last token is not fed: its successor is not needed."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class ProposeTask(Task):
         arrived: float,
         ahead: AheadOutcome | None = None,
     ) -> None:
-        """room: tokens that the sequence may still grow by."""
+        """room: number of tokens by which the sequence may still grow."""
         super().__init__(sequence, arrived)
         self.work = work
         self.depth = min(work.depth, room - 1)  # the target adds one token of its own
@@ -31,7 +31,7 @@ class ProposeTask(Task):
 
     @property
     def is_empty(self) -> bool:
-        """True when nothing may be drafted."""
+        """Returns True if no token may be drafted."""
         return self.depth <= 0
 
     @abstractmethod
@@ -45,7 +45,7 @@ class ProposeTask(Task):
 class CoupledProposeTask(ProposeTask):
     """The chain of the best tokens under the keyed noise; an end of sequence is not drafted beyond.
 
-    It begins with what is pending, which may be all of it.
+    It begins with pending nodes, which may be the whole chain.
     """
 
     ranks = RANKS
@@ -97,7 +97,7 @@ class CoupledProposeTask(ProposeTask):
         return [self.result()] if self.done else []
 
     def chain(self) -> list[int]:
-        """Its tokens, as far as they are known."""
+        """Returns the known tokens of the chain."""
         return chain(self.sequence, self.depth)
 
     def draft(self) -> Draft:
@@ -105,7 +105,7 @@ class CoupledProposeTask(ProposeTask):
         return extended(draft, alternatives_of(self.sequence, ROOT, draft.tokens, self.alternatives))
 
     def _path(self) -> list[int]:
-        """ROOT, and the chain's nodes that are pending."""
+        """Returns ROOT and the pending nodes of the chain."""
         return [ROOT, *self.sequence.pending.path_of(self.chain())]
 
     def _end(self) -> int:
@@ -146,9 +146,9 @@ class SampledProposeTask(ProposeTask):
 
 
 def chain(sequence: EngineSequence, depth: int, node: int = ROOT, rank: int = 0) -> list[int]:
-    """The tokens that are known to follow a pending node: best after best, the first one being of that rank.
+    """Returns the known best tokens after a pending node; the first token has the given rank.
 
-    At most ``depth`` of them, and up to one that ends the generation; none if there are fewer of its rank.
+    It returns at most ``depth`` tokens, up to a token that ends the generation; none if that rank is unknown.
     """
     tokens: list[int] = []
     following: int | None = node

@@ -17,8 +17,8 @@ Ranked = tuple[int, ...]  # the best tokens for one position, best first
 class MaskedProposeTask(ProposeTask):
     """Feeds the committed tokens, then copies of the mask token.
 
-    The logits after the last committed token are those of the first position, and those after each mask of
-    one more. What the masks leave in the cache is dropped: they are no text.
+    The logits after the last committed token belong to the first position, and the logits after each mask to
+    the next position. The cache of masks is dropped: they are no text.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class MaskedProposeTask(ProposeTask):
     ) -> None:
         """
         Args:
-            room: tokens that the sequence may still grow by.
-            mask_token: of the model.
+            room: number of tokens by which the sequence may still grow.
+            mask_token: id of the model's mask token.
         """
         super().__init__(sequence, work, room, arrived, ahead)
         self.mask_token = mask_token
@@ -60,7 +60,7 @@ class MaskedProposeTask(ProposeTask):
         return [self.result()]
 
     def guess(self, choices: Choices) -> None:
-        """Takes note of the guesses: a row for each position."""
+        """Stores the guesses: a row for each position."""
         raise NotImplementedError
 
 
@@ -87,7 +87,7 @@ class ParallelProposeTask(MaskedProposeTask):
         """
         Args:
             alternatives: what the Draft holds beside its chain, as far as there are such positions.
-            prepares: guesses one position more, with which the Verdict may end that the Draft stands.
+            prepares: also guess the token after the Draft, needed if the whole Draft is accepted.
         """
         super().__init__(sequence, work, room, arrived, mask_token, ahead)
         self.alternatives = alternatives
@@ -106,7 +106,7 @@ class ParallelProposeTask(MaskedProposeTask):
         self.guesses = choices.ranked
 
     def chain(self) -> list[int]:
-        """Its tokens, as far as they are known."""
+        """Returns the known tokens of the Draft."""
         return chain_of(self.guesses[: self.depth], self.sequence)
 
     def draft(self) -> Draft:
@@ -133,7 +133,7 @@ class ParallelSampledProposeTask(MaskedProposeTask):
 
 
 def guesses_after(sequence: EngineSequence, node: int, mask_token: int) -> list[Ranked]:
-    """What is known of the positions after a pending node: its own guess, and those of the masks below it."""
+    """Returns the known guesses after a pending node: its own, and those of the masks below it."""
     guesses = []
     following: int | None = node
     while following in sequence.draft.ranked:
@@ -143,7 +143,7 @@ def guesses_after(sequence: EngineSequence, node: int, mask_token: int) -> list[
 
 
 def chain_of(guesses: list[Ranked], sequence: EngineSequence) -> list[int]:
-    """The best guess for each position, up to one that ends the generation."""
+    """Returns the best guess for each position, up to a token that ends the generation."""
     tokens: list[int] = []
     for ranked in guesses:
         if not ranked:  # its grammar leaves nothing

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens that are there: what a prompt's own tokens would have been chosen with."""
+"""Log-probabilities of given tokens: the probability with which the model would have chosen each."""
 
 import math
 
@@ -13,9 +13,9 @@ from outrider.engine.work import Result, Scored
 
 
 class ScoreTask(Task):
-    """Log-probabilities of the committed tokens from a position on, told part by part as they are fed.
+    """Log-probabilities of the committed tokens from a position on, reported in parts as they are fed.
 
-    The last token is not fed: nobody asks what follows it.
+    The last token is not fed: its successor is not needed.
     """
 
     def __init__(self, sequence: EngineSequence, start: int, arrived: float) -> None:
@@ -34,7 +34,7 @@ class ScoreTask(Task):
         return max(len(self.sequence.tokens) - 1 - self.sequence.cached, 0)
 
     def rows_of_part(self, count: int) -> int:
-        """A row tells of the token after the one that is fed."""
+        """Returns the number of wanted rows; each row scores the token after its fed token."""
         return max(0, min(count, self.sequence.cached + count + 1 - self._next))
 
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:

@@ -1,4 +1,4 @@
-"""A piece of work under way: what it feeds with the next step, and what it makes of the logits."""
+"""A piece of work under way: the tokens it feeds with the next step, and its use of the logits."""
 
 from abc import ABC, abstractmethod
 
@@ -36,7 +36,7 @@ class Task(ABC):
 
     @abstractmethod
     def nodes(self) -> list[int]:
-        """After which of the tree's nodes logits are wanted, ROOT for after the last committed token."""
+        """Returns the tree's nodes after which logits are wanted; ROOT: after the last committed token."""
 
     @abstractmethod
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
@@ -48,27 +48,27 @@ class Task(ABC):
         return NO_DRAFT
 
     def constrain(self) -> None:  # noqa: B027  most draft nothing that a grammar could change
-        """Before its sequence takes part in a step: what it feeds follows the sequence's grammar."""
+        """Adapts the fed tokens to the sequence's grammar before the sequence takes part in a step."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that its sequence has to feed: committed tokens that are not cached, and the tree's."""
+        """Returns the number of tokens to feed: uncached committed tokens, and the tree's."""
         return len(self.sequence.tokens) - self.sequence.cached + len(self.tree())
 
     def rows_of_part(self, count: int) -> int:
-        """Rows of logits wanted, of the last tokens, where a step feeds ``count`` committed ones, not all."""
+        """Returns the number of wanted rows of logits if a step feeds only ``count`` committed tokens."""
         return 0
 
     def give_up_draft(self) -> bool:
-        """Goes on without the drafted tokens that it would feed; False if there are none."""
+        """Drops the drafted tokens that it would feed; returns False if there are none."""
         return False
 
     def restart(self) -> None:
-        """The sequence lost its cache: whatever was drafted for it is drafted again."""
+        """Handles the loss of the sequence's cache: drafted tokens are drafted again."""
         self.sequence.forget_pending()
 
     def rows(self) -> list[ChoiceContext]:
-        """What choosing a token after each of ``nodes`` depends on."""
+        """Returns the inputs of the choice of a token after each of ``nodes``."""
         sequence, tree, nodes = self.sequence, self.tree(), self.nodes()
         generated = sequence.tokens[sequence.prompt_length :]
         masks: list[Mask | None] = [None] * len(nodes)
@@ -78,13 +78,13 @@ class Task(ABC):
         return [sequence.row(generated, *of_node) for of_node in zip(paths, masks, strict=True)]
 
     def sound_part(self, choices: Choices) -> Draft:
-        """The tree's leading nodes, up to one after which no token may be chosen: as if it was not there."""
+        """Returns the tree, cut before the first node after which no token may be chosen."""
         return self.tree().leading((*choices.are_sound, False).index(False) - 1)
 
     def until_end(self, verdict: Verdict) -> tuple[Verdict, str | None]:
         """Returns the Verdict up to the token that ends the generation, and why, if one does.
 
-        Where the caller's lists of tokens left nothing, the chosen token is an end. If the form is not
+        If the caller's lists of tokens left nothing, the chosen token is an end. If the form is not
         complete there, the Verdict ends before it, and the next step says what is wrong.
         """
         for index, token in enumerate(verdict.tokens):
@@ -96,10 +96,10 @@ class Task(ABC):
         return verdict, None
 
     def took_part(self, begun: float, forward: float, sample: float, step: Step) -> None:
-        """A step that fed its sequence is over.
+        """Records a step that fed its sequence.
 
         Args:
-            begun: when, by the engine's clock.
+            begun: start of the step, by the engine's clock.
             forward, sample: seconds of its forward pass, and of choosing tokens.
         """
         late = max(self._since - begun, 0.0)  # launched early, a step begins before the last one is answered
@@ -112,7 +112,7 @@ class Task(ABC):
         self._last_step = step
 
     def timings(self) -> Timings:
-        """Since submission, or since the last result of the same work."""
+        """Returns timings since submission, or since the last result of this work."""
         now = self.sequence.clock()
         started = now if self._started is None else self._started
         timings = Timings(
