@@ -1,4 +1,4 @@
-"""What ranks other than 0 do: the passes of target and drafter that rank 0 orders, until it has no more."""
+"""Loop of ranks other than 0: they run the passes of target and drafter that rank 0 orders."""
 
 import logging
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 @torch.inference_mode()
 def follow(forward: ForwardPass, group: RankGroup) -> None:
-    """Over this rank's share of model and drafter; returns when rank 0 dismisses its group.
+    """Runs passes over this rank's share of model and drafter until rank 0 dismisses its group.
 
     A pass that raises here has raised at rank 0 too, which says whose sequence it was. Where it has not, the
     two are at different exchanges: the next step shows it, or the limit on a step's time ends both.

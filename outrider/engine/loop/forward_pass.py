@@ -1,4 +1,4 @@
-"""A model over its paged cache, and its forward pass: what all ranks of a group do alike."""
+"""A model over its paged cache, and its forward pass, which is alike at all ranks of a group."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -183,7 +183,7 @@ class ForwardPass:
 
     @torch.inference_mode()
     def _compile_kernels(self) -> None:
-        """Runs a prompt and a single token that belong to nobody, so that no request waits for a compiler."""
+        """Runs a prompt and a single token of no sequence, so that no request waits for a compiler."""
         blocks = np.full(min(FEW_QUERIES + 1, context_length(self.model)), self.cache.spare_block)
         feeds = [Feed([0] * count, 1, 0, blocks, None) for count in (len(blocks), 1)]
         self.run(self.prepare(StepInput.of(feeds)))
@@ -240,12 +240,12 @@ class ForwardPass:
         return None if self._graphs is None else self._graphs.batch(feeds, choice)
 
     def _pass_of(self, feeds: Sequence[Feed], choice: ChoiceInput | None) -> Batch:
-        """One of batch-invariant numerics."""
+        """Returns a pass of batch-invariant numerics."""
         given = feeds, self.settings.block_size, self.dtype, self.device, self._spare_slot
         return paged_pass(*given, choice) if self.is_asynchronous else gathered_pass(*given)
 
     def lay_out(self, feeds: Sequence[Feed], choice: ChoiceInput | None = None) -> Batch:
-        """The tensors of a pass over the blocks of the cache, this one or one of a drafter beside."""
+        """Returns the tensors of a pass over the blocks of this cache, or of a target drafter's cache."""
         block_size, dtype, device = self.settings.block_size, self.dtype, self.device
         if self.kernel is None:
             return pack(feeds, block_size, dtype, device)
@@ -254,7 +254,7 @@ class ForwardPass:
         return paged_batch(fields, fields["logit_rows"], block_size, dtype, choice)
 
     def run(self, step: Batch | Passes, chosen: torch.Tensor | None = None) -> ForwardOutput:
-        """Feeds the batch, or what its passes feed. chosen: as feed_chosen takes it."""
+        """Computes the batch or its passes, and returns their output. chosen: argument of feed_chosen."""
         if isinstance(step, Passes) and len(step.parts) > 1:
             return joined(self._output_of(part, chosen) for part in step.parts)
         return self._output_of(step.parts[0] if isinstance(step, Passes) else step, chosen)
@@ -268,7 +268,7 @@ class ForwardPass:
 
     @property
     def _spare_slot(self) -> int:
-        """Nobody's, for padding to write to."""
+        """Slot of no sequence, for padding to write to."""
         return self.cache.spare_block * self.settings.block_size
 
     def _compute(self, batch: Batch) -> ForwardOutput:
@@ -276,7 +276,7 @@ class ForwardPass:
         return ForwardOutput(logits, states, self.are_finite(batch))
 
     def are_finite(self, batch: Batch) -> torch.Tensor:
-        """bool [num_tokens]: whether all that any rank has cached of them is."""
+        """Returns bool [num_tokens]: whether all keys and values are finite, at all ranks."""
         are_finite = self.cache.are_finite(batch.slots)
         if self.group is not None:
             self.group.agree(are_finite)
@@ -310,7 +310,7 @@ class ForwardPass:
             position_ids=batch.position_ids,
             use_cache=False,
             logits_to_keep=batch.logit_rows,
-            output_hidden_states=self._hidden_layers or False,  # none are kept of other layers
+            output_hidden_states=self._hidden_layers or False,  # states of other layers are not kept
             outrider=paged,
         )
         return output.logits[0], states_of(output.hidden_states, self._hidden_layers)

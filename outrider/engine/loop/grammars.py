@@ -1,7 +1,7 @@
 """Grammars of sequences, compiled in threads of their own: no step waits for one.
 
-Whoever has the deployment's token can send any grammar, past the gateways. So each is tried in a process that
-may be lost before this one compiles it.
+A caller with the deployment's token can send any grammar, past the gateways. So each grammar is tried in a
+process that may be lost, before this process compiles it.
 """
 
 import logging
@@ -24,7 +24,7 @@ from outrider.learning.lru import Lru
 
 logger = logging.getLogger(__name__)
 
-MAX_KEPT = 64  # compiled grammars, the one not asked for for longest is dropped
+MAX_KEPT = 64  # compiled grammars; the least recently used is dropped
 MAX_KEPT_BYTES = 2**30  # memory that the kept grammars took to compile
 AT_ONCE = 4  # grammars that are compiled at a time
 # Seconds of processor time, twice what a gateway can be set to allow: this machine may be the slower one.
@@ -40,7 +40,7 @@ class Compiled:
 
 
 class Grammars:
-    """One for an engine, whose thread calls it."""
+    """Grammars of one engine, whose thread calls the methods."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class Grammars:
     ) -> None:
         """
         Args:
-            tokens: of the model's vocabulary; None: there is no tokenizer, and no grammar.
-            end_token_ids: of the model.
-            trials: of grammars over these tokens; None exactly if ``tokens`` is.
+            tokens: tokens of the vocabulary; None: there is no tokenizer, and no grammar.
+            end_token_ids: ids of the model's ends.
+            trials: process that tries grammars over these tokens; None exactly if ``tokens`` is.
         """
         self._tokens = tokens
         self._vocab_size = vocab_size
@@ -65,7 +65,7 @@ class Grammars:
 
     @classmethod
     def of_checkpoint(cls, model: str, vocab_size: int, end_token_ids: frozenset[int]) -> "Grammars":
-        """model: local folder or hub id; one without a tokenizer takes no grammars."""
+        """model: local folder or hub id. A model without a tokenizer takes no grammars."""
         tokenizer = _tokenizer(model)
         if tokenizer is None or not end_token_ids:
             return cls(None, vocab_size, end_token_ids)
@@ -75,12 +75,12 @@ class Grammars:
         return cls(token_table(text, size, end_token_ids), vocab_size, end_token_ids, trials)
 
     def warm_up(self) -> None:
-        """Starts what tries grammars. Returns at once."""
+        """Starts the process that tries grammars. Returns at once."""
         if self._trials is not None:
             self._trials.start()
 
     def begin(self, sequence: EngineSequence) -> None:
-        """Has the sequence's grammar compiled, if it has one.
+        """Submits the sequence's grammar, if any, to be compiled.
 
         Raises:
             GrammarError: this model takes none.
@@ -105,7 +105,7 @@ class Grammars:
         return Compiled(compiled(grammar, self._tokens), taken)
 
     def _drop(self) -> None:
-        """Drops the grammars that were not asked for for longest, if they take more memory than is kept."""
+        """Drops the least recently used grammars if all take more memory than the limit."""
         total = sum(_bytes(held) for _, held in self._compiled.items())
         while total > MAX_KEPT_BYTES and len(self._compiled) > 1:
             _, dropped = self._compiled.evict()
@@ -127,7 +127,7 @@ class Grammars:
         return {number: task for number, task in tasks.items() if number not in self._waiting}
 
     def take(self) -> list[tuple[EngineSequence, BaseException]]:
-        """Gives sequences the matchers that are there; returns those whose grammar cannot be compiled."""
+        """Gives sequences their compiled matchers; returns sequences whose grammar cannot be compiled."""
         failed = []
         for number, (sequence, compiling) in [*self._waiting.items()]:
             if not compiling.done():
@@ -152,14 +152,14 @@ class Grammars:
 
 
 def _bytes(compiling: Future[Compiled]) -> int:
-    """What a grammar took, 0 while that is not known."""
+    """Returns the memory that compiling took, 0 while it is not known."""
     is_there = compiling.done() and not compiling.cancelled() and compiling.exception() is None
     return compiling.result().bytes if is_there else 0
 
 
 @contextmanager
 def _stack(size: int) -> Iterator[None]:
-    """Gives threads that are started meanwhile so many bytes of stack."""
+    """Sets the bytes of stack of threads that start inside this context."""
     before = threading.stack_size(size)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Runs a step's forward pass and chooses its tokens; where it cannot, finds the sequence that is to blame."""
+"""Runs a step's forward pass and chooses its tokens; if that fails, finds the sequence to blame."""
 
 import logging
 import time
@@ -41,7 +41,7 @@ class Pass:
     """A forward pass that a device was given."""
 
     output: ForwardOutput
-    rows: PackedRows | None  # rows that choose; None: their numbers could not come along
+    rows: PackedRows | None  # rows that choose; None: the pass did not bring their numbers
     num_tokens: int
     path: Path
     built: float  # when it was packed, by the host's clock
@@ -82,12 +82,12 @@ class Launched:
 
 @dataclass
 class Outcome:
-    """What came of a step."""
+    """Outcome of a step."""
 
     chosen: list[tuple[Task, Item, Choices]] = field(default_factory=list)
-    blamed: list[tuple[EngineSequence, Exception]] = field(default_factory=list)  # they cannot go on
+    blamed: list[tuple[EngineSequence, Exception]] = field(default_factory=list)  # they cannot continue
     passes: list[tuple[Step, list[Task]]] = field(default_factory=list)  # and who took part in each
-    next_step: Launched | None = None  # where it is under way already
+    next_step: Launched | None = None  # next step, if it was launched early
 
     def with_own_memory(self) -> "Outcome":
         """Keeps the output for a later pass: the next replay of a graph writes over it."""
@@ -121,25 +121,25 @@ class Runner(Protocol):
         """Feeds the items and chooses tokens.
 
         Args:
-            launched: the step, where it was launched early. Others may have taken part in it.
-            following: who takes part in the step after this one, which is launched early.
+            launched: the step, if it was launched early. Other sequences may have taken part in it.
+            following: participants of the next step, which is launched early.
 
         Raises:
             Exception: the device or the process is broken; see engine.blame.
         """
 
     def free_memory(self) -> int:
-        """Bytes of the device's memory that nobody has taken."""
+        """Returns the free bytes of the device's memory."""
 
     def shut_down(self) -> None:
-        """After the last step: lets the other ranks of its group go."""
+        """Dismisses the other ranks of its group after the last step."""
 
 
 class ModelRunner:
-    """Passes over the model, one a step; several where a sequence has to be found that is to blame."""
+    """Passes over the model, one for each step; several if a sequence to blame has to be found."""
 
     def __init__(self, forward: ForwardPass, group: RankGroup | None) -> None:
-        """group: this process is its rank 0; None where there is but one."""
+        """group: process group whose rank 0 is this process; None: a single process."""
         self._forward = forward
         self._group = group
         self._steps = 0
@@ -159,7 +159,7 @@ class ModelRunner:
             compile_kernels(self.vocab_size, self._forward.dtype, self._forward.device)
 
     def free_memory(self) -> int:
-        """Free memory of its device, bytes."""
+        """Returns the bytes of free memory of its device."""
         return free_memory(self._forward.device)
 
     def shut_down(self) -> None:
@@ -171,7 +171,7 @@ class ModelRunner:
     def run(
         self, selected: Selected, launched: Launched | None = None, following: Sequence[DecodeTask] = ()
     ) -> Outcome:
-        """A pass over them; where it raises, over parts of them, down to the one sequence that is to blame.
+        """Runs a pass over the items; if it raises, over parts of them, down to the sequence to blame.
 
         Raises:
             Exception: the device or the process is broken; see engine.blame.
@@ -203,8 +203,8 @@ class ModelRunner:
     def _without_doubtful(
         self, selected: Selected, choices: list[Choices], are_finite: list[bool]
     ) -> Outcome:
-        """Runs sequences whose numbers are not finite once more: alone, as another may have spoilt them, and
-        then without their Draft, whose tokens may have.
+        """Runs sequences whose numbers are not finite once more: first alone, as another sequence may have
+        spoilt them, and then without their Draft.
 
         are_finite: per token that was fed.
         """
@@ -241,7 +241,7 @@ class ModelRunner:
         return Launched(tasks, forward, choosing, begun)
 
     def _launch_early(self, before: Launched, tasks: Sequence[DecodeTask]) -> Launched | None:
-        """The step after, which feeds what that one chooses; None where it fails, which costs time alone."""
+        """Launches the next step, which feeds the tokens that this step chooses; None if that fails."""
         try:
             return self._launch_after(before, tasks)
         except Exception as error:

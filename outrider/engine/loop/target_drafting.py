@@ -1,4 +1,4 @@
-"""What a target drafter adds to the target's steps: Drafts that come with verdicts."""
+"""Target drafting: Drafts that come with the Verdicts of the target's steps."""
 
 import logging
 import time
@@ -39,7 +39,7 @@ class _Newest:
 
 
 class TargetDrafting:
-    """Asks the drafter, and puts it out of use where nearly nothing that it guesses is right."""
+    """Asks the drafter for Drafts, and disables it if nearly none of its guesses is correct."""
 
     def __init__(self, drafter: BesideTarget, clock: Callable[[], float] = time.perf_counter) -> None:
         """clock: in seconds."""
@@ -51,7 +51,7 @@ class TargetDrafting:
         self._verified = self._accepted = 0  # positions, until it is judged
 
     def stepped(self, chosen: list[tuple[Task, Item, Choices]], results: list[Result]) -> list[Result]:
-        """The results with the Drafts that were asked for."""
+        """Returns the results with the wanted Drafts."""
         verdicts = {result.sequence: result for result in results if isinstance(result, Decoded)}
         if self.no_drafts_because or not self._guarded(lambda: self._take_in(chosen)):
             return results
@@ -84,16 +84,16 @@ class TargetDrafting:
 
     @property
     def no_drafts_because(self) -> str:
-        """Why it is out of use; empty while it is not."""
+        """Returns why the drafter is disabled; empty while it is in use."""
         return self._drafter.no_drafts_because or self._refused_because
 
     def forget(self, sequence: EngineSequence) -> None:
-        """It is closed."""
+        """Forgets a closed sequence."""
         self._newest.pop(sequence.number, None)
         self._drafter.forget(sequence)
 
     def _take_in(self, chosen: list[tuple[Task, Item, Choices]]) -> bool:
-        """Tells a drafter with a cache of what is in the target's from this step on."""
+        """Passes the hidden states of newly cached tokens to a drafter with a cache."""
         fed = []
         for task, item, choices in chosen if self._drafter.cache_shapes else ():
             sequence = item.sequence
@@ -111,7 +111,7 @@ class TargetDrafting:
         return True
 
     def _guarded(self, work: Callable[[], T]) -> T | None:
-        """What it returns; None where it fails, which costs Drafts alone."""
+        """Calls the drafter and returns its result; None if it fails, which costs Drafts alone."""
         try:
             return work()
         except Exception as error:
@@ -129,7 +129,7 @@ class TargetDrafting:
         return Step(self._steps, size, seconds / self._drafter.steps(depth))
 
     def _observed(self, task: DecodeTask, result: Decoded) -> Decoded:
-        """Counts a Verdict on a Draft of this drafter. The result tells which guess would have been right."""
+        """Counts a Verdict on a Draft of this drafter. The result shows which guess was correct."""
         newest, draft = self._newest.pop(task.sequence.number, None), task.tree()
         chain = draft.tokens[: draft.chain_length]
         if newest is None or not chain or newest.chain[: len(chain)] != chain:
@@ -144,7 +144,7 @@ class TargetDrafting:
         return structs.replace(result, rank=rank)
 
     def _count(self, accepted: int, verified: int) -> None:
-        """Until its acceptance is known."""
+        """Counts positions until the acceptance rate is known; a low rate disables the drafter."""
         if self._verified >= JUDGED_AFTER:
             return
         self._accepted += accepted
@@ -162,7 +162,7 @@ class TargetDrafting:
 
 
 def _with(result: Decoded, draft: Draft, step: Step, seconds: float) -> Decoded:
-    """The Draft took time before the result left."""
+    """Returns the result with the time that its Draft took."""
     timings = result.timings
     return structs.replace(
         result, draft=draft, draft_step=step, timings=replace(timings, total=timings.total + seconds)

@@ -1,4 +1,4 @@
-"""Refuses what contradicts the model or the sequence, naming field, value and what would be accepted."""
+"""Refuses work that contradicts the model or the sequence; names field, value and accepted values."""
 
 from collections.abc import Collection
 
@@ -70,7 +70,7 @@ def _check_asked(depth: int, alternatives: int) -> None:
 
 
 def _check_continues(sequence: EngineSequence, work: Decode) -> None:
-    """The sequence goes on from what the sender holds, or has done so."""
+    """Checks that the sequence continues from the sender's tokens, or has done so."""
     if tuple(sequence.tokens[work.base : work.base + len(work.tokens)]) != work.tokens:
         raise ValueError(f"tokens from base={work.base} on must be those that the sequence has here")
     if work.draft and sequence.target.is_plain:

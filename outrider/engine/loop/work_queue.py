@@ -1,4 +1,4 @@
-"""The work under way: what is submitted becomes a task of its sequence, or a result at once."""
+"""Work under way: submitted work becomes a task of its sequence, or a result at once."""
 
 from collections.abc import Callable
 
@@ -61,10 +61,10 @@ class WorkQueue:
         match work:
             case Decode():
                 target.round, target.is_plain = work.round, work.is_plain
-                if not (unseen and sequence.has_ended):  # else its sender will see the end
+                if not (unseen and sequence.has_ended):  # else its sender will receive the end
                     self._decode(sequence, work.draft.after(unseen), arrived, work.lease or NO_LEASE)
             case Score():
-                # What is cached already tells nothing: it is computed again.
+                # Cached tokens have no logits: they are computed again.
                 self._cache.roll_back(sequence, min(sequence.cached, work.start - 1))
                 self.tasks[sequence.number] = ScoreTask(sequence, work.start, arrived)
             case Propose():
@@ -72,7 +72,7 @@ class WorkQueue:
                 self._propose(self._draft_ahead.propose(sequence, work, room, arrived, ahead))
 
     def finish(self, task: Task) -> None:
-        """It is done: begins with what comes after it without anybody asking."""
+        """Ends a task, and begins the work that follows without a request."""
         running = self._draft_ahead.unfinished if isinstance(task, PrepareTask) else self.tasks
         del running[task.sequence.number]
         if isinstance(task, ProposeTask):
@@ -87,7 +87,7 @@ class WorkQueue:
         where it fell.
         """
         sequence = task.sequence
-        is_free = sequence.number not in self.tasks  # nothing was sent ahead of it
+        is_free = sequence.number not in self.tasks  # no Draft was sent ahead of the Verdict
         may = is_free and bool(draft) and len(sequence.tokens) < task.lease.until
         may = may and sequence.sampling.verification != "block"
         if may:
@@ -95,14 +95,14 @@ class WorkQueue:
         return may
 
     def void(self, sequence: EngineSequence) -> None:
-        """Forgets all that is under way for it."""
+        """Drops all work of the sequence."""
         self.tasks.pop(sequence.number, None)
         self._draft_ahead.forget(sequence)
         sequence.target.ahead = None
         self.ready = [result for result in self.ready if result.sequence != sequence.number]
 
     def fits(self, length: int) -> bool:
-        """Whether so many tokens fit into the whole cache."""
+        """Whether this number of tokens fits into the whole cache."""
         return self._cache.blocks_for(length) <= self._cache.pool.num_blocks
 
     def _propose(self, task: ProposeTask) -> None:
@@ -124,7 +124,7 @@ class WorkQueue:
         )
 
     def _merge(self, sequence: EngineSequence, work: Decode) -> None:
-        """Takes a Decode of the round under way: it moves the lease, or brings what follows the Draft."""
+        """Takes a Decode of the round under way, which extends the lease or brings a following Draft."""
         task = self.tasks.get(sequence.number)
         if work.lease is not None:
             if isinstance(task, DecodeTask):
@@ -136,7 +136,7 @@ class WorkQueue:
             sequence.target.ahead = work.base + len(work.tokens), work.draft
             self._verify_ahead(sequence)
             if sequence.number in self.tasks:
-                self._batch_delay.left(sequence)  # it was not away for a Draft
+                self._batch_delay.left(sequence)  # the sequence did not wait for a Draft
 
     @staticmethod
     def _is_within(sequence: EngineSequence, lease: Lease) -> bool:
@@ -154,10 +154,10 @@ class WorkQueue:
 
     @staticmethod
     def _unseen(sequence: EngineSequence, work: Work) -> list[int]:
-        """Tokens that it decoded plainly beyond those that the sender of a Draft had seen.
+        """Returns tokens of plain decoding beyond those that the sender of a Draft had seen.
 
-        They stand, as they are what the verification of any Draft would say; not under
-        rejection sampling or block verification, which accept others too.
+        They are kept, as verification of any Draft would produce them. Rejection sampling and block
+        verification may accept different tokens, so they return none.
         """
         if not isinstance(work, Decode) or work.is_plain:
             return []
@@ -167,7 +167,7 @@ class WorkQueue:
         return held[told:] if stand and held[:told] == list(work.tokens) else []
 
     def _commit(self, sequence: EngineSequence, base: int, tokens: tuple[int, ...]) -> None:
-        """Makes ``tokens`` follow the first ``base``; keeps the cache of all that agrees, drafted or not."""
+        """Makes ``tokens`` follow the first ``base``; keeps the cache of matching tokens, drafted or not."""
         held = sequence.tokens[base:]
         if held != list(tokens[: len(held)]):
             self._cache.roll_back(sequence, base + agreement(held, tokens).correct)
