@@ -4,8 +4,8 @@ A drafter is a file and a row. Where it runs says what its file holds:
 
 - gateway: an ``Index`` (outrider/drafters/index.py), which guesses from the tokens of its own sequence, and
   where it ``remembers``, from past answers too (outrider/drafters/past_answers.py).
-- draft worker: a ``Drafter`` of the engine (outrider/engine/drafters/drafter.py), for use in one process. No
-  draft worker loads it: each runs its model by a task of the engine (outrider/engine/tasks/propose.py).
+- draft worker: a ``TaskDrafter`` (outrider/engine/draft_ahead/task_drafter.py), which makes the tasks of
+  the engine. A draft worker loads ``parallel`` if its checkpoint has a mask token, else ``model``.
 - target worker: a ``BesideTarget`` (outrider/engine/drafters/beside_target.py), which reads its states.
 """
 
@@ -116,7 +116,7 @@ register(
         "model",
         "a smaller model with the target's vocabulary, in a worker of its own",
         Place.DRAFT_WORKER,
-        "outrider.engine.colocated.draft_model:DraftModel",
+        "outrider.engine.draft_ahead.task_drafter:TokenByToken",
         steps_per_draft=0.5,  # a sequence waits half a step for the draft's own batch
         steps_per_token=1.0,
         width=Width.LEAVES,
@@ -125,7 +125,7 @@ register(
         "parallel",
         "a smaller model that drafts all its tokens in one pass, in a worker of its own",
         Place.DRAFT_WORKER,
-        "outrider.engine.colocated.draft_model:DraftModel",
+        "outrider.engine.draft_ahead.task_drafter:InOnePass",
         steps_per_draft=1.5,  # one, and half a step of waiting
         is_parallel=True,
         width=Width.LEAVES,

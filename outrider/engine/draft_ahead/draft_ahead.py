@@ -3,10 +3,9 @@
 from outrider.decoding.draft import MAX_NODES
 from outrider.decoding.outcomes import Outcomes
 from outrider.engine.draft_ahead.branches import PrepareTask
-from outrider.engine.draft_ahead.parallel_branches import ParallelPrepareTask
+from outrider.engine.draft_ahead.task_drafter import Assignment, TaskDrafter
 from outrider.engine.sequence import EngineSequence
-from outrider.engine.tasks.propose import CoupledProposeTask, ProposeTask, SampledProposeTask
-from outrider.engine.tasks.propose_parallel import ParallelProposeTask, ParallelSampledProposeTask
+from outrider.engine.tasks.propose import ProposeTask
 from outrider.engine.work import AheadOutcome, Propose
 from outrider.pace.settings import MAX_DEPTH
 
@@ -17,16 +16,16 @@ MOST_BRANCHES = (MAX_NODES - 2 * MAX_DEPTH) // (2 * MAX_DEPTH + 1)
 class DraftAhead:
     """What a draft prepares, sequence by sequence: from one piece of work to the next."""
 
-    def __init__(self, branches: int, mask_token: int | None = None) -> None:
+    def __init__(self, branches: int, drafter: TaskDrafter) -> None:
         """
         Args:
             branches: verdicts, of all sequences together, that are prepared for; 0: none.
-            mask_token: of a model that drafts in one pass; None: it drafts token by token.
+            drafter: maker of the tasks.
         """
         self.unfinished: dict[int, PrepareTask] = {}  # tasks by number of their sequence, for idle time
         self._newest: dict[int, PrepareTask] = {}  # newest tasks, also if done or given up
         self._branches = branches
-        self._mask_token = mask_token
+        self._drafter = drafter
         self._outcomes = Outcomes()
 
     @property
@@ -50,36 +49,27 @@ class DraftAhead:
             room: tokens that the sequence may still grow by.
             arrived: when it was asked for, by the engine's clock.
         """
-        mask_token = self._mask_token
         if sequence.sampling.verification != "coupled":
-            if mask_token is not None:
-                return ParallelSampledProposeTask(sequence, work, room, arrived, mask_token)
-            return SampledProposeTask(sequence, work, room, arrived)
+            return self._drafter.sampled(Assignment(sequence, work, room, arrived))
         alternatives = self._outcomes.alternatives(
             sequence.draft.acceptance_rate, work.depth, work.alternatives
         )
-        if mask_token is not None:
-            prepares = self._branches > 0
-            return ParallelProposeTask(
-                sequence, work, room, arrived, mask_token, alternatives, ahead, prepares=prepares
-            )
-        return CoupledProposeTask(sequence, work, room, arrived, alternatives, ahead)
+        prepares = self._branches > 0
+        return self._drafter.coupled(Assignment(sequence, work, room, arrived, alternatives, ahead, prepares))
 
     def prepare(self, task: ProposeTask) -> None:
         """Begins with the Drafts for the likely verdicts on the task's, in time that nobody else needs."""
         sequence, draft = task.sequence, task.draft()
         sequence.draft.drafted = draft
-        if not self._branches or not isinstance(task, CoupledProposeTask | ParallelProposeTask) or not draft:
+        if not self._branches or sequence.sampling.verification != "coupled" or not draft:
             return
         if not sequence.draft.in_rounds:
             return  # its Drafts are only compared with the text
         share = min(max(self._branches // (len(self.unfinished) + 1), 1), MOST_BRANCHES)
-        branches = self._outcomes.likeliest(sequence.draft.acceptance_rate, len(task.chain()), share)
-        if isinstance(task, CoupledProposeTask):
-            begun = PrepareTask(task, branches)
-        else:
-            begun = ParallelPrepareTask(task, branches)
-        self._newest[sequence.number] = self.unfinished[sequence.number] = begun
+        branches = self._outcomes.likeliest(sequence.draft.acceptance_rate, draft.chain_length, share)
+        begun = self._drafter.prepare(task, branches)
+        if begun is not None:
+            self._newest[sequence.number] = self.unfinished[sequence.number] = begun
 
     def forget(self, sequence: EngineSequence) -> None:
         """It has other work, or is closed."""

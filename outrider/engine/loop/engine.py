@@ -9,6 +9,7 @@ from msgspec import structs
 
 from outrider.decoding.grammar import GrammarError
 from outrider.decoding.settings import Sampling
+from outrider.drafters.registry import drafter
 from outrider.engine.blame import BlamedError, blaming, reason_of
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.draft_ahead.draft_ahead import DraftAhead
@@ -65,7 +66,8 @@ class Engine:
         self._scheduler = Scheduler(self.settings, self._cache)
         self._batch_delay = BatchDelay(clock)
         self._sequences: dict[int, EngineSequence] = {}  # sequences by number, oldest first
-        self._draft_ahead = DraftAhead(self.settings.draft_ahead, runner.mask_token)
+        row = drafter("model" if runner.mask_token is None else "parallel")
+        self._draft_ahead = DraftAhead(self.settings.draft_ahead, row.load()(runner.mask_token))
         self._queue = WorkQueue(
             self._cache, self._draft_ahead, self._batch_delay, self.vocab_size, self.max_length, clock
         )
