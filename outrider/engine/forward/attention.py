@@ -18,7 +18,7 @@ UNDERSTOOD = ("s_aux", "position_ids")  # tensors that attention is given beside
 
 @dataclass
 class Probe:
-    """Stands in for the cache at load: finds out what each layer would store, and how far it looks back."""
+    """Substitute for the cache at load: records what each layer would store, and how far it looks back."""
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Probe:
     def see(
         self, module: torch.nn.Module, key: torch.Tensor, value: torch.Tensor, given: Mapping[str, Any]
     ) -> None:
-        """A layer's call. given: the optional arguments."""
+        """Records a layer's call. given: the optional arguments."""
         layer: int = module.layer_idx  # type: ignore[assignment]
         if layer in self.shapes:
             self.needs.add("several attentions in one layer")
@@ -46,7 +46,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Paged:
-    """What travels through the model to every layer."""
+    """Arguments that pass through the model to every layer."""
 
     batch: Batch
     cache: KeyValues

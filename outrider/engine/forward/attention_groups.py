@@ -28,11 +28,11 @@ class QuerySpan:
 
     @property
     def length(self) -> int:
-        """Slots its last query may look at."""
+        """Returns the number of slots that its last query may read."""
         return self.start + self.count
 
     def positions(self) -> list[int]:
-        """Position of each query."""
+        """Returns the position of each query."""
         if self.tree is None:
             return list(range(self.start, self.length))
         root = self.length - len(self.tree)
@@ -59,7 +59,7 @@ class AttentionGroup:
     _masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
 
     def is_plainly_causal(self, window: int | None) -> bool:
-        """True when a causal flag replaces the mask: one span, nothing cached before its queries."""
+        """True if a causal flag replaces the mask: one span, nothing cached before its queries."""
         span = self.spans[0]
         return len(self.spans) == 1 and span.start == 0 and span.tree is None and not self._cuts(window)
 
@@ -109,7 +109,7 @@ class AttentionGroup:
         query_positions: NDArray[np.int64],
         slot_positions: NDArray[np.int64],
     ) -> None:
-        """Lets a span's drafted nodes see only their own ancestors among the drafted."""
+        """Restricts a span's drafted nodes to their own ancestors among drafted nodes."""
         root = span.length - len(tree)
         nodes = min(len(tree), span.count)
         slot_positions[root : span.length] = root + np.array(tree.depths)
@@ -174,7 +174,7 @@ def _group(
 
 
 def _view(span: QuerySpan, block_size: int) -> slice | None:
-    """The span's context as one slice of the cache, if its blocks follow one another."""
+    """Returns the span's context as one slice of the cache, if its blocks follow one another."""
     count = -(-span.length // block_size)
     first = int(span.blocks[0])
     if span.blocks[count - 1] - first != count - 1:
@@ -194,7 +194,7 @@ def _blocks(spans: list[QuerySpan], length: int, block_size: int, device: torch.
 
 
 def as_rows(rows: list[int], device: torch.device) -> Rows:
-    """A slice where the rows follow one another: it is read and written without a copy."""
+    """Returns a slice if the rows follow one another: it is read and written without a copy."""
     if rows[-1] - rows[0] == len(rows) - 1 and all(b - a == 1 for a, b in pairwise(rows)):
         return slice(rows[0], rows[-1] + 1)
     return torch.tensor(rows, device=device)

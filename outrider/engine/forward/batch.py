@@ -19,7 +19,7 @@ from outrider.engine.step_timings import Path
 
 @dataclass(frozen=True)
 class Item:
-    """What one sequence feeds in a step: committed tokens first, then nodes of a Draft."""
+    """Tokens that one sequence feeds in a step: committed tokens first, then nodes of a Draft."""
 
     sequence: EngineSequence
     tokens: list[int]
@@ -28,7 +28,7 @@ class Item:
     tree: Draft | None  # nodes pending and fed, where they branch; None: each token sees all before it
 
     def feed(self) -> Feed:
-        """The same for the forward pass, which knows no sequences. It must hold blocks for what it feeds."""
+        """Returns the item for the forward pass. Its sequence must hold blocks for all fed tokens."""
         sequence = self.sequence
         blocks = sequence.table[: len(sequence.blocks)]
         return Feed(self.tokens, self.num_logits, sequence.written, blocks, self.tree)
@@ -50,7 +50,7 @@ class Batch:
 
     @property
     def path(self) -> Path:
-        """How its pass is computed."""
+        """Returns the way in which its pass is computed."""
         return "gathered" if self.paged is None else "kernels"
 
     @property
@@ -63,7 +63,7 @@ class Batch:
         return False
 
     def without_padding(self, output: ForwardOutput) -> ForwardOutput:
-        """What its pass computed for rows that are not padding."""
+        """Returns the output of its pass without rows of padding."""
         return output
 
     @cached_property
@@ -73,7 +73,7 @@ class Batch:
 
 
 def feed_chosen(token_ids: torch.Tensor, chosen: torch.Tensor) -> None:
-    """Has a batch feed tokens that only the device knows.
+    """Puts tokens that only the device knows into a batch.
 
     Args:
         token_ids: of the batch, [1, num_tokens]: rows of ``chosen`` so far.

@@ -52,12 +52,12 @@ class Passes:
 
     @property
     def path(self) -> Path:
-        """How the last one is computed."""
+        """Returns the way in which the last pass is computed."""
         return self.parts[-1].path
 
     @property
     def choice(self) -> PackedRows | None:
-        """Rows that choose: they come with the last pass, which may take the memory of earlier passes."""
+        """Returns the rows that choose, of the last pass; it may take the memory of earlier passes."""
         return self.parts[-1].choice
 
 
@@ -89,7 +89,7 @@ class PaddedPass(Batch):
 
 @dataclass(frozen=True)
 class TokenPlace:
-    """Where a token of a span stands."""
+    """Place of a token in a span."""
 
     row: int  # index in the pass
     position: int
@@ -97,7 +97,7 @@ class TokenPlace:
 
 
 def cut(feeds: Sequence[Feed], rows: int) -> list[list[Feed]]:
-    """The step's tokens in order, so many in each part but the last."""
+    """Yields the step's tokens in order; all parts but the last are full."""
     parts: list[list[Feed]] = []
     room = 0
     for feed in feeds:
@@ -114,7 +114,7 @@ def cut(feeds: Sequence[Feed], rows: int) -> list[list[Feed]]:
 
 
 def _part(feed: Feed, first: int, stop: int) -> Feed:
-    """Its tokens from ``first`` to ``stop``, and of its Draft the nodes up to there."""
+    """Returns its tokens from ``first`` to ``stop``, and its Draft's nodes up to there."""
     count, nodes = len(feed.tokens), 0 if feed.tree is None else len(feed.tree) - (len(feed.tokens) - stop)
     return Feed(
         feed.tokens[first:stop],
@@ -214,7 +214,7 @@ def _tiles(places: list[TokenPlace]) -> Iterator[list[TokenPlace]]:
 def _group(
     span: QuerySpan, tile: list[TokenPlace], block_size: int, dtype: torch.dtype, device: torch.device
 ) -> AttentionGroup:
-    """The tile as a group of its own, of which all but the values follow from the tokens' positions."""
+    """Returns the tile as a group, whose shape follows from the tokens' positions alone."""
     rows = [place.row for place in tile]
     first = QuerySpan(span.blocks, rows[0], len(rows), tile[0].position, None)
     length = (first.length - 1) // QUERIES * QUERIES + QUERIES
@@ -261,7 +261,7 @@ def check_rows_are_apart(model: Any, name: str) -> None:
 
 
 def why_rows_mix(model: Any) -> str | None:
-    """Why one token's result depends on others beyond attention, whatever the shape; None: it does not."""
+    """Returns why a token's result depends on others beyond attention in any shape; None: it does not."""
     reasons = {MIXES_ROWS.get(type(module).__name__) for module in model.modules()} - {None}
     if any(_are_experts(path, module) for path, module in model.named_modules()):
         reasons.add("how many tokens an expert multiplies at once depends on the others")

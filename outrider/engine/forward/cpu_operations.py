@@ -1,4 +1,4 @@
-"""What a decoder layer of the Llama family does between its matrix products."""
+"""Operations of a Llama-family decoder layer between its matrix products, on a CPU."""
 
 import torch
 from torch import Tensor, get_num_threads
@@ -9,7 +9,7 @@ from outrider.engine.kernels.cpu.functions import functions
 
 
 class CpuOperations:
-    """See outrider.engine.forward.layer_operations.LayerOperations, which this is."""
+    """Implements outrider.engine.forward.layer_operations.LayerOperations."""
 
     def __init__(self) -> None:
         self._functions = functions()

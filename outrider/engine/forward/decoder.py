@@ -51,7 +51,7 @@ class Decoder:
         self._hidden_layers = tuple(number % (1 + len(self._layers)) for number in hidden_layers)
 
     def __call__(self, paged: Paged) -> tuple[Tensor, Tensor | None]:
-        """A step's pass.
+        """Computes a step's pass.
 
         Returns:
             logits [num_logits, vocab_size] and states [num_tokens, num_hidden_layers, hidden_size], None

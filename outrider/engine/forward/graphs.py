@@ -56,7 +56,7 @@ class CudaCapture:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, work: Callable[[], None]) -> Replay:
-        """Raises RuntimeError where something in it cannot be captured."""
+        """Captures a function. Raises RuntimeError if an operation in it cannot be captured."""
         before = torch.cuda.current_stream()
         self._stream.wait_stream(before)
         with torch.cuda.stream(self._stream):
@@ -101,17 +101,17 @@ class CapturedSizes(ABC):
 
     @abstractmethod
     def _work(self, rows: int) -> Callable[[], None]:
-        """What is captured for so many rows. All that it reads and writes lives as long as the graph."""
+        """Returns the function to capture for a number of rows. Its memory lives as long as the graph."""
 
     def capture(self) -> tuple[str, ...]:
-        """All sizes. Returns why work on some rows is slower than it could be."""
+        """Captures all sizes. Returns why work on some rows is slower than it could be."""
         while self._left:
             self.capture_next()
         return self.slow_because
 
     @torch.inference_mode()
     def capture_next(self) -> None:
-        """The largest that is left: memory that the largest needs is enough for all."""
+        """Captures the largest remaining size first: its memory is enough for all sizes."""
         rows = self._left.pop()
         try:
             replays = {rows: self._capture(self._work(rows))}
@@ -133,11 +133,11 @@ class CapturedSizes(ABC):
 
     @property
     def slow_because(self) -> tuple[str, ...]:
-        """A sentence, if some sizes could not be captured."""
+        """Returns a sentence if some sizes could not be captured."""
         return _told(self._failures)
 
     def _size_for(self, rows: int) -> int | None:
-        """Rows of the graph that work on so many takes; None: there is none."""
+        """Returns the rows of the graph for this number of rows; None: there is no graph."""
         if not self.is_complete:
             return None
         return next((size for size in self._replays if size >= rows), None)
@@ -166,7 +166,7 @@ class RowGraphs(CapturedSizes):
         self.taken, self._given = taken, given
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """What the function gives; as long as nobody else uses the memory."""
+        """Returns the function's result, valid until the memory is used again."""
         size = self._size_for(len(rows))
         if size is None:
             return self._function(rows)
@@ -223,7 +223,7 @@ class Graphs(CapturedSizes):
         self._output: ForwardOutput | None = None  # output of the largest graph, whose memory all share
 
     def batch(self, feeds: Sequence[Feed], choice: ChoiceInput | None = None) -> GraphBatch | None:
-        """The step, in a graph's memory; None where there is no graph for it. choice: as fill takes it."""
+        """Returns the step in a graph's memory; None without a graph for it. choice: argument of fill."""
         rows = sum(len(feed.tokens) for feed in feeds)
         size = self._size_for(rows)
         if size is None or not all(map(self._has_room, feeds)):

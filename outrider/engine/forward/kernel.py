@@ -1,4 +1,4 @@
-"""Which attention over the paged cache a device has."""
+"""Choice of a device's kernel for attention over the paged cache."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ GATHERS = "attention gathers its blocks, and no step has a CUDA graph: {}"
 
 
 class Kernel(Protocol):
-    """Attention that reads the cache where it lies."""
+    """Attention that reads the cache in place."""
 
     @property
     def is_asynchronous(self) -> bool:
@@ -54,7 +54,7 @@ class Kernel(Protocol):
 def find_kernel(
     settings: EngineSettings, shapes: Mapping[int, LayerShape], context_length: int, device: torch.device
 ) -> tuple[Kernel | None, tuple[str, ...]]:
-    """The kernel, or None where blocks have to be gathered; and why, on a GPU, where that is slow.
+    """Returns the kernel, or None if blocks have to be gathered; and on a GPU why that is slow.
 
     settings: with the device's dtype resolved.
     """
@@ -85,5 +85,5 @@ def find_kernel(
 
 
 def part_slots(context_length: int) -> int:
-    """Number of parts in which few queries read their context: a power of two."""
+    """Returns the number of parts in which few queries read their context: a power of two."""
     return 1 << (max(context_length // PARTS, SHORTEST_PART) - 1).bit_length()

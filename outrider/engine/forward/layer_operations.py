@@ -1,4 +1,4 @@
-"""What a decoder layer of the Llama family does between its matrix products, by torch's operations.
+"""Operations of a Llama-family decoder layer between its matrix products, by torch.
 
 On a GPU each of the three is one kernel instead: outrider.engine.forward.cuda_operations.
 """

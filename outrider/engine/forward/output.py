@@ -1,4 +1,4 @@
-"""What a pass computes."""
+"""Output of a forward pass."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ class ForwardOutput:
     are_finite: torch.Tensor  # bool [num_tokens], whether all keys and values of each are, at all ranks
 
     def like(self) -> "ForwardOutput":
-        """Memory for another of its size."""
+        """Returns memory for another output of its size."""
         hidden = None if self.hidden is None else torch.empty_like(self.hidden)
         return ForwardOutput(torch.empty_like(self.logits), hidden, torch.empty_like(self.are_finite))
 
@@ -24,7 +24,7 @@ class ForwardOutput:
         return self if self.hidden is None else replace(self, hidden=self.hidden.clone())
 
     def take(self, other: "ForwardOutput") -> None:
-        """Copies one of at most its size to its beginning."""
+        """Copies an output of at most its size to its beginning."""
         self.logits[: len(other.logits)].copy_(other.logits)
         self.are_finite[: len(other.are_finite)].copy_(other.are_finite)
         if self.hidden is not None and other.hidden is not None:

@@ -47,7 +47,7 @@ def layers_of(model: Any) -> nn.ModuleList:
 
 
 def _path_of_layers(model: Any) -> list[str]:
-    """The names that lead to the list of layers."""
+    """Returns the names that lead to the list of layers."""
     count = model.config.get_text_config().num_hidden_layers
     path: str
     for path, module in model.named_modules():
@@ -59,7 +59,7 @@ def _path_of_layers(model: Any) -> list[str]:
 
 
 def last_norm_of(model: Any) -> nn.Module:
-    """The one after the last layer. Raises UnsupportedModelError where it is not known."""
+    """Returns the norm after the last layer. Raises UnsupportedModelError if it is not known."""
     norm: nn.Module = _parent_of_layers(model).get_submodule(_name_of_norm(model))
     return norm
 
@@ -89,7 +89,7 @@ def _shallow(module: Any) -> Any:
 
 
 def _shorten(module: Any, layers: Sequence[int], count: int) -> None:
-    """Lets its config tell of these layers, if it does of ``count``."""
+    """Restricts per-layer settings of its config to these layers, if they list ``count`` layers."""
     config = getattr(module, "config", None)
     if config is None or getattr(config, "num_hidden_layers", None) != count:
         return

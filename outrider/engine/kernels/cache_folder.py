@@ -14,7 +14,7 @@ HOME = "TRITON_HOME"  # parent of the folder `.triton`, if the cache itself is n
 
 
 def use_writable_cache_folder() -> None:
-    """Leads Triton to a folder that this process can write to, for itself and its children.
+    """Points Triton to a folder that this process can write to, for itself and its children.
 
     It is the folder that TRITON_CACHE_DIR or TRITON_HOME names, or else the user's home, or else a folder of
     the user's own in the folder for temporary files. Triton loads code from there, so nobody else may write.
@@ -43,7 +43,7 @@ def _in_home() -> Path:
 
 
 def _in_temporary_files(reason: str) -> Path:
-    """A folder that outlives this process, so that the next one finds what this one compiled."""
+    """Returns a folder that outlives this process, so that later processes find its kernels."""
     folder = Path(tempfile.gettempdir()) / f"triton-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()

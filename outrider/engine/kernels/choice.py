@@ -43,7 +43,7 @@ Launch = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]  # kernel,
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """Chosen tokens, still on the device."""
+    """Chosen tokens on the device."""
 
     ranked: Tensor  # int32 [num_rows, ranks] the best tokens under the keyed noise, best first
     perturbed: Tensor  # float32 [num_rows, ranks] their perturbed logits, -inf where they are banned
@@ -89,7 +89,7 @@ def compile_choice(vocab_size: int, dtype: torch.dtype, device: torch.device) ->
 def _planned(
     logits: Tensor, rows: PackedRows, ranks: int, allowed: Tensor | None
 ) -> tuple[DeviceChoice, list[Launch]]:
-    """Memory for what will be chosen, and the launches that choose it."""
+    """Memory for chosen tokens, and the launches that choose them."""
     (num_rows, vocab_size), device = logits.shape, logits.device
     num_chunks = triton.cdiv(vocab_size, CHUNK)
     id_bits = vocab_size.bit_length()
@@ -296,7 +296,7 @@ def _choose(
 
 @triton.jit
 def _load_statistics(statistics, row, num_rows, CHUNKS: tl.constexpr, CHUNKS_PADDED: tl.constexpr):
-    """The row's largest logit, the mass of all tokens relative to that one's, and whether it is sound."""
+    """Returns a row's largest logit, the mass of all tokens relative to it, and whether the row is sound."""
     chunks = tl.arange(0, CHUNKS_PADDED)
     at, inside = statistics + row * CHUNKS + chunks, chunks < CHUNKS
     peaks = tl.load(at, mask=inside, other=-_INFINITY)
@@ -309,7 +309,7 @@ def _load_statistics(statistics, row, num_rows, CHUNKS: tl.constexpr, CHUNKS_PAD
 
 @triton.jit
 def load_settings(integers, numbers, num_rows, row):
-    """top_k, temperature, top_p, and how far below the largest logit min_p cuts off."""
+    """Returns top_k, temperature, top_p, and how far below the largest logit min_p cuts off."""
     top_k = tl.load(integers + 2 * num_rows + row)
     temperature = tl.load(numbers + row).to(tl.float32)
     top_p = tl.load(numbers + num_rows + row)

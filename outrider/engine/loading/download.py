@@ -1,4 +1,4 @@
-"""Puts checkpoints into a folder that workers share.
+"""Downloads checkpoints into a folder that workers share.
 
 ``python -m outrider.engine.loading.download --into /weights SOURCE ...`` is what runs
 as the init container on Kubernetes. Torch is not needed.

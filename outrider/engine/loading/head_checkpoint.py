@@ -63,7 +63,7 @@ class HeadCheckpoint:
     def __init__(self, settings: EngineSettings) -> None:
         """
         Raises:
-            UnsupportedModelError: the settings name none, it cannot be read, or the target cannot have one.
+            UnsupportedModelError: no head is named, it cannot be read, or the target cannot have one.
         """
         if settings.head is None:
             raise UnsupportedModelError(
@@ -79,7 +79,7 @@ class HeadCheckpoint:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """Weights by name, mapped: unread ones take no memory. Raises UnsupportedModelError."""
+        """Returns weights by name, mapped: unread weights take no memory. Raises UnsupportedModelError."""
         by_suffix = {
             suffix: [file for file in sorted(self._folder.iterdir()) if file.suffix == suffix]
             for suffix in READERS
@@ -97,7 +97,7 @@ class HeadCheckpoint:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights, in the target's type."""
+        """Returns the bytes of all weights, in the target's type."""
         return sum(tensor.numel() for tensor in self.tensors.values()) * self.target.dtype.itemsize
 
     def refusal(self, reason: str) -> UnsupportedModelError:
@@ -105,7 +105,7 @@ class HeadCheckpoint:
         return UnsupportedModelError(f"head={self.name!r} for model={self.target.name!r}: {reason}")
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises UnsupportedModelError unless there is a tensor of that name and shape."""
+        """Raises UnsupportedModelError unless a tensor has that name and shape."""
         if name not in self.tensors:
             raise self.refusal(f"it has no {name}")
         found = tuple(self.tensors[name].shape)
@@ -115,7 +115,7 @@ class HeadCheckpoint:
     def check_verifier(self, name: str | None, architectures: list[str] = []) -> None:  # noqa: B006
         """Compares the target with the name in the checkpoint. Raises UnsupportedModelError.
 
-        A target from a local folder may go by any name there: it is told in the log where it is another.
+        A target from a local folder may have any name: a different name is only logged.
         """
         target = self.target
         if architectures and target.architecture not in architectures:

@@ -82,7 +82,7 @@ KINDS: dict[str, Callable[[Tensor, Tensor], Int8Product]] = {  # the fastest fir
 
 
 def int8_product(codes: Tensor, scales: Tensor) -> Int8Product:
-    """The fastest product whose sums are right on this machine.
+    """Returns the fastest product whose sums are exact on this machine.
 
     Args:
         codes: int8 [outputs, inputs], of the weight
@@ -93,7 +93,7 @@ def int8_product(codes: Tensor, scales: Tensor) -> Int8Product:
 
 @cache
 def right_kind(outputs: int, inputs: int) -> str:
-    """The first of KINDS that adds products of this size up rightly, found by trying each once.
+    """Returns the first of KINDS whose sums are exact for products of this size, found by trials.
 
     What is tried holds the largest codes side by side, whose sums are the first not to fit.
     """
@@ -127,5 +127,5 @@ def _largest_codes(count: int, inputs: int, generator: torch.Generator) -> Tenso
 
 @cache
 def _say_slow(reasons: str) -> None:
-    """Once for all sizes with these reasons."""
+    """Logs the reasons once for all sizes."""
     logger.warning("products in 8 bit are computed in floating point, which is slower: oneDNN: %s", reasons)

@@ -1,4 +1,4 @@
-"""Kinds of models that cannot be served, told from the config alone, each with the reason that holds."""
+"""Kinds of models that cannot be served, recognized by the config alone, each with its reason."""
 
 from collections.abc import Callable
 from typing import Any
@@ -57,7 +57,7 @@ def check_kind(config: Any, name: str) -> None:
         name: for messages.
 
     Raises:
-        UnsupportedModelError: models of its kind cannot be served, with the reason.
+        UnsupportedModelError: models of this kind cannot be served, with the reason.
     """
     text = config.get_text_config()
     for has_trait, reason in TRAITS:

@@ -145,7 +145,7 @@ def why_no_int4(dtype: torch.dtype, outputs: int, inputs: int) -> str | None:
 
 
 def bitsandbytes_config(quantization: Quantization, dtype: Any) -> BitsAndBytesConfig:
-    """What transformers is told on CUDA: 8 bit, or 4 bit in the NF4 format. dtype: of the products."""
+    """Returns transformers' settings on CUDA: 8 bit, or 4 bit in the NF4 format. dtype: type of products."""
     if quantization == "int8":
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)

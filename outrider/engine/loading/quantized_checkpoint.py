@@ -1,4 +1,4 @@
-"""A checkpoint that is quantized already: what it needs here, how its weights are kept, who may share it.
+"""A checkpoint that is quantized already: its needs, the form of its weights, and its shares by rank.
 
 transformers loads it, by the library of its ``quant_method``. What becomes of its linear layers:
 
@@ -59,7 +59,7 @@ SPLITS = {
 
 @dataclass(frozen=True)
 class Requirement:
-    """What a ``quant_method`` needs beside transformers."""
+    """Packages and kernels that a ``quant_method`` needs besides transformers."""
 
     extra: str  # name in pyproject.toml of what brings it
     libraries: Mapping[str, Callable[[], bool]]  # whether transformers finds one in a version that it takes
@@ -86,23 +86,23 @@ class Fp8Weight:
 
     shape: torch.Size  # [..., outputs, inputs]
     num_bytes: int  # scales included
-    style: str | None  # in which tensor parallelism shares it out
+    style: str | None  # dimension that tensor parallelism splits
 
 
 def is_quantized(config: Any) -> bool:
-    """Whether the checkpoint's weights are, already."""
+    """Whether the checkpoint's weights are quantized."""
     return getattr(config, "quantization_config", None) is not None
 
 
 def multiplies_fp8(device: torch.device) -> bool:
-    """A GPU that is not in this machine is taken for one that does."""
+    """Whether the device multiplies FP8. A GPU outside this machine is assumed to."""
     if device.type != "cuda":
         return False
     return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= FP8_CAPABILITY
 
 
 def keeps_mxfp4(device: torch.device) -> bool:
-    """Whether transformers keeps MXFP4 there. A GPU that is not in this machine is taken for one that can."""
+    """Whether transformers keeps MXFP4 on the device. A GPU outside this machine is assumed to keep it."""
     if device.type != "cuda" or not is_triton_available(MXFP4_TRITON):
         return False
     can = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= MXFP4_CAPABILITY
@@ -110,14 +110,14 @@ def keeps_mxfp4(device: torch.device) -> bool:
 
 
 def _are_cached(repository: str) -> bool:
-    """Whether the hub's cache of this machine has some version of it."""
+    """Whether the hub's cache of this machine has a version of the repository."""
     caches = os.environ.get("KERNELS_CACHE"), constants.HF_HUB_CACHE
     folder = f"*--{repository.replace('/', '--')}"
     return any(any(Path(cache).glob(folder)) for cache in caches if cache)
 
 
 class QuantizedCheckpoint:
-    """What the config says of it; no weight is read."""
+    """Quantization of a checkpoint by its config; no weight is read."""
 
     def __init__(self, config: Any, name: str) -> None:
         """
@@ -126,7 +126,7 @@ class QuantizedCheckpoint:
             name: for messages.
 
         Raises:
-            UnsupportedModelError: nothing here knows what its weights mean.
+            UnsupportedModelError: the quantization method is not known.
         """
         self.name = name
         self._config = config
@@ -139,7 +139,7 @@ class QuantizedCheckpoint:
             )
 
     def check_libraries(self, device: torch.device) -> None:
-        """Raises UnsupportedModelError naming what is not installed or fetched, and what brings it."""
+        """Raises UnsupportedModelError naming a package or kernel that is missing, and its source."""
         requirement = REQUIREMENTS[self.method]
         if self.is_dequantized(device):
             return
@@ -159,13 +159,13 @@ class QuantizedCheckpoint:
             )
 
     def is_dequantized(self, device: torch.device) -> bool:
-        """Whether its weights become ordinary ones as they load, as the device does not multiply them."""
+        """Whether its weights are dequantized as they load, as the device does not multiply them."""
         if self.method == "mxfp4":
             return not keeps_mxfp4(device)
         return self.method == "fp8" and not multiplies_fp8(device)
 
     def lacks(self, device: torch.device) -> str | None:
-        """A sentence on what would keep MXFP4 on this GPU; None: nothing is missing."""
+        """Returns a sentence on what would keep MXFP4 on this GPU; None: nothing is missing."""
         if self.method != "mxfp4" or device.type != "cuda" or keeps_mxfp4(device):
             return None
         return (
@@ -175,7 +175,7 @@ class QuantizedCheckpoint:
         )
 
     def told_to_transformers(self, device: torch.device) -> dict[str, Any]:
-        """The config's ``quantization_config``, with what is to become of the weights on this device."""
+        """Returns the config's ``quantization_config``, with the form of the weights on this device."""
         if self.method == "mxfp4":
             return {**self._said, "dequantize": self.is_dequantized(device)}
         if self.method != "compressed-tensors":
@@ -187,16 +187,16 @@ class QuantizedCheckpoint:
         return {**self._said, "dequantize": True} if len(self._groups) == 1 else self._said
 
     def keeps_fp8(self, device: torch.device) -> bool:
-        """Else its weights are dequantized, or kept as another library does."""
+        """Whether weights stay in FP8; else they are dequantized, or kept by another library."""
         return bool(self.fp8) and multiplies_fp8(device)
 
     def is_kept_as_stored(self, device: torch.device) -> bool:
-        """Whether a library keeps it that knows how to multiply it."""
+        """Whether a library keeps the weights and multiplies them."""
         return self.method not in ("fp8", "compressed-tensors") and not self.is_dequantized(device)
 
     @cached_property
     def fp8(self) -> dict[str, Fp8Weight]:
-        """Weights that a GPU keeps in FP8, by name; empty if there are none."""
+        """Returns the weights that a GPU keeps in FP8, by name; empty if there are none."""
         if self.method == "fp8":
             return self._fp8_of_transformers()
         return self._fp8_of_compressed_tensors() if self.method == "compressed-tensors" else {}
@@ -251,7 +251,7 @@ class QuantizedCheckpoint:
             return AutoModelForCausalLM.from_config(self._config, dtype=torch.bfloat16)
 
     def check_shares(self, ranks: int) -> None:
-        """Raises UnsupportedModelError if so many ranks cannot share it; the message says what would do."""
+        """Raises UnsupportedModelError if this number of ranks cannot share it, naming what would do."""
         given = f"tensor_parallel={ranks}: model={self.name!r}"
         if not self.fp8:
             raise UnsupportedModelError(
@@ -276,7 +276,7 @@ class QuantizedCheckpoint:
 
     @property
     def _unit(self) -> tuple[int, int]:
-        """Outputs and inputs that a share must have a multiple of."""
+        """Returns the numbers whose multiples the outputs and inputs of a share must be."""
         if self.method != "fp8":
             return ROW_UNIT, ROW_UNIT
         outputs, inputs = self._said.get("weight_block_size", (128, 128)) or (1, 1)
@@ -316,7 +316,7 @@ class QuantizedCheckpoint:
 
     @property
     def share_plan(self) -> dict[str, str]:
-        """What transformers' tensor-parallel plan does not know: scales that each rank loads as a whole."""
+        """Returns scales that each rank loads as a whole, which transformers' tensor-parallel plan lacks."""
         if self.method != "compressed-tensors":
             return {}
         return {f"{generic(name)}_scale": "replicate" for name in self.fp8}

@@ -1,4 +1,4 @@
-"""What each rank of a tensor-parallel model holds, told from transformers' plan before any weight is read."""
+"""Shares of a tensor-parallel model's ranks, by transformers' plan, before any weight is read."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ NAMED = 4  # kinds of weights that a message names
 
 
 def numbers_of(config: Any, name: str) -> set[int]:
-    """Values that a field of a text config has in some layer; empty if it has none."""
+    """Returns the values of a text config's field over all layers; empty if it has none."""
     layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
     values = [getattr(layer, name, None) for layer in layers]
     lists = [value if isinstance(value, list | tuple) else [value] for value in values]
@@ -28,7 +28,7 @@ def numbers_of(config: Any, name: str) -> set[int]:
 
 
 def key_projection(attention: str, plan: Plan) -> tuple[str, str] | None:
-    """Name and style of what makes the keys of a layer; None: the plan does not know it.
+    """Returns name and style of the projection to a layer's keys; None: it is not in the plan.
 
     attention: name of the layer's attention module.
     """
@@ -39,13 +39,13 @@ def key_projection(attention: str, plan: Plan) -> tuple[str, str] | None:
 
 
 def heads_of_rank(heads: int, attention: str, plan: Plan, ranks: int) -> int:
-    """Key/value heads of a layer that each rank caches, of a model that passed ``check_shares``."""
+    """Returns the key/value heads of a layer that each rank caches; ``check_shares`` has passed."""
     found = key_projection(attention, plan)
     return max(heads // ranks, 1) if found is not None and found[1] == DIVIDED else heads
 
 
 def ranks_that_share(parameter: str, plan: Plan, ranks: int, heads: int | None) -> int:
-    """Parts that a parameter is cut into: 1 if every rank holds all of it.
+    """Returns the number of parts of a parameter: 1 if every rank holds all of it.
 
     heads: key/value heads of its layer, if it makes them; there are no more parts than these.
     """
@@ -56,7 +56,7 @@ def ranks_that_share(parameter: str, plan: Plan, ranks: int, heads: int | None) 
 
 
 def check_shares(settings: EngineSettings) -> None:
-    """Looks at a checkpoint's config alone.
+    """Checks by a checkpoint's config alone whether ranks can share the model.
 
     Raises:
         UnsupportedModelError: so many ranks cannot share this model, or hardly would; the message says what
@@ -83,7 +83,7 @@ def check_shares(settings: EngineSettings) -> None:
 
 
 def _check_heads(config: Any, plan: Plan, size: int, given: str, *, is_quantized: bool) -> None:
-    """Raises UnsupportedModelError if a head would be torn apart."""
+    """Raises UnsupportedModelError if a head would be split."""
     divided = {name.rpartition(".")[2] for name, style in plan.items() if style == DIVIDED} & {*KEYS}
     if not divided:
         return  # every rank computes all heads

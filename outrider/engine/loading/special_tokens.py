@@ -37,7 +37,7 @@ def drafts_in_parallel(model: str) -> bool:
 
 
 def mask_token(config: Any) -> int | None:
-    """What a model that drafts several tokens in one pass is fed in place of those; None for any other.
+    """Returns the token that a parallel draft model is fed for each drafted position; None: not such a model.
 
     Raises:
         UnsupportedModelError: its vocabulary does not have the token that its config names.

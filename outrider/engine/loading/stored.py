@@ -1,4 +1,4 @@
-"""Makes sure that what a checkpoint's files hold is what the model takes for weights."""
+"""Checks that a checkpoint's files hold the weights that the model expects."""
 
 import json
 import re
@@ -18,7 +18,7 @@ NOT_OF_WEIGHTS = re.compile(r"(^|[._])(input|output|activation|q|k|v|kv)_scale$"
 
 
 def check_stored(model: str, config: Any) -> None:
-    """Looks at the headers of a local folder's files.
+    """Checks the headers of a local folder's files.
 
     Raises:
         UnsupportedModelError: it is quantized and its config does not say so, or a scale is missing.
@@ -52,10 +52,10 @@ def _check_scales(model: str, types: dict[str, str]) -> None:
 
 
 def check_unexpected(model: str, loaded: Any, unexpected: Collection[str]) -> None:
-    """Looks at the tensors of the files that found no place in the model.
+    """Checks the tensors of the files that the model does not use.
 
     Raises:
-        UnsupportedModelError: one of them scales a weight, which was loaded without.
+        UnsupportedModelError: such a tensor scales a weight, which was loaded without it.
     """
     modules = {name for name, _ in loaded.named_modules()}
     lost = [
@@ -71,12 +71,12 @@ def check_unexpected(model: str, loaded: Any, unexpected: Collection[str]) -> No
 
 
 def _owner(tensor: str) -> str:
-    """Name of its module."""
+    """Returns the name of its module."""
     return tensor.rpartition(".")[0]
 
 
 def _stored_types(folder: Path) -> Iterator[tuple[str, str]]:
-    """Name and type of each tensor."""
+    """Returns the name and type of each tensor."""
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as content:
             length = int.from_bytes(content.read(LENGTH_BYTES), "little")

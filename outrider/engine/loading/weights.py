@@ -1,4 +1,4 @@
-"""Loads a checkpoint, unmodified, and makes sure that it can run on the paged cache."""
+"""Loads a checkpoint, unmodified, and checks that it can run on the paged cache."""
 
 import logging
 from copy import deepcopy
@@ -72,7 +72,7 @@ def check_config(config: Any, settings: EngineSettings) -> None:
     """Builds the model of tensors without content, before any weight is read.
 
     Raises:
-        UnsupportedModelError: it cannot run on the paged cache, or not with batch-invariant numerics.
+        UnsupportedModelError: the model cannot run on the paged cache, or lacks batch-invariant numerics.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
@@ -86,7 +86,7 @@ def check_config(config: Any, settings: EngineSettings) -> None:
 
 
 def _loading(config: Any, settings: EngineSettings, device: torch.device) -> dict[str, Any]:
-    """Arguments of from_pretrained."""
+    """Returns the arguments of from_pretrained."""
     dtype = settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
     options: dict[str, Any] = {"dtype": dtype}
     ranks = settings.tensor_parallel

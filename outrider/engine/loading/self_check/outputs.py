@@ -1,4 +1,4 @@
-"""How far ours and transformers' may differ: as much as rounding explains."""
+"""Tolerated differences between our outputs and transformers': as much as rounding explains."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ ROUNDINGS = 2.0  # and by so many units of the type's precision at the size of t
 
 @dataclass(frozen=True)
 class Difference:
-    """Between ours and transformers', in rows of one kind."""
+    """Difference between our outputs and transformers', in rows of one kind."""
 
     kind: str
     found: float  # the middle row's largest
@@ -34,7 +34,7 @@ class Outputs:
 
 
 def differences(rows: list[Row], outputs: Outputs) -> list[Difference]:
-    """The kinds of rows in which ours differs from ``whole`` by more than rounding explains."""
+    """Returns the kinds of rows in which ours differs from ``whole`` by more than rounding explains."""
     found = _largest(outputs.ours, outputs.whole)
     rounding = _largest(outputs.again, outputs.whole)
     of_kind = {row.kind: torch.tensor([other.kind == row.kind for other in rows]) for row in rows}
@@ -45,12 +45,12 @@ def differences(rows: list[Row], outputs: Outputs) -> list[Difference]:
 
 
 def is_rounding(whole: Tensor, again: Tensor, precision: float) -> bool:
-    """Whether it could be all that differs between transformers' own logits."""
+    """Whether rounding could explain the whole difference between transformers' own logits."""
     return bool(_largest(again, whole).median() <= precision**0.5 * _size(whole))
 
 
 def is_finite(logits: Tensor) -> bool:
-    """Whether they are numbers; a model may exclude tokens by minus infinity."""
+    """Whether the logits are numbers; a model may exclude tokens by minus infinity."""
     return not bool((logits.isnan() | (logits == torch.inf)).any())
 
 
@@ -61,6 +61,6 @@ def _size(outputs: Tensor) -> float:
 
 
 def _largest(one: Tensor, other: Tensor) -> Tensor:
-    """Norm of each row's differences; infinities may be equal."""
+    """Returns the norm of each row's differences; infinities may be equal."""
     one, other = one.float(), other.float()
     return (one - other).abs().masked_fill(one == other, 0.0).amax(-1).cpu()

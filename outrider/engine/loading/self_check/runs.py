@@ -45,7 +45,7 @@ class Runs:
         self._heard: dict[int, list[Tensor]] = {}
 
     def holds(self, claim: bool) -> bool:
-        """Runs at every rank: all have to act alike."""
+        """Whether the claim holds at every rank: all ranks have to act alike."""
         return claim if self._group is None else bool(self._group.least(claim))
 
     @torch.inference_mode()
@@ -130,7 +130,7 @@ class Runs:
         self._heard.setdefault(layer, []).append(output)
 
     def _take(self) -> dict[int, Tensor]:
-        """What was heard since, along the texts."""
+        """Returns the recorded outputs, along the texts."""
         heard, self._heard = self._heard, {}
         return {layer: torch.cat(parts, 1) for layer, parts in heard.items()}
 
@@ -151,7 +151,7 @@ AttentionMaskInterface.register(WIDE, eager_mask)
 
 @contextmanager
 def short_windows(model: Any, context_length: int) -> Iterator[int | None]:
-    """Meanwhile no sliding window is longer than ``WINDOW``; yields the one in force, None: there is none."""
+    """Shortens sliding windows to ``WINDOW`` in this context; yields the window in force, None: no window."""
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
     if window is None or window >= context_length:

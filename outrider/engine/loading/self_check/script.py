@@ -1,4 +1,4 @@
-"""What a self-check computes: two texts, what is drafted after the first, and how they are cut into steps."""
+"""Script of a self-check: two texts, Drafts after the first, and their division into steps."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ SINGLES = 5
 
 @dataclass(frozen=True)
 class Row:
-    """A token that we compute, and where transformers does."""
+    """A token of our steps, and its place in transformers' runs."""
 
     kind: str
     path: int
@@ -28,7 +28,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Script:
-    """What is computed."""
+    """Texts and steps of a self-check."""
 
     paths: list[list[int]]  # texts of one length
     steps: list[list[Feed]]
@@ -81,7 +81,7 @@ def blocks_needed(block_size: int) -> int:
 
 
 def pick_tokens(config: Any) -> Iterator[int]:
-    """Token ids in a fixed disorder, without those that stand for something else."""
+    """Returns token ids in a fixed disorder, without special tokens."""
     size = config.get_text_config().vocab_size
     named = [value for name, value in config.to_dict().items() if name.endswith(("token_id", "token_index"))]
     return cycle(
