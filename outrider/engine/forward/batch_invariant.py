@@ -97,7 +97,7 @@ class TokenPlace:
 
 
 def cut(feeds: Sequence[Feed], rows: int) -> list[list[Feed]]:
-    """Yields the step's tokens in order; all parts but the last are full."""
+    """Returns the parts of the step's tokens in order; all but the last are full."""
     parts: list[list[Feed]] = []
     room = 0
     for feed in feeds:

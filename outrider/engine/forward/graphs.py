@@ -111,7 +111,7 @@ class CapturedSizes(ABC):
 
     @torch.inference_mode()
     def capture_next(self) -> None:
-        """Captures the largest remaining size first: its memory is enough for all sizes."""
+        """Captures the largest remaining size. Memory of the largest is enough for all sizes."""
         rows = self._left.pop()
         try:
             replays = {rows: self._capture(self._work(rows))}

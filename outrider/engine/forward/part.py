@@ -89,7 +89,7 @@ def _shallow(module: Any) -> Any:
 
 
 def _shorten(module: Any, layers: Sequence[int], count: int) -> None:
-    """Restricts per-layer settings of its config to these layers, if they list ``count`` layers."""
+    """Restricts its config to these layers, if the config has ``count`` layers."""
     config = getattr(module, "config", None)
     if config is None or getattr(config, "num_hidden_layers", None) != count:
         return

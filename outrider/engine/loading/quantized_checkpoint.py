@@ -86,7 +86,7 @@ class Fp8Weight:
 
     shape: torch.Size  # [..., outputs, inputs]
     num_bytes: int  # scales included
-    style: str | None  # dimension that tensor parallelism splits
+    style: str | None  # tensor-parallel style that splits it
 
 
 def is_quantized(config: Any) -> bool:
