@@ -100,7 +100,10 @@ class Settings(Group):
     @property
     def _kinds(self) -> dict[str, str]:
         """Rows of the registry by the names of the drafts."""
-        return {name: "parallel" if name in self._parallel else "model" for name in self.drafts}
+        return {
+            name: draft.worker_drafter or ("parallel" if name in self._parallel else "model")
+            for name, draft in self.drafts.items()
+        }
 
     def changed(self, *, target: Mapping[str, Any], drafts: Mapping[str, Mapping[str, Any]]) -> "Settings":
         """Returns settings with other values in fields of the target, and of the drafts by name."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 
-from outrider.drafters.registry import DrafterInfo, Place, drafters
+from outrider.drafters.registry import DrafterInfo, Place, drafters, row_of
 
 BY_TASK = "auto"  # stands for a name: for each task the fastest drafter
 
@@ -17,10 +17,10 @@ class Roster:
     def __init__(self, drafts: Mapping[str, str], beside_target: str | None) -> None:
         """
         Args:
-            drafts: rows of the registry by the names of the drafts.
+            drafts: rows by the names of the drafts, each as a setting names it.
             beside_target: row of the target's own drafter; None: it has none.
         """
-        self._drafts = drafts
+        self._drafts = {name: row_of(setting).name for name, setting in drafts.items()}
         self._beside_target = beside_target
         self._there = {row.name: row for row in self._rows()}
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.roster import BY_TASK, Roster
 from outrider.decoding.settings import Verification
-from outrider.drafters.name import DrafterName
+from outrider.drafters.name import DrafterName, WorkerDrafterName
 from outrider.pace.settings import MAX_DEPTH, PaceSettings
 
 BODIES_AT_ONCE = 64  # bodies of requests that one gateway reads at a time
@@ -144,7 +144,7 @@ class GatewaySettings(RequestSettings, CallerSettings):
 
     model: str = Field(description="the name under which clients know the target")
     tokenizer: str = Field(description="local folder or hub id that holds tokenizer.json")
-    drafts: dict[str, DrafterName] = Field(
+    drafts: dict[str, WorkerDrafterName] = Field(
         default={"model": "model"}, description="drafts by name, with the kind of drafter of each"
     )
     beside_target: DrafterName | None = Field(
@@ -199,7 +199,7 @@ class GatewaySettings(RequestSettings, CallerSettings):
 class LiveSettings(PaceSettings):
     """Live settings of a gateway: Serve's ``user_config`` of the deployment ``gateway``."""
 
-    drafts: dict[str, Literal["model", "parallel"]] = Field(
+    drafts: dict[str, WorkerDrafterName] = Field(
         default={},
         description="drafts that have joined the service, with the kind of drafter of each; each is an "
         "application of Serve of that name. Drafts that `drafters` does not list are rolled out",

@@ -5,7 +5,8 @@ A drafter is a file and a row. Where it runs says what its file holds:
 - gateway: an ``Index`` (outrider/drafters/index.py), which guesses from the tokens of its own sequence, and
   where it ``remembers``, from past answers too (outrider/drafters/past_answers.py).
 - draft worker: a ``TaskDrafter`` (outrider/engine/draft_ahead/task_drafter.py), which makes the tasks of
-  the engine. A draft worker loads ``parallel`` if its checkpoint has a mask token, else ``model``.
+  the engine. A setting names the row; without it, ``parallel`` holds for a checkpoint with a mask token,
+  else ``model``.
 - target worker: a ``BesideTarget`` (outrider/engine/drafters/beside_target.py), which reads its states.
 """
 
@@ -109,6 +110,26 @@ def drafter(name: str) -> DrafterInfo:
     if name not in _ROWS:
         raise ValueError(f"there is no drafter {name!r}, there are: {', '.join(_ROWS)}")
     return _ROWS[name]
+
+
+def row_of(setting: str) -> DrafterInfo:
+    """Returns the row that a setting names: by its name, or as ``module:NAME``, which is registered then.
+
+    Raises:
+        ValueError: there is no such row.
+    """
+    module, colon, name = setting.partition(":")
+    if not colon:
+        return drafter(setting)
+    try:
+        row = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{setting!r} names no row: {error}") from None
+    if not isinstance(row, DrafterInfo):
+        raise ValueError(f"{setting!r} must be a DrafterInfo, and is a {type(row).__name__}")
+    if _ROWS.get(row.name) is not row:
+        register(row)
+    return row
 
 
 register(

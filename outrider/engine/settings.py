@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from outrider.drafters.name import DrafterName
+from outrider.drafters.name import DrafterName, WorkerDrafterName
 
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 Bytes = Annotated[int, Field(ge=1)]
@@ -108,6 +108,11 @@ class TargetModelSettings(ModelSettings):
 class DraftModelSettings(ModelSettings):
     """Settings of a draft, beyond those of any model."""
 
+    worker_drafter: WorkerDrafterName | None = Field(
+        default=None,
+        description="how the model drafts: the name of a drafter of draft workers, or module:NAME of its row."
+        " None: parallel if the checkpoint has a pard_token, else model",
+    )
     draft_ahead: DraftAhead = 12
     shortest_step_s: float = Field(
         default=0.0, ge=0.0, description="seconds that a step is held to take at least; for benchmarks"

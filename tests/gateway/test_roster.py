@@ -1,9 +1,16 @@
 """Names of the drafters of a deployment."""
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.roster import Roster
-from outrider.drafters.registry import Place
+from gateway.settings import GatewaySettings
+from outrider.drafters import registry
+from outrider.drafters.registry import DrafterInfo, Place
+from outrider.engine.settings import EngineSettings
+
+OWN = DrafterInfo("own", "a row of a user's", Place.DRAFT_WORKER, "own:Own", steps_per_draft=3.0)
 
 
 def test_roster_names_drafts_by_their_own_and_others_by_their_row() -> None:
@@ -34,3 +41,17 @@ def test_roster_name_of_a_row_finds_no_draft(name: str) -> None:
 def test_roster_head_of_another_target_is_not_found() -> None:
     with pytest.raises(ValueError, match=r"'medusa' would stand beside the target, and there is 'eagle3'; "):
         Roster({}, "eagle3").find("medusa")
+
+
+def test_roster_finds_a_draft_under_the_facts_of_a_users_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_ROWS", dict(registry._ROWS))
+    settings = GatewaySettings(model="m", tokenizer="t", drafts={"mine": f"{__name__}:OWN"})
+    assert settings.roster.find("mine") == replace(OWN, name="mine")
+
+
+@pytest.mark.parametrize("setting", ["ngram", "model+suffix", "tea", "no.module:ROW", f"{__name__}:replace"])
+def test_worker_drafter_of_no_draft_worker_is_refused_with_field_and_value(setting: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        EngineSettings(model="m", worker_drafter=setting)
+    assert "worker_drafter" in str(refused.value)
+    assert setting in str(refused.value)

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from outrider.decoding.grammar import GrammarError
 from outrider.decoding.settings import Sampling
-from outrider.drafters.registry import drafter
+from outrider.drafters.registry import row_of
 from outrider.engine.blame import BlamedError, blaming, reason_of
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.draft_ahead.draft_ahead import DraftAhead
@@ -66,7 +66,8 @@ class Engine:
         self._scheduler = Scheduler(self.settings, self._cache)
         self._batch_delay = BatchDelay(clock)
         self._sequences: dict[int, EngineSequence] = {}  # sequences by number, oldest first
-        row = drafter("model" if runner.mask_token is None else "parallel")
+        by_checkpoint = "model" if runner.mask_token is None else "parallel"
+        row = row_of(self.settings.worker_drafter or by_checkpoint)
         self._draft_ahead = DraftAhead(self.settings.draft_ahead, row.load()(runner.mask_token))
         self._queue = WorkQueue(
             self._cache, self._draft_ahead, self._batch_delay, self.vocab_size, self.max_length, clock
