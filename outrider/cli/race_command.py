@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -205,7 +204,7 @@ def _record(raced: dict[str, list[RaceRun]], options: argparse.Namespace) -> dic
     return {
         "command": options.command,
         "date": datetime.now(UTC).date().isoformat(),
-        "machine": {"processor": processor_name(), "cores": os.cpu_count(), "system": platform.platform()},
+        "machine": {"processor": processor_name(), "cores": os.cpu_count()},
         "max_tokens": options.max_tokens,
         "temperature": options.temperature,
         "kinds": {
