@@ -34,6 +34,11 @@ DEMO_SMALL = "demo-small"  # model of a target: the demo target as it was traine
 DEMO_SMALL_NAME = "outrider-demo-small"
 DEMO_PARALLEL = "outrider-demo-parallel"  # model of a draft: the demo draft trained for parallel drafting
 COLOCATED = "colocated"  # drafter with the draft's model in the target's process
+COLOCATED_FIELDS = {
+    "model",
+    "dtype",
+    "quantization",
+}  # settings of a draft that hold in the target's process too
 TARGET_ITSELF = "target"  # model of a draft: the target's own copy
 
 
@@ -132,19 +137,20 @@ class Settings(Group):
         """Puts the model of a single draft into the target's process if the two would share a device.
 
         As two processes they would compete for it. On CPUs the draft keeps its workers too, and the routing
-        takes the faster way. On a single GPU it keeps them only if ``gpus`` of the draft, or less than a
-        whole GPU for the target, ask for them. A target with another drafter, and named
-        ``gateway.drafters``, decide for themselves.
+        takes the faster way. On a single GPU it keeps them only if a setting asks for them: less than a whole
+        GPU for the target, or any setting of the draft that the target's process cannot follow. A target
+        with another drafter, a named worker drafter and named ``gateway.drafters`` decide for themselves.
         """
         target, (draft, *others) = self.target, self.drafts.values() or (None,)
         if draft is None or others or target.drafter is not None or self.gateway.drafters:
             return self
-        if target.resources or draft.resources:
+        if target.resources or draft.resources or draft.worker_drafter is not None:
             return self  # they may be on different nodes
         beside = {"drafter": COLOCATED, "head": draft.model, "head_quantization": draft.quantization}
         if gpus < 1 or (target.gpus == 0 and draft.gpus == 0):
             return self.changed(target=beside, drafts={})
-        if gpus == 1 and target.gpus in (None, 1.0) and draft.gpus is None:
+        asks_for_workers = draft.model_fields_set - COLOCATED_FIELDS or draft.dtype != target.dtype
+        if gpus == 1 and target.gpus in (None, 1.0) and not asks_for_workers:
             return self.changed(target=beside, drafts={}).model_copy(update={"drafts": {}})
         return self
 
