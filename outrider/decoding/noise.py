@@ -13,7 +13,6 @@ from torch import Tensor
 from outrider.decoding.philox import MULTIPLIERS, WORD, Purpose, round_keys
 
 _HALF_BITS = 16
-_HALVES = Purpose.CHOICE_HIGH, Purpose.CHOICE_LOW
 _TOKENS_PER_BLOCK = 8  # tokens of a Philox block: 128 bits
 _BLOCKS_AT_ONCE = 2**17  # blocks; the data in work then fits the second-level caches of two cores
 # A hair under 2^-32: the largest words round up to 2^32, whose product with it is below 1.
@@ -33,7 +32,8 @@ def gumbel(
     It is -log(-log(1 - v)) with v = (word + 0.5) / 2^32. The likely winners of argmax(logits + noise) have
     small v, for which float32 keeps all 32 bits of the word.
     """
-    high, low = _halves(keys, positions, _HALVES, vocab_size, device)
+    high = _halves(keys, positions, Purpose.CHOICE_HIGH, vocab_size, device)
+    low = _halves(keys, positions, Purpose.CHOICE_LOW, vocab_size, device)
     return _to_gumbel_(high.mul_(2.0**_HALF_BITS).add_(low))
 
 
@@ -49,7 +49,7 @@ def gumbel_bound(
 
     The bound is -log(1 - v) >= v, with the high half of v alone.
     """
-    bound = _halves(keys, positions, (Purpose.CHOICE_HIGH,), vocab_size, device)[0]
+    bound = _halves(keys, positions, Purpose.CHOICE_HIGH, vocab_size, device)
     return bound.mul_(2.0**-_HALF_BITS * _BELOW).add_(_LEAST).log_().neg_()
 
 
@@ -60,7 +60,8 @@ def words_at(keys: Sequence[int], positions: Sequence[int], rows: Tensor, token_
     (k, position, 0, CHOICE_HIGH), its words lined up as second, first, fourth, third, lowest bits first. The
     low half is found in the same way under CHOICE_LOW.
     """
-    streams = torch.stack([_streams(keys, positions, purpose, rows.device)[rows] for purpose in _HALVES])
+    purposes = (Purpose.CHOICE_HIGH, Purpose.CHOICE_LOW)
+    streams = torch.stack([_streams(keys, positions, purpose, rows.device)[rows] for purpose in purposes])
     left, right = _philox(streams, token_ids // _TOKENS_PER_BLOCK)
     group = token_ids % _TOKENS_PER_BLOCK
     lanes = torch.where(group < 4, left, right)
@@ -72,24 +73,21 @@ def words_at(keys: Sequence[int], positions: Sequence[int], rows: Tensor, token_
 def _halves(
     keys: Sequence[int],
     positions: Sequence[int],
-    purposes: Sequence[Purpose],
+    purpose: Purpose,
     vocab_size: int,
     device: torch.device | str,
 ) -> Tensor:
-    """Returns 16 bits of each token as an integer: float32 [num_purposes, num_rows, vocab_size].
-
-    All purposes share each operation: for a few rows its start costs more than its work.
-    """
-    streams = torch.stack([_streams(keys, positions, purpose, device) for purpose in purposes])
-    num_blocks, num_rows = -(-vocab_size // _TOKENS_PER_BLOCK), len(purposes) * len(keys)
-    halves = torch.empty(len(purposes), len(keys), num_blocks * _TOKENS_PER_BLOCK, device=device)
-    step = num_blocks if halves.is_cuda else max(1, _BLOCKS_AT_ONCE // max(1, num_rows))
+    """Returns 16 bits of each token as an integer: float32 [num_rows, vocab_size]."""
+    streams = _streams(keys, positions, purpose, device)
+    num_blocks = -(-vocab_size // _TOKENS_PER_BLOCK)
+    halves = torch.empty(len(keys), num_blocks * _TOKENS_PER_BLOCK, device=device)
+    step = num_blocks if halves.is_cuda else max(1, _BLOCKS_AT_ONCE // max(1, len(keys)))
     for start in range(0, num_blocks, step):
         blocks = torch.arange(start, min(start + step, num_blocks), device=device)
-        tile = torch.stack(_philox(streams[:, :, None], blocks), dim=-1).view(torch.uint16).flatten(2)
+        tile = torch.stack(_philox(streams[:, None], blocks), dim=-1).view(torch.uint16).flatten(1)
         begin = start * _TOKENS_PER_BLOCK
-        halves[..., begin : begin + tile.shape[2]] = tile
-    return halves[..., :vocab_size]
+        halves[:, begin : begin + tile.shape[1]] = tile
+    return halves[:, :vocab_size]
 
 
 def _streams(
