@@ -8,9 +8,9 @@ from msgspec import structs
 from gateway.workers.fleet import Fleet
 from outrider.demo.prompts import DEMO
 from outrider.drafters.registry import DrafterInfo, Place
-from outrider.engine.draft_ahead.task_drafter import Assignment, TokenByToken
+from outrider.engine.draft_ahead.task_drafter import TokenByToken
 from outrider.engine.settings import EngineSettings
-from outrider.engine.tasks.propose import ProposeTask
+from outrider.engine.tasks.propose import Assignment, ProposeTask
 from tests.support.pair import answer, expected, worker_of
 from tests.support.process_worker import process_worker
 from tests.support.trust import TRUST

@@ -3,9 +3,9 @@
 from outrider.decoding.draft import MAX_NODES
 from outrider.decoding.outcomes import Outcomes
 from outrider.engine.draft_ahead.branches import PrepareTask
-from outrider.engine.draft_ahead.task_drafter import Assignment, TaskDrafter
+from outrider.engine.draft_ahead.task_drafter import TaskDrafter
 from outrider.engine.sequence import EngineSequence
-from outrider.engine.tasks.propose import ProposeTask
+from outrider.engine.tasks.propose import Assignment, ProposeTask
 from outrider.engine.work import AheadOutcome, Propose
 from outrider.pace.settings import MAX_DEPTH
 

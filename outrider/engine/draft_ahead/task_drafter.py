@@ -1,29 +1,13 @@
 """Makers of the tasks by which the model of a draft worker drafts and prepares ahead."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
 
 from outrider.decoding.outcomes import Branch
 from outrider.engine.draft_ahead.branches import PrepareTask
 from outrider.engine.draft_ahead.parallel_branches import ParallelPrepareTask
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.sequence import EngineSequence
-from outrider.engine.tasks.propose import CoupledProposeTask, ProposeTask, SampledProposeTask
+from outrider.engine.tasks.propose import Assignment, CoupledProposeTask, ProposeTask, SampledProposeTask
 from outrider.engine.tasks.propose_parallel import ParallelProposeTask, ParallelSampledProposeTask
-from outrider.engine.work import AheadOutcome, Propose
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """One Draft to be made. Only Drafts for coupled verification have more than the first four fields."""
-
-    sequence: EngineSequence
-    work: Propose
-    room: int  # tokens that the sequence may still grow by
-    arrived: float  # time when the Draft was asked for, by the engine's clock
-    alternatives: list[Branch] = field(default_factory=list)  # leaves beside the chain, as far as it reaches
-    ahead: AheadOutcome | None = None  # what became of the Drafts that were prepared before
-    prepares: bool = False  # whether ``prepare`` may be called with the task
 
 
 class TaskDrafter(ABC):
@@ -58,17 +42,10 @@ class TokenByToken(TaskDrafter):
     """Drafts with a model of one token in each pass."""
 
     def coupled(self, given: Assignment) -> ProposeTask:
-        return CoupledProposeTask(
-            given.sequence,
-            given.work,
-            given.room,
-            given.arrived,
-            given.alternatives,
-            given.ahead,
-        )
+        return CoupledProposeTask(given)
 
     def sampled(self, given: Assignment) -> ProposeTask:
-        return SampledProposeTask(given.sequence, given.work, given.room, given.arrived)
+        return SampledProposeTask(given)
 
     def prepare(self, task: ProposeTask, branches: list[Branch]) -> PrepareTask | None:
         assert isinstance(task, CoupledProposeTask)
@@ -86,21 +63,10 @@ class InOnePass(TaskDrafter):
         self._mask_token = mask_token
 
     def coupled(self, given: Assignment) -> ProposeTask:
-        return ParallelProposeTask(
-            given.sequence,
-            given.work,
-            given.room,
-            given.arrived,
-            self._mask_token,
-            given.alternatives,
-            given.ahead,
-            prepares=given.prepares,
-        )
+        return ParallelProposeTask(given, self._mask_token)
 
     def sampled(self, given: Assignment) -> ProposeTask:
-        return ParallelSampledProposeTask(
-            given.sequence, given.work, given.room, given.arrived, self._mask_token
-        )
+        return ParallelSampledProposeTask(given, self._mask_token)
 
     def prepare(self, task: ProposeTask, branches: list[Branch]) -> PrepareTask | None:
         assert isinstance(task, ParallelProposeTask)

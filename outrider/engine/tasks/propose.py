@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.outcomes import RANKS, Branch
@@ -12,22 +13,28 @@ from outrider.engine.tasks.task import Task
 from outrider.engine.work import AheadOutcome, Propose, Proposed, Result
 
 
+@dataclass(frozen=True)
+class Assignment:
+    """Draft to be made. Only a Draft for coupled verification has more than the first four fields."""
+
+    sequence: EngineSequence
+    work: Propose
+    room: int  # tokens by which the sequence may still grow
+    arrived: float  # time when the Draft was asked for, by the engine's clock
+    alternatives: list[Branch] = field(default_factory=list)  # alternatives, as far as the chain reaches
+    ahead: AheadOutcome | None = None  # outcome of the Drafts that were prepared before
+    prepares: bool = False  # whether Drafts that follow its likely verdicts may be prepared
+
+
 class ProposeTask(Task):
     """Makes a Draft of ``depth`` tokens. The last token is not fed: its successor is not needed."""
 
-    def __init__(
-        self,
-        sequence: EngineSequence,
-        work: Propose,
-        room: int,
-        arrived: float,
-        ahead: AheadOutcome | None = None,
-    ) -> None:
-        """room: number of tokens by which the sequence may still grow."""
-        super().__init__(sequence, arrived)
-        self.work = work
-        self.depth = min(work.depth, room - 1)  # the target adds one token of its own
-        self._ahead = ahead
+    def __init__(self, given: Assignment) -> None:
+        super().__init__(given.sequence, given.arrived)
+        self.work = given.work
+        self.depth = min(given.work.depth, given.room - 1)  # the target adds one token of its own
+        self.alternatives = given.alternatives
+        self._ahead = given.ahead
 
     @property
     def is_empty(self) -> bool:
@@ -50,21 +57,8 @@ class CoupledProposeTask(ProposeTask):
 
     ranks = RANKS
 
-    def __init__(
-        self,
-        sequence: EngineSequence,
-        work: Propose,
-        room: int,
-        arrived: float,
-        alternatives: list[Branch],
-        ahead: AheadOutcome | None = None,
-    ) -> None:
-        """
-        Args:
-            alternatives: what the Draft holds beside its chain, as far as there are such positions.
-        """
-        super().__init__(sequence, work, room, arrived, ahead)
-        self.alternatives = alternatives
+    def __init__(self, given: Assignment) -> None:
+        super().__init__(given)
         self._forced: list[int] = []  # after the chain as far as it is known, by the sequence's grammar
 
     def constrain(self) -> None:
@@ -120,8 +114,8 @@ class CoupledProposeTask(ProposeTask):
 class SampledProposeTask(ProposeTask):
     """Samples a chain with noise of its own: for rejection sampling and block verification."""
 
-    def __init__(self, sequence: EngineSequence, work: Propose, room: int, arrived: float) -> None:
-        super().__init__(sequence, work, room, arrived)
+    def __init__(self, given: Assignment) -> None:
+        super().__init__(given)
         self.restart()
 
     def restart(self) -> None:

@@ -8,8 +8,8 @@ from outrider.decoding.outcomes import RANKS, Branch
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.sequence import EngineSequence
-from outrider.engine.tasks.propose import ProposeTask, extended
-from outrider.engine.work import AheadOutcome, Propose, Result
+from outrider.engine.tasks.propose import Assignment, ProposeTask, extended
+from outrider.engine.work import Result
 
 Ranked = tuple[int, ...]  # the best tokens for one position, best first
 
@@ -21,21 +21,9 @@ class MaskedProposeTask(ProposeTask):
     the next position. The cache of masks is dropped: they are no text.
     """
 
-    def __init__(
-        self,
-        sequence: EngineSequence,
-        work: Propose,
-        room: int,
-        arrived: float,
-        mask_token: int,
-        ahead: AheadOutcome | None = None,
-    ) -> None:
-        """
-        Args:
-            room: number of tokens by which the sequence may still grow.
-            mask_token: id of the model's mask token.
-        """
-        super().__init__(sequence, work, room, arrived, ahead)
+    def __init__(self, given: Assignment, mask_token: int) -> None:
+        """mask_token: id of the model's mask token."""
+        super().__init__(given)
         self.mask_token = mask_token
         self.positions = self.depth  # positions that are guessed
 
@@ -72,27 +60,11 @@ class ParallelProposeTask(MaskedProposeTask):
 
     ranks = RANKS
 
-    def __init__(
-        self,
-        sequence: EngineSequence,
-        work: Propose,
-        room: int,
-        arrived: float,
-        mask_token: int,
-        alternatives: list[Branch],
-        ahead: AheadOutcome | None = None,
-        *,
-        prepares: bool = False,
-    ) -> None:
-        """
-        Args:
-            alternatives: what the Draft holds beside its chain, as far as there are such positions.
-            prepares: also guess the token after the Draft, needed if the whole Draft is accepted.
-        """
-        super().__init__(sequence, work, room, arrived, mask_token, ahead)
-        self.alternatives = alternatives
-        self.positions = self.depth + prepares
-        self.guesses = guesses_after(sequence, ROOT, mask_token)
+    def __init__(self, given: Assignment, mask_token: int) -> None:
+        super().__init__(given, mask_token)
+        # The token after the Draft is needed if the whole Draft is accepted.
+        self.positions = self.depth + given.prepares
+        self.guesses = guesses_after(given.sequence, ROOT, mask_token)
 
     @property
     def is_known(self) -> bool:
@@ -119,10 +91,8 @@ class ParallelProposeTask(MaskedProposeTask):
 class ParallelSampledProposeTask(MaskedProposeTask):
     """Samples each token with noise of its own: for rejection sampling and block verification."""
 
-    def __init__(
-        self, sequence: EngineSequence, work: Propose, room: int, arrived: float, mask_token: int
-    ) -> None:
-        super().__init__(sequence, work, room, arrived, mask_token)
+    def __init__(self, given: Assignment, mask_token: int) -> None:
+        super().__init__(given, mask_token)
         self._drawn: list[tuple[int, SparseProbs]] = []
 
     def guess(self, choices: Choices) -> None:

@@ -7,11 +7,11 @@ import pytest
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.drafters import registry
-from outrider.engine.draft_ahead.task_drafter import Assignment, InOnePass, TaskDrafter
+from outrider.engine.draft_ahead.task_drafter import InOnePass, TaskDrafter
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
-from outrider.engine.tasks.propose import ProposeTask, SampledProposeTask
+from outrider.engine.tasks.propose import Assignment, ProposeTask, SampledProposeTask
 from outrider.engine.work import Propose, Proposed
 from tests.support.demo_pair import prompt_of
 
@@ -23,7 +23,7 @@ class Sampled(TaskDrafter):
         return self.sampled(given)
 
     def sampled(self, given: Assignment) -> ProposeTask:
-        return SampledProposeTask(given.sequence, given.work, given.room, given.arrived)
+        return SampledProposeTask(given)
 
 
 @pytest.mark.parametrize(("names_class", "carries_probs"), [(False, False), (True, True)])
