@@ -118,7 +118,9 @@ def run(options: argparse.Namespace) -> int:
             if options.prompt is None
             else {"prompt": [options.prompt] * options.runs}
         )
-    except ValueError as error:
+        if options.json is not None:
+            options.json.touch()  # a race whose record cannot be kept is not begun
+    except (ValueError, OSError) as error:
         print(f"outrider: {error}", file=sys.stderr)
         return 1
     with Client(options.address, os.environ.get(API_KEY)) as client:
@@ -129,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             return INTERRUPTED
     print("\n" + table(raced))
-    if options.json:
+    if options.json is not None:
         options.json.write_text(json.dumps(_record(raced, options), indent=1) + "\n", encoding="utf-8")
     return int(any(run.parts_at is not None for runs in raced.values() for run in runs))
 

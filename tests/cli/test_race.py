@@ -120,6 +120,13 @@ def test_race_json_holds_figures_tokens_and_machine(gateway, tmp_path):
     assert 0 < first["plain"]["first_token_s"] < first["plain"]["last_token_s"]
 
 
+def test_race_whose_record_cannot_be_written_is_not_begun(gateway, tmp_path, capsys):
+    file = tmp_path / "no folder" / "race.json"
+    assert main(["race", "--address", gateway[1], "--json", str(file)]) == 1
+    assert str(file) in capsys.readouterr().err
+    assert gateway[0].asked == []
+
+
 def test_speed_counts_from_the_first_token_to_the_last():
     assert answer("aba", 3.0, 3.5, 4.0).tokens_per_second == 2.0
     assert answer("a", 3.0).tokens_per_second is None
