@@ -53,22 +53,24 @@ def orphans(spans: list[Span]) -> list[Span]:
     ]
 
 
-def is_complete(usage: dict[str, Any], *, also_drafts: bool = True) -> Callable[[list[Span]], bool]:
-    """Every round there, each with its Draft and its Verdict, these with their parts; nothing without parent.
+def lacks(usage: dict[str, Any], *, also_drafts: bool = True) -> Callable[[list[Span]], list[str]]:
+    """Returns a function that lists what a trace lacks: rounds, Drafts, Verdicts, parts or parents.
 
-    also_drafts: False where the draft worker was killed with what it had not sent yet.
+    also_drafts: False if the draft worker was killed with spans that it had not sent yet.
     """
 
-    def check(spans: list[Span]) -> bool:
+    def check(spans: list[Span]) -> list[str]:
         decoded = [span for span in spans if span.attributes.get("outrider.tokens")]
-        return (
-            sum(span.name == "round" for span in spans) == usage["speculation"]["rounds"]
-            and any(span.name.startswith("POST") for span in spans)
-            and not orphans(spans)
-            and all({"verify", "plain decoding"} & children(spans, span) for span in decoded)
-            and all("draft" in children(spans, span) for span in decoded if also_drafts and waited(span))
-            and all(children(spans, span) == PARTS for span in spans if span.name in OF_WORKERS)
-        )
+        drafted = [span for span in decoded if also_drafts and waited(span)]
+        wanted = {
+            "rounds": sum(span.name == "round" for span in spans) == usage["speculation"]["rounds"],
+            "request": any(span.name.startswith("POST") for span in spans),
+            "parents": not orphans(spans),
+            "verdicts": all({"verify", "plain decoding"} & children(spans, span) for span in decoded),
+            "Drafts": all("draft" in children(spans, span) for span in drafted),
+            "parts": all(children(spans, span) == PARTS for span in spans if span.name in OF_WORKERS),
+        }
+        return [name for name, is_there in wanted.items() if not is_there]
 
     return check
 
@@ -80,9 +82,9 @@ def waited(span: Span) -> bool:
 
 def traced(client: httpx.Client, collector: Collector, **fields: Any) -> tuple[list[Span], dict[str, Any]]:
     trace_id, usage = ask(client, **fields)
-    complete = is_complete(usage)
-    spans = collector.trace(trace_id, complete, LIMIT_S)
-    assert complete(spans), [(span.service, span.name, span.attributes) for span in spans]
+    lack = lacks(usage)
+    spans = collector.trace(trace_id, lambda found: not lack(found), LIMIT_S)
+    assert not lack(spans), [(span.service, span.name, span.attributes) for span in spans]
     return spans, usage
 
 
@@ -187,9 +189,9 @@ def test_lost_draft_worker_is_told_with_its_reason(
                 last = line
     usage = httpx.Response(200, text=last).json()["usage"]
     assert usage["speculation"]["lost_drafts"] == 1
-    complete = is_complete(usage, also_drafts=False)
-    spans = collector.trace(trace_id, complete, LIMIT_S)
-    assert complete(spans), [(span.service, span.name, span.attributes) for span in spans]
+    lack = lacks(usage, also_drafts=False)
+    spans = collector.trace(trace_id, lambda found: not lack(found), LIMIT_S)
+    assert not lack(spans), [(span.service, span.name, span.attributes) for span in spans]
     assert_nested(spans)
     assert_sums(spans, usage)
     (generation,) = [span for span in spans if span.name.startswith("text_completion")]
