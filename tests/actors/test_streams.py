@@ -71,6 +71,19 @@ async def test_extension_is_verified_only_if_its_verdict_was_foreseen(channel) -
     await end(call)
 
 
+async def test_draft_of_an_older_round_does_not_reach_the_engine(channel) -> None:
+    """The engine would end the sequence: the older turn has a base that lies beyond it."""
+    text = await plain_text(channel)
+    call = await target_stream(channel, opening())
+    await call.write(verify(turn(2, 0, PROMPT)))
+    assert (await call.read()).round == 2
+    await call.write(verify(turn(1, 2 * len(PROMPT), []), text[1]))
+    await call.write(verify(turn(3, len(PROMPT), text[:1]), text[1]))
+    reply = await call.read()
+    assert (reply.round, list(reply.tokens)) == (3, text[1:3])
+    await end(call)
+
+
 async def test_plain_decoding_continues_when_its_lease_is_extended(channel) -> None:
     text = await plain_text(channel)
     call = await target_stream(channel, opening())

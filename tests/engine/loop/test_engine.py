@@ -178,6 +178,15 @@ def test_lease_that_crosses_the_last_tokens_continues_after_them(engine: Engine)
     assert tuple(r.verdict.tokens[-1] for r in first + run(engine) if isinstance(r, Decoded)) == text[:13]
 
 
+def test_lease_that_is_shorter_than_the_lease_in_force_changes_nothing(engine: Engine) -> None:
+    sequence = engine.open(len(PROMPT), 1, GREEDY)
+    engine.submit(plain_decoding(sequence.number, 0, PROMPT, 8))
+    engine.submit(plain_decoding(sequence.number, 0, PROMPT, 3))
+    assert len(run(engine)) == 8
+    engine.submit(plain_decoding(sequence.number, 0, PROMPT, 3))
+    assert not engine.has_work
+
+
 def decoding(engine: Engine, sampling: Sampling) -> EngineSequence:
     """One that has decoded three tokens freely and goes on."""
     sequence = engine.open(len(PROMPT), 1, sampling)
