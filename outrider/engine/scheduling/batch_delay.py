@@ -6,10 +6,11 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.learning.mean import Mean
 from outrider.pace.step import Step
 from outrider.pace.step_cost import StepCost
 
-FORGETTING = 0.1  # weight of the newest absence in the mean
+ABSENCE_MEMORY = 10.0  # absences: 1/e after these in the mean absence
 PATIENT_FOR = 2.0  # times the mean absence; a sequence that is away for longer is not waited for
 
 REPAID_IN = 4  # rounds
@@ -31,7 +32,7 @@ class BatchDelay:
         self._clock = clock
         self._cost = StepCost()
         self._absent_since: dict[Hashable, float] = {}
-        self._absence = 0.0  # seconds, mean
+        self._absence = Mean(0.0, ABSENCE_MEMORY)  # seconds; 0: no sequence has come back yet
 
     def stepped(self, step: Step) -> None:
         """Learns the time of a step."""
@@ -48,9 +49,10 @@ class BatchDelay:
         if since is None:
             return
         absence = max(arrived - since, 0.0)
-        if self._absence:
-            absence = min(absence, PATIENT_FOR * self._absence)  # a slow client is no measure
-        self._absence += (FORGETTING if self._absence else 1.0) * (absence - self._absence)
+        if self._absence.value:
+            self._absence.observe(min(absence, PATIENT_FOR * self._absence.value))  # clients may be slow
+        else:
+            self._absence.value = absence
 
     def left(self, sequence: Hashable) -> None:
         """Forgets a closed sequence."""
@@ -66,20 +68,20 @@ class BatchDelay:
         waits = self._arrivals()
         if not len(waits):
             return 0.0
-        ready, total = len(tokens), sum(tokens)
+        ready, total, usual = len(tokens), sum(tokens), self._absence.value
         more = np.arange(1, len(waits) + 1)
         first = self._cost.seconds(ready, total)
         second = self._cost.seconds(more, more * total / ready)
-        together = self._absence + self._cost.seconds(ready + more, total * (1 + more / ready))
-        apart = np.maximum(first + second, self._absence + np.maximum(first, second))
+        together = usual + self._cost.seconds(ready + more, total * (1 + more / ready))
+        apart = np.maximum(first + second, usual + np.maximum(first, second))
         gains = REPAID_IN * (apart - together) - waits
         best = int(gains.argmax())
         # Half of all absences are longer than usual: to give up just before would be the worst of both.
-        return float(waits[best] + MARGIN * self._absence) if gains[best] > 0.0 else 0.0
+        return float(waits[best] + MARGIN * usual) if gains[best] > 0.0 else 0.0
 
     def _arrivals(self) -> NDArray[np.float64]:
         """Seconds until the absent are expected, soonest first."""
-        usual = self._absence
+        usual = self._absence.value
         away = self._clock() - np.fromiter(self._absent_since.values(), np.float64)
         # One who is overdue may come at any moment: as a guess, within a tenth of the usual absence.
         return np.sort(np.maximum(usual - away[away < PATIENT_FOR * usual], usual / 10))
