@@ -6,19 +6,26 @@ exact noise is computed for the few tokens that might win. Floating-point steps 
 """
 
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.decoding.philox import MULTIPLIERS, WORD, Purpose, round_keys
+from outrider.decoding.philox import KEY_STEPS, MULTIPLIERS, ROUNDS, WORD, Purpose
 
 _HALF_BITS = 16
 _TOKENS_PER_BLOCK = 8  # tokens of a Philox block: 128 bits
-_BLOCKS_AT_ONCE = 2**17  # blocks; the data in work then fits the second-level caches of two cores
+_BLOCKS_AT_ONCE = 2**14  # blocks; the data in work then fits the second-level cache of a core
 # A hair under 2^-32: the largest words round up to 2^32, whose product with it is below 1.
 CELL = 2.0**-32 * (1 - 2.0**-24)
 _BELOW = 1 - 2.0**-16  # more than rounding can make up for
 _LEAST = 2.0**-34  # below v if the high half is 0
+_WHOLE = Purpose.CHOICE_HIGH, Purpose.CHOICE_LOW
+
+Integers = NDArray[np.int64]
+Array = TypeVar("Array", Integers, Tensor)
 
 
 def gumbel(
@@ -32,9 +39,7 @@ def gumbel(
     It is -log(-log(1 - v)) with v = (word + 0.5) / 2^32. The likely winners of argmax(logits + noise) have
     small v, for which float32 keeps all 32 bits of the word.
     """
-    high = _halves(keys, positions, Purpose.CHOICE_HIGH, vocab_size, device)
-    low = _halves(keys, positions, Purpose.CHOICE_LOW, vocab_size, device)
-    return _to_gumbel_(high.mul_(2.0**_HALF_BITS).add_(low))
+    return _to_gumbel_(_bits(keys, positions, _WHOLE, vocab_size, device))
 
 
 def gumbel_at(keys: Sequence[int], positions: Sequence[int], rows: Tensor, token_ids: Tensor) -> Tensor:
@@ -49,7 +54,7 @@ def gumbel_bound(
 
     The bound is -log(1 - v) >= v, with the high half of v alone.
     """
-    bound = _halves(keys, positions, Purpose.CHOICE_HIGH, vocab_size, device)
+    bound = _bits(keys, positions, _WHOLE[:1], vocab_size, device)
     return bound.mul_(2.0**-_HALF_BITS * _BELOW).add_(_LEAST).log_().neg_()
 
 
@@ -60,9 +65,8 @@ def words_at(keys: Sequence[int], positions: Sequence[int], rows: Tensor, token_
     (k, position, 0, CHOICE_HIGH), its words lined up as second, first, fourth, third, lowest bits first. The
     low half is found in the same way under CHOICE_LOW.
     """
-    purposes = (Purpose.CHOICE_HIGH, Purpose.CHOICE_LOW)
-    streams = torch.stack([_streams(keys, positions, purpose, rows.device)[rows] for purpose in purposes])
-    left, right = _philox(streams, token_ids // _TOKENS_PER_BLOCK)
+    streams = torch.from_numpy(_streams(keys, positions, _WHOLE)).to(rows.device)
+    left, right = _philox(streams[..., rows], token_ids // _TOKENS_PER_BLOCK)
     group = token_ids % _TOKENS_PER_BLOCK
     lanes = torch.where(group < 4, left, right)
     high, low = (lanes >> group % 4 * _HALF_BITS).bitwise_and_(2**_HALF_BITS - 1)
@@ -70,70 +74,74 @@ def words_at(keys: Sequence[int], positions: Sequence[int], rows: Tensor, token_
     return words
 
 
-def _halves(
+def _bits(
     keys: Sequence[int],
     positions: Sequence[int],
-    purpose: Purpose,
+    purposes: Sequence[Purpose],
     vocab_size: int,
     device: torch.device | str,
 ) -> Tensor:
-    """Returns 16 bits of each token as an integer: float32 [num_rows, vocab_size]."""
-    streams = _streams(keys, positions, purpose, device)
-    num_blocks = -(-vocab_size // _TOKENS_PER_BLOCK)
-    halves = torch.empty(len(keys), num_blocks * _TOKENS_PER_BLOCK, device=device)
-    step = num_blocks if halves.is_cuda else max(1, _BLOCKS_AT_ONCE // max(1, len(keys)))
-    for start in range(0, num_blocks, step):
-        blocks = torch.arange(start, min(start + step, num_blocks), device=device)
-        tile = torch.stack(_philox(streams[:, None], blocks), dim=-1).view(torch.uint16).flatten(1)
-        begin = start * _TOKENS_PER_BLOCK
-        halves[:, begin : begin + tile.shape[1]] = tile
-    return halves[:, :vocab_size]
+    """Returns 16 bits of each token for each purpose, joined to one integer: float32 [num_rows, vocab_size].
 
-
-def _streams(
-    keys: Sequence[int], positions: Sequence[int], purpose: Purpose, device: torch.device | str
-) -> Tensor:
-    """Returns the state of Philox for each row, whatever the token: int64 [num_rows, 2 * ROUNDS].
-
-    Two counter words are packed into an int64, the first in the high half, so that a 64-bit product is the
-    next pair. Of the first round only the product with the token is missing here.
+    The bits of the first purpose are the highest.
     """
-    table = []
-    for key, position in zip(keys, positions, strict=True):
-        (low_key, high_key), *later = round_keys(key)
-        packed = [position ^ low_key, purpose ^ high_key, *(word for pair in later for word in pair)]
-        table.append([_signed(word << 32) for word in packed])
-    return torch.tensor(table, dtype=torch.int64, device=device).reshape(len(keys), -1)
+    streams = _streams(keys, positions, purposes)[..., None]
+    num_blocks = -(-vocab_size // _TOKENS_PER_BLOCK)
+    bits = torch.empty(len(keys), num_blocks * _TOKENS_PER_BLOCK, device=device)
+    step = num_blocks if bits.is_cuda else max(1, _BLOCKS_AT_ONCE // max(1, len(keys) * len(purposes)))
+    for start in range(0, num_blocks, step):
+        blocks = np.arange(start, min(start + step, num_blocks))
+        tile = bits[:, start * _TOKENS_PER_BLOCK :][:, : len(blocks) * _TOKENS_PER_BLOCK]
+        states = _on(bits.device, streams, blocks)
+        high, *low = states.permute(1, 2, 3, 0).contiguous().view(torch.uint16).flatten(2)
+        tile.copy_(high)
+        for part in low:
+            tile.mul_(2.0**_HALF_BITS).add_(part.float())
+    return bits[:, :vocab_size]
 
 
-def _philox(streams: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns each block as words (first, second) and (third, fourth), packed as in streams: int64."""
-    left, right, left_key, right_key, *keys = streams.unbind(-1)
-    right = right ^ blocks * MULTIPLIERS[0]
-    left, right = (
-        _high(right).mul_(MULTIPLIERS[1]).bitwise_xor_(left << 32 ^ left_key),
-        (right << 32).bitwise_xor_(_high(left).mul_(MULTIPLIERS[0]).bitwise_xor_(right_key)),
-    )
-    # In place from here on: passes over memory, and finding memory, are the cost.
-    from_left, from_right = torch.empty_like(left), torch.empty_like(right)
-    for left_key, right_key in zip(keys[::2], keys[1::2], strict=True):
-        torch.bitwise_right_shift(left, 32, out=from_left).bitwise_and_(WORD).mul_(MULTIPLIERS[0])
-        torch.bitwise_right_shift(right, 32, out=from_right).bitwise_and_(WORD).mul_(MULTIPLIERS[1])
-        from_right.bitwise_xor_(left.bitwise_left_shift_(32).bitwise_xor_(left_key))
-        from_left.bitwise_xor_(right.bitwise_left_shift_(32).bitwise_xor_(right_key))
-        left, right, from_left, from_right = from_right, from_left, left, right
-    return left, right
+def _on(device: torch.device, streams: Integers, blocks: Integers) -> Tensor:
+    if device.type == "cpu":  # operations of numpy start in a fraction of the time of torch's
+        return torch.from_numpy(_philox(streams, blocks))
+    return _philox(torch.from_numpy(streams).to(device), torch.from_numpy(blocks).to(device))
+
+
+def _streams(keys: Sequence[int], positions: Sequence[int], purposes: Sequence[Purpose]) -> Integers:
+    """Returns the state of Philox after its first round, the token left out, and the keys of later rounds.
+
+    int64 [ROUNDS, 2, num_purposes, num_rows]. Two words are packed into an int64, the first in the high half,
+    so that a 64-bit product is the next pair.
+    """
+    key = np.array(keys, np.uint64).view(np.int64)
+    halves = np.stack([key, key >> 32])  # the high bits go when they are moved up
+    steps = np.arange(ROUNDS)[:, None, None] * np.array(KEY_STEPS)[:, None]
+    streams = np.repeat((halves + steps)[:, :, None] << 32, len(purposes), axis=2)
+    streams[0, 0] ^= np.array(positions, np.int64) << 32
+    streams[0, 1] ^= np.array(purposes, np.int64)[:, None] << 32
+    return streams
+
+
+def _philox(streams: Array, blocks: Array) -> Array:
+    """Returns each block as words (first, second) and (third, fourth), packed as in streams: int64 [2, ...].
+
+    Written with operators that arrays and tensors share, in place where possible: passes over memory, and
+    finding memory, are the cost.
+    """
+    first, *later = streams
+    states: Any = first ^ blocks * 0
+    states[1] ^= blocks * MULTIPLIERS[0]
+    for keys in later:
+        products = states >> 32
+        products &= WORD
+        products[0] *= MULTIPLIERS[0]
+        products[1] *= MULTIPLIERS[1]
+        states <<= 32
+        states ^= keys
+        states[0] ^= products[1]
+        states[1] ^= products[0]
+    return states  # type: ignore[no-any-return]
 
 
 def _to_gumbel_(words: Tensor) -> Tensor:
     """Overwrites words with their noise, float32 of any shape."""
     return words.add_(0.5).mul_(-CELL).log1p_().neg_().log_().neg_()
-
-
-def _high(packed: Tensor) -> Tensor:
-    return (packed >> 32).bitwise_and_(WORD)
-
-
-def _signed(word: int) -> int:
-    """Returns the int64 with the same 64 bits."""
-    return word - (word >> 63 << 64)

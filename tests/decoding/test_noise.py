@@ -74,9 +74,9 @@ def test_bound_is_never_below_the_noise(vocab_size: int) -> None:
 
 @pytest.mark.parametrize("word", [0, 1, 2**16, 2**31, 2**32 - 2**10, 2**32 - 1])
 def test_extreme_words_give_finite_noise_below_the_bound(word: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    halves = {Purpose.CHOICE_HIGH: word >> 16, Purpose.CHOICE_LOW: word & 0xFFFF}
+    bits = {(Purpose.CHOICE_HIGH,): word >> 16, (Purpose.CHOICE_HIGH, Purpose.CHOICE_LOW): word}
     monkeypatch.setattr(
-        noise, "_halves", lambda keys, positions, purpose, *_: torch.tensor([[float(halves[purpose])]])
+        noise, "_bits", lambda keys, positions, purposes, *_: torch.tensor([[float(bits[purposes])]])
     )
     value = float(gumbel([0], [0], 1))
     assert math.isfinite(value)
@@ -156,7 +156,7 @@ def test_tail_test_sees_too_few_random_bits() -> None:
     drawn = []
     for start in range(0, 2400, 48):
         keys = [3 * key for key in range(start, start + 48)]
-        halves = noise._halves(keys, [5] * 48, Purpose.CHOICE_HIGH, LARGE, "cpu")
+        halves = noise._bits(keys, [5] * 48, (Purpose.CHOICE_HIGH,), LARGE, "cpu")
         # Of the equally likely tokens of the tail only the one with the least bits can win.
         least, where = halves[:, 10:].min(dim=1, keepdim=True)
         candidates = torch.cat([halves[:, :10], least], dim=1)
