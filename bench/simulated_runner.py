@@ -12,7 +12,7 @@ from outrider.decoding.verify import verify_coupled
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.loading.timings import LoadTimings
-from outrider.engine.loop.runner import Launched, Outcome, size_of
+from outrider.engine.loop.runner import Finished, Launched, size_of
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT
 from outrider.engine.settings import EngineSettings
@@ -108,7 +108,7 @@ class SimulatedRunner:
 
     def run(
         self, selected: Selected, launched: Launched | None = None, following: Sequence[DecodeTask] = ()
-    ) -> Outcome:
+    ) -> Finished:
         """Moves the clock on."""
         self.selected = selected
         self.cache.take_changes()  # changes of numbers that are not there
@@ -117,16 +117,15 @@ class SimulatedRunner:
         self._clock.advance(seconds)
         self._steps += 1
         step = Step(self._steps, size, seconds)
-        outcome = Outcome(passes=[(step, [task for task, _ in selected])])
+        choices = []
         for task, item in selected:
             rows = task.rows() if item.num_logits else []
             ranked = [self._rank(row) for row in rows]
             draft = task.judged if rows else NO_DRAFT
             path = verify_coupled(draft, [best[0] for best in ranked]).accepted if draft else ()
-            choices = Choices(rows, NOTHING, ranked, NO_VALUES, [True] * len(rows), path=path)
-            outcome.chosen.append((task, item, choices))
+            choices.append(Choices(rows, NOTHING, ranked, NO_VALUES, [True] * len(rows), path=path))
             task.took_part(begun, seconds, 0.0, step)
-        return outcome
+        return Finished(step, choices, [[True] * len(item.tokens) for _, item in selected])
 
     def free_memory(self) -> int:
         """There is no device."""

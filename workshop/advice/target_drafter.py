@@ -16,7 +16,7 @@ from outrider.engine.choosing.asked import Asked
 from outrider.engine.drafters.beside_target import BesideTarget, Fed, beside_target
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.forward_pass import ForwardPass
-from outrider.engine.loop.runner import Launched, ModelRunner, Outcome
+from outrider.engine.loop.runner import Finished, Launched, ModelRunner
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.settings import EngineSettings
@@ -41,14 +41,14 @@ class _StateRecorder(ModelRunner):
 
     def run(
         self, selected: Selected, launched: Launched | None = None, following: Sequence[DecodeTask] = ()
-    ) -> Outcome:
-        outcome = super().run(selected, launched, following)
-        for _, item, choices in outcome.chosen:
+    ) -> Finished:
+        finished = super().run(selected, launched, following)
+        for (_, item), choices in zip(selected, finished.choices, strict=True):
             if choices.hidden is None:
                 continue  # this drafter reads no states
             for position, state in enumerate(choices.hidden[: item.num_committed], item.sequence.cached):
                 self._states[self._slot(item.sequence, position)] = state
-        return outcome
+        return finished
 
     def states(self, sequence: EngineSequence) -> Tensor | None:
         """Returns the states of the cached tokens: [cached, num_layers, hidden_size]; None: none are read."""

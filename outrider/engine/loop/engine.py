@@ -17,9 +17,10 @@ from outrider.engine.drafters.beside_target import BesideTarget, beside_target
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch import Item
 from outrider.engine.loading.timings import LoadTimings
+from outrider.engine.loop.blame_search import BlameSearch, Outcome
 from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.loop.grammars import Grammars
-from outrider.engine.loop.runner import Launched, ModelRunner, Outcome, Runner
+from outrider.engine.loop.runner import Launched, ModelRunner, Runner
 from outrider.engine.loop.target_drafting import TargetDrafting
 from outrider.engine.loop.validation import check_sampling, check_work
 from outrider.engine.loop.work_queue import WorkQueue
@@ -58,6 +59,7 @@ class Engine:
             clock: in seconds.
         """
         self.runner = runner
+        self._search = BlameSearch(runner)
         self.settings = runner.settings
         self.vocab_size = runner.vocab_size
         self._cache = runner.cache
@@ -239,7 +241,7 @@ class Engine:
             return []
         foresees = self.runner.launches_early
         following = self._scheduler.select_next(selected, self._queue.tasks) if foresees else []
-        outcome = self.runner.run(selected, self._launched, following)
+        outcome = self._search.run(selected, self._launched, following)
         self._launched = outcome.next_step
         self._observe(outcome)
         results = self._take(outcome.chosen)

@@ -1,16 +1,17 @@
-"""Runs a step's forward pass and chooses its tokens; if that fails, finds the sequence to blame."""
+"""Runs a step: lays it out, launches it on the device, and waits for its tokens."""
 
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Protocol
 
 import torch
 
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
-from outrider.engine.blame import NotFiniteError, is_out_of_memory, says_broken
+from outrider.engine.blame import is_out_of_memory, says_broken
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices, Choosing, begin_choosing, compile_kernels
 from outrider.engine.device_time import Mark, mark, seconds_between, wait_for
@@ -24,9 +25,9 @@ from outrider.engine.loading.special_tokens import end_of_sequence, mask_token
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.parallel.rank_group import RankGroup, together
-from outrider.engine.planning.memory import empty_cache, free_memory
+from outrider.engine.planning.memory import free_memory
 from outrider.engine.scheduling.scheduler import Selected
-from outrider.engine.sequence import NO_DRAFT, EngineSequence
+from outrider.engine.sequence import NO_DRAFT
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import Path, StepTimings
 from outrider.engine.tasks.decode import DecodeTask
@@ -54,6 +55,7 @@ class Launched:
     """A step that a device was given."""
 
     tasks: Sequence[Task]
+    counts: list[int]  # tokens that each task feeds
     forward: Pass
     choosing: Choosing
     begun: float  # when its building was, by the host's clock
@@ -80,24 +82,14 @@ class Launched:
         )
 
 
-@dataclass
-class Outcome:
-    """Outcome of a step."""
+@dataclass(frozen=True)
+class Finished:
+    """A step whose tokens are known."""
 
-    chosen: list[tuple[Task, Item, Choices]] = field(default_factory=list)
-    blamed: list[tuple[EngineSequence, Exception]] = field(default_factory=list)  # they cannot continue
-    passes: list[tuple[Step, list[Task]]] = field(default_factory=list)  # and who took part in each
+    step: Step
+    choices: list[Choices]  # choices of each item
+    are_finite: list[list[bool]]  # for each item: whether the cache of each token that it fed is finite
     next_step: Launched | None = None  # next step, if it was launched early
-
-    def with_own_memory(self) -> "Outcome":
-        """Keeps the output for a later pass: the next replay of a graph writes over it."""
-        chosen = [(task, item, choices.with_own_memory()) for task, item, choices in self.chosen]
-        return replace(self, chosen=chosen)
-
-    def add(self, other: "Outcome") -> None:
-        self.chosen += other.chosen
-        self.blamed += other.blamed
-        self.passes += other.passes
 
 
 class Runner(Protocol):
@@ -117,7 +109,7 @@ class Runner(Protocol):
 
     def run(
         self, selected: Selected, launched: Launched | None = None, following: Sequence[DecodeTask] = ()
-    ) -> Outcome:
+    ) -> Finished:
         """Feeds the items and chooses tokens.
 
         Args:
@@ -125,7 +117,7 @@ class Runner(Protocol):
             following: participants of the next step, which is launched early.
 
         Raises:
-            Exception: the device or the process is broken; see engine.blame.
+            Exception: the step failed; engine.blame says who cannot continue.
         """
 
     def free_memory(self) -> int:
@@ -136,7 +128,7 @@ class Runner(Protocol):
 
 
 class ModelRunner:
-    """Passes over the model, one for each step; several if a sequence to blame has to be found."""
+    """Runner of a model on this process's device, alone or as rank 0 of a group."""
 
     def __init__(self, forward: ForwardPass, group: RankGroup | None) -> None:
         """group: process group whose rank 0 is this process; None: a single process."""
@@ -170,62 +162,12 @@ class ModelRunner:
 
     def run(
         self, selected: Selected, launched: Launched | None = None, following: Sequence[DecodeTask] = ()
-    ) -> Outcome:
-        """Runs a pass over the items; if it raises, over parts of them, down to the sequence to blame.
-
-        Raises:
-            Exception: the device or the process is broken; see engine.blame.
-        """
-        try:
-            launched, next_step = launched or self._launch(selected), None
-            if following:
-                launched = launched.with_own_states()
-                next_step = self._launch_early(launched, following)
-            step, choices, are_finite = self._finish(launched, selected)
-        except Exception as error:
-            outcome, parts = Outcome(), _parts(selected)
-            if is_out_of_memory(error) and parts:
-                logger.warning("out of memory with %d sequences in a step: less is tried", len(selected))
-                empty_cache(self._forward.device)
-            elif says_broken(error):
-                raise
-            elif len(selected) == 1:
-                return Outcome(blamed=[(selected[0][1].sequence, error)])
-            for part in parts:
-                outcome.add(self.run(part).with_own_memory())
-            return outcome
-        outcome = Outcome(passes=[(step, [task for task, _ in selected])])
-        outcome.add(self._without_doubtful(selected, choices, are_finite))
-        if len(outcome.passes) == 1:  # else it may have been fed other tokens than those of the second try
-            outcome.next_step = next_step
-        return outcome
-
-    def _without_doubtful(
-        self, selected: Selected, choices: list[Choices], are_finite: list[bool]
-    ) -> Outcome:
-        """Runs sequences whose numbers are not finite once more: first alone, as another sequence may have
-        spoilt them, and then without their Draft.
-
-        are_finite: per token that was fed.
-        """
-        outcome, first = Outcome(), 0
-        doubtful: list[tuple[Task, Item]] = []
-        for (task, item), chosen in zip(selected, choices, strict=True):
-            fed, first = are_finite[first : first + len(item.tokens)], first + len(item.tokens)
-            if all(fed[: item.num_committed]) and all(chosen.are_sound[:1]):
-                outcome.chosen.append((task, item, chosen.limited(fed)))
-            else:
-                doubtful.append((task, item))
-        if doubtful:
-            outcome = outcome.with_own_memory()
-        for task, item in doubtful:
-            if len(selected) > 1:
-                outcome.add(self.run([(task, item)]).with_own_memory())
-            elif task.give_up_draft():
-                outcome.add(self.run([(task, self._committed_part(task, item))]))
-            else:
-                outcome.blamed.append((item.sequence, NotFiniteError()))
-        return outcome
+    ) -> Finished:
+        launched, next_step = launched or self._launch(selected), None
+        if following:
+            launched = launched.with_own_states()
+            next_step = self._launch_early(launched, following)
+        return self._finish(launched, selected, next_step)
 
     def _launch(self, selected: Selected) -> Launched:
         begun, items = time.perf_counter(), [item for _, item in selected]
@@ -238,7 +180,7 @@ class ModelRunner:
         ranks = min(max(task.ranks for task, _ in selected), logits.shape[1])
         of_rows = _LogitRows(items, rows).choosing(logits)
         choosing = begin_choosing(of_rows, rows, forward.output.are_finite, ranks, drafts, forward.rows)
-        return Launched(tasks, forward, choosing, begun)
+        return Launched(tasks, [len(item.tokens) for item in items], forward, choosing, begun)
 
     def _launch_early(self, before: Launched, tasks: Sequence[DecodeTask]) -> Launched | None:
         """Launches the next step, which feeds the tokens that this step chooses; None if that fails."""
@@ -261,7 +203,7 @@ class ModelRunner:
         forward = self._pass(feeds, choice, before.choosing.tokens)
         output, next_rows = forward.output, [[task.next_row()] for task in tasks]
         choosing = begin_choosing(output.logits, next_rows, output.are_finite, packed=forward.rows)
-        return Launched(tasks, forward, choosing, begun, before.choosing.arrival)
+        return Launched(tasks, [1] * len(tasks), forward, choosing, begun, before.choosing.arrival)
 
     def _choice_input(
         self, feeds: list[Feed], tasks: Sequence[Task], counts: list[int], drafts: list[Draft]
@@ -285,17 +227,16 @@ class ModelRunner:
             output, batch.choice, batch.num_tokens, batch.path, built, begun, mark(self._forward.device)
         )
 
-    def _finish(self, launched: Launched, selected: Selected) -> tuple[Step, list[Choices], list[bool]]:
-        """What it chose for each of these; and per token that they fed, whether its cache is finite."""
-        choices, are_finite = launched.choosing.wait()
-        items, output = [item for _, item in selected], launched.forward.output
-        # Of a step that was launched early some may have ended since; there each feeds a token.
-        is_whole = len(selected) == len(launched.tasks)
+    def _finish(self, launched: Launched, selected: Selected, next_step: Launched | None) -> Finished:
+        """Waits for the choices, and returns those of the selected tasks."""
+        choices, of_tokens = launched.choosing.wait()
+        items, output, counts = [item for _, item in selected], launched.forward.output, launched.counts
+        tokens = iter(of_tokens)
+        are_finite = [[*islice(tokens, count)] for count in counts]
         if output.hidden is not None:
-            fed = [len(item.tokens) for item in items] if is_whole else [1] * len(launched.tasks)
-            of_each = output.hidden.split_with_sizes(fed)
+            of_each = output.hidden.split_with_sizes(counts)
             choices = [replace(one, hidden=states) for one, states in zip(choices, of_each, strict=True)]
-        if not is_whole:
+        if len(selected) < len(launched.tasks):  # sequences have ended since the early launch
             places = {task: place for place, task in enumerate(launched.tasks)}
             kept = [places[task] for task, _ in selected]
             choices, are_finite = [choices[place] for place in kept], [are_finite[place] for place in kept]
@@ -309,12 +250,7 @@ class ModelRunner:
         step = Step(self._steps, size_of(items, self.settings.block_size), timings.total)
         for task, _ in selected:
             task.took_part(now - timings.total, timings.forward, timings.sample, step)
-        return step, choices, are_finite
-
-    def _committed_part(self, task: Task, item: Item) -> Item:
-        sequence, count = item.sequence, item.num_committed
-        self.cache.clear(sequence, sequence.cached + count)
-        return Item(sequence, item.tokens[:count], count, len(task.nodes()), None)
+        return Finished(step, choices, are_finite, next_step)
 
 
 def size_of(items: Sequence[Item], block_size: int) -> StepSize:
@@ -326,18 +262,6 @@ def size_of(items: Sequence[Item], block_size: int) -> StepSize:
         prompt_tokens=prompts,
         context_tokens=sum(len(item.sequence.tokens) for item in items),
     )
-
-
-def _parts(selected: Selected) -> list[Selected]:
-    """Less at a time: half of the sequences, or of one sequence's prompt, the rest of which comes later."""
-    if len(selected) > 1:
-        middle = len(selected) // 2
-        return [selected[:middle], selected[middle:]]
-    ((task, item),) = selected
-    half = item.num_committed // 2
-    if not half:
-        return []
-    return [[(task, Item(item.sequence, item.tokens[:half], half, task.rows_of_part(half), None))]]
 
 
 class _LogitRows:

@@ -1,0 +1,123 @@
+"""Search for the sequence to blame: if a step fails, its parts are run instead."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from outrider.engine.blame import NotFiniteError, is_out_of_memory, says_broken
+from outrider.engine.choosing.sampler import Choices
+from outrider.engine.forward.batch import Item
+from outrider.engine.loop.runner import Finished, Launched, Runner
+from outrider.engine.planning.memory import empty_cache
+from outrider.engine.scheduling.scheduler import Selected
+from outrider.engine.sequence import EngineSequence
+from outrider.engine.tasks.decode import DecodeTask
+from outrider.engine.tasks.task import Task
+from outrider.pace.step import Step
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Outcome:
+    """Outcome of a step, and of its parts if it failed."""
+
+    chosen: list[tuple[Task, Item, Choices]] = field(default_factory=list)
+    blamed: list[tuple[EngineSequence, Exception]] = field(default_factory=list)  # they cannot continue
+    passes: list[tuple[Step, list[Task]]] = field(default_factory=list)  # each with its participants
+    next_step: Launched | None = None  # next step, if it was launched early
+
+    def with_own_memory(self) -> "Outcome":
+        """Keeps the output for a later pass: the next replay of a graph writes over it."""
+        chosen = [(task, item, choices.with_own_memory()) for task, item, choices in self.chosen]
+        return replace(self, chosen=chosen)
+
+    def add(self, other: "Outcome") -> None:
+        """Adds the outcome of a part."""
+        self.chosen += other.chosen
+        self.blamed += other.blamed
+        self.passes += other.passes
+
+
+class BlameSearch:
+    """Runs steps; if a step fails, runs its parts, down to the sequence to blame."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+
+    def run(
+        self, selected: Selected, launched: Launched | None = None, following: Sequence[DecodeTask] = ()
+    ) -> Outcome:
+        """Runs a step. Arguments: those of Runner.run.
+
+        Raises:
+            Exception: the device or the process is broken; see engine.blame.
+        """
+        try:
+            finished = self._runner.run(selected, launched, following)
+        except Exception as error:
+            return self._in_parts(selected, error)
+        return self._checked(selected, finished)
+
+    def _in_parts(self, selected: Selected, error: Exception) -> Outcome:
+        """Handles an error of the step: runs its parts, or blames its only sequence."""
+        outcome, parts = Outcome(), _parts(selected)
+        if is_out_of_memory(error) and parts:
+            logger.warning("out of memory with %d sequences in a step: less is tried", len(selected))
+            empty_cache(torch.device(self._runner.settings.device))
+        elif says_broken(error):
+            raise error
+        elif len(selected) == 1:
+            return Outcome(blamed=[(selected[0][1].sequence, error)])
+        for part in parts:
+            outcome.add(self.run(part).with_own_memory())
+        return outcome
+
+    def _checked(self, selected: Selected, finished: Finished) -> Outcome:
+        """Runs sequences whose numbers are not finite once more.
+
+        First each runs alone, as another sequence may have spoilt its numbers, and then without its Draft.
+        """
+        outcome = Outcome(passes=[(finished.step, [task for task, _ in selected])])
+        doubtful: Selected = []
+        of_items = zip(selected, finished.choices, finished.are_finite, strict=True)
+        for (task, item), choices, are_finite in of_items:
+            if all(are_finite[: item.num_committed]) and all(choices.are_sound[:1]):
+                outcome.chosen.append((task, item, choices.limited(are_finite)))
+            else:
+                doubtful.append((task, item))
+        if not doubtful:
+            outcome.next_step = finished.next_step
+            return outcome
+        # The next step is dropped: it may have been fed other tokens than those of the second try.
+        outcome = outcome.with_own_memory()
+        for task, item in doubtful:
+            if len(selected) > 1:
+                outcome.add(self.run([(task, item)]).with_own_memory())
+            elif task.give_up_draft():
+                outcome.add(self.run([(task, self._without_draft(task, item))]))
+            else:
+                outcome.blamed.append((item.sequence, NotFiniteError()))
+        return outcome
+
+    def _without_draft(self, task: Task, item: Item) -> Item:
+        sequence, count = item.sequence, item.num_committed
+        self._runner.cache.clear(sequence, sequence.cached + count)
+        return Item(sequence, item.tokens[:count], count, len(task.nodes()), None)
+
+
+def _parts(selected: Selected) -> list[Selected]:
+    """Returns halves of the sequences, or half of a single sequence's prompt, the rest of which comes later.
+
+    Empty if a single sequence feeds no prompt.
+    """
+    if len(selected) > 1:
+        middle = len(selected) // 2
+        return [selected[:middle], selected[middle:]]
+    ((task, item),) = selected
+    half = item.num_committed // 2
+    if not half:
+        return []
+    return [[(task, Item(item.sequence, item.tokens[:half], half, task.rows_of_part(half), None))]]
