@@ -18,6 +18,7 @@ class EngineMetrics:
         self._on_gpu = device != "cpu"
         self._totals: defaultdict[str, float] = defaultdict(float)
         self._gpu_steps: Counter[Path] = Counter()
+        self._unpublished: list[float] = []  # seconds of steps, kept since a histogram takes them one by one
 
     def stepped(self, stepped: Stepped) -> None:
         """Counts steps that answered with these results."""
@@ -36,13 +37,16 @@ class EngineMetrics:
             totals["outrider_step_tokens"] += step.tokens
             if self._on_gpu:
                 self._gpu_steps[step.path] += 1
-            self._instruments.observe("outrider_step_seconds", step.total, role=self._role)
+            self._unpublished.append(step.total)
 
     def publish(self, report: EngineReport) -> None:
         for name, total in self._totals.items():
             self._instruments.total(name, total, role=self._role)
         for path, steps in self._gpu_steps.items():
             self._instruments.total("outrider_gpu_steps", steps, role=self._role, path=path)
+        for seconds in self._unpublished:
+            self._instruments.observe("outrider_step_seconds", seconds, role=self._role)
+        self._unpublished.clear()
         load = report.load
         gauges = {
             "outrider_sequences_running": load.running,

@@ -21,9 +21,10 @@ class StepCost:
 
     def __init__(self) -> None:
         # Constant, tokens, sequences, prompt tokens, context tokens; then the bends, which need evidence.
-        self._cost = LinearCost([*TUNING.step_reluctance, *np.ones(len(_UP) + len(_DOWN))])
+        self._learned = LinearCost([*TUNING.step_reluctance, *np.ones(len(_UP) + len(_DOWN))])
+        self._unlearned: list[Step] = []  # steps that were observed since the cost was last asked for
         self._newest = 0
-        self._weights = self._cost.weights
+        self._weights = self._learned.weights
         self._at_bends = np.zeros_like(_BENDS)  # seconds by tokens alone, for these weights
 
     @property
@@ -31,12 +32,28 @@ class StepCost:
         return self._cost.samples >= TUNING.fit_after
 
     def observe(self, step: Step) -> bool:
-        """Learns from a step, once though several sequences report it; False: it was known."""
+        """Learns from a step, once though several sequences report it; False: it was known.
+
+        It learns from several at a time: each alone, between two tokens, would find cold caches.
+        """
         if step.number == self._newest:
             return False
         self._newest = step.number
-        self._cost.observe(_features(step.size), step.seconds, step.size.tokens)
+        self._unlearned.append(step)
+        if len(self._unlearned) == TUNING.fit_every:
+            self._learn()
         return True
+
+    @property
+    def _cost(self) -> LinearCost:
+        """The cost with all that was observed."""
+        self._learn()
+        return self._learned
+
+    def _learn(self) -> None:
+        for step in self._unlearned:
+            self._learned.observe(_features(step.size), step.seconds, step.size.tokens)
+        self._unlearned.clear()
 
     def seconds(self, sequences: ArrayLike, tokens: ArrayLike, context_tokens: ArrayLike = 0.0) -> Vector:
         """Seconds of passes without prompts, never far below the shortest pass seen; arguments broadcast."""

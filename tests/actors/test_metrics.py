@@ -36,4 +36,5 @@ def test_on_a_cpu_where_all_are_gathered_none_is() -> None:
     values = counted("cpu").values
     assert values["outrider_steps", ""] == 8
     assert values["outrider_busy_seconds", ""] == pytest.approx(8 * 0.6)
+    assert values["outrider_step_seconds", ""] == pytest.approx(8 * 0.6)
     assert not any(name == "outrider_gpu_steps" for name, _ in values)

@@ -36,6 +36,17 @@ def test_step_cost_is_learned_through_noise(noise, tolerance, sequences, tokens)
     )
 
 
+def test_step_cost_that_is_asked_after_each_step_learns_the_same() -> None:
+    asked_once, asked_always = StepCost(), StepCost()
+    for number in range(1, TUNING.fit_after + 2 * TUNING.fit_every):
+        step = Step(number, StepSize(number % 4 + 1, number % 4 + 1), seconds(number % 4 + 1, number % 4 + 1))
+        asked_once.observe(step)
+        asked_always.observe(step)
+        assert asked_always.is_known is (number >= TUNING.fit_after)
+    assert asked_once.is_known
+    assert asked_once.seconds(2, 2) == asked_always.seconds(2, 2)
+
+
 def test_step_cost_of_a_machine_slow_at_few_rows_is_learned():
     """The first 16 tokens cost most, further tokens ever less."""
 

@@ -7,7 +7,7 @@ from outrider.telemetry.metrics import Metric
 
 
 class Told:
-    """Sums of counters and last values of gauges, by name and, where it has one, by path."""
+    """Sums of counters and histograms and last values of gauges, by name and, where it has one, by path."""
 
     def __init__(self) -> None:
         self.values: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -29,6 +29,7 @@ class _Kept:
 
     def observe(self, value: float, tags: dict[str, str]) -> None:
         assert self._metric.kind == "histogram"
+        self._values[self._key(tags)] += value
 
     def _key(self, tags: dict[str, str]) -> tuple[str, str]:
         assert tags.keys() == {*self._metric.labels}, f"{self._metric.name} has the labels {tags}"
