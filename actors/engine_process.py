@@ -15,7 +15,7 @@ from pathlib import Path
 
 from actors.connection import Connection
 from actors.messages import FromEngine, Meeting, ProcessPlace, Ready, StartEngine, Unbuilt, decode_from_engine
-from actors.place import confine, meet_at, told
+from actors.place import bound_spinning, confine, meet_at, told
 from outrider.engine import errors
 from outrider.engine.settings import EngineSettings
 
@@ -49,6 +49,7 @@ class EngineProcess:
             "PYTHONPATH": os.pathsep.join([str(FOLDER), *filter(None, sys.path)]),
         }
         confine(self._environment, gpus)
+        bound_spinning(self._environment)
         if host is not None:
             meet_at(self._environment, host)
         self.connection, theirs = socket.socketpair()

@@ -20,6 +20,10 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 LAUNCHERS = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 EXACTLY = {"NCCL_SOCKET_IFNAME": "="}  # before the name: else NCCL takes all that begin with it
+SPINS = "GOMP_SPINCOUNT"  # variable of the OpenMP that torch brings
+# Turns of a waiting thread before it sleeps, some 0.1 ms: longer than what one thread does between two
+# products of a layer. Left to itself it waits for 7 ms, and keeps its core from whoever has another's core.
+FEW_SPINS = 5000
 SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
 IFNAMSIZ = 16  # bytes of an interface's name, linux/if.h
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor and of time; "max" where there is none
@@ -49,6 +53,14 @@ def confine(environment: MutableMapping[str, str], gpus: tuple[str, ...] | None)
         environment[GPUS] = ",".join(gpus)
     for name in LAUNCHERS:
         environment.pop(name, None)
+
+
+def bound_spinning(environment: MutableMapping[str, str]) -> None:
+    """Has the threads of a process with this environment sleep soon when they wait for one another.
+
+    What the environment names already stands. To be called before torch is imported.
+    """
+    environment.setdefault(SPINS, str(FEW_SPINS))
 
 
 def meet_at(environment: MutableMapping[str, str], address: str) -> None:

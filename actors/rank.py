@@ -17,7 +17,16 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from actors.garbage import importing
 from actors.leaving import leave
 from actors.messages import ProcessPlace
-from actors.place import address, confine, gpus_given, meet_at, place_of, told, with_threads
+from actors.place import (
+    address,
+    bound_spinning,
+    confine,
+    gpus_given,
+    meet_at,
+    place_of,
+    told,
+    with_threads,
+)
 from outrider.demo.written_out import write_out
 from outrider.engine.settings import EngineSettings
 
@@ -33,6 +42,7 @@ class Rank:
         self._rank = rank
         self._host: str = ray.util.get_node_ip_address()
         confine(os.environ, gpus_given())  # before torch looks
+        bound_spinning(os.environ)
         meet_at(os.environ, self._host)
         with importing():
             import outrider.engine.loop.follower  # noqa: F401

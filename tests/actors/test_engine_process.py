@@ -49,7 +49,7 @@ def test_engine_process_reports_its_load_and_ends_with_its_connection(
 
 
 @pytest.mark.parametrize("gpus", [(), ("2",), ("GPU-3f2a", "GPU-77b0")], ids=str)
-def test_engine_process_sees_the_gpus_that_it_is_given_and_no_launcher(
+def test_engine_process_sees_the_gpus_that_it_is_given_and_no_launcher_and_spins_little(
     tmp_path: Path, reasons: queue.Queue[str], monkeypatch: pytest.MonkeyPatch, gpus: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
@@ -61,6 +61,7 @@ def test_engine_process_sees_the_gpus_that_it_is_given_and_no_launcher(
     process.join()
     assert f"CUDA_VISIBLE_DEVICES={','.join(gpus)}" in environment
     assert not any(entry.startswith("LOCAL_RANK=") for entry in environment)
+    assert any(entry.startswith("GOMP_SPINCOUNT=") for entry in environment)
 
 
 def test_engine_process_that_was_given_a_gpu_and_sees_none_is_refused(

@@ -9,7 +9,16 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from actors import place
 from actors.meeting import _await_all
-from actors.place import confine, cores_here, interface_of, meet_at, place_of, told, with_threads
+from actors.place import (
+    bound_spinning,
+    confine,
+    cores_here,
+    interface_of,
+    meet_at,
+    place_of,
+    told,
+    with_threads,
+)
 from actors.watchdog import Loading, loading
 from outrider.engine.errors import NoDeviceError
 from outrider.engine.settings import EngineSettings
@@ -33,6 +42,18 @@ def test_confine_removes_what_another_launcher_has_set() -> None:
     environment = {"LOCAL_RANK": "3", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "HOME": "/"}
     confine(environment, ())
     assert environment == {"HOME": "/", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_bound_spinning_of_a_process_lets_its_threads_sleep_soon() -> None:
+    environment: dict[str, str] = {}
+    bound_spinning(environment)
+    assert environment == {"GOMP_SPINCOUNT": "5000"}
+
+
+def test_bound_spinning_leaves_what_the_user_has_named() -> None:
+    environment = {"GOMP_SPINCOUNT": "7"}
+    bound_spinning(environment)
+    assert environment == {"GOMP_SPINCOUNT": "7"}
 
 
 def test_meet_at_names_the_interface_of_the_address() -> None:
