@@ -20,6 +20,29 @@ def host() -> str:
     )
 
 
+def host_costs() -> str:
+    """Processor time of a token in each process of a service."""
+    processes = {
+        "engine": ("engine of the target", "engine of the draft"),
+        "frontends": ("target", "draft"),
+        "gateway": ("gateway",),
+        "proxy": ("proxy",),
+        "client": ("client",),
+    }
+    return table(
+        ["streams", "way", *(f"{name}, ms" for name in processes)],
+        (
+            [
+                str(row["streams"]),
+                row["way"],
+                *(number(sum(row[f"{one}, ms"] for one in of_it)) for of_it in processes.values()),
+            ]
+            for row in results("host")["rows"]
+            if any(row[f"{one}, ms"] for of_it in processes.values() for one in of_it)
+        ),
+    )
+
+
 def peers() -> str:
     return table(
         [

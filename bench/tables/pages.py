@@ -29,6 +29,7 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "simulate_ahead": (None, simulated.simulate_ahead),
     "ahead": ("ahead", service.ahead),
     "host": ("host", host.host),
+    "host_costs": (None, host.host_costs),
     "peers": ("peers", host.peers),
     "identity": ("identity", in_process.identity),
     "batch_invariant": ("batch_invariant", in_process.batch_invariant),
