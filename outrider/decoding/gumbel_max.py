@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.decoding.choice_context import ChoiceContext
@@ -36,15 +38,30 @@ def gumbel_max(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> 
 
 def best(values: Tensor, count: int) -> Best:
     """Returns the largest values of each row, the lowest index first among equals; -inf after all others."""
+    if values.device.type == "cpu":
+        return _best_on_host(values.numpy(), count)
     remaining = values
     if count > 1:
         remaining = values.clamp(min=torch.finfo(values.dtype).min)  # -inf marks values that were picked
     picks = torch.empty(len(values), count, dtype=torch.int64, device=values.device)
     for rank in range(count):
-        picks[:, rank] = _argmax(remaining)
+        picks[:, rank] = remaining.argmax(dim=1)
         if rank + 1 < count:
             remaining.scatter_(1, picks[:, rank : rank + 1], BANNED)
     return picks, values.gather(1, picks)
+
+
+def _best_on_host(values: NDArray[np.float32], count: int) -> Best:
+    """Returns what ``best`` does: numpy's argmax is eight times as fast as torch's at a large vocabulary."""
+    rows, remaining = np.arange(len(values)), values
+    if count > 1:
+        remaining = np.maximum(values, np.finfo(values.dtype).min)  # -inf marks values that were picked
+    picks = np.empty((len(values), count), np.int64)
+    for rank in range(count):
+        picks[:, rank] = found = remaining.argmax(axis=1)
+        if rank + 1 < count:
+            remaining[rows, found] = BANNED
+    return torch.from_numpy(picks), torch.from_numpy(values[rows[:, None], picks])
 
 
 def _search(row: ChoiceContext) -> Callable[[Tensor, Sequence[ChoiceContext], int], Best]:
@@ -111,11 +128,3 @@ def _support(processed: Tensor) -> tuple[Tensor, Tensor]:
 
 def _noise_of(rows: Sequence[ChoiceContext]) -> tuple[list[int], list[int]]:
     return [row.noise_key for row in rows], [row.position for row in rows]
-
-
-def _argmax(values: Tensor) -> Tensor:
-    """Returns the lowest index of each row's maximum: int64 [num_rows]."""
-    if values.device.type == "cpu":
-        # This is eight times as fast as torch's argmax at a large vocabulary.
-        return torch.from_numpy(values.numpy().argmax(axis=1))
-    return values.argmax(dim=1)

@@ -60,6 +60,7 @@ class CoupledProposeTask(ProposeTask):
     def __init__(self, given: Assignment) -> None:
         super().__init__(given)
         self._forced: list[int] = []  # after the chain as far as it is known, by the sequence's grammar
+        self._progress: _Progress | None = None  # found last: it is asked for many times in a step
 
     def constrain(self) -> None:
         if self.sequence.matcher is None or self.is_empty or self._is_complete():
@@ -69,16 +70,10 @@ class CoupledProposeTask(ProposeTask):
         self._forced = forced[: self.depth - len(known) - 1]
 
     def tree(self) -> Draft:
-        if self.is_empty or self._is_complete():
-            return self.sequence.pending
-        newest = self.chain()[-1:] if ROOT in self.sequence.draft.ranked else []
-        return with_chain(self.sequence.pending, self._end(), [*newest, *self._forced])
+        return self._found().tree
 
     def nodes(self) -> list[int]:
-        if self.is_empty or self._is_complete():
-            return []
-        fed = (ROOT in self.sequence.draft.ranked) + len(self._forced)
-        return [len(self.sequence.pending) + fed - 1 if fed else ROOT]
+        return self._found().nodes
 
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
         if not self.is_empty:
@@ -92,23 +87,50 @@ class CoupledProposeTask(ProposeTask):
 
     def chain(self) -> list[int]:
         """Returns the known tokens of the chain."""
-        return chain(self.sequence, self.depth)
+        return self._found().chain
 
     def draft(self) -> Draft:
         draft = Draft.chain(self.chain())
         return extended(draft, alternatives_of(self.sequence, ROOT, draft.tokens, self.alternatives))
 
-    def _path(self) -> list[int]:
-        """Returns ROOT and the pending nodes of the chain."""
-        return [ROOT, *self.sequence.pending.path_of(self.chain())]
-
-    def _end(self) -> int:
-        return self._path()[-1]
-
     def _is_complete(self) -> bool:
-        tokens = self.chain()
-        has_ended = bool(tokens) and tokens[-1] in self.sequence.end_token_ids
-        return len(tokens) >= self.depth or has_ended
+        return self._found().is_complete
+
+    def _found(self) -> "_Progress":
+        sequence, forced = self.sequence, self._forced
+        pending, ranked = sequence.pending, sequence.draft.ranked
+        found = self._progress
+        if found is None or not found.is_of(pending, ranked, forced):
+            tokens = chain(sequence, self.depth)
+            has_ended = bool(tokens) and tokens[-1] in sequence.end_token_ids
+            is_complete = len(tokens) >= self.depth or has_ended
+            tree, nodes = pending, list[int]()
+            if not is_complete:
+                newest = [*tokens[-1:], *forced] if ROOT in ranked else forced
+                tree = with_chain(pending, [ROOT, *pending.path_of(tokens)][-1], newest)
+                nodes = [len(tree) - 1 if newest else ROOT]
+            self._progress = found = _Progress(
+                pending, ranked, len(ranked), forced, tokens, is_complete, tree, nodes
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """Progress of a chain, and what the next step feeds of it, until one of the first four fields changes."""
+
+    pending: Draft
+    ranked: dict[int, tuple[int, ...]]  # only grows
+    num_ranked: int
+    forced: list[int]  # never changed in place
+    chain: list[int]
+    is_complete: bool
+    tree: Draft
+    nodes: list[int]
+
+    def is_of(self, pending: Draft, ranked: dict[int, tuple[int, ...]], forced: list[int]) -> bool:
+        is_same = pending is self.pending and ranked is self.ranked and forced is self.forced
+        return is_same and len(ranked) == self.num_ranked
 
 
 class SampledProposeTask(ProposeTask):

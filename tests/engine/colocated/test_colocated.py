@@ -212,3 +212,33 @@ def test_plan_of_a_target_counts_the_colocated_model() -> None:
     of_draft = skeleton(settings.model_copy(update={"model": str(DEMO / "draft")}))
     assert both.weights - alone.weights >= of_draft.weight_bytes()
     assert both.num_blocks < alone.num_blocks
+
+
+SETTINGS = [
+    Sampling(temperature=0.0, max_tokens=TOKENS, ignore_eos=True),
+    Sampling(temperature=0.8, max_tokens=TOKENS),
+    Sampling(temperature=0.9, top_p=0.9, max_tokens=TOKENS, ignore_eos=True),
+    Sampling(temperature=1.0, repetition_penalty=1.3, frequency_penalty=0.5, max_tokens=TOKENS),
+]
+
+
+def test_draft_model_chain_is_that_of_one_token_at_a_time() -> None:
+    """Texts together, six positions for a Draft, are compared with each text alone and a Draft per token."""
+    together, alone = DraftModel(engine("draft")), DraftModel(engine("draft"))
+    prompts = [prompt_of(kind) for kind in KINDS]
+    settings = [SETTINGS[place % len(SETTINGS)] for place in range(len(prompts))]
+    texts = [
+        OfflineGeneration(len(prompt), noise_key(7, 0, prompt), sampling, [*prompt])
+        for prompt, sampling in zip(prompts, settings, strict=True)
+    ]
+    for accepted in (0, 3, 6):
+        drafts = together.propose([Asked(text, 6, round=accepted) for text in texts])
+        for text, draft in zip(texts, drafts, strict=True):
+            copy = OfflineGeneration(text.prompt_length, text.noise_key, text.sampling, [*text.tokens])
+            for _ in draft.tokens:
+                (one,) = alone.propose([Asked(copy, 1)])
+                copy.tokens += one.tokens
+            alone.forget(copy)
+            assert copy.tokens == [*text.tokens, *draft.tokens]
+            assert len(draft) == 6 or draft.tokens[-1] in together._sequences[text].end_token_ids
+            text.tokens += [*draft.tokens[:accepted], 17]
