@@ -42,6 +42,10 @@ def start_ray(settings: Settings) -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")
     # seconds; after three times this a proxy that has not started is ended, and started once more
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
+    # gRPC carries chunks from the gateway to the proxy in half the time of Ray's own streams. Only a Ray that
+    # starts here takes this up: between nodes such a connection would not notice that the other is lost.
+    os.environ.setdefault("RAY_SERVE_PROXY_USE_GRPC", "1")
+    os.environ.setdefault("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", "-1")  # the gateway bounds requests
     if not ray.is_initialized():
         _check_free("ray.metrics_port", "", settings.ray.metrics_port)
         ray.init(namespace="serve", include_dashboard=False, _metrics_export_port=settings.ray.metrics_port)

@@ -36,6 +36,8 @@ def raylets(**head: Any) -> Iterator[Cluster]:
         # As our own start of Ray has them.
         "RAY_worker_niceness": "0",
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        "RAY_SERVE_PROXY_USE_GRPC": "1",
+        "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": "-1",
         # Proxies share the port of one machine, and those of machines without replicas close theirs.
         "RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(free_port()),
         "RAY_SERVE_WORKER_PROXY_GRPC_PORT": str(free_port()),
