@@ -14,7 +14,7 @@ from protos import generation_pb2, generation_pb2_grpc
 PAUSE = Backoff(0.2, 3.0)  # seconds between attempts
 AGAIN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
 # Serve's proxy answers INTERNAL for a lost gateway as for a defect: Ray's words tell the two apart.
-LOST_GATEWAY = ("actor died", "actor is temporarily unavailable")
+LOST_GATEWAY = ("actor died", "actor is temporarily unavailable", "Actor is unavailable")
 RETRY_DELAY = "retry-after-ms"  # trailing metadata of a gateway whose queue is full
 
 

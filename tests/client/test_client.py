@@ -104,6 +104,7 @@ def test_answer_of_a_wrong_request_is_not_tried_again(gateway):
     ("details", "is_repeated"),
     [
         ("The actor died unexpectedly before finishing this task.", True),
+        ("The actor 94f1 is unavailable: Actor is unavailable.. The task may have been executed.", True),
         ("The actor 0a is unavailable: The actor is temporarily unavailable: Socket closed", True),
         ("KeyError: a defect", False),
     ],
