@@ -4,14 +4,14 @@ from collections import OrderedDict
 
 
 class BlockPool:
-    """Which blocks are free, how often each is used, and which may be found again by their content.
+    """Blocks of a cache: how often each is used, and under which digest it is published.
 
-    A block is free, used, or kept: unused, but published under a digest and found again until it is evicted.
+    A block is free, used, or kept: unused, but published and found again until it is evicted.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        # Taken from the end: used blocks come again first, and untouched memory stays untouched.
+        # Blocks are taken from the end: released blocks come first, and memory never used stays unmapped.
         self._free: dict[int, None] = dict.fromkeys(reversed(range(num_blocks)))
         self._users = [0] * num_blocks
         self._kept: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -20,7 +20,7 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that can be allocated now, kept ones included."""
+        """Returns the number of blocks that can be allocated now, kept blocks included."""
         return len(self._free) + len(self._kept)
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
@@ -50,7 +50,7 @@ class BlockPool:
         return block
 
     def find(self, digest: bytes) -> int | None:
-        """Returns the block published under ``digest``, if it still exists."""
+        """Returns the block that is published under ``digest``; None: there is none, or it was evicted."""
         return self._block_of.get(digest)
 
     def share(self, block: int) -> None:

@@ -18,9 +18,9 @@ LayerShape = tuple[int, int, int]  # key/value heads, key dimension, value dimen
 
 
 class GatherSpace:
-    """Memory into which scattered blocks are copied, used again by every layer and step.
+    """Memory into which scattered blocks are copied. Every layer and step uses it again.
 
-    Fresh memory would cost several times as much as the copy itself: its pages have to be mapped first.
+    Fresh memory would take several times as long as the copy: its pages have to be mapped first.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -28,7 +28,12 @@ class GatherSpace:
         self._memory: torch.Tensor | None = None
 
     def gather(self, stored: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-        """[num_blocks * block_size, kv_heads, dim] of ``stored`` [slots, kv_heads, dim], one at a time."""
+        """Returns the slots of the blocks, [num_blocks * block_size, kv_heads, dim], until the next call.
+
+        Args:
+            stored: [slots, kv_heads, dim].
+            blocks: int64 [num_blocks].
+        """
         rows = stored.view(stored.shape[0] // self._block_size, -1)
         size = len(blocks) * rows.shape[1]
         if self._memory is None or len(self._memory) < size:
@@ -39,7 +44,7 @@ class GatherSpace:
 
 
 class KeyValues:
-    """Storage. ``keys[layer]`` and ``values[layer]`` are [slots, kv_heads, dimension]; a slot is a row."""
+    """Storage: ``keys[layer]`` and ``values[layer]`` are [slots, kv_heads, dim]."""
 
     def __init__(
         self,
@@ -56,10 +61,10 @@ class KeyValues:
         slots = (num_blocks + 1) * block_size
         self.keys: dict[int, torch.Tensor] = {}
         self.values: dict[int, torch.Tensor] = {}
-        self._stored: list[torch.Tensor] = []  # [layers, slots, kv_heads, dim] of all layers alike
+        self._stored: list[torch.Tensor] = []  # [layers, slots, kv_heads, dim] of layers of one shape
         for shape in dict.fromkeys(shapes.values()):
             heads, *dims = shape
-            layers = [layer for layer, one in shapes.items() if one == shape]
+            layers = [layer for layer, own in shapes.items() if own == shape]
             for of_layer, dim in zip((self.keys, self.values), dims, strict=True):
                 stored = _zeros((len(layers), slots, heads, dim), dtype, device)
                 self._stored.append(stored)
@@ -84,15 +89,15 @@ class PagedCache(KeyValues):
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit, over all sequences."""
+        """Returns the number of tokens that fit, over all sequences."""
         return self.pool.num_blocks * self.block_size
 
     def blocks_for(self, length: int) -> int:
-        """Blocks that ``length`` tokens fill."""
+        """Returns the number of blocks that ``length`` tokens fill."""
         return -(-length // self.block_size)
 
     def reserve(self, sequence: EngineSequence, length: int) -> bool:
-        """Gives the sequence blocks for ``length`` slots; False, with nothing done, if too few are free."""
+        """Gives the sequence blocks for ``length`` slots. Returns False if too few are free."""
         missing = self.blocks_for(length) - len(sequence.blocks)
         if missing > self.pool.available:
             return False
@@ -112,15 +117,15 @@ class PagedCache(KeyValues):
         self.release(sequence)
 
     def clear(self, sequence: EngineSequence, length: int) -> None:
-        """Has everything that its blocks hold beyond ``length`` tokens filled with zeros.
+        """Has the slots of its blocks beyond ``length`` tokens filled with zeros.
 
-        A mask hides what lies there, but nothing hides a number that is not finite: 0 times it is NaN.
+        A mask hides their numbers unless they are not finite: 0 times such a number is NaN.
         """
         places = np.arange(length, len(sequence.blocks) * self.block_size)
         self._cleared.append(self._slots(sequence, places))
 
     def adopt_prefix(self, sequence: EngineSequence) -> None:
-        """Shares published blocks with the tokens that come next; the last token is always computed."""
+        """Takes published blocks for the tokens that come next. The last token is always computed."""
         index, rest = divmod(sequence.cached, self.block_size)
         if rest or sequence.pending:
             return
@@ -136,12 +141,12 @@ class PagedCache(KeyValues):
             sequence.cached = index * self.block_size
 
     def to_be_published(self, sequence: EngineSequence) -> list[bytes]:
-        """Digests of the blocks that its tokens will fill, the next block first."""
+        """Returns the digests of the blocks that its tokens will fill, the next block first."""
         first = sequence.cached // self.block_size
         return [self._digest(sequence, index) for index in range(first, self._adoptable(sequence))]
 
     def _adoptable(self, sequence: EngineSequence) -> int:
-        """Blocks that another sequence with the same tokens could share."""
+        """Returns the number of blocks that another sequence with the same tokens could share."""
         return (len(sequence.tokens) - 1) // self.block_size
 
     def publish(self, sequence: EngineSequence) -> None:
@@ -152,9 +157,9 @@ class PagedCache(KeyValues):
             self.pool.publish(sequence.blocks[index], digest)
 
     def roll_back(self, sequence: EngineSequence, length: int) -> None:
-        """Forgets what is cached beyond ``length`` tokens, and everything pending.
+        """Forgets the cached tokens beyond ``length``, and all pending nodes.
 
-        A published block is never written again: if it had to be, its tokens are computed into another block.
+        A published block is never written again: tokens that differ from its own go into another block.
         """
         sequence.forget_pending()
         del sequence.hashes[length // self.block_size :]
@@ -163,13 +168,13 @@ class PagedCache(KeyValues):
             self._drop_blocks(sequence, sequence.cached // self.block_size)
 
     def keep_path(self, sequence: EngineSequence, path: tuple[int, ...]) -> None:
-        """Commits the pending nodes of ``path``, root first: their cache is to move up, the rest goes."""
+        """Commits the pending nodes of ``path``, root first, whose cache is to move up; forgets the rest."""
         self._move(sequence, path)
         sequence.cached += len(path)
         sequence.forget_pending()
 
     def keep_branch(self, sequence: EngineSequence, path: tuple[int, ...]) -> None:
-        """Keeps a path, as ``keep_path``, but what follows the path stays pending."""
+        """Commits a path, as ``keep_path`` does, but the nodes that follow the path stay pending."""
         last = path[-1] if path else ROOT
         below = sequence.pending.below(last)
         self._move(sequence, (*path, *below))
@@ -191,7 +196,7 @@ class PagedCache(KeyValues):
         return moves, np.concatenate([np.zeros(0, np.int64), *cleared])
 
     def make(self, moves: list[Move], cleared: Numbers) -> None:
-        """Makes the moves in their order, then clears: a few launches for any number of moves and layers."""
+        """Makes the moves in their order, then clears slots. Any number of moves takes few launches."""
         if not moves and not len(cleared):
             return
         move = composed(moves)
@@ -206,8 +211,8 @@ class PagedCache(KeyValues):
                 stored.index_fill_(1, emptied, 0.0)
 
     def are_finite(self, slots: Rows) -> torch.Tensor:
-        """bool [num_slots]: whether every key and value there is, in all layers."""
-        # The maximum of numbers is NaN if any of them is NaN, and reads them once.
+        """Returns bool [num_slots]: whether every key and value there is finite, in all layers."""
+        # A maximum is NaN if any number is NaN, and reads each number once.
         largest = [stored[:, slots].abs().amax(dim=(0, 2, 3)) for stored in self._stored]
         return torch.stack([part.float() for part in largest]).amax(dim=0).isfinite()
 
@@ -241,7 +246,7 @@ class PagedCache(KeyValues):
 
 def composed(moves: list[Move]) -> Move:
     """Composes moves into a single move, which reads everything before it writes."""
-    origins: dict[int, int] = {}  # slot that holds now what another slot holds in the end
+    origins: dict[int, int] = {}  # key: slot; value: slot whose content it gets
     for move in moves:
         read = [origins.get(slot, slot) for slot in move.source.tolist()]
         origins.update(zip(move.target.tolist(), read, strict=True))

@@ -1,7 +1,7 @@
 """Search for the rank at which truncation cuts a row off, in few passes over unsorted candidates.
 
-A ``source`` says what a row's candidates are: where their ranks lie and how many there are, or, if they have
-not been collected, how to read all of its logits; see load_ranks.
+A ``source`` describes a row's candidates: where their ranks lie and how many there are, or how to read all
+logits of the row if its candidates have not been collected; see load_ranks.
 """
 
 import math
@@ -11,8 +11,8 @@ import triton.language as tl
 
 from outrider.engine.kernels.logits import LOWEST_RANK, load_logits, rank_of, value_of
 
-TILE = tl.constexpr(2048)  # candidates that are looked at together
-UNITS = tl.constexpr(2.0**44)  # in the mass of the likeliest token: 2^19 tokens add up in 63 bits
+TILE = tl.constexpr(2048)  # candidates that are read together
+UNITS = tl.constexpr(2.0**44)  # units of the likeliest token's mass: the sum of 2^19 tokens fits into 63 bits
 _PIVOTS = tl.constexpr(4)  # ranks that a search tries in one pass
 _INFINITY = tl.constexpr(math.inf)
 
@@ -49,7 +49,7 @@ def search(lowest, above, enough, peak, source, BY_MASS: tl.constexpr, ID_BITS: 
 
 @triton.jit
 def load_ranks(start, source, ID_BITS: tl.constexpr):
-    """int64 [TILE]: ranks of candidates where they have been collected, else of all tokens."""
+    """Returns ranks, int64 [TILE], of candidates if they have been collected, else of all tokens."""
     candidates, length, logits, row_stride, allowed, row, vocab_size, temperature, are_collected = source
     at = start + tl.arange(0, TILE)
     if are_collected:
@@ -62,6 +62,6 @@ def load_ranks(start, source, ID_BITS: tl.constexpr):
 
 @triton.jit
 def mass_of(ranks, peak, ID_BITS: tl.constexpr):
-    """int64: the tokens' masses in units, whose sum does not depend on their order."""
+    """Returns the tokens' masses, int64, in UNITS: their sum does not depend on their order."""
     of_tokens = tl.where(ranks > LOWEST_RANK, value_of(ranks, ID_BITS), -_INFINITY)
     return (tl.exp(of_tokens - peak) * UNITS).to(tl.int64)

@@ -1,24 +1,24 @@
 """Operations of a decoder layer between its matrix products, as three Triton kernels.
 
-Each would be two to five of torch's, and in a step that decodes a kernel takes longer to start than for its
-arithmetic. Rows are computed one by one, so a result does not depend on what else is in the batch. Rounding
-is transformers': each product and each sum to the model's type.
+Each replaces two to five kernels of torch: in a step of decoding a kernel's start takes longer than its
+arithmetic. Each row is computed alone, so its result does not depend on the batch. Rounding is transformers':
+each product and each sum to the model's type.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-HEADS_AT_ONCE = 8
-NUMBERS_AT_ONCE = 1024  # numbers of a row whose gate is computed
-NUMBERS_OF_A_WARP = 512  # numbers of a row that is normed
+HEADS_AT_ONCE = 8  # heads of a program that rotates
+NUMBERS_AT_ONCE = 1024  # numbers of a program that gates, at most
+NUMBERS_OF_A_WARP = 512  # numbers of a normed row for each warp
 
 
 @triton.jit
 def _norm(
     rows,  # [num_tokens, groups, SIZE], by the stride of its first dimension
     weight,  # [groups, SIZE]
-    output,  # as rows, by a stride of its own
+    output,  # [num_tokens, groups, SIZE], by output_stride
     stride,
     output_stride,
     epsilon,

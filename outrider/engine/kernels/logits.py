@@ -1,7 +1,7 @@
-"""Logits as the kernels see them: masked, divided by temperature, and as integers in the order of choice.
+"""Logits of the kernels that choose: masked, divided by temperature, and as integers in the order of choice.
 
-A token's *rank* is an int64 that is larger the larger its logit and, among equals, the lower its id. So no
-two tokens of a row have the same rank, and where a setting cuts off is one number.
+A token's *rank* is an int64 that grows with its logit and, among equal logits, with a lower id. So no two
+tokens of a row have the same rank, and the place at which a setting cuts off is a single number.
 """
 
 import triton
@@ -10,14 +10,14 @@ import triton.language as tl
 _INFINITY = tl.constexpr(float("inf"))
 _INT32_MAX = tl.constexpr(2**31 - 1)
 
-LOWEST_RANK = tl.constexpr(-(2**63))  # below that of any token
+LOWEST_RANK = tl.constexpr(-(2**63))  # below the rank of any token
 
 
 @triton.jit
 def load_logits(logits, row_stride, allowed, row, tokens, vocab_size, temperature):
-    """float32 and bool, of the shape of tokens: the masked and scaled logits, and which are no numbers.
+    """Returns the masked and scaled logits, float32, and which are faulty, bool, both of the shape of tokens.
 
-    What is NaN or positive infinity counts as banned, as do tokens beyond the vocabulary.
+    NaN and positive infinity are faulty. Tokens with a faulty logit or beyond the vocabulary are banned.
     """
     inside = tokens < vocab_size
     given = tl.load(logits + row.to(tl.int64) * row_stride + tokens, mask=inside, other=-_INFINITY)
@@ -34,7 +34,7 @@ def load_logits(logits, row_stride, allowed, row, tokens, vocab_size, temperatur
 
 @triton.jit
 def rank_of(values, tokens, ID_BITS: tl.constexpr):
-    """int64: the ranks of tokens whose logits are values, float32 and no negative zero."""
+    """Returns the ranks, int64, of tokens with these logits: float32, and no negative zero."""
     bits = values.to(tl.int32, bitcast=True)
     ordered = bits ^ ((bits >> 31) & _INT32_MAX)
     return (ordered.to(tl.int64) << ID_BITS) | (((1 << ID_BITS) - 1) - tokens)
@@ -42,12 +42,12 @@ def rank_of(values, tokens, ID_BITS: tl.constexpr):
 
 @triton.jit
 def value_of(ranks, ID_BITS: tl.constexpr):
-    """float32: the logits of tokens with these ranks."""
+    """Returns the logits, float32, of tokens with these ranks."""
     ordered = (ranks >> ID_BITS).to(tl.int32)
     return (ordered ^ ((ordered >> 31) & _INT32_MAX)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def token_of(ranks, ID_BITS: tl.constexpr):
-    """int32: the ids of tokens with these ranks."""
+    """Returns the ids, int32, of tokens with these ranks."""
     return ((1 << ID_BITS) - 1) - (ranks & ((1 << ID_BITS) - 1)).to(tl.int32)

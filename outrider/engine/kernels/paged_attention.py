@@ -4,8 +4,8 @@ The queries of one sequence that follow one another in the batch form a tile; it
 key/value head are computed together, so that the cache is read once for all of them. Few queries over a long
 context would leave most of a GPU idle: their context is split, and the parts are joined by their weights
 (Dao et al., "Flash-Decoding for long-context inference", 2023). A context is always split at the same places,
-and masked slots change no bit of a result: a row's output does not depend on its tile or its batch. Nor on
-where its drafted ancestors lie among others, where these are read in the order of a chain.
+and masked slots change no bit of a result: a row's output does not depend on its tile or its batch. If
+drafted ancestors are read in the order of a chain, their places among other nodes do not matter either.
 """
 
 import math
@@ -17,22 +17,22 @@ import triton.language as tl
 
 from outrider.engine.inputs.paged_input import FEW_TILE, MANY_TILE, TILE_FIELDS, PagedInput
 
-LEAST_LINES = 16  # least lines of a matrix product
+LEAST_LINES = 16  # lines of a matrix product, at least: what tl.dot takes
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How the work of a tile is cut."""
+    """Size of a program's work on a tile."""
 
     rows: int  # rows of a tile
-    lines: int  # at most: its rows times the query heads computed together
+    lines: int  # rows times query heads that are computed together, at most
     warps: int
 
 
 FEW = Tiling(FEW_TILE, 64, warps=4)
 MANY = Tiling(MANY_TILE, 128, warps=8)
 STAGES = 2  # stages of reading ahead
-MOST_SLOTS = 128  # at a time
+MOST_SLOTS = 128  # slots that are read at a time
 SHARE = 0.6  # share of a multiprocessor's memory for the keys and values that are read ahead
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -47,7 +47,7 @@ def _attend_tile(
     work,  # int64 [2] tiles that there are, and slots of the longest of their contexts
     seen,  # int64 [rows] slots before that are all visible
     ancestors,  # int64 [rows, words] bits of the nodes from the root on that are visible besides
-    paths,  # int64 [rows, path_length] with CHAINS: nodes up to the row's own, of a tile that has a root
+    paths,  # int64 [rows, path_length] nodes up to the row's own, with CHAINS, of a tile that has a root
     positions,  # int64 [rows]
     sinks,  # [heads]
     output,  # [rows, heads, value_dim]
@@ -80,8 +80,8 @@ def _attend_tile(
     CHAINS: tl.constexpr,  # whether a row is computed as if what is drafted before it were a chain
     PRECISION: tl.constexpr,
 ):
-    # A captured grid has to fit every batch. Programs without work would take longer than those with some, so
-    # few programs share what there is.
+    # A captured grid has to fit every batch. Starting programs without work would take longer than the work
+    # itself, so few programs share it.
     num_tiles, num_parts = tl.load(work).to(tl.int32), 1
     if SPLIT > 0:
         num_parts = tl.cdiv(tl.load(work + 1).to(tl.int32), SPLIT)
@@ -213,7 +213,7 @@ def _attend_tile(
 
 @triton.jit
 def _capped(scores, softcap):
-    """softcap * tanh(scores / softcap)"""
+    """Returns softcap * tanh(scores / softcap)."""
     faded = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E / softcap))
     tanh = (1.0 - faded) / (1.0 + faded)
     return softcap * tl.where(scores < 0, -tanh, tanh)
@@ -261,17 +261,12 @@ def _join_parts(
 
 @dataclass(frozen=True)
 class PagedAttention:
-    """The kernels for one engine.
+    """Kernels of one engine. They implement outrider.engine.forward.kernel.Kernel."""
 
-    split: slots of a part of the context, a multiple of MOST_SLOTS.
-    shared_memory: bytes that a program may have on a multiprocessor.
-    programs: that share the work of few queries.
-    """
-
-    block_size: int
-    split: int
-    shared_memory: int
-    programs: int
+    block_size: int  # slots
+    split: int  # slots of a part of the context, a multiple of MOST_SLOTS
+    shared_memory: int  # bytes that a program may have on a multiprocessor
+    programs: int  # programs that share the work of few queries
     is_asynchronous: bool = True
 
     def __call__(
@@ -286,7 +281,6 @@ class PagedAttention:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See outrider.engine.forward.kernel.Kernel, which this is."""
         heads, rows, key_dim = query.shape
         kv_heads, value_dim = values.shape[1:]
         repeats = heads // kv_heads
@@ -365,6 +359,6 @@ class PagedAttention:
         return output
 
     def _slots(self, size: int) -> int:
-        """Number of slots that are read at a time, by the bytes of each: a power of two."""
+        """Returns the number of slots of ``size`` bytes that are read at a time: a power of two."""
         most = int(SHARE * self.shared_memory / STAGES / size)
         return min(MOST_SLOTS, max(LEAST_LINES, 1 << (most.bit_length() - 1)))

@@ -7,7 +7,7 @@ from outrider.engine.kernels.cpu.functions import functions
 
 
 class PanelProduct:
-    """Products with one weight, which is kept by panels of columns as the processor reads them."""
+    """Products with one weight, which lies in memory as the processor reads it: by panels of columns."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """
@@ -20,12 +20,17 @@ class PanelProduct:
         width = self._functions.panel_width()
         panels = -(-self._outputs // width)
         missing = panels * width - self._outputs
-        filled = pad(weight, (0, 0, 0, missing)) if missing else weight  # not one copy more of a large one
+        filled = (
+            pad(weight, (0, 0, 0, missing)) if missing else weight
+        )  # a large weight is copied once, not twice
         self.panels = filled.view(panels, width, self._inputs).transpose(1, 2).contiguous()
         self._bias = None if bias is None else bias.contiguous()
 
     def __call__(self, rows: Tensor, added: Tensor | None = None) -> Tensor:
-        """float32 [num_rows, in_features] to [num_rows, out_features]; ``added`` is of the result's shape."""
+        """Returns the product, float32 [num_rows, out_features], plus ``added`` of the same shape.
+
+        rows: float32 [num_rows, in_features].
+        """
         rows, num_rows = rows.contiguous(), rows.shape[0]
         added = None if added is None else added.contiguous()
         result = rows.new_empty(num_rows, self._outputs)
