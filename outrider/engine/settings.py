@@ -70,8 +70,8 @@ class TargetModelSettings(ModelSettings):
     )
     batch_invariant: bool = Field(
         default=False,
-        description="a token's logits do not depend on what else is in its step, bit for bit, in any dtype,"
-        " for some speed",
+        description="a token's logits do not depend on what else is in its step, bit for bit, for some"
+        " speed; a CPU takes it in float32 and bfloat16",
     )
     drafter: DrafterName | None = Field(
         default=None, description="name of a drafter that stands beside the target; None: none does"

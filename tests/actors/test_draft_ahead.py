@@ -8,6 +8,7 @@ from opentelemetry.trace import get_tracer
 from outrider.demo.prompts import DEMO, KINDS
 from protos.trace_context import context_of
 from tests.fakes.spans import TRACEPARENT
+from tests.support.functions import needs_functions
 from tests.support.pair import HELD_S, OFF, answer, expected, pair
 from tests.support.patience import eventually
 
@@ -96,6 +97,7 @@ async def test_quantized_draft_changes_no_token(role, bits):
     assert sum(stats.accepted for _, stats in answers) > 0
 
 
+@needs_functions
 @pytest.mark.slow
 async def test_batch_invariant_numerics_say_the_same_in_bfloat16_with_drafts_and_without():
     async with pair(12, dtype="bfloat16", batch_invariant=True) as fleet:

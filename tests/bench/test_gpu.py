@@ -31,7 +31,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     """What the benchmark saves last."""
     found: dict[str, Any] = {}
     monkeypatch.setattr(checkpoints, "FOLDER", tmp_path)
-    monkeypatch.setattr(outrider.engine.forward.graphs, "ROWS", (1, 6))
+    monkeypatch.setattr(outrider.engine.forward.graphs, "CAPTURED_SIZES", (1, 6))
     for name, value in SMALL.items():
         monkeypatch.setattr(gpu, name, value)
     monkeypatch.setattr(gpu, "save", lambda _name, _rows, **facts: found.update(facts))

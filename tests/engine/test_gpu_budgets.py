@@ -12,7 +12,7 @@ import outrider.engine.forward.graphs
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.settings import Sampling
 from outrider.engine.choosing.sampler import choose_tokens
-from outrider.engine.forward.batch_invariant import ROWS
+from outrider.engine.forward.batch_invariant import PASS_TOKENS
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
@@ -57,7 +57,7 @@ LAYERS = (1, 2)
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Engine]]:
     """Models by their number of layers."""
     with simulated_cuda(), pytest.MonkeyPatch.context() as patched:
-        patched.setattr(outrider.engine.forward.graphs, "ROWS", (1, 4, 20))
+        patched.setattr(outrider.engine.forward.graphs, "CAPTURED_SIZES", (1, 4, 20))
         made = {}
         for layers in LAYERS:
             folder = write_checkpoint(tmp_path_factory.mktemp("llama"), "llama", num_hidden_layers=layers)
@@ -102,7 +102,7 @@ def test_step_stays_within_its_budget(measured, kind: str, shape: str, sampling:
 def test_other_passes_copy_and_wait_as_often(
     engines: dict[int, Engine], monkeypatch: pytest.MonkeyPatch, more: dict[str, bool]
 ) -> None:
-    monkeypatch.setitem(ROWS, "cuda", 16)
+    monkeypatch.setitem(PASS_TOKENS, "cuda", 16)
     engine = Engine.from_settings(engines[LAYERS[0]].settings.model_copy(update=more))
     counts = counts_of_step(engine, 2, 3, Sampling(temperature=0.7, max_tokens=64, ignore_eos=True))
     totals = counts.totals()

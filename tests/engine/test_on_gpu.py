@@ -81,7 +81,7 @@ REPEATED = ("batch-invariant", "kernels")
 
 @pytest.fixture(autouse=True)
 def few_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outrider.engine.forward.graphs, "ROWS", (1, 5, 30))
+    monkeypatch.setattr(outrider.engine.forward.graphs, "CAPTURED_SIZES", (1, 5, 30))
 
 
 @pytest.fixture(

@@ -32,7 +32,7 @@ def capturing(monkeypatch: pytest.MonkeyPatch) -> Capture:
     """Has engines believe that they have kernels, and capture."""
     capture = Capture()
     owner = outrider.engine.loop.forward_pass
-    monkeypatch.setattr(owner, "find_kernel", lambda settings, *_: (PlainAttention(settings.block_size), ()))
+    monkeypatch.setattr(owner, "find_kernel", lambda *_, block_size, **__: PlainAttention(block_size))
     monkeypatch.setattr(owner, "CudaCapture", lambda: capture)
-    monkeypatch.setattr(outrider.engine.forward.graphs, "ROWS", SIZES)
+    monkeypatch.setattr(outrider.engine.forward.graphs, "CAPTURED_SIZES", SIZES)
     return capture

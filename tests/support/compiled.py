@@ -108,7 +108,7 @@ def of_choice(kernel: Any, capability: int) -> dict[str, int]:
 
 
 def of_verdict(capability: int) -> dict[str, int]:
-    return compiled(verdict.find_path, capability, TYPES, {"BLOCK": verdict.ROWS}, ALIGNED, {})
+    return compiled(verdict.find_path, capability, TYPES, {"BLOCK": verdict.PROGRAM_ROWS}, ALIGNED, {})
 
 
 def of_attention(capability: int, *, as_chains: bool) -> dict[str, int]:

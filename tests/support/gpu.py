@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import torch
 
-from outrider.engine.forward.batch_invariant import ROWS
+from outrider.engine.forward.batch_invariant import PASS_TOKENS
 from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.install import simulated_cuda
 
@@ -18,5 +18,5 @@ def gpu() -> Iterator[SimulatedCuda | None]:
         yield None
     else:
         # Triton's interpreter takes seconds for a pass of as many tokens as a GPU likes.
-        with simulated_cuda() as cuda, patch.dict(ROWS, {"cuda": 16}):
+        with simulated_cuda() as cuda, patch.dict(PASS_TOKENS, {"cuda": 16}):
             yield cuda

@@ -113,7 +113,7 @@ def attended(
         )
     spaces = cache.key_space, cache.value_space
     gathered = GatheredAttention(keys, values, *spaces, query.shape[0], scaling, window, softcap, sinks)
-    if len(batch.groups) == 1 and not batch.is_padded:
+    if len(batch.groups) == 1:
         return gathered.attend(batch.groups[0], query).contiguous()  # some models take views
     output = query.new_zeros(query.shape[1], query.shape[0], values.shape[2])
     for group in batch.groups:

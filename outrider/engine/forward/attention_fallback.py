@@ -1,6 +1,6 @@
 """Attention without a kernel of ours: it gathers the blocks of a context, then calls torch.
 
-It serves a CPU in other types than float32, and a GPU for heads that no kernel takes or without Triton.
+It serves a CPU in other types than float32, heads that no kernel takes, and machines without a compiler.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from outrider.engine.cache.paged_cache import GatherSpace
-from outrider.engine.forward.attention_groups import FEW_QUERIES, AttentionGroup
+from outrider.engine.forward.attention_groups import SHARED_CALL_QUERIES, AttentionGroup
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class GatheredAttention:
         rows = query[:, group.query_rows]
         if self.softcap is not None or self.sinks is not None:
             output = self._explicit(group, rows)
-        elif group.num_queries > FEW_QUERIES:
+        elif group.num_queries > SHARED_CALL_QUERIES:
             output = self._many_queries(group, rows)
         else:
             output = self._few_queries(group, rows)

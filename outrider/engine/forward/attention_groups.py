@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from outrider.decoding.draft import Draft
 from outrider.engine.inputs.step_input import Numbers, Rows
 
-FEW_QUERIES = 16  # up to here sequences with different counts share a call, padded; beyond, each has its own
+SHARED_CALL_QUERIES = 16  # most queries of a sequence that shares a call, padded
 PADDED_SLOTS = 1024  # context slots a group may read in vain: beyond, a second call is cheaper
 
 
@@ -53,7 +53,7 @@ class AttentionGroup:
     query_rows: Rows  # [num_lanes * num_queries] rows of the batch; padding repeats a span's last row
     real: torch.Tensor | None  # which of them are no padding; None: all
     output_rows: Rows  # [real] rows of the batch
-    view: Rows | None
+    view: slice | None
     blocks: torch.Tensor | None  # int64 [num_lanes * blocks per span]
     dtype: torch.dtype
     _masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
@@ -124,8 +124,8 @@ def form_groups(
 ) -> list[AttentionGroup]:
     """Splits the spans into groups with alike numbers of queries and alike lengths."""
     single = [span for span in spans if span.count == 1]
-    few = [span for span in spans if 1 < span.count <= FEW_QUERIES]
-    many = [[span] for span in spans if span.count > FEW_QUERIES]
+    few = [span for span in spans if 1 < span.count <= SHARED_CALL_QUERIES]
+    many = [[span] for span in spans if span.count > SHARED_CALL_QUERIES]
     members = [*_alike_lengths(single), *_alike_lengths(few), *many]
     return [_group(spans, block_size, dtype, device) for spans in members]
 

@@ -57,11 +57,6 @@ class Batch:
     def num_tokens(self) -> int:
         return self.token_ids.shape[1]
 
-    @property
-    def is_padded(self) -> bool:
-        """Whether some rows belong to no span."""
-        return False
-
     def without_padding(self, output: ForwardOutput) -> ForwardOutput:
         """Returns the output of its pass without rows of padding."""
         return output

@@ -5,9 +5,7 @@ sequences, drafted tokens, how a prompt was cut. So a step runs as passes of one
 
 - every forward pass has as many tokens, padded: all that a model does to tokens one by one (products, norms,
   activations) always has the same shape, and where in it a token lies changes nothing;
-- the kernels of attention split a context at fixed places, and what a tile holds besides changes nothing;
-- without them attention is called per sequence, for QUERIES tokens, padded, over a context whose length
-  follows from their positions alone;
+- a kernel of attention adds up a row's context in one order, whatever is computed beside it;
 - a drafted token that branches off sees its path as if it were a chain.
 
 A result is the same among processes with the same libraries, kind of processor and number of threads. The
@@ -15,28 +13,22 @@ ranks of a tensor-parallel model run the same passes, and add up in the order of
 (outrider/engine/parallel/sums.py).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch.nn.functional import pad
 
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan
-from outrider.engine.forward.batch import Batch, pack
+from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
 from outrider.engine.inputs.paged_input import PagedInput, PagedLayout, fill
-from outrider.engine.inputs.step_input import Feed, Rows
+from outrider.engine.inputs.step_input import Feed
 from outrider.engine.step_timings import Path
 
-# Tokens of a pass, by the kind of device: a GPU takes hardly longer for 64 than for one.
-ROWS = {"cpu": 16, "cuda": 64}
-QUERIES = 4
+# Tokens of a pass, by the kind of device: a GPU takes hardly longer for 64 than for a single token.
+PASS_TOKENS = {"cpu": 16, "cuda": 64}
 MIXES_ROWS = {"Linear8bitLt": "8 bit products of bitsandbytes depend on the largest of all inputs"}
 
 
@@ -63,37 +55,19 @@ class Passes:
 
 @dataclass(frozen=True)
 class PaddedPass(Batch):
-    """ROWS tokens of its device, of which the last may be padding that belongs to no sequence."""
+    """Holds PASS_TOKENS of its device, of which the last may be padding that belongs to no sequence."""
 
-    tiles: list[AttentionGroup]  # for attention without the paged kernel
     num_real: int  # tokens
     wanted: torch.Tensor  # int64: of its rows of logits, those that were asked for
-
-    @cached_property
-    def groups(self) -> list[AttentionGroup]:
-        return self.tiles
 
     @property
     def num_tokens(self) -> int:
         return self.num_real
 
-    @property
-    def is_padded(self) -> bool:
-        return True
-
     def without_padding(self, output: ForwardOutput) -> ForwardOutput:
         hidden = None if output.hidden is None else output.hidden[: self.num_real]
         logits = output.logits[self.wanted] if len(self.wanted) else output.logits
         return ForwardOutput(logits, hidden, output.are_finite[: self.num_real])
-
-
-@dataclass(frozen=True)
-class TokenPlace:
-    """Place of a token in a span."""
-
-    row: int  # index in the pass
-    position: int
-    path: tuple[int, ...] | None  # slots of its drafted ancestors and itself, where these are no chain
 
 
 def cut(feeds: Sequence[Feed], rows: int) -> list[list[Feed]]:
@@ -125,7 +99,7 @@ def _part(feed: Feed, first: int, stop: int) -> Feed:
     )
 
 
-def paged_pass(
+def padded_pass(
     feeds: Sequence[Feed],
     block_size: int,
     dtype: torch.dtype,
@@ -133,8 +107,8 @@ def paged_pass(
     spare_slot: int,
     choice: ChoiceInput | None = None,
 ) -> PaddedPass:
-    """Makes a pass for a kernel that reads the cache in place. Padding is written to ``spare_slot``."""
-    fitting, rows = PagedLayout.of(feeds, block_size), ROWS[device.type]
+    """Makes a pass of feeds that fit into it. Padding is written to ``spare_slot``."""
+    fitting, rows = PagedLayout.of(feeds, block_size), PASS_TOKENS[device.type]
     room = PagedLayout.padded(rows, fitting.blocks, as_chains=True)
     longest = max(max(feed.tree.depths) + 1 if feed.tree else 0 for feed in feeds)
     path_length = max(room.path_length, longest)
@@ -151,99 +125,9 @@ def paged_pass(
         dtype,
         given,
         None if choice is None else choice.at(fields),
-        [],
         fitting.rows,
         given.logit_rows[: fitting.logits],
     )
-
-
-def gathered_pass(
-    feeds: Sequence[Feed], block_size: int, dtype: torch.dtype, device: torch.device, spare_slot: int
-) -> PaddedPass:
-    """Makes a pass for attention that gathers blocks. Padding is written to ``spare_slot``."""
-    batch = pack(feeds, block_size, dtype, device)
-    rows = ROWS[device.type]
-    padding = rows - batch.num_tokens
-    slots = batch.slots
-    if isinstance(slots, slice):
-        slots = torch.arange(slots.start, slots.stop, device=device)
-    return PaddedPass(
-        pad(batch.token_ids, (0, padding)),
-        pad(batch.position_ids, (0, padding)),
-        pad(slots, (0, padding), value=spare_slot),
-        torch.arange(rows if len(batch.logit_rows) else 0, device=device),
-        batch.spans,
-        block_size,
-        dtype,
-        None,
-        None,
-        [
-            _group(span, tile, block_size, dtype, device)
-            for span in batch.spans
-            for tile in _tiles([*_places(span)])
-        ],
-        batch.num_tokens,
-        batch.logit_rows,
-    )
-
-
-def _places(span: QuerySpan) -> Iterator[TokenPlace]:
-    root = span.length - len(span.tree) if span.tree is not None else span.length
-    for offset, position in enumerate(span.positions()):
-        node = span.start + offset - root
-        path = None
-        if span.tree is not None and node >= 0 and span.tree.depths[node] != node:
-            path = tuple(root + ancestor for ancestor in span.tree.path(node))
-        yield TokenPlace(span.first + offset, position, path)
-
-
-def _tiles(places: list[TokenPlace]) -> Iterator[list[TokenPlace]]:
-    """Tokens that share a call of attention: neighbours within QUERIES positions, or one off the chain."""
-    tile: list[TokenPlace] = []
-    for place in places:
-        if tile and (
-            place.path or tile[-1].path or tile[-1].position // QUERIES != place.position // QUERIES
-        ):
-            yield tile
-            tile = []
-        tile.append(place)
-    if tile:
-        yield tile
-
-
-def _group(
-    span: QuerySpan, tile: list[TokenPlace], block_size: int, dtype: torch.dtype, device: torch.device
-) -> AttentionGroup:
-    """Returns the tile as a group, whose shape follows from the tokens' positions alone."""
-    rows = [place.row for place in tile]
-    first = QuerySpan(span.blocks, rows[0], len(rows), tile[0].position, None)
-    length = (first.length - 1) // QUERIES * QUERIES + QUERIES
-    return AttentionGroup(
-        [first],
-        QUERIES,
-        length,
-        # Not as a slice: a copy lies in memory as every other.
-        torch.tensor(rows + rows[-1:] * (QUERIES - len(rows)), device=device),
-        torch.arange(len(rows), device=device),
-        torch.tensor(rows, device=device),
-        _context(span, tile[0], first.length, length, block_size, device),
-        None,
-        dtype,
-    )
-
-
-def _context(
-    span: QuerySpan, place: TokenPlace, seen: int, length: int, block_size: int, device: torch.device
-) -> Rows:
-    """Slots of the cache by position; beyond the ``seen`` ones any that its sequence holds."""
-    held = len(span.blocks) * block_size
-    places = np.minimum(np.arange(length), held - 1)
-    if place.path is not None:
-        places[seen - len(place.path) : seen] = place.path
-    slots: NDArray[np.int64] = span.blocks[places // block_size] * block_size + places % block_size
-    if (np.diff(slots) == 1).all():
-        return slice(int(slots[0]), int(slots[0]) + length)
-    return torch.from_numpy(slots).to(device)
 
 
 def _are_experts(path: str, module: Any) -> bool:

@@ -22,7 +22,7 @@ from outrider.pace.settings import MAX_DEPTH
 
 logger = logging.getLogger(__name__)
 
-ROWS = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 513, 64))
+CAPTURED_SIZES = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 513, 64))
 MOST_BLOCKS = 2**14  # blocks of a sequence: a longer one goes without a graph
 INDEX_BYTES = 8  # size of an int64
 
@@ -34,7 +34,7 @@ Capture = Callable[[Callable[[], None]], Replay]
 
 def captured_sizes(settings: EngineSettings) -> tuple[int, ...]:
     """Rows of the graphs for steps of all sequences, ascending, as far as there are graphs."""
-    return ROWS[: bisect_left(ROWS, settings.max_sequences * (1 + MAX_DEPTH)) + 1]
+    return CAPTURED_SIZES[: bisect_left(CAPTURED_SIZES, settings.max_sequences * (1 + MAX_DEPTH)) + 1]
 
 
 def feed_bytes(rows: int, blocks: int, *, as_chains: bool) -> int:

@@ -7,15 +7,13 @@ import torch
 
 from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.inputs.paged_input import PagedInput
-from outrider.engine.kernels.cpu.attention import WIDEST_VECTOR, CpuAttention
-from outrider.engine.kernels.cpu.functions import compiled
-from outrider.engine.settings import EngineSettings
+from outrider.engine.kernels.cpu.attention import DTYPES, WIDEST_VECTOR, CpuAttention
+from outrider.engine.kernels.cpu.functions import found
 
-WIDEST_HEAD = 256
+WIDEST_HEAD = 256  # dimensions, on a GPU
 PARTS = 32  # most parts of the longest context
 SHORTEST_PART = 256  # slots
 PROGRAMS = 2  # programs for each multiprocessor
-GATHERS = "attention gathers its blocks, and no step has a CUDA graph: {}"
 
 
 class Kernel(Protocol):
@@ -52,36 +50,48 @@ class Kernel(Protocol):
 
 
 def find_kernel(
-    settings: EngineSettings, shapes: Mapping[int, LayerShape], context_length: int, device: torch.device
-) -> tuple[Kernel | None, tuple[str, ...]]:
-    """Returns the kernel, or None if blocks have to be gathered; and on a GPU why that is slow.
+    shapes: Mapping[int, LayerShape],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    block_size: int,
+    context_length: int,
+) -> Kernel | str:
+    """Returns the kernel for layers of these shapes, or why there is none: then blocks have to be gathered.
 
-    settings: with the device's dtype resolved.
+    Args:
+        context_length: tokens of the longest sequence.
     """
-    all_dims = [dim for _, *dims in shapes.values() for dim in dims]
-    if device.type == "cpu" and settings.dtype == "float32" and compiled() is not None:
-        fits = all(dim % WIDEST_VECTOR == 0 for dim in all_dims)
-        return CpuAttention(settings.block_size) if fits else None, ()
-    if device.type != "cuda":
-        return None, ()
-    widest = max(all_dims)
+    if device.type == "cpu":
+        return why_no_cpu_kernel(shapes, dtype) or CpuAttention(block_size)
+    widest = max(_dims_of(shapes))
     if widest > WIDEST_HEAD:
-        return None, (
-            GATHERS.format(f"heads have {widest} dimensions, a kernel takes {WIDEST_HEAD} at most"),
-        )
+        return f"heads have {widest} dimensions, a kernel on a GPU takes {WIDEST_HEAD} at most"
     try:
         from outrider.engine.kernels.paged_attention import PagedAttention
     except ImportError as error:
-        return None, (
-            GATHERS.format(f"Triton is missing, which chooses tokens too: pip install triton ({error})"),
-        )
+        return f"Triton is missing, which chooses tokens too: pip install triton ({error})"
     properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack some
     return PagedAttention(
-        settings.block_size,
+        block_size,
         part_slots(context_length),
         properties.shared_memory_per_block_optin,
         programs=PROGRAMS * properties.multi_processor_count,
-    ), ()
+    )
+
+
+def why_no_cpu_kernel(shapes: Mapping[int, LayerShape], dtype: torch.dtype) -> str | None:
+    """Returns why a CPU has no kernel for layers of these shapes; None: it has a kernel."""
+    if dtype not in DTYPES:
+        name = str(dtype).removeprefix("torch.")
+        return f"dtype={name!r} has no kernel on a CPU, which takes 'float32' and 'bfloat16'"
+    if odd := [dim for dim in _dims_of(shapes) if dim % WIDEST_VECTOR]:
+        return f"heads have {odd[0]} dimensions, a kernel on a CPU takes multiples of {WIDEST_VECTOR}"
+    return library if isinstance(library := found(), str) else None
+
+
+def _dims_of(shapes: Mapping[int, LayerShape]) -> list[int]:
+    return [dim for _, *dims in shapes.values() for dim in dims]
 
 
 def part_slots(context_length: int) -> int:

@@ -1,9 +1,9 @@
 """Chooses tokens on the device, without a wait for it, in at most four launches.
 
-1. ``_scan`` reads each row once, in chunks: whether its numbers are finite, its largest logit, and either its
-   best tokens under the keyed noise or, where a setting truncates it, what bounds its candidates from below.
+1. ``_scan`` reads each row once, in chunks. It finds whether the numbers are finite, the largest logit, and
+   the best tokens under the keyed noise; if a setting truncates the row, a lower bound of its candidates.
 2. ``_collect`` gathers the candidates of truncated rows: the few tokens that no setting can have cut off yet.
-3. ``_choose`` finds where among them top-k, top-p and min-p cut off, and the best tokens of every row.
+3. ``_choose`` finds the ranks at which top-k, top-p and min-p cut off, and the best tokens of every row.
 4. ``find_path``, in verdict.py, follows the best tokens through the Drafts.
 
 The settings mean what they do in outrider/decoding/truncation.py.
@@ -25,14 +25,14 @@ from outrider.engine.inputs.choice_input import ChoiceInput, DraftRows, PackedRo
 from outrider.engine.kernels.cutoff import TILE, UNITS, load_ranks, lowest_rank, mass_of, rank_above, search
 from outrider.engine.kernels.logits import LOWEST_RANK, load_logits, rank_of, token_of, value_of
 from outrider.engine.kernels.noise import gumbel_at, gumbel_of_blocks
-from outrider.engine.kernels.verdict import ROWS, find_path
+from outrider.engine.kernels.verdict import PROGRAM_ROWS, find_path
 
 CHUNK = 4096  # tokens that a program reads
-BLOCK = 64  # tokens whose largest logit counts as one where top-k bounds its candidates
-CAPACITY = 16384  # candidates that are gathered; a row that has more is read again instead
+BLOCK = 64  # tokens whose largest logit stands for them in the bound of top-k
+CAPACITY = 16384  # candidates of a row that are gathered; a row with more is read again
 WARPS = 8
 
-_SAFETY = tl.constexpr(0.01)  # margin by which a bound is lowered: more than rounding makes of it
+_SAFETY = tl.constexpr(0.01)  # margin by which a bound is lowered, in logits: more than its rounding
 _HIGHEST = tl.constexpr(2**63 - 1)  # above the rank of any token
 _SMALLEST = tl.constexpr(torch.finfo(torch.float32).min)  # logit of a banned token
 _INFINITY = tl.constexpr(math.inf)
@@ -46,9 +46,9 @@ class DeviceChoice:
     """Chosen tokens on the device."""
 
     ranked: Tensor  # int32 [num_rows, ranks] the best tokens under the keyed noise, best first
-    perturbed: Tensor  # float32 [num_rows, ranks] their perturbed logits, -inf where they are banned
-    are_sound: Tensor  # bool [num_rows] false where a logit is NaN or positive infinity, or none is finite
-    stands: Tensor  # bool [num_rows] by the coupled rule, as far as that is known of sound rows; or [0]
+    perturbed: Tensor  # float32 [num_rows, ranks] their perturbed logits, -inf if banned
+    are_sound: Tensor  # bool [num_rows] false if a logit is NaN or positive infinity, or none is finite
+    stands: Tensor  # bool [num_rows] whether sound rows stand by the coupled rule; [0] without Drafts
 
 
 def choose_on_device(
@@ -57,11 +57,11 @@ def choose_on_device(
     """Applies temperature, top-k, top-p and min-p, and finds the best tokens under the keyed noise.
 
     Settings that change or ban single tokens have been applied to the logits already. A row that is not
-    sound gets some tokens of the vocabulary. Where ``rows`` have Drafts, what stands of them is found too.
+    sound gets some tokens of the vocabulary. If ``rows`` have Drafts, their accepted nodes are found too.
 
     Args:
         logits: [num_rows, vocab_size] of any float type, each row contiguous; up to 2^19 tokens.
-        ranks: tokens to be found for each row, at most vocab_size; where fewer may be, banned ones follow.
+        ranks: tokens to be found for each row, at most vocab_size; banned tokens follow the allowed.
         allowed: int32 [num_rows, ceil(vocab_size / 32)], a set bit for each token that may be chosen, the
             lowest bits first; None allows all.
     """
@@ -72,7 +72,7 @@ def choose_on_device(
 
 
 def compile_choice(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Compiles the kernels for all that rows may ask, which takes seconds: no step is to wait for it.
+    """Compiles the kernels for all settings, which takes seconds: no step is to wait for it.
 
     dtype: of the model's logits. Those to which settings of single tokens were applied are float32.
     """
@@ -89,7 +89,7 @@ def compile_choice(vocab_size: int, dtype: torch.dtype, device: torch.device) ->
 def _planned(
     logits: Tensor, rows: PackedRows, ranks: int, allowed: Tensor | None
 ) -> tuple[DeviceChoice, list[Launch]]:
-    """Memory for chosen tokens, and the launches that choose them."""
+    """Returns memory for chosen tokens, and the launches that choose them."""
     (num_rows, vocab_size), device = logits.shape, logits.device
     num_chunks = triton.cdiv(vocab_size, CHUNK)
     id_bits = vocab_size.bit_length()
@@ -117,7 +117,7 @@ def _planned(
     launches.append((_choose, (num_rows,), (*read, *found, *chosen), {**of_chunks, **sizes}))
     if rows.depth:
         in_rows = (ranked, ranks, rows.drafts, num_rows, rows.depth, stands)
-        launches.append((find_path, (triton.cdiv(num_rows, ROWS),), in_rows, {"BLOCK": ROWS}))
+        launches.append((find_path, (triton.cdiv(num_rows, PROGRAM_ROWS),), in_rows, {"BLOCK": PROGRAM_ROWS}))
     return DeviceChoice(ranked, perturbed, are_sound, stands), launches
 
 
@@ -197,7 +197,7 @@ def _collect(
         peak, mass, _ = _load_statistics(statistics, row, num_rows, CHUNKS, CHUNKS_PADDED)
         bound = peak + distance
         if top_k > 0:
-            # The k-th largest of the blocks' maxima: k tokens are at least as large.
+            # The k-th largest of the blocks' maxima bounds them: k tokens are at least as large.
             num_blocks: tl.constexpr = CHUNKS * (CHUNK // BLOCK)
             of_row = block_maxima + row * num_blocks
             source = (of_row, num_blocks, logits, row_stride, allowed, row, vocab_size, temperature, True)
@@ -206,12 +206,12 @@ def _collect(
                 ID_BITS,
             )
         elif top_p < 1.0:
-            # Tokens below this have together less mass than top-p leaves out.
+            # All tokens below this bound have less mass together than top-p leaves out.
             left_out = ((1.0 - top_p) * mass / vocab_size).to(tl.float32)
             bound = tl.maximum(bound, peak + tl.log(left_out) - _SAFETY)
         tokens = chunk * CHUNK + tl.arange(0, CHUNK)
         values, _ = load_logits(logits, row_stride, allowed, row, tokens, vocab_size, temperature)
-        # The first tokens are those that follow where fewer than ``ranks`` may be chosen.
+        # The first tokens of the vocabulary follow if fewer than ``ranks`` may be chosen.
         picked = (tokens < vocab_size) & ((values >= bound) | (tokens < ranks))
         count = tl.sum(picked.to(tl.int32))
         places = tl.atomic_add(counts + row, count) + tl.cumsum(picked.to(tl.int32)) - 1
@@ -267,7 +267,7 @@ def _choose(
                 candidate_ranks = load_ranks(start, source, ID_BITS)
                 units += tl.where(candidate_ranks >= cut, mass_of(candidate_ranks, peak, ID_BITS), 0)
             mass = (tl.sum(units).to(tl.float64) / UNITS).to(tl.float32)
-        # In float32, as the reference has it: what equals add up to may be the very mass that is asked for.
+        # In float32, as the reference: the mass of equal tokens may be exactly the mass that is asked for.
         likeliest = tl.div_rn(1.0, tl.maximum(mass, 1.0))
         enough = tl.ceil(top_p / likeliest.to(tl.float64) * UNITS).to(tl.int64)
         cut = search(cut, above, enough, peak, source, True, ID_BITS)

@@ -6,12 +6,12 @@ The rule is ``verify_coupled`` in outrider/decoding/verify.py.
 import triton
 import triton.language as tl
 
-ROWS = 128  # rows of a program
+PROGRAM_ROWS = 128  # rows that a program follows
 
 
 @triton.jit(do_not_specialize=["ranks", "num_rows", "depth"])
 def find_path(ranked, ranks, drafts, num_rows, depth, stands, BLOCK: tl.constexpr):
-    """Whether each row stands: at every node from the root to it the token was chosen that was drafted.
+    """Finds whether each row stands: at every node from the root to the row the drafted token was chosen.
 
     drafts: DraftRows.numbers, see outrider/engine/inputs/choice_input.py.
     """

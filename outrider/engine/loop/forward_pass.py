@@ -9,16 +9,14 @@ import torch
 
 from outrider.engine.cache.paged_cache import LayerShape, PagedCache
 from outrider.engine.drafters.beside_target import BesideTarget
-from outrider.engine.errors import CacheLostError
+from outrider.engine.errors import CacheLostError, UnsupportedModelError
 from outrider.engine.forward.attention import Paged, Probe
 from outrider.engine.forward.batch import Batch, feed_chosen, pack, paged_batch
 from outrider.engine.forward.batch_invariant import (
-    ROWS,
+    PASS_TOKENS,
     Passes,
-    check_rows_are_apart,
     cut,
-    gathered_pass,
-    paged_pass,
+    padded_pass,
     why_rows_mix,
 )
 from outrider.engine.forward.decoder import Decoder, decoder_of, layer_operations
@@ -87,8 +85,6 @@ class ForwardPass:
         if because := context_because(self.model):
             logger.info("model=%r: %s", settings.model, because)
         shapes = layers.shapes | ({} if beside is None else beside.numbered_shapes)
-        if settings.batch_invariant:
-            check_rows_are_apart(self.model, settings.model)
         # transformers walks through the weights to find these, so a step does not ask it.
         self.dtype, self.device = dtype, device = self.model.dtype, self.model.device
         found = {
@@ -98,20 +94,29 @@ class ForwardPass:
         }
         self.settings = settings = settings.model_copy(update=found)
         is_stored_so = is_quantized(self.model.config)
+        context = context_length(self.model)
+        kernel = find_kernel(shapes, dtype, device, block_size=settings.block_size, context_length=context)
+        why_refused = why_rows_mix(self.model) or (kernel if isinstance(kernel, str) else None)
+        if settings.batch_invariant and why_refused is not None:
+            raise UnsupportedModelError(f"batch_invariant=True with model={settings.model!r}: {why_refused}")
         self.promise = first_promise(
             settings,
             str(dtype).removeprefix("torch."),
             is_quantized=settings.quantization is not None or is_stored_so,
-            why_rows_mix=why_rows_mix(self.model),
+            why_refused=why_refused,
         )
         self.group, self.beside = group, beside
         self._is_leader = group is None or group.rank == 0  # states are read there alone
         self._hidden_layers = () if beside is None or not self._is_leader else beside.hidden_layers
         self._graphs: Graphs | None = None
         self._decoder: Decoder | None = None
-        self.kernel: Kernel | None
-        self.slow_because: tuple[str, ...]  # on a GPU: a sentence for each thing that could be faster
-        self.kernel, self.slow_because = find_kernel(settings, shapes, context_length(self.model), device)
+        is_slower = device.type == "cpu" and dtype == torch.bfloat16  # if a sequence feeds several tokens
+        self.kernel: Kernel | None = None
+        if not isinstance(kernel, str) and (settings.batch_invariant or not is_slower):
+            self.kernel = kernel
+        self.slow_because: tuple[str, ...] = ()  # on a GPU: a sentence for each thing that could be faster
+        if isinstance(kernel, str) and device.type == "cuda":
+            self.slow_because = (f"attention gathers its blocks, and no step has a CUDA graph: {kernel}",)
         self.is_asynchronous = self.kernel is not None and self.kernel.is_asynchronous
         self._check_and_optimize(layers)
         empty_cache(device)  # joined weights and checks leave pieces that are too small for the cache
@@ -144,7 +149,7 @@ class ForwardPass:
         if not settings.graphs:
             return ("no step has a CUDA graph: graphs are off in the settings",)
         self._capture = CudaCapture()
-        sizes = (ROWS[self.device.type],) if settings.batch_invariant else captured_sizes(settings)
+        sizes = (PASS_TOKENS[self.device.type],) if settings.batch_invariant else captured_sizes(settings)
         self._graphs = self._graphs_of(self._compute, sizes, as_chains=settings.batch_invariant)
         return self._graphs.capture()
 
@@ -224,7 +229,7 @@ class ForwardPass:
         """
         self.change_cache(step)
         if self.settings.batch_invariant:
-            parts = cut(step.feeds, ROWS[self.device.type])
+            parts = cut(step.feeds, PASS_TOKENS[self.device.type])
             pairs = zip(parts, [*[None] * (len(parts) - 1), choice], strict=True)
             return Passes([self._graph_of(*part) or self._pass_of(*part) for part in pairs])
         return self._graph_of(step.feeds, choice) or self.lay_out(step.feeds, choice)
@@ -241,8 +246,8 @@ class ForwardPass:
 
     def _pass_of(self, feeds: Sequence[Feed], choice: ChoiceInput | None) -> Batch:
         """Returns a pass of batch-invariant numerics."""
-        given = feeds, self.settings.block_size, self.dtype, self.device, self._spare_slot
-        return paged_pass(*given, choice) if self.is_asynchronous else gathered_pass(*given)
+        block_size, dtype, device = self.settings.block_size, self.dtype, self.device
+        return padded_pass(feeds, block_size, dtype, device, self._spare_slot, choice)
 
     def lay_out(self, feeds: Sequence[Feed], choice: ChoiceInput | None = None) -> Batch:
         """Returns the tensors of a pass over the blocks of this cache, or of a target drafter's cache."""

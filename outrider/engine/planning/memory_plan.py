@@ -8,7 +8,7 @@ import torch
 
 from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.errors import CacheTooSmallError
-from outrider.engine.forward.batch_invariant import ROWS
+from outrider.engine.forward.batch_invariant import PASS_TOKENS
 from outrider.engine.forward.graphs import captured_sizes, feed_bytes
 from outrider.engine.forward.kernel import part_slots
 from outrider.engine.loading.weights import resolve_device
@@ -124,7 +124,7 @@ def plan_memory(
         parts = -(-model.context_length // part_slots(model.context_length))
         heads = -(-model.query_heads // settings.tensor_parallel)
         row = parts * heads * max(value_dim for _, _, value_dim in layers.values()) * PART_BYTES
-        at_once = ROWS["cuda"] if settings.batch_invariant else settings.prefill_chunk + num_logits
+        at_once = PASS_TOKENS["cuda"] if settings.batch_invariant else settings.prefill_chunk + num_logits
         activations += at_once * row
         if settings.graphs:
             graphs = _graph_bytes(model, settings, num_blocks, row)
@@ -157,7 +157,7 @@ def _graph_bytes(model: ModelSkeleton, settings: EngineSettings, num_blocks: int
     """
     blocks = min(-(-model.context_length // settings.block_size), num_blocks)
     of_drafts = captured_sizes(settings)[-1]
-    rows = ROWS["cuda"] if settings.batch_invariant else of_drafts
+    rows = PASS_TOKENS["cuda"] if settings.batch_invariant else of_drafts
     kept = feed_bytes(rows, blocks, as_chains=settings.batch_invariant) + model.state_bytes(rows)
     kept += rows * (model.vocab_size * model.dtype.itemsize + 1)  # logits, and whether the row is finite
     if drafting := model.drafting_graph_bytes(of_drafts, feed_bytes(of_drafts, blocks, as_chains=False)):

@@ -4,7 +4,7 @@ from outrider.engine.settings import EngineSettings
 
 
 def first_promise(
-    settings: EngineSettings, dtype: str, *, is_quantized: bool, why_rows_mix: str | None
+    settings: EngineSettings, dtype: str, *, is_quantized: bool, why_refused: str | None
 ) -> str:
     """Says in one line how far the target keeps the promise, and what would have it keep it exactly.
 
@@ -12,7 +12,7 @@ def first_promise(
         settings: of the target's engine.
         dtype: that it computes in, as torch names it: ``bfloat16``.
         is_quantized: whether its weights are, at load or in the checkpoint.
-        why_rows_mix: why the model takes no batch-invariant numerics; None: it takes them.
+        why_refused: why batch-invariant numerics are refused; None: they are not.
     """
     if settings.batch_invariant:
         return f"same seed, same text: exactly, in {dtype} with batch-invariant numerics"
@@ -20,6 +20,6 @@ def first_promise(
         return "same seed, same text: exactly but for near-ties, in float32"
     kind = f"{dtype} with quantized weights" if is_quantized else dtype
     said = f"same seed, same text: up to rounding, in {kind}: load and Drafts may change a text now and then"
-    if why_rows_mix is None:
+    if why_refused is None:
         return f"{said}. target.batch_invariant=true makes it exact"
-    return f"{said}. target.batch_invariant=true is refused for this model: {why_rows_mix}"
+    return f"{said}. target.batch_invariant=true is refused here: {why_refused}"

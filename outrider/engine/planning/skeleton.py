@@ -20,6 +20,7 @@ from outrider.engine.drafters.beside_target import BesideTarget, beside_target
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Probe
 from outrider.engine.forward.batch_invariant import why_rows_mix
+from outrider.engine.forward.kernel import why_no_cpu_kernel
 from outrider.engine.forward.linear import why_unpacked
 from outrider.engine.forward.output import states_of
 from outrider.engine.loading.context import context_length
@@ -98,11 +99,14 @@ class ModelSkeleton:
 
     def promise(self, settings: EngineSettings) -> str:
         """Returns the first promise as its engine would say it."""
+        why_refused = why_rows_mix(self._model)
+        if why_refused is None and resolve_device(settings.device).type == "cpu":
+            why_refused = why_no_cpu_kernel(self.layers_of(settings.tensor_parallel), self.dtype)
         return first_promise(
             settings,
             str(self.dtype).removeprefix("torch."),
             is_quantized=settings.quantization is not None or is_quantized(self._model.config),
-            why_rows_mix=why_rows_mix(self._model),
+            why_refused=why_refused,
         )
 
     def weight_bytes(

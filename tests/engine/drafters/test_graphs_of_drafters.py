@@ -42,7 +42,7 @@ LAUNCHES = {"eagle3": 27, "mtp": 27, "medusa": 22, "early_exit": 12}
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr(outrider.engine.forward.graphs, "ROWS", (1, 4, 16))
+    monkeypatch.setattr(outrider.engine.forward.graphs, "CAPTURED_SIZES", (1, 4, 16))
     return {"cache_memory": 2**21, "block_size": 8, "self_check": False, "dtype": "float32"}
 
 

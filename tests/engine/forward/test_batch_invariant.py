@@ -1,16 +1,16 @@
 """Batch-invariant numerics give a context the same row of logits, bit for bit, whatever shares the step."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer
-from torch.nn import functional
 
+import outrider.engine.forward.kernel
 import outrider.engine.loop.runner
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import ROOT, Draft
@@ -20,13 +20,14 @@ from outrider.engine.choosing.sampler import Choosing, begin_choosing
 from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.forward.batch_invariant import QUERIES, ROWS, check_rows_are_apart
+from outrider.engine.forward.batch_invariant import PASS_TOKENS, check_rows_are_apart
 from outrider.engine.inputs.choice_input import PackedRows
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, Output, generate
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Decode, Decoded, plain_decoding
 from tests.support.checkpoints import write_checkpoint
+from tests.support.functions import needs_functions
 from tests.support.gpu import gpu
 from tests.support.model import before_passes
 from tests.support.simulated_cuda.install import needs_compiler
@@ -153,6 +154,7 @@ def every_way(
         assert plain(other, asked)[:count] == texts
 
 
+@needs_functions
 @pytest.mark.parametrize(
     ("count", "chunks", "extent", "least"),
     [(8, (7,), FEW, 150), pytest.param(32, (7, 33), MANY, 1000, marks=pytest.mark.slow)],
@@ -167,28 +169,19 @@ def test_context_has_one_row_of_logits_in_bfloat16(
     assert not recorder.differing
 
 
-def test_every_pass_and_every_call_of_attention_has_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_functions
+def test_passes_of_any_work_have_a_single_shape() -> None:
     """Small products would be the same by luck if their shapes differed."""
     target = demo("target", batch_invariant=True)
-    passes, queries, lengths = set(), set(), set()
-    attend = functional.scaled_dot_product_attention
-
-    def spied(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
-        queries.add((query.shape, query.stride()))
-        lengths.add(key.shape[2])
-        return attend(query, key, value, **options)
-
+    passes = set()
     before_passes(target, lambda batch: passes.add((batch.token_ids.shape, len(batch.logit_rows))))
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", spied)
     every_way(target, [], encoded(4), FEW)
     assert passes
-    rows = ROWS["cpu"]
+    rows = PASS_TOKENS["cpu"]
     assert passes <= {((1, rows), rows), ((1, rows), 0)}  # with logits and without
-    assert len(queries) == 1
-    assert len(lengths) > 1
-    assert not any(length % QUERIES for length in lengths)
 
 
+@needs_functions
 @pytest.mark.parametrize(
     ("kind", "extent"),
     [
@@ -242,6 +235,7 @@ def test_on_a_gpu_too(
     assert not recorder.differing
 
 
+@needs_functions
 def test_quantized_target_too(recorder: Recorder, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "llama")
     fields = {"model": str(folder), "dtype": "bfloat16", "cache_memory": 2**22, "threads": 1}
@@ -252,6 +246,7 @@ def test_quantized_target_too(recorder: Recorder, tmp_path: Path) -> None:
     assert recorder.compared > 50
 
 
+@needs_functions
 @pytest.mark.slow
 def test_quantized_target_of_the_demo_too(recorder: Recorder) -> None:
     every_way(demo("target", batch_invariant=True, quantization="int8"), [], encoded(8), MANY)
@@ -259,6 +254,7 @@ def test_quantized_target_of_the_demo_too(recorder: Recorder) -> None:
     assert not recorder.differing
 
 
+@needs_functions
 def test_batch_invariant_passes_compute_what_usual_steps_compute() -> None:
     asked = encoded(12)
     usual, apart = (demo("target", dtype="float32", batch_invariant=value) for value in (False, True))
@@ -297,15 +293,36 @@ def differing(count: int, tokens: int) -> dict[str, int]:
     }
 
 
+@needs_functions
 def test_seeded_text_is_the_same_in_bfloat16() -> None:
     assert not any(differing(16, 16).values())
 
 
+@needs_functions
 @pytest.mark.slow
 def test_500_seeded_texts_are_the_same_in_bfloat16() -> None:
     counts = differing(500, 32)
     print(counts)
     assert not any(counts.values())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads", "missing", "why"),
+    [
+        ("float16", 4, None, "dtype='float16' has no kernel on a CPU, which takes 'float32' and 'bfloat16'"),
+        ("bfloat16", 8, None, "heads have 8 dimensions, a kernel on a CPU takes multiples of 16"),
+        ("float32", 4, "no C++ compiler", "no C++ compiler"),
+    ],
+)
+def test_batch_invariant_target_without_a_kernel_is_refused(
+    dtype: str, heads: int, missing: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_checkpoint(tmp_path, "llama", num_attention_heads=heads)
+    if missing is not None:
+        monkeypatch.setattr(outrider.engine.forward.kernel, "found", lambda: missing)
+    fields = {"model": str(folder), "dtype": dtype, "cache_memory": 2**22, "batch_invariant": True}
+    with pytest.raises(UnsupportedModelError, match=f"batch_invariant=True.*{tmp_path}.*{re.escape(why)}"):
+        Engine.from_settings(EngineSettings.model_validate(fields))
 
 
 def test_mixture_of_experts_is_refused(tmp_path: Path) -> None:

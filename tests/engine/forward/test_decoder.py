@@ -11,16 +11,16 @@ import torch
 from outrider.decoding.draft import ROOT, Draft
 from outrider.engine.forward.decoder import Decoder
 from outrider.engine.inputs.step_input import Feed, StepInput
-from outrider.engine.kernels.cpu.functions import compiled
 from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
+from tests.support.functions import needs_functions
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 FIELDS = [
     {"dtype": "float32"},
     {"dtype": "bfloat16"},
-    {"dtype": "float32", "batch_invariant": True},
+    pytest.param({"dtype": "float32", "batch_invariant": True}, marks=needs_functions),
     {"dtype": "float32", "quantization": "int8"},
 ]
 BLOCK_SIZE = 8
@@ -63,7 +63,7 @@ def test_decoder_computes_what_the_model_computes(
     assert (fast - theirs).abs().max() < tolerance * theirs.abs().max()
 
 
-@pytest.mark.skipif(compiled() is None, reason="Outrider was installed without a C++ compiler")
+@needs_functions
 @pytest.mark.parametrize("kind", FAMILY)
 def test_in_float32_a_token_is_the_same_bits_in_any_company(tmp_path: Path, kind: str) -> None:
     forward, tokens = load(write_checkpoint(tmp_path, kind)), [*PROMPT, 60, 61, 62]

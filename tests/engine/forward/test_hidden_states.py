@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.support.checkpoints import write_checkpoint
+from tests.support.functions import needs_functions
 from tests.support.hidden_states import pass_of, transformers_states
 
 LAYERS = (-1, 0, 2)  # the last, what goes into the first, what goes into the third
@@ -16,6 +17,7 @@ def test_states_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
     check_states(write_checkpoint(tmp_path, kind, num_hidden_layers=4))
 
 
+@needs_functions
 def test_passes_of_one_row_give_the_same(tmp_path: Path) -> None:
     check_states(write_checkpoint(tmp_path, "llama", num_hidden_layers=4), batch_invariant=True)
 

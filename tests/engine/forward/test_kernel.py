@@ -18,15 +18,17 @@ import outrider.engine.loop.forward_pass
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.forward.batch import paged_batch
-from outrider.engine.forward.batch_invariant import ROWS
+from outrider.engine.forward.batch_invariant import PASS_TOKENS
 from outrider.engine.forward.kernel import find_kernel, part_slots
 from outrider.engine.inputs.step_input import Feed, StepInput
+from outrider.engine.kernels.cpu.attention import CpuAttention
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 from tests.support.capture import Capture, capturing
 from tests.support.checkpoints import write_checkpoint
+from tests.support.functions import needs_functions
 
 PROMPT_LENGTHS = (1, 5, 9, 30, 61)
 
@@ -105,7 +107,7 @@ def test_batch_invariant_passes_are_replays_of_one_graph(tmp_path, capture):
     engine = engine_of(folder, batch_invariant=True)
     assert capture.captured == 1
     assert texts_of(engine) == expected
-    assert capture.replayed > sum(PROMPT_LENGTHS) // ROWS["cpu"] + 24
+    assert capture.replayed > sum(PROMPT_LENGTHS) // PASS_TOKENS["cpu"] + 24
     assert engine.slow_because == ()
 
 
@@ -194,25 +196,38 @@ def test_where_nothing_is_missing_there_is_nothing_to_say(checkpoint, capture, c
 NARROW, WIDE = {0: (2, 16, 16)}, {0: (1, 576, 512)}
 
 
-def test_there_is_no_kernel_without_cuda_and_nobody_misses_it():
-    settings = EngineSettings(model="any")
-    assert find_kernel(settings, WIDE, 512, torch.device("cpu")) == (None, ())
+LIMITS = {"block_size": 8, "context_length": 512}
+
+
+@needs_functions
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernel_of_a_cpu_takes_two_types(dtype):
+    assert isinstance(find_kernel(NARROW, dtype, torch.device("cpu"), **LIMITS), CpuAttention)
 
 
 @pytest.mark.parametrize(
-    ("shapes", "why"),
+    ("device", "dtype", "shapes", "why"),
     [
-        (WIDE, "heads have 576 dimensions"),
-        (NARROW, "pip install triton"),
+        ("cuda", torch.bfloat16, WIDE, "heads have 576 dimensions, a kernel on a GPU takes 256 at most"),
+        ("cuda", torch.bfloat16, NARROW, "pip install triton"),
+        ("cpu", torch.float16, NARROW, "dtype='float16' has no kernel on a CPU"),
+        ("cpu", torch.float32, {0: (2, 24, 24)}, "heads have 24 dimensions"),
     ],
 )
-def test_why_blocks_are_gathered_is_said(monkeypatch, shapes, why):
+def test_missing_kernel_is_explained(monkeypatch, device, dtype, shapes, why):
     monkeypatch.setitem(sys.modules, "outrider.engine.kernels.paged_attention", None)  # as without Triton
-    settings = EngineSettings(model="any")
-    kernel, (reason,) = find_kernel(settings, shapes, 512, torch.device("cuda"))
-    assert kernel is None
-    assert reason.startswith("attention gathers its blocks, and no step has a CUDA graph: ")
-    assert why in reason
+    assert why in find_kernel(shapes, dtype, torch.device(device), **LIMITS)
+
+
+@pytest.mark.parametrize(("batch_invariant", "takes_kernel"), [(False, False), (True, True)])
+@needs_functions
+def test_bfloat16_on_a_cpu_takes_the_kernel_for_batch_invariant_numerics_alone(
+    tmp_path, batch_invariant, takes_kernel
+):
+    """Else gathered blocks are faster, if a sequence feeds several tokens."""
+    folder = write_checkpoint(tmp_path, "llama")
+    settings = settings_of(folder, dtype="bfloat16", self_check=False, batch_invariant=batch_invariant)
+    assert (ForwardPass(settings).kernel is not None) == takes_kernel
 
 
 def test_context_is_read_in_few_parts():

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.engine.kernels.cpu.functions import INSTRUCTION_SETS, compiled
+from outrider.engine.kernels.cpu.functions import INSTRUCTION_SETS
+from tests.support.functions import needs_functions
 
 PROGRAM = """
 import torch
@@ -26,7 +27,7 @@ torch.testing.assert_close(CpuOperations().gated(rows), gated, atol=1e-5, rtol=1
 """
 
 
-@pytest.mark.skipif(compiled() is None, reason="Outrider was installed without a C++ compiler")
+@needs_functions
 def test_avx2() -> None:
     assert torch.backends.cpu.get_cpu_capability() in INSTRUCTION_SETS
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
@@ -39,6 +40,7 @@ import torch
 from outrider.engine.forward.linear import why_unpacked
 from outrider.engine.kernels.cpu.functions import compiled
 from outrider.engine.loading.int8_product import right_kind
+from tests.support.functions import needs_functions
 
 library = compiled()
 name = "" if library is None else library._name.rpartition("/")[2].partition(".")[0]

@@ -9,12 +9,15 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from outrider.decoding.draft import ROOT, Draft
 from outrider.engine.inputs.paged_input import PagedInput, PagedLayout
 from outrider.engine.inputs.step_input import Feed
 from outrider.engine.kernels.cpu.attention import CpuAttention
 from outrider.engine.kernels.cpu.functions import compiled
+from tests.support.functions import needs_functions
 from tests.support.paged_attention import PlainAttention, paged_input
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -110,9 +113,11 @@ def test_single_tokens_chains_trees_and_prompts(attention, heads, kv_heads, dims
     torch.testing.assert_close(ours, plain, atol=2e-6, rtol=1e-5)
 
 
-def test_half_precision():
+@pytest.mark.parametrize(("attention", "dtype"), [(of_triton, torch.float16), (of_cpu, torch.bfloat16)])
+def test_half_precision(attention, dtype):
     """bfloat16 products are wrong in Triton's interpreter."""
-    ours, plain = compared(of_triton, 8, 2, (64, 64), 16, torch.float16)
+    ours, plain = compared(attention, 8, 2, (64, 64), 16, dtype)
+    plain = plain.to(dtype).float()
     torch.testing.assert_close(ours, plain, atol=2e-3, rtol=2e-3)
 
 
@@ -134,12 +139,13 @@ def test_attention_of_a_row_does_not_depend_on_other_rows(attention):
 
 
 @pytest.mark.parametrize("window", [None, 40])
-def test_as_chains_a_drafted_row_is_what_it_is_when_it_is_committed(window):
+@KERNELS
+def test_as_chains_a_drafted_row_is_what_it_is_when_it_is_committed(attention, window):
     """Bit for bit: wherever its ancestors lie among other nodes, and whatever shares its tile."""
     generator = torch.Generator().manual_seed(0)
     keys, values = (torch.randn(NUM_BLOCKS * 16, 2, 16, generator=generator) for _ in range(2))
     query = torch.randn(6, 4, 16, generator=generator)
-    attend = of_triton(16)
+    attend = attention(16)
     room = PagedLayout.padded(16, 12, as_chains=True)
 
     def attended(feed, rows):
@@ -157,6 +163,44 @@ def test_as_chains_a_drafted_row_is_what_it_is_when_it_is_committed(window):
         tensor[slots[155:159]] = tensor[slots[155 + np.array(kept)]]  # which lie where a chain's would
     committed = Feed([0] * 4, 1, 155, feed.blocks, None)
     assert torch.equal(attended(committed, kept), drafted[kept])
+
+
+@st.composite
+def trees(draw):
+    count = draw(st.integers(1, 8))
+    return Draft(tuple(range(count)), tuple(draw(st.integers(ROOT, node - 1)) for node in range(count)))
+
+
+@needs_functions
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@settings(max_examples=50, deadline=None)
+@given(tree=trees(), start=st.integers(0, 90), window=st.sampled_from([None, 12]), beside=st.integers(0, 40))
+def test_cpu_row_is_the_same_alone_in_a_batch_padded_and_in_a_tree(dtype, tree, start, window, beside):
+    """Bit for bit, in either layout of a tree."""
+    generator = torch.Generator().manual_seed(start)
+    path_blocks = np.arange(NUM_BLOCKS, NUM_BLOCKS + 16)  # blocks beside those of the sequences
+    slots = (NUM_BLOCKS + 16) * 8
+    keys, values = (torch.randn(slots, 2, 32, generator=generator).to(dtype) for _ in range(2))
+    feed, *others = feeds_of([(start, 1 + len(tree), tree), *[(beside, 3, None)] * (beside > 0)], 8)
+    count, attend = 1 + len(tree), CpuAttention(8)
+    query = torch.randn(16, 4, 32, generator=generator).to(dtype)
+
+    def rows(feeds, query, layout=None):
+        given = paged_input(feeds, 8, layout=layout)
+        return attend(given, query.transpose(0, 1), keys, values, window=window)
+
+    padded = rows([feed], query, replace(PagedLayout.padded(16, 16, as_chains=True), lanes=1))
+    assert not padded[count:].any()
+    together = rows([feed, *others], query[: count + 3 * len(others)])
+    assert torch.equal(together[:count], padded[:count])
+    for node in range(len(tree)):
+        path = tree.path(node)
+        places = np.array([*range(start + 1), *(start + 1 + ancestor for ancestor in path)])
+        held = feed.blocks[places // 8] * 8 + places % 8
+        for tensor in (keys, values):
+            tensor[path_blocks[0] * 8 : path_blocks[0] * 8 + len(places)] = tensor[held]
+        single = Feed([0], 1, len(places) - 1, path_blocks, None)
+        assert torch.equal(rows([single], query[1 + node : 2 + node])[0], padded[1 + node])
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, of the interpreter

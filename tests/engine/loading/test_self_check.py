@@ -17,6 +17,7 @@ from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan
 from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import ARCHITECTURES, COMMON, write_checkpoint
+from tests.support.functions import needs_functions
 
 EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2}
 
@@ -151,6 +152,7 @@ def test_wrong_batch_is_refused_by_what_is_wrong_in_it(
         load(folders["llama"], **fields)
 
 
+@needs_functions
 def test_batch_invariant_numerics_are_checked_as_they_run(
     folders: dict[str, Path], break_attention: Callable[[Change], None]
 ) -> None:

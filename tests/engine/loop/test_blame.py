@@ -293,7 +293,7 @@ def test_output_of_a_graph_survives_another_pass_for_a_harmful_sequence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replay writes over what the one before it gave. The harmful one raises as it asks for its rows."""
-    monkeypatch.setattr(graphs, "ROWS", (4,))
+    monkeypatch.setattr(graphs, "CAPTURED_SIZES", (4,))
     small = write_checkpoint(tmp_path, "llama", num_hidden_layers=1)
     with gpu():
         engine = Engine.from_settings(

@@ -63,7 +63,7 @@ def texts(folder: Path) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def loaded(folder: Path, texts: list[list[int]]) -> Iterator[tuple[Engine, SimulatedCuda | None]]:
     with gpu() as cuda, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(outrider.engine.forward.graphs, "ROWS", (4, 16))
+        patched.setattr(outrider.engine.forward.graphs, "CAPTURED_SIZES", (4, 16))
         yield engine_of(folder, "cuda"), cuda
 
 

@@ -19,6 +19,7 @@ from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Decode, Decoded, Propose, Proposed, Result, plain_decoding
 from outrider.pace.step import StepSize
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.support.functions import needs_functions
 
 BLOCK = 4
 COUNT = 24
@@ -49,8 +50,17 @@ def engine_of(folder: Path) -> Engine:
     ("settings", "told"),
     [
         ({"dtype": "float32"}, "exactly but for near-ties, in float32"),
-        ({"dtype": "bfloat16"}, "up to rounding, in bfloat16: .*target.batch_invariant=true makes it exact"),
-        ({"dtype": "bfloat16", "batch_invariant": True}, "exactly, in bfloat16 with batch-invariant"),
+        ({"dtype": "float16"}, "up to rounding, in float16: .*batch_invariant=true is refused here: dtype="),
+        pytest.param(
+            {"dtype": "bfloat16"},
+            "up to rounding, in bfloat16: .*target.batch_invariant=true makes it exact",
+            marks=needs_functions,
+        ),
+        pytest.param(
+            {"dtype": "bfloat16", "batch_invariant": True},
+            "exactly, in bfloat16 with batch-invariant",
+            marks=needs_functions,
+        ),
     ],
 )
 def test_engine_says_how_far_it_keeps_the_first_promise_as_its_plan_does(

@@ -13,6 +13,7 @@ from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
+from tests.support.functions import needs_functions
 from tests.support.ranks import Ranks
 
 COUNT = 12
@@ -39,6 +40,7 @@ def other_rank(group: RankGroup, shared: EngineSettings) -> None:
     follow(ForwardPass(shared, group), group)
 
 
+@needs_functions
 @pytest.mark.slow
 def test_four_processes_that_share_a_model_do_too(four_ranks: Ranks, tmp_path: Path) -> None:
     """Two key/value heads each, so that two ranks hold equal heads."""

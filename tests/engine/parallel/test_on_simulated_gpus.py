@@ -61,7 +61,7 @@ def ranks() -> Iterator[Ranks]:
 
 
 def few_graphs() -> Any:
-    return patch.object(outrider.engine.forward.graphs, "ROWS", (1, 4, 8))
+    return patch.object(outrider.engine.forward.graphs, "CAPTURED_SIZES", (1, 4, 8))
 
 
 def texts(engine: Engine) -> list[list[tuple[int, ...]]]:

@@ -12,6 +12,7 @@ from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
+from tests.support.functions import needs_functions
 from tests.support.ranks import Ranks
 
 PROMPT = [5, 9, 33, 7, 120, 64, 8, 3, 91, 17]
@@ -40,7 +41,7 @@ def expected_logits(folder: Path) -> torch.Tensor:
 
 # Fused projections, norms over all heads, biases, a projection of queries, keys and values by heads.
 @pytest.mark.parametrize("kind", ["phi3", "olmo2", "glm4", "gpt_neox"])
-@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("batch_invariant", [False, pytest.param(True, marks=needs_functions)])
 def test_ranks_of_a_plan_that_gathers_give_logits_of_one_process(
     ranks: Ranks, tmp_path: Path, kind: str, batch_invariant: bool
 ) -> None:

@@ -18,13 +18,13 @@ from outrider.engine.settings import EngineSettings
 )
 def test_first_promise_tells_how_far_it_holds(invariant, dtype, quantized, refusal, told):
     settings = EngineSettings(model="m", batch_invariant=invariant)
-    said = first_promise(settings, dtype, is_quantized=quantized, why_rows_mix=refusal)
+    said = first_promise(settings, dtype, is_quantized=quantized, why_refused=refusal)
     assert said.startswith(f"same seed, same text: {told}")
 
 
 def test_first_promise_up_to_rounding_says_what_would_make_it_exact_or_why_nothing_does():
     settings = EngineSettings(model="m")
-    said = first_promise(settings, "bfloat16", is_quantized=False, why_rows_mix=None)
+    said = first_promise(settings, "bfloat16", is_quantized=False, why_refused=None)
     assert said.endswith(". target.batch_invariant=true makes it exact")
-    said = first_promise(settings, "bfloat16", is_quantized=False, why_rows_mix="experts mix")
-    assert said.endswith(". target.batch_invariant=true is refused for this model: experts mix")
+    said = first_promise(settings, "bfloat16", is_quantized=False, why_refused="experts mix")
+    assert said.endswith(". target.batch_invariant=true is refused here: experts mix")

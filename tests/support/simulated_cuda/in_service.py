@@ -43,7 +43,7 @@ def simulate(forward_pass: Any) -> None:
     if not count:
         return
     FOREVER.enter_context(simulated_cuda(count))
-    outrider.engine.forward.graphs.ROWS = GRAPH_ROWS
+    outrider.engine.forward.graphs.CAPTURED_SIZES = GRAPH_ROWS
     load = forward_pass.ForwardPass.__init__
 
     def load_and_note(forward: Any, *given: Any, **named: Any) -> None:

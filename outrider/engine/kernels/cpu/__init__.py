@@ -1,1 +1,1 @@
-"""Compiled functions for a processor: what a forward pass computes in float32."""
+"""Compiled functions for a processor: operations of a forward pass."""

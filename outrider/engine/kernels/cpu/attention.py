@@ -2,38 +2,41 @@
 
 import ctypes
 
+import torch
 from torch import Tensor, get_num_threads
 
-from outrider.engine.inputs.paged_input import TILE_FIELDS, PagedInput
+from outrider.engine.inputs.paged_input import PagedInput
 from outrider.engine.kernels.cpu.functions import functions
 
-WIDEST_VECTOR = 16  # numbers: what the dimensions of heads have to be a multiple of
+WIDEST_VECTOR = 16  # numbers of a register with AVX512; the dimensions of heads are multiples of it
+DTYPES = (torch.float32, torch.bfloat16)
 
 
 class _Attention(ctypes.Structure):
-    """Arguments in the order of functions.cpp."""
+    """Input of attend_float32 and attend_bfloat16: the fields of functions.cpp's Attention in their order."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "sinks", "block_table")),
         ("tiles", ctypes.c_void_p * 2),
-        *((name, ctypes.c_void_p) for name in ("seen", "ancestors", "positions", "output")),
+        *((name, ctypes.c_void_p) for name in ("seen", "ancestors", "paths", "positions", "output")),
         *((name, ctypes.c_int64) for name in ("head_stride", "row_stride")),
         *((name, ctypes.c_int64) for name in ("rows", "heads", "kv_heads", "key_dim", "value_dim")),
         *((name, ctypes.c_int64) for name in ("block_size", "blocks")),
         ("num_tiles", ctypes.c_int64 * 2),
-        *((name, ctypes.c_int64) for name in ("tile_fields", "words", "window")),
+        *((name, ctypes.c_int64) for name in ("words", "path_length", "window")),
         *((name, ctypes.c_float) for name in ("scaling", "softcap")),
     )
 
 
 class CpuAttention:
-    """See outrider.engine.forward.kernel.Kernel, which this is. Padded layouts it does not take."""
+    """Implements outrider.engine.forward.kernel.Kernel. Its sums run in float32; padding gets zeros."""
 
     is_asynchronous = False
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._functions = functions()
+        library = functions()
+        self._attend = dict(zip(DTYPES, (library.attend_float32, library.attend_bfloat16), strict=True))
 
     def __call__(
         self,
@@ -50,6 +53,7 @@ class CpuAttention:
         (heads, rows, key_dim), (_, kv_heads, value_dim) = query.shape, values.shape
         output = query.new_empty(rows, heads, value_dim)
         tiles = paged.few_tiles, paged.many_tiles
+        sinks = None if sinks is None else sinks.float()
         given = _Attention(
             query.data_ptr(),
             keys.data_ptr(),
@@ -59,6 +63,7 @@ class CpuAttention:
             tuple(of_kind.data_ptr() for of_kind in tiles),
             paged.seen.data_ptr(),
             paged.ancestors.data_ptr(),
+            paged.paths.data_ptr(),
             paged.position_ids.data_ptr(),
             output.data_ptr(),
             *query.stride()[:2],
@@ -70,11 +75,11 @@ class CpuAttention:
             self._block_size,
             paged.block_table.shape[1],
             tuple(of_kind.shape[0] for of_kind in tiles),
-            TILE_FIELDS,
             paged.ancestors.shape[1],
+            paged.paths.shape[1],
             window or 0,
             key_dim**-0.5 if scaling is None else scaling,
             softcap or 0.0,
         )
-        self._functions.attend(ctypes.byref(given), get_num_threads())
+        self._attend[query.dtype](ctypes.byref(given), get_num_threads())
         return output

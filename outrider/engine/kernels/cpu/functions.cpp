@@ -1,8 +1,8 @@
-// What a decoder layer of the Llama family computes on a CPU, in float32.
+// Operations of a decoder layer of the Llama family on a CPU: in float32, attention in bfloat16 too.
 //
-// Every result is summed in one order, whatever else is computed beside it and by however many threads, so a
-// row is the same bit for bit alone and in company. functions.py loads what is built of this file, once for
-// every instruction set.
+// Every result is summed in one order, whatever else is computed beside it and by any number of threads. So a
+// row has the same bits alone and beside other rows. This file is compiled once for each instruction set, and
+// functions.py loads the library that the processor can run.
 
 #include <algorithm>
 #include <cmath>
@@ -13,22 +13,44 @@
 
 namespace {
 
-// Rows of a tile by two vectors of columns are as many sums as there are registers for.
+// A tile has TILE_ROWS rows by two vectors of columns: their sums fill the registers.
 #if defined(__AVX512F__)
 constexpr int LANES = 16, TILE_ROWS = 12;
 #else
 constexpr int LANES = 8, TILE_ROWS = 6;
 #endif
-constexpr int PANEL = 2 * LANES;             // columns that lie together in a packed weight
-constexpr int64_t AHEAD = 16 * PANEL;        // numbers of a weight asked for before they are needed
+constexpr int PANEL = 2 * LANES;             // columns of a packed weight that lie together
+constexpr int64_t AHEAD = 16 * PANEL;        // numbers of a weight that are fetched in advance
 constexpr int64_t WORTH_A_THREAD = 1 << 15;  // multiplications below which starting threads takes longer
 
 typedef float Vector __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef int32_t Integers __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint32_t Words __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint16_t HalfWords __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+
+// A float32 without the lower half of its bits.
+struct BFloat16 {
+    uint16_t bits;
+};
 
 Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
 
-// A vector of which there may be only `count` numbers; the others are 0 and are not stored.
+Vector load(const BFloat16* from) {
+    const HalfWords halves = *reinterpret_cast<const HalfWords*>(from);
+    return reinterpret_cast<Vector>(__builtin_convertvector(halves, Words) << 16);
+}
+
+void store(float* to, Vector vector) { *reinterpret_cast<Vector*>(to) = vector; }
+
+// Rounds to the nearest number; of two equally near numbers to the even.
+void store(BFloat16* to, Vector vector) {
+    const Words words = reinterpret_cast<Words>(vector);
+    const Words rounded = (words + 0x7fff + (words >> 16 & 1)) >> 16;
+    const Words some = vector == vector ? rounded : Words{} + 0x7fc0;  // a NaN, which rounding may destroy
+    *reinterpret_cast<HalfWords*>(to) = __builtin_convertvector(some, HalfWords);
+}
+
+// Loads `count` numbers of a vector; the rest of its numbers are 0.
 Vector load(const float* from, int64_t count) {
     if (count == LANES) return load(from);
     Vector vector = {};
@@ -37,11 +59,11 @@ Vector load(const float* from, int64_t count) {
 }
 
 void store(float* to, Vector vector, int64_t count) {
-    if (count == LANES) *reinterpret_cast<Vector*>(to) = vector;
+    if (count == LANES) store(to, vector);
     else std::memcpy(to, &vector, count * sizeof(float));
 }
 
-// ROWS rows by one panel: each sum runs over the inputs in their order.
+// Multiplies ROWS rows by one panel. Each sum runs over the inputs in their order.
 template <int ROWS>
 void tile(const float* rows, int64_t inputs, const float* panel, const float* bias, const float* added,
           float* result, int64_t outputs, int64_t columns) {
@@ -79,7 +101,7 @@ Tile tile_of(int64_t rows, std::integer_sequence<int, LESS_ONE...>) {
     return TILES[rows - 1];
 }
 
-// Lanes of `left` where bit WIDTH of the lane is 0, else of `right`: those with the bit taken as BIT.
+// Lane i comes from `left` if i & WIDTH is 0, else from `right`: from lane i with bit WIDTH replaced by BIT.
 template <int WIDTH, int BIT, int... LANE>
 Vector half_of(Vector left, Vector right, std::integer_sequence<int, LANE...>) {
 #if defined(__clang__)
@@ -90,7 +112,7 @@ Vector half_of(Vector left, Vector right, std::integer_sequence<int, LANE...>) {
 #endif
 }
 
-// The sums of LANES vectors, each as a tree, as one vector.
+// Sums of LANES vectors, each added as a tree, as one vector.
 template <int WIDTH = LANES / 2>
 Vector totals(Vector* vectors) {
     if constexpr (WIDTH == 0) {
@@ -111,7 +133,7 @@ float total(Vector vector) {
     return sum;
 }
 
-// Calls function(first, last) for the parts of 0..count of every thread; one thread where the work is small.
+// Calls function(first, last) for a part of 0..count in each thread. Small work stays in one thread.
 template <typename Function>
 void in_parts(int64_t count, int64_t work_of_each, int threads, Function function) {
     const int64_t worth = count * work_of_each / WORTH_A_THREAD;
@@ -121,7 +143,7 @@ void in_parts(int64_t count, int64_t work_of_each, int threads, Function functio
     for (int64_t part = 0; part < parts; ++part) function(count * part / parts, count * (part + 1) / parts);
 }
 
-// e^x, to two units in the last place, as Cephes computes it (Moshier 1992): x = n ln 2 + r.
+// e^x to two units in the last place, as Cephes computes it (Moshier 1992): x = n ln 2 + r.
 Vector exponential(Vector x) {
     x = x < -87.0f ? Vector{} - 87.0f : x;
     x = x > 88.0f ? Vector{} + 88.0f : x;
@@ -140,34 +162,49 @@ Vector exponential(Vector x) {
     return power * two_to_n;
 }
 
-// What `attend` takes. Rows of a layer's keys and values are [kv_heads, dim]; PagedInput has the rest.
-struct Attention {
-    const float *query, *keys, *values, *sinks;  // sinks [heads] or nullptr
-    const int64_t *block_table, *tiles[2], *seen, *ancestors, *positions;
-    float* output;                    // [rows, heads, value_dim]
-    int64_t head_stride, row_stride;  // of query, in numbers
-    int64_t rows, heads, kv_heads, key_dim, value_dim;
-    int64_t block_size, blocks, num_tiles[2], tile_fields, words;
-    int64_t window;          // 0: none
-    float scaling, softcap;  // 0: none
+// Rows of one sequence that follow one another: a line of PagedInput's few_tiles or many_tiles.
+struct QueryTile {
+    int64_t lane, first, rows, end, root;
 };
 
-// Where the keys lie that a row sees, in the order of its path, and how many they are. The last is repeated
-// to the end of its vector.
-int64_t find_slots(const Attention& of, int64_t lane, int64_t row, std::vector<int64_t>& slots) {
-    const int64_t *table = of.block_table + lane * of.blocks, seen = of.seen[row];
+// Input of `attend`. A slot of keys or values is [kv_heads, dim]; PagedInput describes the integers.
+template <typename Number>
+struct Attention {
+    const Number *query, *keys, *values;
+    const float* sinks;  // [heads] or nullptr
+    const int64_t* block_table;
+    const QueryTile* tiles[2];
+    const int64_t *seen, *ancestors, *paths, *positions;
+    Number* output;                   // [rows, heads, value_dim]
+    int64_t head_stride, row_stride;  // numbers from a head or row of the query to the next
+    int64_t rows, heads, kv_heads, key_dim, value_dim;
+    int64_t block_size, blocks, num_tiles[2], words, path_length;
+    int64_t window;          // positions; 0: none
+    float scaling, softcap;  // softcap 0: none
+};
+
+// Finds the slots of all keys that a row sees, in the order of its path, and returns their number. The last
+// slot is repeated to the end of its vector.
+template <typename Number>
+int64_t find_slots(const Attention<Number>& of, const QueryTile& tile, int64_t row,
+                   std::vector<int64_t>& slots) {
+    const int64_t *table = of.block_table + tile.lane * of.blocks, seen = of.seen[row];
+    const int64_t in_order = of.path_length ? std::min(seen, tile.root) : seen;
     const int64_t begin = of.window ? std::max<int64_t>(0, of.positions[row] - of.window + 1) : 0;
-    slots.resize(seen - begin);
-    for (int64_t place = begin; place < seen;) {
-        const int64_t block = place / of.block_size, end = std::min(seen, (block + 1) * of.block_size);
+    const auto add = [&](int64_t place) {
+        slots.push_back(table[place / of.block_size] * of.block_size + place % of.block_size);
+    };
+    slots.resize(std::max<int64_t>(0, in_order - begin));
+    for (int64_t place = begin; place < in_order;) {
+        const int64_t block = place / of.block_size, end = std::min(in_order, (block + 1) * of.block_size);
         const int64_t moved = (table[block] - block) * of.block_size;
         for (; place < end; ++place) slots[place - begin] = place + moved;
     }
+    for (int64_t place = std::max(begin, in_order); place < seen; ++place)
+        add(tile.root + of.paths[row * of.path_length + place - tile.root]);
     for (int64_t word = 0; word < of.words; ++word) {
-        for (uint64_t bits = of.ancestors[row * of.words + word]; bits; bits &= bits - 1) {
-            const int64_t place = seen + word * 64 + __builtin_ctzll(bits);
-            slots.push_back(table[place / of.block_size] * of.block_size + place % of.block_size);
-        }
+        for (uint64_t bits = of.ancestors[row * of.words + word]; bits; bits &= bits - 1)
+            add(seen + word * 64 + __builtin_ctzll(bits));
     }
     const int64_t count = slots.size();
     slots.resize((count + LANES - 1) / LANES * LANES, slots.back());
@@ -175,7 +212,8 @@ int64_t find_slots(const Attention& of, int64_t lane, int64_t row, std::vector<i
 }
 
 // Products of a query with the keys of LANES slots.
-Vector products(const Attention& of, const float* query, const float* keys, const int64_t* slots) {
+template <typename Number>
+Vector products(const Attention<Number>& of, const Number* query, const Number* keys, const int64_t* slots) {
     Vector sums[LANES] = {};
     for (int64_t at = 0; at < of.key_dim; at += LANES) {
         const Vector numbers = load(query + at);
@@ -185,8 +223,8 @@ Vector products(const Attention& of, const float* query, const float* keys, cons
     return totals(sums);
 }
 
-// Softmax of scores [count], and of a sink's, not yet divided by their sum, which is returned. The last score
-// is repeated to the end of its vector.
+// Replaces scores [count] by their exponentials, and returns the sum of these and of the sink's. The last
+// score is repeated to the end of its vector.
 float exponentials(float* scores, int64_t count, const float* sink) {
     Vector most = Vector{} + (sink ? *sink : -INFINITY), sums = {};
     for (int64_t at = 0; at < count; at += LANES) {
@@ -198,19 +236,20 @@ float exponentials(float* scores, int64_t count, const float* sink) {
     for (int64_t at = 0; at < count; at += LANES) {
         Vector some = exponential(load(scores + at) - largest);
         for (int64_t lane = count - at; lane < LANES; ++lane) some[lane] = 0;
-        store(scores + at, some, LANES);
+        store(scores + at, some);
         sums += some;
     }
     return total(sums) + (sink ? exponential(Vector{} + (*sink - largest))[0] : 0.0f);
 }
 
-// The values of some slots, weighted: VECTORS vectors of each. Four sums go side by side.
-template <int VECTORS>
-void add_values(const Attention& of, const float* values, const int64_t* slots, int64_t count,
-                const float* weights, float sum, float* output) {
+// Adds up the weighted values of slots, VECTORS vectors of each, and divides by `sum`. Four sums go side by
+// side, since an addition waits for the addition before it.
+template <int VECTORS, typename Number>
+void add_values(const Attention<Number>& of, const Number* values, const int64_t* slots, int64_t count,
+                const float* weights, float sum, Number* output) {
     Vector sums[4][VECTORS] = {};
     const auto add = [&](int part, int64_t at) {
-        const float* value = values + slots[at] * of.kv_heads * of.value_dim;
+        const Number* value = values + slots[at] * of.kv_heads * of.value_dim;
         for (int vector = 0; vector < VECTORS; ++vector)
             sums[part][vector] += load(value + vector * LANES) * weights[at];
     };
@@ -221,23 +260,24 @@ void add_values(const Attention& of, const float* values, const int64_t* slots, 
     for (int part = 0; at + part < count; ++part) add(part, at + part);
     for (int vector = 0; vector < VECTORS; ++vector) {
         const Vector all = (sums[0][vector] + sums[1][vector]) + (sums[2][vector] + sums[3][vector]);
-        store(output + vector * LANES, all / sum, LANES);
+        store(output + vector * LANES, all / sum);
     }
 }
 
-// One row's query heads of one key and value head. slots and scores have room for whole vectors.
-void attend_row(const Attention& of, int64_t row, int64_t kv_head, const int64_t* slots, int64_t count,
-                float* scores) {
+// Computes one row's query heads of one key and value head. slots and scores have room for whole vectors.
+template <typename Number>
+void attend_row(const Attention<Number>& of, int64_t row, int64_t kv_head, const int64_t* slots,
+                int64_t count, float* scores) {
     const int64_t repeats = of.heads / of.kv_heads, filled = (count + LANES - 1) / LANES * LANES;
-    const float *keys = of.keys + kv_head * of.key_dim, *values = of.values + kv_head * of.value_dim;
+    const Number *keys = of.keys + kv_head * of.key_dim, *values = of.values + kv_head * of.value_dim;
     for (int64_t head = kv_head * repeats; head < (kv_head + 1) * repeats; ++head) {
-        const float* query = of.query + head * of.head_stride + row * of.row_stride;
+        const Number* query = of.query + head * of.head_stride + row * of.row_stride;
         for (int64_t at = 0; at < filled; at += LANES)
-            store(scores + at, products(of, query, keys, slots + at) * of.scaling, LANES);
+            store(scores + at, products(of, query, keys, slots + at) * of.scaling);
         for (int64_t at = 0; of.softcap && at < filled; ++at)
             scores[at] = std::tanh(scores[at] / of.softcap) * of.softcap;
         const float sum = exponentials(scores, count, of.sinks ? of.sinks + head : nullptr);
-        float* output = of.output + (row * of.heads + head) * of.value_dim;
+        Number* output = of.output + (row * of.heads + head) * of.value_dim;
         int64_t first = 0;
         for (; first + 2 * LANES <= of.value_dim; first += 2 * LANES)
             add_values<2>(of, values + first, slots, count, scores, sum, output + first);
@@ -246,15 +286,47 @@ void attend_row(const Attention& of, int64_t row, int64_t kv_head, const int64_t
     }
 }
 
+// Computes attention of every row to the keys and values of its path. Rows of no tile are padding and get 0.
+template <typename Number>
+void attend(const Attention<Number>& of, int threads) {
+    std::vector<const QueryTile*> tiles(of.rows);
+    int64_t seen = 0;
+    for (int kind = 0; kind < 2; ++kind) {
+        for (int64_t number = 0; number < of.num_tiles[kind]; ++number) {
+            const QueryTile& tile = of.tiles[kind][number];
+            std::fill_n(tiles.begin() + tile.first, tile.rows, &tile);
+        }
+    }
+    for (int64_t row = 0; row < of.rows; ++row) seen += of.seen[row];
+    const int64_t repeats = of.heads / of.kv_heads;
+    const int64_t each = (seen + of.rows) / of.rows * (of.key_dim + of.value_dim) * repeats;
+    in_parts(of.rows * of.kv_heads, each, threads, [&](int64_t first, int64_t last) {
+        std::vector<int64_t> slots;
+        std::vector<float> scores;
+        // Head by head, so that a head's keys stay in the processor's cache.
+        for (int64_t number = first; number < last; ++number) {
+            const int64_t kv_head = number / of.rows, row = number % of.rows;
+            if (!tiles[row]) {
+                const int64_t size = repeats * of.value_dim;
+                std::memset(of.output + (row * of.kv_heads + kv_head) * size, 0, size * sizeof(Number));
+                continue;
+            }
+            const int64_t count = find_slots(of, *tiles[row], row, slots);
+            scores.resize(slots.size());
+            attend_row(of, row, kv_head, slots.data(), count, scores.data());
+        }
+    });
+}
+
 }  // namespace
 
 extern "C" {
 
-// Columns that a packed weight keeps together: [ceil(outputs / width), inputs, width], filled up with zeros.
+// Columns of a panel. A packed weight is [ceil(outputs / width), inputs, width], filled up with zeros.
 int64_t panel_width() { return PANEL; }
 
-// rows [num_rows, inputs] by a packed weight, plus bias [outputs] and added [num_rows, outputs] where they
-// are given: result [num_rows, outputs], which may be `added`.
+// Multiplies rows [num_rows, inputs] by a packed weight; adds bias [outputs] and added [num_rows, outputs],
+// each of which may be nullptr. result [num_rows, outputs] may be the memory of `added`.
 void multiply(const float* rows, int64_t num_rows, const float* packed, int64_t inputs, int64_t outputs,
               const float* bias, const float* added, float* result, int threads) {
     const int64_t panels = (outputs + PANEL - 1) / PANEL, tiles = (num_rows + TILE_ROWS - 1) / TILE_ROWS;
@@ -272,8 +344,8 @@ void multiply(const float* rows, int64_t num_rows, const float* packed, int64_t 
     });
 }
 
-// Root mean square norm of rows [num_rows, groups, size], `stride` numbers apart, with weight
-// [groups, size]: result [num_rows, groups, size], `result_stride` apart, which may be `rows`.
+// Root mean square norm of rows [num_rows, groups, size], `stride` numbers apart, with weight [groups, size].
+// result [num_rows, groups, size], `result_stride` numbers apart, may be the memory of `rows`.
 void norm(const float* rows, int64_t num_rows, int64_t groups, int64_t size, int64_t stride,
           const float* weight, float epsilon, float* result, int64_t result_stride, int threads) {
     in_parts(num_rows, groups * size * 4, threads, [=](int64_t first, int64_t last) {
@@ -297,11 +369,11 @@ void norm(const float* rows, int64_t num_rows, int64_t groups, int64_t size, int
     });
 }
 
-// Rotary embedding of queries and keys, and keys and values into the cache.
+// Rotates queries and keys by their positions, and stores keys and values in the cache.
 //
-// product [num_tokens, heads + 2 * kv_heads, dim], cosines and sines [num_tokens, dim], the first half of
-// the sines with its sign turned; slots [num_tokens], or nullptr where they follow one another from
-// `first_slot`. query [num_tokens, heads, dim], keys and values [slots, kv_heads, dim].
+// product [num_tokens, heads + 2 * kv_heads, dim]; cosines and sines [num_tokens, dim], the first half of the
+// sines with its sign turned; slots [num_tokens], nullptr if they follow one another from `first_slot`. query
+// [num_tokens, heads, dim], keys and values [slots, kv_heads, dim].
 void rotate_and_store(const float* product, int64_t num_tokens, int64_t heads, int64_t kv_heads, int64_t dim,
                       const float* cosines, const float* sines, const int64_t* slots, int64_t first_slot,
                       float* query, float* keys, float* values, int threads) {
@@ -325,7 +397,7 @@ void rotate_and_store(const float* product, int64_t num_tokens, int64_t heads, i
     });
 }
 
-// silu(gate) * up of gate_up [num_tokens, 2 * size]: result [num_tokens, size].
+// Writes silu(gate) * up to result [num_tokens, size]; gate_up [num_tokens, 2 * size] has both side by side.
 void gate(const float* gate_up, int64_t num_tokens, int64_t size, float* result, int threads) {
     in_parts(num_tokens, size * 16, threads, [=](int64_t first, int64_t last) {
         for (int64_t token = first; token < last; ++token) {
@@ -340,29 +412,8 @@ void gate(const float* gate_up, int64_t num_tokens, int64_t size, float* result,
     });
 }
 
-// Attention of every row to what its path holds in the cache.
-void attend(const Attention* given, int threads) {
-    const Attention& of = *given;
-    std::vector<int64_t> lanes(of.rows);
-    int64_t seen = 0;
-    for (int kind = 0; kind < 2; ++kind) {
-        for (int64_t number = 0; number < of.num_tiles[kind]; ++number) {
-            const int64_t* tile = of.tiles[kind] + number * of.tile_fields;  // lane, first row, rows
-            std::fill_n(lanes.begin() + tile[1], tile[2], tile[0]);
-        }
-    }
-    for (int64_t row = 0; row < of.rows; ++row) seen += of.seen[row];
-    const int64_t each = (seen + of.rows) / of.rows * (of.key_dim + of.value_dim) * of.heads / of.kv_heads;
-    in_parts(of.rows * of.kv_heads, each, threads, [&](int64_t first, int64_t last) {
-        std::vector<int64_t> slots;
-        std::vector<float> scores;
-        for (int64_t number = first; number < last; ++number) {  // a head's keys stay near the processor
-            const int64_t kv_head = number / of.rows, row = number % of.rows;
-            const int64_t count = find_slots(of, lanes[row], row, slots);
-            scores.resize(slots.size());
-            attend_row(of, row, kv_head, slots.data(), count, scores.data());
-        }
-    });
-}
+void attend_float32(const Attention<float>* of, int threads) { attend(*of, threads); }
+
+void attend_bfloat16(const Attention<BFloat16>* of, int threads) { attend(*of, threads); }
 
 }  // extern "C"

@@ -1,8 +1,8 @@
-"""Compiled functions of functions.cpp, which compute a forward pass on a CPU in float32.
+"""Compiled functions of functions.cpp, which compute a forward pass on a CPU.
 
-Every row's result is the same, bit for bit, alone and beside others, and with any number of threads. That is
-also why matrix products are not a library's: in what order oneDNN and MKL add up may depend on the number of
-rows. Nor do they read memory as fast as it is where rows are few.
+A row's result has the same bits alone and beside other rows, and with any number of threads. That is why
+matrix products are our own: the order in which oneDNN and MKL add up may depend on the number of rows. They
+also read memory more slowly than possible if rows are few.
 """
 
 import ctypes
@@ -12,21 +12,21 @@ from pathlib import Path
 
 import torch
 
-# By the name that torch has for what this processor can do. pyproject.toml says how each is compiled.
+# Libraries by torch's name of a processor's instructions. pyproject.toml says how each is compiled.
 INSTRUCTION_SETS = {"AVX512": "avx512", "AVX2": "avx2"}
 
 
 def compiled() -> ctypes.CDLL | None:
-    """Returns the functions of functions.cpp; None: this machine cannot have them."""
+    """Returns the library of functions.cpp; None: this machine cannot have it."""
     library = found()
     return None if isinstance(library, str) else library
 
 
 def functions() -> ctypes.CDLL:
-    """The functions of functions.cpp.
+    """Returns the library of functions.cpp.
 
     Raises:
-        RuntimeError: this machine cannot have them; the message says what is missing.
+        RuntimeError: this machine cannot have it; the message says what is missing.
     """
     library = found()
     if isinstance(library, str):
@@ -36,7 +36,7 @@ def functions() -> ctypes.CDLL:
 
 @cache
 def found() -> ctypes.CDLL | str:
-    """Returns the library, or what is missing for it."""
+    """Returns the library of functions.cpp, or a sentence that says what is missing for it."""
     capability = torch.backends.cpu.get_cpu_capability()
     if capability not in INSTRUCTION_SETS:
         needed = " or ".join(INSTRUCTION_SETS)
@@ -45,10 +45,10 @@ def found() -> ctypes.CDLL | str:
         )
     path = Path(__file__).with_name(f"{INSTRUCTION_SETS[capability]}{sysconfig.get_config_var('EXT_SUFFIX')}")
     if not path.exists():
-        return f"{path.name} is missing, which an installation compiles if there is a C++ compiler"
+        return f"{path.name} is missing; an installation compiles it if there is a C++ compiler"
     try:
         library = ctypes.CDLL(str(path))
-    except OSError as error:  # this build of torch brings no OpenMP that fits
+    except OSError as error:  # a build of torch may bring no OpenMP that fits
         return f"{path.name} cannot be loaded: {error}"
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     takes = {
@@ -57,10 +57,14 @@ def found() -> ctypes.CDLL | str:
         "norm": [pointer, *[number] * 4, pointer, ctypes.c_float, pointer, number, ctypes.c_int],
         "rotate_and_store": [pointer, *[number] * 4, *[pointer] * 3, number, *[pointer] * 3, ctypes.c_int],
         "gate": [pointer, number, number, pointer, ctypes.c_int],
-        "attend": [pointer, ctypes.c_int],
+        "attend_float32": [pointer, ctypes.c_int],
+        "attend_bfloat16": [pointer, ctypes.c_int],
     }
-    for function, types in takes.items():
-        getattr(library, function).argtypes = types
-        getattr(library, function).restype = None
+    try:
+        for name, types in takes.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = types, None
+    except AttributeError as error:
+        return f"{path.name} is older than functions.cpp; an installation compiles it again: {error}"
     library.panel_width.restype = number
     return library
