@@ -27,7 +27,10 @@ class GatheredAttention:
     sinks: torch.Tensor | None
 
     def attend(self, group: AttentionGroup, query: torch.Tensor) -> torch.Tensor:
-        """query [heads, num_tokens, key_dim] -> [rows of the group, heads, value_dim]"""
+        """Returns attention of the group's rows, [rows, heads, value_dim].
+
+        query: [heads, num_tokens, key_dim] of the whole batch.
+        """
         rows = query[:, group.query_rows]
         if self.softcap is not None or self.sinks is not None:
             output = self._explicit(group, rows)
@@ -49,7 +52,7 @@ class GatheredAttention:
         return self._unfold(group, output)
 
     def _many_queries(self, group: AttentionGroup, query: torch.Tensor) -> torch.Tensor:
-        """One span, its kv heads as the batch: keys repeat by a stride of zero, the mask stays small."""
+        """Attends in one span, with its kv heads as the batch: keys repeat by a stride of zero."""
         heads = (-1, self.repeats, -1, -1)
         causal = group.is_plainly_causal(self.window)
         output = F.scaled_dot_product_attention(
@@ -63,7 +66,7 @@ class GatheredAttention:
         return output.flatten(0, 1).transpose(0, 1)
 
     def _explicit(self, group: AttentionGroup, query: torch.Tensor) -> torch.Tensor:
-        """Soft-capped scores and attention sinks, which no fused kernel knows."""
+        """Attends with soft-capped scores and attention sinks, which no fused kernel of torch takes."""
         keys, values = self._keys(group), self._values(group)
         scores = self._fold(group, query).matmul(keys.transpose(2, 3)).float()
         scores *= keys.shape[3] ** -0.5 if self.scaling is None else self.scaling
@@ -80,7 +83,7 @@ class GatheredAttention:
 
     @property
     def repeats(self) -> int:
-        """Query heads that share one kv head."""
+        """Returns the number of query heads that share a kv head."""
         return self.heads // self.keys.shape[1]
 
     def _keys(self, group: AttentionGroup) -> torch.Tensor:

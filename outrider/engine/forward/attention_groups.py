@@ -13,7 +13,7 @@ from outrider.decoding.draft import Draft
 from outrider.engine.inputs.step_input import Numbers, Rows
 
 SHARED_CALL_QUERIES = 16  # most queries of a sequence that shares a call, padded
-PADDED_SLOTS = 1024  # context slots a group may read in vain: beyond, a second call is cheaper
+PADDED_SLOTS = 1024  # slots that a group may read in vain; beyond, a second call is cheaper
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class QuerySpan:
     first: int  # row of its first query
     count: int  # queries
     start: int  # slots written before this step
-    tree: Draft | None  # the last slots, where they branch
+    tree: Draft | None  # nodes in the last slots; None: they do not branch
 
     @property
     def length(self) -> int:
@@ -51,7 +51,7 @@ class AttentionGroup:
     num_queries: int  # padding included
     length: int  # slots, padding included
     query_rows: Rows  # [num_lanes * num_queries] rows of the batch; padding repeats a span's last row
-    real: torch.Tensor | None  # which of them are no padding; None: all
+    real: torch.Tensor | None  # places of query_rows without padding; None: there is no padding
     output_rows: Rows  # [real] rows of the batch
     view: slice | None
     blocks: torch.Tensor | None  # int64 [num_lanes * blocks per span]
@@ -59,12 +59,12 @@ class AttentionGroup:
     _masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
 
     def is_plainly_causal(self, window: int | None) -> bool:
-        """True if a causal flag replaces the mask: one span, nothing cached before its queries."""
+        """Returns whether a causal flag replaces the mask: one span, with nothing cached before it."""
         span = self.spans[0]
         return len(self.spans) == 1 and span.start == 0 and span.tree is None and not self._cuts(window)
 
     def mask(self, window: int | None, repeats: int, device: torch.device) -> torch.Tensor | None:
-        """Additive mask, 0 or -inf, [num_lanes, 1, repeats * num_queries, length]; None: all is visible.
+        """Returns the additive mask, [num_lanes, 1, repeats * num_queries, length]; None: all is visible.
 
         Args:
             window: positions a query sees, its own included; None: all before it.
