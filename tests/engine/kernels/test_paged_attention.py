@@ -121,6 +121,19 @@ def test_half_precision(attention, dtype):
     torch.testing.assert_close(ours, plain, atol=2e-3, rtol=2e-3)
 
 
+@needs_functions
+def test_cpu_rounds_means_of_two_values_to_bfloat16_as_torch_does():
+    """Equal keys give equal weights, and every other mean lies between two numbers: ties go to the even."""
+    generator = torch.Generator().manual_seed(0)
+    keys, values = torch.zeros(16, 1, 16), torch.rand(16, 1, 4096, generator=generator)
+    values[0, 0, 0] = torch.nan
+    given = paged_input([Feed([0], 1, 1, np.array([0]), None)], 16)
+    keys, values = keys.bfloat16(), values.bfloat16()
+    output = CpuAttention(16)(given, keys[:1], keys, values)
+    expected = values[:2, 0].float().mean(0).bfloat16()
+    torch.testing.assert_close(output[0, 0], expected, atol=0, rtol=0, equal_nan=True)
+
+
 @KERNELS
 def test_attention_of_a_row_does_not_depend_on_other_rows(attention):
     """Bit for bit: not on other sequences, nor on what else its own feeds."""
