@@ -23,6 +23,8 @@ CELL = 2.0**-32 * (1 - 2.0**-24)
 _BELOW = 1 - 2.0**-16  # more than rounding can make up for
 _LEAST = 2.0**-34  # below v if the high half is 0
 _WHOLE = Purpose.CHOICE_HIGH, Purpose.CHOICE_LOW
+# What each round adds to both halves of the key: [ROUNDS, 2, 1, 1].
+_STEPS = (np.arange(ROUNDS)[:, None] * np.array(KEY_STEPS))[:, :, None, None]
 
 Integers = NDArray[np.int64]
 Array = TypeVar("Array", Integers, Tensor)
@@ -112,10 +114,11 @@ def _streams(keys: Sequence[int], positions: Sequence[int], purposes: Sequence[P
     int64 [ROUNDS, 2, num_purposes, num_rows]. Two words are packed into an int64, the first in the high half,
     so that a 64-bit product is the next pair.
     """
-    key = np.array(keys, np.uint64).view(np.int64)
-    halves = np.stack([key, key >> 32])  # the high bits go when they are moved up
-    steps = np.arange(ROUNDS)[:, None, None] * np.array(KEY_STEPS)[:, None]
-    streams = np.repeat((halves + steps)[:, :, None] << 32, len(purposes), axis=2)
+    streams = np.empty((ROUNDS, 2, len(purposes), len(keys)), np.int64)
+    streams[:, 0] = key = np.array(keys, np.uint64).view(np.int64)
+    streams[:, 1] = key >> 32
+    streams += _STEPS
+    streams <<= 32  # the high bits go
     streams[0, 0] ^= np.array(positions, np.int64) << 32
     streams[0, 1] ^= np.array(purposes, np.int64)[:, None] << 32
     return streams

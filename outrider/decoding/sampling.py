@@ -55,14 +55,14 @@ TOKEN_ADJUSTMENTS: tuple[Setting, ...] = (
 
 # Greedy rows skip settings that cannot change the likeliest token. So processed log-probabilities and
 # alternatives are still those of the model.
-SETTINGS: tuple[Setting, ...] = (
-    *TOKEN_ADJUSTMENTS,
+_WHOLE_ROWS: tuple[Setting, ...] = (
     Setting(lambda row: row.is_greedy and row.sampling.verification != "coupled", truncation.keep_likeliest),
     Setting(lambda row: row.sampling.temperature not in (0.0, 1.0), _divide_by_temperature),
     Setting(lambda row: row.sampling.top_k > 0 and not row.is_greedy, truncation.keep_top_k),
     Setting(lambda row: row.sampling.top_p < 1.0 and not row.is_greedy, truncation.keep_top_p),
     Setting(lambda row: row.sampling.min_p > 0.0 and not row.is_greedy, truncation.keep_min_p),
 )
+SETTINGS = (*TOKEN_ADJUSTMENTS, *_WHOLE_ROWS)
 
 
 def needs_no_text(sampling: Sampling) -> bool:
@@ -88,6 +88,8 @@ def process(logits: Tensor, rows: Sequence[ChoiceContext], settings: Sequence[Se
     changed; it is returned itself if it is float32 and no row asks for anything.
     """
     processed = logits.float()
+    if settings is SETTINGS and all(row.needs_no_text and row.mask is None for row in rows):
+        settings = _WHOLE_ROWS
     for setting in settings:
         touched = [index for index, row in enumerate(rows) if setting.applies(row)]
         if touched and processed is logits:

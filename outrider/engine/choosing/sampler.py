@@ -113,7 +113,8 @@ class Choosing:
     logits: torch.Tensor  # [num_rows, vocab_size]
     processed: torch.Tensor | None  # as Choices has it
     result: StepResult[torch.Tensor]  # on the device
-    arriving: torch.Tensor  # uint8: the packed result on the host, complete once ``arrival`` is over
+    # uint8: the packed result on the host, complete once ``arrival`` is over. None: no device holds it.
+    arriving: torch.Tensor | None
     arrival: Mark
     asked: LogprobRequest
 
@@ -125,7 +126,8 @@ class Choosing:
     def wait(self) -> tuple[list[Choices], list[bool]]:
         """Returns a Choices for each piece of work, and for each fed token whether its cache is finite."""
         wait_for(self.arrival)
-        result, choices, start = self.result.unpacked(self.arriving), list[Choices](), 0
+        choices, start = list[Choices](), 0
+        result = self.result.on_host() if self.arriving is None else self.result.unpacked(self.arriving)
         logprobs = self.asked.of_rows(result.logprobs)
         ranked, are_sound = [*map(tuple, result.tokens.tolist())], result.are_sound.tolist()
         stands = result.stands.tolist() or None
@@ -209,7 +211,7 @@ def _begin(
         if asked.size:
             logprobs = asked.found(logits, processed, best[:, 0])
     result = StepResult(best.int(), perturbed, logprobs, sound, stands, are_finite)
-    arriving = result.packed().to("cpu", non_blocking=True)  # into pinned memory
+    arriving = result.packed().to("cpu", non_blocking=True) if logits.is_cuda else None  # in pinned memory
     arrival = mark(logits.device)
     return Choosing(rows, drafts, logits, processed, result, arriving, arrival, asked)
 

@@ -23,6 +23,10 @@ class StepResult(Generic[Array]):
     stands: Array  # bool [num_rows] accepted by coupled verification; [0]: the host has to find it
     are_finite: Array  # bool [num_tokens] whether all that was cached for a token that was fed is finite
 
+    def on_host(self: "StepResult[Tensor]") -> "StepResult[NDArray[Any]]":
+        """Returns the fields of a result that no device holds; they share its memory."""
+        return StepResult(*(tensor.numpy() for tensor in vars(self).values()))
+
     def packed(self: "StepResult[Tensor]") -> Tensor:
         """Returns all fields one after the other, uint8 [num_bytes], by one launch."""
         return torch.cat([tensor.flatten().view(torch.uint8) for tensor in vars(self).values()])

@@ -17,6 +17,7 @@ from outrider.engine.inputs.step_input import Feed, Numbers
 FEW_QUERIES = 16  # queries of a sequence: up to this many are a Draft to verify, more are a prompt
 FEW_TILE, MANY_TILE = 8, 64  # rows of a tile
 TILE_FIELDS = 5  # row of the block table, first row of the batch, rows, slots up to its last row's, root
+END = 3  # place of the slots among these
 WORD_BITS = 64
 LONGEST_PATH = 64  # drafted nodes for which a padded layout has room
 NO_ROOT = 2**30  # beyond every slot
