@@ -1,20 +1,19 @@
-"""A checkpoint that is quantized already: its needs, the form of its weights, and its shares by rank.
+"""Checkpoint that is quantized already: its needs, the form of its weights, and its shares by rank.
 
 transformers loads it, by the library of its ``quant_method``. What becomes of its linear layers:
 
     fp8                   FP8, with a scale for each block of weights or for all of a layer
-    compressed-tensors    FP8, with a scale for each output, where all have weights and inputs in FP8;
-                          others are dequantized as they load
-    mxfp4                 4 bit on a GPU, by kernels from the hub; elsewhere dequantized as they load
+    compressed-tensors    FP8, with a scale for each output, if all layers have weights and inputs in
+                          FP8; else they are dequantized as they load
+    mxfp4                 4 bit on a GPU, by kernels from the hub; elsewhere dequantized at load
     awq, gptq,            as the library keeps them
     bitsandbytes
 
-Other methods are refused: what transformers does not know it would load as if the stored codes were weights.
+Other methods are refused: transformers would load their stored codes as if these were weights.
 On devices that do not multiply FP8, such weights are dequantized as they load.
 """
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,9 +22,6 @@ from typing import Any
 
 import torch
 from huggingface_hub import constants
-from torch import nn
-from transformers import AutoModelForCausalLM, FineGrainedFP8Config
-from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 from transformers.utils import (
     is_bitsandbytes_available,
     is_compressed_tensors_available,
@@ -36,34 +32,22 @@ from transformers.utils import (
 )
 
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.parallel.plan import generic, style_of_parameter
+from outrider.engine.loading.fp8_weights import SPLITS, Fp8Weight, fp8_weights, schemes
+from outrider.engine.parallel.plan import generic
 
 FP8_CAPABILITY = 8, 9  # capability of the first GPUs that multiply FP8
-MXFP4_CAPABILITY = 7, 5  # the least with which transformers' kernels for MXFP4 run
-MXFP4_TRITON = "3.4.0"  # the first version that these take
+MXFP4_CAPABILITY = 7, 5  # capability of the first GPUs that run transformers' kernels for MXFP4
+MXFP4_TRITON = "3.4.0"  # first version of Triton that these kernels take
 ROW_UNIT = 16  # outputs and inputs come in multiples of this to the product with a scale for each output
-FP8_STRATEGIES = ("channel", "tensor")  # scales of compressed-tensors that this product takes
-SCALE_BYTES = 4
-# Which dimension of a weight a tensor-parallel style splits, and into how many parts for each rank.
-SPLITS = {
-    "colwise": (-2, 1),
-    "colwise_gather_output": (-2, 1),
-    "colwise_rep": (-2, 1),
-    "packed_colwise": (-2, 2),
-    "rowwise": (-1, 1),
-    "rowwise_rep": (-1, 1),
-    "rowwise_split_input": (-1, 1),
-    "packed_rowwise": (-1, 2),
-}
 
 
 @dataclass(frozen=True)
 class Requirement:
     """Packages and kernels that a ``quant_method`` needs besides transformers."""
 
-    extra: str  # name in pyproject.toml of what brings it
-    libraries: Mapping[str, Callable[[], bool]]  # whether transformers finds one in a version that it takes
-    kernels: str | None = None  # repository of the hub that it fetches kernels from, at first use
+    extra: str  # extra of pyproject.toml that installs the packages
+    libraries: Mapping[str, Callable[[], bool]]  # whether transformers finds a package in a usable version
+    kernels: str | None = None  # repository of the hub whose kernels are fetched at first use
 
 
 REQUIREMENTS = {
@@ -80,22 +64,13 @@ REQUIREMENTS = {
 }
 
 
-@dataclass(frozen=True)
-class Fp8Weight:
-    """A weight of one linear layer, or of one kind of layer of all experts, that stays in FP8."""
-
-    shape: torch.Size  # [..., outputs, inputs]
-    num_bytes: int  # scales included
-    style: str | None  # tensor-parallel style that splits it
-
-
 def is_quantized(config: Any) -> bool:
     """Whether the checkpoint's weights are quantized."""
     return getattr(config, "quantization_config", None) is not None
 
 
 def multiplies_fp8(device: torch.device) -> bool:
-    """Whether the device multiplies FP8. A GPU outside this machine is assumed to."""
+    """Whether the device multiplies FP8. A GPU outside this machine is assumed to multiply it."""
     if device.type != "cuda":
         return False
     return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= FP8_CAPABILITY
@@ -130,8 +105,10 @@ class QuantizedCheckpoint:
         """
         self.name = name
         self._config = config
-        self._said: dict[str, Any] = config.quantization_config
-        self.method: str = self._said.get("quant_method") or "bitsandbytes"  # older checkpoints name none
+        self._quantization: dict[str, Any] = config.quantization_config
+        self.method: str = (
+            self._quantization.get("quant_method") or "bitsandbytes"
+        )  # older checkpoints name no method
         if self.method not in REQUIREMENTS:
             raise UnsupportedModelError(
                 f"model={name!r}: quant_method={self.method!r} is not served; these are:"
@@ -177,14 +154,18 @@ class QuantizedCheckpoint:
     def told_to_transformers(self, device: torch.device) -> dict[str, Any]:
         """Returns the config's ``quantization_config``, with the form of the weights on this device."""
         if self.method == "mxfp4":
-            return {**self._said, "dequantize": self.is_dequantized(device)}
+            return {**self._quantization, "dequantize": self.is_dequantized(device)}
         if self.method != "compressed-tensors":
-            return self._said
+            return self._quantization
         if self.keeps_fp8(device):
             # As if nothing were packed: nothing is left for the library to unpack with the first pass.
-            return {**self._said, "use_optimized_inference": True, "quantization_status": "frozen"}
-        # Of several groups transformers would dequantize all by one's scheme. The library knows each.
-        return {**self._said, "dequantize": True} if len(self._groups) == 1 else self._said
+            return {**self._quantization, "use_optimized_inference": True, "quantization_status": "frozen"}
+        # With several groups transformers would dequantize all by one scheme. The library knows each scheme.
+        return (
+            {**self._quantization, "dequantize": True}
+            if len(schemes(self._quantization)) == 1
+            else self._quantization
+        )
 
     def keeps_fp8(self, device: torch.device) -> bool:
         """Whether weights stay in FP8; else they are dequantized, or kept by another library."""
@@ -197,61 +178,10 @@ class QuantizedCheckpoint:
     @cached_property
     def fp8(self) -> dict[str, Fp8Weight]:
         """Returns the weights that a GPU keeps in FP8, by name; empty if there are none."""
-        if self.method == "fp8":
-            return self._fp8_of_transformers()
-        return self._fp8_of_compressed_tensors() if self.method == "compressed-tensors" else {}
-
-    def _fp8_of_transformers(self) -> dict[str, Fp8Weight]:
-        quantizer = FineGrainedFP8HfQuantizer(FineGrainedFP8Config.from_dict(self._said))
-        model = self._empty_model()
-        quantizer.preprocess_model(model)
-        weights = dict(model.named_parameters())
-        return {
-            name: Fp8Weight(
-                weight.shape,
-                sum(part.nbytes for other, part in weights.items() if other in (name, f"{name}_scale_inv")),
-                style_of_parameter(name, model.tp_plan),
-            )
-            for name, weight in weights.items()
-            if f"{name}_scale_inv" in weights
-        }
-
-    def _fp8_of_compressed_tensors(self) -> dict[str, Fp8Weight]:
-        if len(self._groups) != 1 or not _is_fp8(self._groups[0], self._said.get("format")):
-            return {}
-        model = self._empty_model()
-        if any(name.endswith(".experts") for name, _ in model.named_modules()):
-            return {}  # transformers keeps none in FP8
-        targets, ignored = self._groups[0].get("targets") or (), self._said.get("ignore") or ()
-        found = {
-            name: module
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Linear)
-            and _matches(name, module, targets)
-            and not _matches(name, module, ignored)
-        }
-        if model.get_output_embeddings() in found.values():  # which it would load without its scale
-            return {}
-        return {
-            f"{name}.weight": Fp8Weight(
-                module.weight.shape,
-                module.weight.numel() + SCALE_BYTES * module.out_features,
-                style_of_parameter(f"{name}.weight", model.tp_plan),
-            )
-            for name, module in found.items()
-        }
-
-    @property
-    def _groups(self) -> list[dict[str, Any]]:
-        """Schemes of compressed-tensors, each for some of the layers."""
-        return [*(self._said.get("config_groups") or {}).values()]
-
-    def _empty_model(self) -> Any:
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(self._config, dtype=torch.bfloat16)
+        return fp8_weights(self._config)
 
     def check_shares(self, ranks: int) -> None:
-        """Raises UnsupportedModelError if this number of ranks cannot share it, naming what would do."""
+        """Raises UnsupportedModelError if this number of ranks cannot share it, naming numbers that can."""
         given = f"tensor_parallel={ranks}: model={self.name!r}"
         if not self.fp8:
             raise UnsupportedModelError(
@@ -279,14 +209,14 @@ class QuantizedCheckpoint:
         """Returns the numbers whose multiples the outputs and inputs of a share must be."""
         if self.method != "fp8":
             return ROW_UNIT, ROW_UNIT
-        outputs, inputs = self._said.get("weight_block_size", (128, 128)) or (1, 1)
+        outputs, inputs = self._quantization.get("weight_block_size", (128, 128)) or (1, 1)
         return int(outputs), int(inputs)
 
     def check_device(self, device: torch.device, ranks: int) -> None:
-        """Returns the share of one rank; ``check_shares`` has let this number of ranks through.
+        """Checks the share of a rank on its device; ``check_shares`` has accepted this number of ranks.
 
         Raises:
-            UnsupportedModelError: its weights cannot stay in FP8 there, and cannot be dequantized either.
+            UnsupportedModelError: weights cannot stay in FP8 on the device, and cannot be dequantized either.
         """
         if not self.fp8 or self.keeps_fp8(device):
             return
@@ -298,7 +228,7 @@ class QuantizedCheckpoint:
                 for name, weight in self.fp8.items()
                 if weight.shape[-2] % blocks[0] or weight.shape[-1] % blocks[1]
             ]
-            if torn:  # which transformers would dequantize by other blocks
+            if torn:  # transformers would dequantize them by other blocks
                 reason = f"weight_block_size={[*blocks]} cannot be dequantized, as {torn[0]}; give"
         elif ranks > 1:
             reason = f"tensor_parallel={ranks} cannot share scales that are not for blocks; give 1, or"
@@ -312,7 +242,7 @@ class QuantizedCheckpoint:
     @property
     def _has_blocks(self) -> bool:
         """Whether scales are for blocks of outputs and inputs."""
-        return self.method == "fp8" and self._said.get("weight_block_size", True) is not None
+        return self.method == "fp8" and self._quantization.get("weight_block_size", True) is not None
 
     @property
     def share_plan(self) -> dict[str, str]:
@@ -320,19 +250,3 @@ class QuantizedCheckpoint:
         if self.method != "compressed-tensors":
             return {}
         return {f"{generic(name)}_scale": "replicate" for name in self.fp8}
-
-
-def _is_fp8(scheme: Mapping[str, Any], file_format: str | None) -> bool:
-    weights, inputs = scheme.get("weights") or {}, scheme.get("input_activations") or {}
-    types = {(args.get("type"), args.get("num_bits")) for args in (weights, inputs)}
-    is_stored_so = (scheme.get("format") or file_format) == "float-quantized"
-    return is_stored_so and types == {("float", 8)} and weights.get("strategy") in FP8_STRATEGIES
-
-
-def _matches(name: str, module: nn.Module, patterns: Any) -> bool:
-    """Whether a pattern of compressed-tensors names the module: by class, name or regular expression."""
-    return any(
-        pattern in (name, type(module).__name__)
-        or (pattern.startswith("re:") and re.match(pattern.removeprefix("re:"), name))
-        for pattern in patterns
-    )
