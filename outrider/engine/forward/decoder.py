@@ -1,7 +1,7 @@
 """Decoders that outrider/engine/models describes, computed in few operations.
 
-transformers writes a layer as some sixty operations in ten modules. Where a step takes a few milliseconds,
-starting them takes longer than their arithmetic, on a CPU and on a GPU. Here the same layer is about twenty
+transformers writes a layer as some sixty operations in ten modules. If a step takes a few milliseconds,
+starting these takes longer than their arithmetic, on a CPU and on a GPU. Here a layer is about twenty
 operations, on a GPU ten kernels, and no module but its matrix products:
 
 - queries, keys and values come from one product, gate and up from one, and a product adds the residual;
@@ -30,7 +30,7 @@ from outrider.engine.models.registry import architecture_of
 
 
 class Decoder:
-    """A described model, in the place of its `forward`. Its linear layers may have been replaced."""
+    """Forward pass of a described model. Its linear layers may have been replaced."""
 
     def __init__(
         self,
@@ -39,13 +39,13 @@ class Decoder:
         hidden_layers: Collection[int],
         operations: LayerOperations,
     ) -> None:
-        """hidden_layers: whose states are asked for, as transformers numbers them; 0: the embeddings."""
+        """hidden_layers: layers whose states are wanted, as transformers numbers them; 0: the embeddings."""
         part = model.get_submodule
         self._operations = operations
         self._embedding = part(architecture.embedding).weight
         self._layers = [_Layer(layer, architecture, operations) for layer in part(architecture.layers)]
         self._rotary = part(architecture.rotary)
-        self._norm = norm = part(architecture.last_norm)  # another module if a part of the model leaves early
+        self._norm = norm = part(architecture.last_norm)  # another module in a part of the model
         self._usual_norm = _norm_of(norm) if hasattr(norm, "variance_epsilon") else None
         self._head = _function_of(part(architecture.head))
         self._hidden_layers = tuple(number % (1 + len(self._layers)) for number in hidden_layers)
@@ -55,7 +55,7 @@ class Decoder:
 
         Returns:
             logits [num_logits, vocab_size] and states [num_tokens, num_hidden_layers, hidden_size], None
-            where none are asked for.
+            if no layer is wanted.
         """
         batch = paged.batch
         states = self._embedding[batch.token_ids[0]]  # [num_tokens, hidden_size]
@@ -65,8 +65,8 @@ class Decoder:
         for number, layer in enumerate(self._layers, 1):
             states = layer(states, rotation, paged)
             if number in self._hidden_layers and number < last:
-                kept[number] = states.clone()  # a layer adds to the states where they are
-        if last in self._hidden_layers:  # the last one's are kept normed
+                kept[number] = states.clone()  # a layer adds to the states in place
+        if last in self._hidden_layers:  # states of the last layer are kept normed
             states = kept[last] = self._normed(states)
             wanted = states[batch.logit_rows]
         else:
@@ -80,7 +80,7 @@ class Decoder:
         return self._operations.normed(states, self._usual_norm)
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines, and sines with the sign of the first half turned: [num_tokens, 1, head_dim] each."""
+        """Returns cosines, and sines with a negated first half: [num_tokens, 1, head_dim] each."""
         angles = positions[:, None].float() * self._rotary.inv_freq
         scale = self._rotary.attention_scaling
         cosines, sines = angles.cos() * scale, angles.sin() * scale
@@ -89,7 +89,7 @@ class Decoder:
 
 
 class _Layer:
-    """One decoder layer."""
+    """Decoder layer."""
 
     def __init__(self, layer: Any, architecture: Architecture, operations: LayerOperations) -> None:
         attention: Any = layer.get_submodule(architecture.attention)
@@ -97,7 +97,7 @@ class _Layer:
         self._operations = operations
         self._attention = attention
         self._scaling: float = attention.scaling
-        # Read at each step: the self-check shortens it for a while.
+        # Read at each step: the self-check shortens windows for a while.
         self._window = None if architecture.window is None else attrgetter(architecture.window)
         self._attention_norm = _norm_of(layer.get_submodule(architecture.attention_norm))
         shared = getattr(attention, architecture.query_key_value[0]).shared
@@ -112,7 +112,7 @@ class _Layer:
         self._add_down = _adding(getattr(mlp, architecture.down))
 
     def __call__(self, states: Tensor, rotation: tuple[Tensor, Tensor], paged: Paged) -> Tensor:
-        """states and result [num_tokens, hidden_size]; they may be the same memory."""
+        """Returns states [num_tokens, hidden_size], possibly in the memory of ``states``."""
         operations, heads = self._operations, self._heads
         product = self._query_key_value(operations.normed(states, self._attention_norm))
         product = product.view(states.shape[0], -1, heads.dim)
@@ -143,12 +143,12 @@ def _norm_of_heads(norms: Sequence[Any], queries: int, kv: int) -> Norm | None:
 
 
 def _function_of(product: nn.Module) -> Callable[[Tensor], Tensor]:
-    """What it computes of rows [num_rows, in_features], without a module's hooks where that is possible."""
+    """Returns the product of rows [num_rows, in_features], without a module's hooks if possible."""
     return product.multiply if isinstance(product, PackedLinear) else product
 
 
 def _adding(product: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    """States and rows to the states plus the rows' product, in the place of the states where possible."""
+    """Returns a function that adds the product of rows to states, in place if possible."""
     if isinstance(product, PackedLinear):
         multiply = product.multiply
         return lambda states, rows: multiply(rows, states)
@@ -174,7 +174,7 @@ def decoder_of(model: Any, hidden_layers: Collection[int], operations: LayerOper
 
 
 def layer_operations(kernel: Kernel | None, device: torch.device, dtype: torch.dtype) -> LayerOperations:
-    """Returns a decoder for passes whose attention is the kernel, or None."""
+    """Returns the fastest operations for layers on this device. kernel: kernel of attention, if any."""
     if device.type == "cpu" and dtype == torch.float32 and compiled() is not None:
         return CpuOperations()
     if kernel is None or device.type != "cuda":

@@ -23,7 +23,7 @@ from outrider.pace.settings import MAX_DEPTH
 logger = logging.getLogger(__name__)
 
 CAPTURED_SIZES = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 513, 64))
-MOST_BLOCKS = 2**14  # blocks of a sequence: a longer one goes without a graph
+MOST_BLOCKS = 2**14  # blocks of a sequence: a longer sequence has no graph
 INDEX_BYTES = 8  # size of an int64
 
 Forward = Callable[[Batch], ForwardOutput]
@@ -38,13 +38,13 @@ def captured_sizes(settings: EngineSettings) -> tuple[int, ...]:
 
 
 def feed_bytes(rows: int, blocks: int, *, as_chains: bool) -> int:
-    """Bytes that graphs keep for what is fed to them. blocks: those of the longest sequence."""
+    """Returns the bytes that graphs keep for their input. blocks: blocks of the longest sequence."""
     layout = PagedLayout.padded(rows, min(blocks, MOST_BLOCKS), as_chains=as_chains)
     return _buffer_size(layout) + rows * INDEX_BYTES
 
 
 def _buffer_size(layout: PagedLayout) -> int:
-    """Bytes of a step's input, with the choice of tokens after each row."""
+    """Returns the bytes of a step's input, with the choice of tokens after each row."""
     return buffer_size(layout.fields | fields_of_choice(layout.rows))
 
 
@@ -60,11 +60,11 @@ class CudaCapture:
         before = torch.cuda.current_stream()
         self._stream.wait_stream(before)
         with torch.cuda.stream(self._stream):
-            work()  # libraries and kernels set themselves up, which cannot be captured
+            work()  # the set-up of libraries and kernels cannot be captured
         before.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # A capture that fails leaves its stream the current one: the outer context puts it right.
-        # Other threads may go on: NCCL's asks how far exchanges before have come.
+        # A failed capture leaves its stream current: the outer context restores the stream before.
+        # Other threads may call CUDA meanwhile: the thread of NCCL asks for the state of exchanges.
         capturing = torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         )
@@ -77,7 +77,7 @@ class CudaCapture:
 class GraphBatch(Batch):
     """A step that a graph computes, from what it copies into the graph's memory."""
 
-    compute: Callable[[torch.Tensor | None], ForwardOutput]  # takes the tokens, as feed_chosen does
+    compute: Callable[[torch.Tensor | None], ForwardOutput]  # argument: that of feed_chosen
 
     @property
     def path(self) -> Path:
@@ -85,13 +85,13 @@ class GraphBatch(Batch):
 
 
 class CapturedSizes(ABC):
-    """A graph for each of some numbers of rows; work on fewer takes the next larger one."""
+    """Graphs by number of rows; work on fewer rows takes the next larger graph."""
 
     def __init__(self, capture: Capture, sizes: Sequence[int], group: RankGroup | None = None) -> None:
         """
         Args:
-            sizes: numbers of rows, ascending, of which none is captured yet.
-            group: that this process is a rank of: all ranks capture, and replay, the same.
+            sizes: numbers of rows to capture, ascending.
+            group: group of this process: all ranks capture and replay the same graphs.
         """
         self._capture = capture
         self._group = group
@@ -128,13 +128,13 @@ class CapturedSizes(ABC):
 
     @property
     def is_complete(self) -> bool:
-        """Whether no size is left to be captured: before, work might take a graph of far more rows."""
+        """Whether all sizes are captured: before, work might take a graph of far more rows."""
         return not self._left
 
     @property
     def slow_because(self) -> tuple[str, ...]:
         """Returns a sentence if some sizes could not be captured."""
-        return _told(self._failures)
+        return _reasons(self._failures)
 
     def _size_for(self, rows: int) -> int | None:
         """Returns the rows of the graph for this number of rows; None: there is no graph."""
@@ -144,7 +144,7 @@ class CapturedSizes(ABC):
 
 
 class RowGraphs(CapturedSizes):
-    """Graphs of what is computed row by row, such as logits of states. Others may share its memory."""
+    """Graphs of a function that is computed row by row, such as logits of states. They may share memory."""
 
     def __init__(
         self,
@@ -158,8 +158,8 @@ class RowGraphs(CapturedSizes):
         """
         Args:
             taken: memory for the rows that the function takes, as many as are captured.
-            given: likewise for what it gives, as many columns of it as anybody reads.
-            sizes, group: as CapturedSizes has them.
+            given: memory for the rows that it returns, with the columns that are read.
+            sizes, group: arguments of CapturedSizes.
         """
         super().__init__(capture, sizes, group)
         self._function = function
@@ -185,8 +185,8 @@ class RowGraphs(CapturedSizes):
 class Graphs(CapturedSizes):
     """Graphs of passes over blocks of the cache, whose rows padding fills.
 
-    Which sequences the rows belong to, how many each feeds, how long its context is and whether its Draft
-    branches is data: graphs need no other shapes.
+    The sequences of the rows, the lengths of their contexts and the branches of their Drafts are data: no
+    graph of another shape is needed.
     """
 
     @torch.inference_mode()
@@ -206,9 +206,9 @@ class Graphs(CapturedSizes):
         """
         Args:
             forward: a pass, without a wait for the device.
-            blocks: of the longest sequence.
-            sizes, group: as CapturedSizes has them.
-            as_chains: as PagedLayout.padded has it.
+            blocks: number of blocks of the longest sequence.
+            sizes, group: arguments of CapturedSizes.
+            as_chains: argument of PagedLayout.padded.
         """
         super().__init__(capture, sizes, group)
         self._forward = forward
@@ -231,7 +231,7 @@ class Graphs(CapturedSizes):
         replay = self._replays[size]
         layout = replace(self._layout(size), lanes=len(feeds))
         filled = fill(layout, feeds, self._block_size, self._spare_slot, choice, device=self._buffer.device)
-        if filled.size > len(self._buffer):  # batch-invariant passes bring the rows of passes before
+        if filled.size > len(self._buffer):  # batch-invariant passes carry the rows of earlier passes
             return None
         fields = filled.at(self._buffer)
         given = PagedInput.of(fields)
@@ -286,8 +286,8 @@ class Graphs(CapturedSizes):
         return work
 
 
-def _told(failures: Mapping[int, str]) -> tuple[str, ...]:
-    """Captures graphs by number of rows, the largest first."""
+def _reasons(failures: Mapping[int, str]) -> tuple[str, ...]:
+    """Returns a sentence on the sizes that could not be captured; empty if all were captured."""
     if not failures:
         return ()
     sizes = ", ".join(map(str, sorted(failures)))

@@ -21,7 +21,7 @@ class Kernel(Protocol):
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether the host goes on meanwhile. Then steps have graphs, and are launched early."""
+        """Whether the host continues meanwhile. Then steps have graphs, and are launched early."""
 
     def __call__(
         self,
@@ -39,7 +39,7 @@ class Kernel(Protocol):
         Args:
             query: [heads, rows, key_dim], the last dimension contiguous.
             keys, values: [slots, kv_heads, dim] of one layer, contiguous.
-            scaling: of scores; None: one by the root of key_dim.
+            scaling: factor of scores; None: 1 / sqrt(key_dim).
             window: positions that a query sees, its own included. Drafted ancestors are seen beyond it.
             softcap: bound of scores (Gemma 2).
             sinks: [heads] logits of a place that takes part in the softmax and holds nothing.
@@ -95,5 +95,5 @@ def _dims_of(shapes: Mapping[int, LayerShape]) -> list[int]:
 
 
 def part_slots(context_length: int) -> int:
-    """Returns the number of parts in which few queries read their context: a power of two."""
+    """Returns the slots of a part of the context that few queries read together: a power of two."""
     return 1 << (max(context_length // PARTS, SHORTEST_PART) - 1).bit_length()

@@ -13,7 +13,7 @@ from outrider.engine.forward.attention import Paged, store
 
 
 class Norm:
-    """Root mean square normalization (Zhang and Sennrich 2019): what it scales by."""
+    """Weight and epsilon of root mean square normalization (Zhang and Sennrich 2019)."""
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         """weight: [..., size]"""
@@ -36,36 +36,37 @@ class Heads:
 
 
 class LayerOperations(Protocol):
-    """Results are within rounding of transformers'."""
+    """Operations whose results are within rounding of transformers'."""
 
     def normed(self, rows: Tensor, norm: Norm) -> Tensor:
-        """[num_tokens, size] both, of the weight's dtype."""
+        """Returns the normed rows; both are [num_tokens, size], of the weight's dtype."""
 
     def rotated_and_stored(
         self, product: Tensor, heads: Heads, rotation: tuple[Tensor, Tensor], paged: Paged
     ) -> Tensor:
-        """Turns queries and keys, and puts keys and values into the cache.
+        """Rotates queries and keys, and stores keys and values in the cache.
 
         Rotary embedding is that of Su et al. 2021, with the halves of a head as its pairs.
 
         Args:
-            product: [num_tokens, query heads, then key and value heads, all of one size]. It may be changed.
-            rotation: cosines, and sines with the sign of the first half turned, [num_tokens, 1, head_dim].
+            product: [num_tokens, query heads, then key and value heads, head_dim], which may be overwritten.
+            rotation: cosines, and sines with a negated first half, [num_tokens, 1, head_dim].
 
         Returns:
             queries [num_tokens, heads, head_dim]
         """
 
     def gated(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) * up: [num_tokens, 2 * size] to [num_tokens, size]."""
+        """Returns silu(gate) * up [num_tokens, size] of gate and up [num_tokens, 2 * size]."""
 
 
 class PlainOperations:
     """Implements the operations by torch, for a CPU, and for a GPU without kernels of ours."""
 
     def normed(self, rows: Tensor, norm: Norm) -> Tensor:
-        """Divides by the vector norm, which is one operation: sqrt(mean(x^2) + epsilon) is
-        hypot(norm(x), sqrt(size * epsilon)) / sqrt(size).
+        """Divides by the vector norm, which is one operation.
+
+        sqrt(mean(x^2) + epsilon) is hypot(norm(x), sqrt(size * epsilon)) / sqrt(size).
         """
         length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float32)
         length = torch.hypot(length, norm.least)
@@ -90,5 +91,5 @@ class PlainOperations:
 
 
 def rotated(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """[num_tokens, heads, head_dim] turned by its positions."""
+    """Returns heads [num_tokens, heads, head_dim] rotated by their positions."""
     return torch.addcmul(heads * cosines, heads.roll(heads.shape[-1] // 2, -1), sines)

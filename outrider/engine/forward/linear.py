@@ -1,8 +1,8 @@
 """Linear layers on a CPU: weights packed once, projections of one input computed as one product.
 
-`nn.Linear` multiplies from the weight as it lies, which in float32 makes four rows cost twice as much as one,
-and adds up in an order that depends on the number of rows. From a weight packed at load five rows cost
-little more than one, and a row's result is the same alone and beside others, bit for bit.
+`nn.Linear` multiplies from the weight as it is stored. In float32 four rows cost twice as much as one, and
+the order of a sum depends on the number of rows. From a weight packed at load five rows cost little more than
+one, and a row's result is bit for bit the same alone and beside other rows.
 
 In float32 it is within rounding of `nn.Linear`'s, in bfloat16 exactly what `nn.Linear` computes.
 """
@@ -21,13 +21,15 @@ from outrider.engine.models.registry import joined_products
 
 logger = logging.getLogger(__name__)
 
-EXPECTED_ROWS = 32  # what oneDNN's packed layout is chosen for; it serves any number
-SLOW_ROWS, FILLED_ROWS = 2, 4  # so few rows are filled up to so many for oneDNN
+EXPECTED_ROWS = 32  # rows for which oneDNN chooses its packed layout, which serves any number
+SLOW_ROWS, FILLED_ROWS = 2, 4  # up to 2 rows are padded to 4 for oneDNN
 
 
 class OneDnnProduct:
-    """Products with one weight as oneDNN packs it. Where memory is slow its kernels for one row and for two
-    read it more slowly than those for more, so rows of zeros are added there.
+    """Products with one weight as oneDNN packs it.
+
+    Its kernels for one or two rows read slow memory more slowly than its kernels for more rows. So rows of
+    zeros are added.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -41,7 +43,7 @@ class OneDnnProduct:
         self._pointwise = torch.ops.mkldnn._linear_pointwise
 
     def __call__(self, rows: Tensor, added: Tensor | None = None) -> Tensor:
-        """[num_rows, in_features] to [num_rows, out_features]; ``added`` is of the result's shape."""
+        """Returns [num_rows, out_features] of [num_rows, in_features]; ``added`` has the result's shape."""
         num_rows = len(rows)
         if 0 < num_rows <= SLOW_ROWS:
             zeros = (0, 0, 0, FILLED_ROWS - num_rows)
@@ -54,20 +56,20 @@ class OneDnnProduct:
         return self._pointwise.binary(rows, added, self.packed, self._bias, "add")  # type: ignore[no-any-return]
 
 
-# Largest error of a product that is tried, by its length: far above rounding, far below a wrong sum.
+# Largest relative error of a tried product: far above rounding, far below a wrong sum.
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
-TRIED_ROWS = (1, 5)  # a row that is filled up, and rows that are not
-# Kernels compute outputs by blocks of so many at most: more blocks than this show nothing new.
+TRIED_ROWS = (1, 5)  # rows of a padded product, and of a product without padding
+# Kernels compute outputs in blocks of 64 at most; more than 16 blocks show nothing new.
 BLOCK_OUTPUTS, TRIED_BLOCKS = 64, 16
 
-PRODUCTS: dict[torch.dtype, type[PanelProduct | OneDnnProduct]] = {  # not float16: there nn.Linear is faster
+PRODUCTS: dict[torch.dtype, type[PanelProduct | OneDnnProduct]] = {  # in float16 nn.Linear is faster
     torch.float32: PanelProduct,
     torch.bfloat16: OneDnnProduct,
 }
 
 
 class PackedLinear(nn.Module):
-    """`nn.Linear` for inference on a CPU from a packed weight; keeps no other copy of it."""
+    """`nn.Linear` for inference on a CPU from a packed weight, without another copy of the weight."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """
@@ -84,20 +86,20 @@ class PackedLinear(nn.Module):
         self.multiply = PRODUCTS[weight.dtype](weight.detach(), bias)
 
     def forward(self, rows: Tensor, added: Tensor | None = None) -> Tensor:
-        """[..., in_features] to [..., out_features]; ``added`` is of the result's shape."""
+        """Returns [..., out_features] of rows [..., in_features]; ``added`` has the result's shape."""
         flat = rows.reshape(-1, self.in_features)
         product = self.multiply(flat, None if added is None else added.reshape(-1, self.out_features))
         return product.view(*rows.shape[:-1], self.out_features)
 
 
-Product = Callable[[Tensor, Tensor | None], nn.Module]  # from weight and bias, as PackedLinear
+Product = Callable[[Tensor, Tensor | None], nn.Module]  # takes weight and bias, as PackedLinear does
 
 
 class SharedProduct(nn.Module):
     """Projections of one input as one matrix product, computed when the first of them is asked for.
 
-    "The same input" is the same tensor object: projections of different ones are right too, at the price of
-    computing the whole product for each.
+    Inputs count as one if they are one tensor object. Projections of different inputs are correct too, but
+    each computes the whole product.
     """
 
     def __init__(self, projections: list[nn.Linear], product: Product = PackedLinear) -> None:
@@ -120,7 +122,7 @@ class SharedProduct(nn.Module):
 
 
 class Projection(nn.Module):
-    """One part of a SharedProduct, in the place of the nn.Linear it was."""
+    """Part of a SharedProduct, which replaces an nn.Linear."""
 
     def __init__(self, shared: SharedProduct, index: int) -> None:
         super().__init__()
@@ -138,7 +140,7 @@ def optimize_for_cpu(model: PreTrainedModel) -> None:
     """
     reasons: set[str] = set()
     same_input = joined_products(model)
-    # Without the layers themselves: each one's weight is to go as soon as it is packed.
+    # The list holds no linear layer: its weight is freed as soon as it is packed.
     for module in [module for module in model.modules() if type(module) is not nn.Linear]:
         for names in linear_groups(module, same_input):
             projections: list[nn.Linear] = [getattr(module, name) for name in names]
@@ -182,7 +184,7 @@ def linear_groups(module: nn.Module, same_input: Iterable[tuple[str, ...]]) -> I
     alone = {
         name: child
         for name, child in module.named_children()
-        if type(child) is nn.Linear and "forward" not in vars(child)  # else transformers changed what it does
+        if type(child) is nn.Linear and "forward" not in vars(child)  # else transformers has replaced it
     }
     for names in same_input:
         if alone.keys() >= set(names):
@@ -200,7 +202,7 @@ def replace(
     projections: list[nn.Linear],
     product: Product = PackedLinear,
 ) -> None:
-    """Puts ``product`` in the place of one linear layer, or a shared one in the place of several."""
+    """Replaces a linear layer by ``product``, or several linear layers by a shared product."""
     if len(names) == 1:
         setattr(module, names[0], product(projections[0].weight, projections[0].bias))
         return
@@ -211,10 +213,9 @@ def replace(
 
 @cache
 def why_unpacked(dtype: torch.dtype, outputs: int, inputs: int) -> str | None:
-    """Reason for which a weight of this type and size stays as it is; None if it is packed.
+    """Returns why a weight of this type and size is not packed; None if it is packed.
 
-    Tries a product of that size once. What a processor can do follows neither from its name nor from what a
-    library was built with.
+    Tries a product of that size once, since neither a processor's name nor a library's build says what works.
     """
     if dtype not in PRODUCTS:
         return "nn.Linear is faster"
@@ -233,6 +234,6 @@ def why_unpacked(dtype: torch.dtype, outputs: int, inputs: int) -> str | None:
 
 
 def tried_outputs(outputs: int) -> int:
-    """Outputs of a smaller product that the same kernels compute, with as many left over by their blocks."""
+    """Returns the outputs of a smaller product for the same kernels, with an equal rest beside blocks."""
     most = TRIED_BLOCKS * BLOCK_OUTPUTS
     return outputs if outputs <= most else most + outputs % BLOCK_OUTPUTS

@@ -11,8 +11,8 @@ class ForwardOutput:
     """Result of one pass."""
 
     logits: torch.Tensor  # [num_logits, vocab_size], at ranks other than 0 only their share of the vocabulary
-    hidden: torch.Tensor | None  # [num_tokens, num_layers, hidden_size] of the layers that were asked for
-    are_finite: torch.Tensor  # bool [num_tokens], whether all keys and values of each are, at all ranks
+    hidden: torch.Tensor | None  # [num_tokens, num_layers, hidden_size] of the wanted layers
+    are_finite: torch.Tensor  # bool [num_tokens], whether all keys and values of a token are, at all ranks
 
     def like(self) -> "ForwardOutput":
         """Returns memory for another output of its size."""
@@ -39,14 +39,13 @@ def joined(outputs: Iterable[ForwardOutput]) -> ForwardOutput:
         are_finite.append(output.are_finite.clone())
         if output.hidden is not None:
             hidden.append(output.hidden.clone())
-    some = [part for part in logits if len(part)] or logits[
-        :1
-    ]  # parts without logits may differ even in width
+    # Parts without logits may differ even in width.
+    some = [part for part in logits if len(part)] or logits[:1]
     return ForwardOutput(torch.cat(some), torch.cat(hidden) if hidden else None, torch.cat(are_finite))
 
 
 def states_of(hidden_states: Sequence[torch.Tensor], layers: Sequence[int]) -> torch.Tensor | None:
-    """[num_tokens, num_layers, hidden_size]; None where no layers are asked for.
+    """Returns states [num_tokens, num_layers, hidden_size]; None if no layers are wanted.
 
     hidden_states: of transformers, [1, num_tokens, hidden_size] of each layer.
     """

@@ -1,4 +1,4 @@
-"""A model's part: some of its layers between its embedding and its output projection. Weights are shared."""
+"""Part of a model: some layers between its embedding and its output projection. It shares their weights."""
 
 import copy
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from outrider.engine.forward.attention import Probe
 
 
 def part_of(model: Any, layers: Sequence[int], norm: nn.Module | None = None) -> Any:
-    """A model that passes through these layers alone, and leaves the model as it is.
+    """Returns a model that passes through these layers alone; the given model is unchanged.
 
     A layer keeps its index, so that its keys and values go where those of the whole model go.
 
     Args:
-        layers: from 0 on, rising.
-        norm: [num_tokens, hidden_size] of the last one's states, instead of the model's last norm.
+        layers: indices from 0, ascending.
+        norm: module for the last layer's states [num_tokens, hidden_size], in place of the model's last norm.
 
     Raises:
         UnsupportedModelError: the model does not pass through its layers as they stand in a list.
@@ -82,7 +82,7 @@ def _name_of_norm(model: Any) -> str:
 
 
 def _shallow(module: Any) -> Any:
-    """Module whose children can be replaced."""
+    """Returns a copy of the module whose children can be replaced."""
     copied = copy.copy(module)
     copied._modules = dict(module._modules)
     return copied

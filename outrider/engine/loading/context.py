@@ -1,4 +1,4 @@
-"""Longest text of a model, with rotations that do not depend on the rest of the batch."""
+"""Context length of a model, and rotations that do not depend on the rest of the batch."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -46,7 +46,7 @@ def fix_rotations(model: Any) -> None:
     """Makes a model with longrope rotate by its long factors, in place, if its context needs these.
 
     transformers chooses the factors by the longest text of the batch. That would change the keys that are
-    cached already, and one text by another. vLLM takes the long ones as well.
+    cached already, and make a text depend on its batch. vLLM takes the long factors as well.
     """
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
@@ -58,7 +58,7 @@ def fix_rotations(model: Any) -> None:
 
 
 def _fixed(module: nn.Module, layers: str | None) -> str:
-    """Returns the type under which the frequencies, now the long ones, are left as they are."""
+    """Sets the long frequencies; returns the rope type under which transformers leaves them unchanged."""
     config: Any = module.config
     parameters = config.rope_parameters if layers is None else config.rope_parameters[layers]
     original: int = parameters["original_max_position_embeddings"]

@@ -1,7 +1,7 @@
 """Downloads checkpoints into a folder that workers share.
 
-``python -m outrider.engine.loading.download --into /weights SOURCE ...`` is what runs
-as the init container on Kubernetes. Torch is not needed.
+``python -m outrider.engine.loading.download --into /weights SOURCE ...`` runs as the init container on
+Kubernetes, without torch.
 """
 
 import argparse
@@ -34,8 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
 def fetch(source: str, into: Path) -> Path:
     """Returns the checkpoint's folder below ``into``, once it is there and complete.
 
-    It is never seen half written: it gets its name when it is checked. Files of an interrupted
-    download is kept for the next attempt.
+    The folder is never seen half written: it gets its name after the check. Files of an interrupted download
+    are kept for the next attempt.
 
     Args:
         source: a local checkpoint folder, or a hub id with or without ``@revision``; the access token is
@@ -43,7 +43,7 @@ def fetch(source: str, into: Path) -> Path:
         into: a local folder becomes ``into/<its name>``, a hub id ``into/<owner>/<name>[@revision]``.
 
     Raises:
-        IncompleteCheckpointError: what is there, or what was got, is not a whole checkpoint.
+        IncompleteCheckpointError: the folder, or the download, is not a whole checkpoint.
         OSError: the source cannot be reached or the disk cannot be written.
         ValueError: the hub knows no such id.
     """
@@ -84,7 +84,7 @@ def _json(file: Path) -> dict[str, dict[str, str]]:
 
 
 def _check_length(file: Path) -> None:
-    """A safetensors file says in its header where its last tensor ends: there the file must end too."""
+    """Checks that a safetensors file ends where its header says that the last tensor ends."""
     try:
         with file.open("rb") as content:
             header_bytes = int.from_bytes(content.read(LENGTH_BYTES), "little")

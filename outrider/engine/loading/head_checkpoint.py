@@ -101,7 +101,7 @@ class HeadCheckpoint:
         return sum(tensor.numel() for tensor in self.tensors.values()) * self.target.dtype.itemsize
 
     def refusal(self, reason: str) -> UnsupportedModelError:
-        """Returns an error to raise."""
+        """Returns the error for a head that cannot be used, with the reason."""
         return UnsupportedModelError(f"head={self.name!r} for model={self.target.name!r}: {reason}")
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:

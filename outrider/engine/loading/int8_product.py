@@ -55,7 +55,7 @@ class OneDnnInt8:
 
 
 class FloatInt8:
-    """Products in floating point, of so few inputs at a time that each sum is exact in any order."""
+    """Products in floating point, of few inputs at a time: each sum is exact in any order."""
 
     def __init__(self, codes: Tensor, scales: Tensor) -> None:
         """
@@ -95,7 +95,7 @@ def int8_product(codes: Tensor, scales: Tensor) -> Int8Product:
 def right_kind(outputs: int, inputs: int) -> str:
     """Returns the first of KINDS whose sums are exact for products of this size, found by trials.
 
-    What is tried holds the largest codes side by side, whose sums are the first not to fit.
+    A trial holds the largest codes side by side, whose sums are the first to overflow.
     """
     generator = torch.Generator().manual_seed(0)
     weight = _largest_codes(tried_outputs(outputs), inputs, generator)
@@ -119,7 +119,7 @@ def right_kind(outputs: int, inputs: int) -> str:
 
 
 def _largest_codes(count: int, inputs: int, generator: torch.Generator) -> Tensor:
-    """int64 [count, inputs] of either sign, all positive in the first row."""
+    """Returns int64 [count, inputs] of either sign, all positive in the first row."""
     codes = LARGEST_INT8 * (2 * torch.randint(0, 2, (count, inputs), generator=generator) - 1)
     codes[0] = LARGEST_INT8
     return codes

@@ -9,9 +9,9 @@ from outrider.engine.errors import UnsupportedModelError
 
 SPARSE_LAYERS = {"indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention"}
 RECURRENT_LAYERS = {"linear_attention", "hybrid", "mamba", "recurrent", "conv", "short_conv"}
-RECURRENT = {"rwkv", "falcon_h1", "xlstm"}  # kinds whose configs do not list what their layers are
+RECURRENT = {"rwkv", "falcon_h1", "xlstm"}  # kinds whose configs do not list the kinds of their layers
 SEVERAL_ATTENTIONS = {"diffllama", "dory", "hrm_text"}
-HIDDEN_ATTENTION = {"nemotron"}  # kinds whose layers do not hand on what attention needs to find the cache
+HIDDEN_ATTENTION = {"nemotron"}  # kinds whose layers do not pass on the argument with the cache
 
 
 def _layers(config: Any) -> set[str]:
@@ -29,7 +29,7 @@ def _is_recurrent(config: Any) -> bool:
     return bool(_layers(config) & RECURRENT_LAYERS) or config.model_type in RECURRENT
 
 
-# In this order, as a model may have several traits: whether its text config has one, and what that means.
+# Traits by a predicate of the text config, with the reason. The first counts, as a model may have several.
 TRAITS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (
         _is_sparse,

@@ -1,10 +1,11 @@
 """Linear layers with 8 and 4 bit weights on a CPU, made from the checkpoint's weights at load.
 
 8 bit: one scale per output; a row of inputs is rounded to 8 bit by a scale of its own, and products are added
-up exactly (outrider/engine/loading/int8_product.py). So a row's result is the same in any company, bit for
-bit.
-4 bit: a smallest value and a step per 32 weights; inputs stay as they are. Fast for a row or two, and slower
-with each further one. The output projection, and layers whose shape the kernel does not take, get 8 bit.
+up exactly (outrider/engine/loading/int8_product.py). So a row's result is bit for bit the same beside any
+other rows.
+
+4 bit: a smallest value and a step per 32 weights; inputs stay as they are. It is fast for a row or two, and
+slower with each further row. The output projection, and layers of shapes without a kernel, get 8 bit.
 
 On CUDA transformers quantizes while loading (``bitsandbytes_config``).
 """
@@ -26,8 +27,8 @@ GROUP = 32  # weights of one output that share a scale in 4 bit
 LARGEST_INT4 = 15
 MIDDLE_INT4 = 8  # torch's kernel computes (code - 8) * step + zero
 OUTPUTS_INT4 = 16  # its outputs come in multiples of this
-SMALLEST_SCALE = 1e-12  # in the place of 0, where all weights or inputs are alike
-TRIED_ROWS = 5  # more than the one or two for which kernels have a way of their own
+SMALLEST_SCALE = 1e-12  # in place of 0, if all weights or inputs are equal
+TRIED_ROWS = 5  # more than the one or two rows for which kernels have special paths
 
 
 class Int8Linear(nn.Module):
@@ -48,7 +49,7 @@ class Int8Linear(nn.Module):
         self.multiply = int8_product(codes, scales / LARGEST_INT8)  # the inputs' share of the scale included
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[..., in_features] to [..., out_features]."""
+        """Returns [..., out_features] of rows [..., in_features]."""
         flat = rows.reshape(-1, self.in_features)
         largest = torch.linalg.vector_norm(flat, torch.inf, -1, keepdim=True, dtype=torch.float32)
         largest.clamp_min_(SMALLEST_SCALE)
@@ -80,7 +81,7 @@ class Int4Linear(nn.Module):
         self.rule = rule.transpose(0, 1).contiguous().to(weight.dtype)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[..., in_features] to [..., out_features]."""
+        """Returns [..., out_features] of rows [..., in_features]."""
         flat = rows.reshape(-1, self.in_features)
         result: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, self.packed, GROUP, self.rule)
         result = result.view(*rows.shape[:-1], self.out_features)
@@ -125,12 +126,12 @@ def _int4_or_int8(weight: Tensor, bias: Tensor | None) -> nn.Module:
 
 @cache
 def why_no_int4(dtype: torch.dtype, outputs: int, inputs: int) -> str | None:
-    """Reason for which this machine has no product in 4 bit of this type and size; None if it has one.
+    """Returns why this machine has no product in 4 bit of this type and size; None if it has such a product.
 
     Tries a product of that size once: torch's operators are not public.
     """
     generator = torch.Generator().manual_seed(0)
-    # Codes of 4 bit stand for these exactly, so what differs is the kernel's.
+    # Codes of 4 bit represent these weights exactly, so a difference comes from the kernel.
     weight = torch.randint(0, LARGEST_INT4 + 1, (tried_outputs(outputs), inputs), generator=generator).float()
     weight.view(len(weight), -1, GROUP)[..., :2] = torch.tensor([0.0, LARGEST_INT4])
     rows = torch.randn(TRIED_ROWS, inputs, generator=generator)

@@ -11,16 +11,16 @@ from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is
 from outrider.engine.parallel.plan import Plan, generic, is_shared, style_of_parameter
 from outrider.engine.settings import EngineSettings
 
-# Projections whose outputs are keys, by the names that plans use. Heads of the first may be in several ranks.
+# Projections whose outputs are keys, by their names in plans. Several ranks may hold a head of the first.
 KEYS = ("k_proj", "kv_b_proj", "qkv_proj", "query_key_value")
 DIVIDED = "colwise"  # style after which each rank has its own outputs alone
 KV_HEADS = ("num_key_value_heads", "num_global_key_value_heads")
-LEAST_SHARED = 0.6  # share of the bytes: below, more ranks hardly make room for a larger model
+LEAST_SHARED = 0.6  # least share of the bytes: below it more ranks hardly make room for a larger model
 NAMED = 4  # kinds of weights that a message names
 
 
 def numbers_of(config: Any, name: str) -> set[int]:
-    """Returns the values of a text config's field over all layers; empty if it has none."""
+    """Returns the values of a text config's field over all layers; empty if it lacks the field."""
     layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
     values = [getattr(layer, name, None) for layer in layers]
     lists = [value if isinstance(value, list | tuple) else [value] for value in values]
@@ -47,7 +47,7 @@ def heads_of_rank(heads: int, attention: str, plan: Plan, ranks: int) -> int:
 def ranks_that_share(parameter: str, plan: Plan, ranks: int, heads: int | None) -> int:
     """Returns the number of parts of a parameter: 1 if every rank holds all of it.
 
-    heads: key/value heads of its layer, if it makes them; there are no more parts than these.
+    heads: key/value heads that it makes, the largest number of parts; None: it makes no such heads.
     """
     if not is_shared(parameter, plan):
         return 1
@@ -59,8 +59,8 @@ def check_shares(settings: EngineSettings) -> None:
     """Checks by a checkpoint's config alone whether ranks can share the model.
 
     Raises:
-        UnsupportedModelError: so many ranks cannot share this model, or hardly would; the message says what
-            would do.
+        UnsupportedModelError: this number of ranks cannot share the model, or shares too little of it. The
+            message names numbers that can.
     """
     size = settings.tensor_parallel
     if size == 1:

@@ -9,7 +9,7 @@ from outrider.engine.errors import UnsupportedModelError
 
 
 def end_of_sequence(model: Any, source: str) -> frozenset[int]:
-    """Returns the token ids that end a generation: those that any file of the checkpoint names.
+    """Returns the token ids that end a generation, from all files of the checkpoint.
 
     A fine-tune often names the end of its turns in one file alone, of the tokenizer for example.
 
@@ -22,7 +22,7 @@ def end_of_sequence(model: Any, source: str) -> frozenset[int]:
     given = [model.generation_config.eos_token_id, end_of_text(source)]
     given += [config.get("eos_token_id"), text_config.get("eos_token_id")]
     if not any(ids is not None for ids in given):
-        given.append(model.config.get_text_config().eos_token_id)  # the architecture's own
+        given.append(model.config.get_text_config().eos_token_id)  # default of the architecture
     ids = {token for one in given if one is not None for token in ([one] if isinstance(one, int) else one)}
     return frozenset(token for token in ids if token < model.config.get_text_config().vocab_size)
 

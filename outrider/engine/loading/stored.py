@@ -8,12 +8,12 @@ from typing import Any
 
 from outrider.engine.errors import UnsupportedModelError
 
-OF_MODELOPT = "hf_quant_config.json"  # where NVIDIA's tools say it, beside a config that may not
+OF_MODELOPT = "hf_quant_config.json"  # file of NVIDIA's tools, beside a config that may say nothing
 FLOATS = ("F8_E4M3", "F8_E5M2")  # one-byte floats as safetensors names them: codes that need a scale
 ONE_BYTE = (*FLOATS, "F8_E8M0", "I8", "U8")
 LENGTH_BYTES = 8  # bytes before a safetensors file's header, which hold its length
 SCALES = re.compile(r"[._](scale|scale_inv|scales|qzeros)$")
-# Scales of activations and of cached keys and values, without which weights mean what they mean.
+# Scales of activations and of cached keys and values, which do not change the meaning of weights.
 NOT_OF_WEIGHTS = re.compile(r"(^|[._])(input|output|activation|q|k|v|kv)_scale$")
 
 
@@ -71,12 +71,12 @@ def check_unexpected(model: str, loaded: Any, unexpected: Collection[str]) -> No
 
 
 def _owner(tensor: str) -> str:
-    """Returns the name of its module."""
+    """Returns the name of the tensor's module."""
     return tensor.rpartition(".")[0]
 
 
 def _stored_types(folder: Path) -> Iterator[tuple[str, str]]:
-    """Returns the name and type of each tensor."""
+    """Yields the name and type of each tensor."""
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as content:
             length = int.from_bytes(content.read(LENGTH_BYTES), "little")

@@ -11,7 +11,7 @@ Phase = Literal["weights", "self_check", "cache", "graphs"]
 
 @dataclass
 class LoadTimings:
-    """Seconds by phase, in their order; 0 for what was not done."""
+    """Seconds by phase, in order; 0 for a phase that was left out."""
 
     weights: float = 0.0
     self_check: float = 0.0

@@ -6,10 +6,10 @@ from outrider.engine.errors import VocabularyMismatchError
 
 
 def check_vocabulary(target: str, draft: str) -> None:
-    """Compares two checkpoints' tokenizers, given as folders or hub ids. Padded embeddings are no difference.
+    """Compares two checkpoints' tokenizers, given as folders or hub ids. Padded embeddings do not count.
 
     Raises:
-        VocabularyMismatchError: a token has different ids, or only one of the two knows it.
+        VocabularyMismatchError: a token has different ids, or only one of the tokenizers knows it.
     """
     of_target = AutoTokenizer.from_pretrained(target).get_vocab()
     of_draft = AutoTokenizer.from_pretrained(draft).get_vocab()

@@ -33,8 +33,8 @@ def resolve_device(name: str) -> torch.device:
 def load_model(settings: EngineSettings) -> Any:
     """Returns the checkpoint as a transformers model in evaluation mode, on its device.
 
-    A checkpoint that is quantized loads as it is, through the library that transformers takes for it. Of
-    several devices each process loads its share alone, in its process group.
+    A quantized checkpoint loads through its library in transformers. With several devices each process loads
+    its share alone, in its process group.
 
     Raises:
         UnsupportedModelError: transformers cannot load it as a decoder, a library that it needs is missing,
@@ -42,7 +42,7 @@ def load_model(settings: EngineSettings) -> Any:
     """
     device = resolve_device(settings.device)
     if device.index is not None:
-        torch.cuda.set_device(device)  # kernels and graphs that are not torch's own run on the current one
+        torch.cuda.set_device(device)  # Triton's kernels and our graphs run on the current device
     try:
         config = AutoConfig.from_pretrained(settings.model)
         check_kind(config, settings.model)
@@ -79,7 +79,7 @@ def check_config(config: Any, settings: EngineSettings) -> None:
     try:
         attach(model, settings.model)
     except UnsupportedModelError as error:
-        if not isinstance(error.__cause__, RuntimeError):  # which may be for want of content
+        if not isinstance(error.__cause__, RuntimeError):  # a RuntimeError may come from the missing content
             raise
     if settings.batch_invariant:
         check_rows_are_apart(model, settings.model)
@@ -126,11 +126,11 @@ def _loading(config: Any, settings: EngineSettings, device: torch.device) -> dic
 def attach(model: Any, name: str) -> Probe:
     """Routes the model's attention through the paged cache; returns the shapes of its layers.
 
-    A model may accept another attention and silently go on with its own, so one token is run to see which
-    layers really call ours.
+    A model may accept another attention and silently keep its own. So a token is run to see which layers call
+    ours.
 
     Raises:
-        UnsupportedModelError: some layer does not, or looks back otherwise than we can tell.
+        UnsupportedModelError: a layer does not call our attention, or hides how far it looks back.
     """
     kind = type(model).__name__
     if not model.is_backend_compatible():
@@ -146,7 +146,7 @@ def attach(model: Any, name: str) -> Probe:
             model(input_ids=token, position_ids=token, use_cache=False, outrider=probe)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # whatever a model does that does not suit
+    except Exception as error:  # a model may raise anything
         raise UnsupportedModelError(
             f"model={name!r}: {kind} does not run on the paged cache: {type(error).__name__}: {error}"
         ) from error

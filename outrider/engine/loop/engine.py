@@ -38,10 +38,12 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Target or draft: one model, on one device or as rank 0 of several. One thread makes it and drives it.
+    """Engine of a target or a draft: one model, on one device or as rank 0 of several.
+
+    One thread makes it and drives it.
 
     ``submit`` work, call ``step`` while ``has_work``, close what was opened. A sequence has one piece of
-    work at a time: a new one voids the old.
+    work at a time: new work voids the old work.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class Engine:
         Args:
             runner: the model; see ``from_settings`` for one of a checkpoint.
             beside: the drafter that stands beside this target.
-            grammars: of the model's vocabulary; None: none is taken.
+            grammars: grammars over the model's vocabulary; None: a sequence with a grammar is refused.
             clock: in seconds.
         """
         self.runner = runner
@@ -75,15 +77,15 @@ class Engine:
             self._cache, self._draft_ahead, self._batch_delay, self.vocab_size, self.max_length, clock
         )
         self._beside = None if beside is None else TargetDrafting(beside, clock)
-        self._launched: Launched | None = None  # the step that comes next, where it is under way already
+        self._launched: Launched | None = None  # next step, if it was launched early
         self._grammars = grammars or Grammars(None, runner.vocab_size, runner.end_token_ids)
         self._opened = 0
 
     @classmethod
     def from_settings(cls, settings: EngineSettings, group: RankGroup | None = None) -> "Engine":
-        """The engine of a checkpoint.
+        """Returns the engine of a checkpoint.
 
-        group: this process is its rank 0; where ``settings.tensor_parallel`` is more than 1.
+        group: group whose rank 0 is this process; None if ``settings.tensor_parallel`` is 1.
 
         Raises:
             UnsupportedModelError: the checkpoint cannot run here, with the reason.
@@ -96,9 +98,9 @@ class Engine:
     def open(
         self, prompt_length: int, noise_key: int, sampling: Sampling, number: int | None = None
     ) -> EngineSequence:
-        """A sequence without tokens; it takes up cache once work is submitted for it.
+        """Opens a sequence without tokens. It takes up cache once work is submitted for it.
 
-        number: by which work names it, above those of all that were opened before; None: the next one.
+        number: number by which work names it, above those of all sequences before; None: the next number.
 
         Raises:
             ValueError: the sampling settings do not suit this model's vocabulary.
@@ -132,39 +134,39 @@ class Engine:
                 self._beside.forget(sequence)
 
     def fail(self, sequence: EngineSequence, error: BaseException) -> Failed:
-        """Closes a sequence that cannot go on, and says so."""
+        """Closes a sequence that cannot continue, and returns its last result."""
         logger.error("sequence %d fails: %r", sequence.number, error, exc_info=error)
         self._cache.discard(sequence)
         self.close(sequence)
         return Failed(sequence.number, reason_of(error), isinstance(error, GrammarError))
 
     def warm_up(self) -> None:
-        """Starts what only some requests need, so that the first of them does not wait. Returns at once."""
+        """Starts the process that tries grammars, so that no grammar waits for it. Returns at once."""
         self._grammars.warm_up()
 
     def shut_down(self) -> None:
-        """After the last step: lets the other ranks of its group go."""
+        """Ends the threads of grammars and dismisses the other ranks, after the last step."""
         self._grammars.shut_down()
         self.runner.shut_down()
 
     @property
     def load_timings(self) -> LoadTimings:
-        """Where the time of loading went."""
+        """Timings of loading, by phase."""
         return self.runner.load_timings
 
     @property
     def slow_because(self) -> tuple[str, ...]:
-        """Why steps on its GPU are slower than they could be: a sentence for each thing. Empty on a CPU."""
+        """Reasons for which steps on its GPU are slower than they could be; empty on a CPU."""
         return self.runner.slow_because
 
     @property
     def promise(self) -> str:
-        """How far the same seed gives the same text, in one line."""
+        """Sentence on how far the same seed gives the same text."""
         return self.runner.promise
 
     @property
     def last_step(self) -> StepTimings | None:
-        """Where the time of the newest step went."""
+        """Timings of the newest step; None before the first step."""
         return self.runner.last_step
 
     @property
@@ -172,11 +174,11 @@ class Engine:
         return bool(self._queue.tasks or self._queue.ready or self._draft_ahead.unfinished)
 
     def free_memory(self) -> int:
-        """Bytes of the device's memory that nobody has taken."""
+        """Returns the free bytes of the device's memory."""
         return self.runner.free_memory()
 
     def load(self) -> EngineLoad:
-        """How busy the engine is."""
+        """Returns the load of the engine."""
         running = sum(bool(task.sequence.blocks) for task in self._queue.tasks.values())
         pool = self._cache.pool
         return EngineLoad(
@@ -192,16 +194,16 @@ class Engine:
         )
 
     def patience(self) -> float:
-        """Seconds that the next step should wait for sequences between two rounds; 0: none."""
+        """Returns the seconds that the next step should wait for sequences between two rounds."""
         tasks = self._queue.tasks.values()
         if self._queue.ready or not all(map(_verifies, tasks)):
-            return 0.0  # plain decoding would lose what the others gain
+            return 0.0  # plain decoding would lose what rounds gain
         return self._batch_delay.patience([task.num_tokens for task in tasks])
 
     def submit(self, work: Work, arrived: float | None = None) -> None:
         """Takes on work for an open sequence.
 
-        arrived: when it was asked for, by the engine's clock; None: now. Timings count from there.
+        arrived: time of the request by the engine's clock, from which timings count; None: now.
 
         Raises:
             ValueError: the work contradicts its sequence; the message says how.
@@ -220,9 +222,9 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Result]:
-        """One forward pass over everything that may take part; returns what it completed.
+        """Runs a forward pass over all tasks that can take part, and returns the results that it completed.
 
-        A sequence with which the pass raises, or whose numbers are not finite, fails alone: the others go on.
+        A sequence for which the pass raises, or whose numbers are not finite, fails alone.
 
         Raises:
             Exception: the device or the process is broken; see engine.blame.
@@ -263,7 +265,7 @@ class Engine:
                 self._batch_delay.stepped(step)
 
     def _select(self) -> Selected:
-        """Who takes part: who does in the step under way, or all that is waited for, or what is prepared."""
+        """Selects the items of the step under way, else of requested work, else of work ahead."""
         if self._launched is not None:
             if selected := self._scheduler.still_wanted(self._launched.tasks, self._queue.tasks):
                 return selected
@@ -276,7 +278,7 @@ class Engine:
         return selected
 
     def _take(self, chosen: list[tuple[Task, Item, Choices]]) -> list[Result]:
-        """What the pieces of work make of their tokens; begins with what comes after those that are done."""
+        """Gives each task its tokens, and returns the results. Work that follows a finished task begins."""
         results: list[Result] = []
         for task, item, choices in chosen:
             try:
@@ -287,7 +289,7 @@ class Engine:
         return results
 
     def _continued(self, chosen: list[tuple[Task, Item, Choices]], results: list[Result]) -> list[Result]:
-        """The results, after which the Drafts that come with them are verified where they may be."""
+        """Begins rounds with the Drafts that come with Verdicts, if they may begin; returns the results."""
         verified = {task.sequence.number: task for task, _, _ in chosen if isinstance(task, DecodeTask)}
         return [
             structs.replace(result, continues=self._queue.goes_on(verified[result.sequence], result.draft))

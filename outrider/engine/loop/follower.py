@@ -16,11 +16,12 @@ logger = logging.getLogger(__name__)
 def follow(forward: ForwardPass, group: RankGroup) -> None:
     """Runs passes over this rank's share of model and drafter until rank 0 dismisses its group.
 
-    A pass that raises here has raised at rank 0 too, which says whose sequence it was. Where it has not, the
-    two are at different exchanges: the next step shows it, or the limit on a step's time ends both.
+    A pass that raises here has raised at rank 0 too, which finds the sequence to blame. If rank 0 did not
+    raise, the two ranks are at different exchanges. The next step detects it, or the limit on a step's time
+    ends both.
 
     Raises:
-        RankLostError: rank 0 or another rank is gone, or one has failed alone.
+        RankLostError: rank 0 or another rank is gone, or a rank has failed alone.
         Exception: the device is broken, or out of memory.
     """
     while (received := group.receive()) is not None:

@@ -36,7 +36,7 @@ LONGEST_WAIT_S = 0.001  # longest step that only waits for grammars
 @dataclass(frozen=True)
 class Compiled:
     matcher: LLMatcher  # at the beginning of an answer
-    bytes: int  # memory that it took to compile
+    bytes: int  # memory that compiling took
 
 
 class Grammars:
@@ -83,7 +83,7 @@ class Grammars:
         """Submits the sequence's grammar, if any, to be compiled.
 
         Raises:
-            GrammarError: this model takes none.
+            GrammarError: this model takes no grammar.
         """
         grammar = sequence.sampling.grammar
         if grammar is None:

@@ -45,7 +45,7 @@ class Pass:
     rows: PackedRows | None  # rows that choose; None: the pass did not bring their numbers
     num_tokens: int
     path: Path
-    built: float  # when it was packed, by the host's clock
+    built: float  # seconds of the host's clock when it was packed
     begun: Mark
     ended: Mark
 
@@ -58,23 +58,23 @@ class Launched:
     counts: list[int]  # tokens that each task feeds
     forward: Pass
     choosing: Choosing
-    begun: float  # when its building was, by the host's clock
+    begun: float  # seconds of the host's clock when packing began
     before: Mark | None = None  # end of the step before, if this step was launched early
 
     def with_own_states(self) -> "Launched":
-        """Returns the results with copies of those that the next replay of a graph would write over."""
+        """Returns the step with a copy of its hidden states, which the next replay of a graph overwrites."""
         output = self.forward.output
         if output.hidden is None or self.forward.path != "graph":
             return self
         return replace(self, forward=replace(self.forward, output=output.with_own_states()))
 
     def timings(self, now: float) -> StepTimings:
-        """Timings of a step that is over. A step launched early begins with the end of the step before."""
+        """Returns the timings of a finished step. An early one begins with the end of the step before."""
         forward = seconds_between(self.forward.begun, self.forward.ended)
         if self.before is None:
             build, total = self.forward.built - self.begun, now - self.begun
         else:
-            build = seconds_between(self.before, self.forward.begun)  # the device had to wait for it
+            build = seconds_between(self.before, self.forward.begun)  # the device waited for this step
             total = seconds_between(self.before, self.choosing.arrival)
         sample = total - build - forward  # choosing tokens has waited for the device
         return StepTimings(
@@ -155,7 +155,7 @@ class ModelRunner:
         return free_memory(self._forward.device)
 
     def shut_down(self) -> None:
-        """Dismisses the other ranks, once the step under way is over: in it they exchange with this one."""
+        """Dismisses the other ranks once the step under way, and with it their last exchange, is over."""
         if self._group is not None:
             wait_for(mark(self._forward.device))
             self._group.dismiss()
@@ -254,7 +254,7 @@ class ModelRunner:
 
 
 def size_of(items: Sequence[Item], block_size: int) -> StepSize:
-    """How much a step does that feeds these; more than a block of committed tokens is a part of a prompt."""
+    """Returns the size of a step. More than a block of committed tokens of an item counts as prompt."""
     prompts = sum(item.num_committed for item in items if item.num_committed > block_size)
     return StepSize(
         sequences=len(items),
@@ -265,10 +265,10 @@ def size_of(items: Sequence[Item], block_size: int) -> StepSize:
 
 
 class _LogitRows:
-    """Which rows of a step's logits choose a token, and which only tell of tokens that are there."""
+    """Rows of a step's logits: some choose a token, the rows of a Score only rate tokens that are there."""
 
     def __init__(self, items: Sequence[Item], rows: Sequence[list[ChoiceContext]]) -> None:
-        """rows: that choose, of each item."""
+        """rows: contexts of the choosing rows of each item."""
         self._counts = [item.num_logits for item in items]
         self._choose = [bool(part) for part in rows]
         self._all = all(
@@ -276,14 +276,14 @@ class _LogitRows:
         )
 
     def choosing(self, rows: torch.Tensor) -> torch.Tensor:
-        """[num_rows, ...] the part of them that chooses."""
+        """Returns the choosing rows of ``rows``, which is [num_rows, ...]."""
         if self._all:
             return rows
         parts = zip(rows.split_with_sizes(self._counts), self._choose, strict=True)
         return torch.cat([rows[:0], *(part for part, chooses in parts if chooses)])
 
     def with_logits(self, choices: list[Choices], logits: torch.Tensor) -> list[Choices]:
-        """Parts the rows: those that choose nothing get their own."""
+        """Returns the choices; an item that chooses nothing gets its rows of the logits."""
         if self._all:
             return choices
         parts = zip(choices, logits.split_with_sizes(self._counts), self._choose, strict=True)

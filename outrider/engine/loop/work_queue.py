@@ -20,7 +20,7 @@ from outrider.learning.agreement import agreement
 
 
 class WorkQueue:
-    """One task per sequence at most. A new piece of work voids the old, unless its round is the same."""
+    """Tasks, at most one per sequence. New work voids the old work, unless it is of the round under way."""
 
     def __init__(
         self,
@@ -34,10 +34,10 @@ class WorkQueue:
         """
         Args:
             max_length: tokens of the longest sequence.
-            clock: in seconds; a piece of work that nobody asked for arrives when it begins.
+            clock: in seconds; work without a request arrives when it begins.
         """
         self.tasks: dict[int, Task] = {}  # tasks by number of their sequence
-        self.ready: list[Result] = []  # known without a step
+        self.ready: list[Result] = []  # results known without a step
         self._cache = cache
         self._draft_ahead = draft_ahead
         self._batch_delay = batch_delay
@@ -46,7 +46,7 @@ class WorkQueue:
         self._clock = clock
 
     def submit(self, sequence: EngineSequence, work: Work, arrived: float) -> None:
-        """Takes on work that was checked; it arrived at that time."""
+        """Takes on checked work. arrived: time of the request by the clock."""
         target = sequence.target
         if isinstance(work, Decode) and work.round == target.round:
             self._merge(sequence, work)

@@ -9,7 +9,7 @@ from outrider.engine.inputs.step_input import NOTHING_FED, Numbers, StepInput
 
 @dataclass(frozen=True)
 class DrafterStep:
-    """The states that a head begins with follow by themselves, from device to device."""
+    """Step of a drafter, without the states of a head, which travel from device to device."""
 
     fed: StepInput = NOTHING_FED  # for a head a token after each of its states
     num_states: int = 0  # rows

@@ -1,8 +1,8 @@
 """Layers of a rank: its share of each weight as an ordinary tensor, and the exchange between ranks.
 
-transformers decides what is shared and how, and each rank loads no more than that. Its layers then wrap every
-weight and activation anew at every call, which costs more than the small products of decoding: those of the
-common kinds are replaced here, others stay as they are.
+transformers decides what is shared and how, and each rank loads no more than that. Its layers wrap each
+weight and activation anew at each call, which costs more than the small products of decoding. Layers of the
+common kinds are replaced here.
 """
 
 import torch
@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.parallel.sums import Sum, add_up, add_up_in_order
 
-# Linear layers whose share is one of the same kind. Those of FP8 keep scales beside their weights.
+# Linear layers whose share is a layer of their kind. Layers in FP8 keep scales beside their weights.
 LINEAR = ("Linear", "FP8Linear", "CompressedTensorsFP8Linear")
-# Layers of one input, of which each rank keeps some outputs, and the one that reads these.
+# Layers of one input, of which each rank keeps some outputs, and the layer that reads these outputs.
 DIVIDED = ((("q_proj", "k_proj", "v_proj"), "o_proj"), (("gate_proj", "up_proj"), "down_proj"))
-KEYS_AND_VALUES = ("k_proj", "v_proj")  # these may have fewer heads than there are ranks
+KEYS_AND_VALUES = ("k_proj", "v_proj")  # projections that may have fewer heads than there are ranks
 # Styles of transformers' plans after which the ranks' outputs are added up.
 SUMMED = ("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise", "all_reduce", "moe_tp_experts")
 
@@ -32,7 +32,7 @@ class RowParallelLinear(nn.Module):
         Args:
             linear: with this rank's share of the weight.
             add: sums over the ranks.
-            width: input features of every rank but the last, where rows come whole; None: as shares.
+            width: input features of each rank but the last, if rows come whole; None: rows come as shares.
         """
         super().__init__()
         self.bias = linear.bias
@@ -49,7 +49,7 @@ class RowParallelLinear(nn.Module):
 
 
 class ParallelExperts(nn.Module):
-    """Experts of each of which a rank has some features: what they give is added up."""
+    """Experts of each of which a rank has some features: their outputs are added up."""
 
     def __init__(self, experts: nn.Module) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class ParallelExperts(nn.Module):
 
 
 class ParallelLMHead(nn.Module):
-    """The output projection, of which each rank has some tokens: rank 0, which samples, gets them all."""
+    """Output projection, of which each rank has some tokens: rank 0, which samples, gets all logits."""
 
     def __init__(self, linear: nn.Linear, num_tokens: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class ParallelLMHead(nn.Module):
         self.num_tokens = num_tokens
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[..., features] -> [..., num_tokens] at rank 0; other ranks get back what they computed."""
+        """Returns [..., num_tokens] of rows [..., features] at rank 0, and their own part at other ranks."""
         part: Tensor = self.linear(rows)
         if not rows.numel():
             return part.new_empty(*part.shape[:-1], self.num_tokens)
@@ -86,7 +86,7 @@ class VocabParallelEmbedding(nn.Module):
     """Embedding of which each rank has some tokens; tokens of other ranks are zero."""
 
     def __init__(self, weight: Tensor, num_tokens: int) -> None:
-        """weight: [tokens of this rank, features], of equal parts but for the last rank's"""
+        """weight: [tokens of this rank, features]; the last rank may have fewer tokens"""
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.num_tokens = num_tokens
@@ -102,12 +102,12 @@ class VocabParallelEmbedding(nn.Module):
 def use_parallel_layers(model: PreTrainedModel, *, in_order: bool = False) -> None:
     """Replaces transformers' sharded layers of the common kinds, in place, for inference.
 
-    in_order: sums over the ranks do not depend on where in its pass a row lies.
+    in_order: sums over the ranks do not depend on a row's place in its pass.
 
     Raises:
         UnsupportedModelError: ``in_order``, and a sum is left to transformers.
     """
-    # Here, as older versions of transformers, which serve one device as well, have no such module.
+    # Imported late: older versions of transformers, which serve a single device, lack this module.
     from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
 
     add = add_up_in_order if in_order else add_up
@@ -141,9 +141,9 @@ def use_parallel_layers(model: PreTrainedModel, *, in_order: bool = False) -> No
 
 
 def _complete_head(linear: nn.Linear, kind: str, attention: nn.Module) -> None:
-    """Gives ranks that hold parts of one head of keys or values all of it, if ranks outnumber heads.
+    """Gives each rank a whole head of keys or values, if ranks outnumber heads.
 
-    Neighbours share a head, as their query heads are neighbours too.
+    Neighbours hold the same head, as their query heads are neighbours too.
     """
     copies = getattr(attention, "head_dim", 1) // linear.out_features
     if copies <= 1:
@@ -152,20 +152,19 @@ def _complete_head(linear: nn.Linear, kind: str, attention: nn.Module) -> None:
     for name, part in [*linear.named_parameters()]:
         parts = part.new_empty(size * len(part), *part.shape[1:])
         dist.all_gather_single(parts, part.detach().contiguous())
-        own = parts.chunk(size // copies)[rank // copies].clone()  # so that the other shares can be freed
+        own = parts.chunk(size // copies)[rank // copies].clone()  # frees the other shares
         setattr(linear, name, nn.Parameter(own, requires_grad=False))
     linear.out_features = len(linear.weight)
     groups: int | None = getattr(attention, "num_key_value_groups", None)
     if kind == "k_proj" and groups is not None:
-        vars(attention)["num_key_value_groups"] = groups // copies  # query heads of each, here
+        vars(attention)["num_key_value_groups"] = groups // copies  # query heads of a key head at this rank
 
 
 def share_out(module: nn.Module, rank: int, ranks: int) -> bool:
-    """Leaves this rank its share of whole layers, in place: some heads of attention, some features of an MLP
-    or of each expert.
+    """Leaves this rank its share of layers, in place: heads of attention, and features of MLPs and experts.
 
-    For layers that no plan of transformers tells of. What is built otherwise, or cannot be divided evenly,
-    stays whole, and all ranks compute the same with it.
+    The layers have no plan of transformers. A layer that is built otherwise, or cannot be divided evenly,
+    stays whole, and all ranks compute with it.
 
     Returns whether attention is shared, and with it the key/value heads that a rank caches.
     """
@@ -189,7 +188,7 @@ def share_out(module: nn.Module, rank: int, ranks: int) -> bool:
 
 
 def _divide_experts(module: nn.Module, rank: int, ranks: int) -> bool:
-    """Leaves this rank its features of all experts, as transformers joins them; False: that is none of it."""
+    """Leaves this rank its features of experts that transformers joins; False: the module has none."""
     gate_up, down = getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)
     if not isinstance(gate_up, nn.Parameter) or not isinstance(down, nn.Parameter):
         return False
@@ -205,7 +204,7 @@ def _divide_experts(module: nn.Module, rank: int, ranks: int) -> bool:
 
 
 def _are_divisible(layers: list[nn.Linear], width: int) -> bool:
-    """Whether ``width`` divides the outputs of all but the last, and that reads as many as the first has."""
+    """Whether ``width`` divides the outputs of all layers but the last, whose inputs fit the first."""
     first, *_, last = layers
     return last.in_features == first.out_features and not any(
         layer.out_features % width for layer in layers[:-1]
@@ -224,13 +223,13 @@ def _keep(linear: nn.Linear, name: str, dim: int, rank: int, ranks: int) -> None
     width = -(-whole.shape[dim] // ranks)
     first = min(rank * width, whole.shape[dim])
     share = whole.detach().narrow(dim, first, min(width, whole.shape[dim] - first))
-    share = share.clone(memory_format=torch.contiguous_format)  # so that the whole can go
+    share = share.clone(memory_format=torch.contiguous_format)  # frees the whole weight
     setattr(linear, name, nn.Parameter(share, requires_grad=False))
     linear.out_features, linear.in_features = linear.weight.shape
 
 
 def _take_share(linear: nn.Linear) -> nn.Linear:
-    """Makes an ordinary layer of what transformers sharded, over this rank's part."""
+    """Makes an ordinary layer of a layer that transformers sharded, over this rank's part."""
     del linear.forward
     for name, weight in linear.named_parameters():
         setattr(linear, name, nn.Parameter(_share_of(weight), requires_grad=False))
@@ -244,6 +243,6 @@ def _take_share(linear: nn.Linear) -> nn.Linear:
 
 
 def _share_of(weight: Tensor) -> Tensor:
-    """Returns the whole of what is not shared out, such as one scale for all weights."""
+    """Returns this rank's part, or the whole of a tensor that is not shared, such as a single scale."""
     share: Tensor = (weight.to_local() if isinstance(weight, DTensor) else weight).detach()
     return share

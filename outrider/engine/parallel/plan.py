@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-Plan = Mapping[str, str]  # from names with * in the place of numbers
+Plan = Mapping[str, str]  # styles by names with * in place of numbers
 
-# Styles that share no weight out: they say what becomes of outputs, or of gradients.
+# Styles that share no weight: they concern outputs or gradients.
 WHOLE = (
     "replicate",
     "replicated_with_grad_allreduce",
@@ -15,16 +15,16 @@ WHOLE = (
     "moe_identity_expert",
     "sequence_parallel",
 )
-ROWWISE = ("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise")  # a bias of these stays whole
+ROWWISE = ("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise")  # styles whose bias stays whole
 
 
 def generic(name: str) -> str:
-    """Returns a name as the plan has it: of any layer."""
+    """Returns a name in the plan's form, with * in place of numbers."""
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def style_of_parameter(name: str, plan: Plan) -> str | None:
-    """Returns a parameter's own style, or that of its module; None: ranks do not share it."""
+    """Returns the style of a parameter, or of its module; None: ranks do not share it."""
     return plan.get(generic(name)) or plan.get(generic(name).rpartition(".")[0])
 
 

@@ -1,8 +1,8 @@
 """Group of processes that hold a model on several devices: rank 0 leads, the other ranks follow.
 
-Rank 0 schedules and samples. What a step feeds reaches the others in one broadcast of ids and indices, then
-all run the same forward pass, each over its share of the weights and of the key/value heads. Tokens that rank
-0 itself has only on its device go from there to the devices of the others.
+Rank 0 schedules and samples. A step's input reaches the other ranks in one broadcast of ids and indices. Then
+all ranks run the same forward pass, each over its share of the weights and of the key/value heads. Tokens
+that rank 0 has only on its device go from there to the devices of the other ranks.
 """
 
 from collections.abc import Iterator
@@ -18,29 +18,29 @@ from outrider.engine.errors import RankLostError
 from outrider.engine.inputs.step_input import Numbers, StepInput
 from outrider.engine.parallel.drafter_step import DrafterStep
 
-FRAME = 8192  # numbers of the one broadcast; what a step has beyond them follows in a second
-# Numbers of a step, whether it is a drafter's, chosen tokens that go along, passes before.
+FRAME = 8192  # numbers of the first broadcast; the rest of a step follows in a second broadcast
+# Fields of the header: numbers of the step, whether it is a drafter's, chosen tokens, passes before.
 HEADER = 4
-GLOO = "gloo/transport"  # where it says that a connection is closed, in a plain RuntimeError
-FOREVER = timedelta(days=365)  # a rank waits for its next step as long as nobody asks anything
+GLOO = "gloo/transport"  # part of gloo's message on a closed connection, in a plain RuntimeError
+FOREVER = timedelta(days=365)  # a rank waits for its next step until a request comes
 
 
 class RankGroup:
     """Place of this process in its group. A process has a single group in its life."""
 
     def __init__(self, store: TCPStore, rank: int, size: int, device: torch.device) -> None:
-        """Returns when all ranks have come.
+        """Joins the group; returns when all ranks have joined.
 
         Args:
-            store: where they meet: rank 0's, to which the others connect.
-            rank: of this process, from 0.
+            store: store of rank 0, to which the other ranks connect.
+            rank: number of this process, from 0.
             size: ranks in the group.
-            device: of this rank. On CUDA tensors travel by NCCL; the numbers of a step always by gloo.
+            device: device of this rank. On CUDA tensors travel by NCCL; the numbers of a step always by gloo.
         """
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device.index or 0)
-        store.set_timeout(FOREVER)  # NCCL meets there at the first exchange, and one rank may load for longer
+        store.set_timeout(FOREVER)  # NCCL uses the store at the first exchange, and a rank may load for long
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=FOREVER)
         self.rank, self.size = rank, size
         self._frame = torch.zeros(FRAME, dtype=torch.int64)
@@ -48,13 +48,13 @@ class RankGroup:
         self.passes = 0  # passes of target and drafter here that did not raise: as many as at rank 0
 
     def least(self, number: int) -> int:
-        """The smallest of all ranks' numbers; each rank has to ask."""
+        """Returns the smallest of all ranks' numbers; each rank has to call it."""
         numbers = torch.tensor([number])
         dist.all_reduce(numbers, dist.ReduceOp.MIN)
         return int(numbers)
 
     def agree(self, flags: torch.Tensor) -> None:
-        """Makes each flag, bool of any shape, false that is false at any rank; each rank has to ask."""
+        """Clears each flag, bool of any shape, that is false at any rank; each rank has to call it."""
         numbers = flags.to(torch.uint8)
         dist.all_reduce(numbers, dist.ReduceOp.MIN)
         flags.copy_(numbers)
@@ -62,7 +62,7 @@ class RankGroup:
     def send(self, step: StepInput | DrafterStep, chosen: torch.Tensor | None = None) -> None:
         """Sends the next work from rank 0 to the other ranks. The host does not wait for its device.
 
-        chosen: [num_rows] on the device, for a step that feeds what the one before chooses.
+        chosen: [num_rows] on the device, for a step that feeds the tokens of the step before.
 
         Raises:
             RankLostError: a rank is gone.
@@ -73,7 +73,7 @@ class RankGroup:
             _broadcast(chosen.to(torch.int32))
 
     def spread(self, rows: torch.Tensor) -> None:
-        """Makes the rows of all ranks, on their devices, those of rank 0. Raises RankLostError."""
+        """Copies the rows of rank 0 to the devices of all ranks. Raises RankLostError."""
         _broadcast(rows)
 
     def dismiss(self) -> None:
@@ -84,7 +84,7 @@ class RankGroup:
         """Waits for the next work, at a rank other than 0; None: no more work comes.
 
         Raises:
-            RankLostError: rank 0 is gone, or has failed alone, or this one has.
+            RankLostError: rank 0 is gone, or rank 0 or this rank has failed alone.
         """
         _broadcast(self._frame)
         length, is_drafters, num_chosen, passes = self._frame[:HEADER].tolist()
@@ -122,10 +122,10 @@ class RankGroup:
 def together(
     group: RankGroup | None, step: StepInput | DrafterStep, chosen: torch.Tensor | None = None
 ) -> Iterator[None]:
-    """Context of rank 0 in which it runs its part of a step; without a group that is all of it.
+    """Context of rank 0 for its part of a step; without a group its part is the whole step.
 
-    A step that raises does not count. Arguments and errors as of ``RankGroup.send``, which an exchange in the
-    middle of a pass raises as well.
+    A step that raises does not count. Arguments and errors: those of ``RankGroup.send``. An exchange in the
+    middle of a pass raises these errors as well.
     """
     if group is None:
         yield
@@ -144,5 +144,5 @@ def _broadcast(numbers: torch.Tensor) -> None:
     """Broadcasts from rank 0 to all. Raises RankLostError."""
     try:
         dist.broadcast(numbers, 0)
-    except RuntimeError as error:  # what gloo says of a connection that is closed
+    except RuntimeError as error:  # gloo's error for a closed connection
         raise RankLostError(f"a rank of the group is gone: {error}") from error

@@ -1,18 +1,18 @@
-"""Sums over the ranks of a group: fast, or added in one order wherever a row lies."""
+"""Sums over the ranks of a group: fast, or in an order that does not depend on a row's place."""
 
 from collections.abc import Callable
 
 import torch.distributed as dist
 from torch import Tensor
 
-Sum = Callable[[Tensor], Tensor]  # takes this rank's part, gives all ranks the sum
+Sum = Callable[[Tensor], Tensor]  # takes this rank's part, returns the sum at all ranks
 
 
 def add_up(part: Tensor) -> Tensor:
-    """Returns the sum over all ranks, which takes the memory of ``part``.
+    """Returns the sum over all ranks, in the memory of ``part``.
 
-    The order of the ranks differs from one piece of the tensor to the next: a ring adds each piece beginning
-    at another rank. Of three ranks or more, equal rows may so get unequal sums.
+    The order of the ranks differs between pieces of the tensor: a ring starts each piece at another rank.
+    With three ranks or more equal rows may get unequal sums.
     """
     dist.all_reduce(part)
     return part
@@ -21,8 +21,8 @@ def add_up(part: Tensor) -> Tensor:
 def add_up_in_order(part: Tensor) -> Tensor:
     """Returns the sum over all ranks, added in float32 from rank 0 to the last, and rounded once.
 
-    A row's sum follows from its parts alone: the batch-invariant form. It sends more than ``add_up`` does,
-    which counts little for the few rows of such a pass.
+    A row's sum depends on its parts alone: this is the batch-invariant form. It sends more than ``add_up``,
+    which costs little for the few rows of such a pass.
     """
     size = dist.get_world_size()
     parts = part.new_empty(size * len(part), *part.shape[1:])

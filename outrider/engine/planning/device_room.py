@@ -43,24 +43,24 @@ class DeviceRoom:
     device: torch.device
     share: float  # part of the device's memory that the engine may take
     memory: int  # bytes of the device, used or not
-    held: int  # bytes of it that other processes hold; 0 on a CPU, whose memory is taken as it is written
+    held: int  # bytes that other processes hold; 0 on a CPU, which maps memory when it is written
 
     @classmethod
     def of(cls, device: torch.device, share: float) -> "DeviceRoom":
         memory, held = device_memory(device), 0
         if device.type == "cuda":
-            # This process has a context by now, which the plan counts as the runtime's.
+            # This process holds a CUDA context already, which the plan counts as runtime.
             held = max(0, memory - free_memory(device) - RUNTIME_BYTES["cuda"])
         return cls(device, share, memory, held)
 
     @property
     def plannable(self) -> int:
-        """Bytes of a device whose share, if it were empty, would be what the engine can take of this one."""
+        """Bytes of an empty device with as much room in its share as this device has left."""
         return min(self.memory, int((self.memory - self.held) / self.share))
 
     @contextmanager
     def for_weights(self, settings: EngineSettings) -> Iterator[None]:
-        """Weights are loaded under it. Raises DeviceTooSmallError if they do not fit."""
+        """Context for loading weights. Raises DeviceTooSmallError if they do not fit."""
         try:
             yield
         except torch.OutOfMemoryError as error:
@@ -73,14 +73,14 @@ class DeviceRoom:
             ) from error
 
     def check_cache(self, settings: EngineSettings, size: int) -> None:
-        """Compares a cache with what is left beside the weights, which are there by now.
+        """Compares a cache with the memory that the loaded weights leave.
 
         Args:
-            settings: with the cache's size.
+            settings: settings with ``cache_memory``.
             size: bytes of the cache.
 
         Raises:
-            DeviceTooSmallError: it does not fit. The message names a cache that does.
+            DeviceTooSmallError: it does not fit. The message names a cache that fits.
         """
         if self.device.type != "cuda" or size <= (left := self._left()):
             return
@@ -94,7 +94,7 @@ class DeviceRoom:
         )
 
     def _left(self) -> int:
-        """Bytes that torch may still allocate."""
+        """Returns the bytes that torch may still allocate."""
         limit = int(torch.cuda.get_per_process_memory_fraction(self.device) * self.memory)
         reserved = torch.cuda.memory_reserved(self.device)
         allocated = torch.cuda.memory_allocated(self.device)

@@ -19,7 +19,7 @@ _CGROUP_LIMIT = _CGROUP / "memory.max"  # limit of a container; "max" if there i
 def blocks_in(
     memory: int, settings: EngineSettings, shapes: Mapping[int, LayerShape], dtype: torch.dtype
 ) -> int:
-    """Blocks that fit into ``settings.cache_memory``, which is not None, of a device with ``memory`` bytes.
+    """Returns the blocks in ``settings.cache_memory``, which is not None, of a device with ``memory`` bytes.
 
     Raises:
         CacheTooSmallError: not one block fits.
@@ -37,13 +37,13 @@ def blocks_in(
 
 
 def block_bytes(settings: EngineSettings, shapes: Mapping[int, LayerShape], dtype: torch.dtype) -> int:
-    """Bytes of one block in all layers."""
+    """Returns the bytes of a block in all layers."""
     numbers = sum(heads * (key_dim + value_dim) for heads, key_dim, value_dim in shapes.values())
     return numbers * dtype.itemsize * settings.block_size
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes of the device's free memory; memory that only caches files counts as free."""
+    """Returns the free bytes of the device's memory; memory that only caches files counts as free."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     available = _number_in(_MEMORY, "MemAvailable:") * 1024
@@ -56,7 +56,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def empty_cache(device: torch.device) -> None:
-    """Gives memory back that torch keeps for later."""
+    """Returns the memory to the device that torch keeps for later."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
@@ -66,7 +66,7 @@ def _number_in(file: Path, name: str) -> int:
 
 
 def device_memory(device: torch.device) -> int:
-    """Bytes of memory that the device has, used or not."""
+    """Returns the bytes of the device's memory, used or not."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.exists() else "max"

@@ -17,12 +17,12 @@ from outrider.engine.planning.skeleton import ModelSkeleton
 from outrider.engine.settings import EngineSettings
 from outrider.pace.settings import MAX_DEPTH
 
-# Per logit, to choose a token, and to rank several: float32 copies that settings and noise change, the noise.
+# Bytes of a logit to choose a token, and to rank several: the noise, and float32 copies that settings change.
 CHOICE_BYTES, RANKING_BYTES = 16, 24
-PART_BYTES = 4  # size of a number of attention over a part of the context, until the parts are joined
+PART_BYTES = 4  # bytes of a float32, in which parts of attention are joined
 RUNTIME_BYTES = {"cpu": 2**29, "cuda": 2**30}  # torch, Ray, the CUDA context
-# By default a cache takes so much of a machine's memory at most, or half of its engine's part if that is
-# less; it leaves so much of a GPU's to what is not planned, such as fragments and NCCL.
+# Default bounds of a cache. It takes at most this share of a machine's memory, or half of its engine's part
+# if that is less. It leaves this share of a GPU's to fragments, NCCL and other things that are not planned.
 MOST_OF_MACHINE, MARGIN_ON_CUDA = 0.2, 0.05
 
 
@@ -91,7 +91,7 @@ def default_cache(model: ModelSkeleton, settings: EngineSettings, memory: int, d
         return block * largest(fits, room // block)
     needed = settings.max_sequences * -(-model.context_length // settings.block_size)
     most = min(needed, min(int(MOST_OF_MACHINE * memory), room // 2) // block)
-    # A model that outgrows its part of a machine may still run there, if others leave room.
+    # A model that outgrows its part of a machine may still run there, if other processes leave room.
     return block * (largest(fits, most) or most)
 
 
@@ -106,7 +106,7 @@ def plan_memory(
     Args:
         settings: ``cache_memory`` may be left open.
         memory: bytes of each device, of which ``settings.cache_memory`` may be a share.
-        depth: of the Drafts that the engine verifies; 0 for one that only drafts.
+        depth: depth of the Drafts that the engine verifies; 0 for an engine that only drafts.
 
     Raises:
         CacheTooSmallError: not one block fits into ``settings.cache_memory``.
@@ -149,9 +149,9 @@ def plan_memory(
 
 
 def _graph_bytes(model: ModelSkeleton, settings: EngineSettings, num_blocks: int, row: int) -> int:
-    """Bytes of captured passes, those of a target drafter included.
+    """Returns the bytes of captured passes, passes of a target drafter included.
 
-    Each keeps what it reads and what it gives. What they compute with they share, as one runs at a time.
+    Each keeps its input and its output. They share memory for the rest, as one runs at a time.
 
     row: bytes of attention over the parts of a row's context.
     """
@@ -167,7 +167,7 @@ def _graph_bytes(model: ModelSkeleton, settings: EngineSettings, num_blocks: int
 
 
 def _gather_bytes(layers: Mapping[int, LayerShape], num_tokens: int, dtype: torch.dtype) -> int:
-    """Into which one layer's cache of so many tokens is gathered; GatherSpace takes twice what it needs."""
+    """Returns the bytes into which a layer's cache is gathered; GatherSpace takes twice the size."""
     keys = max(heads * key_dim for heads, key_dim, _ in layers.values())
     values = max(heads * value_dim for heads, _, value_dim in layers.values())
     return 2 * num_tokens * (keys + values) * dtype.itemsize

@@ -6,13 +6,13 @@ from outrider.engine.settings import EngineSettings
 def first_promise(
     settings: EngineSettings, dtype: str, *, is_quantized: bool, why_refused: str | None
 ) -> str:
-    """Says in one line how far the target keeps the promise, and what would have it keep it exactly.
+    """Returns a sentence on how far the target keeps the promise, and on the setting that makes it exact.
 
     Args:
-        settings: of the target's engine.
-        dtype: that it computes in, as torch names it: ``bfloat16``.
-        is_quantized: whether its weights are, at load or in the checkpoint.
-        why_refused: why batch-invariant numerics are refused; None: they are not.
+        settings: settings of the target's engine.
+        dtype: type in which it computes, as torch names it: ``bfloat16``.
+        is_quantized: whether its weights are quantized, at load or in the checkpoint.
+        why_refused: why batch-invariant numerics are refused; None: they are accepted.
     """
     if settings.batch_invariant:
         return f"same seed, same text: exactly, in {dtype} with batch-invariant numerics"

@@ -1,4 +1,4 @@
-"""Model without its weights: what it would store and compute, from the checkpoint's config alone."""
+"""Model without its weights: the sizes of its tensors and passes, from the checkpoint's config alone."""
 
 import math
 import weakref
@@ -48,7 +48,7 @@ class CountedPass:
 
 
 class ModelSkeleton:
-    """Model built of tensors without content, which are passed through it."""
+    """Model of tensors without content, through which passes are counted."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class ModelSkeleton:
         Args:
             config: of transformers.
             name: for messages.
-            dtype: of weights and cache; None: the config's, float32 where it has none.
-            stored: bytes of all weights, where a library keeps them as they are stored.
+            dtype: type of weights and cache; None: the config's, or float32 if it names no type.
+            stored: bytes of all weights, if a library keeps them as they are stored.
             fp8: bytes of the weights that a GPU keeps in FP8, by name.
             beside: the drafter that stands beside it.
 
@@ -98,7 +98,7 @@ class ModelSkeleton:
         self.query_heads = max(numbers_of(text, "num_attention_heads"))  # heads of the widest layer
 
     def promise(self, settings: EngineSettings) -> str:
-        """Returns the first promise as its engine would say it."""
+        """Returns the sentence of its engine on the first promise."""
         why_refused = why_rows_mix(self._model)
         if why_refused is None and resolve_device(settings.device).type == "cpu":
             why_refused = why_no_cpu_kernel(self.layers_of(settings.tensor_parallel), self.dtype)
@@ -112,9 +112,9 @@ class ModelSkeleton:
     def weight_bytes(
         self, devices: int = 1, quantization: Quantization | None = None, *, on_cuda: bool = True
     ) -> int:
-        """Bytes of weights on each of ``devices``, as transformers' tensor parallelism shares them out.
+        """Returns the bytes of weights on each of ``devices``, shared by transformers' tensor parallelism.
 
-        A tied embedding is there twice on a CPU that packs the output projection: see
+        A tied embedding is stored twice on a CPU that packs the output projection: see
         outrider/engine/forward/linear.py.
         """
         if self._stored is not None:
@@ -136,7 +136,7 @@ class ModelSkeleton:
         return size
 
     def _bytes_of(self, weight: Tensor, kind: Quantization | None, on_cuda: bool, is_head: bool) -> int:
-        """Bytes of a weight as outrider/engine/loading/quantized.py and, on CUDA, bitsandbytes keep it."""
+        """Returns the bytes of a weight, which loading/quantized.py or, on CUDA, bitsandbytes keeps."""
         return math.ceil(weight.numel() * self._bits_of(weight, kind, on_cuda, is_head) / 8)
 
     def _bits_of(self, weight: Tensor, kind: Quantization | None, on_cuda: bool, is_head: bool) -> float:
@@ -151,7 +151,7 @@ class ModelSkeleton:
         return 8 + 8 * BYTES_OF_OUTPUT / inputs
 
     def _parts_of(self, parameter: str, devices: int) -> int:
-        """Devices that tensor parallelism gives a part each; 1: each device has all of it."""
+        """Returns the number of devices that share a parameter; 1: each device holds all of it."""
         module, _, projection = parameter.rpartition(".")[0].rpartition(".")
         makes_heads = module in self._attentions.values() and projection in ("k_proj", "v_proj")
         heads = None
@@ -160,8 +160,9 @@ class ModelSkeleton:
         return ranks_that_share(parameter, self._model.tp_plan, devices, heads)
 
     def layers_of(self, devices: int) -> dict[int, LayerShape]:
-        """What each of ``devices`` stores, if they can share the model (shares.check_shares), and what a
-        drafter beside it stores there.
+        """Returns the shapes that each of ``devices`` caches, for the model and its target drafter.
+
+        The devices can share the model (shares.check_shares).
         """
         plan = self._model.tp_plan
         shared = {
@@ -171,19 +172,19 @@ class ModelSkeleton:
         return shared | self._beside_layers
 
     def activation_bytes(self, num_tokens: int, num_logits: int) -> int:
-        """The most that is alive at a time while a step of ``num_tokens`` passes through all layers."""
+        """Returns the peak bytes of a step of ``num_tokens`` through all layers."""
         size = num_tokens, num_logits
         if size not in self._activations:
             self._activations[size] = self._pass(num_tokens, num_logits).peak
         return self._activations[size] * self.dtype.itemsize // PASSED.itemsize
 
     def state_bytes(self, num_tokens: int) -> int:
-        """Bytes of the states that its target drafter reads of a step."""
+        """Returns the bytes of a step's states that its target drafter reads."""
         size: int = self._model.config.get_text_config().hidden_size
         return num_tokens * len(self._hidden_layers) * size * self.dtype.itemsize
 
     def drafting_graph_bytes(self, rows: int, feeds: int) -> int:
-        """Bytes that captured passes of its target drafter keep. Arguments: those of its ``graph_bytes``."""
+        """Returns the bytes of captured passes of its target drafter. Arguments: those of ``graph_bytes``."""
         return 0 if self._beside is None else self._beside.graph_bytes(rows, feeds)
 
     def counted_pass(self) -> CountedPass:
@@ -194,7 +195,7 @@ class ModelSkeleton:
         return CountedPass(flops.get_total_flops() / tokens, alive.kernels)
 
     def looked_up_bytes(self, devices: int) -> int:
-        """Bytes of weights that no step reads as a whole: an embedding that is not the head's too."""
+        """Returns the bytes of weights that no step reads as a whole: an embedding that is not tied."""
         embedding, head = self._model.get_input_embeddings(), self._model.get_output_embeddings()
         if self._stored is not None or (head is not None and head.weight is embedding.weight):
             return 0
@@ -203,7 +204,7 @@ class ModelSkeleton:
         return -(-size // self._parts_of(f"{name}.weight", devices))
 
     def modules_in(self, styles: Collection[str]) -> int:
-        """Number of modules that tensor parallelism shares in one of these styles."""
+        """Returns the number of modules that tensor parallelism shares in these styles."""
         plan = self._model.tp_plan
         return sum(plan.get(generic(name)) in styles for name, _ in self._model.named_modules() if name)
 
@@ -241,7 +242,7 @@ def skeleton(settings: EngineSettings) -> ModelSkeleton:
 
 
 class AliveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operations, and follows the memory of what they make until nothing refers to it."""
+    """Counts operations, and the bytes of their results that are alive at a time."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

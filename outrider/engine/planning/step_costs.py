@@ -10,16 +10,15 @@ from outrider.engine.planning.skeleton import ModelSkeleton
 from outrider.engine.settings import EngineSettings
 
 MEMORY, ARITHMETIC = 0.8, 0.5  # shares of the peaks that are reached
-STEP_S = (
-    0.5e-3  # seconds of a step apart from its model: its graph's launch, choosing tokens, the host's part
-)
+# Seconds of a step apart from its model: its graph's launch, choosing tokens, the host's part.
+STEP_S = 0.5e-3
 ALL_REDUCE_S = 12.5e-6  # seconds for a few hundred KB between devices of one machine
-SPLIT_INPUTS = ("rowwise", "rowwise_rep", "embedding_rowwise")  # styles whose outputs devices have to add up
+SPLIT_INPUTS = ("rowwise", "rowwise_rep", "embedding_rowwise")  # styles after which devices add up outputs
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """Peaks as its maker's data sheet has them."""
+    """Peaks of a device in its maker's data sheet."""
 
     bytes_per_s: float
     flops_per_s: float  # operations of products in bfloat16, without sparsity
@@ -40,7 +39,7 @@ ACCELERATORS: Mapping[str, Accelerator] = MappingProxyType(
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Costs of each device that a model is shared out to."""
+    """Costs of a step on each of the devices that share a model."""
 
     weight_bytes: int  # read once a step
     cache_bytes_per_token: float  # read for each token of context, once a step and sequence
@@ -50,15 +49,18 @@ class StepCosts:
     all_reduces: int
 
     def read(self, context_tokens: float) -> float:
-        """Bytes that a step reads, whose sequences have this context all together."""
+        """Returns the bytes that a step reads. context_tokens: sum over its sequences."""
         return self.weight_bytes + self.cache_bytes_per_token * context_tokens
 
     def flops(self, sequences: float, tokens: float, context: float) -> float:
-        """Seconds of a step of sequences that each have these tokens and this context."""
+        """Returns the operations of a step. tokens, context: tokens and context of each sequence."""
         return sequences * tokens * (self.flops_per_token + self.flops_per_looked_at * context)
 
     def seconds(self, accelerator: Accelerator, sequences: float, tokens: float, context: float) -> float:
-        """Returns the longer of reading and computing, and the rest of a step. Arguments as ``flops``."""
+        """Returns the seconds of a step: the longer of reading and computing, and the rest.
+
+        Arguments: those of ``flops``.
+        """
         reading = self.read(sequences * context) / (MEMORY * accelerator.bytes_per_s)
         computing = self.flops(sequences, tokens, context) / (ARITHMETIC * accelerator.flops_per_s)
         return self.constant_s + max(reading, computing)
@@ -80,11 +82,11 @@ def step_costs(model: ModelSkeleton, settings: EngineSettings, *, on_cuda: bool 
         cache_bytes_per_token=block_bytes(settings, layers, model.dtype) / settings.block_size,
         flops_per_token=passed.flops_per_token / devices,
         flops_per_looked_at=_attention_flops(heads, layers),
-        kernels=passed.kernels + len(layers),  # and a write into the cache of each layer
+        kernels=passed.kernels + len(layers),  # each layer also writes into its cache
         all_reduces=model.modules_in(SPLIT_INPUTS) if devices > 1 else 0,
     )
 
 
 def _attention_flops(query_heads: int, layers: Mapping[int, LayerShape]) -> float:
-    """A product and a sum for each dimension of a key, and of a value."""
+    """Returns a product and a sum for each dimension of a key, and of a value, in all heads and layers."""
     return sum(2.0 * query_heads * (key_dim + value_dim) for _, key_dim, value_dim in layers.values())

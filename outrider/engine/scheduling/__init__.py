@@ -1,1 +1,1 @@
-"""Which sequences take part in a step, and how long a step waits for more."""
+"""Selection of the sequences of a step, and the wait of a step for more sequences."""

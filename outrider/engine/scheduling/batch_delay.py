@@ -18,13 +18,13 @@ MARGIN = 0.5  # share of the mean absence that a step waits longer than expected
 
 
 class BatchDelay:
-    """Rounds alone leave the target idle between a Verdict and the next Draft.
+    """Wait before a step for sequences in rounds, which are absent between a Verdict and the next Draft.
 
-    Before a step it is known who is absent, and from earlier absences when each should be back. Taken
-    together, those who are ready and the next k to come need one step and one absence per round. Taken apart,
-    one half steps while the other is absent: two steps, or one and an absence if that is longer. The step
-    waits for the k for which together gains most, the wait itself deducted, and begins at once where none
-    does. Whoever is gathered once mostly comes back together: the wait has a few rounds to be repaid.
+    The absent sequences are known, and earlier absences predict when each returns. In one step, the ready
+    sequences and the next k to return need one step and one absence per round. In two steps, one half
+    computes while the other half is absent: a round takes two steps, or one step and an absence if that is
+    longer. The step waits for the k with the largest gain, the wait deducted, and begins at once if no k
+    gains. Sequences of one step mostly return together, so the wait has a few rounds to be repaid.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -44,7 +44,7 @@ class BatchDelay:
         self._absent_since |= dict.fromkeys(sequences, now)
 
     def returned(self, sequence: Hashable, arrived: float) -> None:
-        """Notes that a sequence has work again, which came at that time."""
+        """Notes that a sequence has work again. arrived: time of that work by the clock."""
         since = self._absent_since.pop(sequence, None)
         if since is None:
             return
@@ -59,9 +59,9 @@ class BatchDelay:
         self._absent_since.pop(sequence, None)
 
     def patience(self, tokens: Sequence[int]) -> float:
-        """Seconds to wait before the next step, unless work comes earlier; 0: begin.
+        """Returns the seconds to wait before the next step, unless work comes earlier; 0: begin.
 
-        tokens: of each sequence that is ready; all are in rounds.
+        tokens: numbers of tokens of the ready sequences, which are all in rounds.
         """
         if not self._absent_since or not self._cost.is_known:
             return 0.0
@@ -76,12 +76,12 @@ class BatchDelay:
         apart = np.maximum(first + second, usual + np.maximum(first, second))
         gains = REPAID_IN * (apart - together) - waits
         best = int(gains.argmax())
-        # Half of all absences are longer than usual: to give up just before would be the worst of both.
+        # Half of all absences are longer than the mean: to give up just before their end would cost most.
         return float(waits[best] + MARGIN * usual) if gains[best] > 0.0 else 0.0
 
     def _arrivals(self) -> NDArray[np.float64]:
-        """Seconds until the absent are expected, soonest first."""
+        """Returns the seconds until absent sequences are expected, soonest first."""
         usual = self._absence.value
         away = self._clock() - np.fromiter(self._absent_since.values(), np.float64)
-        # One who is overdue may come at any moment: as a guess, within a tenth of the usual absence.
+        # An overdue sequence may return at any moment: as a guess, within a tenth of the mean absence.
         return np.sort(np.maximum(usual - away[away < PATIENT_FOR * usual], usual / 10))

@@ -1,4 +1,4 @@
-"""Which sequences take part in the next step, and who gives up cache when it runs short."""
+"""Selection of the sequences of the next step, and preemption if the cache runs short."""
 
 from collections.abc import Iterable, Mapping
 
@@ -22,9 +22,9 @@ SPARE_SHARE = 0.1  # share of the cache that idle work leaves free
 class Scheduler:
     """Scheduler that serves the oldest sequence first; the youngest is preempted and computed again.
 
-    All prompts together get ``prefill_chunk`` tokens of a step, so nobody waits for more than a chunk. A
-    suffix that fits into one block does not count: that is how a sequence goes on after a round. A prompt
-    that is to be scored shares no prefix, since what is cached has no logits. Others share what it computes.
+    All prompts together get ``prefill_chunk`` tokens of a step, so no sequence waits for more than a chunk. A
+    suffix that fits into one block does not count: after a round a sequence continues with such a suffix. A
+    prompt to be scored reuses no cached prefix, which has no logits. Other sequences reuse what it computes.
     """
 
     def __init__(self, settings: EngineSettings, cache: PagedCache) -> None:
@@ -36,7 +36,7 @@ class Scheduler:
 
         Args:
             tasks: by the number of their sequence.
-            sequences: every open one by its number, oldest first.
+            sequences: all open sequences by number, oldest first.
 
         Raises:
             BlamedError: a sequence cannot take part, in this step or ever.
@@ -55,7 +55,7 @@ class Scheduler:
         return selected
 
     def select_idle(self, tasks: Mapping[int, Task]) -> Selected:
-        """Returns the next step of idle work: only with cache that is left over."""
+        """Returns the items of a step of idle work, which uses spare cache alone."""
         selected: Selected = []
         for task in tasks.values():
             if len(selected) == self._settings.max_sequences:
@@ -69,8 +69,8 @@ class Scheduler:
     def select_next(self, selected: Selected, tasks: Mapping[int, Task]) -> list[DecodeTask]:
         """Returns the tasks of the step after this step, as far as known before its tokens are chosen.
 
-        Nobody where that depends on them, where other work waits, or where somebody would have to give up
-        cache. Each has cache for the token that it will feed.
+        Empty if that depends on them, if other work waits, or if a sequence would have to give up cache. Each
+        task has cache for the token that it will feed.
         """
         following: list[DecodeTask] = []
         if len(selected) < len(tasks):
@@ -88,7 +88,7 @@ class Scheduler:
     def still_wanted(self, launched: Iterable[Task], tasks: Mapping[int, Task]) -> Selected:
         """Returns items of a step that was launched before the tokens of the step before it were known.
 
-        Without those whose sequence has ended, is closed, or has other work since.
+        Tasks whose sequence has ended, is closed, or has other work since are left out.
         """
         wanted: Selected = []
         for task in launched:
@@ -113,7 +113,7 @@ class Scheduler:
         selected: Selected = []
         budget = self._settings.prefill_chunk
         rows = self._rows_for_scores(tasks)
-        computed: set[bytes] = set()  # digests of blocks that older sequences are about to fill
+        computed: set[bytes] = set()  # digests of blocks that older sequences will fill
         for number in sorted(tasks):
             task = tasks[number]
             if len(selected) == self._settings.max_sequences:
@@ -139,7 +139,7 @@ class Scheduler:
     def _waits_for_prefix(self, sequence: EngineSequence, computed: set[bytes]) -> bool:
         """Whether an older sequence computes the block that this sequence needs next, which will be shared.
 
-        computed: digests that those before it are about to publish; its own are added.
+        computed: digests that older sequences will publish; the digests of this sequence are added.
         """
         if len(sequence.tokens) - sequence.cached <= self._cache.block_size:
             return False
@@ -153,7 +153,7 @@ class Scheduler:
     def _make_room(
         self, task: Task, tasks: Mapping[int, Task], sequences: Mapping[int, EngineSequence]
     ) -> bool:
-        """Gets cache for the sequence's next step at the cost of younger sequences; False: it has to wait."""
+        """Reserves cache for the next step, and preempts younger sequences; False: the sequence waits."""
         sequence, cache = task.sequence, self._cache
         if ROOT in task.nodes() and sequence.cached == len(sequence.tokens):
             cache.roll_back(sequence, sequence.cached - 1)  # logits come only from a token that is fed
@@ -178,7 +178,7 @@ class Scheduler:
             tasks[sequence.number].restart()
 
     def _rows_for_scores(self, tasks: Mapping[int, Task]) -> int:
-        """Rows of logits of a step that no Draft may need, out of those that the memory plan counts."""
+        """Returns the rows of logits, of those in the memory plan, that no Draft of a step can need."""
         most = self._settings.max_sequences
         others = sum(not isinstance(task, ScoreTask) for task in tasks.values())
         return (most - min(others, most - 1)) * (1 + MAX_DEPTH)
@@ -191,7 +191,7 @@ class Scheduler:
         return Item(sequence, tokens, count, task.rows_of_part(count), None) if count else None
 
     def _item(self, task: Task, budget: int) -> Item | None:
-        """Returns what the sequence feeds next; None: the step's share for prompts is used up."""
+        """Returns the sequence's next item; None: the step's share for prompts is used up."""
         sequence, tree = task.sequence, task.tree()
         suffix = sequence.tokens[sequence.cached :]
         if len(suffix) > max(budget, self._cache.block_size):

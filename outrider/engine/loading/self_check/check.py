@@ -2,18 +2,18 @@
 
 Two texts run both ways before anything is served:
 
-    step 1   the first one's prompt, packed with the first chunk of the second one's
-    step 2   the second chunk of the second one's
-    step 3   a drafted chain after the first, packed with the second's last tokens, one by one
-    step 4   a drafted tree after the first, where it was before the chain
+    step 1   the first text's prompt, packed with the first chunk of the second text
+    step 2   the second chunk of the second text
+    step 3   a drafted chain after the first text, packed with the second text's last tokens, one by one
+    step 4   a drafted tree after the first text, at the place of the chain
 
-To transformers every path of the tree is a text. Its eager attention computes each in one piece: that is what
-ours has to equal. It computes them once more, in pieces over its cache, by SDPA; where a model has none,
-with eager attention in a wider type. What differs then is what rounding does to this model, in its type. Ours
-may differ a few times as much.
+To transformers every path of the tree is a text. Its eager attention computes each text in one piece, which
+ours has to equal. It computes the texts once more in pieces over its cache, by SDPA, or by eager attention in
+a wider type if the model has no SDPA. The difference of the two is what rounding does to this model, in its
+type. Ours may differ a few times as much.
 
-In each kind of rows the middle one counts: where two experts nearly tie, rounding chooses, and such a row may
-differ by any amount, between transformers' own two runs as well.
+In each kind of rows the median row counts. If two experts nearly tie, rounding chooses between them, and such
+a row may differ by any amount, between transformers' own two runs as well.
 
 Sliding windows are shortened meanwhile, on both sides, so that short texts reach beyond them.
 """
@@ -50,25 +50,25 @@ class SelfCheck:
     ) -> None:
         """
         Args:
-            layers: the modules that call our attention.
+            layers: modules that call our attention, by layer.
             context_length: tokens of the longest sequence that it is to serve.
-            group: whose ranks all do the same.
+            group: group of this process, all of whose ranks run the check.
         """
         self._model = model
         self._block_size = block_size
         self._context_length = context_length
         self._runs = Runs(model, layers, group)
-        self._outputs: Outputs | None = None  # the logits, once they were found to be right
+        self._outputs: Outputs | None = None  # logits that passed the check
 
     def check(self, name: str, run: Run) -> None:
-        """Returns if the model computes on our cache what it computes without, up to rounding.
+        """Checks that the model computes the same logits on our cache as without it, up to rounding.
 
         Args:
             name: for messages.
-            run: steps over a cache of ``blocks_needed`` blocks; all their logits.
+            run: computes all logits of a step, over a cache of ``blocks_needed`` blocks.
 
         Raises:
-            UnsupportedModelError: it does not, with what differs; at all ranks if at one.
+            UnsupportedModelError: the logits differ, as the message says; all ranks raise if a rank raises.
         """
         begun = time.perf_counter()
         if self._context_length < SHORTEST:
@@ -80,7 +80,7 @@ class SelfCheck:
                 outputs = self._runs.compute(script, run)[HEAD]
             except torch.OutOfMemoryError:
                 raise
-            except Exception as error:  # whatever a model does that does not suit
+            except Exception as error:  # a model may raise anything
                 raise UnsupportedModelError(
                     f"model={name!r}: {kind} does not run in the self-check: {type(error).__name__}: {error}"
                 ) from error
@@ -107,7 +107,7 @@ class SelfCheck:
         logger.info("self-check: %.1f s", time.perf_counter() - begun)
 
     def differs(self, run: Run) -> str:
-        """Differences of another way of computing the model, which passed; empty if there are none."""
+        """Returns the differences of another way to compute the model, after ``check``; empty: none."""
         if self._outputs is None:
             return ""
         with self._script() as script:
@@ -116,7 +116,7 @@ class SelfCheck:
 
     @contextmanager
     def _script(self) -> Iterator[Script]:
-        """Runs while sliding windows are short."""
+        """Yields the script, and shortens sliding windows in this context."""
         length = min(self._context_length, LENGTH)
         with short_windows(self._model, self._context_length) as window:
             yield write_script(length, pick_tokens(self._model.config), self._block_size, window)

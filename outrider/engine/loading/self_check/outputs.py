@@ -1,4 +1,4 @@
-"""Tolerated differences between our outputs and transformers': as much as rounding explains."""
+"""Tolerated differences between our outputs and transformers': what rounding explains."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ from torch import Tensor
 
 from outrider.engine.loading.self_check.script import Row
 
-FACTOR = 4.0  # ours may differ so many times as much as transformers' own two runs
-ROUNDINGS = 2.0  # and by so many units of the type's precision at the size of the logits, in any case
+FACTOR = 4.0  # times the difference of transformers' own two runs that ours may differ
+ROUNDINGS = 2.0  # units of the type's precision, at the size of the logits, that are always tolerated
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Difference:
     """Difference between our outputs and transformers', in rows of one kind."""
 
     kind: str
-    found: float  # the middle row's largest
+    found: float  # largest difference of the median row
     allowed: float
 
     def __str__(self) -> str:
@@ -29,7 +29,7 @@ class Outputs:
 
     ours: Tensor
     whole: Tensor  # transformers', in one piece
-    again: Tensor  # transformers', the other way
+    again: Tensor  # transformers', by the other attention
     precision: float  # precision of the narrowest type that computed them
 
 
@@ -55,12 +55,12 @@ def is_finite(logits: Tensor) -> bool:
 
 
 def _size(outputs: Tensor) -> float:
-    """How far the largest stands out; whatever a model gives to tokens that it never says."""
+    """Returns the distance from the median to the largest, which excluded tokens do not change."""
     outputs = outputs.float()
     return float((outputs.amax(-1) - outputs.median(-1).values).median())
 
 
 def _largest(one: Tensor, other: Tensor) -> Tensor:
-    """Returns the norm of each row's differences; infinities may be equal."""
+    """Returns the largest difference of each row; equal infinities do not differ."""
     one, other = one.float(), other.float()
     return (one - other).abs().masked_fill(one == other, 0.0).amax(-1).cpu()

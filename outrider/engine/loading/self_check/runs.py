@@ -1,4 +1,4 @@
-"""The same script over our cache and under transformers' own attention and cache."""
+"""Runs of a script over our cache, and under transformers' own attention and cache."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,12 +18,12 @@ from outrider.engine.loading.self_check.outputs import Outputs, is_rounding
 from outrider.engine.loading.self_check.script import SINGLES, Script
 from outrider.engine.parallel.rank_group import RankGroup
 
-Run = Callable[[StepInput], Tensor]  # a step over our cache: [num_logits, vocab_size]
+Run = Callable[[StepInput], Tensor]  # returns logits [num_logits, vocab_size] of a step over our cache
 WINDOW = 8  # positions that a sliding window is shortened to
-HEAD = -1  # the logits, in the place of a layer
+HEAD = -1  # number of the logits among layers
 WIDE = "outrider_wide_eager"
-# Of inputs that are rounded to 8 bit: a step at the size of a row's usual numbers, a third of its largest.
-# Where a number is nearly between two steps, any rounding before may decide which it becomes.
+# Precision of inputs that are rounded to 8 bit: a step at a third of a row's largest number, its usual size.
+# If a number is nearly between two steps, earlier rounding decides between them.
 INT8_PRECISION = 3 / LARGEST_INT8
 WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 
@@ -34,15 +34,15 @@ class Runs:
     def __init__(self, model: Any, layers: Mapping[int, nn.Module], group: RankGroup | None) -> None:
         """
         Args:
-            layers: the modules that call our attention.
-            group: whose ranks all do the same.
+            layers: modules that call our attention, by layer.
+            group: group of this process, all of whose ranks run the script.
         """
         self._model = model
         self._layers = layers
         self._group = group
         eight_bit = any(isinstance(module, Int8Linear) for module in model.modules())
         self._precision = INT8_PRECISION if eight_bit else torch.finfo(model.dtype).eps
-        self._heard: dict[int, list[Tensor]] = {}
+        self._recorded: dict[int, list[Tensor]] = {}
 
     def holds(self, claim: bool) -> bool:
         """Whether the claim holds at every rank: all ranks have to act alike."""
@@ -50,11 +50,11 @@ class Runs:
 
     @torch.inference_mode()
     def compute(self, script: Script, run: Run, *, by_layer: bool = False) -> dict[int, Outputs]:
-        """The logits, under ``HEAD``; by layer, what its attention puts out, where that can be told.
+        """Returns the logits, under ``HEAD``; with ``by_layer`` also outputs of attention by layer, if known.
 
-        run: steps over a cache of ``blocks_needed`` blocks; all their logits.
+        run: computes all logits of a step, over a cache of ``blocks_needed`` blocks.
         """
-        with self._listening(self._layers if by_layer else {}):
+        with self._recording(self._layers if by_layer else {}):
             ours = [self._step(step, run) for step in script.steps]
             try:
                 whole, again = self._theirs(script)
@@ -73,51 +73,51 @@ class Runs:
 
     @torch.inference_mode()
     def ours(self, script: Script, run: Run) -> Tensor:
-        """[num_rows, vocab_size]"""
+        """Returns our logits [num_rows, vocab_size]."""
         return torch.cat([self._step(step, run)[HEAD] for step in script.steps], 1)[0]
 
     def _step(self, feeds: list[Feed], run: Run) -> dict[int, Tensor]:
-        self._hear(HEAD, run(StepInput.of(feeds))[None])
-        count = sum(len(feed.tokens) for feed in feeds)  # beyond, batch-invariant numerics pad
+        self._record(HEAD, run(StepInput.of(feeds))[None])
+        count = sum(len(feed.tokens) for feed in feeds)  # batch-invariant numerics pad beyond it
         return {layer: output[:, :count] for layer, output in self._take().items()}
 
     def _theirs(self, script: Script) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """[num_paths, length, size] each."""
+        """Returns transformers' outputs of both attentions by layer, [num_paths, length, size]."""
         ids = torch.tensor(script.paths, device=self._model.device)
         self._model.set_attn_implementation("eager")
-        self._hear(HEAD, self._model(input_ids=ids, use_cache=False).logits)
+        self._record(HEAD, self._model(input_ids=ids, use_cache=False).logits)
         whole = self._take()
-        last = ids[:, -SINGLES:].tensor_split(SINGLES, 1)  # few rows round otherwise than many
+        last = ids[:, -SINGLES:].tensor_split(SINGLES, 1)  # few rows round differently from many
         again = self._again([ids[:, : script.cut], ids[:, script.cut : -SINGLES], *last])
         late = slice(None), slice(script.cut, None)
         suits = is_rounding(whole[HEAD][late], again[HEAD][late], self._precision)
-        if not self.holds(suits):  # not their cache, at least
+        if not self.holds(suits):  # the difference is not of rounding: run without their cache
             again = self._again([ids])
         return whole, again
 
     def _again(self, pieces: Sequence[Tensor]) -> dict[int, Tensor]:
-        """The same by another attention; several pieces go over transformers' cache."""
+        """Returns outputs of another attention of transformers; several pieces go over its cache."""
         for name in ("sdpa", WIDE):
             try:
                 self._model.set_attn_implementation(name)
                 cache = DynamicCache(config=self._model.config) if len(pieces) > 1 else None
                 for piece in pieces:
                     output = self._model(input_ids=piece, cache=cache, use_cache=cache is not None)
-                    self._hear(HEAD, output.logits)
+                    self._record(HEAD, output.logits)
                 break
-            except ValueError:  # there is no such, or none that caps scores
+            except ValueError:  # the model has no such attention
                 self._take()
         return self._take()
 
     @contextmanager
-    def _listening(self, layers: Mapping[int, nn.Module]) -> Iterator[None]:
+    def _recording(self, layers: Mapping[int, nn.Module]) -> Iterator[None]:
         def hook(layer: int) -> Callable[..., None]:
-            def hear(module: nn.Module, arguments: Any, output: Any) -> None:
+            def record(module: nn.Module, arguments: Any, output: Any) -> None:
                 first = output[0] if isinstance(output, tuple) else output
-                if isinstance(first, Tensor) and first.ndim == 3:  # [texts, tokens, size], as of most
-                    self._hear(layer, first)
+                if isinstance(first, Tensor) and first.ndim == 3:  # [texts, tokens, size]
+                    self._record(layer, first)
 
-            return hear
+            return record
 
         handles = [module.register_forward_hook(hook(layer)) for layer, module in layers.items()]
         try:
@@ -126,19 +126,19 @@ class Runs:
             for handle in handles:
                 handle.remove()
 
-    def _hear(self, layer: int, output: Tensor) -> None:
-        self._heard.setdefault(layer, []).append(output)
+    def _record(self, layer: int, output: Tensor) -> None:
+        self._recorded.setdefault(layer, []).append(output)
 
     def _take(self) -> dict[int, Tensor]:
-        """Returns the recorded outputs, along the texts."""
-        heard, self._heard = self._heard, {}
-        return {layer: torch.cat(parts, 1) for layer, parts in heard.items()}
+        """Returns the recorded outputs, joined along the texts, and forgets them."""
+        recorded, self._recorded = self._recorded, {}
+        return {layer: torch.cat(parts, 1) for layer, parts in recorded.items()}
 
 
 def _wide_eager(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """The model's own eager attention, of numbers in a wider type."""
+    """Computes the model's own eager attention in a wider type."""
     eager = sys.modules[type(module).__module__].eager_attention_forward
     wider = WIDER[query.dtype]
     output, _ = eager(module, query.to(wider), key.to(wider), value.to(wider), mask, **kwargs)

@@ -11,7 +11,7 @@ import numpy as np
 from outrider.decoding.draft import ROOT, Draft
 from outrider.engine.inputs.step_input import Feed, Numbers
 
-LENGTH, SHORTEST = 26, 14  # tokens of a path: as many as the context allows, and no check below
+LENGTH, SHORTEST = 26, 14  # tokens of a path: at most, and the shortest context that is checked
 PARENTS = (ROOT, ROOT, 0, 0, 1, 2, 3, 4, 5, 6, 7)  # parents of the tree's nodes, level by level
 LEVELS, LEAVES = 4, (8, 9, 10)
 SINGLES = 5
@@ -32,18 +32,18 @@ class Script:
 
     paths: list[list[int]]  # texts of one length
     steps: list[list[Feed]]
-    rows: list[Row]  # a row for every token that the steps feed
-    cut: int  # where transformers' own pieces meet
+    rows: list[Row]  # a row for each token that the steps feed
+    cut: int  # position at which transformers' second piece begins
 
 
 def write_script(length: int, tokens: Iterator[int], block_size: int, window: int | None) -> Script:
-    """Paths of ``length`` tokens. window: that every position from there on lies beyond, if there is one."""
+    """Returns a script of paths of ``length`` tokens. window: positions of a sliding window, if any."""
     first, second, nodes = ([next(tokens) for _ in range(n)] for n in (length, length, len(PARENTS)))
     tree = Draft(tuple(nodes), PARENTS)
     root, chunk = length - LEVELS, length // 3
     prompt = root - 1  # the last committed token is fed with the drafted ones
     blocks = np.arange(blocks_needed(block_size))
-    one, other = blocks[1::2][::-1], blocks[::2]  # never neighbours in order
+    one, other = blocks[1::2][::-1], blocks[::2]  # no two blocks of a text are neighbours in order
     near = prompt if window is None else min(window, prompt)
     rows = _rows("packed prompts", 0, 0, near) + _rows("beyond the sliding window", 0, near, prompt)
     rows += _rows("packed prompts", 1, 0, chunk)
@@ -76,7 +76,7 @@ def _rows(kind: str, path: int, start: int, end: int) -> list[Row]:
 
 
 def blocks_needed(block_size: int) -> int:
-    """Settings of the cache that the steps run over."""
+    """Returns the number of blocks of the cache that the steps need."""
     return 2 * -(-(LENGTH - LEVELS + len(PARENTS)) // block_size)
 
 
