@@ -20,8 +20,8 @@ NO_DRAFT = Draft()
 class DraftSequenceState:
     """State of a sequence that only a draft needs."""
 
-    # Best tokens after a pending node or ROOT, best first, as far as they are known.
-    ranked: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    # Top tokens after a pending node or ROOT, best first, if known.
+    top_tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
     acceptance_rate: float = 0.0  # acceptance of its latest chains
     drafted: Draft = NO_DRAFT  # its newest Draft
     in_rounds: bool = False  # its newest tokens came as the Verdict on its last Draft
@@ -106,7 +106,7 @@ class EngineSequence:
         lists = self.sampling.allowed_token_ids is not None or bool(self.sampling.bad_token_ids)
         return self.matcher is not None and lists
 
-    def check_goes_on(self) -> None:
+    def check_next_token(self) -> None:
         """Raises GrammarError if the caller's lists leave no token that the grammar allows next.
 
         An end that the grammar allows is never in the way: the answer has its form there.
@@ -132,7 +132,7 @@ class EngineSequence:
 
     def forget_pending(self) -> None:
         """Forgets all pending nodes."""
-        self.pending, self.draft.ranked = NO_DRAFT, {}
+        self.pending, self.draft.top_tokens = NO_DRAFT, {}
 
     def push_blocks(self, blocks: list[int]) -> None:
         """Appends cache blocks, the table grown by doubling."""

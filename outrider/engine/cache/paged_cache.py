@@ -181,8 +181,8 @@ class PagedCache(KeyValues):
         sequence.cached += len(path)
         index = {last: ROOT} | {node: place for place, node in enumerate(below)}
         sequence.pending = sequence.pending.part(last, below)
-        sequence.draft.ranked = {
-            index[node]: ranked for node, ranked in sequence.draft.ranked.items() if node in index
+        sequence.draft.top_tokens = {
+            index[node]: top_tokens for node, top_tokens in sequence.draft.top_tokens.items() if node in index
         }
 
     def shrink(self, sequence: EngineSequence) -> None:

@@ -41,12 +41,10 @@ class Choices:
 
     rows: list[ChoiceContext]
     logits: torch.Tensor  # [num_rows, vocab_size]
-    ranked: list[
-        tuple[int, ...]
-    ]  # [num_rows] best tokens under the keyed noise, best first, at least one token
-    perturbed: NDArray[
-        np.float32
-    ]  # [num_rows, ranks] perturbed logits of these tokens, -inf for banned tokens
+    # [num_rows] best tokens under the keyed noise, best first, at least one token
+    top_tokens: list[tuple[int, ...]]
+    # [num_rows, ranks] perturbed logits of these tokens, -inf for banned tokens
+    perturbed: NDArray[np.float32]
     are_sound: list[bool]  # [num_rows] false if no token may come from the row: a number is not finite
     given_processed: torch.Tensor | None = None  # None: computed on first use
     # [num_tokens, num_layers, hidden_size] of layers asked for, at all tokens fed, of which the last are rows
@@ -62,7 +60,7 @@ class Choices:
     @property
     def chosen(self) -> list[int]:
         """[num_rows] by the coupled rule."""
-        return [best[0] for best in self.ranked]
+        return [best[0] for best in self.top_tokens]
 
     def limited(self, are_finite: list[bool]) -> "Choices":
         """Returns choices without a token after one whose keys and values are not finite.
@@ -82,7 +80,7 @@ class Choices:
     def verdict(self, count: int) -> Verdict:
         """Returns the Verdict of coupled verification on the leading ``count`` nodes of the Draft."""
         accepted = tuple(node for node in self.path if node < count)
-        return Verdict(accepted, tuple(self.ranked[1 + node][0] for node in (ROOT, *accepted)))
+        return Verdict(accepted, tuple(self.top_tokens[1 + node][0] for node in (ROOT, *accepted)))
 
     def target_probs(self) -> torch.Tensor:
         """[num_rows, vocab_size]"""
@@ -129,12 +127,14 @@ class Choosing:
         choices, start = list[Choices](), 0
         result = self.result.on_host() if self.arriving is None else self.result.unpacked(self.arriving)
         logprobs = self.asked.of_rows(result.logprobs)
-        ranked, are_sound = [*map(tuple, result.tokens.tolist())], result.are_sound.tolist()
+        top_tokens, are_sound = [*map(tuple, result.tokens.tolist())], result.are_sound.tolist()
         stands = result.stands.tolist() or None
         for part, draft in zip(self.rows, self.drafts, strict=True):
             own = slice(start, start + len(part))
             best = (
-                ranked[own] if self.result.tokens.shape[1] == 1 else [*map(_allowed_ones, part, ranked[own])]
+                top_tokens[own]
+                if self.result.tokens.shape[1] == 1
+                else [*map(_allowed_ones, part, top_tokens[own])]
             )
             processed = None if self.processed is None else self.processed[own]
             path = _path(draft, best, stands[own] if stands else None) if draft else ()
@@ -145,10 +145,10 @@ class Choosing:
         return choices, result.are_finite.tolist()
 
 
-def _path(draft: Draft, ranked: list[tuple[int, ...]], stands: list[bool] | None) -> tuple[int, ...]:
+def _path(draft: Draft, top_tokens: list[tuple[int, ...]], stands: list[bool] | None) -> tuple[int, ...]:
     """Returns the path of accepted nodes. stands: [1 + nodes], if the device has found it."""
     if stands is None:
-        return verify_coupled(draft, [best[0] for best in ranked]).accepted
+        return verify_coupled(draft, [best[0] for best in top_tokens]).accepted
     return tuple(node for node in range(len(draft)) if stands[1 + node])
 
 
@@ -216,9 +216,9 @@ def _begin(
     return Choosing(rows, drafts, logits, processed, result, arriving, arrival, asked)
 
 
-def _allowed_ones(row: ChoiceContext, ranked: tuple[int, ...]) -> tuple[int, ...]:
+def _allowed_ones(row: ChoiceContext, top_tokens: tuple[int, ...]) -> tuple[int, ...]:
     """Drops the banned tokens that come after the few that a grammar allows."""
-    return ranked if row.num_allowed is None else ranked[: max(row.num_allowed, 1)]
+    return top_tokens if row.num_allowed is None else top_tokens[: max(row.num_allowed, 1)]
 
 
 def compile_kernels(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:

@@ -57,10 +57,12 @@ class PrepareTask(Task):
 
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
         pending = self.sequence.pending
-        first = len(pending) - len(choices.ranked)
-        self.sequence.draft.ranked |= {first + index: ranked for index, ranked in enumerate(choices.ranked)}
+        first = len(pending) - len(choices.top_tokens)
+        self.sequence.draft.top_tokens |= {
+            first + index: top_tokens for index, top_tokens in enumerate(choices.top_tokens)
+        }
         self._steps.append(self._last_step.seconds)
-        self._fed += len(choices.ranked)
+        self._fed += len(choices.top_tokens)
         self.done = self.is_complete
         return (
             [PreparedTree(self.sequence.number, self._round, self.draft(), self.timings())]
@@ -87,13 +89,13 @@ class PrepareTask(Task):
     def _parent(self, branch: Branch) -> int | None:
         """The pending node, or ROOT, that the branch follows; None while it is not known what does."""
         path = [ROOT, *self.sequence.pending.path_of(self._chain[: branch.accepted])]
-        is_known = len(path) > branch.accepted and path[-1] in self.sequence.draft.ranked
+        is_known = len(path) > branch.accepted and path[-1] in self.sequence.draft.top_tokens
         return path[-1] if is_known else None
 
     def _next(self) -> list[tuple[int, int]]:
         """Nodes to be fed next: parent and token."""
         sequence = self.sequence
-        if ROOT not in sequence.draft.ranked:
+        if ROOT not in sequence.draft.top_tokens:
             return []
         nodes: dict[tuple[int, int], None] = {}
         for branch in self._branches:
@@ -143,7 +145,7 @@ class PrepareTask(Task):
     def _guessed(self, accepted: int) -> tuple[int, ...] | None:
         """The best tokens after so many of the Draft's, as far as they are known."""
         parent = self._parent(Branch(accepted, 0))
-        return None if parent is None else self.sequence.draft.ranked[parent]
+        return None if parent is None else self.sequence.draft.top_tokens[parent]
 
     def _known(self, node: int) -> int:
         """Tokens of the next Draft's chain, which follows that pending node."""
@@ -154,8 +156,8 @@ class PrepareTask(Task):
         return sum(self._steps[:known])
 
 
-def _rank(token: int, ranked: Sequence[int]) -> int:
-    return ranked.index(token) if token in ranked else RANKS
+def _rank(token: int, top_tokens: Sequence[int]) -> int:
+    return top_tokens.index(token) if token in top_tokens else RANKS
 
 
 def with_path(draft: Draft, tokens: Sequence[int], node: int) -> tuple[Draft, list[int]]:

@@ -5,7 +5,7 @@ from outrider.decoding.outcomes import Branch
 from outrider.engine.draft_ahead.branches import PrepareTask, with_path
 from outrider.engine.tasks.propose_parallel import (
     ParallelProposeTask,
-    Ranked,
+    TopTokens,
     alternatives_of_guesses,
     chain_of,
     guesses_after,
@@ -61,12 +61,12 @@ class ParallelPrepareTask(PrepareTask):
         """Its tokens; none where it cannot fall so, or nothing is known of the last one."""
         accepted = self._chain[: branch.accepted]
         has_ended = bool(accepted) and accepted[-1] in self.sequence.end_token_ids
-        ranked = self._guesses[branch.accepted] if branch.accepted < len(self._guesses) else ()
-        if has_ended or branch.rank >= len(ranked):
+        top_tokens = self._guesses[branch.accepted] if branch.accepted < len(self._guesses) else ()
+        if has_ended or branch.rank >= len(top_tokens):
             return []
-        return [*accepted, ranked[branch.rank]]
+        return [*accepted, top_tokens[branch.rank]]
 
-    def _guessed(self, accepted: int) -> Ranked | None:
+    def _guessed(self, accepted: int) -> TopTokens | None:
         return self._guesses[accepted] if accepted < len(self._guesses) else None
 
     def _known(self, node: int) -> int:

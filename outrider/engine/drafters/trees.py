@@ -32,7 +32,7 @@ from outrider.engine.choosing.sampler import Choices, choose_tokens
 from outrider.engine.inputs.step_input import Feed
 from outrider.engine.sequence import EngineSequence
 
-Ranked = tuple[int, ...]  # the best tokens for a position, best first
+TopTokens = tuple[int, ...]  # tokens of a position, best first
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class _Tree:
         self.probs: list[
             SparseProbs
         ] = []  # probabilities of the chain, under rejection sampling and block verification
-        self.guesses: list[Ranked] = []  # at each of the chain's positions
+        self.guesses: list[TopTokens] = []  # at each of the chain's positions
         self.open: list[_Node | None] = (
             [None] if asked.depth > 0 else []
         )  # after which tokens are chosen next
@@ -81,7 +81,7 @@ class _Tree:
 
         Args:
             are_sound: [len(open)] whether a token may be chosen there.
-            scores: [len(open)] logarithms of the probabilities of the ranked tokens.
+            scores: [len(open)] logarithms of the probabilities of the top tokens.
 
         Returns for each of ``open`` the row of the node that it follows.
         """
@@ -121,15 +121,15 @@ class _Tree:
         blocks = self.text.table[: len(self.text.blocks)]
         return Feed(tokens, count * num_logits, start, blocks, None if tree.is_chain else tree)
 
-    def _tokens(self, choices: Choices, row: int, parent: _Node | None) -> Ranked:
+    def _tokens(self, choices: Choices, row: int, parent: _Node | None) -> TopTokens:
         if not self.is_coupled:
             token, probs = choices.sample_draft_token(self.asked.round, row)
             self.probs.append(probs)
             return (token,)
-        ranked = choices.ranked[row]
+        top_tokens = choices.top_tokens[row]
         if parent is None or parent.is_on_chain:
-            self.guesses.append(ranked)
-        return ranked if self.alternatives else ranked[:1]
+            self.guesses.append(top_tokens)
+        return top_tokens if self.alternatives else top_tokens[:1]
 
     def _quota(self) -> int:
         """Nodes beside the chain that go on from this position: the first leave as much to later ones."""
@@ -186,7 +186,7 @@ class Trees:
         return [tree.draft() for tree in self._trees]
 
     @property
-    def guesses(self) -> list[list[Ranked]]:
+    def guesses(self) -> list[list[TopTokens]]:
         """Guesses of each Draft, at each position of its chain."""
         return [tree.guesses for tree in self._trees]
 
@@ -206,7 +206,7 @@ def with_room(asked: Asked, cache: PagedCache, unwritten: int = 0) -> Asked:
     return replace(asked, depth=len(text.blocks) * cache.block_size - end, alternatives=0)
 
 
-def _following(parent: _Node | None, tokens: Ranked, scores: Sequence[float]) -> list[_Node]:
+def _following(parent: _Node | None, tokens: TopTokens, scores: Sequence[float]) -> list[_Node]:
     """The nodes of these tokens; one that the settings ban has no chance and is none, unless it leads."""
     depth = 1 if parent is None else parent.depth + 1
     before = 0.0 if parent is None else parent.score

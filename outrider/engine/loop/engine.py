@@ -292,7 +292,9 @@ class Engine:
         """Begins rounds with the Drafts that come with Verdicts, if they may begin; returns the results."""
         verified = {task.sequence.number: task for task, _, _ in chosen if isinstance(task, DecodeTask)}
         return [
-            structs.replace(result, continues=self._queue.goes_on(verified[result.sequence], result.draft))
+            structs.replace(
+                result, continues=self._queue.begin_next_round(verified[result.sequence], result.draft)
+            )
             if isinstance(result, Decoded) and result.draft is not None
             else result
             for result in results

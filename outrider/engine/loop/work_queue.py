@@ -80,11 +80,11 @@ class WorkQueue:
         elif isinstance(task, DecodeTask):
             self._verify_ahead(task.sequence)
 
-    def goes_on(self, task: DecodeTask, draft: Draft) -> bool:
-        """Verifies the Draft that comes with its Verdict, if it may be before the sender has seen it.
+    def begin_next_round(self, task: DecodeTask, draft: Draft) -> bool:
+        """Verifies the Draft that comes with a Verdict, if that may begin before the sender has seen it.
 
-        Not by blocks: such a Verdict has read the round's noise of all positions of its Draft, also beyond
-        where it fell.
+        Block verification excludes it: its Verdict has read the round's noise at all positions of its Draft,
+        also beyond the accepted ones.
         """
         sequence = task.sequence
         is_free = sequence.number not in self.tasks  # no Draft was sent ahead of the Verdict

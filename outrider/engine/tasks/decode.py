@@ -77,7 +77,7 @@ class DecodeTask(Task):
         sequence = self.sequence
         if sequence.matcher is None or self._constrained is not None:
             return
-        sequence.check_goes_on()
+        sequence.check_next_token()
         generated = sequence.tokens[sequence.prompt_length :]
         has_probs = not self._is_coupled
         self._constrained = sequence.matcher.constrained(generated, self._draft, self._room - 1, has_probs)

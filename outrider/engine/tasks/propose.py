@@ -79,8 +79,8 @@ class CoupledProposeTask(ProposeTask):
         if not self.is_empty:
             pending, forced = self.sequence.pending, len(self._forced)
             for node in range(len(pending) - forced, len(pending)):
-                self.sequence.draft.ranked[pending.parents[node]] = (pending.tokens[node],)
-            self.sequence.draft.ranked[len(pending) - 1] = choices.ranked[0]
+                self.sequence.draft.top_tokens[pending.parents[node]] = (pending.tokens[node],)
+            self.sequence.draft.top_tokens[len(pending) - 1] = choices.top_tokens[0]
             self._forced = []
         self.done = self._is_complete()
         return [self.result()] if self.done else []
@@ -98,19 +98,19 @@ class CoupledProposeTask(ProposeTask):
 
     def _found(self) -> "_Progress":
         sequence, forced = self.sequence, self._forced
-        pending, ranked = sequence.pending, sequence.draft.ranked
+        pending, top_tokens = sequence.pending, sequence.draft.top_tokens
         found = self._progress
-        if found is None or not found.is_of(pending, ranked, forced):
+        if found is None or not found.is_of(pending, top_tokens, forced):
             tokens = chain(sequence, self.depth)
             has_ended = bool(tokens) and tokens[-1] in sequence.end_token_ids
             is_complete = len(tokens) >= self.depth or has_ended
             tree, nodes = pending, list[int]()
             if not is_complete:
-                newest = [*tokens[-1:], *forced] if ROOT in ranked else forced
+                newest = [*tokens[-1:], *forced] if ROOT in top_tokens else forced
                 tree = with_chain(pending, [ROOT, *pending.path_of(tokens)][-1], newest)
                 nodes = [len(tree) - 1 if newest else ROOT]
             self._progress = found = _Progress(
-                pending, ranked, len(ranked), forced, tokens, is_complete, tree, nodes
+                pending, top_tokens, len(top_tokens), forced, tokens, is_complete, tree, nodes
             )
         return found
 
@@ -120,17 +120,17 @@ class _Progress:
     """Progress of a chain, and what the next step feeds of it, until one of the first four fields changes."""
 
     pending: Draft
-    ranked: dict[int, tuple[int, ...]]  # only grows
-    num_ranked: int
+    top_tokens: dict[int, tuple[int, ...]]  # only grows
+    num_top_tokens: int
     forced: list[int]  # never changed in place
     chain: list[int]
     is_complete: bool
     tree: Draft
     nodes: list[int]
 
-    def is_of(self, pending: Draft, ranked: dict[int, tuple[int, ...]], forced: list[int]) -> bool:
-        is_same = pending is self.pending and ranked is self.ranked and forced is self.forced
-        return is_same and len(ranked) == self.num_ranked
+    def is_of(self, pending: Draft, top_tokens: dict[int, tuple[int, ...]], forced: list[int]) -> bool:
+        is_same = pending is self.pending and top_tokens is self.top_tokens and forced is self.forced
+        return is_same and len(top_tokens) == self.num_top_tokens
 
 
 class SampledProposeTask(ProposeTask):
@@ -168,8 +168,8 @@ def chain(sequence: EngineSequence, depth: int, node: int = ROOT, rank: int = 0)
     """
     tokens: list[int] = []
     following: int | None = node
-    while following in sequence.draft.ranked and len(tokens) < depth:
-        best = sequence.draft.ranked[following][0 if tokens else rank :]
+    while following in sequence.draft.top_tokens and len(tokens) < depth:
+        best = sequence.draft.top_tokens[following][0 if tokens else rank :]
         if not best:
             break
         tokens.append(best[0])
@@ -182,7 +182,7 @@ def chain(sequence: EngineSequence, depth: int, node: int = ROOT, rank: int = 0)
 def guesses_of(sequence: EngineSequence, tokens: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Returns the guesses at each position of a Draft's chain, best first, as far as they are known."""
     path = [ROOT, *sequence.pending.path_of(tokens)][: len(tokens)]
-    return tuple(sequence.draft.ranked[node] for node in path if node in sequence.draft.ranked)
+    return tuple(sequence.draft.top_tokens[node] for node in path if node in sequence.draft.top_tokens)
 
 
 def alternatives_of(
@@ -196,10 +196,10 @@ def alternatives_of(
             break
         path.append(child)
     return [
-        (leaf.accepted - 1, sequence.draft.ranked[path[leaf.accepted]][leaf.rank])
+        (leaf.accepted - 1, sequence.draft.top_tokens[path[leaf.accepted]][leaf.rank])
         for leaf in alternatives
         if leaf.accepted < min(len(tokens), len(path))
-        and leaf.rank < len(sequence.draft.ranked.get(path[leaf.accepted], ()))
+        and leaf.rank < len(sequence.draft.top_tokens.get(path[leaf.accepted], ()))
     ]
 
 

@@ -11,7 +11,7 @@ from outrider.engine.sequence import EngineSequence
 from outrider.engine.tasks.propose import Assignment, ProposeTask, extended
 from outrider.engine.work import Result
 
-Ranked = tuple[int, ...]  # the best tokens for one position, best first
+TopTokens = tuple[int, ...]  # tokens of a position, best first
 
 
 class MaskedProposeTask(ProposeTask):
@@ -75,7 +75,7 @@ class ParallelProposeTask(MaskedProposeTask):
         self.guesses = []
 
     def guess(self, choices: Choices) -> None:
-        self.guesses = choices.ranked
+        self.guesses = choices.top_tokens
 
     def chain(self) -> list[int]:
         """Returns the known tokens of the Draft."""
@@ -102,29 +102,29 @@ class ParallelSampledProposeTask(MaskedProposeTask):
         return Draft.chain([token for token, _ in self._drawn], [probs for _, probs in self._drawn])
 
 
-def guesses_after(sequence: EngineSequence, node: int, mask_token: int) -> list[Ranked]:
+def guesses_after(sequence: EngineSequence, node: int, mask_token: int) -> list[TopTokens]:
     """Returns the known guesses after a pending node: its own, and those of the masks below it."""
     guesses = []
     following: int | None = node
-    while following in sequence.draft.ranked:
-        guesses.append(sequence.draft.ranked[following])
+    while following in sequence.draft.top_tokens:
+        guesses.append(sequence.draft.top_tokens[following])
         following = sequence.pending.child(following, mask_token)
     return guesses
 
 
-def chain_of(guesses: list[Ranked], sequence: EngineSequence) -> list[int]:
+def chain_of(guesses: list[TopTokens], sequence: EngineSequence) -> list[int]:
     """Returns the best guess for each position, up to a token that ends the generation."""
     tokens: list[int] = []
-    for ranked in guesses:
-        if not ranked:  # its grammar leaves nothing
+    for best in guesses:
+        if not best:  # its grammar leaves nothing
             break
-        tokens.append(ranked[0])
-        if ranked[0] in sequence.end_token_ids:
+        tokens.append(best[0])
+        if best[0] in sequence.end_token_ids:
             break
     return tokens
 
 
-def alternatives_of_guesses(guesses: list[Ranked], alternatives: list[Branch]) -> list[tuple[int, int]]:
+def alternatives_of_guesses(guesses: list[TopTokens], alternatives: list[Branch]) -> list[tuple[int, int]]:
     """Returns the alternatives of a chain of guesses: the node that each follows, and its token."""
     return [
         (leaf.accepted - 1, guesses[leaf.accepted][leaf.rank])

@@ -139,7 +139,7 @@ def grown(rng: random.Random) -> tuple[PagedCache, EngineSequence]:
     sequence.cached = length
     cache.publish(sequence)
     sequence.pending = Draft(tuple(range(100, 100 + nodes)), tuple(parents))
-    sequence.draft.ranked = {node: (1000 + node,) for node in range(ROOT, nodes) if rng.random() < 0.8}
+    sequence.draft.top_tokens = {node: (1000 + node,) for node in range(ROOT, nodes) if rng.random() < 0.8}
     for place, token in enumerate((*sequence.tokens, *sequence.pending.tokens)):
         slot = sequence.blocks[place // BLOCK] * BLOCK + place % BLOCK
         cache.keys[0][slot], cache.values[0][slot] = token, -token
@@ -150,7 +150,7 @@ def grown(rng: random.Random) -> tuple[PagedCache, EngineSequence]:
 def test_kept_branch_stays_pending_with_its_choices(seed: int) -> None:
     rng = random.Random(seed)
     cache, sequence = grown(rng)
-    length, pending, ranked = sequence.cached, sequence.pending, sequence.draft.ranked
+    length, pending, top_tokens = sequence.cached, sequence.pending, sequence.draft.top_tokens
     last = rng.randrange(ROOT, len(pending))
     path = pending.path(last)
     committed = [*sequence.tokens, *(pending.tokens[node] for node in path)]
@@ -160,8 +160,8 @@ def test_kept_branch_stays_pending_with_its_choices(seed: int) -> None:
     tokens = [*committed, *(pending.tokens[node] for node in kept)]
     assert stored(cache, sequence) == [(token, -token) for token in tokens]
     assert sequence.pending == pending.after([pending.tokens[node] for node in path])
-    expected = {ROOT: ranked.get(last)} | {place: ranked.get(node) for place, node in enumerate(kept)}
-    assert sequence.draft.ranked == {node: best for node, best in expected.items() if best is not None}
+    expected = {ROOT: top_tokens.get(last)} | {place: top_tokens.get(node) for place, node in enumerate(kept)}
+    assert sequence.draft.top_tokens == {node: best for node, best in expected.items() if best is not None}
 
 
 def test_moves_at_once_do_what_they_do_one_after_the_other() -> None:
@@ -215,7 +215,7 @@ def test_shrinking_frees_what_only_pending_nodes_fill(seed: int) -> None:
     assert cache.pool.available == before + len(blocks) - needed
     assert sequence.cached == length
     assert stored(cache, sequence) == written[:length]
-    assert (sequence.pending, sequence.draft.ranked) == (NO_DRAFT, {})
+    assert (sequence.pending, sequence.draft.top_tokens) == (NO_DRAFT, {})
     other = EngineSequence(1, length + 1, 0, GREEDY, frozenset(), 100)
     other.tokens = [*sequence.tokens, 5]
     cache.adopt_prefix(other)

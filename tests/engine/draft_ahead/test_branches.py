@@ -83,7 +83,7 @@ def fallen(rng: random.Random, sequence: EngineSequence, draft: Draft) -> tuple[
     """A Verdict's tokens: some of the Draft's, and one that is mostly a good guess for the target's own."""
     stood = rng.randrange(len(draft) + 1)
     path = sequence.pending.path_of(draft.tokens[:stood])
-    known = sequence.draft.ranked.get(path[-1] if path else ROOT, ()) if len(path) == stood else ()
+    known = sequence.draft.top_tokens.get(path[-1] if path else ROOT, ()) if len(path) == stood else ()
     rank = 0 if stood == len(draft) else rng.choice((1, 1, 2, 4))
     own = known[rank] if known and rng.random() < 0.9 else rng.randrange(5, 200)
     return (*draft.tokens[:stood], own)
@@ -108,7 +108,7 @@ def test_however_verdicts_fall_drafts_are_those_of_a_fresh_sequence(branches: in
             for length in range(len(proposed.draft)):
                 nodes = [one.pending.path_of(proposed.draft.tokens[:length]) for one in (sequence, fresh)]
                 ours, theirs = (path[-1] if path else ROOT for path in nodes)
-                assert sequence.draft.ranked[ours] == fresh.draft.ranked[theirs]
+                assert sequence.draft.top_tokens[ours] == fresh.draft.top_tokens[theirs]
             plain.close(fresh)
             if proposed.ahead is not None and proposed.ahead.tokens:
                 ranks_foreseen.add(proposed.ahead.rank)

@@ -194,7 +194,7 @@ class Outcome:
 def step(logits: Tensor, rows: list[list[ChoiceContext]], ranks: int, are_finite: Tensor) -> Outcome:
     choices, finite = sampler.choose_tokens(logits.to(DEVICE), rows, are_finite.to(DEVICE), ranks)
     return Outcome(
-        [one.ranked for one in choices],
+        [one.top_tokens for one in choices],
         [one.are_sound for one in choices],
         finite,
         [one.processed.cpu() for one in choices if one.rows],
@@ -247,5 +247,5 @@ def test_choose_tokens_packs_masks_of_grammars(
 
 def test_choose_tokens_without_rows_tells_what_is_finite() -> None:
     choices, are_finite = sampler.choose_tokens(torch.empty(0, 9), [[], []], torch.tensor([True, False]))
-    assert [one.ranked for one in choices] == [[], []]
+    assert [one.top_tokens for one in choices] == [[], []]
     assert are_finite == [True, False]
