@@ -64,7 +64,7 @@ class ForwardPass:
     ) -> None:
         """
         Args:
-            group: of this process, if ``settings.tensor_parallel`` is more than 1; all its ranks build at
+            group: group of this process, if ``settings.tensor_parallel`` is above 1; all its ranks build at
                 once.
             beside: the drafter that stands beside the target. It is loaded with it, at all ranks.
 
@@ -146,7 +146,7 @@ class ForwardPass:
             logger.error("steps are slower than they could be on %s: %s", device, reason)
 
     def _capture_graphs(self) -> tuple[str, ...]:
-        """Returns why steps have to go without some, or without any."""
+        """Captures the graphs of steps; returns why graphs are missing."""
         settings = self.settings
         if not settings.graphs:
             return ("no step has a CUDA graph: graphs are off in the settings",)
@@ -162,7 +162,7 @@ class ForwardPass:
     def row_graphs_of(self, functions: Sequence[ByRows], size: int) -> list[RowGraphs]:
         """Returns graphs for functions of rows of the target drafter."""
         model, sizes = self.model, captured_sizes(self.settings)
-        # Logits of other ranks are never chosen from.
+        # Other ranks choose no tokens, so they keep no logits.
         kept = model.config.get_text_config().vocab_size if self._is_leader else 0
         states, logits = (
             torch.zeros(sizes[-1], width, dtype=self.dtype, device=self.device) for width in (size, kept)
@@ -237,7 +237,7 @@ class ForwardPass:
         return self._graph_of(step.feeds, choice) or self.lay_out(step.feeds, choice)
 
     def change_cache(self, step: StepInput) -> None:
-        """Prepares a pass of the target drafter over the cache. Raises CacheLostError."""
+        """Makes the step's changes of the cache. Raises CacheLostError."""
         try:
             self.cache.make(step.moves, step.cleared)
         except Exception as error:
