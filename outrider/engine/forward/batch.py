@@ -25,7 +25,7 @@ class Item:
     tokens: list[int]
     num_committed: int
     num_logits: int  # rows of logits wanted, of the last tokens
-    tree: Draft | None  # nodes pending and fed, where they branch; None: each token sees all before it
+    tree: Draft | None  # pending and fed nodes, if they branch; None: each token sees all tokens before it
 
     def feed(self) -> Feed:
         """Returns the item for the forward pass. Its sequence must hold blocks for all fed tokens."""
@@ -40,13 +40,13 @@ class Batch:
 
     token_ids: torch.Tensor  # int64 [1, num_tokens]
     position_ids: torch.Tensor  # int64 [1, num_tokens]
-    slots: Rows  # where the tokens' keys and values go, [num_tokens]
+    slots: Rows  # [num_tokens] slots of the tokens' keys and values
     logit_rows: torch.Tensor  # int64 [num_logits]
     spans: list[QuerySpan]
     block_size: int
     dtype: torch.dtype  # type of queries and masks
-    paged: PagedInput[torch.Tensor] | None  # for a kernel that reads the cache where it lies
-    choice: PackedRows | None  # rows that choose, valid once the pass was run; None: they did not come
+    paged: PagedInput[torch.Tensor] | None  # input of a kernel over the cache; None: blocks are gathered
+    choice: PackedRows | None  # choosing rows, valid after the pass; None: they are not in its buffer
 
     @property
     def path(self) -> Path:
@@ -63,16 +63,16 @@ class Batch:
 
     @cached_property
     def groups(self) -> list[AttentionGroup]:
-        """Groups for attention without the paged kernel; made when the first layer asks."""
+        """Groups for attention without a kernel, made when the first layer asks."""
         return form_groups(self.spans, self.block_size, self.dtype, self.token_ids.device)
 
 
 def feed_chosen(token_ids: torch.Tensor, chosen: torch.Tensor) -> None:
-    """Puts tokens that only the device knows into a batch.
+    """Replaces the tokens of a batch by tokens that only the device knows.
 
     Args:
-        token_ids: of the batch, [1, num_tokens]: rows of ``chosen`` so far.
-        chosen: [num_rows] by the step before.
+        token_ids: [1, num_tokens] of the batch, rows of ``chosen`` until this call.
+        chosen: [num_rows] tokens of the step before.
     """
     token_ids.copy_(chosen[token_ids])
 
@@ -83,7 +83,7 @@ def pack(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Batch:
-    """Lays out one after the other, for attention that gathers blocks."""
+    """Lays out the feeds one after the other, for attention that gathers blocks."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []

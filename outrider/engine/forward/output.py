@@ -10,7 +10,7 @@ import torch
 class ForwardOutput:
     """Result of one pass."""
 
-    logits: torch.Tensor  # [num_logits, vocab_size], at ranks other than 0 only their share of the vocabulary
+    logits: torch.Tensor  # [num_logits, vocab_size]; ranks other than 0 have their share of the vocabulary
     hidden: torch.Tensor | None  # [num_tokens, num_layers, hidden_size] of the wanted layers
     are_finite: torch.Tensor  # bool [num_tokens], whether all keys and values of a token are, at all ranks
 

@@ -91,7 +91,7 @@ class BlameSearch:
         if not doubtful:
             outcome.next_step = finished.next_step
             return outcome
-        # The next step is dropped: it may have been fed other tokens than those of the second try.
+        # The next step is dropped: the second try may choose other tokens than the step has fed.
         outcome = outcome.with_own_memory()
         for task, item in doubtful:
             if len(selected) > 1:
