@@ -141,7 +141,7 @@ class Router:
         free = [one for one in others if one.info.is_index]
         costly = {one.name: one for one in others if one not in free and self._is_ready(one.info)}
         known = {name: self.is_known(kind, name) for name in costly}
-        return free + [costly[name] for name in self._watches.begun(settings, kind, known)]
+        return free + [costly[name] for name in self._watches.begin(settings, kind, known)]
 
     def _decided_share(
         self, kind: TaskRule, new: CandidateDrafter, candidates: Sequence[CandidateDrafter], pace: Pace

@@ -17,7 +17,7 @@ class TaskAcceptance:
         """memory: rounds after which a round weighs 1/e."""
         self._positions = [Rate(memory) for _ in range(MAX_DEPTH)]  # accepted / reached
         self._rates: tuple[float, ...] | None = None  # computed once per round
-        self._second = Rate(memory)  # correct second guesses / wrong first ones
+        self._second = Rate(memory)  # correct second guesses / wrong first guesses
         self.probes = Probes()  # while its sequences are in plain decoding
 
     def observe_rank(self, rank: int) -> None:

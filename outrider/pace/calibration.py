@@ -20,9 +20,9 @@ class _Rounds:
     """Times and tokens of the rounds of one drafter."""
 
     time: float = 0.0  # logarithm of taken / expected
-    own: list[float] = field(default_factory=lambda: [0.0] * len(_DEPTHS))  # further part of that, by depth
+    own: list[float] = field(default_factory=lambda: [0.0] * len(_DEPTHS))  # further part of it, by depth
     tokens: float = 1.0  # mean tokens of a round
-    expected_tokens: float = 1.0  # mean of what was expected
+    expected_tokens: float = 1.0  # mean expected tokens of a round
 
 
 class Calibration:
@@ -30,13 +30,13 @@ class Calibration:
 
     Costs describe single steps, and depths are chosen by estimated rates. Only the running batch shows what
     costs and rates leave out. A draft on the same machine slows the target's steps down. Sequences come back
-    too late for the step that should have taken them. And the best of several estimates was mostly too good.
-    What slows both kinds down, such as prompts, cancels out. Rounds that are not seen for a while count more
-    and more as plain decoding does, so what did not pay once is tried again.
+    too late for their step. The best of several estimates is mostly too good. Delays of both kinds of
+    decoding, such as prompts, cancel out. Rounds that are not seen for a while count more and more as plain
+    decoding does. So a drafter that did not pay is tried again.
 
     Each drafter has its own rounds, since its Drafts are made on other machines. A drafter without rounds
-    counts as the mean of all others. Deep rounds may miss their speed by more than shallow
-    rounds, so the rest is learned by depth, more slowly.
+    counts as the mean of all drafters. Deep rounds may miss their speed by more than shallow rounds, so the
+    rest is learned by depth, more slowly.
 
     Times are kept as logarithms: depths are chosen by the mean logarithm of the speed
     (``outrider/pace/optimizer.py``).
@@ -46,7 +46,7 @@ class Calibration:
         self._plain = 0.0  # logarithm of time taken / expected
         self._rounds: defaultdict[str, _Rounds] = defaultdict(self._usual)  # key: drafter
 
-    def of_rounds(self, drafter: str) -> NDArray[np.float64]:
+    def factors(self, drafter: str) -> NDArray[np.float64]:
         """[MAX_DEPTH] by depth: factor by which the drafter's rounds take longer for their tokens."""
         rounds = self._rounds[drafter]
         time = rounds.time - self._plain + np.repeat(rounds.own, np.diff(_DEPTHS, prepend=0))
@@ -81,8 +81,8 @@ class Calibration:
         rounds.tokens += newest * (tokens - rounds.tokens)
         rounds.expected_tokens += newest * (expected - rounds.expected_tokens)
 
-    def stepped(self, drafters: Collection[str]) -> None:
-        """Learns which drafters' Drafts a step verified; none: it was a step of plain decoding."""
+    def observe_step(self, drafters: Collection[str]) -> None:
+        """Learns which drafters' Drafts a step verified; empty: it was a step of plain decoding."""
         like = _mean([self._rounds[name] for name in drafters]) if drafters else _Rounds(time=self._plain)
         for name, rounds in self._rounds.items():
             rounds.own = [kept(TUNING.calibration_fading) * of_depth for of_depth in rounds.own]
@@ -92,16 +92,16 @@ class Calibration:
                 rounds.tokens += (tokens - rounds.tokens) / TUNING.calibration_fading
 
     def _usual(self) -> _Rounds:
-        """Mean over the other drafters, for a drafter that had no rounds."""
+        """Mean over the known drafters, for a drafter that had no rounds."""
         return _mean([*self._rounds.values()]) if self._rounds else _Rounds()
 
 
 def _mean(rounds: Sequence[_Rounds]) -> _Rounds:
     return _Rounds(
-        time=sum(one.time for one in rounds) / len(rounds),
-        own=[sum(of_depth) / len(rounds) for of_depth in zip(*(one.own for one in rounds), strict=True)],
-        tokens=sum(one.tokens for one in rounds) / len(rounds),
-        expected_tokens=sum(one.expected_tokens for one in rounds) / len(rounds),
+        time=sum(each.time for each in rounds) / len(rounds),
+        own=[sum(of_depth) / len(rounds) for of_depth in zip(*(each.own for each in rounds), strict=True)],
+        tokens=sum(each.tokens for each in rounds) / len(rounds),
+        expected_tokens=sum(each.expected_tokens for each in rounds) / len(rounds),
     )
 
 

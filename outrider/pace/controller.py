@@ -46,8 +46,8 @@ class Pace:
     def join(self, sequence: PacedSequence) -> None:
         """Counts a sequence in. It gets the depth of a sequence like it, if there is any."""
         self._sequences.append(sequence)
-        self._trials.joined(len(self._sequences))
-        alike = next((other for other in self._sequences[-2::-1] if other.is_like(sequence)), None)
+        self._trials.observe_load(len(self._sequences))
+        alike = next((before for before in self._sequences[-2::-1] if before.is_like(sequence)), None)
         if alike is None or len(self._sequences) >= 2 * self._decided_for:
             self._decide()
         else:
@@ -66,7 +66,7 @@ class Pace:
         self._running = running
         if self._costs.observe_step(step):
             self._observations += 1
-            self._trials.stepped(step.had_drafts)
+            self._trials.observe_step(step.had_drafts)
 
     def observe_drafting(self, sequence: PacedSequence, step: Step) -> None:
         """Learns from a step of the model that makes the sequence's Drafts."""
@@ -75,7 +75,7 @@ class Pace:
     def observe_round(self, sequence: PacedSequence, accepted: int, reached: int, times: RoundTimes) -> None:
         """Learns from a Verdict on a Draft: accepted of the reached positions of its chain are correct."""
         if sequence.depth == 0 and sequence.is_trying:
-            sequence.turns.took()
+            sequence.turns.count()
         elif sequence.decision.decided_by == MEASURED:
             expected = expected_tokens_by_position(sequence.acceptance.rates()[: times.depth])
             self._costs.compare_round(sequence.drafter.name, times, 1.0 + accepted, expected)
@@ -84,7 +84,7 @@ class Pace:
             sequence.turns.is_probe = False
             self._probed(sequence)
         else:
-            sequence.acceptance.task.probes.ended(succeeded=True)
+            sequence.acceptance.task.probes.observe(succeeded=True)
         self._observations += 1
         in_rounds = sum(
             other.depth > 0 and other.worker == sequence.worker and other.drafter == sequence.drafter
@@ -96,9 +96,9 @@ class Pace:
         """Learns from a token of plain decoding, that many seconds after the token before it."""
         is_trial = sequence.depth > 0
         if is_trial and not sequence.is_trying:
-            return  # its Draft is on the way
+            return  # the sequence waits for its Draft
         if is_trial:
-            sequence.turns.took()
+            sequence.turns.count()
         if sequence.decision.decided_by == MEASURED:
             self._costs.compare_plain(seconds, len(self._sequences), is_trial)
 
@@ -117,27 +117,27 @@ class Pace:
     def _probed(self, sequence: PacedSequence) -> None:
         self._decide()
         if sequence.depth > 0 or sequence.acceptance.is_known:
-            sequence.acceptance.task.probes.ended(sequence.depth > 0)
+            sequence.acceptance.task.probes.observe(succeeded=sequence.depth > 0)
 
     def refresh(self) -> None:
-        """Decides again if enough was observed since; to be called when nothing waits for it.
+        """Decides again if enough was observed since. A caller chooses a moment when nothing waits.
 
-        While no sequence has Drafts, steps tell only what the target costs, which is known.
+        While no sequence has Drafts, steps show only the target's costs, which are known.
         """
         is_drafting = any(self.may_pay(sequence) for sequence in self._sequences)
         if self._observations >= max(len(self._sequences), 1 if is_drafting else TUNING.plain_steps):
             self._decide()
 
     def may_pay(self, sequence: PacedSequence) -> bool:
-        """Whether its next turn should be a round."""
+        """Whether the sequence's next turn should be a round."""
         return self.may_draft(sequence) and (sequence.depth > 0) is not sequence.is_trying
 
     def may_draft(self, sequence: PacedSequence) -> bool:
-        """Whether the settings and its request leave it any depth."""
+        """Whether the settings and the sequence's request allow Drafts."""
         return sequence.cap(self._settings) > 0
 
     def depth(self, sequence: PacedSequence) -> int:
-        """Depth of its next Draft; 0: plain decoding."""
+        """Depth of the sequence's next Draft; 0: plain decoding."""
         return self.depth_in_rounds(sequence) if self.may_pay(sequence) else 0
 
     def depth_in_rounds(self, sequence: PacedSequence) -> int:
@@ -145,13 +145,13 @@ class Pace:
         return sequence.depth or min(TUNING.trial_depth, sequence.cap(self._settings))
 
     def reason(self, sequence: PacedSequence) -> str:
-        """What the depth of its next Draft comes from: "measured", "thresholds" or "trial"."""
+        """Source of the depth of the next Draft: "measured", "thresholds" or "trial"."""
         return TRIAL if sequence.is_trying else sequence.decision.decided_by
 
     def probe_tokens(self, sequence: PacedSequence) -> int:
-        """Tokens of plain decoding until its drafter guesses again."""
+        """Tokens of plain decoding until the sequence's drafter guesses again."""
         probes = sequence.acceptance.task.probes
-        return probes.tokens(self._settings, sequence.drafter, len(self._sequences))
+        return probes.interval(self._settings, sequence.drafter, len(self._sequences))
 
     def rate(self, drafter: DrafterInfo, rates: Sequence[float], max_depth: int) -> float:
         """Tokens per second of a sequence, if all at the target were drafted alike, as deep as pays.
@@ -187,13 +187,15 @@ class Pace:
         self._observations, self._decided_for = 0, len(self._sequences)
         self._costs.average_plain(self._at_target, self._mean_length)
         is_measured = self._settings.policy == "measured" and self._costs.are_known
-        measured = [one for one in self._sequences if is_measured and one.acceptance.is_known]
+        measured = []
         for sequence in self._sequences:
-            if not (is_measured and sequence.acceptance.is_known):
-                sequence.take(by_thresholds(self._settings, sequence, self._running))
+            if is_measured and sequence.acceptance.is_known:
+                measured.append(sequence)
+            else:
+                sequence.apply(by_thresholds(self._settings, sequence, self._running))
         if measured:
             self._decide_by_costs(measured)
-        if plain_tokens := self._trials.begins(self._settings, len(self._sequences)):
+        if plain_tokens := self._trials.begin(self._settings, len(self._sequences)):
             logger.debug("a trial of the other kind of decoding begins, or %d plain tokens", plain_tokens)
             for sequence in filter(self.may_draft, self._sequences):
                 sequence.turns.try_kind(sequence.depth > 0, plain_tokens)
@@ -206,8 +208,10 @@ class Pace:
         decisions, expectation = by_costs(self._settings, sequences, costs, scale)
         self._costs.expect(expectation)
         for sequence, decision in zip(sequences, decisions, strict=True):
-            sequence.take(decision)
+            sequence.apply(decision)
         logger.debug(
             "depths %s, rounds of %.1f ms, plain steps of %.1f ms",
-            *([one.depth for one in decisions], 1e3 * expectation.round_s, 1e3 * expectation.step_s),
+            [decision.depth for decision in decisions],
+            1e3 * expectation.round_s,
+            1e3 * expectation.step_s,
         )

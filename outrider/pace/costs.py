@@ -29,7 +29,7 @@ class RoundTimes:
 
 @dataclass(frozen=True)
 class Expectation:
-    """Times that the newest decision was made by."""
+    """Predicted times behind the newest decision."""
 
     round_s: float = math.nan  # seconds from Verdict to Verdict
     step_s: float = math.nan  # seconds of a token of plain decoding, or of its trial
@@ -82,7 +82,7 @@ class TargetCosts:
         if not self._target.observe(step):
             return False
         self._busy_s += step.seconds
-        self._calibration.stepped(self._expected.in_rounds.keys() if step.had_drafts else ())
+        self._calibration.observe_step(self._expected.in_rounds.keys() if step.had_drafts else ())
         return True
 
     def observe_drafting(self, drafter: DrafterInfo, worker: str, step: Step) -> None:
@@ -98,7 +98,7 @@ class TargetCosts:
             cost.observe_ahead(sequences, times.depth, times.seconds, self._newest_step_s, times.ahead_hit)
 
     def compare_round(self, drafter: str, times: RoundTimes, tokens: float, expected_tokens: float) -> None:
-        """Compares a round with the times and tokens that it was decided by."""
+        """Compares a round with its predicted times and tokens."""
         count = max(self._expected.in_rounds[drafter], 1)
         seconds = times.seconds + times.target_s
         self._calibration.observe_round(drafter, times.depth, seconds, self._expected.round_s, count)
@@ -107,7 +107,7 @@ class TargetCosts:
     def compare_plain(self, seconds: float, sequences: int, is_trial: bool) -> None:
         """Compares a token of plain decoding with the time that was expected.
 
-        sequences: all that decode at the target; some of them may have left since the decision.
+        sequences: sequences at the target; some may have left since the decision.
         """
         plain = sequences - self._expected.in_rounds.total()
         if is_trial and plain > 0:
@@ -116,11 +116,11 @@ class TargetCosts:
         self._calibration.observe_plain(seconds, self._expected.step_s, count, is_trial=is_trial)
 
     def expect(self, expectation: Expectation) -> None:
-        """Takes note of what a decision was made by."""
+        """Keeps the predictions of a decision, to compare them with what happens."""
         self._expected = expectation
 
     def batch(self, drafted_by: Sequence[tuple[DrafterInfo, str]], context: float) -> BatchCosts:
-        """Predicts what a batch takes.
+        """Returns the costs of a batch.
 
         Args:
             drafted_by: [sequences] drafter and worker of each; a sequence without a worker counts at a known
@@ -129,12 +129,12 @@ class TargetCosts:
         """
         counts = Counter(self._of(drafter, worker) for drafter, worker in drafted_by)
         shares = [(cost, count / len(drafted_by)) for cost, count in counts.items()]
-        calibration = np.array([self._calibration.of_rounds(drafter.name) for drafter, _ in drafted_by])
+        calibration = np.array([self._calibration.factors(drafter.name) for drafter, _ in drafted_by])
         in_step = all(drafter.waits_in_step for drafter, _ in drafted_by)
         return BatchCosts(self._target, shares, context, calibration, in_step)
 
     def average_plain(self, running: float, context: float) -> None:
-        """Takes the present cost of plain decoding into the published average.
+        """Adds the present cost of plain decoding to the published average.
 
         Args:
             running: sequences at the target.
@@ -154,8 +154,8 @@ class TargetCosts:
     def plain_rate(self, sequences: int) -> float | None:
         """Tokens per second of plain decoding for that many sequences; None: not known yet.
 
-        The time of a step is averaged over the last ``published_s`` of steps: one fit swings with the few
-        steps that it is drawn from.
+        The time of a step is averaged over the last ``published_s`` of steps: a single fit swings with its
+        few steps.
         """
         if not sequences:
             return 0.0
@@ -164,4 +164,4 @@ class TargetCosts:
     def _of(self, drafter: DrafterInfo, worker: str) -> DrafterCost:
         if drafter.name not in self._drafters:
             self._drafters[drafter.name] = DrafterCosts(drafter)
-        return self._drafters[drafter.name].of(worker)
+        return self._drafters[drafter.name].at(worker)

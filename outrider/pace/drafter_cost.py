@@ -37,7 +37,7 @@ class DrafterCost:
         self._drafter = drafter
         self.step = StepCost()
         self.round = RoundCost()
-        self._hidden = 0.0  # share of the time that was hidden, of what could be
+        self._hidden = 0.0  # hidden share of the time that could be hidden
         self._verdicts = 0.0  # verdicts in that share; 0: Drafts are not prepared there
 
     def observe_ahead(
@@ -77,13 +77,13 @@ class DrafterCosts:
     """Seconds that a drafter takes, at each of its workers."""
 
     def __init__(self, drafter: DrafterInfo) -> None:
-        self._newest = DrafterCost(drafter)  # cost that was asked for last
+        self._newest = DrafterCost(drafter)  # newest cost that was asked for
         self._of_worker = Lru[str, DrafterCost](TUNING.most_workers)
 
-    def of(self, worker: str) -> DrafterCost:
-        """Returns the cost at a worker; a new worker begins with the cost of another.
+    def at(self, worker: str) -> DrafterCost:
+        """Returns the cost at a worker; a new worker begins with the cost of another worker.
 
-        worker: its address; empty: any, or the drafter has no workers.
+        worker: address; empty: any worker, or the drafter has none.
         """
         if worker:
             self._newest = self._of_worker.get(worker, lambda: deepcopy(self._newest))

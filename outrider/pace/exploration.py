@@ -30,24 +30,24 @@ class Trials:
     """When all sequences of a target try the other kind of decoding, for its cost."""
 
     def __init__(self) -> None:
-        self._steps = 0.0  # steps of one kind, with Drafts or without, since there was one of the other
+        self._steps = 0.0  # steps of one kind, with Drafts or without, since the newest of the other kind
         self._had_drafts = False
         self._wait = TUNING.first_trial  # steps of one kind before a trial
         self._sequences = 1  # sequences at the last trial; twice as many call for another trial
 
-    def stepped(self, had_drafts: bool) -> None:
+    def observe_step(self, had_drafts: bool) -> None:
         """Counts a step of the target."""
         self._steps = self._steps + 1.0 if had_drafts is self._had_drafts else 0.0
         self._had_drafts = had_drafts
 
-    def joined(self, sequences: int) -> None:
+    def observe_load(self, sequences: int) -> None:
         """Hastens the next trial if the load has doubled since the last one."""
         if sequences >= 2 * self._sequences:
             self._steps = max(self._steps, self._wait - TUNING.first_trial)
             self._sequences = sequences
 
-    def begins(self, settings: PaceSettings, sequences: int) -> int:
-        """Tokens of plain decoding that a trial has which begins now; 0: none begins."""
+    def begin(self, settings: PaceSettings, sequences: int) -> int:
+        """Begins a trial if it is time; returns its tokens of plain decoding, 0 if no trial begins."""
         wait = min(self._wait, settings.trial_steps)
         if not settings.explores or settings.policy != "measured" or self._steps < wait:
             return 0
@@ -73,12 +73,12 @@ class Turns:
         self.left = max(self.left, 1)
         self.is_probe = True
 
-    def took(self) -> None:
+    def count(self) -> None:
         """Counts a turn of the other kind."""
         self.left -= 1
 
     def cancel(self) -> None:
-        """Ends the trial: what it was to try is in force now."""
+        """Ends the trial: its kind of decoding is in force now."""
         self.left = 0
 
 
@@ -88,11 +88,11 @@ class Probes:
     def __init__(self) -> None:
         self._failed = 0  # probes in a row that did not bring drafting back
 
-    def ended(self, succeeded: bool) -> None:
+    def observe(self, succeeded: bool) -> None:
         """Counts a probe, which succeeds if it brings drafting back."""
         self._failed = 0 if succeeded else self._failed + 1
 
-    def tokens(self, settings: PaceSettings, drafter: DrafterInfo, sequences: int) -> int:
+    def interval(self, settings: PaceSettings, drafter: DrafterInfo, sequences: int) -> int:
         """Plain tokens from one probe of a sequence to its next.
 
         Their number grows with every probe in a row that changed nothing, and with the sequences: many
@@ -100,8 +100,7 @@ class Probes:
         processor, and the draft has to take in a new sequence's prompt. A probe of a target drafter is a
         round, and all sequences of the step wait for its Draft. So a single sequence probes at a time.
 
-        Args:
-            sequences: all at the target.
+        sequences: sequences at the target.
         """
         if not settings.explores:
             return NEVER
@@ -119,7 +118,7 @@ class Watches:
         self._credit = TUNING.most_credit
         self._newest = Lru[tuple[Hashable, str], int](TUNING.most_watched)  # number of the newest sequence
 
-    def begun(self, settings: PaceSettings, key: Hashable, known: Mapping[str, bool]) -> list[str]:
+    def begin(self, settings: PaceSettings, key: Hashable, known: Mapping[str, bool]) -> list[str]:
         """Returns the drafters that guess for a new sequence: all unknown drafters, or else the next in turn.
 
         Args:
@@ -141,7 +140,7 @@ class Watches:
         return watched
 
     def _may_tell_more(self, key: Hashable, name: str) -> bool:
-        """Whether no recent sequence is watched for it already, by which enough may soon be known."""
+        """Whether no recent sequence is watched for the drafter already; its watch may suffice."""
         newest = self._newest.peek((key, name))
         return newest is None or self._sequences - newest >= TUNING.watch_again
 

@@ -82,7 +82,7 @@ def mix_of(depths: NDArray[np.int64], reach: Vector, costs: Costs, scale: float 
 def round_seconds(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
     """Seconds from Verdict to Verdict by the costs alone, and seconds of a step for plain decoding.
 
-    Without a sequence in plain decoding, the second is the step in which all sequences would decode so.
+    If no sequence is in plain decoding, the second is the step in which all of them would be.
     """
     rounds = _together(mix, costs)
     everyone = mix.plain + mix.rounds
@@ -176,7 +176,7 @@ def best_alternatives(
 
     Args:
         depths, reach, scale: as for ``best_depths``.
-        hit_rates: rates at which second guesses are correct, if the first one is wrong.
+        hit_rates: rates at which second guesses are correct, if the first guess is wrong.
         are_trees: whether alternatives are continued.
     """
     if not (depths * hit_rates).any():

@@ -66,7 +66,7 @@ def by_costs(
     scale: sequences at the target for each sequence here.
 
     Returns:
-        a decision for each, and the times to which rounds and plain decoding will be compared.
+        a decision for each, and the predicted times of rounds and of plain decoding.
     """
     reach = _reach(settings, sequences)
     is_batch = np.array([sequence.is_batch for sequence in sequences])
@@ -124,8 +124,8 @@ def _reach(settings: PaceSettings, sequences: Sequence[PacedSequence]) -> Vector
 def _patience(depths: NDArray[np.int64], reach: Vector, mix: Mix, costs: BatchCosts) -> Vector:
     """[sequences] seconds to wait for a Draft.
 
-    Plain decoding would need that long for the tokens that a round should bring. But it is never so short
-    that a Draft which is slow by chance is given up.
+    Plain decoding needs that long for the tokens that a round should bring. The least wait is a multiple of
+    the time of drafting, so that a Draft may be slow by chance.
     """
     gained = (reach * (np.arange(reach.shape[1]) < depths[:, None])).sum(axis=1)
     worth = gained * costs.step(mix.plain + mix.rounds, mix.plain + mix.rounds)

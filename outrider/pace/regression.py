@@ -19,10 +19,7 @@ class LinearCost:
     """
 
     def __init__(self, regularization: Sequence[float]) -> None:
-        """regularization: [num_features] damping of each.
-
-        What several features could explain goes to the feature with the least damping.
-        """
+        """regularization: [num_features] damping. Of alternatives the feature with the least of it counts."""
         num_features = len(regularization)
         self._reluctance = np.array(regularization)
         self._products = np.zeros((TUNING.size_regions, num_features, num_features))
@@ -39,7 +36,7 @@ class LinearCost:
 
         Args:
             features: [num_features]
-            seconds: what it took; 0 and less are ignored.
+            seconds: measured time; 0 and less are ignored.
             size: decides the region: a region for each doubling.
         """
         if seconds <= 0.0:
@@ -50,7 +47,7 @@ class LinearCost:
         if self.samples >= TUNING.fit_after:
             if self._unfitted >= TUNING.fit_every or self.samples == TUNING.fit_after:
                 self._fit()
-            # After prompts alone, for example, a fit knows nothing about decoding and cannot judge it.
+            # A fit of prompts alone, for example, knows nothing about decoding and cannot judge it.
             if (fitted := float(features @ self._weights)) > 0.0:
                 outlier = TUNING.outlier_factor
                 expected = max(fitted, self.shortest_s / outlier)
@@ -64,7 +61,7 @@ class LinearCost:
         self._unfitted += 1
 
     def _notice_change(self, region: int, error: float) -> None:
-        """Forgets nearly everything if the machine has changed: several times in a row it is far off."""
+        """Forgets nearly everything if the machine has changed: times are far off several times in a row."""
         direction = int(error > TUNING.changed_factor) - int(error < 1.0 / TUNING.changed_factor)
         same = direction == np.sign(self._off[region])
         self._off[region] = self._off[region] + direction if same else direction

@@ -32,7 +32,7 @@ class PacedSequence:
         self.acceptance = acceptance
         self.max_depth = max_depth
         self.is_batch = is_batch
-        self.worker = ""  # address of the worker that makes its Drafts; empty: none has, or none is needed
+        self.worker = ""  # address of the worker that makes its Drafts; empty: no worker does
         self.length = 0  # tokens, prompt included
         self.decision = Decision(max_depth, THRESHOLDS)
         self.turns = Turns()
@@ -56,13 +56,13 @@ class PacedSequence:
         if self.depth == 0:
             self.turns.probe()
 
-    def take(self, decision: Decision) -> None:
-        """Puts a decision in force. What was to be tried may be in force now anyway."""
+    def apply(self, decision: Decision) -> None:
+        """Puts a decision in force. A trial of the kind of decoding that it chooses is over."""
         if (decision.depth > 0) is not (self.depth > 0):
             self.turns.cancel()
         self.decision = decision
 
     def is_like(self, other: "PacedSequence") -> bool:
-        """Whether as much is known about both, while one of them is new."""
+        """Whether a new sequence may begin with the other's depth: task, drafter and priority are equal."""
         mine, theirs = self.acceptance.task, other.acceptance.task
         return mine is theirs and (self.drafter, self.is_batch) == (other.drafter, other.is_batch)

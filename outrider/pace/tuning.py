@@ -2,7 +2,7 @@
 
 Each was chosen, and none was found by a sweep. What they give together is measured by ``python -m bench
 simulate``, against the best fixed depth, and pinned by ``tests/pace``. "1/e after n" means: an observation
-weighs 1/e once n more have come.
+weighs 1/e after n later observations.
 """
 
 import math
@@ -49,7 +49,7 @@ class PaceTuning:
     published_s: float = 10.0  # seconds: 1/e after these, for published plain decoding
 
     # Calibration
-    calibration_memory: float = 32.0  # times that each sequence observed it: 1/e after
+    calibration_memory: float = 32.0  # observations of each sequence: 1/e after these
     calibration_depth_memory: float = 128.0  # times: 1/e after these, for rounds of one depth
     calibration_trial_memory: float = 4.0  # times: 1/e after these, in trials, which are rare
     calibration_fading: float = 400.0  # steps without rounds: their calibration is 1/e
@@ -73,7 +73,7 @@ class PaceTuning:
     probers: int = 8  # sequences: twice as many probe half as often each
     most_probers: int = 64  # sequences: more probe no more rarely
     unknown_factor: int = 4  # times as often an unknown drafter guesses
-    watch_again: int = 8  # sequences after which an unknown drafter gets one more
+    watch_again: int = 8  # sequences after which an unknown drafter guesses for another
     most_credit: float = 16.0  # sequences: watched in a row at most
     most_watched: int = 4096  # pairs of task and drafter: labels come from clients
 

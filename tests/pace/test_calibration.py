@@ -11,11 +11,11 @@ LONG = int(10 * TUNING.calibration_memory)
 
 
 def overrun(calibration, drafter, depth=4):
-    return calibration.of_rounds(drafter)[depth - 1]
+    return calibration.factors(drafter)[depth - 1]
 
 
 def test_calibration_before_any_observation_is_1():
-    assert set(Calibration().of_rounds("model")) == {1.0}
+    assert set(Calibration().factors("model")) == {1.0}
 
 
 def test_rounds_that_take_longer_than_expected_overrun():
@@ -52,7 +52,7 @@ def test_calibration_believes_a_trial_soon():
     calibration = Calibration()
     for _ in range(10 * 8):
         calibration.observe_plain(0.05, 0.1, 8, is_trial=True)
-        calibration.stepped({"model"})
+        calibration.observe_step({"model"})
     assert overrun(calibration, "model") > 1.8
 
 
@@ -82,7 +82,7 @@ def test_calibration_of_rounds_not_seen_fades_to_plain_decoding():
         calibration.observe_plain(0.11, 0.1, 1)
         calibration.observe_tokens("model", 2.0, 3.0, 1)
     for _ in range(int(10 * TUNING.calibration_fading)):
-        calibration.stepped(())
+        calibration.observe_step(())
     assert overrun(calibration, "model") == pytest.approx(1.0, abs=1e-3)
 
 
@@ -102,7 +102,7 @@ def test_calibration_of_an_idle_drafter_fades_to_the_active_one():
         calibration.observe_round("fast", 4, 0.11, 0.1, 1)
         calibration.observe_tokens("slow", 2.0, 2.5, 1)
     for _ in range(int(10 * TUNING.calibration_fading)):
-        calibration.stepped({"fast"})
+        calibration.observe_step({"fast"})
     assert overrun(calibration, "slow") == pytest.approx(overrun(calibration, "fast"), rel=1e-2)
 
 
@@ -146,5 +146,5 @@ def test_calibration_of_single_depths_is_forgotten():
         calibration.observe_round("model", 2, 0.1, 0.1, 1)
         calibration.observe_round("model", 8, 0.2, 0.1, 1)
     for _ in range(int(10 * TUNING.calibration_fading)):
-        calibration.stepped({"model"})
+        calibration.observe_step({"model"})
     assert overrun(calibration, "model", 8) == pytest.approx(overrun(calibration, "model", 2), rel=1e-3)

@@ -181,22 +181,22 @@ def test_drafter_costs_of_a_new_worker_equal_those_of_another():
     costs = DrafterCosts(drafter("model"))
     steps = [Step(number, StepSize(1, 1), 2e-3) for number in range(1, 100)]
     for step in steps:
-        costs.of("fast").step.observe(step)
-    assert costs.of("slow").step.seconds(1, 1) == pytest.approx(2e-3, rel=0.05)
+        costs.at("fast").step.observe(step)
+    assert costs.at("slow").step.seconds(1, 1) == pytest.approx(2e-3, rel=0.05)
     for step in steps:
-        costs.of("slow").step.observe(Step(step.number, step.size, 8e-3))
-    assert costs.of("slow").step.seconds(1, 1) == pytest.approx(8e-3, rel=0.1)
-    assert costs.of("fast").step.seconds(1, 1) == pytest.approx(2e-3, rel=0.05)
+        costs.at("slow").step.observe(Step(step.number, step.size, 8e-3))
+    assert costs.at("slow").step.seconds(1, 1) == pytest.approx(8e-3, rel=0.1)
+    assert costs.at("fast").step.seconds(1, 1) == pytest.approx(2e-3, rel=0.05)
 
 
 def test_drafter_costs_forget_the_worker_used_least_recently():
     costs = DrafterCosts(drafter("model"))
-    costs.of("0").step = taught()
+    costs.at("0").step = taught()
     for number in range(1, 2 * TUNING.most_workers):
-        costs.of(str(number))
-    first = costs.of(str(TUNING.most_workers))
-    assert costs.of(str(TUNING.most_workers)) is first
-    costs.of("0").step.observe(Step(1, StepSize(1, 1), 9.0))
-    assert costs.of(str(TUNING.most_workers)) is first  # it was asked for not long ago
-    assert costs.of("1") is not costs.of("2")
+        costs.at(str(number))
+    first = costs.at(str(TUNING.most_workers))
+    assert costs.at(str(TUNING.most_workers)) is first
+    costs.at("0").step.observe(Step(1, StepSize(1, 1), 9.0))
+    assert costs.at(str(TUNING.most_workers)) is first  # it was asked for not long ago
+    assert costs.at("1") is not costs.at("2")
     assert len(costs._of_worker) == TUNING.most_workers

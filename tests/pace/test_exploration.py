@@ -15,8 +15,8 @@ def trial_steps(trials: Trials, settings: PaceSettings, steps: int) -> list[int]
     """Numbers of the steps, all with Drafts, after which a trial begins."""
     begun = []
     for step in range(steps):
-        trials.stepped(had_drafts=True)
-        if trials.begins(settings, 1):
+        trials.observe_step(had_drafts=True)
+        if trials.begin(settings, 1):
             begun.append(step)
     return begun
 
@@ -32,7 +32,7 @@ def test_trials_begin_early_then_get_rarer_up_to_the_setting():
 def test_trials_after_the_load_has_doubled_begin_soon():
     trials = Trials()
     trial_steps(trials, SETTINGS, 600)
-    trials.joined(2)
+    trials.observe_load(2)
     assert trial_steps(trials, SETTINGS, SETTINGS.trial_steps)[0] <= TUNING.first_trial
 
 
@@ -40,8 +40,8 @@ def test_trials_of_plain_decoding_that_are_rare_have_more_tokens():
     trials = Trials()
     tokens = []
     for _ in range(1000):
-        trials.stepped(had_drafts=True)
-        tokens.append(trials.begins(SETTINGS, 1))
+        trials.observe_step(had_drafts=True)
+        tokens.append(trials.begin(SETTINGS, 1))
     assert (tokens[TUNING.first_trial], tokens[-1] or max(tokens[-SETTINGS.trial_steps :])) == (
         1,
         150 // TUNING.trial_steps_per_token,
@@ -59,22 +59,22 @@ def test_probes_that_change_nothing_get_rarer_until_one_succeeds():
     probes, model = Probes(), drafter("model")
     waits = []
     for _ in range(4):
-        waits.append(probes.tokens(SETTINGS, model, 1))
-        probes.ended(succeeded=False)
+        waits.append(probes.interval(SETTINGS, model, 1))
+        probes.observe(succeeded=False)
     assert waits == [16, 32, 64, 16 << TUNING.probe_doublings]
-    probes.ended(succeeded=True)
-    assert probes.tokens(SETTINGS, model, 1) == 16
+    probes.observe(succeeded=True)
+    assert probes.interval(SETTINGS, model, 1) == 16
 
 
 def test_probes_of_a_target_drafter_are_made_by_one_sequence_at_a_time():
-    assert Probes().tokens(SETTINGS, drafter("medusa"), 8) == 8 * 16
-    assert Probes().tokens(SETTINGS, drafter("model"), 8) == 16
+    assert Probes().interval(SETTINGS, drafter("medusa"), 8) == 8 * 16
+    assert Probes().interval(SETTINGS, drafter("model"), 8) == 16
 
 
 def test_watches_end_with_the_credit_and_go_on_with_its_share():
     watches = Watches()
     known = {"other": True}
-    begun = [bool(watches.begun(SETTINGS, "code", known)) for _ in range(200)]
+    begun = [bool(watches.begin(SETTINGS, "code", known)) for _ in range(200)]
     assert all(begun[: int(TUNING.most_credit)])
     assert sum(begun[100:]) == 100 * SETTINGS.exploration
 
@@ -82,7 +82,7 @@ def test_watches_end_with_the_credit_and_go_on_with_its_share():
 def test_watches_of_an_unknown_drafter_leave_a_gap():
     watches = Watches()
     begun = [
-        watches.begun(SETTINGS, "code", {"known": True, "new": False}) for _ in range(TUNING.watch_again + 1)
+        watches.begin(SETTINGS, "code", {"known": True, "new": False}) for _ in range(TUNING.watch_again + 1)
     ]
     assert begun == [["new"], *[[]] * (TUNING.watch_again - 1), ["new"]]
 
@@ -93,5 +93,5 @@ def test_watch_tokens_are_fewer_until_the_drafter_is_known():
 
 def test_exploration_that_is_turned_off_tries_nothing():
     assert trial_steps(Trials(), OFF, 1000) == []
-    assert Probes().tokens(OFF, drafter("model"), 1) == NEVER
-    assert Watches().begun(OFF, "code", {"other": False}) == []
+    assert Probes().interval(OFF, drafter("model"), 1) == NEVER
+    assert Watches().begin(OFF, "code", {"other": False}) == []
