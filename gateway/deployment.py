@@ -55,7 +55,7 @@ class Gateway(GenerationServicer):
         """
         Args:
             start_tracing: starts tracing in this process and returns what ends it.
-            pace: settings of the start, in force until Serve hands over others.
+            pace: settings of the start, in force until Serve hands over later ones.
         """
         bound_heads()  # with HAProxy in front, Serve reads HTTP in this process
         shorten_refusals()
@@ -84,9 +84,9 @@ class Gateway(GenerationServicer):
     def reconfigure(self, user_config: Any) -> None:
         """Takes up the live settings that Serve hands over at start and whenever ``user_config`` changes.
 
-        Requests under way take the pace up. Serve ends a replica whose ``reconfigure`` raises, and each
-        replica that it starts instead. So refused settings are logged and shown by /health, and the settings
-        before stay in force.
+        The pace applies to requests under way too. Serve ends a replica whose ``reconfigure`` raises, and
+        each replica that it starts instead. So refused settings are logged and shown by /health, and the
+        earlier settings stay in force.
         """
         try:
             live = LiveSettings.model_validate(user_config)

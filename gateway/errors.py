@@ -39,7 +39,7 @@ class UnauthenticatedError(GatewayError):
 
 
 class OverloadedError(GatewayError):
-    """All places and the queue are full."""
+    """All slots and the queue are full."""
 
     http_status, grpc_status = 429, StatusCode.RESOURCE_EXHAUSTED
 

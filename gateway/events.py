@@ -12,7 +12,7 @@ from protos import rounds_pb2
 
 @dataclass(frozen=True)
 class WithReason:
-    """Base of events that tell a reason and nothing else."""
+    """Base of events that have a reason and nothing else."""
 
     reason: str
 
@@ -50,7 +50,7 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True)
 class DraftAwaited:
-    """The round has its Draft, or knows that there is none."""
+    """The wait for the round's Draft is over, with a Draft or without."""
 
     seconds: float
 

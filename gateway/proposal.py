@@ -10,7 +10,7 @@ from outrider.pace.step import Step
 
 @dataclass(frozen=True)
 class AheadReport:
-    """What a draft worker had prepared for a Draft before it was asked for, and what in vain."""
+    """Tokens that a draft worker prepared before the Draft was asked for: those of use, and the rest."""
 
     tokens: int  # prepared tokens of the Draft's chain; 0: the Verdict was not foreseen
     rank: int | None  # rank of the target's own token among the guesses for it; 0 is the first; None: unknown
@@ -49,7 +49,7 @@ class Proposal:
         return self.seconds - self.worker_s
 
     def trimmed(self, sequence: GatewaySequence) -> "Proposal":
-        """Returns what is left of it now that the sequence has gone on."""
+        """Returns the part that still follows the committed tokens."""
         tokens = sequence.since(self.base)
         if not tokens:
             return self

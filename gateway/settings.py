@@ -175,7 +175,7 @@ class GatewaySettings(RequestSettings, CallerSettings):
         """Returns the settings with the live ones in place; these must be those of the start.
 
         Raises:
-            ValueError: a draft has the name of something else, or a drafter none of those that there are.
+            ValueError: a draft has a name that is taken, or a drafter a name that is unknown.
         """
         taken = {BY_TASK, *self.roster.names}
         if wrong := next((name for name in live.drafts if name in taken), None):
@@ -217,16 +217,16 @@ class LiveSettings(PaceSettings):
 def live_refusal(error: ValidationError) -> str:
     """Returns name, value and accepted values of each live setting that is not accepted."""
     known = list(LiveSettings.model_fields)
-    told = []
+    refusals = []
     for found in error.errors(include_url=False):
         name = ".".join(["user_config", *map(str, found["loc"])])
         given = f"{name}={found['input']!r}"
         if found["type"] == "extra_forbidden":
             near = get_close_matches(str(found["loc"][-1]), known) or known
-            told.append(f"{given} is no live setting: {' or '.join(near)} is one")
+            refusals.append(f"{given} is no live setting: {' or '.join(near)} is one")
         else:
-            told.append(f"{given}: {found['msg']}")
-    return "; ".join(told)
+            refusals.append(f"{given}: {found['msg']}")
+    return "; ".join(refusals)
 
 
 class Speculation(BaseModel):

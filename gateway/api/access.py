@@ -32,7 +32,7 @@ class Authentication:
 
     def __init__(self, key_digests: tuple[str, ...], *, anonymous: bool) -> None:
         """anonymous: without configured keys, callers on other machines are admitted too."""
-        self.told = who_is_answered(bool(key_digests), anonymous=anonymous)
+        self.policy = who_is_answered(bool(key_digests), anonymous=anonymous)
         self._key_digests = key_digests
         self._anonymous = anonymous
 

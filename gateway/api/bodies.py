@@ -83,13 +83,13 @@ class Entrance:
 
     @asynccontextmanager
     async def body(self, request: HttpRequest) -> AsyncIterator[Body]:
-        """Reads the body, and holds a place for preparing the answer as long as the context is open.
+        """Reads the body, and holds a slot for preparing the answer while the context is open.
 
         Raises:
-            OverloadedError, DeadlineError: there is no place.
+            OverloadedError, DeadlineError: there is no slot.
             InvalidRequestError, HTTPException: ``Bodies.read`` raises them.
         """
         deadline = self._generation.deadline()
         text = await self._bodies.read(request)
-        async with self._generation.preparations.place(deadline):
+        async with self._generation.preparations.slot(deadline):
             yield Body(text, deadline)

@@ -134,7 +134,7 @@ class GenerationServicer:
 
     async def _prepared(self, message: generation_pb2.GenerateRequest, context: Context) -> Prepared:
         deadline = self.generation.deadline()
-        async with self.generation.preparations.place(deadline):
+        async with self.generation.preparations.slot(deadline):
             return await self.generation.prepare(_request(message), self._caller(context), deadline)
 
     @guarded_stream
@@ -181,7 +181,7 @@ class GenerationServicer:
     async def Tokenize(  # noqa: N802
         self, message: generation_pb2.TokenizeRequest, grpc_context: Context
     ) -> generation_pb2.Tokens:
-        async with self.generation.preparations.place(self.generation.deadline()):
+        async with self.generation.preparations.slot(self.generation.deadline()):
             self.generation.limits.check_text("text", message.text)
             encoding = await self.generation.tokenization.encode(message.text, add_special_tokens=False)
         return generation_pb2.Tokens(ids=encoding.ids, pieces=encoding.tokens)
@@ -190,7 +190,7 @@ class GenerationServicer:
     async def Detokenize(  # noqa: N802
         self, message: generation_pb2.DetokenizeRequest, grpc_context: Context
     ) -> generation_pb2.Text:
-        async with self.generation.preparations.place(self.generation.deadline()):
+        async with self.generation.preparations.slot(self.generation.deadline()):
             self.generation.limits.check_length("ids", message.ids)
             self.generation.limits.check_ids("ids", message.ids)
             text = await self.generation.tokenization.decode(message.ids, skip_special_tokens=False)
@@ -228,9 +228,9 @@ class GenerationServicer:
         self, message: health_pb2.HealthCheckRequest, grpc_context: Context
     ) -> health_pb2.HealthCheckResponse:
         """Answers Check of grpc.health.v1, also for probes, which have no key."""
-        lack = self.generation.readiness.lack()
+        missing = self.generation.readiness.missing()
         response = health_pb2.HealthCheckResponse
-        return response(status=response.NOT_SERVING if lack else response.SERVING)
+        return response(status=response.NOT_SERVING if missing else response.SERVING)
 
 
 def _request(message: generation_pb2.GenerateRequest) -> Request:
@@ -304,12 +304,12 @@ def _tokens(tokens: tuple[Token, ...]) -> dict[str, Any]:
 def _usage(usage: AnswerUsage, seed: int) -> generation_pb2.Usage:
     stats, asked = usage.stats, usage.speculation
     if asked.report:
-        told = counters(stats, generation_pb2.Speculation)
-        told |= {"mode": asked.mode, "drafter": asked.drafter}
+        speculation = counters(stats, generation_pb2.Speculation)
+        speculation |= {"mode": asked.mode, "drafter": asked.drafter}
     else:
-        told = {counter.name: getattr(stats, counter.name) for counter in IN_EVERY_ANSWER}
+        speculation = {counter.name: getattr(stats, counter.name) for counter in IN_EVERY_ANSWER}
     return generation_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
-        speculation=generation_pb2.Speculation(seed=seed, **told),
+        speculation=generation_pb2.Speculation(seed=seed, **speculation),
     )

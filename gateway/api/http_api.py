@@ -31,7 +31,7 @@ from gateway.api.openai.schemas import GenerationRequest
 from gateway.api.openai.stream import events, is_long
 from gateway.api.page import add_page
 from gateway.api.request_ids import KEY, RequestIds
-from gateway.api.service_types import Health, Model, Models, ToldWorker
+from gateway.api.service_types import Health, Model, Models, WorkerHealth
 from gateway.api.text_api import add_texts
 from gateway.errors import InvalidRequestError, UnauthenticatedError
 from gateway.generation.generation import Generation
@@ -86,15 +86,15 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         headers = headers_of(asked, answer.seed)
         if not body.stream:
             async with aclosing(chunks):
-                said = [chunk async for chunk in chunks]
+                answered = [chunk async for chunk in chunks]
 
             def whole() -> Response:
-                return JSONResponse(answer.whole(said), headers=headers)
+                return JSONResponse(answer.whole(answered), headers=headers)
 
-            return await asyncio.to_thread(whole) if is_long(said) else whole()
-        first = await anext(chunks)  # until then an error can still be told by the status
-        told = events(first, chunks, answer, body.stream_options, tokens, prepared.prompt_tokens)
-        return StreamingResponse(told, media_type="text/event-stream", headers=headers)
+            return await asyncio.to_thread(whole) if is_long(answered) else whole()
+        first = await anext(chunks)  # until then the status can still report an error
+        stream = events(first, chunks, answer, body.stream_options, tokens, prepared.prompt_tokens)
+        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
     @app.post(COMPLETIONS)
     async def completions(request: HttpRequest, caller: Caller) -> Response:
@@ -142,9 +142,9 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             repeated_fields(asked.body, prepared.sequences[0].sampling),
         )
         if asked.body.stream:
-            first = await anext(chunks)  # until then an error can still be told by the status
-            told = response_events(first, chunks, answer)
-            return StreamingResponse(told, media_type="text/event-stream", headers=headers_of(asked, seed))
+            first = await anext(chunks)  # until then the status can still report an error
+            stream = response_events(first, chunks, answer)
+            return StreamingResponse(stream, media_type="text/event-stream", headers=headers_of(asked, seed))
         async with aclosing(chunks):
             async for chunk in chunks:
                 for _ in answer.chunk(chunk):
@@ -165,17 +165,17 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     @app.get("/health")
     async def health(request: HttpRequest) -> JSONResponse:
         """Answers 200 when a request can be answered now. Callers with access get workers and settings."""
-        lack = generation.readiness.lack()
-        body: Health = {"status": lack or "ok"}
+        missing = generation.readiness.missing()
+        body: Health = {"status": missing or "ok"}
         try:
             is_known(request)
         except UnauthenticatedError:
-            return JSONResponse(body, status_code=503 if lack else 200)
+            return JSONResponse(body, status_code=503 if missing else 200)
         body["workers"] = [
-            ToldWorker(**vars(link.worker), no_drafts_because=link.no_drafts_because)
+            WorkerHealth(**vars(link.worker), no_drafts_because=link.no_drafts_because)
             for link in generation.fleet.links()
         ]
-        body["access"] = authentication.told
+        body["access"] = authentication.policy
         body["pace"] = generation.paces.settings
         if generation.refused_live is not None:
             body["refused_live_settings"] = generation.refused_live
@@ -183,11 +183,11 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         in_force = generation.settings
         body["drafters"] = {row.name: row.meaning for row in in_force.roster}
         body["gateway"] = in_force.model_dump(exclude={"api_key_digests"})
-        return JSONResponse(HEALTH.dump_python(body, mode="json"), status_code=503 if lack else 200)
+        return JSONResponse(HEALTH.dump_python(body, mode="json"), status_code=503 if missing else 200)
 
     @app.get("/loads", dependencies=[Depends(is_known)])
     async def get_loads() -> dict[str, Any]:
-        """Returns what GetLoads of the gRPC API tells, as JSON."""
+        """Returns the JSON of what GetLoads of the gRPC API returns."""
         return as_json(loads(generation))
 
     add_texts(app, generation, prompts, is_known, entrance)

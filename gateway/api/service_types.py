@@ -7,7 +7,7 @@ from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from gateway.api.message_json import json_schema_of
-from gateway.generation.readiness import Lack
+from gateway.generation.readiness import Missing
 from gateway.workers.streams import WorkerInfo
 from outrider.pace.settings import PaceSettings
 from protos import generation_pb2
@@ -28,15 +28,15 @@ class Models(TypedDict):
 
 
 @dataclass(frozen=True)
-class ToldWorker(WorkerInfo):
+class WorkerHealth(WorkerInfo):
     no_drafts_because: str = ""  # why the target drafter makes no Drafts; empty: it makes Drafts
 
 
 class Health(TypedDict):
     """State of the service; callers without access get the status alone."""
 
-    status: Literal["ok"] | Lack
-    workers: NotRequired[list[ToldWorker]]
+    status: Literal["ok"] | Missing
+    workers: NotRequired[list[WorkerHealth]]
     access: NotRequired[Annotated[str, Field(description="whether callers need an API key")]]
     pace: NotRequired[PaceSettings]
     refused_live_settings: NotRequired[

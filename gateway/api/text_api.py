@@ -66,10 +66,14 @@ def add_texts(
                 generation.limits.check_text("messages", "".join(chat.pieces))
                 adds_special = body.add_special_tokens is True
                 ids = await tokenization.encode_apart(chat.pieces, add_special_tokens=adds_special)
-        told: Tokenized = {"count": len(ids), "max_model_len": generation.limits.max_length(), "tokens": ids}
+        answer: Tokenized = {
+            "count": len(ids),
+            "max_model_len": generation.limits.max_length(),
+            "tokens": ids,
+        }
         if body.return_token_strs:
-            told["token_strs"] = [generation.tokenizer.id_to_token(token_id) for token_id in ids]
-        return told
+            answer["token_strs"] = [generation.tokenizer.id_to_token(token_id) for token_id in ids]
+        return answer
 
     @app.post(DETOKENIZE, dependencies=[Depends(is_known)])
     async def detokenize(request: HttpRequest) -> Detokenized:
@@ -83,11 +87,11 @@ def add_texts(
         return {"prompt": text}
 
     @app.get("/version")
-    async def of_outrider() -> Version:
+    async def get_version() -> Version:
         """Returns the version of Outrider."""
         return {"version": version("outrider")}
 
     @app.get("/ping")
     async def ping() -> Response:
         """Answers 200 when a request can be answered now, and else 503; without a body."""
-        return Response(status_code=503 if generation.readiness.lack() else 200)
+        return Response(status_code=503 if generation.readiness.missing() else 200)

@@ -13,10 +13,10 @@ DURATION_MEMORY = 10.0  # requests: 1/e after these in the mean duration
 
 
 class Admission:
-    """Bounded queue before a bounded number of places. Requests inside leave early only if it is closed."""
+    """Bounded queue before a bounded number of slots. Requests inside leave early only if it is closed."""
 
     def __init__(self, max_requests: int, max_waiting: int) -> None:
-        self._places = asyncio.Semaphore(max_requests)
+        self._slots = asyncio.Semaphore(max_requests)
         self._max_requests = max_requests
         self._max_waiting = max_waiting
         self._duration_s = Mean(SHORTEST_RETRY_S, DURATION_MEMORY)
@@ -27,17 +27,17 @@ class Admission:
         self._is_closed = False
 
     @asynccontextmanager
-    async def place(self, deadline: float) -> AsyncIterator[None]:
-        """A place for one request, in order of arrival; it is free again at ``deadline``, if not before.
+    async def slot(self, deadline: float) -> AsyncIterator[None]:
+        """Holds a slot for a request, in order of arrival, at most until ``deadline``.
 
         Raises:
             OverloadedError: the queue is full.
-            DeadlineError: no place was free before ``deadline``, a time of the running event loop.
+            DeadlineError: no slot was free before ``deadline``, a time of the event loop.
             WorkerLostError: the queue is closed, or was while the request waited.
         """
         if self._is_closed:
             raise WorkerLostError(STOPPING)
-        if self._places.locked() and self.waiting >= self._max_waiting:
+        if self._slots.locked() and self.waiting >= self._max_waiting:
             raise OverloadedError(
                 f"{self.running} requests run and {self.waiting} wait, more are not accepted",
                 self.retry_after_s(),
@@ -46,7 +46,7 @@ class Admission:
         self._idle.clear()
         try:
             async with asyncio.timeout_at(deadline):
-                await self._places.acquire()
+                await self._slots.acquire()
         except TimeoutError as error:
             raise DeadlineError("the request waited in the queue until its deadline") from error
         else:
@@ -66,7 +66,7 @@ class Admission:
             is_free = True
             self.running -= 1
             self._notice_idleness()
-            self._places.release()
+            self._slots.release()
             self._duration_s.observe(loop.time() - began)
 
         leaving = loop.call_at(deadline, leave)  # a slow reader may hold the request up
@@ -77,10 +77,10 @@ class Admission:
             leave()
 
     def close(self) -> None:
-        """Refuses all requests that wait, and those that come."""
+        """Refuses all requests that wait, and all later requests."""
         self._is_closed = True
         for _ in range(self.waiting):
-            self._places.release()
+            self._slots.release()
 
     async def idle(self) -> None:
         """Returns once no request runs or waits."""
@@ -91,6 +91,6 @@ class Admission:
             self._idle.set()
 
     def retry_after_s(self) -> float:
-        """Until about when the queue as it stands has been served."""
+        """Returns the seconds in which the present queue is about served."""
         estimate = self._duration_s.value * (self.waiting + 1) / self._max_requests
         return min(max(estimate, SHORTEST_RETRY_S), LONGEST_RETRY_S)

@@ -130,11 +130,11 @@ class GrammarChecks:
         self._tried: Lru[bytes, _Trial] = Lru(MAX_KEPT)  # key: SHA-256 of the grammar
 
     def warm_up(self) -> None:
-        """Starts what tries grammars. Returns at once."""
+        """Starts the process that tries grammars. Returns at once."""
         self._trials.start()
 
     def close(self) -> None:
-        """Ends what tries grammars."""
+        """Ends the process and the threads that try grammars."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._trials.close()
 
@@ -163,18 +163,18 @@ class GrammarChecks:
         trial = self._tried.get(key, lambda: _Trial(self._threads.submit(self._outcome, grammar)))
         trial.waiting += 1
         try:
-            told = asyncio.wrap_future(trial.outcome)
+            outcome = asyncio.wrap_future(trial.outcome)
             left_s = deadline - asyncio.get_running_loop().time()
-            await asyncio.wait({told}, timeout=left_s)
+            await asyncio.wait({outcome}, timeout=left_s)
         finally:
             trial.waiting -= 1
-            if not trial.waiting and trial.outcome.cancel():  # it had not begun
+            if not trial.waiting and trial.outcome.cancel():  # the trial had not begun
                 self._tried.drop(key)
-        if not told.done():
+        if not outcome.done():
             raise DeadlineError("the form was not compiled within the request's deadline")
-        if told.exception() is not None:
+        if outcome.exception() is not None:
             self._tried.drop(key)
-        return told.result()
+        return outcome.result()
 
     def _outcome(self, grammar: str) -> GrammarError | None:
         try:

@@ -184,16 +184,16 @@ class Generation:
             choices = [self._choice(prepared, choice, stats, trace) for choice in range(len(sequences))]
             choices.append(self._until_cut())
             async with (
-                self.admission.place(prepared.deadline),
+                self.admission.slot(prepared.deadline),
                 aclosing(merged(choices, prepared.deadline)) as chunks,
             ):
-                timing.has_turn()
+                timing.admitted()
                 trace.admitted()
                 async for chunk in chunks:
                     timing.add(len(chunk.tokens))
                     completion_tokens += len(chunk.tokens)
                     unfinished -= chunk.finish_reason is not None
-                    trace.said(chunk)
+                    trace.sending(chunk)
                     if unfinished:
                         yield chunk
                         continue
@@ -245,7 +245,7 @@ class Generation:
     ) -> AsyncGenerator[Chunk, None]:
         """Yields one answer. Its counters are added to ``total`` before its last chunk."""
         if prepared.speculation.mode != "off":
-            await self.readiness.drafts_are_there(prepared.deadline)
+            await self.readiness.wait_for_drafts(prepared.deadline)
         sequence = prepared.sequences[choice]
         before = sequence.prompt[-CONTEXT_TOKENS:] if prepared.continues_text else ()
         least = sequence.sampling.min_tokens

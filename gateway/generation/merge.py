@@ -15,7 +15,7 @@ ItemT = TypeVar("ItemT")
 class End:
     """End of one stream."""
 
-    error: Exception | None  # what it raised
+    error: Exception | None  # exception that the stream raised
 
 
 async def merged(
@@ -68,5 +68,5 @@ async def merged(
     finally:
         for task in draining:
             task.cancel()
-        # Not gather: cancelled once more, it would cancel them once more too.
+        # Not gather: a second cancellation of this task would cancel the streams a second time.
         await asyncio.wait(draining)

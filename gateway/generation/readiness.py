@@ -11,8 +11,10 @@ DRAFTS_WITHIN_S = 60.0  # after the first target: a draft that fails must not ke
 
 POLL_S = 0.02
 
-Lack = Literal["no target worker is ready", "a draft worker is not ready yet", "the service is being stopped"]
-DRAFT_LACKS: Lack = "a draft worker is not ready yet"
+Missing = Literal[
+    "no target worker is ready", "a draft worker is not ready yet", "the service is being stopped"
+]
+NO_DRAFT_YET: Missing = "a draft worker is not ready yet"
 
 
 class Readiness:
@@ -30,8 +32,8 @@ class Readiness:
         self._target_since: float | None = None  # in the event loop's time
         self.is_leaving = False
 
-    def lack(self) -> Lack | None:
-        """What the gateway lacks to be ready; None if nothing."""
+    def missing(self) -> Missing | None:
+        """What the gateway needs to be ready; None: nothing."""
         if self.is_leaving:
             return "the service is being stopped"
         workers = self._fleet.workers()
@@ -42,10 +44,10 @@ class Readiness:
             self._target_since = now
         self._awaited -= {worker.draft for worker in workers}
         if self._awaited and now < self._target_since + DRAFTS_WITHIN_S:
-            return DRAFT_LACKS
+            return NO_DRAFT_YET
         return None
 
-    async def drafts_are_there(self, deadline: float) -> None:
+    async def wait_for_drafts(self, deadline: float) -> None:
         """Returns once no draft of the start is awaited, or the service is being stopped.
 
         A new service would otherwise answer its first request plainly, and so at its slowest.
@@ -57,7 +59,9 @@ class Readiness:
         """
         try:
             async with asyncio.timeout_at(deadline):
-                while self.lack() == DRAFT_LACKS:
+                while self.missing() == NO_DRAFT_YET:
                     await asyncio.sleep(POLL_S)
         except TimeoutError as error:
-            raise DeadlineError(f"{DRAFT_LACKS}, and the request waited for it until its deadline") from error
+            raise DeadlineError(
+                f"{NO_DRAFT_YET}, and the request waited for it until its deadline"
+            ) from error

@@ -19,7 +19,7 @@ class Timing:
     tokens: int = 0
     error: str | None = None  # class of the exception that ended it
 
-    def has_turn(self) -> None:
+    def admitted(self) -> None:
         self.queue_s = time.monotonic() - self.begun
 
     def add(self, tokens: int) -> None:

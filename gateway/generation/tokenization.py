@@ -11,7 +11,7 @@ from tokenizers import Encoding, Tokenizer
 from gateway.generation.token_bytes import BYTE_OF
 from gateway.generation.vocabulary import decoder_of
 
-# From here on a thread takes it: about a millisecond's work, ten times what handing it over costs.
+# Longer work goes to a thread: it takes about a millisecond, ten times as long as handing it over.
 LONG_TEXT = 2048  # characters
 LONG_AT_ONCE = 4  # texts: a text of 4 MB takes 440 MB of memory meanwhile
 LONG_LIST = 2**14  # token ids
@@ -80,7 +80,7 @@ class Tokenization:
 def _bytes_per_token(tokenizer: Tokenizer) -> int | None:
     """Returns the most bytes of text that one token can stand for; None if that is not certain.
 
-    It is for vocabularies that spell out all there is, if need be byte by byte, and leave nothing out.
+    It is certain for vocabularies that can spell any text, byte by byte if need be.
     """
     vocabulary, decoder = tokenizer.get_vocab(with_added_tokens=True), decoder_of(tokenizer)
     is_byte_level = "ByteLevel" in decoder

@@ -88,7 +88,7 @@ class GenerationTrace:
         if self.is_recording:
             self._span.set_attribute("outrider.queue_ms", 1e3 * (time.perf_counter() - self._begun))
 
-    def said(self, chunk: Chunk) -> None:
+    def sending(self, chunk: Chunk) -> None:
         """Records that a chunk is about to be sent."""
         if not self._had_token and chunk.tokens:
             self._had_token = True

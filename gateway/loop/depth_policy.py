@@ -29,7 +29,7 @@ class DepthPolicy:
 
     @contextmanager
     def at(self, pace: Pace) -> Iterator[None]:
-        """Lets that pace decide, while the target that it belongs to has the sequence."""
+        """Lets a pace decide while its target has the sequence."""
         self._observer.pace = pace
         if self._mode == "off":
             yield
@@ -85,7 +85,7 @@ class DepthPolicy:
 
     @property
     def may_draft(self) -> bool:
-        """Whether the settings and the request leave it any depth."""
+        """Whether the settings and the request allow Drafts."""
         return self._mode != "auto" or self.pace.may_draft(self.paced)
 
     @property

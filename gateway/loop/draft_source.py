@@ -10,7 +10,7 @@ from gateway.errors import WorkerLostError
 from gateway.events import Compared, Drafted, Events, Overtaken, Resumed
 from gateway.loop.depth_policy import DepthPolicy
 from gateway.loop.drafter_health import DrafterHealth
-from gateway.loop.growth import Growth, never
+from gateway.loop.growth import Growth, wait_forever
 from gateway.loop.lease import longest_lease
 from gateway.proposal import NO_PROPOSAL, Proposal
 from gateway.routing.route import Route
@@ -51,7 +51,7 @@ class DraftSource:
 
     @contextmanager
     def at(self, pace: Pace) -> Iterator[None]:
-        """Lets that pace decide, while the target that it belongs to has the sequence."""
+        """Lets a pace decide while its target has the sequence."""
         with self._policy.at(pace):
             if self._policy.starts_with_drafts:
                 # Both workers take the prompt in at the same time: the first token never waits for the draft.
@@ -84,7 +84,7 @@ class DraftSource:
     def begin(self, depth: int, traceparent: str) -> None:
         """Asks for a Draft that follows the committed tokens, unless it came with the Verdict.
 
-        traceparent: of the round that waits for the Draft; of the request if none does.
+        traceparent: span of the round that waits for the Draft, or of the request if no round does.
         """
         if self._newest.draft and self._newest.base == len(self._sequence):
             return
@@ -92,7 +92,7 @@ class DraftSource:
         self._begun = asyncio.create_task(self._after(self._begun, depth, traceparent))
 
     async def proposal(self) -> Proposal | None:
-        """Returns what ``begin`` asked for; None if there is none: then ``resume`` is next."""
+        """Returns the Draft that ``begin`` asked for; None: there is none, and ``resume`` is next."""
         assert self._begun is not None
         return await self._begun
 
@@ -188,18 +188,18 @@ class DraftSource:
         The drafter guesses now and then, which also keeps its cache up to date. The text judges the guesses:
         it is what the target would have answered.
 
-        traceparent: of the request: no round waits for the Drafts.
+        traceparent: span of the request: no round waits for the Drafts.
         """
         waits_for_this_task(traceparent)
         if self._health.is_off:
-            await never()
+            await wait_forever()
         if self._begun is not None:
-            await asyncio.wait({self._begun})  # awaited itself, the task would be cancelled with this one
+            await asyncio.wait({self._begun})  # a plain await would cancel the task with the present task
         while True:
             await self._health.recovered()
-            await self._growth.grow(self._policy.pace.probe_tokens(self._policy.paced))
+            await self._growth.wait_for_tokens(self._policy.pace.probe_tokens(self._policy.paced))
             if (room := self._policy.room) == 0:
-                await never()
+                await wait_forever()
             if not self._policy.may_draft:
                 continue
             if self._health.is_cold:  # plain until now: it took no time of the draft
@@ -223,7 +223,7 @@ class DraftSource:
 
     async def _compare(self, proposal: Proposal) -> None:
         """Compares an unverified guess with the text, once the text is long enough."""
-        await self._growth.reach(proposal.base + len(proposal.draft) + 1)
+        await self._growth.wait_for_length(proposal.base + len(proposal.draft) + 1)
         if not self._sequence.is_coupled:  # only a round can judge the guess
             self._policy.paced.try_round()
             return

@@ -20,7 +20,7 @@ from gateway.loop.draft_states import (
     DraftsSilent,
     DraftState,
 )
-from gateway.loop.growth import Growth, never
+from gateway.loop.growth import Growth, wait_forever
 from gateway.routing.route import Route
 from gateway.routing.tuning import TUNING
 from gateway.sequence import GatewaySequence
@@ -32,8 +32,8 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 MANY_EMPTY = 4  # Drafts without a token, in a row, that end rounds
 SILENCE = Backoff(16, 1024)  # tokens of plain decoding before a silent drafter is asked again
-MOST_LOSSES = 3  # draft workers lost with a sequence without a Draft in between: it may be the reason
-RECOVERY = Backoff(0.25, 30.0)  # seconds before a second attempt in a row to recover, and later ones
+MOST_LOSSES = 3  # draft workers lost in a row, without a Draft: the sequence may be the reason
+RECOVERY = Backoff(0.25, 30.0)  # seconds before attempts to recover, from the second in a row on
 
 
 class DrafterHealth:
@@ -115,10 +115,10 @@ class DrafterHealth:
         """Returns once the drafter may be asked again."""
         match self._state:
             case DraftsSilent(until_length=length, empty=empty):
-                await self._growth.reach(length)
+                await self._growth.wait_for_length(length)
                 self._become(DraftsReady(empty=empty))
             case DraftsReady(empty=empty) if empty:
-                await self._growth.reach(len(self._sequence) + 1)
+                await self._growth.wait_for_length(len(self._sequence) + 1)
             case DraftsLate() | DraftsLost():
                 await self.catch_up()
 
@@ -133,7 +133,7 @@ class DrafterHealth:
             match self._state:
                 case DraftsLost(losses=losses) if losses >= MOST_LOSSES:
                     logger.error("%d draft workers were lost with a sequence: it goes on without", losses)
-                    await never()
+                    await wait_forever()
                 case DraftsLate(retry_at=retry_at) | DraftsLost(retry_at=retry_at):
                     await asyncio.sleep(retry_at - asyncio.get_running_loop().time())
             try:

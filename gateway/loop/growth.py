@@ -26,12 +26,12 @@ class Growth:
         ):
             self._is_woken.set()
 
-    async def reach(self, length: int) -> None:
+    async def wait_for_length(self, length: int) -> None:
         """Returns once the sequence has that many tokens."""
         while len(self._sequence) < length:
             await self._next(length)
 
-    async def grow(self, count: int) -> None:
+    async def wait_for_tokens(self, count: int) -> None:
         """Returns once the sequence has that many tokens more, or rounds pay."""
         end = min(len(self._sequence) + count, self._sequence.limit)
         while len(self._sequence) < end and not self._pays():
@@ -43,7 +43,7 @@ class Growth:
         await self._is_woken.wait()
 
 
-async def never() -> NoReturn:
+async def wait_forever() -> NoReturn:
     """Waits until its task is cancelled."""
     await asyncio.Future[NoReturn]()
     raise AssertionError("nobody resolves it")

@@ -167,7 +167,7 @@ class RoundPhase(SequencePhase):
             with self._sending_ahead(proposal):
                 reply, target_s = await self._turns.reply(self._plain_round)
                 while reply.round == self._plain_round:
-                    yield self._plain_token(reply, 0.0)  # its wait is a part of the Verdict's
+                    yield self._plain_token(reply, 0.0)  # the wait counts as a part of the Verdict's wait
                     if sequence.finish_reason is not None:
                         self._events.emit(Ended(self.reason))
                         return
@@ -217,7 +217,7 @@ class RoundPhase(SequencePhase):
     def _following(self, depth: int) -> Proposal | None:
         """Returns the Draft with which the target is at the next round already; None: it waits.
 
-        depth: of the next Draft, tokens; 0: none is wanted.
+        depth: tokens of the next Draft; 0: no Draft is wanted.
         """
         state, self._state = self._state, Idle()
         ahead = state.ahead.trimmed(self._sequence) if isinstance(state, VerifyingAhead) else NO_PROPOSAL
@@ -250,7 +250,7 @@ class RoundPhase(SequencePhase):
         self._events.emit(SendingAhead(prepared))
         try:
             self._turns.decode(self._trace.ahead, prepared.draft)
-        except GatewayError:  # what waits for the Verdict notices too
+        except GatewayError:  # the wait for the Verdict ends with the same error
             self._state = Verifying()
 
     def _renew(self) -> None:

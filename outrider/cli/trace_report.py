@@ -11,7 +11,7 @@ WORKER_SPANS = ("verify", "plain decoding")  # spans of the target
 IN_TARGET = ("queue", "forward", "sample")
 PARTS = ("draft", "wire", "wait", "target", "gateway")
 MEANING = {
-    "queue": "in the gateway's queue, for a place",
+    "queue": "in the gateway's queue",
     "draft": "steps of the draft that a round waited for",
     "wire": "messages between gateway and workers",
     "wait": "for a step of draft or target to begin, or for a Draft that never came",
@@ -58,15 +58,15 @@ def report(spans: Sequence[FileSpan]) -> TraceReport:
 
 
 def _add_generation(result: TraceReport, generation: FileSpan, below: dict[str, list[FileSpan]]) -> None:
-    said = generation.attributes
+    attributes = generation.attributes
     result.generations += 1
     result.lasted += generation.milliseconds
-    result.first_token += 1e3 * said.get("gen_ai.response.time_to_first_chunk", 0.0)
-    result.tokens += said.get("gen_ai.usage.output_tokens", 0)
-    result.modes.add(said.get("outrider.mode", ""))
-    result.times["queue"] += said.get("outrider.queue_ms", 0.0)
+    result.first_token += 1e3 * attributes.get("gen_ai.response.time_to_first_chunk", 0.0)
+    result.tokens += attributes.get("gen_ai.usage.output_tokens", 0)
+    result.modes.add(attributes.get("outrider.mode", ""))
+    result.times["queue"] += attributes.get("outrider.queue_ms", 0.0)
     result.events.update(f"{event.name}: {event.reason}" for event in generation.events)
-    accounted = said.get("outrider.queue_ms", 0.0)
+    accounted = attributes.get("outrider.queue_ms", 0.0)
     for span in below.get(generation.id, ()):
         if "outrider.tokens" in span.attributes:
             accounted += _add_round(result, span)
@@ -83,16 +83,16 @@ def _add_generation(result: TraceReport, generation: FileSpan, below: dict[str, 
 
 def _add_round(result: TraceReport, span: FileSpan) -> float:
     """Adds a round and returns its milliseconds."""
-    said = span.attributes
-    parts = {part: float(said.get(f"outrider.{part}_ms", 0.0)) for part in PARTS}
+    attributes = span.attributes
+    parts = {part: float(attributes.get(f"outrider.{part}_ms", 0.0)) for part in PARTS}
     for part, milliseconds in parts.items():
         result.times[part] += milliseconds
     result.counts[span.name] += 1
     for name in ("drafted", "reached", "accepted", "prepared_for", "continued", "late_drafts"):
-        result.counts[name] += said.get(f"outrider.{name}", 0)
-    result.batch += said.get("outrider.batch_size", 0)
+        result.counts[name] += attributes.get(f"outrider.{name}", 0)
+    result.batch += attributes.get("outrider.batch_size", 0)
     if span.name == "plain":
-        result.plain_reasons[said["outrider.reason"]] += said["outrider.tokens"]
+        result.plain_reasons[attributes["outrider.reason"]] += attributes["outrider.tokens"]
     return sum(parts.values())
 
 
@@ -148,7 +148,7 @@ def _advice(result: TraceReport) -> Iterable[tuple[float, str]]:
     if share("queue") > MUCH:
         yield (
             times["queue"],
-            "requests wait for a place: more targets and gateways, higher gateway.max_requests",
+            "requests wait in the queue: more targets and gateways, higher gateway.max_requests",
         )
     if share("draft") > MUCH:
         is_prepared = counts["prepared_for"] > 0

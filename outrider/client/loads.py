@@ -66,6 +66,8 @@ class LoadHistory:
 
     def workers(self) -> list[generation_pb2.WorkerLoad]:
         """Returns each worker as the gateway with the newest message from it reports it."""
-        told = [worker for loads in self.newest.values() for worker in loads.workers]
-        told.sort(key=lambda worker: worker.heard_s if worker.HasField("heard_s") else math.inf, reverse=True)
-        return list({worker.address: worker for worker in told}.values())
+        workers = [worker for loads in self.newest.values() for worker in loads.workers]
+        workers.sort(
+            key=lambda worker: worker.heard_s if worker.HasField("heard_s") else math.inf, reverse=True
+        )
+        return list({worker.address: worker for worker in workers}.values())

@@ -59,8 +59,8 @@ def _schemas() -> tuple[Mapping[Part, Schema], Schema]:
         parts[path, "answer"] = endpoint.answer, "serialization"
         parts[path, "events"] = endpoint.events, "serialization"
     adapters = [(part, mode, TypeAdapter[Any](kind)) for part, (kind, mode) in parts.items() if kind]
-    told, document = TypeAdapter.json_schemas(adapters, ref_template="#/components/schemas/{model}")
-    return {part: schema for (part, _), schema in told.items()}, document["$defs"]
+    by_part, document = TypeAdapter.json_schemas(adapters, ref_template="#/components/schemas/{model}")
+    return {part: schema for (part, _), schema in by_part.items()}, document["$defs"]
 
 
 def _operation(path: str, endpoint: Endpoint, schemas: Mapping[Part, Schema]) -> Schema:

@@ -88,13 +88,13 @@ class AnswerParser:
         call.index = self.calls
         self.calls += 1
         function = FunctionDelta(name=_whole(name), arguments=arguments)
-        told: ToolCallDelta = {
+        delta: ToolCallDelta = {
             "index": call.index,
             "id": f"call_{uuid.uuid4().hex}",
             "type": "function",
             "function": function,
         }
-        return [{"tool_calls": [told]}]
+        return [{"tool_calls": [delta]}]
 
     def _continued(self, arguments: str, call: "_Call") -> list[ChatDelta]:
         if call.index is None:
@@ -181,11 +181,11 @@ def joined(deltas: Sequence[ChatDelta]) -> ChatMessage:
             message["content"] = (message["content"] or "") + delta["content"]
         if "reasoning_content" in delta:
             message["reasoning_content"] = message.get("reasoning_content", "") + delta["reasoning_content"]
-        for told in delta.get("tool_calls", ()):
-            function = told["function"]
-            if "id" in told:
+        for part in delta.get("tool_calls", ()):
+            function = part["function"]
+            if "id" in part:
                 named = CalledFunction(name=function["name"], arguments=function["arguments"])
-                calls[told["index"]] = ToolCall(id=told["id"], type="function", function=named)
+                calls[part["index"]] = ToolCall(id=part["id"], type="function", function=named)
             else:
-                calls[told["index"]]["function"]["arguments"] += function["arguments"]
+                calls[part["index"]]["function"]["arguments"] += function["arguments"]
     return {**message, "tool_calls": [*calls.values()]} if calls else message

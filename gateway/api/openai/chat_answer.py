@@ -28,7 +28,7 @@ class ChatAnswer:
     """Bodies of one answer: whole, or as the events of a stream."""
 
     def __init__(self, model: str, prepared: Prepared, tokens: TokenBytes, seed: int, chat: Chat) -> None:
-        """seed: seed that the caller is told."""
+        """seed: seed that the caller gets."""
         self._frame: ChatEvent = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion.chunk",
@@ -44,8 +44,8 @@ class ChatAnswer:
     def opening(self) -> list[ChatEvent]:
         """Returns the events before the first chunk: the role, and the seed that repeats a broken stream."""
         delta: ChatDelta = {"role": "assistant", "content": ""}
-        said = [self._event(_choice(index, delta, None, None)) for index in range(self._choices)]
-        return [{**said[0], "outrider": {"seed": self.seed}}, *said[1:]]
+        events = [self._event(_choice(index, delta, None, None)) for index in range(self._choices)]
+        return [{**events[0], "outrider": {"seed": self.seed}}, *events[1:]]
 
     def chunk(self, chunk: Chunk) -> list[ChatEvent]:
         """Returns the events of a chunk; none if it brings nothing yet."""

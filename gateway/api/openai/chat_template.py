@@ -151,14 +151,14 @@ class ChatTemplate:
         """Returns whether the template shows a text, and whether it shows a list's parts without markup."""
         tools = (TOOL,) if with_tools else ()
         parts = [{"type": "text", "text": text} for text in TRIED]
-        told = []
+        rendered = []
         for content in (TRIED[0], parts):
             try:
-                told.append(self.render(_chat_with(role, content), tools=tools, begin_answer=False))
+                rendered.append(self.render(_chat_with(role, content), tools=tools, begin_answer=False))
             except InvalidRequestError:
-                told.append("")
-        is_read = all(text in told[1] for text in TRIED) and not WRITTEN_OUT.search(told[1])
-        return TRIED[0] in told[0], is_read
+                rendered.append("")
+        is_read = all(text in rendered[1] for text in TRIED) and not WRITTEN_OUT.search(rendered[1])
+        return TRIED[0] in rendered[0], is_read
 
 
 def _chat_with(role: Role, content: Any) -> list[dict[str, Any]]:

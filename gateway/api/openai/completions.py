@@ -55,7 +55,7 @@ class Echo:
     """Prompt as its answers repeat it."""
 
     text: str
-    token_ids: tuple[int, ...] = ()  # empty unless log-probabilities are told
+    token_ids: tuple[int, ...] = ()  # empty unless log-probabilities are wanted
     starts: tuple[int, ...] = ()  # characters from the beginning to each token's text
 
 
@@ -108,7 +108,7 @@ class CompletionAnswer:
     ) -> None:
         """
         Args:
-            seed: seed that the caller is told.
+            seed: seed that the caller gets.
             echoes: text before the choices, per prompt.
         """
         self._frame: CompletionEvent = {
@@ -132,7 +132,7 @@ class CompletionAnswer:
     def chunk(self, chunk: Chunk) -> list[CompletionEvent]:
         """Returns the events of a chunk; none if it brings nothing yet.
 
-        The first event tells the seed, with which a client can repeat a stream that broke.
+        The first event has the seed, with which a client can repeat a stream that broke.
         """
         logprobs = self._logprobs(chunk.choice, [chunk])
         text = self._unsaid.pop(chunk.choice, "") + chunk.text

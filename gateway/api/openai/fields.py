@@ -212,7 +212,7 @@ def without_unknown(fields: Any, error: ValidationError) -> tuple[Any, list[str]
     if error.error_count() > MANY_UNKNOWN:
         return fields, []
     wrong = error.errors(include_url=False, include_context=False, include_input=False)
-    unknown = [one["loc"] for one in wrong if one["type"] == "extra_forbidden"]
+    unknown = [each["loc"] for each in wrong if each["type"] == "extra_forbidden"]
     for place in unknown:
         fields = _without(fields, place)
     return fields, [".".join(map(str, place)) for place in unknown]

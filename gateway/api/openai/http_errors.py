@@ -1,4 +1,4 @@
-"""Answers that tell errors over HTTP: a status, and a body in OpenAI's shape."""
+"""Answers to failed requests over HTTP: a status, and a body in OpenAI's shape."""
 
 import math
 
@@ -25,7 +25,7 @@ def error_body(
 
 
 def error_answer(error: GatewayError) -> Error:
-    """Returns the body of an answer that tells an error."""
+    """Returns the body of the answer to a failed request."""
     status = error.http_status
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     field = error.field if isinstance(error, InvalidRequestError) else None

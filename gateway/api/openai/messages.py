@@ -49,13 +49,13 @@ class Message(NullIsLeftOut):
 
     def plain(self) -> dict[str, Any]:
         """Returns the message as chat templates take it, but for its content: the texts of its parts."""
-        told: dict[str, Any] = {"role": self.role, "content": [part.text for part in self.content]}
+        message: dict[str, Any] = {"role": self.role, "content": [part.text for part in self.content]}
         if self.name is not None:
-            told["name"] = self.name
+            message["name"] = self.name
         if self.tool_calls:
-            told["tool_calls"] = [call.plain() for call in self.tool_calls]
+            message["tool_calls"] = [call.plain() for call in self.tool_calls]
         if self.reasoning_content is not None:
-            told["reasoning_content"] = self.reasoning_content
+            message["reasoning_content"] = self.reasoning_content
         if self.role == "tool":
-            told |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
-        return told
+            message |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
+        return message

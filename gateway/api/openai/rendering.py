@@ -49,7 +49,7 @@ class _Numbered:
         """
         if not (words := text.rstrip()):
             return text
-        seen = tuple(one.strip()[:SEEN] for one in (text, or_shown) if one.strip())
+        seen = tuple(shown.strip()[:SEEN] for shown in (text, or_shown) if shown.strip())
         self.texts.append(_Text(name, seen, is_needed))
         return f"{words}{self.sign}{len(self.texts) - 1}{self.sign}{text[len(words) :]}"
 
@@ -98,7 +98,7 @@ class ChatPrompts:
         """Returns the chat. Raises InvalidRequestError if the template refuses it or leaves a part out."""
         plain = [message.plain() for message in messages]
         render = partial(self._rendered, plain, tools, begin_answer, more)
-        is_long = len(plain) + sum(len(text) for told in plain for text in told["content"]) > LONG_TEXT
+        is_long = len(plain) + sum(len(text) for message in plain for text in message["content"]) > LONG_TEXT
         return await asyncio.to_thread(render) if is_long or tools else render()
 
     def _rendered(
@@ -113,15 +113,15 @@ class ChatPrompts:
         messages = [self._cut(message, cut) for message in messages]
         tools, more = self._marks.cut(tools, cut), self._marks.cut(dict(more), cut)
 
-        def told(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
+        def written(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
             known = self._with_known_roles(messages)
             shaped = [self._shaped(message, bool(tools)) for message in known]
             text = self.template.render(shaped, tools=tools, begin_answer=begin_answer, more=more)
             return raw(raw(text, cut), sign)
 
-        text, numbered = told(messages, tools), _Numbered(sign)
+        text, numbered = written(messages, tools), _Numbered(sign)
         try:
-            marked = told(*_with_numbers(messages, tools, numbered))
+            marked = written(*_with_numbers(messages, tools, numbered))
         except InvalidRequestError:  # the template reads what the numbers changed
             return Rendered(_pieces(text, cut), text, unread)
         left_out = unread + _left_out(numbered, marked, text)
@@ -129,10 +129,10 @@ class ChatPrompts:
         return Rendered(_pieces(text, cut), begun if text.endswith(begun) else text, left_out)
 
     def _cut(self, message: dict[str, Any], cut: str) -> dict[str, Any]:
-        told: dict[str, Any] = self._marks.cut(message, cut)
+        result: dict[str, Any] = self._marks.cut(message, cut)
         if message["role"] == "assistant":
-            told["content"] = self._marks_of_assistant.cut(message["content"], cut)
-        return told
+            result["content"] = self._marks_of_assistant.cut(message["content"], cut)
+        return result
 
     def _shaped(self, message: dict[str, Any], with_tools: bool) -> dict[str, Any]:
         """Returns the message as the template takes it."""
@@ -142,17 +142,17 @@ class ChatPrompts:
     def _with_known_roles(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Returns the messages, with role system for developers if the template does not know developers.
 
-        A developer's message after the system's becomes a part of it: most templates take one of them.
+        A developer's message after the system's becomes a part of it: most templates take a single one.
         """
-        told: list[dict[str, Any]] = []
+        known: list[dict[str, Any]] = []
         for message in messages:
             if message["role"] != "developer" or self.template.knows_developer:
-                told.append(message)
-            elif told and told[-1]["role"] == "system":
-                told[-1] = {**told[-1], "content": [*told[-1]["content"], *message["content"]]}
+                known.append(message)
+            elif known and known[-1]["role"] == "system":
+                known[-1] = {**known[-1], "content": [*known[-1]["content"], *message["content"]]}
             else:
-                told.append({**message, "role": "system"})
-        return told
+                known.append({**message, "role": "system"})
+        return known
 
 
 def _with_numbers(
@@ -163,7 +163,7 @@ def _with_numbers(
         function = {**tool["function"], "name": numbered.of(tool["function"]["name"], f"tools.{index}")}
         offered.append({**tool, "function": function})
     return [
-        _message_with_numbers(one, f"messages.{at}", numbered) for at, one in enumerate(messages)
+        _message_with_numbers(message, f"messages.{at}", numbered) for at, message in enumerate(messages)
     ], offered
 
 
@@ -171,42 +171,42 @@ def _message_with_numbers(message: dict[str, Any], name: str, numbered: _Numbere
     """Returns the message with numbers behind its texts.
 
     Many templates leave out an assistant's names, thoughts, and words next to calls: their models were
-    trained so, and the caller is told. Calls and all other words are needed.
+    trained so, and the caller learns of it. Calls and all other words are needed.
     """
     is_needed = message["role"] != "assistant"
-    told = dict(message)
+    marked = dict(message)
     if "reasoning_content" in message:
         thoughts = message["reasoning_content"]
-        told["reasoning_content"] = numbered.of(thoughts, f"{name}.reasoning_content", is_needed=False)
+        marked["reasoning_content"] = numbered.of(thoughts, f"{name}.reasoning_content", is_needed=False)
     if message["role"] != "tool" and "name" in message:
-        told["name"] = numbered.of(message["name"], f"{name}.name", is_needed=False)
+        marked["name"] = numbered.of(message["name"], f"{name}.name", is_needed=False)
     several = len(message["content"]) > 1
-    told["content"] = [
+    marked["content"] = [
         numbered.of(text, f"{name}.content" + (f".{index}" if several else ""), is_needed=is_needed)
         for index, text in enumerate(message["content"])
     ]
     if "tool_calls" in message:
-        told["tool_calls"] = []
+        marked["tool_calls"] = []
         for index, call in enumerate(message["tool_calls"]):
             function, at = call["function"], f"{name}.tool_calls.{index}"
             # Some templates write only the id of a call, which contains the name.
             called = {**function, "name": numbered.of(function["name"], at, or_shown=call["id"])}
-            told["tool_calls"].append({**call, "function": called})
-    return told
+            marked["tool_calls"].append({**call, "function": called})
+    return marked
 
 
 def _left_out(numbered: _Numbered, marked: str, text: str) -> tuple[str, ...]:
     """Returns the names of texts that are not shown. Raises InvalidRequestError for a needed text."""
     shown = {int(found[1]) for found in numbered.number.finditer(marked)}
     missing = [
-        one
-        for number, one in enumerate(numbered.texts)
-        if number not in shown and not any(begin in text for begin in one.seen)
+        each
+        for number, each in enumerate(numbered.texts)
+        if number not in shown and not any(begin in text for begin in each.seen)
     ]
-    for one in missing:
-        if one.is_needed:
-            raise InvalidRequestError(one.name, LEFT_OUT)
-    return tuple(one.name for one in missing)
+    for each in missing:
+        if each.is_needed:
+            raise InvalidRequestError(each.name, LEFT_OUT)
+    return tuple(each.name for each in missing)
 
 
 def _pieces(text: str, cut: str) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ class ResponseAnswer:
         """
         Args:
             parser: None: the answer is mere text.
-            seed: seed that the caller is told.
+            seed: seed that the caller gets.
             repeated: fields of the request that the response repeats.
         """
         self._parser = parser
@@ -123,8 +123,8 @@ class ResponseAnswer:
         item["status"] = status
         if item["type"] == "function_call":
             place = {"item_id": item["id"], "output_index": len(self._items) - 1}
-            said = {"name": item["name"], "arguments": item["arguments"]}
-            yield self._event("response.function_call_arguments.done", **place, **said)
+            call = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._event("response.function_call_arguments.done", **place, **call)
         else:
             kind, part = item["type"], self._part()
             text = {"text": part["text"], **_logprobs(kind)}
@@ -140,19 +140,19 @@ class ResponseAnswer:
         item = self._items[-1]
         return {"item_id": item["id"], "output_index": len(self._items) - 1, "content_index": 0}
 
-    def _event(self, kind: str, **said: Any) -> Event:
+    def _event(self, kind: str, **fields: Any) -> Event:
         self._number += 1
-        return {"type": kind, "sequence_number": self._number - 1, **said}
+        return {"type": kind, "sequence_number": self._number - 1, **fields}
 
     def _usage(self, usage: AnswerUsage) -> ResponseUsage:
-        said = usage_body(usage, self._seed)
+        body = usage_body(usage, self._seed)
         return {
-            "input_tokens": said["prompt_tokens"],
+            "input_tokens": body["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": 0},  # not counted
-            "output_tokens": said["completion_tokens"],
+            "output_tokens": body["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},  # not counted
-            "total_tokens": said["total_tokens"],
-            "speculation": said["speculation"],
+            "total_tokens": body["total_tokens"],
+            "speculation": body["speculation"],
         }
 
 

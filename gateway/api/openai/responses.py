@@ -218,9 +218,9 @@ def repeated_fields(body: ResponseRequest, sampling: Sampling) -> Mapping[str, A
 
     sampling: settings with the defaults of fields that the request left out.
     """
-    said = json.loads(body.model_dump_json(include={"tools", "tool_choice"}, by_alias=True))
+    tools = json.loads(body.model_dump_json(include={"tools", "tool_choice"}, by_alias=True))
     return {
-        **said,
+        **tools,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "parallel_tool_calls": body.parallel_tool_calls,

@@ -19,7 +19,7 @@ from gateway.generation.request import Prompt, Request
 from gateway.settings import Priority, Speculation
 from outrider.decoding.settings import SEED_BITS, RequestedSampling, Sampling
 
-MAX_STOPS, MAX_STOP_LENGTH = 16, 1024  # strings, characters of one
+MAX_STOPS, MAX_STOP_LENGTH = 16, 1024  # strings, characters of a string
 MAX_BIASES = 4096  # tokens
 MANY_ERRORS = 100  # errors of one request; a list of more would take long
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
@@ -49,7 +49,7 @@ Stops = Annotated[
 
 class StreamOptions(Strict):
     include_usage: bool = False
-    include_rounds: bool = False  # tells origins of tokens, and Draft and times of each round
+    include_rounds: bool = False  # adds origins of tokens, and Draft and times of each round
     continuous_usage_stats: bool = False  # with include_usage: every event counts tokens, as in vLLM
     include_obfuscation: bool = False  # accepted, changes nothing
 

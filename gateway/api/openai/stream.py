@@ -89,9 +89,9 @@ def _details(chunk: Chunk, tokens: TokenBytes) -> EventDetails:
 
 def is_long(chunks: list[Chunk]) -> bool:
     """Whether a thread should write the chunks as JSON, because that takes more than about a millisecond."""
-    told = [token.logprobs for chunk in chunks for token in chunk.tokens]
-    told += [logprobs for chunk in chunks for logprobs in chunk.scores]
-    return len(told) + sum(len(logprobs.token_ids) for logprobs in told if logprobs) > LONG_ANSWER
+    scored = [token.logprobs for chunk in chunks for token in chunk.tokens]
+    scored += [logprobs for chunk in chunks for logprobs in chunk.scores]
+    return len(scored) + sum(len(logprobs.token_ids) for logprobs in scored if logprobs) > LONG_ANSWER
 
 
 def event(body: Event | Error) -> str:

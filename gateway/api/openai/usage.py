@@ -43,7 +43,7 @@ def final_usage(usage: AnswerUsage, seed: int) -> FinalUsage:
 
 
 def has_metrics(usage: AnswerUsage) -> bool:
-    """Whether the request asks for a report on a single answer: a mean over several answers says little."""
+    """Whether the request asks for a report on a single answer: a mean over several answers means little."""
     return usage.speculation.report and usage.answers == 1
 
 

@@ -138,4 +138,4 @@ def test_peer_host_of_each_form_of_grpc_is_read(peer, host):
     ],
 )
 def test_authentication_says_who_is_answered_without_a_key(keys, anonymous, told):
-    assert re.match(told, Authentication(keys, anonymous=anonymous).told)
+    assert re.match(told, Authentication(keys, anonymous=anonymous).policy)

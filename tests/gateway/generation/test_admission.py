@@ -16,7 +16,7 @@ def later():
 
 async def queued(admission, count, waiting):
     async def request():
-        async with admission.place(later()):
+        async with admission.slot(later()):
             pass
 
     tasks = [asyncio.create_task(request()) for _ in range(count)]
@@ -28,10 +28,10 @@ async def test_place_with_a_full_queue_is_refused_with_a_delay():
     admission = Admission(max_requests=2, max_waiting=3)
     async with AsyncExitStack() as places:
         for _ in range(2):
-            await places.enter_async_context(admission.place(later()))
+            await places.enter_async_context(admission.slot(later()))
         tasks = await queued(admission, 3, waiting=3)
         with pytest.raises(OverloadedError, match="2 requests run and 3 wait") as refused:
-            async with admission.place(later()):
+            async with admission.slot(later()):
                 pass
     assert SHORTEST_RETRY_S <= refused.value.retry_after_s <= LONGEST_RETRY_S
     await asyncio.gather(*tasks)  # no admitted request is refused later
@@ -41,22 +41,22 @@ async def test_place_with_a_full_queue_is_refused_with_a_delay():
 async def test_place_that_is_free_needs_no_queue():
     admission = Admission(max_requests=1, max_waiting=0)
     for _ in range(3):
-        async with admission.place(later()):
+        async with admission.slot(later()):
             assert admission.running == 1
 
 
 async def test_place_waited_for_until_the_deadline_is_refused():
     admission = Admission(max_requests=1, max_waiting=1)
-    async with admission.place(later()):
+    async with admission.slot(later()):
         with pytest.raises(DeadlineError):
-            async with admission.place(asyncio.get_running_loop().time()):
+            async with admission.slot(asyncio.get_running_loop().time()):
                 pass
     assert admission.waiting == 0
 
 
 async def test_place_of_a_request_that_leaves_the_queue_goes_to_the_next():
     admission = Admission(max_requests=1, max_waiting=2)
-    async with admission.place(later()):
+    async with admission.slot(later()):
         leaving, staying = await queued(admission, 2, waiting=2)
         leaving.cancel()
     await staying
@@ -65,7 +65,7 @@ async def test_place_of_a_request_that_leaves_the_queue_goes_to_the_next():
 
 async def test_delay_grows_with_the_queue():
     admission = Admission(max_requests=1, max_waiting=100)
-    async with admission.place(later()):
+    async with admission.slot(later()):
         before = admission.retry_after_s()
         tasks = await queued(admission, 10, waiting=10)
         assert admission.retry_after_s() > before
@@ -74,11 +74,11 @@ async def test_delay_grows_with_the_queue():
 
 async def test_place_is_free_at_the_deadline_whatever_holds_its_request_up():
     admission = Admission(max_requests=1, max_waiting=1)
-    async with admission.place(asyncio.get_running_loop().time() + 0.05):
-        async with admission.place(later()):
+    async with admission.slot(asyncio.get_running_loop().time() + 0.05):
+        async with admission.slot(later()):
             assert admission.running == 1
         assert admission.running == 0
     assert admission.running == 0
-    async with admission.place(later()), AsyncExitStack() as places:  # it is given back once
+    async with admission.slot(later()), AsyncExitStack() as places:  # it is given back once
         with pytest.raises(DeadlineError):
-            await places.enter_async_context(admission.place(asyncio.get_running_loop().time()))
+            await places.enter_async_context(admission.slot(asyncio.get_running_loop().time()))

@@ -29,21 +29,21 @@ async def test_lack_until_target_and_every_draft_are_there_names_what_is_awaited
         target, first, second = all_.workers()
         there = []
         gateway = Readiness(Fleet(lambda: there, TRUST), ["model", "next"])
-        assert gateway.lack() == "no target worker is ready"
+        assert gateway.missing() == "no target worker is ready"
         there += [first, target]
-        assert gateway.lack() == "a draft worker is not ready yet"
+        assert gateway.missing() == "a draft worker is not ready yet"
         there += [second]
-        assert gateway.lack() is None
+        assert gateway.missing() is None
         there.remove(first)  # its loss means depth 0
-        assert gateway.lack() is None
+        assert gateway.missing() is None
 
 
 async def test_lack_with_a_draft_that_never_comes_ends(monkeypatch):
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
         gateway = Readiness(fleet, ["model"])
-        assert gateway.lack() == "a draft worker is not ready yet"
+        assert gateway.missing() == "a draft worker is not ready yet"
         monkeypatch.setattr(readiness, "DRAFTS_WITHIN_S", 0.0)
-        assert gateway.lack() is None
+        assert gateway.missing() is None
 
 
 async def test_request_before_the_draft_is_there_waits_and_is_then_drafted_for(tokenizer):
@@ -89,4 +89,4 @@ async def test_probes_before_the_draft_is_there_answer_503(tokenizer, path, monk
 
 async def test_readiness_without_drafts_needs_a_target_alone():
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
-        assert Readiness(fleet, []).lack() is None
+        assert Readiness(fleet, []).missing() is None
