@@ -57,7 +57,7 @@ class EngineClient(asyncio.Protocol):
         self._stepped = stepped
         self._transport: asyncio.Transport | None = None
         self._frames = Frames()
-        self._untold: list[ToEngine] = []
+        self._unsent: list[ToEngine] = []
         self._numbers = count()
         self._open: dict[int, Hear] = {}  # listeners by number of the sequence
         self._asking: list[asyncio.Future[EngineReport]] = []  # in the order of their questions
@@ -77,17 +77,17 @@ class EngineClient(asyncio.Protocol):
             raise self.end.result()
         number = next(self._numbers)
         self._open[number] = hear
-        self.tell(Open(number, prompt_length, noise_key, sampling))
+        self.send(Open(number, prompt_length, noise_key, sampling))
         return number
 
     def submit(self, round_number: int, work: Work) -> None:
         """Sends work to the engine, which takes it after its step. Refused work ends the sequence."""
-        self.tell(Submit(work, round_number, time.perf_counter()))
+        self.send(Submit(work, round_number, time.perf_counter()))
 
     def close(self, number: int) -> None:
         """Frees all that the engine holds for the sequence, and drops its listener. Idempotent."""
         if self._open.pop(number, None) is not None:
-            self.tell(Close(number))
+            self.send(Close(number))
 
     @property
     def open_sequences(self) -> int:
@@ -100,7 +100,7 @@ class EngineClient(asyncio.Protocol):
             raise EngineStoppedError("the engine is gone")
         asked: asyncio.Future[EngineReport] = asyncio.get_running_loop().create_future()
         self._asking.append(asked)
-        self.tell(AskReport())
+        self.send(AskReport())
         return await asked
 
     def leave(self) -> None:
@@ -110,21 +110,21 @@ class EngineClient(asyncio.Protocol):
     async def stop(self) -> None:
         """Returns once the engine has ended, after the step under way."""
         self.leave()
-        self.tell(Stop())
+        self.send(Stop())
         await self._is_over.wait()
 
-    def tell(self, message: ToEngine) -> None:
+    def send(self, message: ToEngine) -> None:
         """Sends a message, unless the engine is gone."""
         if self._is_over.is_set():
             return
-        if not self._untold:
+        if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._untold.append(message)
+        self._unsent.append(message)
 
     def _flush(self) -> None:
         assert self._transport is not None
-        untold, self._untold = self._untold, []
-        self._transport.write(frame_of(untold))
+        unsent, self._unsent = self._unsent, []
+        self._transport.write(frame_of(unsent))
 
     # Methods that asyncio calls.
 
@@ -134,7 +134,7 @@ class EngineClient(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for content in self._frames.take(data):
             for message in decode_from_engine(content):
-                self._hear(message)
+                self._on_message(message)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_over.set()
@@ -143,7 +143,7 @@ class EngineClient(asyncio.Protocol):
             if not asked.done():  # the question may have been cancelled
                 asked.set_exception(EngineStoppedError("the engine is gone"))
 
-    def _hear(self, message: FromEngine) -> None:
+    def _on_message(self, message: FromEngine) -> None:
         match message:
             case Stepped():
                 self._stepped(message)

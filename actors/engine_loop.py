@@ -63,7 +63,7 @@ class EngineLoop:
                     self._connection.send(*self._untold)
                     self._untold.clear()
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            logger.warning("the front of this worker is gone")
+            logger.warning("the frontend of this worker is gone")
         self._engine.shut_down()
 
     def _patience(self) -> float | None:

@@ -1,6 +1,6 @@
-"""``python -m actors.engine_main SOCKET FRONT``: the process of an engine.
+"""``python -m actors.engine_main SOCKET FRONTEND``: the process of an engine.
 
-The frontend of its worker, whose process id is FRONT, starts it (actors/engine_process.py). The process
+The frontend of its worker, whose process id is FRONTEND, starts it (actors/engine_process.py). The process
 inherits a socket, its only connection, and does not outlive the frontend.
 """
 
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 def main(arguments: list[str]) -> None:
-    descriptor, front = map(int, arguments)
-    _end_with(front)
+    descriptor, frontend = map(int, arguments)
+    _end_with(frontend)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the frontend handles Ctrl-C and ends this process
     logging.basicConfig(format="%(levelname)s %(asctime)s engine of %(process)d: %(message)s")
     connection = Connection[ToEngine](socket.socket(fileno=descriptor), decode_to_engine)
@@ -95,12 +95,12 @@ def _build(
     return Engine.from_settings(start.settings, group)
 
 
-def _end_with(front: int) -> None:
+def _end_with(frontend: int) -> None:
     """Has the kernel end this process with the frontend, even if it hangs or is stopped."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != front:
-        sys.exit("the front of this worker is gone")
+    if os.getppid() != frontend:
+        sys.exit("the frontend of this worker is gone")
 
 
 if __name__ == "__main__":

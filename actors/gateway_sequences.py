@@ -112,7 +112,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
             opening.prompt_length,
             opening.noise_key,
             sampling_from_message(opening.sampling),
-            partial(self._hear, name),
+            partial(self._on_answer, name),
         )
         self._served[name] = Served(number, StreamTrace(self._later))
         self._opened.append(rounds_pb2.Opened(sequence=name[0], epoch=name[1]))
@@ -125,7 +125,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
             served.trace.asked(turn)
             self._engine.submit(turn.round, work)
 
-    def _hear(self, name: Name, answer: EngineAnswer | Exception) -> None:
+    def _on_answer(self, name: Name, answer: EngineAnswer | Exception) -> None:
         if isinstance(answer, Exception):
             self._end(name, answer)
             return

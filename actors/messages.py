@@ -140,7 +140,7 @@ class EngineAnswer(Struct, frozen=True):
 
 
 def _to_plain(value: Any) -> Any:
-    assert isinstance(value, BaseModel), f"{value!r} cannot travel between front and engine"
+    assert isinstance(value, BaseModel), f"{value!r} cannot travel between frontend and engine"
     return value.model_dump(exclude_defaults=True)
 
 

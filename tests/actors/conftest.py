@@ -9,7 +9,7 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
 from tests.support.local_worker import local_engine
-from tests.support.process_worker import front
+from tests.support.process_worker import frontend
 from tests.support.trust import TRUST
 
 
@@ -24,7 +24,7 @@ async def channel(engine: Engine) -> AsyncIterator[grpc.aio.Channel]:
     """Connection to a server that is target and draft worker at once; they share the engine."""
     async with (
         local_engine(lambda: engine) as (client, _),
-        front(client, "target", "draft") as address,
+        frontend(client, "target", "draft") as address,
         TRUST.connect(address, ()) as channel,
     ):
         yield channel

@@ -1,4 +1,4 @@
-"""The engine's process and its front end together."""
+"""The engine's process and its frontend together."""
 
 import os
 import queue

@@ -144,7 +144,7 @@ async def test_stream_cancelled_at_its_beginning_leaves_nothing_open(
 
 async def test_failing_message_ends_no_engine(reached: Reached) -> None:
     worker, channel = reached
-    worker.client.tell(StartEngine(worker.engine.settings, None))
+    worker.client.send(StartEngine(worker.engine.settings, None))
     assert len(await plain_text(channel)) == 24
     assert worker.behind.failure is None
 

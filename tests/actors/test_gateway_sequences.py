@@ -24,7 +24,7 @@ async def test_turn_after_the_end_of_the_engine_is_not_refused(at: str) -> None:
     engine = EngineClient()
     sequences = GatewaySequences(TargetTranslation(), engine)
     if at == "between opening and turn":
-        engine.tell = lambda message: None  # type: ignore[method-assign]
+        engine.send = lambda message: None  # type: ignore[method-assign]
         await sequences.read(told(rounds_pb2.TargetRequest(open=opening())))
         assert len(sequences.news().opened) == 1
     engine.connection_lost(None)

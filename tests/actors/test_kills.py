@@ -1,7 +1,7 @@
 """Workers are killed under streams of every drafter: each text is the one without Drafts, drafting goes on.
 
-Front and engine of each worker are processes of their own, as users have them; rounds are the gateway's. One
-service has all the drafters that can be beside each other. A new row of the registry is here by itself.
+Frontend and engine of each worker are processes of their own, as users have them; rounds are the gateway's.
+One service has all the drafters that can be beside each other. A new row of the registry is here by itself.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from tests.support.patience import LIMIT_S, eventually, patient
 from tests.support.process_worker import worker_process
 from tests.support.trust import TRUST
 
-Process = Literal["front", "engine"]
+Process = Literal["frontend", "engine"]
 BESIDE = [row.name for row in drafters() if row.place is Place.TARGET_WORKER and not row.mixes]
 DRAFTS = {
     "model": DEMO / "draft",
@@ -173,7 +173,7 @@ async def killed(service: Service, role: Role, process: Process) -> None:
         before = [stream.of_first("rounds") for stream in streams]
         service.workers += others
         for worker in lost:
-            os.kill(worker.pid if process == "front" else worker.ranks[0], signal.SIGKILL)
+            os.kill(worker.pid if process == "frontend" else worker.ranks[0], signal.SIGKILL)
         await reading
     finally:
         await fleet.close()
@@ -190,7 +190,7 @@ async def killed(service: Service, role: Role, process: Process) -> None:
 
 
 SERVICES = [pytest.param(name, marks=[pytest.mark.slow] * (name != "mtp")) for name in (None, *BESIDE)]
-PROCESSES = [pytest.param("front", marks=pytest.mark.slow), "engine"]  # the quick suite has one that is small
+PROCESSES = [pytest.param("frontend", marks=pytest.mark.slow), "engine"]  # one process in the quick suite
 
 
 @pytest.mark.parametrize("service", SERVICES, indirect=True, ids=lambda name: name or "others")
@@ -201,7 +201,7 @@ async def test_targets_are_killed_under_streams_of_every_drafter(service: Servic
 
 @pytest.mark.slow
 @pytest.mark.parametrize("service", [None], indirect=True, ids=["others"])
-@pytest.mark.parametrize("process", ["front", "engine"])
+@pytest.mark.parametrize("process", ["frontend", "engine"])
 async def test_draft_workers_are_killed_and_whoever_asks_none_notices_nothing(
     service: Service, process: Process
 ) -> None:

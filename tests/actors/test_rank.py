@@ -85,7 +85,7 @@ def test_hanging_rank_ends_its_group(
     assert not any(psutil.pid_exists(pid) for pid in pids)
     if stopped and moment == "joins":
         assert "of 2 ranks these have not come to" in said(pids)
-    # A stopped engine is noticed by its front, which then leaves; another rank by the time that it takes.
+    # A stopped engine is noticed by its frontend, which then leaves; another rank by the time that it takes.
     assert (f"load_timeout_s={LOAD_S:g}" if stopped else "ended by signal 9") in said(pids)
 
 

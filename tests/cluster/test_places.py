@@ -1,6 +1,6 @@
 """Which devices the processes of a deployment see and take, on clusters whose nodes declare their GPUs.
 
-Front, engine and ranks are real, as is Ray. torch is shown the GPUs that a node declares by
+Frontend, engine and ranks are real, as is Ray. torch is shown the GPUs that a node declares by
 tests/support/declared_gpus, and models run on the CPU. ``-s`` prints the table.
 """
 
@@ -192,12 +192,12 @@ def table(name: str, workers: list[dict[str, Any]]) -> str:
     ids = sorted({place["node"] for worker in workers for place in worker["places"]})
     lines = [f"\n{name}"]
     for worker in sorted(workers, key=lambda one: str(one["role"]), reverse=True):
-        front = f"Ray gives {', '.join(worker['gpus']) or 'none'}"
-        lines.append(f"  {worker['role']:6}  front   node {ids.index(worker['node'])}  {front}")
+        frontend = f"Ray gives {', '.join(worker['gpus']) or 'none'}"
+        lines.append(f"  {worker['role']:6}  frontend  node {ids.index(worker['node'])}  {frontend}")
         for place in worker["places"]:
             gb = f"{place['may_take'] / GB:.1f} of {place['memory'] / GB:.1f} GB"
             lines.append(
-                f"  {'':6}  rank {place['rank']}  node {ids.index(place['node'])}"
+                f"  {'':6}  rank {place['rank']}    node {ids.index(place['node'])}"
                 f"  CUDA_VISIBLE_DEVICES={place['gpus']!r} sees {', '.join(place['sees']) or 'none'},"
                 f" takes {place['device']}, {gb}; {place['threads']} threads; {place['interface'] or 'alone'}"
             )

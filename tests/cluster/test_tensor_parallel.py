@@ -72,7 +72,7 @@ def test_ranks_answer_as_one_process(groups: Machines, client: httpx.Client) -> 
 
 
 def busy_group(groups: Machines) -> tuple[int, int, int]:
-    """Process ids of rank 0, rank 1 and the front of the group where the stream is."""
+    """Process ids of rank 0, rank 1 and the frontend of the group where the stream is."""
     [worker] = groups.busy("target")
     [leader, rank] = worker["ranks"]
     return leader, rank, worker["pid"]

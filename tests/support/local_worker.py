@@ -1,4 +1,4 @@
-"""Draft and target workers behind real gRPC, without Ray: a front, and a real engine as it is spoken to."""
+"""Draft and target workers behind real gRPC, without Ray: a frontend, and a real engine."""
 
 import asyncio
 import socket
@@ -15,11 +15,11 @@ from actors.messages import decode_to_engine
 from gateway.workers.streams import Role, WorkerInfo
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
-from tests.support.process_worker import front
+from tests.support.process_worker import frontend
 
 
 class LocalEngine:
-    """An engine in a thread of this process, where a test can reach it, and the front's connection to it."""
+    """An engine in a thread of this process, in a test's reach, and the frontend's connection to it."""
 
     def __init__(self, build: Callable[[], Engine]) -> None:
         """Returns when it is built. Raises what building it raises."""
@@ -51,7 +51,7 @@ class LocalEngine:
 
 @dataclass(frozen=True)
 class LocalWorker:
-    """What it publishes, what its front says to its engine, and the engine."""
+    """What it publishes, what its frontend says to its engine, and the engine."""
 
     published: WorkerInfo
     client: EngineClient
@@ -93,7 +93,7 @@ async def local_worker(role: Role, settings: EngineSettings) -> AsyncIterator[Lo
     """The worker, once it is ready; it trusts those who have TRUST. Its engine is gone afterwards."""
     async with (
         local_engine(lambda: Engine.from_settings(settings)) as (client, behind),
-        front(client, role) as address,
+        frontend(client, role) as address,
     ):
         engine = behind.engine
         published = WorkerInfo(

@@ -1,6 +1,6 @@
-"""A worker as users have it, without Ray: the engine in a process of its own, and a front without torch.
+"""A worker as users have it, without Ray: the engine in a process of its own, and a frontend without torch.
 
-The front is in this process, or in one of its own too.
+The frontend is in this process, or in one of its own too.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from tests.support.trust import TRUST
 
 
 @asynccontextmanager
-async def front(client: EngineClient, *roles: Role) -> AsyncIterator[str]:
+async def frontend(client: EngineClient, *roles: Role) -> AsyncIterator[str]:
     """The address of a worker's server, of several roles where the engine is to serve them all."""
 
     def add_servicers(server: Any) -> None:
@@ -53,7 +53,7 @@ async def process_worker(
         ready = await asyncio.to_thread(process.ready)
         client = EngineClient()
         await client.connect(process.connection)
-        async with front(client, role) as address:
+        async with frontend(client, role) as address:
             yield WorkerInfo(
                 role,
                 settings.model,

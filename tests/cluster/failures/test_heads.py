@@ -34,14 +34,14 @@ def requests() -> list[dict[str, Any]]:
     return [body(seed, temperature=(0.0, 0.7, 1.0)[seed % 3], **fields) for seed in range(STREAMS)]
 
 
-@pytest.mark.parametrize("process", ["front", "engine"])
+@pytest.mark.parametrize("process", ["frontend", "engine"])
 def test_target_killed_under_streams_that_its_heads_draft(machines: Machines, process: str) -> None:
     asked = requests()
     expected = [plain(machines, request) for request in asked]
 
     def kill() -> None:
         worker = machines.busy("target")[0]
-        os.kill(worker["pid"] if process == "front" else worker["ranks"][0], signal.SIGKILL)
+        os.kill(worker["pid"] if process == "frontend" else worker["ranks"][0], signal.SIGKILL)
 
     def read(number: int) -> Answer:
         if number == 0:

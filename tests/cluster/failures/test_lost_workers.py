@@ -29,12 +29,12 @@ def test_target_killed_under_a_stream(machines: Machines) -> None:
     machines.wait_for("target", 2)
 
 
-@pytest.mark.parametrize("process", ["front", "engine"])
+@pytest.mark.parametrize("process", ["frontend", "engine"])
 def test_stream_of_plain_decoding_outlives_the_loss_of_all_targets(machines: Machines, process: str) -> None:
     request = body(1)
     expected = plain(machines, request)
     before = {*machines.pids("target"), *machines.engines("target")}
-    pids = machines.pids if process == "front" else machines.engines
+    pids = machines.pids if process == "frontend" else machines.engines
     kill = send(signal.SIGKILL, lambda: pids("target"))
     answer = stream(machines, {**request, "speculation": {"mode": "off"}}, after=3, then=kill)
     agree(answer, expected)
@@ -64,7 +64,7 @@ def resumed(pids: list[int]) -> Iterator[None]:
                 os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("process", ["front", "engine"])
+@pytest.mark.parametrize("process", ["frontend", "engine"])
 @pytest.mark.parametrize("role", ["target", pytest.param("draft", marks=pytest.mark.slow)])
 def test_worker_that_hangs_under_a_stream(machines: Machines, role: str, process: str) -> None:
     request = body(4)
@@ -73,7 +73,7 @@ def test_worker_that_hangs_under_a_stream(machines: Machines, role: str, process
 
     def stop() -> None:
         for worker in machines.busy(role):
-            stopped.append(worker["pid"] if process == "front" else worker["ranks"][0])
+            stopped.append(worker["pid"] if process == "frontend" else worker["ranks"][0])
         assert stopped
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
@@ -84,7 +84,7 @@ def test_worker_that_hangs_under_a_stream(machines: Machines, role: str, process
     assert answer.longest_pause_s < 3 * KEEPALIVE_S + expected.took_s
     machines.wait_for("target", 2)
     machines.wait_for("draft", 1)
-    if process == "engine":  # Serve leaves a front alone that was stopped for a moment
+    if process == "engine":  # Serve leaves a frontend alone that was stopped for a moment
         wait_until(lambda: not any(map(psutil.pid_exists, stopped)))
 
 
