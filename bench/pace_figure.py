@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from outrider.pace.optimizer import Vector, best_depths, log_rate, mix_of, round_seconds
+from outrider.pace.optimizer import best_depths, log_rate, mix_of, round_seconds
+from outrider.pace.regression import Vector
 
 FIGURE = Path(__file__).parent / "results" / "pace.png"
 MAX_DEPTH = 8  # tokens

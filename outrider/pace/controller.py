@@ -75,7 +75,7 @@ class Pace:
     def observe_round(self, sequence: PacedSequence, accepted: int, reached: int, times: RoundTimes) -> None:
         """Learns from a Verdict on a Draft: accepted of the reached positions of its chain are correct."""
         if sequence.depth == 0 and sequence.is_trying:
-            sequence.turns.count()
+            sequence.turns.left -= 1
         elif sequence.decision.decided_by == MEASURED:
             expected = expected_tokens_by_position(sequence.acceptance.rates()[: times.depth])
             self._costs.compare_round(sequence.drafter.name, times, 1.0 + accepted, expected)
@@ -98,7 +98,7 @@ class Pace:
         if is_trial and not sequence.is_trying:
             return  # the sequence waits for its Draft
         if is_trial:
-            sequence.turns.count()
+            sequence.turns.left -= 1
         if sequence.decision.decided_by == MEASURED:
             self._costs.compare_plain(seconds, len(self._sequences), is_trial)
 
@@ -206,7 +206,7 @@ class Pace:
         scale = max(self._running / len(self._sequences), 1.0)
         costs = self._costs.batch(drafted_by, context)
         decisions, expectation = by_costs(self._settings, sequences, costs, scale)
-        self._costs.expect(expectation)
+        self._costs.expected = expectation
         for sequence, decision in zip(sequences, decisions, strict=True):
             sequence.apply(decision)
         logger.debug(

@@ -67,7 +67,7 @@ class TargetCosts:
         self._newest_step_s = 0.0  # seconds of the target's newest step
         self._drafters: dict[str, DrafterCosts] = {}
         self._calibration = Calibration()
-        self._expected = Expectation()
+        self.expected = Expectation()  # predictions of the newest decision
         self._plain_s: float | None = None  # seconds of a step of plain decoding, averaged; None: not known
         self._averaged_s = self._busy_s = 0.0  # seconds of steps in that average, and of steps since then
 
@@ -82,7 +82,7 @@ class TargetCosts:
         if not self._target.observe(step):
             return False
         self._busy_s += step.seconds
-        self._calibration.observe_step(self._expected.in_rounds.keys() if step.had_drafts else ())
+        self._calibration.observe_step(self.expected.in_rounds.keys() if step.had_drafts else ())
         return True
 
     def observe_drafting(self, drafter: DrafterInfo, worker: str, step: Step) -> None:
@@ -99,9 +99,9 @@ class TargetCosts:
 
     def compare_round(self, drafter: str, times: RoundTimes, tokens: float, expected_tokens: float) -> None:
         """Compares a round with its predicted times and tokens."""
-        count = max(self._expected.in_rounds[drafter], 1)
+        count = max(self.expected.in_rounds[drafter], 1)
         seconds = times.seconds + times.target_s
-        self._calibration.observe_round(drafter, times.depth, seconds, self._expected.round_s, count)
+        self._calibration.observe_round(drafter, times.depth, seconds, self.expected.round_s, count)
         self._calibration.observe_tokens(drafter, tokens, expected_tokens, count)
 
     def compare_plain(self, seconds: float, sequences: int, is_trial: bool) -> None:
@@ -109,15 +109,11 @@ class TargetCosts:
 
         sequences: sequences at the target; some may have left since the decision.
         """
-        plain = sequences - self._expected.in_rounds.total()
+        plain = sequences - self.expected.in_rounds.total()
         if is_trial and plain > 0:
             return
         count = sequences if is_trial else max(plain, 1)
-        self._calibration.observe_plain(seconds, self._expected.step_s, count, is_trial=is_trial)
-
-    def expect(self, expectation: Expectation) -> None:
-        """Keeps the predictions of a decision, to compare them with what happens."""
-        self._expected = expectation
+        self._calibration.observe_plain(seconds, self.expected.step_s, count, is_trial=is_trial)
 
     def batch(self, drafted_by: Sequence[tuple[DrafterInfo, str]], context: float) -> BatchCosts:
         """Returns the costs of a batch.

@@ -73,14 +73,6 @@ class Turns:
         self.left = max(self.left, 1)
         self.is_probe = True
 
-    def count(self) -> None:
-        """Counts a turn of the other kind."""
-        self.left -= 1
-
-    def cancel(self) -> None:
-        """Ends the trial: its kind of decoding is in force now."""
-        self.left = 0
-
 
 class Probes:
     """How rarely the sequences of one task probe their drafter while they are decoded plainly."""

@@ -17,9 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.pace.regression import Vector
 from outrider.pace.tuning import TUNING
-
-Vector = NDArray[np.float64]
 
 
 class Costs(Protocol):

@@ -15,13 +15,13 @@ from outrider.drafters.registry import Width
 from outrider.pace.costs import BatchCosts, Expectation
 from outrider.pace.optimizer import (
     Mix,
-    Vector,
     best_alternatives,
     best_depths,
     log_rate,
     mix_of,
     round_seconds,
 )
+from outrider.pace.regression import Vector
 from outrider.pace.sequence import MEASURED, THRESHOLDS, Decision, PacedSequence
 from outrider.pace.settings import PaceSettings
 from outrider.pace.tuning import TUNING

@@ -59,7 +59,7 @@ class PacedSequence:
     def apply(self, decision: Decision) -> None:
         """Puts a decision in force. A trial of the kind of decoding that it chooses is over."""
         if (decision.depth > 0) is not (self.depth > 0):
-            self.turns.cancel()
+            self.turns.left = 0
         self.decision = decision
 
     def is_like(self, other: "PacedSequence") -> bool:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from outrider.drafters.registry import DrafterInfo, Place
-from outrider.pace.optimizer import Mix, Vector, round_seconds
+from outrider.pace.optimizer import Mix, round_seconds
+from outrider.pace.regression import Vector
 from workshop.advice.judged import Counts
 from workshop.advice.steps import StepTimes
 
