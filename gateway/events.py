@@ -37,7 +37,7 @@ class SendingAhead:
     proposal: Proposal
 
 
-class Forgone(WithReason):
+class AheadDropped(WithReason):
     """The target has continued with a Draft that was sent ahead; its Verdict is dropped."""
 
 
@@ -217,7 +217,7 @@ Event = (
     RoundBegan
     | PlainBegan
     | SendingAhead
-    | Forgone
+    | AheadDropped
     | Drafted
     | DraftAwaited
     | FellBack

@@ -163,7 +163,7 @@ class GatewaySettings(RequestSettings, CallerSettings):
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """The drafters that may draft for a request that names none, new ones last."""
+        """Names of the drafters for a request that names none, new drafts last."""
         return (*self.drafters, *self.new_drafts)
 
     @property
@@ -172,7 +172,7 @@ class GatewaySettings(RequestSettings, CallerSettings):
         return self.drafters[0] if len(self.candidates) == 1 else BY_TASK
 
     def changed(self, live: "LiveSettings") -> "GatewaySettings":
-        """Returns the settings with the live ones in place; these must be those of the start.
+        """Returns the settings of the start with live settings in place.
 
         Raises:
             ValueError: a draft has a name that is taken, or a drafter a name that is unknown.

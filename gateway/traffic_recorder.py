@@ -141,7 +141,7 @@ class RecordFolder:
             self._is_failing = False
 
     def _clean(self, wanted: int = 0) -> None:
-        """Deletes old files, then the oldest ones until ``wanted`` bytes fit."""
+        """Deletes old files, then the oldest files until ``wanted`` bytes fit."""
         self._cleaned_at = self._clock()
         oldest = self._cleaned_at - self._max_age_s
         files = sorted((_began(file), file) for file in self._root.rglob(f"*{SUFFIX}"))

@@ -13,10 +13,10 @@ from opentelemetry.trace import INVALID_SPAN, Span
 from opentelemetry.util.types import AttributeValue
 
 from gateway.events import (
+    AheadDropped,
     Ended,
     Event,
     FellBack,
-    Forgone,
     PlainBegan,
     Resumed,
     RoundBegan,
@@ -87,7 +87,7 @@ class AnswerTrace(NoTrace):
                 self._next = self._started(ROUND, time.time_ns())
                 self._next.set_attribute("outrider.tree_size", len(event.proposal.draft))
                 self.ahead = traceparent_of(self._next)
-            case Forgone():
+            case AheadDropped():
                 _abandon(self._next, event.reason)
                 self._next.end()
             case VerdictFell():

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from gateway.errors import GatewayError
 from gateway.events import (
+    AheadDropped,
     DraftAwaited,
     Ended,
     Events,
-    Forgone,
     PlainBegan,
     RoundBegan,
     SendingAhead,
@@ -225,7 +225,7 @@ class RoundPhase(SequencePhase):
             return None
         if depth == 0:
             if self._sequence.finish_reason is None:
-                self._events.emit(Forgone(self.reason))
+                self._events.emit(AheadDropped(self.reason))
             return None
         self._state = Verifying()
         return ahead

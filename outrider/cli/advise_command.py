@@ -11,7 +11,7 @@ from outrider.cli.deployment import (
     check_one_process,
     read_deployment,
     report_progress,
-    run_or_say_why,
+    run_command,
 )
 from outrider.cli.options import add_options, read_options
 from workshop.advice.settings import AdviceSettings
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Returns 1, with the reason on stderr, if nothing can be advised."""
-    return run_or_say_why(lambda: _advise(options))
+    return run_command(lambda: _advise(options))
 
 
 def _advise(options: argparse.Namespace) -> None:

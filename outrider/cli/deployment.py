@@ -1,4 +1,4 @@
-"""Arguments of commands that ask about a deployment which need not run: its settings, its devices."""
+"""Arguments of commands about a deployment that need not run: its settings and its devices."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from cluster.settings import Settings
 
 
-def run_or_say_why(command: Callable[[], None]) -> int:
+def run_command(command: Callable[[], None]) -> int:
     """Runs a command and returns its exit code. A known failure prints its reason to stderr: code 1."""
     from outrider.engine.errors import EngineError
 
@@ -80,7 +80,7 @@ def read_deployment(options: argparse.Namespace) -> "tuple[Settings, dict[str, i
     settings = read_settings(_arguments(options.settings))
     write_out(settings.target.model)
     check_shares(settings.target_engine())
-    # A named memory means GPUs, one for each rank and draft, unless the settings say otherwise.
+    # A named memory means GPUs, one for each rank and draft, unless the settings differ.
     wanted = settings.target.most_replicas * settings.target.tensor_parallel
     wanted += sum(draft.most_replicas for draft in settings.drafts.values())
     settings = settings.with_gpus(wanted if memory else len(gpus_here()))

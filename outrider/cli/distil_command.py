@@ -9,7 +9,7 @@ from outrider.cli.deployment import (
     check_one_process,
     given_settings,
     report_progress,
-    run_or_say_why,
+    run_command,
 )
 from outrider.cli.options import add_options, read_options
 from workshop.distillation.settings import DistilSettings
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Returns 1, with the reason on stderr, if nothing can be fitted."""
-    return run_or_say_why(lambda: _distil(options))
+    return run_command(lambda: _distil(options))
 
 
 def _distil(options: argparse.Namespace) -> None:

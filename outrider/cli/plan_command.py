@@ -5,7 +5,7 @@ The devices need not be here.
 
 import argparse
 
-from outrider.cli.deployment import add_deployment, check_accelerator, read_deployment, run_or_say_why
+from outrider.cli.deployment import add_deployment, check_accelerator, read_deployment, run_command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Returns 1, with the reason on stderr, if the deployment would be refused."""
-    return run_or_say_why(lambda: _print_plan(options))
+    return run_command(lambda: _print_plan(options))
 
 
 def _print_plan(options: argparse.Namespace) -> None:

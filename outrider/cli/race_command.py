@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
             else {"prompt": [options.prompt] * options.runs}
         )
         if options.json is not None:
-            options.json.touch()  # a race whose record cannot be kept is not begun
+            options.json.touch()  # no race begins unless its record can be written
     except (ValueError, OSError) as error:
         print(f"outrider: {error}", file=sys.stderr)
         return 1

@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def screen(history: LoadHistory) -> str:
-    """Returns one look; rates need two answers of a gateway."""
+    """Returns the text of one look; rates need two answers of a gateway."""
     gateways = list(history.newest.values())
     rates = history.rates()
     lines = [

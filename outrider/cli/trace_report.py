@@ -119,12 +119,12 @@ def lines(result: TraceReport) -> Iterator[str]:
             inside = (f"{name} {result.in_target[name]:.1f}" for name in IN_TARGET)
             yield f"  {'':<8}{'':>9}     {'':>4}  as the target has it, ms: {', '.join(inside)}"
     yield ""
-    yield from _happened(result)
+    yield from _event_lines(result)
     yield from (f"-> {line}" for line in advice(result))
 
 
-def _happened(result: TraceReport) -> Iterator[str]:
-    """Returns events: as they are for one request, counted by kind for several."""
+def _event_lines(result: TraceReport) -> Iterator[str]:
+    """Yields a line for each event of a single request, or for each kind of event of several requests."""
     if result.generations == 1:
         yield from (f"  {event}" for event in result.events.elements())
         return
@@ -181,4 +181,4 @@ def _waiting(result: TraceReport) -> str:
         return "the draft worker is shared by many: more drafts"
     if rounds and result.batch / rounds >= LARGE_BATCH:
         return "the target is shared by many: more targets"
-    return "steps of others delay each round: more targets, or a smaller share of long prompts"
+    return "steps of other sequences delay each round: more targets, or a smaller share of long prompts"

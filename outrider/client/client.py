@@ -12,8 +12,8 @@ from outrider.learning.backoff import Backoff
 from protos import generation_pb2, generation_pb2_grpc
 
 PAUSE = Backoff(0.2, 3.0)  # seconds between attempts
-AGAIN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
-# Serve's proxy answers INTERNAL for a lost gateway as for a defect: Ray's words tell the two apart.
+RETRIED = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED})
+# Serve's proxy answers INTERNAL for a lost gateway as for a defect: only Ray's words differ.
 LOST_GATEWAY = ("actor died", "actor is temporarily unavailable", "Actor is unavailable")
 RETRY_DELAY = "retry-after-ms"  # trailing metadata of a gateway whose queue is full
 
@@ -32,7 +32,7 @@ class AnswerPiece:
 
 
 class Answer:
-    """Answer: its pieces, to be iterated once; then its seed, its usage, its reason to end."""
+    """Pieces of an answer, to be iterated once; after them its seed, usage and finish reason."""
 
     def __init__(self, client: "Client", request: generation_pb2.GenerateRequest) -> None:
         self._client = client
@@ -43,7 +43,7 @@ class Answer:
         self.repeats = 0  # times that the request was sent again
 
     def __iter__(self) -> Iterator[AnswerPiece]:
-        """Yields the pieces. Raises grpc.RpcError if a repeated request cannot help, or has not in time."""
+        """Yields the pieces. Raises grpc.RpcError if repeats cannot help, or have not helped in time."""
         yielded = 0  # tokens
         deadline = time.monotonic() + self._client.patience_s
         failures = 0  # failed attempts since the newest token
@@ -51,7 +51,7 @@ class Answer:
             try:
                 skipped = 0
                 for piece in self._pieces():
-                    if skipped < yielded:  # an earlier attempt has brought it; one seed, one text
+                    if skipped < yielded:  # an earlier attempt has yielded the piece; one seed, one text
                         skipped += 1
                         continue
                     yielded, skipped = yielded + 1, skipped + 1
@@ -59,7 +59,7 @@ class Answer:
                     yield piece
             except grpc.RpcError as error:
                 pause_s = max(PAUSE.after(failures), _asked_delay_s(error))
-                if not _may_pass(error) or time.monotonic() + pause_s > deadline:
+                if not _is_temporary(error) or time.monotonic() + pause_s > deadline:
                     raise
                 logger.debug(
                     "attempt ended with %s after %d tokens, again in %.1f s", error.code(), yielded, pause_s
@@ -133,10 +133,10 @@ class Client:
         self._channel.close()
 
 
-def _may_pass(error: grpc.RpcError) -> bool:
+def _is_temporary(error: grpc.RpcError) -> bool:
     details = error.details() or ""
     lost = error.code() is grpc.StatusCode.INTERNAL and any(words in details for words in LOST_GATEWAY)
-    return lost or error.code() in AGAIN
+    return lost or error.code() in RETRIED
 
 
 def _asked_delay_s(error: grpc.RpcError) -> float:

@@ -9,7 +9,7 @@ class Agreement:
     """Result of comparing one guess with the text at its positions."""
 
     correct: int  # leading tokens of the guess that equal the text
-    reached: int  # tokens of the guess that the text judges: the correct ones, and the first wrong one
+    reached: int  # tokens of the guess that the text judges: all correct tokens and the first wrong token
 
 
 def agreement(guess: Sequence[int], text: Sequence[int]) -> Agreement:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outrider.cli.deployment import run_or_say_why
+from outrider.cli.deployment import run_command
 from outrider.cli.service import INTERRUPTED
 from outrider.engine.errors import UnsupportedModelError
 
@@ -12,19 +12,19 @@ def raising(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("wrong"), OSError("wrong"), UnsupportedModelError("wrong")])
-def test_run_or_say_why_of_a_known_error_prints_no_traceback(
+def test_run_command_of_a_known_error_prints_no_traceback(
     error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_or_say_why(lambda: raising(error)) == 1
+    assert run_command(lambda: raising(error)) == 1
     assert capsys.readouterr().err == "outrider: wrong\n"
 
 
-def test_run_or_say_why_of_an_interrupt_ends_quietly(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_or_say_why(lambda: raising(KeyboardInterrupt())) == INTERRUPTED
+def test_run_command_of_an_interrupt_ends_quietly(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(lambda: raising(KeyboardInterrupt())) == INTERRUPTED
     assert capsys.readouterr().err == ""
 
 
-def test_run_or_say_why_of_an_unknown_error_raises_it() -> None:
+def test_run_command_of_an_unknown_error_raises_it() -> None:
     with pytest.raises(RuntimeError):
-        run_or_say_why(lambda: raising(RuntimeError()))
-    assert run_or_say_why(lambda: None) == 0
+        run_command(lambda: raising(RuntimeError()))
+    assert run_command(lambda: None) == 0

@@ -128,7 +128,7 @@ class ChatRequest(GenerationRequest):
             return CallFormat.of(template, added, "tool_choice").only_calls(tools, several=several)
         if any(tool.function.strict for tool in self.tools):
             held = [tool.held() for tool in self.tools]
-            return CallFormat.of(template, added, "tools").right_calls(held)
+            return CallFormat.of(template, added, "tools").valid_calls(held)
         return None
 
     async def _request(self, generation: Generation, chat: Chat) -> Request:

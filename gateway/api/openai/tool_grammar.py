@@ -57,7 +57,7 @@ class CallFormat:
             start = f"start: call{'+' if several else ''}\ncall: {self._mark} body"
         return Form("lark", f"{start}\n{self._bodies(tools)}", "tools")
 
-    def right_calls(self, tools: Sequence[dict[str, Any]]) -> Form:
+    def valid_calls(self, tools: Sequence[dict[str, Any]]) -> Form:
         """Returns the form of any text with calls of these tools in it, each by its schema."""
         opened = f"TEXT {self._mark}"
         lines = [TEXT, self._bodies(tools)]

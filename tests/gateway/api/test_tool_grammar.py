@@ -108,7 +108,7 @@ def test_several_calls_are_forced_where_the_format_has_room_for_them(tokens, nam
 @pytest.mark.parametrize("name", FORMATS)
 def test_strict_calls_are_right_and_text_is_free(tokens, name):
     source, text, mark = FORMATS[name]
-    form = format_of(source, tokens).right_calls(TOOLS)
+    form = format_of(source, tokens).valid_calls(TOOLS)
     assert tokens.follows(form, 'It rains, "é" {so}\n[x].') == (True, True)
     assert tokens.follows(form, text) == (True, True)
     assert tokens.follows(form, text.replace("Rome", "Bonn"))[0] is False

@@ -6,8 +6,8 @@ import pytest
 from opentelemetry.trace import get_tracer
 
 from gateway.events import (
+    AheadDropped,
     Ended,
-    Forgone,
     PlainBegan,
     RoundBegan,
     Routed,
@@ -96,7 +96,7 @@ async def test_trace_tokens_before_a_verdict_belong_to_its_round(spans):
 async def test_trace_forgone_round_is_abandoned(spans):
     """The span stays in the trace: the worker has spans below it."""
     trace = traced()
-    trace.on(Forgone("measured"))
+    trace.on(AheadDropped("measured"))
     trace.on(PlainBegan("measured"))
     abandoned = spans.one("abandoned round")
     assert abandoned.attributes["outrider.abandoned"] == "measured"
