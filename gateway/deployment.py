@@ -59,7 +59,7 @@ class Gateway(GenerationServicer):
         """
         bound_heads()  # with HAProxy in front, Serve reads HTTP in this process
         shorten_refusals()
-        self._leaving = AsyncExitStack()  # ends what has been started, the last first
+        self._leaving = AsyncExitStack()  # ends what was started, the newest first
         self._leaving.callback(start_tracing())
         # Serve fills the table of a handle's workers from the moment that the handle is set up.
         self._handles = [handle.options() for handle in worker_handles]

@@ -21,8 +21,8 @@ class Readiness:
     """Shows balancers and operators when to send requests.
 
     A gateway is ready once it has a target and every draft of its start, or ``DRAFTS_WITHIN_S`` after it has
-    a target. A draft that is lost later does not change that. Earlier requests are refused, with a delay
-    after which to ask again, if there is no target; if only a draft is lacking, they wait for it.
+    a target. The later loss of a draft does not change that. A request that comes earlier is refused
+    if there is no target, with a delay after which to ask again. If only a draft is missing, it waits.
     """
 
     def __init__(self, fleet: Fleet, drafts: Collection[str]) -> None:

@@ -18,7 +18,7 @@ Prompt = str | tuple[int, ...]  # text, or token ids
 
 @dataclass(frozen=True)
 class Request:
-    """Prompts, and how they shall be answered."""
+    """Prompts, and how to answer them."""
 
     prompts: tuple[Prompt, ...]  # each is answered as if it were alone
     sampling: Sampling
@@ -27,7 +27,7 @@ class Request:
     model: str | None = None
     n: int = 1  # answers to each prompt
     shown: frozenset[str] = frozenset()  # special tokens that the answer's text shows
-    scores_prompts: bool = False  # log-probabilities of their tokens, as many as sampling.logprobs says
+    scores_prompts: bool = False  # log-probabilities of the prompts' tokens; their number: sampling.logprobs
     generates: bool = True  # False: only the prompts are scored
     task: str | None = None  # label under which acceptance is counted
     priority: Priority = "interactive"
@@ -57,9 +57,7 @@ class Chunk:
     finish_reason: str | None = None  # "stop" or "length", on the choice's last chunk
     usage: AnswerUsage | None = None  # on the last chunk of all
     round: VerdictFell | None = None  # round that the tokens come from; None: plain decoding
-    scores: tuple[
-        TokenLogprobs, ...
-    ] = ()  # scores of the prompt's tokens from the second on; before any token
+    scores: tuple[TokenLogprobs, ...] = ()  # for the prompt, from its second token on; before any token
 
     @property
     def text(self) -> str:
