@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from gateway.events import DraftAwaited, Drafted, Event, RoundBegan, TokenDecoded, VerdictFell
+from gateway.events import DraftAwaited, Drafted, Event, RoundBegan, TokenDecoded, VerdictReceived
 from gateway.loop.answer_trace import NO_TRACE, NoTrace
 from gateway.loop.factory import LoopFactory
 from gateway.loop.loop import SequenceLoop
@@ -52,9 +52,9 @@ class RoundParts(NoTrace):
                 self._drafted_at, self._proposal = now, event.proposal
             case RoundBegan() | DraftAwaited():
                 self._sent_at = now  # its Decode follows, unless it has to wait for a Draft
-            case VerdictFell(continued=False):
+            case VerdictReceived(continued=False):
                 self._verdict(now, event.reply.timings, self._asked)
-            case VerdictFell() | TokenDecoded():
+            case VerdictReceived() | TokenDecoded():
                 self._verdict(now, event.reply.timings, self._went_on)
 
     def _verdict(self, now: float, timings: rounds_pb2.Timings, parts: Parts) -> None:

@@ -69,7 +69,7 @@ class Resumed(WithReason):
 
 
 @dataclass(frozen=True, slots=True)
-class VerdictFell:
+class VerdictReceived:
     """The round is over, its tokens are committed."""
 
     proposal: Proposal
@@ -222,7 +222,7 @@ Event = (
     | DraftAwaited
     | FellBack
     | Resumed
-    | VerdictFell
+    | VerdictReceived
     | TokenDecoded
     | Overtaken
     | Compared

@@ -1,10 +1,10 @@
 """Message about a round, for requests that ask for rounds: gRPC sends it, HTTP sends its JSON."""
 
-from gateway.events import VerdictFell
+from gateway.events import VerdictReceived
 from protos import generation_pb2
 
 
-def round_message(round_: VerdictFell) -> generation_pb2.Round:
+def round_message(round_: VerdictReceived) -> generation_pb2.Round:
     timings = round_.reply.timings
     return generation_pb2.Round(
         drafted=round_.proposal.draft.tokens,

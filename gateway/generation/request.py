@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from opentelemetry.trace import Span
 
-from gateway.events import VerdictFell
+from gateway.events import VerdictReceived
 from gateway.generation.form import Form
 from gateway.generation.text import Piece
 from gateway.loop.stats import Stats
@@ -56,7 +56,7 @@ class Chunk:
     pieces: tuple[Piece, ...]  # per token, whole characters only
     finish_reason: str | None = None  # "stop" or "length", on the choice's last chunk
     usage: AnswerUsage | None = None  # on the last chunk of all
-    round: VerdictFell | None = None  # round that the tokens come from; None: plain decoding
+    round: VerdictReceived | None = None  # round that the tokens come from; None: plain decoding
     scores: tuple[TokenLogprobs, ...] = ()  # for the prompt, from its second token on; before any token
 
     @property

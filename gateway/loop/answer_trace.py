@@ -24,7 +24,7 @@ from gateway.events import (
     SendingAhead,
     TargetLost,
     TokenDecoded,
-    VerdictFell,
+    VerdictReceived,
 )
 from gateway.loop.stats import Stats
 from gateway.settings import Speculation
@@ -90,7 +90,7 @@ class AnswerTrace(NoTrace):
             case AheadDropped():
                 _abandon(self._next, event.reason)
                 self._next.end()
-            case VerdictFell():
+            case VerdictReceived():
                 self._verdict(event)
             case TokenDecoded():
                 if self._plain is None:
@@ -122,8 +122,8 @@ class AnswerTrace(NoTrace):
         self._span.set_attribute("outrider.reason", reason)
         self.current = traceparent_of(self._span)
 
-    def _verdict(self, fell: VerdictFell) -> None:
-        ended_ns, proposal = time.time_ns(), fell.proposal
+    def _verdict(self, verdict: VerdictReceived) -> None:
+        ended_ns, proposal = time.time_ns(), verdict.proposal
         if proposal.draft:
             self._span.set_attribute("outrider.depth", proposal.draft.chain_length)
             self._span.set_attribute("outrider.drafted_by", proposal.drafter)
@@ -136,8 +136,8 @@ class AnswerTrace(NoTrace):
                 self._span.set_attribute("outrider.ahead_hit_rank", proposal.ahead.rank)
         else:
             self._span.update_name(PLAIN)  # plain decoding of one token
-        times = self._round_times(fell, self._lasted_ms(ended_ns))
-        self._finish(len(fell.reply.tokens), times, fell.reply, ended_ns)
+        times = self._round_times(verdict, self._lasted_ms(ended_ns))
+        self._finish(len(verdict.reply.tokens), times, verdict.reply, ended_ns)
 
     def _end(self, reason: str) -> None:
         """Ends the span of plain decoding, or of a round that has no Verdict for this reason."""
@@ -162,16 +162,16 @@ class AnswerTrace(NoTrace):
     def _lasted_ms(self, ended_ns: int) -> float:
         return (ended_ns - self._begun_ns) / 1e6
 
-    def _round_times(self, fell: VerdictFell, lasted: float) -> "Times":
+    def _round_times(self, verdict: VerdictReceived, lasted: float) -> "Times":
         """Returns parts that sum up to the milliseconds since the round or the last Verdict began."""
-        proposal, reply = fell.proposal, fell.reply
+        proposal, reply = verdict.proposal, verdict.reply
         step, total = reply.timings.step_ns / 1e6, reply.timings.total_ns / 1e6
         if self._continued:
             target = min(step, lasted)
             return Times(
                 target=target, wait=max(min(total, lasted) - target, 0.0), wire=max(lasted - total, 0.0)
             )
-        times = Times(target=step, wait=total - step, wire=1e3 * fell.overhead_s)
+        times = Times(target=step, wait=total - step, wire=1e3 * verdict.overhead_s)
         if self._waits:
             waited, outside = 1e3 * proposal.seconds, 1e3 * proposal.overhead_s
             times.draft = proposal.step_s * 1e3

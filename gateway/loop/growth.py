@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NoReturn
 
-from gateway.events import Event, Events, TokenDecoded, VerdictFell
+from gateway.events import Event, Events, TokenDecoded, VerdictReceived
 from gateway.sequence import GatewaySequence
 
 
@@ -21,7 +21,7 @@ class Growth:
 
     def on(self, event: Event) -> None:
         """Wakes the task if the sequence is long enough, or rounds pay."""
-        if isinstance(event, VerdictFell | TokenDecoded) and (
+        if isinstance(event, VerdictReceived | TokenDecoded) and (
             len(self._sequence) >= self._awaited or self._pays()
         ):
             self._is_woken.set()

@@ -19,7 +19,7 @@ from gateway.events import (
     RoundBegan,
     SendingAhead,
     TokenDecoded,
-    VerdictFell,
+    VerdictReceived,
 )
 from gateway.loop.answer_trace import NoTrace
 from gateway.loop.draft_source import DraftSource
@@ -175,7 +175,7 @@ class RoundPhase(SequencePhase):
                     reply, more_s = await self._turns.reply(self._plain_round)
                     target_s += more_s
             committed = self._verdict(
-                VerdictFell(proposal, reply, self.reason, is_continued, draft_s, target_s)
+                VerdictReceived(proposal, reply, self.reason, is_continued, draft_s, target_s)
             )
             depth = 0
             if sequence.finish_reason is None:
@@ -202,17 +202,17 @@ class RoundPhase(SequencePhase):
         if sequence.finish_reason is None:
             self.next = PlainPhase(self._parts, self.reason)
 
-    def _verdict(self, fell: VerdictFell) -> Committed:
-        has_draft = bool(fell.proposal.draft)
+    def _verdict(self, verdict: VerdictReceived) -> Committed:
+        has_draft = bool(verdict.proposal.draft)
         own = Origin.PLAIN
         if has_draft:
-            own = Origin.TARGET if fell.drafted_end is None else Origin.ACCEPTED
-        tokens = self._turns.commit(fell.reply, own)
-        if fell.reply.continues:
+            own = Origin.TARGET if verdict.drafted_end is None else Origin.ACCEPTED
+        tokens = self._turns.commit(verdict.reply, own)
+        if verdict.reply.continues:
             ahead = self._source.continued()
             self._state = Verifying() if ahead is None else VerifyingAhead(ahead)
-        self._events.emit(fell)
-        return Committed(tokens, self._sequence.finish_reason, fell if has_draft else None)
+        self._events.emit(verdict)
+        return Committed(tokens, self._sequence.finish_reason, verdict if has_draft else None)
 
     def _following(self, depth: int) -> Proposal | None:
         """Returns the Draft with which the target is at the next round already; None: it waits.

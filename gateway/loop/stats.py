@@ -15,7 +15,7 @@ from gateway.events import (
     Switched,
     TargetLost,
     TokenDecoded,
-    VerdictFell,
+    VerdictReceived,
 )
 from outrider.telemetry.reasons import DepthReason
 
@@ -57,7 +57,7 @@ class Stats:
     def on(self, event: Event) -> None:
         """Counts what happened."""
         match event:
-            case VerdictFell():
+            case VerdictReceived():
                 self.target_passes += 1
                 self.target_s += event.target_s
                 self.forced += event.forced

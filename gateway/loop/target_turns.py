@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gateway.drafters.received import received_draft
 from gateway.errors import DeadlineError
-from gateway.events import VerdictFell
+from gateway.events import VerdictReceived
 from gateway.loop.answer_trace import NoTrace
 from gateway.sequence import GatewaySequence, Origin, Token
 from gateway.workers.fleet import TargetStream
@@ -25,7 +25,7 @@ class Committed:
 
     tokens: tuple[Token, ...]
     finish_reason: str | None  # "stop" or "length"
-    round: VerdictFell | None = None  # None: plain decoding
+    round: VerdictReceived | None = None  # None: plain decoding
     scores: tuple[TokenLogprobs, ...] = ()  # for the prompt; they come before any token
 
 

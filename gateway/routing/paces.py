@@ -10,7 +10,7 @@ from gateway.events import (
     GuessJudged,
     Overtaken,
     TokenDecoded,
-    VerdictFell,
+    VerdictReceived,
 )
 from gateway.proposal import Proposal
 from gateway.routing.route import Route
@@ -91,11 +91,11 @@ class PaceObserver:
         if self.pace is None:
             return
         match event:
-            case VerdictFell() if event.proposal.draft:
+            case VerdictReceived() if event.proposal.draft:
                 self._observe_target(self.pace, event.reply)
                 self._observe_round(self.pace, event)
                 self._route.grew()
-            case VerdictFell() | TokenDecoded():
+            case VerdictReceived() | TokenDecoded():
                 self._observe_target(self.pace, event.reply)
                 self._observe_plain(self.pace, event.reply)
                 self._route.grew()
@@ -140,7 +140,7 @@ class PaceObserver:
         if reply.timings.HasField("last_step"):
             pace.observe_target(step_from_message(reply.timings.last_step), reply.load.decoding)
 
-    def _observe_round(self, pace: Pace, event: VerdictFell) -> None:
+    def _observe_round(self, pace: Pace, event: VerdictReceived) -> None:
         """Learns from the chain alone, without tokens that a grammar forced."""
         proposal, path, forced = event.proposal, event.reply.accepted, event.reply.forced_nodes
         depth = proposal.draft.chain_length

@@ -6,7 +6,7 @@ import pytest
 
 from bench import answers
 from bench.answers import PARTS, AnswerRun, RoundParts, mean_round
-from gateway.events import DraftAwaited, Drafted, Event, RoundBegan, TokenDecoded, VerdictFell
+from gateway.events import DraftAwaited, Drafted, Event, RoundBegan, TokenDecoded, VerdictReceived
 from gateway.loop.stats import Stats
 from gateway.proposal import Proposal
 from outrider.decoding.draft import Draft
@@ -21,8 +21,8 @@ def reply(step_ms: int, total_ms: int) -> rounds_pb2.TargetReply:
     )
 
 
-def verdict(step_ms: int, total_ms: int, continued: bool = False) -> VerdictFell:
-    return VerdictFell(DRAFT, reply(step_ms, total_ms), "fixed", continued, 0.0, 0.0)
+def verdict(step_ms: int, total_ms: int, continued: bool = False) -> VerdictReceived:
+    return VerdictReceived(DRAFT, reply(step_ms, total_ms), "fixed", continued, 0.0, 0.0)
 
 
 def rounds_of(monkeypatch: pytest.MonkeyPatch, *events: tuple[int, Event]) -> list[dict[str, float]]:

@@ -13,7 +13,7 @@ from gateway.events import (
     Routed,
     SendingAhead,
     TokenDecoded,
-    VerdictFell,
+    VerdictReceived,
 )
 from gateway.loop.answer_trace import AnswerTrace
 from gateway.proposal import Proposal
@@ -37,8 +37,8 @@ def reply(*tokens, step_ms=4.0, total_ms=5.0):
     return rounds_pb2.TargetReply(tokens=tokens, accepted=range(len(tokens) - 1), timings=timings)
 
 
-def fell(proposal, reply, continued=False, target_s=0.005):
-    return VerdictFell(proposal, reply, "fixed", continued, proposal.seconds, target_s)
+def verdict(proposal, reply, continued=False, target_s=0.005):
+    return VerdictReceived(proposal, reply, "fixed", continued, proposal.seconds, target_s)
 
 
 def traced():
@@ -46,7 +46,7 @@ def traced():
     trace = answer_trace()
     trace.on(RoundBegan("fixed", waits=True))
     trace.on(SendingAhead(Proposal(Draft((1, 2, 3, 4), (-1, 0, 1, 1)))))
-    trace.on(fell(DRAFT, reply(1, 2, 3)))
+    trace.on(verdict(DRAFT, reply(1, 2, 3)))
     return trace
 
 
@@ -54,7 +54,7 @@ async def test_trace_continued_round_uses_the_span_sent_ahead(spans):
     trace = traced()
     trace.on(RoundBegan("fixed", continued=True))
     assert trace.current == trace.ahead
-    trace.on(fell(replace(DRAFT, ahead_hit=True), reply(5, 6, 7), continued=True))
+    trace.on(verdict(replace(DRAFT, ahead_hit=True), reply(5, 6, 7), continued=True))
     first, second = spans.named("round")
     assert first.start_time < second.start_time < first.end_time < second.end_time
     assert second.attributes["outrider.tree_size"] == 4
@@ -79,13 +79,13 @@ async def test_trace_routed_new_draft_records_its_share(spans):
 async def test_trace_round_never_begun_leaves_no_span(spans):
     trace = traced()
     trace.on(RoundBegan("fixed", waits=True))
-    trace.on(fell(DRAFT, reply(5)))
+    trace.on(verdict(DRAFT, reply(5)))
     assert [span.attributes["outrider.tree_size"] for span in spans.named("round")] == [2, 2]
 
 
 async def test_trace_tokens_before_a_verdict_belong_to_its_round(spans):
     trace = answer_trace()
-    for ends in (lambda: trace.on(fell(DRAFT, reply(2, 3))), lambda: trace.on(Ended("fixed"))):
+    for ends in (lambda: trace.on(verdict(DRAFT, reply(2, 3))), lambda: trace.on(Ended("fixed"))):
         trace.on(RoundBegan("fixed"))
         trace.on(TokenDecoded(reply(1), 0.0))
         ends()
@@ -109,7 +109,7 @@ async def test_trace_round_without_a_wait_has_no_draft_time(spans, waits, expect
     proposal = replace(DRAFT, seconds=0.012, worker_s=0.010, step_s=0.006)
     trace = answer_trace()
     trace.on(RoundBegan("fixed", waits=waits))
-    trace.on(fell(proposal, reply(1, 2, 3), target_s=0.008))
+    trace.on(verdict(proposal, reply(1, 2, 3), target_s=0.008))
     said = spans.one("round").attributes
     parts = [said[f"outrider.{part}_ms"] for part in ("draft", "wire", "wait", "target")]
     assert parts == pytest.approx(expected)

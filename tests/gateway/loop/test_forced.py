@@ -7,7 +7,7 @@ import pytest
 
 from gateway.api.round_message import round_message
 from gateway.drafters.target import VerdictDrafter
-from gateway.events import Events, TokenDecoded, VerdictFell
+from gateway.events import Events, TokenDecoded, VerdictReceived
 from gateway.loop.stats import Stats
 from gateway.proposal import NO_PROPOSAL, Proposal
 from gateway.routing.paces import PaceObserver, Paces
@@ -26,14 +26,14 @@ from protos import rounds_pb2
 CHAIN = Proposal(Draft.chain([1, 2, 3, 4]))
 
 
-def fell(proposal: Proposal, accepted: list[int], own: int = 9, **forced: Any) -> VerdictFell:
+def verdict(proposal: Proposal, accepted: list[int], own: int = 9, **forced: Any) -> VerdictReceived:
     tokens = [
         *(proposal.draft.tokens[node] for node in accepted),
         *range(100, 100 + forced.get("forced", 0)),
         own,
     ]
     reply = rounds_pb2.TargetReply(accepted=accepted, tokens=tokens, **forced)
-    return VerdictFell(proposal, reply, "fixed", False, 0.0, 0.0)
+    return VerdictReceived(proposal, reply, "fixed", False, 0.0, 0.0)
 
 
 # accepted nodes, forced ones of the Draft, forced beyond it -> drafted, reached, accepted, forced
@@ -50,7 +50,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_verdict_forced_tokens_are_not_drafted_reached_or_accepted(case: str) -> None:
     accepted, nodes, beyond, expected = CASES[case]
-    event, stats = fell(CHAIN, accepted, forced_nodes=nodes, forced=beyond), Stats()
+    event, stats = verdict(CHAIN, accepted, forced_nodes=nodes, forced=beyond), Stats()
     stats.on(event)
     assert (stats.drafted, stats.reached, stats.accepted, stats.forced) == expected
     assert stats.tokens == len(event.reply.tokens)
@@ -59,32 +59,32 @@ def test_verdict_forced_tokens_are_not_drafted_reached_or_accepted(case: str) ->
 def test_stats_of_an_end_that_was_drafted_count_it_as_reached_and_accepted() -> None:
     """The Verdict ends with that token, and lists it as the target's own."""
     stats = Stats()
-    right = fell(CHAIN, [0], own=2, finish_reason="stop")
+    right = verdict(CHAIN, [0], own=2, finish_reason="stop")
     stats.on(right)
     assert (right.drafted_end, right.correct) == (1, [0, 1])
     assert (stats.accepted, stats.reached, stats.accepted_lengths[2]) == (2, 2, 1)
     assert stats.tokens == len(right.reply.tokens) == 2
-    wrong = fell(CHAIN, [0], own=3, finish_reason="stop")
+    wrong = verdict(CHAIN, [0], own=3, finish_reason="stop")
     stats.on(wrong)
     assert (wrong.drafted_end, wrong.correct) == (None, [0])
     assert (stats.accepted, stats.reached, stats.tokens) == (3, 4, 4)
 
 
 def test_drafted_end_that_a_grammar_forced_is_no_guess() -> None:
-    event = fell(CHAIN, [0], own=2, finish_reason="stop", forced_nodes=[1])
+    event = verdict(CHAIN, [0], own=2, finish_reason="stop", forced_nodes=[1])
     assert (event.drafted_end, event.accepted, event.reached) == (None, 1, 1)
 
 
 def test_round_that_ends_with_a_drafted_end_is_told_with_that_node_accepted() -> None:
     """The page strikes out tokens that were reached and not accepted."""
-    event = fell(CHAIN, [0], own=2, finish_reason="stop")
+    event = verdict(CHAIN, [0], own=2, finish_reason="stop")
     assert list(round_message(event).accepted) == [0, 1]
 
 
 def test_forced_tokens_of_plain_decoding_are_counted() -> None:
     stats = Stats()
     stats.on(TokenDecoded(rounds_pb2.TargetReply(tokens=[1, 2, 3], forced=2), 0.0))
-    stats.on(fell(NO_PROPOSAL, [], forced=3))
+    stats.on(verdict(NO_PROPOSAL, [], forced=3))
     assert (stats.forced, stats.tokens, stats.target_passes, stats.rounds) == (5, 7, 2, 0)
 
 
@@ -116,18 +116,18 @@ OF_PACE = {
 @pytest.mark.parametrize("case", OF_PACE)
 def test_pace_verdict_with_forced_tokens_learns_from_guesses_alone(case: str) -> None:
     proposal, accepted, nodes, expected = OF_PACE[case]
-    pace = observed("model", fell(proposal, accepted, forced_nodes=nodes, forced=3))
+    pace = observed("model", verdict(proposal, accepted, forced_nodes=nodes, forced=3))
     assert (pace.rounds, pace.ranks) == ([expected], [])
 
 
 @pytest.mark.parametrize(("name", "expected"), [("eagle3", [("eagle3", 1)]), ("model", [])])
 def test_pace_verdict_with_a_rank_teaches_alternatives_of_its_drafter(name: str, expected: list[Any]) -> None:
     """A Verdict's rank is about the heads that made its Draft, not about other drafters."""
-    assert observed(name, fell(CHAIN, [0], rank=1)).ranks == expected
-    assert observed(name, fell(CHAIN, [0, 1, 2, 3])).ranks == []
+    assert observed(name, verdict(CHAIN, [0], rank=1)).ranks == expected
+    assert observed(name, verdict(CHAIN, [0, 1, 2, 3])).ranks == []
 
 
-def observed(name: str, event: VerdictFell) -> Observed:
+def observed(name: str, event: VerdictReceived) -> Observed:
     """Returns the pace after a Verdict on a Draft of that drafter."""
     speculation = Speculation().resolved(name, PaceSettings())
     paced = Paces(PaceSettings()).sequence(drafter(name), speculation, None, "interactive")
