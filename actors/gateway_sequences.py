@@ -31,10 +31,11 @@ _CAUSES: tuple[tuple[type[Exception], rounds_pb2.Ended.Cause], ...] = (
 
 @dataclass
 class Served:
-    """A sequence of a gateway."""
+    """A sequence of a gateway. The engine opens it with its first work: before that it can do no harm."""
 
-    number: int  # at the engine
+    opening: rounds_pb2.Open
     trace: StreamTrace
+    number: int | None = None  # at the engine
     newest: int = 0  # round: an older turn is void
 
 
@@ -78,10 +79,8 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
 
     def close(self) -> None:
         """Closes all sequences at the end of the stream."""
-        for served in self._served.values():
-            self._engine.close(served.number)
-            served.trace.ended()
-        self._served.clear()
+        for name in [*self._served]:
+            self._forget(name)
 
     def _take(self, request: RequestT) -> None:
         name = request.sequence, request.epoch
@@ -97,10 +96,9 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
                         f"sequence={name[0]} of epoch={name[1]} is not open: its first message must be Open"
                     )
             elif kind == "close":
-                self._engine.close(served.number)
                 self._forget(name)
             else:
-                self._submit(served, request)
+                self._submit(name, served, request)
         except (ValueError, EngineStoppedError) as error:
             self._end(name, error)
         except Exception as error:  # a defect of this code, and no reason to end other sequences
@@ -108,17 +106,21 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
             self._end(name, SequenceFailedError(type(error).__name__))
 
     def _open(self, name: Name, opening: rounds_pb2.Open) -> None:
-        number = self._engine.open(
-            opening.prompt_length,
-            opening.noise_key,
-            sampling_from_message(opening.sampling),
-            partial(self._on_answer, name),
-        )
-        self._served[name] = Served(number, StreamTrace(self._later))
+        if self._engine.end.done():
+            raise self._engine.end.result()
+        self._served[name] = Served(opening, StreamTrace(self._later))
         self._opened.append(rounds_pb2.Opened(sequence=name[0], epoch=name[1]))
         self.wake()
 
-    def _submit(self, served: Served, request: RequestT) -> None:
+    def _submit(self, name: Name, served: Served, request: RequestT) -> None:
+        if served.number is None:
+            opening = served.opening
+            served.number = self._engine.open(
+                opening.prompt_length,
+                opening.noise_key,
+                sampling_from_message(opening.sampling),
+                partial(self._on_answer, name),
+            )
         turn, work = self._translation.work(served.number, request)
         if turn.round >= served.newest:
             served.newest = turn.round
@@ -143,7 +145,6 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
     def _end(self, name: Name, error: Exception) -> None:
         """Reports the error and frees the sequence. If the engine is gone, the stream's end reports it."""
         if name in self._served:
-            self._engine.close(self._served[name].number)
             self._forget(name)
         details = str(error)
         if isinstance(error, SequenceFailedError):
@@ -158,4 +159,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
                 return
 
     def _forget(self, name: Name) -> None:
-        self._served.pop(name).trace.ended()
+        served = self._served.pop(name)
+        if served.number is not None:
+            self._engine.close(served.number)
+        served.trace.ended()

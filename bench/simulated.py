@@ -68,7 +68,7 @@ class SimulatedFleet(Fleet):
     def open_target(self, sequence: GatewaySequence, *, isolated: bool = False) -> Any:
         return SimulatedStream(self._target, sequence, self._hop_s)
 
-    def open_draft(self, draft: str, sequence: GatewaySequence) -> Any:
+    def open_draft(self, draft: str, sequence: GatewaySequence, *, is_suspect: bool = False) -> Any:
         return SimulatedStream(self._drafts[draft], sequence, self._hop_s)
 
 

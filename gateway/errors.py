@@ -70,4 +70,4 @@ class WorkerLostError(GatewayError):
 
 
 class SequenceLostError(WorkerLostError):
-    """The worker was lost, not drained, while it had the sequence, which may have been the reason."""
+    """The worker was lost, not drained, while it may have had the sequence, which may be the reason."""

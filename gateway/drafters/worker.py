@@ -32,6 +32,7 @@ class WorkerDrafter(SequenceDrafter):
         self._name = draft
         self._sequence = sequence
         self._stream: DraftStream | None = None
+        self._is_suspect = False  # a worker was lost with the sequence
         self._vocab_size = 0  # number of the token ids that all workers know
         self._asked = 0  # number of the newest Propose; one turn of the target may have several
 
@@ -39,7 +40,7 @@ class WorkerDrafter(SequenceDrafter):
         """Sends a Propose, which voids whatever the worker was asked before."""
         if self._stream is None:
             self._vocab_size = self._fleet.vocab_size()
-            self._stream = self._fleet.open_draft(self._name, self._sequence)
+            self._stream = self._fleet.open_draft(self._name, self._sequence, is_suspect=self._is_suspect)
         stream, base = self._stream, len(self._sequence)
         self._asked += 1
         asked = self._asked
@@ -89,6 +90,7 @@ class WorkerDrafter(SequenceDrafter):
         if stream is self._stream:
             self.close()
         had_it = isinstance(error, GenerationFailedError | SequenceLostError)
+        self._is_suspect |= had_it
         return (SequenceLostError if had_it else WorkerLostError)(str(error))
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 SEND_TIMEOUT_S = 2.0  # a worker that takes no message for so long counts as lost
 _BROKEN = (grpc.RpcError, asyncio.InvalidStateError, TimeoutError)
+_LEFT = rounds_pb2.Ended(cause=rounds_pb2.Ended.LEAVING, details="the worker ended the stream")
 
 Name = tuple[int, int]  # number of a sequence, epoch of its stream
 
@@ -37,6 +38,8 @@ class StreamListener(Protocol):
 class WorkerConnection:
     """Opens at once, and is over for good when it breaks: ``is_over``.
 
+    ``has_sent``: the worker exists, and may have read requests that it did not answer.
+
     Requests that are sent in one turn of the event loop, or while a message is on its way, travel together.
     """
 
@@ -51,6 +54,7 @@ class WorkerConnection:
         self._outbox = Outbox[Message]()
         self._listeners: dict[Name, StreamListener] = {}
         self.is_over = False
+        self.has_sent = False
         self._running = asyncio.create_task(self._run())
 
     def listen(self, name: Name, listener: StreamListener) -> None:
@@ -78,7 +82,7 @@ class WorkerConnection:
         reason = "this gateway ends"
         try:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            reason = next(filter(None, (task.result() for task in done)), "the worker ended the stream")
+            reason = next(filter(None, (task.result() for task in done)), "")
         finally:
             self.is_over = True
             self._call.cancel()
@@ -87,7 +91,10 @@ class WorkerConnection:
             await asyncio.gather(*both, return_exceptions=True)
             logger.debug("the connection of %d sequences is over: %s", len(self._listeners), reason)
             for listener in [*self._listeners.values()]:
-                listener.broken(reason)
+                if reason:
+                    listener.broken(reason)
+                else:
+                    listener.ended(_LEFT)
 
     async def _write(self) -> str:
         """Returns why it cannot go on."""
@@ -96,6 +103,7 @@ class WorkerConnection:
                 outgoing = await self._outbox.woken()
                 async with asyncio.timeout(SEND_TIMEOUT_S):
                     await self._call.write(self._requests(requests=outgoing))
+                self.has_sent = True
         except TimeoutError:
             return f"no message was taken in {SEND_TIMEOUT_S:g} s"
         except _BROKEN as error:

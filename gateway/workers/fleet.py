@@ -58,7 +58,8 @@ class Fleet:
             WorkerLostError: there is no target, or none without an isolated sequence.
         """
         link = self._choose(TARGET, sequence, self._suspected() if isolated else ())
-        stream = TargetStream(link, rounds_pb2.TargetRequest, sequence, sequence.sampling)
+        settings = sequence.sampling
+        stream = TargetStream(link, rounds_pb2.TargetRequest, sequence, settings, is_suspect=isolated)
         if isolated:
             self._isolated[stream.address] = stream
         return stream
@@ -73,11 +74,14 @@ class Fleet:
         self._isolated = {at: stream for at, stream in self._isolated.items() if not stream.is_closed}
         return self._isolated
 
-    def open_draft(self, draft: str, sequence: GatewaySequence) -> DraftStream:
-        """Opens the sequence at a worker that holds the draft. Raises WorkerLostError if none does."""
+    def open_draft(self, draft: str, sequence: GatewaySequence, *, is_suspect: bool = False) -> DraftStream:
+        """Opens the sequence at a worker that holds the draft. Raises WorkerLostError if none does.
+
+        is_suspect: a worker was lost with the sequence, which may be the cause.
+        """
         link = self._choose(draft, sequence)
         sampling = _as_drafted(sequence.sampling, range(self.vocab_size(), link.worker.vocab_size))
-        return DraftStream(link, rounds_pb2.DraftRequest, sequence, sampling)
+        return DraftStream(link, rounds_pb2.DraftRequest, sequence, sampling, is_suspect=is_suspect)
 
     def vocab_size(self) -> int:
         """Returns how many token ids all workers know; 0 without workers."""

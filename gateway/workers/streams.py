@@ -121,15 +121,26 @@ class WorkerStream(Generic[RequestT, ReplyT]):
     """``send`` and ``receive`` raise WorkerLostError once the stream is broken."""
 
     def __init__(
-        self, link: Link, request: type[RequestT], sequence: GatewaySequence, sampling: Sampling
+        self,
+        link: Link,
+        request: type[RequestT],
+        sequence: GatewaySequence,
+        sampling: Sampling,
+        *,
+        is_suspect: bool,
     ) -> None:
-        """sampling: settings of the sequence for this worker."""
+        """
+        Args:
+            sampling: settings of the sequence for this worker.
+            is_suspect: it may be the reason of an earlier loss. So it is opened without work, which waits
+                until the worker has read the opening: a loss before that has another reason.
+        """
         self._sampling = sampling
         self._link = link
         self._request: type[RequestT] = request
         self._sequence = sequence
         self._opened = False
-        self._was_taken = False  # the worker has read the opening
+        self._waiting: list[RequestT] | None = [] if is_suspect else None  # None: requests do not wait
         self._known = 0  # tokens of the sequence that the worker was sent
         self._replies: deque[ReplyT] = deque()
         self._has_reply = asyncio.Event()
@@ -173,7 +184,10 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         if not self._opened:
             self._opened = True
             self._send(self._request(open=self._opening()))
-        self._send(request)
+        if self._waiting is None:
+            self._send(request)
+        else:
+            self._waiting.append(request)
 
     def _send(self, request: RequestT) -> None:
         request.sequence, request.epoch = self._sequence.number, self._epoch
@@ -232,7 +246,9 @@ class WorkerStream(Generic[RequestT, ReplyT]):
 
     def taken(self) -> None:
         """The worker has read the opening."""
-        self._was_taken = True
+        waiting, self._waiting = self._waiting, None
+        for request in waiting or ():
+            self._send(request)
 
     def put(self, reply: ReplyT) -> None:
         """The worker's next reply."""
@@ -256,7 +272,8 @@ class WorkerStream(Generic[RequestT, ReplyT]):
     def broken(self, reason: str) -> None:
         """The connection broke."""
         self._link.suspect()
-        kind = SequenceLostError if self._was_taken else WorkerLostError
+        may_be_reason = self._opened and self._waiting is None and self._connection.has_sent
+        kind = SequenceLostError if may_be_reason else WorkerLostError
         self._finish(lambda: kind(f"{self._link.place}: {reason}"))
 
     def _finish(self, error: Callable[[], GatewayError]) -> None:

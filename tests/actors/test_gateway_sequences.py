@@ -7,6 +7,7 @@ import pytest
 
 from actors.engine_client import EngineClient
 from actors.gateway_sequences import GatewaySequences
+from actors.messages import Close, Open, Submit, ToEngine
 from actors.translation import TargetTranslation
 from protos import rounds_pb2
 from tests.support.messages import PROMPT, opening, turn, verify
@@ -16,6 +17,20 @@ async def told(*requests: Any) -> AsyncIterator[Any]:
     for request in requests:
         request.sequence, request.epoch = 1, 1
     yield rounds_pb2.TargetRequests(requests=requests)
+
+
+async def test_opening_without_work_is_acknowledged_and_not_told_to_the_engine() -> None:
+    engine = EngineClient()
+    said: list[ToEngine] = []
+    engine.send = said.append  # type: ignore
+    sequences = GatewaySequences(TargetTranslation(), engine)
+    await sequences.read(told(rounds_pb2.TargetRequest(open=opening())))
+    assert len(sequences.news().opened) == 1
+    assert not said
+    await sequences.read(told(verify(turn(1, 0, PROMPT))))
+    assert [type(message) for message in said] == [Open, Submit]
+    sequences.close()
+    assert [type(message) for message in said] == [Open, Submit, Close]
 
 
 @pytest.mark.parametrize("at", ["before it is opened", "between opening and turn"])

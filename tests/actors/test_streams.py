@@ -193,8 +193,10 @@ async def test_sequences_of_one_message_share_a_step_and_its_message(channel) ->
 
 async def test_end_of_a_stream_frees_all_its_sequences(channel, engine: Engine) -> None:
     call = await target_stream(channel, opening())
-    opened = [rounds_pb2.TargetRequest(sequence=number, open=opening()) for number in range(1, 9)]
-    await call.write(*opened, plain(turn(1, 0, PROMPT), len(PROMPT) + 24))
+    numbers = range(1, 9)
+    opened = [rounds_pb2.TargetRequest(sequence=number, open=opening()) for number in numbers]
+    work = [verify(turn(1, 0, PROMPT), sequence=number) for number in numbers]
+    await call.write(*opened, *work, plain(turn(1, 0, PROMPT), len(PROMPT) + 24))
     assert await call.read()
     assert len(engine._sequences) == 9
     call.cancel()

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 
+import grpc
 import pytest
 
 from gateway.errors import DeadlineError, GenerationFailedError
@@ -140,6 +141,84 @@ async def test_loop_target_that_never_opened_is_no_loss():
     await fleet.close()
 
 
+class Killed:
+    """Worker that a turn kills, with all answers that have not left."""
+
+    killed = 0
+
+    async def Stream(self, requests, context):  # noqa: N802
+        async for several in requests:
+            if {"decode", "propose"} & {request.WhichOneof("request") for request in several.requests}:
+                self.killed += 1
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "killed by the script")
+            opened = [
+                rounds_pb2.Opened(sequence=request.sequence, epoch=request.epoch)
+                for request in several.requests
+                if request.HasField("open")
+            ]
+            await context.write(self.replies(opened=opened))
+
+
+class KilledTarget(Killed, ScriptedTarget):
+    replies = rounds_pb2.TargetReplies
+
+
+class KilledDraft(Killed, ScriptedDraft):
+    replies = rounds_pb2.DraftReplies
+
+
+class ReadOpening(ScriptedTarget):
+    """Ends so many streams after their first message, before it acknowledges the opening."""
+
+    streams = 0
+
+    def __init__(self, lost: int, status: grpc.StatusCode) -> None:
+        """lost: number of the streams."""
+        super().__init__(ANSWER)
+        self._lost = lost
+        self._status = status
+
+    async def Stream(self, requests, context):  # noqa: N802
+        self.streams += 1
+        if self.streams > self._lost:
+            await super().Stream(requests, context)
+            return
+        await anext(aiter(requests))
+        if self._status is not grpc.StatusCode.OK:
+            await context.abort(self._status, "lost by the script")
+
+
+@pytest.mark.parametrize("max_losses", [1, 3])
+@pytest.mark.parametrize("speculation", [OFF, FIXED], ids=str)
+async def test_loop_target_lost_by_a_turn_before_its_acknowledgement_counts(speculation, max_losses):
+    target = KilledTarget(ANSWER)
+    async with fleet_of(target, ScriptedDraft(ANSWER)) as fleet:
+        generated = rounds_of(fleet, speculation, deadline_s=10.0, max_losses=max_losses)
+        with pytest.raises(GenerationFailedError, match=f"{max_losses} target workers were lost"):
+            await text(generated)
+    assert target.killed == max_losses
+
+
+async def test_loop_targets_lost_with_the_opening_alone_are_no_losses():
+    """A turn follows the first opening at once. Later openings go alone, and cannot be the reason."""
+    target = ReadOpening(6, grpc.StatusCode.UNAVAILABLE)
+    async with fleet_of(target) as fleet:
+        generated = rounds_of(fleet, max_losses=2)
+        assert await text(generated) == ANSWER
+    assert target.streams == 7
+    assert generated.stats.lost_targets == 1
+    assert not generated.stats.failures
+
+
+async def test_loop_stream_that_ends_in_order_is_no_loss():
+    """A drained target does not read openings that cross the end of its stream."""
+    target = ReadOpening(3, grpc.StatusCode.OK)
+    async with fleet_of(target) as fleet:
+        generated = rounds_of(fleet, max_losses=1)
+        assert await text(generated) == ANSWER
+    assert not generated.stats.failures
+
+
 async def test_loop_engine_failure_fails_at_once():
     target = ScriptedTarget(ANSWER, lost_at=(2,), lost_with=Cause.FAILED)
     async with fleet_of(target) as fleet:
@@ -150,6 +229,14 @@ async def test_loop_engine_failure_fails_at_once():
         assert link.suspect_until == 0.0  # the worker is well
     assert generated.stats.failures == {FailureReason.ENGINE: 1}
     assert target.kinds().count("open") == 1
+
+
+async def test_source_draft_workers_lost_before_their_acknowledgement_count(monkeypatch):
+    monkeypatch.setattr("gateway.loop.drafter_health.RECOVERY", Backoff(1e-4, 30.0))
+    target, draft = ScriptedTarget(ANSWER, step_s=0.01), KilledDraft(ANSWER)
+    async with fleet_of(target, draft) as fleet:
+        assert await text(rounds_of(fleet, FIXED)) == ANSWER
+    assert draft.killed == 3
 
 
 @pytest.mark.parametrize("cause", [None, Cause.FAILED])
