@@ -5,11 +5,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from outrider.engine.kernels.cpu.functions import INSTRUCTION_SETS
+from outrider.engine.kernels.cpu.functions import INSTRUCTION_SETS, found
 from tests.support.functions import needs_functions
 
 PROGRAM = """
@@ -32,6 +33,14 @@ def test_avx2() -> None:
     assert torch.backends.cpu.get_cpu_capability() in INSTRUCTION_SETS
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
     subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True)
+
+
+@needs_functions
+def test_library_older_than_its_source_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda path: SimpleNamespace())
+    missing = found.__wrapped__()
+    assert isinstance(missing, str)
+    assert "is older than functions.cpp; an installation compiles it again" in missing
 
 
 SWITCHED_OFF = """
