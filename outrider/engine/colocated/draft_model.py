@@ -9,7 +9,7 @@ from outrider.engine.choosing.asked import Asked, Text
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import EngineSequence
-from outrider.engine.tasks.propose import guesses_of
+from outrider.engine.tasks.propose import top_tokens_of
 from outrider.engine.work import Failed, Propose, Proposed, Result
 
 logger = logging.getLogger(__name__)
@@ -43,9 +43,9 @@ class DraftModel(Drafter):
         return [drafts.get(one.text, Draft()) for one in asked]
 
     def guesses_of(self, text: Text, draft: Draft) -> tuple[tuple[int, ...], ...]:
-        """Returns the guesses at each position of the text's newest Draft, best first."""
+        """Returns the top tokens at each position of the text's newest Draft, best first."""
         tokens = draft.tokens[: draft.chain_length]
-        return guesses_of(self._sequences[text], tokens) if tokens else ()
+        return top_tokens_of(self._sequences[text], tokens) if tokens else ()
 
     def _submit(self, asked: Asked) -> int | None:
         """Returns the number of the text's sequence; None: the model cannot take this text in."""

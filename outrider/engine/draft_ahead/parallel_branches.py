@@ -6,9 +6,9 @@ from outrider.engine.draft_ahead.branches import PrepareTask, with_path
 from outrider.engine.tasks.propose_parallel import (
     ParallelProposeTask,
     TopTokens,
-    alternatives_of_guesses,
+    alternatives_after,
     chain_of,
-    guesses_after,
+    top_tokens_after,
 )
 
 
@@ -21,7 +21,7 @@ class ParallelPrepareTask(PrepareTask):
     def __init__(self, task: ParallelProposeTask, branches: list[Branch]) -> None:
         """branches: verdicts to be prepared for."""
         super().__init__(task, branches)
-        self._guesses = task.guesses
+        self._top_tokens = task.top_tokens
         self._mask_token = task.mask_token
 
     def tree(self) -> Draft:
@@ -40,11 +40,11 @@ class ParallelPrepareTask(PrepareTask):
             path = self.sequence.pending.path_of(tokens)
             if not tokens or len(path) < len(tokens):
                 continue
-            guesses = guesses_after(self.sequence, path[-1], self._mask_token)[: self._room(branch)]
-            chain = chain_of(guesses, self.sequence)
+            top_tokens = top_tokens_after(self.sequence, path[-1], self._mask_token)[: self._room(branch)]
+            chain = chain_of(top_tokens, self.sequence)
             draft, above = with_path(draft, tokens, ROOT)
             draft, following = with_path(draft, chain, above[-1])
-            for parent, token in alternatives_of_guesses(guesses[: len(chain)], self._alternatives):
+            for parent, token in alternatives_after(top_tokens[: len(chain)], self._alternatives):
                 draft, _ = with_path(draft, [token], following[parent + 1])
         return draft
 
@@ -61,16 +61,16 @@ class ParallelPrepareTask(PrepareTask):
         """Its tokens; none where it cannot fall so, or nothing is known of the last one."""
         accepted = self._chain[: branch.accepted]
         has_ended = bool(accepted) and accepted[-1] in self.sequence.end_token_ids
-        top_tokens = self._guesses[branch.accepted] if branch.accepted < len(self._guesses) else ()
-        if has_ended or branch.rank >= len(top_tokens):
+        best = self._top_tokens[branch.accepted] if branch.accepted < len(self._top_tokens) else ()
+        if has_ended or branch.rank >= len(best):
             return []
-        return [*accepted, top_tokens[branch.rank]]
+        return [*accepted, best[branch.rank]]
 
     def _guessed(self, accepted: int) -> TopTokens | None:
-        return self._guesses[accepted] if accepted < len(self._guesses) else None
+        return self._top_tokens[accepted] if accepted < len(self._top_tokens) else None
 
     def _known(self, node: int) -> int:
-        return min(len(guesses_after(self.sequence, node, self._mask_token)), self._depth)
+        return min(len(top_tokens_after(self.sequence, node, self._mask_token)), self._depth)
 
     def _saved(self, known: int) -> float:
         return sum(self._steps) if known else 0.0

@@ -179,8 +179,8 @@ def chain(sequence: EngineSequence, depth: int, node: int = ROOT, rank: int = 0)
     return tokens
 
 
-def guesses_of(sequence: EngineSequence, tokens: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Returns the guesses at each position of a Draft's chain, best first, as far as they are known."""
+def top_tokens_of(sequence: EngineSequence, tokens: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Returns the top tokens at each position of a Draft's chain, best first, as far as they are known."""
     path = [ROOT, *sequence.pending.path_of(tokens)][: len(tokens)]
     return tuple(sequence.draft.top_tokens[node] for node in path if node in sequence.draft.top_tokens)
 

@@ -64,27 +64,27 @@ class ParallelProposeTask(MaskedProposeTask):
         super().__init__(given, mask_token)
         # The token after the Draft is needed if the whole Draft is accepted.
         self.positions = self.depth + given.prepares
-        self.guesses = guesses_after(given.sequence, ROOT, mask_token)
+        self.top_tokens = top_tokens_after(given.sequence, ROOT, mask_token)
 
     @property
     def is_known(self) -> bool:
-        return self.is_empty or bool(self.guesses)
+        return self.is_empty or bool(self.top_tokens)
 
     def restart(self) -> None:
         super().restart()
-        self.guesses = []
+        self.top_tokens = []
 
     def guess(self, choices: Choices) -> None:
-        self.guesses = choices.top_tokens
+        self.top_tokens = choices.top_tokens
 
     def chain(self) -> list[int]:
         """Returns the known tokens of the Draft."""
-        return chain_of(self.guesses[: self.depth], self.sequence)
+        return chain_of(self.top_tokens[: self.depth], self.sequence)
 
     def draft(self) -> Draft:
         chain = self.chain()
         return extended(
-            Draft.chain(chain), alternatives_of_guesses(self.guesses[: len(chain)], self.alternatives)
+            Draft.chain(chain), alternatives_after(self.top_tokens[: len(chain)], self.alternatives)
         )
 
 
@@ -102,20 +102,20 @@ class ParallelSampledProposeTask(MaskedProposeTask):
         return Draft.chain([token for token, _ in self._drawn], [probs for _, probs in self._drawn])
 
 
-def guesses_after(sequence: EngineSequence, node: int, mask_token: int) -> list[TopTokens]:
-    """Returns the known guesses after a pending node: its own, and those of the masks below it."""
-    guesses = []
+def top_tokens_after(sequence: EngineSequence, node: int, mask_token: int) -> list[TopTokens]:
+    """Returns the known top tokens after a pending node, and after each mask below it."""
+    top_tokens = []
     following: int | None = node
     while following in sequence.draft.top_tokens:
-        guesses.append(sequence.draft.top_tokens[following])
+        top_tokens.append(sequence.draft.top_tokens[following])
         following = sequence.pending.child(following, mask_token)
-    return guesses
+    return top_tokens
 
 
-def chain_of(guesses: list[TopTokens], sequence: EngineSequence) -> list[int]:
-    """Returns the best guess for each position, up to a token that ends the generation."""
+def chain_of(top_tokens: list[TopTokens], sequence: EngineSequence) -> list[int]:
+    """Returns the best token of each position, up to a token that ends the generation."""
     tokens: list[int] = []
-    for best in guesses:
+    for best in top_tokens:
         if not best:  # its grammar leaves nothing
             break
         tokens.append(best[0])
@@ -124,10 +124,10 @@ def chain_of(guesses: list[TopTokens], sequence: EngineSequence) -> list[int]:
     return tokens
 
 
-def alternatives_of_guesses(guesses: list[TopTokens], alternatives: list[Branch]) -> list[tuple[int, int]]:
-    """Returns the alternatives of a chain of guesses: the node that each follows, and its token."""
+def alternatives_after(top_tokens: list[TopTokens], alternatives: list[Branch]) -> list[tuple[int, int]]:
+    """Returns the alternatives of a chain of top tokens: the node that each follows, and its token."""
     return [
-        (leaf.accepted - 1, guesses[leaf.accepted][leaf.rank])
+        (leaf.accepted - 1, top_tokens[leaf.accepted][leaf.rank])
         for leaf in alternatives
-        if leaf.accepted < len(guesses) and leaf.rank < len(guesses[leaf.accepted])
+        if leaf.accepted < len(top_tokens) and leaf.rank < len(top_tokens[leaf.accepted])
     ]
