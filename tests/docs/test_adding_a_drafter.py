@@ -5,12 +5,14 @@ import asyncio
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from gateway.loop.factory import LoopFactory
+from gateway.observe.metrics import publish
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
@@ -18,6 +20,9 @@ from outrider.decoding.settings import Sampling
 from outrider.drafters import registry
 from outrider.pace.settings import PaceSettings
 from tests.fakes.scripted import ScriptedTarget, fleet_of
+from tests.support.local_worker import local_worker
+from tests.support.published import Published
+from tests.support.service import engine_settings, service_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding-a-drafter.md"
@@ -28,12 +33,15 @@ ANSWER = [*range(20, 80, 3)]
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(registry, "_ROWS", dict(registry._ROWS))
-    drafter, row = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
-    (tmp_path / "counting.py").write_text(drafter)
+    drafter, row, *of_worker = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    files = dict(zip(("counting", "cautious", "cautious_row"), (drafter, *of_worker), strict=True))
+    for name, content in files.items():
+        (tmp_path / f"{name}.py").write_text(content)
     monkeypatch.syspath_prepend(str(tmp_path))
     exec(row, {})
     yield
-    sys.modules.pop("counting", None)
+    for name in files:
+        sys.modules.pop(name, None)
 
 
 async def test_example_drafter_drafts_and_changes_no_text(example: None) -> None:
@@ -46,6 +54,28 @@ async def test_example_drafter_drafts_and_changes_no_text(example: None) -> None
             pass
     assert sequence.generated == ANSWER
     assert rounds.stats.accepted == rounds.stats.drafted > 10
+
+
+async def test_example_worker_drafter_is_counted_under_the_name_of_its_draft(example: None) -> None:
+    gateway = {"drafts": {"careful": "cautious_row:ROW"}, "drafters": ("careful",)}
+    asked = {"prompt": "a b c d", "max_tokens": 30, "min_tokens": 30, "seed": 5}
+    asked["speculation"] = {"mode": "fixed", "depth": 4, "report": True}
+    async with (
+        local_worker("draft", engine_settings("draft", worker_drafter="cautious_row:ROW")) as draft,
+        service_of(drafts=0, gateway=gateway) as service,
+    ):
+        service.others.append(replace(draft.published, draft="careful"))
+        answer = (await service.http.post("/v1/completions", json=asked)).json()
+        plain = {**asked, "speculation": {"mode": "off"}}
+        expected = (await service.http.post("/v1/completions", json=plain)).json()
+        published = Published()
+        publish(service.generation, published)  # type: ignore[arg-type]
+    report = answer["usage"]["speculation"]
+    assert answer["choices"][0]["text"] == expected["choices"][0]["text"]
+    assert report["drafter"] == "careful"
+    assert 0 < report["drafted"] <= report["rounds"]
+    drafted = published.totals["vllm_spec_decode_num_draft_tokens", "none", "careful"]
+    assert drafted == report["drafted"]
 
 
 def test_example_drafter_is_unknown_before_it_is_registered() -> None:
