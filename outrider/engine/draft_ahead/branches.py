@@ -26,7 +26,7 @@ class PrepareTask(Task):
     def __init__(self, task: CoupledProposeTask | ParallelProposeTask, branches: list[Branch]) -> None:
         """
         Args:
-            task: that made the Draft; those that are prepared are as deep and have as many leaves.
+            task: task that made the Draft; prepared Drafts are as deep and have as many alternatives.
             branches: verdicts to be prepared for.
         """
         super().__init__(task.sequence, task.sequence.clock())
@@ -71,7 +71,7 @@ class PrepareTask(Task):
         )
 
     def draft(self) -> Draft:
-        """The Draft, its nodes first, and what is known of the branches."""
+        """Returns the Draft, its nodes first, and what is known of the branches."""
         draft = self._draft
         for branch in self._branches:
             parent = self._parent(branch)
@@ -87,13 +87,13 @@ class PrepareTask(Task):
         return draft
 
     def _parent(self, branch: Branch) -> int | None:
-        """The pending node, or ROOT, that the branch follows; None while it is not known what does."""
+        """Returns the pending node, or ROOT, that the branch follows; None if it is not known yet."""
         path = [ROOT, *self.sequence.pending.path_of(self._chain[: branch.accepted])]
         is_known = len(path) > branch.accepted and path[-1] in self.sequence.draft.top_tokens
         return path[-1] if is_known else None
 
     def _next(self) -> list[tuple[int, int]]:
-        """Nodes to be fed next: parent and token."""
+        """Returns the nodes to be fed next: parent and token."""
         sequence = self.sequence
         if ROOT not in sequence.draft.top_tokens:
             return []
@@ -116,12 +116,12 @@ class PrepareTask(Task):
         return list(nodes)
 
     def _room(self, branch: Branch) -> int:
-        """Tokens that the next Draft may have after such a Verdict."""
+        """Returns how many tokens the next Draft may have after such a Verdict."""
         length = len(self.sequence.tokens) + branch.accepted + 1
         return max(min(self._depth, self.sequence.limit - length - 1), 0)
 
     def observe(self, tokens: tuple[int, ...], outcomes: Outcomes) -> AheadOutcome | None:
-        """How the Verdict fell whose tokens are to be committed; None if they are none on this Draft."""
+        """Returns how the Verdict with these tokens fell; None if it does not judge this Draft."""
         sequence = self.sequence
         stood = len(self._draft.path_of(tokens))
         if stood != len(tokens) - 1:
@@ -143,16 +143,16 @@ class PrepareTask(Task):
         return AheadOutcome(known, rank, self._saved(known), self._fed - used)
 
     def _guessed(self, accepted: int) -> tuple[int, ...] | None:
-        """The best tokens after so many of the Draft's, as far as they are known."""
+        """Returns the best tokens after the accepted tokens; None if they are not known."""
         parent = self._parent(Branch(accepted, 0))
         return None if parent is None else self.sequence.draft.top_tokens[parent]
 
     def _known(self, node: int) -> int:
-        """Tokens of the next Draft's chain, which follows that pending node."""
+        """Returns the length of the next Draft's chain, which follows that pending node."""
         return len(chain(self.sequence, self._depth, node))
 
     def _saved(self, known: int) -> float:
-        """Seconds that so many tokens took."""
+        """Returns the seconds that the known tokens took."""
         return sum(self._steps[:known])
 
 
@@ -161,7 +161,7 @@ def _rank(token: int, top_tokens: Sequence[int]) -> int:
 
 
 def with_path(draft: Draft, tokens: Sequence[int], node: int) -> tuple[Draft, list[int]]:
-    """The Draft with a path of tokens after a node, and that path, the node first."""
+    """Returns the Draft with a path of tokens after a node, and that path, the node first."""
     path = [node]
     for token in tokens:
         child = draft.child(path[-1], token)

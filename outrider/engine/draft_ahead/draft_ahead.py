@@ -34,7 +34,7 @@ class DraftAhead:
         return self._outcomes.acceptance_rate
 
     def observe(self, sequence: EngineSequence, work: Propose) -> AheadOutcome | None:
-        """What the Verdict, which the work tells of, shows about what was prepared for it."""
+        """Returns what the Verdict that the work reports shows about the Drafts prepared for it."""
         sequence.draft.in_rounds = _follows_verdict(sequence, work)
         newest = self._newest.get(sequence.number)
         is_next = work.base == len(sequence.tokens)
@@ -72,13 +72,13 @@ class DraftAhead:
             self._newest[sequence.number] = self.unfinished[sequence.number] = begun
 
     def forget(self, sequence: EngineSequence) -> None:
-        """It has other work, or is closed."""
+        """Drops the tasks of a sequence that has other work, or is closed."""
         self._newest.pop(sequence.number, None)
         self.unfinished.pop(sequence.number, None)
 
 
 def _follows_verdict(sequence: EngineSequence, work: Propose) -> bool:
-    """Whether the sequence is in rounds, as far as the work's tokens show: the first one is taken to be."""
+    """Returns whether the work's tokens show that the sequence is in rounds; its first work counts as one."""
     if work.base + len(work.tokens) <= sequence.prompt_length + 1:
         return True
     is_next, drafted = work.base == len(sequence.tokens), sequence.draft.drafted
