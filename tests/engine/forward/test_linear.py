@@ -321,7 +321,7 @@ def test_size_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("capability", "compiled_for", "reason"),
     [
-        ("AVX2", {"AVX2": "none"}, "is missing, which an installation compiles if there is a C++ compiler"),
+        ("AVX2", {"AVX2": "none"}, "is missing; an installation compiles it if there is a C++ compiler"),
         ("DEFAULT", {"AVX2": "avx2"}, "need a processor with AVX2, and torch says DEFAULT of this one"),
     ],
     ids=["no compiler", "no AVX2"],
