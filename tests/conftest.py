@@ -12,6 +12,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Read by triton when it is imported, which torch's users do early. Without a GPU its kernels are interpreted.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# Read by gRPC when it is imported. Tests start programs while threads of gRPC are at work. Its handlers of
+# a fork then end some programs before they begin.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 # How long an example takes says more of what else the machine does.
