@@ -77,6 +77,11 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
         await self._has_news.wait()
         self._has_news.clear()
 
+    def end_unopened(self, end: EngineStoppedError) -> None:
+        """Ends the sequences that the engine has not opened; it has ended its own sequences itself."""
+        for name in [name for name, served in self._served.items() if served.number is None]:
+            self._end(name, end)
+
     def close(self) -> None:
         """Closes all sequences at the end of the stream."""
         for name in [*self._served]:

@@ -42,7 +42,9 @@ class Servicer:
         reading.add_done_callback(sequences.wake)
         try:
             while True:
-                is_last = reading.done() or self._engine.end.done()
+                if has_ended := self._engine.end.done():
+                    sequences.end_unopened(self._engine.end.result())
+                is_last = reading.done() or has_ended
                 if (told := sequences.news()) is not None:
                     await context.write(told)
                 elif is_last:

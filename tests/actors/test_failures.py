@@ -89,6 +89,7 @@ async def test_refused_opening_ends_its_own_stream(reached: Reached, monkeypatch
     with monkeypatch.context() as patched:
         patched.setattr(worker.engine, "open", harm)
         call = await target_stream(channel, opening())
+        await call.write(plain(turn(1, 0, PROMPT), len(PROMPT) + 24))  # the engine opens it for its work
         assert (await call.ended()).cause == rounds_pb2.Ended.FAILED
     assert len(await plain_text(channel)) == 24
 
@@ -101,7 +102,7 @@ async def test_draining_ends_every_stream_at_once_and_says_so(
     await call.write(plain(turn(1, 0, PROMPT), len(PROMPT) + 500))
     assert (await call.read()).tokens
     idle = await target_stream(channel, opening())
-    await eventually(lambda: worker.client.open_sequences == 2)
+    await idle.opened()
     worker.client.leave()
     late = await target_stream(channel, opening())
     for stream in (call, idle):

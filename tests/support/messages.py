@@ -52,6 +52,10 @@ class Conversation:
         """Puts requests into one message."""
         await self._call.write(self._requests(requests=requests))
 
+    async def opened(self) -> None:
+        """Returns once the worker has said that it has read the opening, which it says before all else."""
+        assert (await self._call.read()).opened
+
     async def read(self) -> Any:
         """The next reply; None after the last."""
         while not self._replies and self._end is None:
