@@ -68,7 +68,7 @@ def advised() -> Advice:
         temperatures=(0.7,),
         tokens=16,
         depth=4,
-        repetitions=1,
+        repetitions=3,  # the median of fewer follows a single step that waited for a processor
         streams=(1, 4),
         price_per_hour=4.0,
         draft_price_per_hour=1.0,
