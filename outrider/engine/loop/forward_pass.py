@@ -19,6 +19,7 @@ from outrider.engine.forward.batch_invariant import (
     padded_pass,
     why_rows_mix,
 )
+from outrider.engine.forward.chain_batches import ChainBatches
 from outrider.engine.forward.decoder import Decoder, decoder_of, layer_operations
 from outrider.engine.forward.graphs import (
     ByRows,
@@ -31,7 +32,6 @@ from outrider.engine.forward.graphs import (
 from outrider.engine.forward.kernel import Kernel, find_kernel
 from outrider.engine.forward.linear import join_projections, optimize_for_cpu
 from outrider.engine.forward.output import ForwardOutput, joined, states_of
-from outrider.engine.forward.token_batches import TokenBatches
 from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.inputs.paged_input import FEW_QUERIES, PagedLayout, fill
 from outrider.engine.inputs.step_input import Feed, StepInput
@@ -119,7 +119,7 @@ class ForwardPass:
         if isinstance(kernel, str) and device.type == "cuda":
             self.slow_because = (f"attention gathers its blocks, and no step has a CUDA graph: {kernel}",)
         self.is_asynchronous = self.kernel is not None and self.kernel.is_asynchronous
-        self._token_batches = TokenBatches(settings.block_size, dtype)
+        self._chain_batches = ChainBatches(settings.block_size, dtype)
         self._check_and_optimize(layers)
         empty_cache(device)  # joined weights and checks leave pieces that are too small for the cache
         if beside is not None:
@@ -256,7 +256,7 @@ class ForwardPass:
         block_size, dtype, device = self.settings.block_size, self.dtype, self.device
         if self.kernel is None:
             return pack(feeds, block_size, dtype, device)
-        if not self.is_asynchronous and (batch := self._token_batches.of(feeds)) is not None:
+        if not self.is_asynchronous and (batch := self._chain_batches.of(feeds)) is not None:
             return batch
         layout = PagedLayout.of(feeds, block_size)
         fields = fill(layout, feeds, block_size, self._spare_slot, choice, device=device).sent()
