@@ -111,6 +111,7 @@ class TargetTranslation(Translation[rounds_pb2.TargetRequest, rounds_pb2.TargetR
                 tokens=result.verdict.tokens,
                 finish_reason=result.finish,
                 draft=None if result.draft is None else draft_to_message(result.draft),
+                drafter=result.drafter,
                 draft_step=None if result.draft_step is None else step_to_message(result.draft_step),
                 rank=result.rank,
                 continues=result.continues,

@@ -70,20 +70,6 @@ class TargetSettings(TargetModelSettings, WorkerSettings):
     )
 
     @model_validator(mode="after")
-    def _head_has_a_drafter(self) -> "TargetSettings":
-        if self.head is not None and self.drafter is None:
-            raise ValueError(f"head={self.head!r} is a drafter's: name that as drafter, eagle3 or medusa")
-        return self
-
-    @model_validator(mode="after")
-    def _layers_have_a_drafter(self) -> "TargetSettings":
-        for name in ("early_exit", "skipped_layers"):
-            if name in self.model_fields_set and self.drafter != "early_exit":
-                value = getattr(self, name)
-                raise ValueError(f"{name}={value!r} is for drafter=early_exit, and drafter={self.drafter!r}")
-        return self
-
-    @model_validator(mode="after")
     def _a_process_has_one_gpu(self) -> "TargetSettings":
         ranks = self.tensor_parallel
         if self.gpus is None or self.gpus == 0.0:

@@ -25,7 +25,8 @@ from gateway.roster import BY_TASK, Roster
 from gateway.settings import CallerSettings, GatewaySettings, RequestSettings
 from outrider.demo import written_out
 from outrider.drafters.registry import drafters as rows
-from outrider.engine.settings import EngineSettings, ModelSettings
+from outrider.drafters.registry import row_of
+from outrider.engine.settings import EngineSettings, ModelSettings, TargetDrafterSettings
 from outrider.pace.settings import PaceSettings
 
 DEMO_NAME = "outrider-demo"
@@ -45,8 +46,8 @@ TARGET_ITSELF = "target"  # model of a draft: the target's own copy
 class Settings(Group):
     """Settings of one deployment. Open settings that follow from others are filled in.
 
-    Without a target they are the demo pair's, its target written out at a realistic cost. A head that
-    ``target.drafter`` names replaces its draft.
+    Without a target they are the demo pair's, its target written out at a realistic cost. Drafters that
+    ``target.drafters`` names replace its draft.
     """
 
     target: TargetSettings
@@ -74,7 +75,7 @@ class Settings(Group):
         is_demo = is_small or "model" not in target
         if is_demo:
             target = _demo_target(target, is_small=is_small)
-        has_demo_draft = is_demo and target.get("drafter") is None
+        has_demo_draft = is_demo and not target.get("drafters")
         drafts = given.get("drafts") or ({DEFAULT_DRAFT: {}} if has_demo_draft else {})
         if isinstance(drafts, dict):
             drafts = {name: _draft_filled_in(draft, target, is_demo) for name, draft in drafts.items()}
@@ -95,12 +96,15 @@ class Settings(Group):
     @property
     def drafters(self) -> tuple[str, ...]:
         """Names of the drafters for requests that name none; the first drafts until more is known."""
-        there = (*filter(None, [self.target.drafter]), *self.drafts)
-        return self.gateway.drafters or there or ("ngram",)
+        return self.gateway.drafters or (*self._target_drafters, *self.drafts) or ("ngram",)
 
     @property
     def _roster(self) -> Roster:
-        return Roster(self._kinds, self.target.drafter)
+        return Roster(self._kinds, self.target.drafters)
+
+    @property
+    def _target_drafters(self) -> tuple[str, ...]:
+        return tuple(row_of(setting).name for setting in self.target.drafters)
 
     @property
     def _kinds(self) -> dict[str, str]:
@@ -142,11 +146,12 @@ class Settings(Group):
         with another drafter, a named worker drafter and named ``gateway.drafters`` decide for themselves.
         """
         target, (draft, *others) = self.target, self.drafts.values() or (None,)
-        if draft is None or others or target.drafter is not None or self.gateway.drafters:
+        if draft is None or others or target.drafters or self.gateway.drafters:
             return self
         if target.resources or draft.resources or draft.worker_drafter is not None:
             return self  # they may be on different nodes
-        beside = {"drafter": COLOCATED, "head": draft.model, "head_quantization": draft.quantization}
+        own = TargetDrafterSettings(checkpoint=draft.model, quantization=draft.quantization)
+        beside = {"drafters": {COLOCATED: own}}
         if gpus < 1 or (target.gpus == 0 and draft.gpus == 0):
             return self.changed(target=beside, drafts={})
         asks_for_workers = draft.model_fields_set - COLOCATED_FIELDS or draft.dtype != target.dtype
@@ -200,7 +205,7 @@ class Settings(Group):
             model=self.target.name,
             tokenizer=_demo("pair", "target") if self.has_written_out_demo else self.target.model,
             drafts=self._kinds,
-            beside_target=self.target.drafter,
+            target_drafters=self._target_drafters,
             direct_grpc=None if port is None else f"{host}:{port}",
             **{**requests, "drafters": self.drafters},
             **callers,
@@ -259,16 +264,18 @@ def _demo_target(given: dict[str, Any], *, is_small: bool) -> dict[str, Any]:
         demo |= {"name": DEMO_SMALL_NAME, "model": _demo("pair", "target")}
     else:
         demo |= {"name": DEMO_NAME, "model": str(written_out.target()), "cache_memory": DEMO_CACHE_BYTES}
-    if (head := _demo_head(given.get("drafter"))) is not None:
-        demo["head"] = head if is_small else str(written_out.target().with_name(given["drafter"]))
-    return {**demo, **given}
+    if isinstance(drafters := given.get("drafters"), dict):
+        demo["drafters"] = {name: _demo_drafter(name, own, is_small) for name, own in drafters.items()}
+    return {**given, **demo, **{name: value for name, value in given.items() if name != "drafters"}}
 
 
 def _demo(*path: str) -> str:
     return str(files("outrider.demo").joinpath(*path))
 
 
-def _demo_head(drafter: Any) -> str | None:
-    """Returns the checkpoint of the small demo target's drafter with that name; None: it has none."""
-    folder = _demo("drafters", str(drafter))
-    return folder if os.path.isdir(folder) else None
+def _demo_drafter(name: Any, given: Any, is_small: bool) -> Any:
+    """Returns the settings of a drafter of the demo target, with its checkpoint if there is one."""
+    folder, given = _demo("drafters", str(name)), {} if given is None else given
+    if not (isinstance(given, dict) and os.path.isdir(folder)):
+        return given
+    return {"checkpoint": folder if is_small else str(written_out.target().with_name(name)), **given}

@@ -1,6 +1,6 @@
 """The drafters of one deployment, by the names that its settings and its requests give them."""
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 
 from outrider.drafters.registry import DrafterInfo, Place, drafters, row_of
@@ -14,14 +14,14 @@ class Roster:
     A mixed drafter has both names: ``code+suffix`` if a draft is named ``code``.
     """
 
-    def __init__(self, drafts: Mapping[str, str], beside_target: str | None) -> None:
+    def __init__(self, drafts: Mapping[str, str], target_drafters: Iterable[str] = ()) -> None:
         """
         Args:
             drafts: rows by the names of the drafts, each as a setting names it.
-            beside_target: row of the target's own drafter; None: it has none.
+            target_drafters: rows of the target's own drafters, each as a setting names it.
         """
         self._drafts = {name: row_of(setting).name for name, setting in drafts.items()}
-        self._beside_target = beside_target
+        self._target_drafters = [row_of(setting).name for setting in target_drafters]
         self._there = {row.name: row for row in self._rows()}
 
     def __iter__(self) -> Iterator[DrafterInfo]:
@@ -36,8 +36,8 @@ class Roster:
     def _rows(self) -> Iterator[DrafterInfo]:
         for row in drafters():
             if row.place is Place.DRAFT_WORKER:
-                yield from (_renamed(row, name) for name, kind in self._drafts.items() if kind == _model(row))
-            elif row.place is Place.GATEWAY or self._beside_target in (row.name, *(row.mixes or ())):
+                yield from (_renamed(row, name) for name, kind in self._drafts.items() if kind == row.asked)
+            elif row.place is Place.GATEWAY or row.asked in self._target_drafters:
                 yield row
 
     def find(self, name: str) -> DrafterInfo:
@@ -46,14 +46,9 @@ class Roster:
             return self._there[name]
         reason = f"there is no drafter {name!r}"
         if any(row.name == name and row.place is Place.TARGET_WORKER for row in drafters()):
-            beside = "none" if self._beside_target is None else repr(self._beside_target)
-            reason = f"{name!r} would stand beside the target, and there is {beside}"
+            there = ", ".join(map(repr, self._target_drafters)) or "none"
+            reason = f"{name!r} would run in the target's process, and there runs {there}"
         raise ValueError(f"{reason}; there are: {', '.join(self._there)}")
-
-
-def _model(row: DrafterInfo) -> str:
-    """Returns the row of the model that makes its Drafts."""
-    return row.mixes[0] if row.mixes else row.name
 
 
 def _renamed(row: DrafterInfo, name: str) -> DrafterInfo:

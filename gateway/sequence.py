@@ -29,6 +29,15 @@ class Token:
     logprobs: TokenLogprobs | None = None  # None: the request did not ask for them
 
 
+@dataclass(frozen=True, slots=True)
+class VerdictDraft:
+    """Draft of a target drafter, which came with a Verdict."""
+
+    draft: Draft
+    drafter: str
+    step: Step | None  # a step that made it
+
+
 @dataclass
 class GatewaySequence:
     """Prompt, settings and committed tokens; all parts of the gateway share one object per sequence."""
@@ -45,8 +54,7 @@ class GatewaySequence:
     is_scored: bool = False  # the log-probabilities of its prompt's tokens are wanted
     scores: list[TokenLogprobs] = field(default_factory=list)  # tokens of the prompt, from the second on
     generates: bool = True  # False: nothing follows the prompt
-    draft: Draft | None = None  # Draft of the target's own drafter, from the newest Verdict
-    draft_step: Step | None = None  # newest step that made it
+    draft: VerdictDraft | None = None  # Draft that came with the newest Verdict; None: it is taken
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.generated)

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.roster import BY_TASK, Roster
 from outrider.decoding.settings import Verification
-from outrider.drafters.name import DrafterName, WorkerDrafterName
+from outrider.drafters.name import TargetDrafterName, WorkerDrafterName
 from outrider.pace.settings import MAX_DEPTH, PaceSettings
 
 BODIES_AT_ONCE = 64  # bodies of requests that one gateway reads at a time
@@ -147,8 +147,8 @@ class GatewaySettings(RequestSettings, CallerSettings):
     drafts: dict[str, WorkerDrafterName] = Field(
         default={"model": "model"}, description="drafts by name, with the kind of drafter of each"
     )
-    beside_target: DrafterName | None = Field(
-        default=None, description="drafter that stands beside the target; None: none does"
+    target_drafters: tuple[TargetDrafterName, ...] = Field(
+        default=(), description="drafters that run in the target's process"
     )
     direct_grpc: str | None = Field(
         default=None, description="host:port of the gateway's own gRPC server; None: it has none"
@@ -186,14 +186,14 @@ class GatewaySettings(RequestSettings, CallerSettings):
             rows = [changed.roster.find(name) for name in drafters]
         except ValueError as error:
             raise ValueError(f"drafters={list(drafters)}: {error}") from None
-        models = {row.mixes[0] if row.mixes else row.name for row in rows}
+        models = {row.asked for row in rows}
         new = tuple(name for name in live.drafts if name not in models)
         return changed.model_copy(update={"drafters": drafters, "new_drafts": new})
 
     @property
     def roster(self) -> Roster:
         """The drafters that there are."""
-        return Roster(self.drafts, self.beside_target)
+        return Roster(self.drafts, self.target_drafters)
 
 
 class LiveSettings(PaceSettings):

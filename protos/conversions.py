@@ -59,11 +59,11 @@ def draft_from_message(message: rounds_pb2.Draft) -> Draft:
 
 
 def lease_to_message(lease: Lease) -> rounds_pb2.Lease:
-    return rounds_pb2.Lease(until=lease.until, depth=lease.depth, alternatives=lease.alternatives)
+    return rounds_pb2.Lease(**vars(lease))
 
 
 def lease_from_message(message: rounds_pb2.Lease) -> Lease:
-    return Lease(message.until, message.depth, message.alternatives)
+    return Lease(message.until, message.depth, message.alternatives, message.drafter)
 
 
 def _plain(value: Any) -> Any:

@@ -151,14 +151,16 @@ class Decode(_message.Message):
     def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("until", "depth", "alternatives")
+    __slots__ = ("until", "depth", "alternatives", "drafter")
     UNTIL_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
     ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
     until: int
     depth: int
     alternatives: int
-    def __init__(self, until: _Optional[int] = ..., depth: _Optional[int] = ..., alternatives: _Optional[int] = ...) -> None: ...
+    drafter: str
+    def __init__(self, until: _Optional[int] = ..., depth: _Optional[int] = ..., alternatives: _Optional[int] = ..., drafter: _Optional[str] = ...) -> None: ...
 
 class Score(_message.Message):
     __slots__ = ("turn", "start")
@@ -231,7 +233,7 @@ class AheadOutcome(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., rank: _Optional[int] = ..., saved_ns: _Optional[int] = ..., wasted_tokens: _Optional[int] = ...) -> None: ...
 
 class TargetReply(_message.Message):
-    __slots__ = ("sequence", "epoch", "round", "accepted", "tokens", "logprobs", "finish_reason", "draft", "timings", "load", "forced", "forced_nodes", "draft_step", "rank", "continues")
+    __slots__ = ("sequence", "epoch", "round", "accepted", "tokens", "logprobs", "finish_reason", "draft", "timings", "load", "forced", "forced_nodes", "draft_step", "rank", "continues", "drafter")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +249,7 @@ class TargetReply(_message.Message):
     DRAFT_STEP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     CONTINUES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     epoch: int
     round: int
@@ -262,7 +265,8 @@ class TargetReply(_message.Message):
     draft_step: Step
     rank: int
     continues: bool
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., forced: _Optional[int] = ..., forced_nodes: _Optional[_Iterable[int]] = ..., draft_step: _Optional[_Union[Step, _Mapping]] = ..., rank: _Optional[int] = ..., continues: _Optional[bool] = ...) -> None: ...
+    drafter: str
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., forced: _Optional[int] = ..., forced_nodes: _Optional[_Iterable[int]] = ..., draft_step: _Optional[_Union[Step, _Mapping]] = ..., rank: _Optional[int] = ..., continues: _Optional[bool] = ..., drafter: _Optional[str] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queue_ns", "forward_ns", "step_ns", "total_ns", "last_step")
@@ -296,6 +300,13 @@ class Step(_message.Message):
 
 class Load(_message.Message):
     __slots__ = ("decoding", "running", "waiting", "free_blocks", "total_blocks", "no_drafts_because")
+    class NoDraftsBecauseEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     DECODING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -307,5 +318,5 @@ class Load(_message.Message):
     waiting: int
     free_blocks: int
     total_blocks: int
-    no_drafts_because: str
-    def __init__(self, decoding: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., no_drafts_because: _Optional[str] = ...) -> None: ...
+    no_drafts_because: _containers.ScalarMap[str, str]
+    def __init__(self, decoding: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., no_drafts_because: _Optional[_Mapping[str, str]] = ...) -> None: ...

@@ -1,6 +1,6 @@
 """Types of answers about the service itself, as /openapi.json describes them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field, WithJsonSchema
@@ -29,7 +29,7 @@ class Models(TypedDict):
 
 @dataclass(frozen=True)
 class WorkerHealth(WorkerInfo):
-    no_drafts_because: str = ""  # why the target drafter makes no Drafts; empty: it makes Drafts
+    no_drafts_because: dict[str, str] = field(default_factory=dict)  # reason by target drafter out of use
 
 
 class Health(TypedDict):

@@ -2,7 +2,7 @@
 
 from gateway.drafters.drafter import SequenceDrafter
 from gateway.proposal import NO_PROPOSAL, Proposal
-from gateway.sequence import GatewaySequence
+from gateway.sequence import GatewaySequence, VerdictDraft
 
 
 class VerdictDrafter(SequenceDrafter):
@@ -13,7 +13,11 @@ class VerdictDrafter(SequenceDrafter):
 
     async def propose(self, depth: int, alternatives: int = 0) -> Proposal:
         """Returns the Draft; it is empty if the newest Verdict brought none."""
-        draft, self._sequence.draft = self._sequence.draft, None
-        if draft is None or depth == 0:
-            return NO_PROPOSAL
-        return Proposal(draft.up_to(depth), len(self._sequence), step=self._sequence.draft_step)
+        came, self._sequence.draft = self._sequence.draft, None
+        return NO_PROPOSAL if came is None or depth == 0 else from_verdict(came, self._sequence, depth)
+
+
+def from_verdict(came: VerdictDraft, sequence: GatewaySequence, depth: int) -> Proposal:
+    """Returns the Draft that came with the newest Verdict, as its drafter's answer for that depth."""
+    draft, maker = came.draft.up_to(depth), came.drafter
+    return Proposal(draft, len(sequence), step=came.step, drafter=maker, asked=maker, wanted=depth)

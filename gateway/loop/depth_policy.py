@@ -8,6 +8,7 @@ from gateway.routing.paces import PaceObserver
 from gateway.routing.route import Route
 from gateway.sequence import GatewaySequence
 from gateway.settings import Speculation
+from outrider.decoding.lease import Lease
 from outrider.drafters.registry import DrafterInfo
 from outrider.pace.controller import Pace
 from outrider.pace.sequence import PacedSequence
@@ -69,13 +70,14 @@ class DepthPolicy:
         return min(self.pace.depth(self.paced), self.room), self.pace.reason(self.paced)
 
     @property
-    def wanted_with_verdict(self) -> tuple[int, int]:
-        """Depth and alternatives, at most, of the Draft that the target makes after the next Verdict."""
+    def wanted_with_verdict(self) -> Lease:
+        """Drafter, depth and most alternatives of the Draft that the target makes after the next Verdict."""
+        tried = self._route.tried_with_verdict
         if self._mode == "off" or not self.info.comes_with_verdicts:
-            return self._route.verdict_depth, 0
-        if self._mode == "fixed":
-            return self.paced.max_depth, self.paced.decision.alternatives
-        return self.pace.depth_in_rounds(self.paced), self.paced.decision.alternatives
+            return tried
+        depth = self.paced.max_depth if self._mode == "fixed" else self.pace.depth_in_rounds(self.paced)
+        drafter = tried.drafter or self.info.asked
+        return Lease(depth=depth, alternatives=self.paced.decision.alternatives, drafter=drafter)
 
     @property
     def target_may_continue(self) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from gateway.drafters.target import from_verdict
 from gateway.drafters.waiting import waits_for_this_task
 from gateway.errors import WorkerLostError
 from gateway.events import Compared, Drafted, Events, Overtaken, Resumed
@@ -64,10 +65,9 @@ class DraftSource:
 
     def lease(self) -> Lease:
         """Returns the lease of a target in rounds: it ends with the Verdict, unless it makes all Drafts."""
-        depth, alternatives = self._policy.wanted_with_verdict
-        if not depth or not self._target_may_continue:
-            return Lease(depth=depth, alternatives=alternatives)
-        return longest_lease(self._sequence, depth, alternatives)
+        wanted = self._policy.wanted_with_verdict
+        may_continue = wanted.depth > 0 and self._target_may_continue
+        return longest_lease(self._sequence, wanted) if may_continue else wanted
 
     @property
     def _target_may_continue(self) -> bool:
@@ -119,13 +119,12 @@ class DraftSource:
 
     def continued(self) -> Proposal | None:
         """Returns the Draft with which the target continues alone; None if another drafter should draft."""
-        draft = self._sequence.draft
+        came = self._sequence.draft
         is_wanted = self._target_may_continue and self._route.stays
-        if draft is None or not is_wanted:
+        if came is None or not is_wanted:
             return None
-        self._sequence.draft = None
-        base, step = len(self._sequence), self._sequence.draft_step
-        self._newest = proposal = self._received(Proposal(draft, base, step=step), draft.chain_length)
+        self._sequence.draft, depth = None, came.draft.chain_length
+        self._newest = proposal = self._received(from_verdict(came, self._sequence, depth), depth)
         asyncio.get_running_loop().call_soon(self._policy.pace.refresh)
         return proposal
 
@@ -171,9 +170,12 @@ class DraftSource:
 
     def _received(self, proposal: Proposal, depth: int) -> Proposal:
         """Returns the proposal with its drafter and the depth that was asked for, and emits Drafted."""
-        name, because = self._route.current().name, self._route.reason
-        drafter = proposal.drafter or name
-        proposal = replace(proposal, drafter=drafter, asked=name, because=because, wanted=depth)
+        current, because = self._route.current(), self._route.reason
+        # A target drafter that is tried makes a Draft in the place of the current drafter.
+        is_tried = proposal.asked not in ("", current.info.asked)
+        asked = self._route.candidate(proposal.asked).name if is_tried else current.name
+        drafter = proposal.drafter or current.name
+        proposal = replace(proposal, drafter=drafter, asked=asked, because=because, wanted=depth)
         self._events.emit(Drafted(proposal))
         self._health.drafted(proposal.draft)
         return proposal

@@ -81,5 +81,4 @@ class LoopFactory:
         """Whether there is a worker, if it asks one."""
         if not drafter.asks_worker:
             return True
-        draft = drafter.mixes[0] if drafter.mixes else drafter.name
-        return any(worker.draft == draft for worker in self._fleet.workers("draft"))
+        return any(worker.draft == drafter.asked for worker in self._fleet.workers("draft"))

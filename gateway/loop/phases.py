@@ -7,7 +7,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.errors import GatewayError
 from gateway.events import (
@@ -256,7 +256,7 @@ class RoundPhase(SequencePhase):
     def _renew(self) -> None:
         """Extends the lease of a target that continues alone, or changes its depth and alternatives."""
         before, lease = self._lease, self._source.lease()
-        is_as_before = (lease.depth, lease.alternatives) == (before.depth, before.alternatives)
+        is_as_before = replace(lease, until=before.until) == before
         if not lease.until or (is_as_before and not is_used_up(before, self._sequence)):
             return
         self._lease = lease

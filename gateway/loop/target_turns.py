@@ -8,7 +8,7 @@ from gateway.drafters.received import received_draft
 from gateway.errors import DeadlineError
 from gateway.events import VerdictReceived
 from gateway.loop.answer_trace import NoTrace
-from gateway.sequence import GatewaySequence, Origin, Token
+from gateway.sequence import GatewaySequence, Origin, Token, VerdictDraft
 from gateway.workers.fleet import TargetStream
 from outrider.decoding.draft import Draft
 from outrider.decoding.lease import Lease
@@ -113,7 +113,9 @@ class TargetTurns:
         draft, rule = None, self._sequence.sampling.verification
         try:
             if reply.HasField("draft"):
-                draft = received_draft(reply.draft, rule, self._vocab_size())
+                step = step_from_message(reply.draft_step) if reply.HasField("draft_step") else None
+                received = received_draft(reply.draft, rule, self._vocab_size())
+                draft = VerdictDraft(received, reply.drafter, step)
         except ValueError as error:
             raise self._stream.lost(str(error)) from error
         of_grammar = set(reply.forced_nodes)
@@ -123,6 +125,4 @@ class TargetTurns:
         self._sequence.generated.extend(reply.tokens)
         self._sequence.finish_reason = reply.finish_reason or None
         self._sequence.draft = draft
-        if reply.HasField("draft_step"):
-            self._sequence.draft_step = step_from_message(reply.draft_step)
         return tuple(map(Token, reply.tokens, origins, logprobs))

@@ -8,12 +8,14 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from gateway.drafters.target import from_verdict
 from gateway.errors import SequenceLostError, WorkerLostError
 from gateway.events import Events, GuessJudged
 from gateway.proposal import NO_PROPOSAL, Proposal
 from gateway.routing.router import CandidateDrafter
 from gateway.routing.tuning import TUNING
 from gateway.sequence import GatewaySequence
+from outrider.decoding.lease import NO_LEASE, Lease
 from outrider.learning.agreement import agreement
 from outrider.pace.tuning import TUNING as PACE_TUNING
 
@@ -52,9 +54,10 @@ class Judge:
             self._watches.setdefault(candidate.name, _Watch(candidate, self._sequence.is_coupled))
 
     @property
-    def verdict_depth(self) -> int:
-        """Depth of a Draft that the target must send with its next Verdict, to be judged; 0: none."""
-        return PROBE_DEPTH if any(map(self._wants_of_target, self._watches.values())) else 0
+    def tried_with_verdict(self) -> Lease:
+        """Drafter and depth of a Draft that the target must send with its next Verdict, to be judged."""
+        wanted = next(filter(self._wants_of_target, self._watches.values()), None)
+        return NO_LEASE if wanted is None else Lease(depth=PROBE_DEPTH, drafter=wanted.candidate.info.asked)
 
     def is_warm(self, candidate: CandidateDrafter) -> bool:
         """Whether the drafter's cache is nearly up to date. A drafter without its own worker always is."""
@@ -70,11 +73,19 @@ class Judge:
             watch.asking.cancel()
             await asyncio.gather(watch.asking, return_exceptions=True)
 
-    def grew(self) -> None:
-        """Judges guesses, and asks for new ones: the sequence has more tokens."""
+    def has_drafted(self, name: str) -> None:
+        """Takes note that a watched drafter has made a Draft of the sequence, which a Verdict judges."""
+        if (watch := self._watches.get(name)) is not None:
+            watch.asked_at = len(self._sequence)
+
+    def grew(self, *, takes_drafts: bool) -> None:
+        """Judges guesses, and asks for new ones: the sequence has more tokens.
+
+        takes_drafts: whether a Draft that came with the Verdict is a guess, as no target drafter drafts now.
+        """
         for watch in self._watches.values():
             comes_with_verdicts = watch.candidate.info.comes_with_verdicts
-            if comes_with_verdicts:
+            if comes_with_verdicts and takes_drafts:
                 self._take_from_target(watch)
             self._compare(watch)
             if self._is_due(watch) and not comes_with_verdicts:
@@ -96,11 +107,11 @@ class Judge:
 
     def _take_from_target(self, watch: _Watch) -> None:
         """Makes the Draft of the newest Verdict the drafter's guess: the target will not verify it."""
-        if self._sequence.draft is not None and not watch.guess.wanted:
-            draft, self._sequence.draft = self._sequence.draft, None
+        came = self._sequence.draft
+        if came is not None and came.drafter == watch.candidate.info.asked and not watch.guess.wanted:
+            self._sequence.draft = None
             watch.asked_at = len(self._sequence)
-            step = self._sequence.draft_step
-            watch.guess = Proposal(draft, len(self._sequence), step=step, wanted=PROBE_DEPTH)
+            watch.guess = from_verdict(came, self._sequence, PROBE_DEPTH)
 
     async def _ask(self, watch: _Watch) -> None:
         depth = PROBE_DEPTH if watch.is_judged else 0

@@ -100,7 +100,9 @@ class PaceObserver:
                 self._observe_plain(self.pace, event.reply)
                 self._route.grew()
             case Drafted():
-                self._observe_drafting(self.pace, self._paced, event.proposal)
+                self._route.has_drafted(event.proposal.asked)
+                by = self._route.candidate(event.proposal.asked).paced
+                self._observe_drafting(self.pace, by, event.proposal)
                 if event.proposal.ahead is not None and event.proposal.ahead.rank is not None:
                     self.pace.observe_rank(self._paced, event.proposal.ahead.rank)
                 if event.proposal.wanted and not event.proposal.draft:

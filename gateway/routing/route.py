@@ -13,6 +13,7 @@ from gateway.routing.judge import Judge
 from gateway.routing.router import CandidateDrafter, Router, TaskRule
 from gateway.routing.tuning import TUNING
 from gateway.sequence import GatewaySequence
+from outrider.decoding.lease import Lease
 from outrider.pace.controller import Pace
 from outrider.pace.exploration import watch_tokens
 from outrider.telemetry.reasons import RouteReason
@@ -69,8 +70,9 @@ class Route:
             self._is_paced = False
 
     def candidate(self, name: str) -> CandidateDrafter:
-        """Candidate with that name."""
-        return next(one for one in self._candidates if one.name == name)
+        """Candidate with that name, or else a candidate that asks the drafter with that name."""
+        named = [one for one in self._candidates if one.name == name]
+        return (named or [one for one in self._candidates if one.info.asked == name])[0]
 
     @property
     def stays(self) -> bool:
@@ -97,13 +99,17 @@ class Route:
         return True
 
     @property
-    def verdict_depth(self) -> int:
-        """Depth of a Draft that the target must send with its next Verdict only to be judged; 0: none."""
-        return self._judge.verdict_depth
+    def tried_with_verdict(self) -> Lease:
+        """Another drafter's Draft that the target must send with its next Verdict, to be judged."""
+        return self._judge.tried_with_verdict
+
+    def has_drafted(self, name: str) -> None:
+        """Takes note of the drafter that has made the newest Draft."""
+        self._judge.has_drafted(name)
 
     def grew(self) -> None:
         """Lets watched drafters be judged: the sequence has more tokens."""
-        self._judge.grew()
+        self._judge.grew(takes_drafts=not self._now.info.comes_with_verdicts)
 
     def observe(self, name: str, correct: int, reached: int) -> None:
         """Learns how many of the tokens that a drafter was asked for are correct."""

@@ -106,9 +106,9 @@ class Link:
         self.suspect_until = asyncio.get_running_loop().time() + SUSPECT_S
 
     @property
-    def no_drafts_because(self) -> str:
-        """Why this target's own drafter is out of use; empty: it is in use, as far as is known here."""
-        return "" if self.load is None else self.load.no_drafts_because
+    def no_drafts_because(self) -> dict[str, str]:
+        """Reasons by name for this target's drafters that are out of use, as far as is known here."""
+        return {} if self.load is None else dict(self.load.no_drafts_because)
 
     async def aclose(self) -> None:
         """Ends all streams."""

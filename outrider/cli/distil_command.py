@@ -47,7 +47,7 @@ def _distil(options: argparse.Namespace) -> None:
     settings = given_settings(options)
     check_one_process(settings)
     asked = asked.model_copy(update={"draft": _draft(asked, settings)})
-    target = settings.changed(target={"drafter": None, "head": None}, drafts={}).target_engine()
+    target = settings.changed(target={"drafters": {}}, drafts={}).target_engine()
     distillation = Distillation(target, asked, options.out, report_progress)
     kind = "recorded" if options.prompts is None else "prompts"
     source: Path = options.recorded if options.prompts is None else options.prompts

@@ -1,6 +1,6 @@
 """Lease: how far a target may decode before it hears from the gateway again."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -8,12 +8,13 @@ class Lease:
     """A value: a longer one takes its place, and it never shrinks."""
 
     until: int = 0  # length of the sequence, tokens; 0: the target waits after its Verdict
-    depth: int = 0  # tokens of the Drafts that the target drafter makes meanwhile; 0: none
+    depth: int = 0  # tokens of the Drafts that a target drafter makes meanwhile; 0: none
     alternatives: int = 0  # most alternatives of these Drafts
+    drafter: str = ""  # target drafter that makes them
 
     def renewed(self, by: "Lease") -> "Lease":
         """Returns the lease that takes the place of this one: with other Drafts, and no shorter."""
-        return Lease(max(self.until, by.until), by.depth, by.alternatives)
+        return replace(by, until=max(self.until, by.until))
 
 
 NO_LEASE = Lease()

@@ -7,7 +7,7 @@ A drafter is a file and a row. Where it runs says what its file holds:
 - draft worker: a ``TaskDrafter`` (outrider/engine/draft_ahead/task_drafter.py), which makes the tasks of
   the engine. A setting names the row; without it, ``parallel`` holds for a checkpoint with a mask token,
   else ``model``.
-- target worker: a ``BesideTarget`` (outrider/engine/drafters/beside_target.py), which reads its states.
+- target worker: a ``TargetDrafter`` (outrider/engine/drafters/target_drafter.py), which reads its states.
 """
 
 from dataclasses import dataclass, replace
@@ -51,6 +51,11 @@ class DrafterInfo:
     mixes: tuple[str, str] | None = (
         None  # a drafter, and an index whose Draft is taken where it promises more
     )
+
+    @property
+    def asked(self) -> str:
+        """Name of the drafter that its worker or its target is asked for."""
+        return self.mixes[0] if self.mixes else self.name
 
     @property
     def asks_worker(self) -> bool:

@@ -1,14 +1,15 @@
 """Settings of an engine."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from outrider.drafters.name import DrafterName, WorkerDrafterName
+from outrider.drafters.name import TargetDrafterName, WorkerDrafterName
 
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 Bytes = Annotated[int, Field(ge=1)]
 Quantization = Literal["int8", "int4"]
+OF_ONE_DRAFTER = {"quantization": "colocated", "layers": "early_exit", "skipped_layers": "early_exit"}
 DraftAhead = Annotated[
     int,
     Field(
@@ -62,6 +63,41 @@ class ModelSettings(BaseModel):
     )
 
 
+class TargetDrafterSettings(BaseModel):
+    """Settings of a target drafter."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    checkpoint: str | None = Field(
+        default=None,
+        min_length=1,
+        description="local folder or hub id of the drafter's checkpoint, if it has one: its heads, its exits,"
+        " or the draft model",
+    )
+    quantization: Quantization | None = Field(
+        default=None,
+        description="of colocated: quantization of its weights at load; None: the type of the target's"
+        " weights",
+    )
+    layers: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
+        default="auto",
+        description="of early_exit: number of the target's first layers that draft; auto: what pays is"
+        " searched on live text",
+    )
+    skipped_layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        default=(),
+        description="of early_exit: layers, from 0 on, that it leaves out instead; JSON",
+    )
+
+    @model_validator(mode="after")
+    def _layers_are_said_once(self) -> "TargetDrafterSettings":
+        if self.skipped_layers and self.layers != "auto":
+            raise ValueError(
+                f"skipped_layers={[*self.skipped_layers]} with layers={self.layers}: give one of them"
+            )
+        return self
+
+
 class TargetModelSettings(ModelSettings):
     """Settings of a target, beyond those of any model."""
 
@@ -73,35 +109,27 @@ class TargetModelSettings(ModelSettings):
         description="a token's logits do not depend on what else is in its step, bit for bit, for some"
         " speed; a CPU takes it in float32 and bfloat16",
     )
-    drafter: DrafterName | None = Field(
-        default=None, description="name of a drafter that stands beside the target; None: none does"
-    )
-    head: str | None = Field(
-        default=None,
-        min_length=1,
-        description="local folder or hub id of that drafter's checkpoint, where it has one",
-    )
-    head_quantization: Quantization | None = Field(
-        default=None,
-        description="if that drafter is colocated: quantization of its weights at load; None: the type of"
-        " the target's weights",
-    )
-    early_exit: Literal["auto"] | Annotated[int, Field(ge=1)] = Field(
-        default="auto",
-        description="where that drafter is early_exit: number of the target's first layers that draft; auto:"
-        " what pays is searched on live text",
-    )
-    skipped_layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        default=(),
-        description="where that drafter is early_exit: layers, from 0 on, that it leaves out instead; JSON",
+    drafters: dict[TargetDrafterName, TargetDrafterSettings] = Field(
+        default_factory=dict,
+        description="target drafters by name: they run in the target's process, and each has own settings",
     )
 
+    @field_validator("drafters", mode="before")
+    @classmethod
+    def _without_settings(cls, given: Any) -> Any:
+        """YAML gives None for a drafter without settings."""
+        if not isinstance(given, dict):
+            return given
+        return {name: {} if own is None else own for name, own in given.items()}
+
     @model_validator(mode="after")
-    def _layers_are_said_once(self) -> "TargetModelSettings":
-        if self.skipped_layers and self.early_exit != "auto":
-            raise ValueError(
-                f"skipped_layers={[*self.skipped_layers]} with early_exit={self.early_exit}: give one of them"
-            )
+    def _settings_suit_their_drafter(self) -> "TargetModelSettings":
+        for name, own in self.drafters.items():
+            for field, value in own.model_dump(exclude_defaults=True).items():
+                drafter = OF_ONE_DRAFTER.get(field, name)
+                if drafter != name:
+                    given = f"drafters.{name}.{field}={value!r}"
+                    raise ValueError(f"{given}: only drafters.{drafter} has {field}")
         return self
 
 

@@ -3,7 +3,8 @@
 Every piece of work says what the sender holds committed: the engine's tokens up to ``base``, then ``tokens``.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from msgspec import Struct
 
@@ -107,6 +108,7 @@ class Decoded(Struct, frozen=True, tag=True):
     length: int  # tokens of the sequence, these included
     is_plain: bool = False  # tokens of plain decoding
     draft: Draft | None = None  # Draft that follows these tokens, as the lease asked
+    drafter: str = ""  # target drafter that made the Draft
     forced: Forced = NOTHING_FORCED
     draft_step: Step | None = None  # a step that made the Draft
     # Place of the target's own token among the guesses of the target drafter, if the chain was wrong there.
@@ -172,4 +174,4 @@ class EngineLoad:
     waiting: int  # sequences with work that hold none yet
     free_blocks: int
     total_blocks: int
-    no_drafts_because: str = ""  # why the target drafter is out of use
+    no_drafts_because: Mapping[str, str] = field(default_factory=dict)  # reasons by target drafter

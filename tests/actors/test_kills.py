@@ -48,8 +48,8 @@ DEPTH = 4
 ENGINE = {"dtype": "float32", "device": "cpu", "threads": 1, "cache_memory": 2**26}
 OF_RANDOM_TARGET = [tuple((7 * number * place + 3) % 256 for place in range(20)) for number in (1, 2, 3)]
 OTHER_SETTINGS: dict[str, dict[str, Any]] = {
-    "early_exit": {"early_exit": 2},  # no search: it drafts at once
-    "colocated": {"head": str(DEMO / "draft")},
+    "early_exit": {"layers": 2},  # no search: it drafts at once
+    "colocated": {"checkpoint": str(DEMO / "draft")},
 }
 
 
@@ -91,7 +91,7 @@ class Service:
         self._ending = ending
         self._settings = settings
         self._prompts = prompts
-        beside = settings.beside_target
+        beside = settings.target_drafters
         self.rows = [row for row in settings.roster if (row.place is Place.TARGET_WORKER) == bool(beside)]
         self.workers: list[WorkerInfo] = []
 
@@ -128,7 +128,7 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         model="m",
         tokenizer="t",
         drafts=drafts,
-        beside_target=beside,
+        target_drafters=(beside,) if beside else (),
         drafters=(beside,) if beside else tuple(drafts),
         propose_deadline_ms=1e3 * LIMIT_S,
     )
@@ -136,9 +136,10 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     own: dict[str, Any] = {}
     if beside == "mtp":  # the demo target has no such layer
         model, prompts = write_target(tmp_path_factory.mktemp("mtp"), "qwen3"), OF_RANDOM_TARGET
-        own = {"drafter": beside}
+        own = {"drafters": {beside: {}}}
     elif beside:
-        own = {"drafter": beside, "head": str(DRAFTERS / beside), **OTHER_SETTINGS.get(beside, {})}
+        settings_of_it = {"checkpoint": str(DRAFTERS / beside), **OTHER_SETTINGS.get(beside, {})}
+        own = {"drafters": {beside: settings_of_it}}
     with ExitStack() as ending:
         service = Service(ending, settings, prompts)
         service.workers.append(service.start("target", model, **own))

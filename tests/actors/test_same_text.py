@@ -34,8 +34,8 @@ COUNT, TOKENS = 500, 10
 TEMPERATURES = (0.0, 0.7, 1.0)
 DEPTH = 4
 OTHER_SETTINGS: dict[str, dict[str, Any]] = {
-    "early_exit": {"early_exit": 2},  # no search: it drafts at once
-    "colocated": {"head": str(DEMO / "draft")},
+    "early_exit": {"layers": 2},  # no search: it drafts at once
+    "colocated": {"checkpoint": str(DEMO / "draft")},
 }
 NO_CHECKPOINT = {"mtp"}  # for the demo target: tests/engine/drafters/ has them on random ones
 ROWS = [row for row in drafters() if row.name not in NO_CHECKPOINT]
@@ -68,8 +68,9 @@ async def service(row: DrafterInfo | None) -> AsyncIterator[tuple[Fleet, Gateway
     name = row.name if row else None
     if row is not None and row.place is Place.TARGET_WORKER:
         kind = row.mixes[0] if row.mixes else row.name
-        target = {"drafter": kind, "head": str(DRAFTERS / kind), **OTHER_SETTINGS.get(kind, {})}
-        usual |= {"beside_target": kind, "drafts": {}, "drafters": (row.name,)}
+        own = {"checkpoint": str(DRAFTERS / kind), **OTHER_SETTINGS.get(kind, {})}
+        target = {"drafters": {kind: own}}
+        usual |= {"target_drafters": (kind,), "drafts": {}, "drafters": (row.name,)}
     elif row is not None and row.place is Place.DRAFT_WORKER:
         kind, _, index = row.name.partition("+")
         draft = {} if kind == "model" else {"model": str(DRAFTERS / kind)}

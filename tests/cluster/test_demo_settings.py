@@ -46,20 +46,19 @@ def test_demo_pair_accepts_any_setting() -> None:
 
 @pytest.mark.parametrize("drafter", ["eagle3", "medusa"])
 def test_demo_target_has_heads_by_name(drafter: str) -> None:
-    found = read_settings({"target": DEMO_SMALL, "target.drafter": drafter})
-    assert found.target_engine().head == str(DRAFTERS / drafter)
+    setting = f"target.drafters.{drafter}"
+    found = read_settings({"target": DEMO_SMALL, setting: "{}"})
+    assert found.target_engine().drafters[drafter].checkpoint == str(DRAFTERS / drafter)
     assert (found.drafts, found.drafters) == ({}, (drafter,))
-    assert (
-        read_settings({"target": DEMO_SMALL, "target.drafter": drafter, "target.head": "own"}).target.head
-        == "own"
-    )
-    assert read_settings({"target": "folder", "target.drafter": drafter}).target.head is None
+    own = read_settings({"target": DEMO_SMALL, f"{setting}.checkpoint": "own"})
+    assert own.target.drafters[drafter].checkpoint == "own"
+    assert read_settings({"target": "folder", setting: "{}"}).target.drafters[drafter].checkpoint is None
 
 
 def test_written_out_demo_target_has_heads_of_its_size_by_name() -> None:
-    found = read_settings({"target.drafter": "eagle3"})
-    assert found.target_engine().head == str(written_out.target().with_name("eagle3"))
-    assert read_settings({"target.drafter": "colocated", "target.head": "own"}).target.head == "own"
+    found = read_settings({"target.drafters.eagle3": "{}", "target.drafters.colocated.checkpoint": "own"})
+    checkpoints = {name: own.checkpoint for name, own in found.target_engine().drafters.items()}
+    assert checkpoints == {"eagle3": str(written_out.target().with_name("eagle3")), "colocated": "own"}
 
 
 def test_demo_target_has_a_parallel_draft_by_name() -> None:

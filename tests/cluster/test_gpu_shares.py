@@ -42,7 +42,8 @@ def test_gpus_are_shared_where_nothing_else_is_said(
     ("gpus", "arguments", "drafters"),
     [
         (0, {}, ("colocated", "model")),
-        (0, {"target.drafter": "eagle3"}, ("eagle3",)),
+        (0, {"target.drafters.eagle3": "{}"}, ("eagle3",)),
+        (0, {"target.drafters.eagle3": "{}", "target.drafters.medusa": "{}"}, ("eagle3", "medusa")),
         (0, {"gateway.drafters": '["model"]'}, ("model",)),
         (0, {"drafts.model.resources": '{"cheap": 1}'}, ("model",)),
         (0, {"drafts.model.threads": 1, "drafts.code.threads": 1}, ("model", "code")),
@@ -69,9 +70,10 @@ def test_with_gpus_draft_that_shares_the_targets_device_gets_a_place_in_its_proc
 
 def test_with_gpus_colocated_draft_keeps_its_model_and_its_quantization() -> None:
     engine = read_settings({"drafts.model.quantization": "int4"}).with_gpus(0).target_engine()
-    assert (engine.drafter, engine.head_quantization) == ("colocated", "int4")
-    assert engine.head is not None
-    assert engine.head.endswith("draft")
+    own = engine.drafters["colocated"]
+    assert own.quantization == "int4"
+    assert own.checkpoint is not None
+    assert own.checkpoint.endswith("draft")
 
 
 @pytest.mark.parametrize(

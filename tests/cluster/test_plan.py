@@ -284,7 +284,7 @@ def test_plan_gives_each_rank_and_draft_a_device_of_the_named_memory(tmp_path, c
     ("arguments", "named"),
     [
         (["nowhere.yaml"], "config='nowhere.yaml'"),
-        (["target.thread=2"], "target.threads or target.head is one"),
+        (["target.thread=2"], "target.threads is one"),
         (["--memory", "many"], "'many' is no amount"),
         (["--memory", "1GB"], "takes"),
     ],

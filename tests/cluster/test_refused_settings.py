@@ -54,7 +54,7 @@ def test_wrong_value_is_named_by_its_path_with_what_would_be_accepted(
         ("tensor_parallel", "tensor_parallel='1' is no setting: target.tensor_parallel is one"),
         (
             "quantization",
-            "target.quantization or drafts.model.quantization or target.head_quantization is one",
+            "target.quantization or drafts.model.quantization is one",
         ),
         ("confg", "config is one"),
         ("tls.pem", "tls.pem='1' is no setting: tls has certificate, key, authority"),
@@ -101,22 +101,25 @@ def test_settings_refusal_names_all_wrong_values() -> None:
             r"drafts\.model\.max_replicas=1 is below replicas=2",
         ),
         (
-            {"target": "t", "target.early_exit": "12"},
-            r"target\.early_exit=12 is for drafter=early_exit, and drafter=None",
+            {"target": "t", "target.drafters.eagle3.layers": "12"},
+            r"drafters\.eagle3\.layers=12: only drafters\.early_exit has layers",
         ),
         (
-            {"target": "t", "target.drafter": "early_exit", "target.early_exit": "12"}
-            | {"target.skipped_layers": "[1]"},
-            r"target\.skipped_layers=\[1\] with early_exit=12: give one of them",
+            {"target": "t", "target.drafters.early_exit.layers": "12"}
+            | {"target.drafters.early_exit.skipped_layers": "[1]"},
+            r"skipped_layers=\[1\] with layers=12: give one of them",
         ),
-        ({"target": "t", "target.head": "h"}, r"target\.head='h' is a drafter's: name that as drafter"),
         (
-            {"target": "t", "target.drafter": "eagle3", "gateway.drafters": '["medusa"]'},
-            r"gateway\.drafters=\('medusa',\): 'medusa' would stand beside the target, and there is 'eagle3'",
+            {"target": "t", "target.drafters.ngram": "{}"},
+            r"'ngram' is not loaded by target workers; give colo",
+        ),
+        (
+            {"target": "t", "target.drafters.eagle3": "{}", "gateway.drafters": '["medusa"]'},
+            r"gateway\.drafters=\('medusa',\): 'medusa' would run in the target's process, .* 'eagle3'",
         ),
         (
             {"target": "t", "gateway.drafters": '["medusa"]'},
-            r"gateway\.drafters=\('medusa',\): 'medusa' would stand beside the target, and there is none",
+            r"gateway\.drafters=\('medusa',\): 'medusa' would run in the target's process, .* none",
         ),
         ({"drafts.suffix.model": "d"}, r"drafts\.suffix has the name of something else: give the draft"),
         ({"drafts.auto.model": "d"}, r"drafts\.auto has the name of something else: give the draft"),

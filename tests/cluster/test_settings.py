@@ -15,22 +15,23 @@ def test_target_alone_is_drafted_for_by_ngrams() -> None:
 
 
 def test_drafter_beside_the_target_drafts_unless_others_are_named() -> None:
-    given = {"target": "t", "target.drafter": "eagle3", "target.head": "h"}
+    given = {"target": "t", "target.drafters.eagle3.checkpoint": "h"}
     gateway = read_settings(given).gateway_settings()
-    assert (gateway.drafters, gateway.beside_target) == (("eagle3",), "eagle3")
+    assert (gateway.drafters, gateway.target_drafters) == (("eagle3",), ("eagle3",))
     both = read_settings({**given, "draft": "d"}).gateway_settings()
     assert both.drafters == ("eagle3", "model")
     assert read_settings({**given, "gateway.drafters": '["ngram"]'}).gateway_settings().drafters == ("ngram",)
 
 
 def test_layers_that_draft_are_named_or_searched() -> None:
-    given = {"target": "t", "target.drafter": "early_exit"}
-    engine = read_settings(given).target_engine()
-    assert (engine.drafter, engine.early_exit, engine.skipped_layers) == ("early_exit", "auto", ())
-    assert read_settings({**given, "target.early_exit": "12"}).target_engine().early_exit == 12
-    skipping = read_settings({**given, "target.skipped_layers": "[3, 5]"})
-    assert skipping.target_engine().skipped_layers == (3, 5)
-    assert skipping.gateway_settings().beside_target == "early_exit"
+    setting = "target.drafters.early_exit"
+    found = read_settings({"target": "t", setting: "{}"}).target_engine().drafters["early_exit"]
+    assert (found.layers, found.skipped_layers) == ("auto", ())
+    first = read_settings({"target": "t", f"{setting}.layers": "12"}).target_engine()
+    assert first.drafters["early_exit"].layers == 12
+    skipping = read_settings({"target": "t", f"{setting}.skipped_layers": "[3, 5]"})
+    assert skipping.target_engine().drafters["early_exit"].skipped_layers == (3, 5)
+    assert skipping.gateway_settings().target_drafters == ("early_exit",)
 
 
 def test_target_has_the_name_that_it_is_given() -> None:

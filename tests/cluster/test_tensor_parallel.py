@@ -177,7 +177,7 @@ def orphaned_memory() -> set[str]:
 
 @pytest.mark.slow
 def test_heads_beside_the_first_rank_draft_for_its_group(tmp_path: Path, client: httpx.Client) -> None:
-    own = {"target.drafter": "eagle3", "gateway.drafters": json.dumps(["eagle3"])}
+    own = {"target.drafters.eagle3": "{}", "gateway.drafters": json.dumps(["eagle3"])}
     with serving(tmp_path, {**SERVED, **own, "target.tensor_parallel": 2}) as service:
         assert texts(service.http, 10) == texts(str(client.base_url).rstrip("/"), 10)
         request = {

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from outrider.demo import inflation, written_out
 from outrider.demo.prompts import DEMO
-from tests.support.beside import drafted_texts, engine_with
 from tests.support.demo_pair import DRAFTERS
+from tests.support.target_drafters import drafted_texts, engine_with
 
 # The width is that of the real one: it decides what bfloat16 rounds.
 SMALL = {"hidden": 1024, "layers": 7, "intermediate": 528, "heads": 8, "kv_heads": 4}
@@ -99,10 +99,10 @@ def test_write_out_in_a_folder_that_cannot_be_written_says_what_to_do() -> None:
 @pytest.mark.parametrize("head", ["early_exit", "eagle3", "medusa"])
 def test_written_out_head_is_right_as_often_as_the_small_targets_head(head: str, cache_folder: Path) -> None:
     written_out.write_out(str(written_out.target()))
-    layers = {"early_exit": 3} if head == "early_exit" else {}  # which three lie at the beginning of both
-    small = engine_with(head, DRAFTERS / head, **layers)
+    layers = {"layers": 3} if head == "early_exit" else {}  # which three lie at the beginning of both
+    small = engine_with(head, DRAFTERS / head, layers)
     model, checkpoint = written_out.target(), written_out.target().with_name(head)
-    larger = engine_with(head, checkpoint, model=str(model), **layers)
+    larger = engine_with(head, checkpoint, layers, model=str(model))
     before, after = (drafted_texts(target, 0.7, depth=4, company=6) for target in (small, larger))
     assert [text.tokens for text in after] == [text.tokens for text in before]
     accepted = [sum(text.accepted for text in texts) for texts in (before, after)]

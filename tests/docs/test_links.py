@@ -10,6 +10,7 @@ from urllib.parse import unquote
 import pytest
 
 from cluster.settings import Settings
+from outrider.drafters.registry import Place, drafters
 from workshop.pages.settings_tables import sections
 
 ROOT = Path(__file__).parents[2]
@@ -92,16 +93,23 @@ def missing_names(text: str) -> Iterator[str]:
 
 
 SETTING = re.compile(rf"(?<![\w./:@-])(?:{'|'.join(Settings.model_fields)})(?:\.[a-z_]+)+(?![\w/(.-])")
+TARGET_DRAFTERS = "|".join(row.name for row in drafters() if row.place is Place.TARGET_WORKER)
 REFUSED = re.compile(r"^.*outrider plan .*\n(?:outrider: .*(?:\n|\Z))*", re.M)  # shown as a wrong name
 
 
 def missing_settings(text: str) -> Iterator[str]:
-    """Paths that begin as those of settings do and are none; a draft may have any name."""
+    """Paths that begin as those of settings do and are none.
+
+    A draft may have any name, and a target drafter that of any row of the registry.
+    """
     for path in SETTING.findall(REFUSED.sub("", text)):
         group, second, *_ = path.split(".")
         is_module = (ROOT / group / second).is_dir() or _is_module(ROOT / group / second)
         known = re.sub(r"^drafts\.[a-z_]+", "drafts.NAME", path)
-        is_other = Path(path).suffix in SUFFIXES or is_module or known == "drafts.NAME"
+        known = re.sub(rf"^target\.drafters\.({TARGET_DRAFTERS})\b", "target.drafters.NAME", known)
+        is_other = (
+            Path(path).suffix in SUFFIXES or is_module or known in ("drafts.NAME", "target.drafters.NAME")
+        )
         if not is_other and known not in SETTINGS:
             yield path
 

@@ -91,7 +91,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
     step_s: float = 0.0  # seconds of a token in plain decoding
     total_s: float = 0.0  # seconds that each answer reports
     verifying: asyncio.Event | None = None  # no Verdict on a Draft before it is set
-    no_drafts_because: str = ""  # as each of its replies tells
+    no_drafts_because: dict[str, str] = field(default_factory=dict)  # as each of its replies tells
     repeats_itself: bool = False  # sends each reply of an older round once more
     malformed_at: Collection[int] = ()  # with so many requests: its replies have this Draft
     runs_on: bool = False  # reads nothing while it decodes plainly

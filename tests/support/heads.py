@@ -17,6 +17,7 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 from tests.support.demo_pair import engine, prompt_of
+from tests.support.target_drafters import drafters_with
 from workshop.demo.pair import load_model
 
 HEADS = 4
@@ -90,9 +91,8 @@ def write_medusa(folder: Path, form: str = "authors", **config: Any) -> Path:
 
 def refusal_of(drafter: str, folder: Path, **given: Any) -> str:
     """What is said of a head that does not suit the demo target; it names the folder."""
-    settings = EngineSettings(
-        model=str(DEMO / "target"), cache_memory=2**22, drafter=drafter, head=str(folder), **given
-    )
+    usual = {"model": str(DEMO / "target"), "cache_memory": 2**22}
+    settings = EngineSettings.model_validate({**usual, **drafters_with(drafter, folder, **given)})
     with pytest.raises(UnsupportedModelError) as caught:
         Engine.from_settings(settings)
     assert str(folder) in str(caught.value)

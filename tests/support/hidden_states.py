@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from outrider.decoding.draft import Draft
 from outrider.engine.choosing.asked import Asked
-from outrider.engine.drafters.beside_target import BesideTarget, Target
+from outrider.engine.drafters.target_drafter import Target, TargetDrafter
+from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.settings import EngineSettings
@@ -20,7 +21,7 @@ BLOCK_SIZE = 8
 PROMPTS = ([5, 9, 33, 7, 100, 42, 8, 61, 17, 3, 90], [77, 12, 4, 200, 31])
 
 
-class Reader(BesideTarget):
+class Reader(TargetDrafter):
     """Drafts nothing."""
 
     def __init__(self, layers: tuple[int, ...]) -> None:
@@ -43,7 +44,8 @@ def pass_of(folder: Path, layers: tuple[int, ...], **settings: object) -> Passed
     """Both prompts in one step."""
     given = {"block_size": BLOCK_SIZE, "cache_memory": 2**21, "self_check": False, **settings}
     passed = ForwardPass(
-        EngineSettings.model_validate({"model": str(folder), **given}), beside=Reader(layers)
+        EngineSettings.model_validate({"model": str(folder), **given}),
+        drafters=TargetDrafters([Reader(layers)]),
     )
     kept: set[int] = set()
 

@@ -91,7 +91,7 @@ def rounds_of(
     gateway = GatewaySettings(
         model="m",
         tokenizer="t",
-        beside_target=_beside_target(speculation),
+        target_drafters=_target_drafters(speculation),
         propose_deadline_ms=1e3 * LIMIT_S,
     )
     return LoopFactory(fleet, paces, gateway).of(
@@ -102,8 +102,7 @@ def rounds_of(
     )
 
 
-def _beside_target(speculation: Speculation) -> str | None:
-    """What stands there, if that drafts."""
+def _target_drafters(speculation: Speculation) -> tuple[str, ...]:
+    """Returns the target drafter that drafts, if any does."""
     rows = [row for row in drafters() if row.place is Place.TARGET_WORKER]
-    names = [row.mixes[0] if row.mixes else row.name for row in rows if row.name == speculation.drafter]
-    return names[0] if names else None
+    return tuple(row.asked for row in rows if row.name == speculation.drafter)

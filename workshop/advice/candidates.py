@@ -10,12 +10,12 @@ from transformers import AutoConfig
 from cluster.groups import DEFAULT_DRAFT, DraftSettings
 from cluster.settings import COLOCATED, Settings
 from outrider.drafters.registry import DrafterInfo, Place, drafter
-from outrider.engine.drafters.beside_target import beside_target
 from outrider.engine.drafters.early_exit import EarlyExit
+from outrider.engine.drafters.target_drafter import target_drafter
 from outrider.engine.loading.quantized_checkpoint import is_quantized
 from outrider.engine.loading.special_tokens import drafts_in_parallel
 from outrider.engine.loading.vocabulary import check_vocabulary
-from outrider.engine.settings import EngineSettings, Quantization
+from outrider.engine.settings import EngineSettings, Quantization, TargetDrafterSettings
 
 EARLY_EXIT = "early_exit"  # the drafter that needs no checkpoint
 FORMS: tuple[Quantization | None, ...] = (None, "int8", "int4")
@@ -29,16 +29,19 @@ class DraftCandidate:
     info: DrafterInfo
     model: str | None = None  # checkpoint of a worker drafter
     quantization: Quantization | None = None
-    head: str | None = None  # checkpoint of a target drafter, if it has one
-    early_exit: int | None = None  # layers of the target that draft
+    checkpoint: str | None = None  # checkpoint of a target drafter, if it has one
+    layers: int | None = None  # layers of the target that draft
 
     def settings(self, given: Settings) -> Settings:
         """Returns the settings of a deployment that drafts this way."""
-        target_drafter = self.info.name if self.info.place is Place.TARGET_WORKER else None
-        change: dict[str, Any] = {"drafter": target_drafter, "head": self.head}
-        if self.early_exit is not None:
-            change |= {"early_exit": self.early_exit, "skipped_layers": ()}
-        target = given.target.model_copy(update=change)
+        drafters = {}
+        if self.info.place is Place.TARGET_WORKER:
+            own = given.target.drafters.get(self.info.name, TargetDrafterSettings())
+            change: dict[str, Any] = {"checkpoint": self.checkpoint}
+            if self.layers is not None:
+                change |= {"layers": self.layers, "skipped_layers": ()}
+            drafters = {self.info.name: own.model_copy(update=change)}
+        target = given.target.model_copy(update={"drafters": drafters})
         drafts = {} if self.model is None else {draft_name(given): self._draft(given)}
         return given.model_copy(update={"target": target, "drafts": drafts})
 
@@ -73,14 +76,15 @@ def candidates(
 
     Args:
         models: folders or hub ids, besides the drafts of the settings.
-        heads: checkpoints by drafter, besides the head of the settings; ``early_exit`` has a layer number.
+        heads: checkpoints by drafter, besides those of the settings; ``early_exit`` has a layer number.
 
     Raises:
         ValueError: there is no such model, or a drafter is no target drafter.
         UnsupportedModelError: the target's own layers cannot draft.
     """
     target = settings.target
-    beside = [target.head] if target.drafter == COLOCATED and target.head else []
+    colocated = target.drafters.get(COLOCATED)
+    beside = [colocated.checkpoint] if colocated is not None and colocated.checkpoint else []
     named = dict.fromkeys([*(draft.model for draft in settings.drafts.values()), *beside, *models])
     labels = _labels([model for model in named if model != target.model])
     for model, label in labels.items():
@@ -91,8 +95,9 @@ def candidates(
         yield DraftCandidate(_with_form("the target", form), drafter("model"), target.model, form)
     yield DraftCandidate("ngram", drafter("ngram"))
     yield DraftCandidate("suffix", drafter("suffix"))
-    if target.drafter not in (None, COLOCATED):
-        yield from _target_drafters(settings, target.drafter, target.head)
+    for name, own in target.drafters.items():
+        if name != COLOCATED:
+            yield from _target_drafters(settings, name, own.checkpoint)
     for name, head in heads.items():
         yield from _target_drafters(settings, name, head)
 
@@ -103,9 +108,9 @@ def _target_drafters(settings: Settings, name: str, head: str | None) -> Iterato
     if info.place is not Place.TARGET_WORKER:
         raise ValueError(f"{name}={head}: {name!r} is no target drafter")
     if name != EARLY_EXIT:
-        yield DraftCandidate(name, info, head=head)
+        yield DraftCandidate(name, info, checkpoint=head)
     elif head is not None and head.isdecimal():
-        yield DraftCandidate(f"{EARLY_EXIT} {head}", info, early_exit=int(head))
+        yield DraftCandidate(f"{EARLY_EXIT} {head}", info, layers=int(head))
     else:
         yield from _exits(settings, head)
 
@@ -113,15 +118,15 @@ def _target_drafters(settings: Settings, name: str, head: str | None) -> Iterato
 def _exits(settings: Settings, head: str | None) -> Iterator[DraftCandidate]:
     """Yields the exit that the settings name; else every exit that begins with the first layer."""
     info = drafter(EARLY_EXIT)
-    given = DraftCandidate(EARLY_EXIT, info, head=head)
-    made = beside_target(given.target_engine(settings))
+    given = DraftCandidate(EARLY_EXIT, info, checkpoint=head)
+    made = target_drafter(given.target_engine(settings), EARLY_EXIT)
     assert isinstance(made, EarlyExit)
     if len(made.candidates) == 1:
         yield given
         return
     for layers in made.candidates:
         if layers == tuple(range(len(layers))):
-            yield DraftCandidate(f"{EARLY_EXIT} {len(layers)}", info, head=head, early_exit=len(layers))
+            yield DraftCandidate(f"{EARLY_EXIT} {len(layers)}", info, checkpoint=head, layers=len(layers))
 
 
 def checked(candidate: DraftCandidate, target: str) -> DraftCandidate:

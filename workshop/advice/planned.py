@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from cluster.plan import DeploymentPlan
 from cluster.settings import Settings
 from outrider.drafters.registry import Place
-from outrider.engine.drafters.beside_target import beside_target
 from outrider.engine.drafters.early_exit import EarlyExit
 from outrider.engine.drafters.exit_search import costs
+from outrider.engine.drafters.target_drafter import target_drafter
 from outrider.engine.planning.step_costs import StepCosts
 from outrider.engine.settings import EngineSettings
 from workshop.advice.candidates import DraftCandidate
@@ -49,8 +49,8 @@ def planned(candidate: DraftCandidate, settings: Settings, memories: Mapping[str
 
 def _target_drafter_steps(engine: EngineSettings, target: StepCosts) -> StepCosts:
     """Returns costs of a target drafter: its own weights, or its share of the target's; little cache."""
-    drafter = beside_target(engine)
-    assert drafter is not None
+    (name,) = engine.drafters
+    drafter = target_drafter(engine, name)
     if isinstance(drafter, EarlyExit):
         (share,) = costs(engine, drafter.candidates).values()
         return replace(

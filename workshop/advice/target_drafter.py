@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from outrider.engine.choosing.asked import Asked
-from outrider.engine.drafters.beside_target import BesideTarget, Fed, beside_target
+from outrider.engine.drafters.target_drafter import Fed, TargetDrafter
+from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.loop.runner import Finished, Launched, ModelRunner
@@ -72,15 +73,15 @@ class TargetDrafterJudge:
         """Loads both.
 
         Args:
-            settings: of the target, which name the drafter.
+            settings: of the target, which name a single drafter.
 
         Raises:
             UnsupportedModelError: the drafter does not suit the target.
         """
-        drafter = beside_target(settings)
-        assert drafter is not None
-        self._drafter: BesideTarget = drafter
-        self._runner = _StateRecorder(ForwardPass(settings, beside=drafter))
+        drafters = TargetDrafters.of(settings)
+        self._drafter: TargetDrafter
+        (self._drafter,) = drafters
+        self._runner = _StateRecorder(ForwardPass(settings, drafters=drafters))
         self._engine = Engine(self._runner)
         self._taken: dict[int, list[float]] = {}  # seconds of the drafter's steps, by sequences
 

@@ -30,7 +30,7 @@ export function whyNotFaster({ completion_tokens: tokens, speculation: report },
   const { rounds, drafted, reached, accepted, target_passes, late_drafts: late, lost_drafts: lost } = report;
   if (lost) return "The draft worker was lost on the way.";
   if (!rounds) {
-    const reasons = workers.map((worker) => worker.no_drafts_because).filter(Boolean);
+    const reasons = workers.flatMap((worker) => Object.values(worker.no_drafts_because));
     if (reasons.length) return `Nothing was drafted, no drafter was ready: ${reasons.join("; ")}.`;
     if (!Object.keys(drafters).length) return "Nothing was drafted: the service has no drafter.";
     if (late) return "Nothing was drafted: the Draft was late.";

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from outrider.decoding.draft import Draft
 from outrider.engine.choosing.asked import Asked, Text
 from outrider.engine.colocated.draft_model import DraftModel
-from outrider.engine.drafters.beside_target import BesideTarget, Target
-from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.loading.head_checkpoint import TargetShape
+from outrider.engine.drafters.target_drafter import Target, TargetDrafter
+from outrider.engine.loading.head_checkpoint import TargetShape, checkpoint_of
 from outrider.engine.loading.vocabulary import check_vocabulary
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.forward_pass import ForwardPass
@@ -25,24 +24,30 @@ from outrider.engine.planning.memory_plan import plan_memory
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
 
+# Settings of the target that hold for the model too.
+SHARED = {"max_sequences", "self_check", "block_size", "prefill_chunk", "graphs", "device"}
 
-class Colocated(BesideTarget):
+
+class Colocated(TargetDrafter):
     """Chains with alternatives, as a draft worker with this model makes them."""
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings, name: str) -> None:
         """
         Raises:
             VocabularyMismatchError: a token id does not mean the same to both models.
         """
-        super().__init__(settings)
-        if settings.head is None:
-            raise UnsupportedModelError(
-                f"drafter={settings.drafter!r} needs a checkpoint: name the draft model's folder as `head`"
-            )
-        check_vocabulary(settings.model, settings.head)
+        super().__init__(settings, name)
+        checkpoint = checkpoint_of(settings, name)
+        check_vocabulary(settings.model, checkpoint)
         target = TargetShape.of(settings)
         self._vocab_size = target.vocab_size
-        self._settings = _of_draft(settings, settings.head, str(target.dtype).removeprefix("torch."))
+        of_draft = {
+            "model": checkpoint,
+            "dtype": str(target.dtype).removeprefix("torch."),
+            "quantization": settings.drafters[name].quantization,
+        }
+        shared = settings.model_dump(include=SHARED)
+        self._settings = EngineSettings.model_validate({**shared, **of_draft})
         model = skeleton(self._settings)
         self.cache_shapes = tuple(model.layers.values())
         self._block = block_bytes(self._settings, model.layers, model.dtype)
@@ -83,16 +88,3 @@ class Colocated(BesideTarget):
     def forget(self, text: Text) -> None:
         if self._model is not None:
             self._model.forget(text)
-
-
-def _of_draft(settings: EngineSettings, model: str, dtype: str) -> EngineSettings:
-    """Returns the settings of the model's engine, beside a target with these settings."""
-    shared = {"max_sequences", "self_check", "block_size", "prefill_chunk", "graphs", "device"}
-    return EngineSettings.model_validate(
-        {
-            **settings.model_dump(include=shared),
-            "model": model,
-            "dtype": dtype,
-            "quantization": settings.head_quantization,
-        }
-    )

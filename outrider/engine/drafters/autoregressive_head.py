@@ -15,8 +15,8 @@ from torch import Tensor
 from outrider.decoding.draft import Draft
 from outrider.engine.cache.paged_cache import KeyValues
 from outrider.engine.choosing.asked import Asked, Text
-from outrider.engine.drafters.beside_target import Fed, feed_of, rows_at
 from outrider.engine.drafters.shared_head import SharedHead
+from outrider.engine.drafters.target_drafter import Fed, feed_of, rows_at
 from outrider.engine.drafters.trees import Trees, with_room
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import Batch
@@ -31,8 +31,8 @@ from outrider.engine.settings import EngineSettings
 class AutoregressiveHead(SharedHead):
     """Head with trees of any depth: the nodes of a position pass through its layer together."""
 
-    def __init__(self, settings: EngineSettings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: EngineSettings, name: str) -> None:
+        super().__init__(settings, name)
         self._target_shape = TargetShape.of(settings)
         self._graphs: Graphs | None = None
         self._project: ByRows = self._logits

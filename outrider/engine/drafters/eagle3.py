@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from outrider.engine.drafters.autoregressive_head import AutoregressiveHead
-from outrider.engine.drafters.beside_target import Target
 from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape, built, empty, rotary
+from outrider.engine.drafters.target_drafter import Target
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.linear import optimize_for_cpu
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
@@ -18,9 +18,9 @@ from outrider.engine.settings import EngineSettings
 class Eagle3(AutoregressiveHead):
     """EAGLE-3 drafter. Without its own embedding or output projection it uses the target's."""
 
-    def __init__(self, settings: EngineSettings) -> None:
-        super().__init__(settings)
-        self._checkpoint = HeadCheckpoint(settings)
+    def __init__(self, settings: EngineSettings, name: str) -> None:
+        super().__init__(settings, name)
+        self._checkpoint = HeadCheckpoint(settings, name)
         self._shape = Eagle3Shape.of(self._checkpoint)
         self.hidden_layers = self._shape.hidden_layers
         self.state_size = self._shape.layer.hidden_size

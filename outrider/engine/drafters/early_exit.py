@@ -20,8 +20,8 @@ from torch import Tensor
 
 from outrider.decoding.draft import Draft
 from outrider.engine.choosing.asked import Asked
-from outrider.engine.drafters.beside_target import BesideTarget, Target, feed_of
 from outrider.engine.drafters.exit_search import ExitSearch, candidates, costs
+from outrider.engine.drafters.target_drafter import Target, TargetDrafter, feed_of
 from outrider.engine.drafters.trained_exits import TrainedExits
 from outrider.engine.drafters.trees import Trees, with_room
 from outrider.engine.drafters.trial import trial
@@ -44,14 +44,15 @@ TRIAL_SHARE = 0.05  # most of the time that a search takes
 LONGEST_STEP_S = 1.0  # seconds; a longer pause between two steps is idle time
 
 
-class EarlyExit(BesideTarget):
+class EarlyExit(TargetDrafter):
     """Drafter with trees of any depth: the nodes of a position take one pass together."""
 
-    def __init__(self, settings: EngineSettings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: EngineSettings, name: str) -> None:
+        super().__init__(settings, name)
         self._settings = settings
+        self._own = own = settings.drafters[name]
         self._target_shape = TargetShape.of(settings)
-        self._exits = None if settings.head is None else TrainedExits(settings)
+        self._exits = None if own.checkpoint is None else TrainedExits(settings, name)
         self.weight_bytes = 0 if self._exits is None else self._exits.checkpoint.weight_bytes
         self.candidates = self._named() or self._trained() or candidates(self._target_shape.num_layers)
         self._layers: tuple[int, ...] | None = None  # layers that draft; None: not known yet
@@ -162,7 +163,8 @@ class EarlyExit(BesideTarget):
         self, layers: tuple[int, ...], fed: StepInput = NOTHING_FED
     ) -> AbstractContextManager[None]:
         """Runs together with all other ranks, which do what ``follow`` says."""
-        return together(self._target.group, DrafterStep(fed, part=self.candidates.index(layers)))
+        part = self.candidates.index(layers)
+        return together(self._target.group, DrafterStep(fed, part=part, drafter=self.number))
 
     def _run(self, layers: tuple[int, ...], fed: StepInput) -> ForwardOutput:
         """This rank's part of a pass."""
@@ -190,30 +192,29 @@ class EarlyExit(BesideTarget):
 
     def _named(self) -> list[tuple[int, ...]]:
         """Returns the layers that the settings name; none: they are to be searched."""
-        settings, count = self._settings, self._target_shape.num_layers
-        skipped, leaves_after = settings.skipped_layers, settings.early_exit
+        count, skipped, leaves_after = (
+            self._target_shape.num_layers,
+            self._own.skipped_layers,
+            self._own.layers,
+        )
         if leaves_after != "auto":
             if leaves_after >= count:
-                raise self._refusal(
-                    f"early_exit={leaves_after} must be 1 to {count - 1}: it has {count} layers"
-                )
+                raise self._refusal(f"layers={leaves_after} must be 1 to {count - 1}: it has {count} layers")
             if self._exits is not None and leaves_after not in self._exits.numbers:
                 raise self._exits.checkpoint.refusal(
-                    f"it has no exit for early_exit={leaves_after}: there are {self._exits.numbers}"
+                    f"it has no exit for layers={leaves_after}: there are {self._exits.numbers}"
                 )
             return [tuple(range(leaves_after))]
         if not skipped:
             return []
         if self._exits is not None:
-            raise self._exits.checkpoint.refusal(
-                f"skipped_layers={[*skipped]} have no exits: give early_exit"
-            )
+            raise self._exits.checkpoint.refusal(f"skipped_layers={[*skipped]} have no exits: give layers")
         if max(skipped) >= count or len({*skipped}) >= count:
             raise self._refusal(f"skipped_layers={[*skipped]} must be some of 0 to {count - 1}, and not all")
         return [tuple(layer for layer in range(count) if layer not in skipped)]
 
     def _refusal(self, reason: str) -> UnsupportedModelError:
-        return UnsupportedModelError(f"drafter='early_exit' for model={self._target_shape.name!r}: {reason}")
+        return UnsupportedModelError(f"{self} for model={self._target_shape.name!r}: {reason}")
 
 
 def _text_of(asked: Asked) -> EngineSequence:

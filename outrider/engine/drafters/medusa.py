@@ -14,8 +14,8 @@ from torch.nn.functional import silu
 
 from outrider.decoding.draft import Draft
 from outrider.engine.choosing.asked import Asked
-from outrider.engine.drafters.beside_target import Target, rows_at
 from outrider.engine.drafters.shared_head import SharedHead
+from outrider.engine.drafters.target_drafter import Target, rows_at
 from outrider.engine.drafters.trees import Trees
 from outrider.engine.forward.graphs import ByRows
 from outrider.engine.forward.linear import optimize_for_cpu
@@ -51,9 +51,9 @@ class Medusa(SharedHead):
 
     hidden_layers = (-1,)
 
-    def __init__(self, settings: EngineSettings) -> None:
-        super().__init__(settings)
-        self._checkpoint = HeadCheckpoint(settings)
+    def __init__(self, settings: EngineSettings, name: str) -> None:
+        super().__init__(settings, name)
+        self._checkpoint = HeadCheckpoint(settings, name)
         self._names = _names_of(self._checkpoint)
         self.state_size = self._checkpoint.target.hidden_size
         of_projections = [projection for _, projection in self._names if projection is not None]

@@ -12,8 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from outrider.engine.drafters.autoregressive_head import AutoregressiveHead
-from outrider.engine.drafters.beside_target import Target
 from outrider.engine.drafters.mtp_checkpoint import MtpCheckpoint, after
+from outrider.engine.drafters.target_drafter import Target
+from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.linear import optimize_for_cpu
 from outrider.engine.settings import EngineSettings
@@ -24,8 +25,13 @@ class Mtp(AutoregressiveHead):
 
     hidden_layers = (-1,)
 
-    def __init__(self, settings: EngineSettings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: EngineSettings, name: str) -> None:
+        super().__init__(settings, name)
+        if (given := settings.drafters[name].checkpoint) is not None:
+            raise UnsupportedModelError(
+                f"drafters.{name}.checkpoint={given!r} for model={settings.model!r}: the layer is in the"
+                " target's checkpoint, so give none"
+            )
         self._checkpoint = MtpCheckpoint(settings)
         self.cache_shapes = (self._checkpoint.cache_shape,)
         self.state_size = self._checkpoint.target.hidden_size

@@ -22,7 +22,7 @@ from transformers.modeling_layers import MtpModel
 from transformers.modeling_utils import LoadStateDictConfig, local_torch_dtype
 
 from outrider.engine.cache.paged_cache import LayerShape
-from outrider.engine.drafters.beside_target import Target
+from outrider.engine.drafters.target_drafter import Target
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Probe
 from outrider.engine.loading.head_checkpoint import TargetShape
@@ -53,10 +53,6 @@ class MtpCheckpoint:
             UnsupportedModelError: it has no such layer, or one that cannot run here.
         """
         self.target = TargetShape.of(settings)
-        if settings.head is not None:
-            raise self._refusal(
-                f"head={settings.head!r} is none of its: the layer is in the target's checkpoint"
-            )
         config = AutoConfig.from_pretrained(settings.model)
         self._quantization: dict[str, Any] = getattr(config, "quantization_config", None) or {}
         self._files = self._find(settings.model)

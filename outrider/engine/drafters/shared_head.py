@@ -6,16 +6,17 @@ from those of the step before. Nothing else is kept at the others but their shar
 """
 
 from abc import abstractmethod
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from outrider.engine.drafters.beside_target import BesideTarget, Target
+from outrider.engine.drafters.target_drafter import Target, TargetDrafter
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.rank_group import together
 
 
-class SharedHead(BesideTarget):
+class SharedHead(TargetDrafter):
     """Head whose share each rank holds. A target on a single device is the only rank."""
 
     state_size: int  # numbers of a state that a step begins with
@@ -39,7 +40,7 @@ class SharedHead(BesideTarget):
     def _on_all_ranks(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
         """Returns what ``_compute`` does, at rank 0. states: [num_states, state_size]."""
         group = self._target.group
-        with together(group, step):
+        with together(group, replace(step, drafter=self.number)):
             if group is not None:
                 group.spread(states.contiguous())
             return self._compute(step, states)

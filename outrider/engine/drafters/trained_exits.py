@@ -41,9 +41,9 @@ class Exit(nn.Module):
 class TrainedExits:
     """Exits of a checkpoint."""
 
-    def __init__(self, settings: EngineSettings) -> None:
-        """Raises UnsupportedModelError where there are none, or those of another target."""
-        self.checkpoint = checkpoint = HeadCheckpoint(settings)
+    def __init__(self, settings: EngineSettings, drafter: str) -> None:
+        """Raises UnsupportedModelError if there are none, or those of another target."""
+        self.checkpoint = checkpoint = HeadCheckpoint(settings, drafter)
         checkpoint.check_verifier(checkpoint.config.get("base_model_name_or_path"))
         unknown = [name for name in checkpoint.tensors if NAME.fullmatch(name) is None]
         if unknown or not checkpoint.tensors:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import choose_tokens
-from outrider.engine.drafters.beside_target import feed_of
+from outrider.engine.drafters.target_drafter import feed_of
 from outrider.engine.inputs.step_input import Feed
 from outrider.engine.sequence import EngineSequence
 

@@ -60,16 +60,16 @@ class TargetShape:
 class HeadCheckpoint:
     """Checkpoint of a head: a folder, or an id of the hub, with ``config.json`` and weights."""
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings, drafter: str) -> None:
         """
+        Args:
+            drafter: name of the target drafter whose checkpoint it is.
+
         Raises:
             UnsupportedModelError: no head is named, it cannot be read, or the target cannot have one.
         """
-        if settings.head is None:
-            raise UnsupportedModelError(
-                f"drafter={settings.drafter!r} needs a checkpoint: name its folder as `head`"
-            )
-        self.name = settings.head
+        self.name = checkpoint_of(settings, drafter)
+        self._setting = f"drafters.{drafter}.checkpoint"
         self.target = TargetShape.of(settings)
         try:
             self._folder = _folder(self.name)
@@ -102,7 +102,8 @@ class HeadCheckpoint:
 
     def refusal(self, reason: str) -> UnsupportedModelError:
         """Returns the error for a head that cannot be used, with the reason."""
-        return UnsupportedModelError(f"head={self.name!r} for model={self.target.name!r}: {reason}")
+        given = f"{self._setting}={self.name!r}"
+        return UnsupportedModelError(f"{given} for model={self.target.name!r}: {reason}")
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         """Raises UnsupportedModelError unless a tensor has that name and shape."""
@@ -127,8 +128,19 @@ class HeadCheckpoint:
         if not Path(target.name).is_dir():
             raise self.refusal(f"it was made for {name!r}")
         logger.warning(
-            "head=%r was made for %r: that %r is the same is for you to know", self.name, name, target.name
+            "%s=%r was made for %r: whether %r is that target is for you to know",
+            *(self._setting, self.name, name, target.name),
         )
+
+
+def checkpoint_of(settings: EngineSettings, drafter: str) -> str:
+    """Returns the checkpoint of a target drafter. Raises UnsupportedModelError if the settings name none."""
+    name = settings.drafters[drafter].checkpoint
+    if name is None:
+        raise UnsupportedModelError(
+            f"drafters.{drafter}.checkpoint is not given: it must name the folder or hub id of the checkpoint"
+        )
+    return name
 
 
 def _folder(name: str) -> Path:

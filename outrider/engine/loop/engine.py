@@ -13,7 +13,7 @@ from outrider.drafters.registry import row_of
 from outrider.engine.blame import BlamedError, blaming, reason_of
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.draft_ahead.draft_ahead import DraftAhead
-from outrider.engine.drafters.beside_target import BesideTarget, beside_target
+from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch import Item
 from outrider.engine.loading.timings import LoadTimings
@@ -49,14 +49,14 @@ class Engine:
     def __init__(
         self,
         runner: Runner,
-        beside: BesideTarget | None = None,
+        drafters: TargetDrafters | None = None,
         grammars: Grammars | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """
         Args:
             runner: the model; see ``from_settings`` for one of a checkpoint.
-            beside: the drafter that stands beside this target.
+            drafters: drafters of this target; None: it has none.
             grammars: grammars over the model's vocabulary; None: a sequence with a grammar is refused.
             clock: in seconds.
         """
@@ -76,7 +76,7 @@ class Engine:
         self._queue = WorkQueue(
             self._cache, self._draft_ahead, self._batch_delay, self.vocab_size, self.max_length, clock
         )
-        self._beside = None if beside is None else TargetDrafting(beside, clock)
+        self._drafting = TargetDrafting(drafters or TargetDrafters(), clock)
         self._launched: Launched | None = None  # next step, if it was launched early
         self._grammars = grammars or Grammars(None, runner.vocab_size, runner.end_token_ids)
         self._opened = 0
@@ -91,9 +91,9 @@ class Engine:
             UnsupportedModelError: the checkpoint cannot run here, with the reason.
             CacheTooSmallError: the memory budget buys no block.
         """
-        beside = beside_target(settings)
-        runner = ModelRunner(ForwardPass(settings, group, beside), group)
-        return cls(runner, beside, _grammars_of(runner))
+        drafters = TargetDrafters.of(settings)
+        runner = ModelRunner(ForwardPass(settings, group, drafters), group)
+        return cls(runner, drafters, _grammars_of(runner))
 
     def open(
         self, prompt_length: int, noise_key: int, sampling: Sampling, number: int | None = None
@@ -130,8 +130,7 @@ class Engine:
             self._cache.release(sequence)
             if not self._queue.tasks:
                 self._launched = None
-            if self._beside is not None:
-                self._beside.forget(sequence)
+            self._drafting.forget(sequence)
 
     def fail(self, sequence: EngineSequence, error: BaseException) -> Failed:
         """Closes a sequence that cannot continue, and returns its last result."""
@@ -190,7 +189,7 @@ class Engine:
             waiting=len(self._queue.tasks) - running,
             free_blocks=pool.available,
             total_blocks=pool.num_blocks,
-            no_drafts_because="" if self._beside is None else self._beside.no_drafts_because,
+            no_drafts_because=self._drafting.no_drafts_because,
         )
 
     def patience(self) -> float:
@@ -247,8 +246,7 @@ class Engine:
         self._launched = outcome.next_step
         self._observe(outcome)
         results = self._take(outcome.chosen)
-        if self._beside is not None:
-            results = self._continued(outcome.chosen, self._beside.stepped(outcome.chosen, results))
+        results = self._continued(outcome.chosen, self._drafting.stepped(outcome.chosen, results))
         self._batch_delay.answered(
             self._sequences[result.sequence]
             for result in results

@@ -27,8 +27,7 @@ def follow(forward: ForwardPass, group: RankGroup) -> None:
     while (received := group.receive()) is not None:
         try:
             if isinstance(received, DrafterStep):
-                assert forward.beside is not None
-                forward.beside.follow(received)
+                forward.drafters.follow(received)
             else:
                 step, chosen = received
                 forward.run(forward.prepare(step), chosen)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from outrider.engine.cache.paged_cache import LayerShape, PagedCache
-from outrider.engine.drafters.beside_target import BesideTarget
+from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import CacheLostError, UnsupportedModelError
 from outrider.engine.forward.attention import Paged, Probe
 from outrider.engine.forward.batch import Batch, feed_chosen, pack, paged_batch
@@ -60,13 +60,13 @@ class ForwardPass:
         self,
         settings: EngineSettings,
         group: RankGroup | None = None,
-        beside: BesideTarget | None = None,
+        drafters: TargetDrafters | None = None,
     ) -> None:
         """
         Args:
             group: group of this process, if ``settings.tensor_parallel`` is above 1; all its ranks build at
                 once.
-            beside: the drafter that stands beside the target. It is loaded with it, at all ranks.
+            drafters: drafters of the target, loaded with it at all ranks; None: it has none.
 
         Raises:
             UnsupportedModelError: the checkpoint cannot run here, with the reason.
@@ -85,7 +85,8 @@ class ForwardPass:
             layers = attach(self.model, settings.model)
         if because := context_because(self.model):
             logger.info("model=%r: %s", settings.model, because)
-        shapes = layers.shapes | ({} if beside is None else beside.numbered_shapes)
+        self.drafters = drafters = drafters or TargetDrafters()
+        shapes = layers.shapes | drafters.numbered_shapes
         # transformers walks through the weights to find these, so a step does not ask it.
         self.dtype, self.device = dtype, device = self.model.dtype, self.model.device
         found = {
@@ -106,9 +107,9 @@ class ForwardPass:
             is_quantized=settings.quantization is not None or is_stored_so,
             why_refused=why_refused,
         )
-        self.group, self.beside = group, beside
+        self.group = group
         self._is_leader = group is None or group.rank == 0  # states are read there alone
-        self._hidden_layers = () if beside is None or not self._is_leader else beside.hidden_layers
+        self._hidden_layers = drafters.hidden_layers if self._is_leader else ()
         self._graphs: Graphs | None = None
         self._decoder: Decoder | None = None
         is_slower = device.type == "cpu" and dtype == torch.bfloat16  # if a sequence feeds several tokens
@@ -122,9 +123,8 @@ class ForwardPass:
         self._chain_batches = ChainBatches(settings.block_size, dtype)
         self._check_and_optimize(layers)
         empty_cache(device)  # joined weights and checks leave pieces that are too small for the cache
-        if beside is not None:
-            with self.load_timings.timed("weights"):
-                beside.load(self)
+        with self.load_timings.timed("weights"):
+            drafters.load(self)
         with self.load_timings.timed("cache"):
             if settings.cache_memory is None:
                 settings = resolve_cache(skeleton(settings), settings, room.plannable)
@@ -133,15 +133,14 @@ class ForwardPass:
             if group is not None:
                 num_blocks = group.least(num_blocks)
             self.cache = self._cache_of(layers.shapes, num_blocks)
-            if beside is not None:
-                beside.allocate(num_blocks)
+            drafters.allocate(num_blocks)
         self.settings = settings  # settings in force: nothing is left open
         if self.is_asynchronous:
             with self.load_timings.timed("graphs"):
                 self._compile_kernels()
                 self.slow_because += self._capture_graphs()
-                if beside is not None and self._graphs is not None:
-                    self.slow_because += tuple(f"{beside}: {reason}" for reason in beside.capture())
+                if self._graphs is not None:
+                    self.slow_because += drafters.capture()
         for reason in self.slow_because:
             logger.error("steps are slower than they could be on %s: %s", device, reason)
 

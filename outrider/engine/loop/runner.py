@@ -15,7 +15,7 @@ from outrider.engine.blame import is_out_of_memory, says_broken
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices, Choosing, begin_choosing, compile_kernels
 from outrider.engine.device_time import Mark, mark, seconds_between, wait_for
-from outrider.engine.drafters.beside_target import feed_of
+from outrider.engine.drafters.target_drafter import feed_of
 from outrider.engine.forward.batch import Item
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows

@@ -1,4 +1,4 @@
-"""Step of the target drafter, which rank 0 sends to the ranks that hold a share of it."""
+"""Step of a target drafter, which rank 0 sends to the ranks that hold a share of it."""
 
 from dataclasses import dataclass
 
@@ -15,13 +15,14 @@ class DrafterStep:
     num_states: int = 0  # rows
     part: int = 0  # which of several heads, or of several parts of the target
     wants_logits: bool = True
+    drafter: int = 0  # number of the drafter among those of the target
 
     def to_numbers(self) -> Numbers:
-        numbers = np.array([self.num_states, self.part, self.wants_logits], np.int64)
+        numbers = np.array([self.num_states, self.part, self.wants_logits, self.drafter], np.int64)
         return np.concatenate([numbers, self.fed.to_numbers()])
 
     @classmethod
     def from_numbers(cls, numbers: Numbers) -> "DrafterStep":
         """Returns the step that ``to_numbers`` was called on."""
-        num_states, part, wants_logits = numbers[:3].tolist()
-        return cls(StepInput.from_numbers(numbers[3:]), num_states, part, bool(wants_logits))
+        num_states, part, wants_logits, drafter = numbers[:4].tolist()
+        return cls(StepInput.from_numbers(numbers[4:]), num_states, part, bool(wants_logits), drafter)

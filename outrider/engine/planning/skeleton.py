@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.engine.cache.paged_cache import LayerShape
-from outrider.engine.drafters.beside_target import BesideTarget, beside_target
+from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Probe
 from outrider.engine.forward.batch_invariant import why_rows_mix
@@ -57,7 +57,7 @@ class ModelSkeleton:
         dtype: torch.dtype | None = None,
         stored: int | None = None,
         fp8: Mapping[str, int] | None = None,
-        beside: BesideTarget | None = None,
+        drafters: TargetDrafters | None = None,
     ) -> None:
         """
         Args:
@@ -66,7 +66,7 @@ class ModelSkeleton:
             dtype: type of weights and cache; None: the config's, or float32 if it names no type.
             stored: bytes of all weights, if a library keeps them as they are stored.
             fp8: bytes of the weights that a GPU keeps in FP8, by name.
-            beside: the drafter that stands beside it.
+            drafters: drafters of the model as a target; None: it has none.
 
         Raises:
             UnsupportedModelError: the model cannot run on the paged cache.
@@ -75,10 +75,7 @@ class ModelSkeleton:
         self.dtype: torch.dtype = dtype or config.dtype or config.get_text_config().dtype or torch.float32
         self._stored = stored
         self._fp8 = fp8 or {}
-        self._beside = beside
-        self._beside_bytes = 0 if beside is None else beside.weight_bytes
-        self._beside_layers = {} if beside is None else beside.numbered_shapes
-        self._hidden_layers = () if beside is None else beside.hidden_layers
+        self._drafters = drafters or TargetDrafters()
         self._fake = FakeTensorMode()
         self._activations: dict[tuple[int, int], int] = {}  # bytes by (tokens, logits)
         check_kind(config, name)
@@ -118,9 +115,9 @@ class ModelSkeleton:
         outrider/engine/forward/linear.py.
         """
         if self._stored is not None:
-            return self._stored + self._beside_bytes
+            return self._stored + self._drafters.weight_bytes
         head = self._model.get_output_embeddings()
-        size: int = self._beside_bytes + sum(buffer.nbytes for buffer in self._model.buffers())
+        size: int = self._drafters.weight_bytes + sum(buffer.nbytes for buffer in self._model.buffers())
         for name, weight in self._model.named_parameters():
             owner = self._model.get_submodule(name.rpartition(".")[0])
             is_linear = type(owner) is nn.Linear and name.endswith(".weight")
@@ -160,7 +157,7 @@ class ModelSkeleton:
         return ranks_that_share(parameter, self._model.tp_plan, devices, heads)
 
     def layers_of(self, devices: int) -> dict[int, LayerShape]:
-        """Returns the shapes that each of ``devices`` caches, for the model and its target drafter.
+        """Returns the shapes that each of ``devices`` caches, for the model and its target drafters.
 
         The devices can share the model (shares.check_shares).
         """
@@ -169,7 +166,7 @@ class ModelSkeleton:
             layer: (heads_of_rank(heads, self._attentions[layer], plan, devices), key, value)
             for layer, (heads, key, value) in self.layers.items()
         }
-        return shared | self._beside_layers
+        return shared | self._drafters.numbered_shapes
 
     def activation_bytes(self, num_tokens: int, num_logits: int) -> int:
         """Returns the peak bytes of a step of ``num_tokens`` through all layers."""
@@ -179,13 +176,13 @@ class ModelSkeleton:
         return self._activations[size] * self.dtype.itemsize // PASSED.itemsize
 
     def state_bytes(self, num_tokens: int) -> int:
-        """Returns the bytes of a step's states that its target drafter reads."""
+        """Returns the bytes of a step's states that its target drafters read."""
         size: int = self._model.config.get_text_config().hidden_size
-        return num_tokens * len(self._hidden_layers) * size * self.dtype.itemsize
+        return num_tokens * len(self._drafters.hidden_layers) * size * self.dtype.itemsize
 
     def drafting_graph_bytes(self, rows: int, feeds: int) -> int:
-        """Returns the bytes of captured passes of its target drafter. Arguments: those of ``graph_bytes``."""
-        return 0 if self._beside is None else self._beside.graph_bytes(rows, feeds)
+        """Returns the bytes of captured passes of its target drafters. Arguments as of ``graph_bytes``."""
+        return self._drafters.graph_bytes(rows, feeds)
 
     def counted_pass(self) -> CountedPass:
         """Counts the pass of a token, its logits included."""
@@ -219,10 +216,10 @@ class ModelSkeleton:
                     position_ids=ids,
                     use_cache=False,
                     logits_to_keep=rows,
-                    output_hidden_states=self._hidden_layers or False,
+                    output_hidden_states=self._drafters.hidden_layers or False,
                     outrider=Probe(),
                 )
-                states_of(output.hidden_states, self._hidden_layers)
+                states_of(output.hidden_states, self._drafters.hidden_layers)
         return alive
 
 
@@ -238,7 +235,7 @@ def skeleton(settings: EngineSettings) -> ModelSkeleton:
             stored = sum(file.stat().st_size for file in Path(settings.model).glob("*.safetensors")) or None
         elif multiplies_fp8(torch.device("cuda")):
             fp8 = {name: weight.num_bytes for name, weight in checkpoint.fp8.items()}
-    return ModelSkeleton(config, settings.model, dtype, stored, fp8, beside_target(settings))
+    return ModelSkeleton(config, settings.model, dtype, stored, fp8, TargetDrafters.of(settings))
 
 
 class AliveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

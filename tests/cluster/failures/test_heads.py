@@ -20,7 +20,7 @@ STREAMS, TOKENS = 6, 150
 
 @pytest.fixture(scope="module", params=["eagle3", "medusa"])
 def machines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    own = {"target.drafter": request.param, "gateway.drafters": json.dumps([request.param])}
+    own = {f"target.drafters.{request.param}": "{}", "gateway.drafters": json.dumps([request.param])}
     settings = {**SERVED, **own, "target.replicas": 2}
     folder = tmp_path_factory.mktemp("heads")
     with raylets(num_cpus=2) as cluster, serving(folder, settings, ray_address=cluster.address) as service:

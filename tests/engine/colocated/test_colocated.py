@@ -21,11 +21,20 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineGeneration
 from outrider.engine.planning.memory_plan import plan_memory
 from outrider.engine.planning.skeleton import skeleton
-from outrider.engine.settings import EngineSettings
+from outrider.engine.settings import EngineSettings, TargetDrafterSettings
 from outrider.engine.work import Decode, Decoded, Result, plain_decoding
 from tests.support.allocated import allocated_cache
-from tests.support.beside import KINDS, TOKENS, Drafted, drafted_texts, engine_with, plain_texts, rounds
 from tests.support.demo_pair import engine, prompt_of
+from tests.support.target_drafters import (
+    KINDS,
+    TOKENS,
+    Drafted,
+    drafted_texts,
+    drafter_of,
+    engine_with,
+    plain_texts,
+    rounds,
+)
 
 DEPTH = 4
 
@@ -37,8 +46,7 @@ def target() -> Engine:
 
 def draft_engine(target: Engine) -> Engine:
     """Returns the engine of the model in the target's process."""
-    assert target._beside is not None
-    drafter = target._beside._drafter
+    drafter = drafter_of(target)
     assert isinstance(drafter, Colocated)
     assert drafter._model is not None
     return drafter._model._draft
@@ -113,7 +121,7 @@ def test_colocated_with_a_long_prompt_takes_bounded_steps_until_it_drafts(
     prompt = (prompt_of("code") * 20)[:200]
     steps, drafts, taken = steps_of(draft_engine(target), monkeypatch), [], []
     sequence = target.open(len(prompt), 7, Sampling(max_tokens=TOKENS, ignore_eos=True))
-    target.submit(Decode(sequence.number, 0, prompt, Draft(), 1, Lease(depth=DEPTH)))
+    target.submit(Decode(sequence.number, 0, prompt, Draft(), 1, Lease(depth=DEPTH, drafter="colocated")))
     for number in range(2, 8):
         while not (results := [one for one in target.step() if isinstance(one, Decoded)]):
             pass
@@ -122,7 +130,9 @@ def test_colocated_with_a_long_prompt_takes_bounded_steps_until_it_drafts(
         steps.clear()
         length = len(sequence.tokens)
         following = results[0].draft or Draft()
-        target.submit(Decode(sequence.number, length, (), following, number, Lease(depth=DEPTH)))
+        target.submit(
+            Decode(sequence.number, length, (), following, number, Lease(depth=DEPTH, drafter="colocated"))
+        )
     assert max(taken) == DEPTH
     assert not drafts[0]
     assert not drafts[1]
@@ -175,7 +185,7 @@ def test_colocated_cache_holds_the_targets_tokens_in_the_planned_bytes(target: E
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_colocated_with_quantized_weights_drafts_the_same_text(quantization: str) -> None:
-    target = engine_with("colocated", DEMO / "draft", head_quantization=quantization)
+    target = engine_with("colocated", DEMO / "draft", {"quantization": quantization})
     found = drafted_texts(target, 0.7, DEPTH, 3)
     assert draft_engine(target).settings.quantization == quantization
     assert [one.tokens for one in found] == plain_texts(0.7)
@@ -192,7 +202,7 @@ def test_colocated_beside_a_quantized_target_keeps_its_own_type(quantization: st
 
 
 def test_colocated_without_a_checkpoint_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="needs a checkpoint"):
+    with pytest.raises(UnsupportedModelError, match=r"drafters\.colocated\.checkpoint is not given"):
         engine_with("colocated")
 
 
@@ -207,7 +217,9 @@ def test_colocated_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
 
 def test_plan_of_a_target_counts_the_colocated_model() -> None:
     settings = EngineSettings(model=str(DEMO / "target"), dtype="float32", cache_memory=2**26)
-    beside = settings.model_copy(update={"drafter": "colocated", "head": str(DEMO / "draft")})
+    beside = settings.model_copy(
+        update={"drafters": {"colocated": TargetDrafterSettings(checkpoint=str(DEMO / "draft"))}}
+    )
     alone, both = (plan_memory(skeleton(one), one, 2**34) for one in (settings, beside))
     of_draft = skeleton(settings.model_copy(update={"model": str(DEMO / "draft")}))
     assert both.weights - alone.weights >= of_draft.weight_bytes()

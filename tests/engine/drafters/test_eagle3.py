@@ -9,10 +9,18 @@ import torch
 
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
-from tests.support.beside import KINDS, TOKENS, Drafted, drafted_texts, engine_with, plain_texts, rounds
 from tests.support.demo_pair import prompt_of
 from tests.support.eagle3 import Form, hidden_of, reference, write_eagle3
 from tests.support.heads import refusal_of
+from tests.support.target_drafters import (
+    KINDS,
+    TOKENS,
+    Drafted,
+    drafted_texts,
+    engine_with,
+    plain_texts,
+    rounds,
+)
 
 refusal = partial(refusal_of, "eagle3")
 

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from outrider.decoding.settings import Sampling
 from outrider.engine.drafters.eagle3 import Eagle3
 from outrider.engine.inputs.step_input import Feed
-from tests.support.beside import engine_with
 from tests.support.eagle3 import golden_forms, golden_inputs, golden_tensors, write_eagle3
+from tests.support.target_drafters import drafter_of, engine_with
 
 GOLDEN = load_file(Path(__file__).parent / "golden" / "eagle3.safetensors")
 
@@ -22,8 +22,7 @@ def test_logits_are_those_of_the_speculators_package(tmp_path: Path, name: str) 
     folder = write_eagle3(tmp_path, form)
     save_file(tensors, folder / "model.safetensors")
     engine = engine_with("eagle3", folder, self_check=False)
-    assert engine._beside is not None
-    drafter = engine._beside._drafter
+    drafter = drafter_of(engine)
     assert isinstance(drafter, Eagle3)
     hidden, tokens = golden_inputs(form)
     sequence = engine.open(len(tokens), 0, Sampling())

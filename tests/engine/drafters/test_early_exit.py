@@ -25,21 +25,31 @@ from outrider.engine.errors import CacheLostError, UnsupportedModelError
 from outrider.engine.inputs.step_input import Feed, Move, Numbers
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import EngineSequence
-from outrider.engine.settings import EngineSettings
+from outrider.engine.settings import EngineSettings, TargetDrafterSettings
 from outrider.engine.work import Decode, Decoded
-from tests.support.beside import KINDS, TOKENS, Drafted, drafted_texts, engine_with, plain_texts, rounds
 from tests.support.capture import SIZES, capturing
 from tests.support.checkpoints import write_checkpoint
 from tests.support.demo_pair import prompt_of
 from tests.support.eagle3 import target_model
 from tests.support.heads import refusal_of
+from tests.support.target_drafters import (
+    KINDS,
+    TOKENS,
+    Drafted,
+    drafted_texts,
+    drafter_of,
+    drafters_with,
+    engine_with,
+    plain_texts,
+    rounds,
+)
 
 LEAVES_AFTER = 4  # layers; the target has six
 
 
 @pytest.fixture(scope="module")
 def target() -> Engine:
-    return engine_with("early_exit", early_exit=LEAVES_AFTER)
+    return engine_with("early_exit", own={"layers": LEAVES_AFTER})
 
 
 @cache
@@ -83,19 +93,19 @@ def test_drafts_are_those_of_plain_arithmetic_after_partly_refused_chains_too(ta
 
 @pytest.mark.parametrize(
     ("part", "temperature"),
-    [({"early_exit": 2}, 0.0), ({"early_exit": 2}, 1.0), ({"skipped_layers": (2, 4)}, 0.7)],
+    [({"layers": 2}, 0.0), ({"layers": 2}, 1.0), ({"skipped_layers": (2, 4)}, 0.7)],
     ids=str,
 )
 def test_text_is_the_same_with_drafts_and_without(part: dict[str, Any], temperature: float) -> None:
-    found = drafted_texts(engine_with("early_exit", **part), temperature, depth=4, company=6)
+    found = drafted_texts(engine_with("early_exit", own=part), temperature, depth=4, company=6)
     assert [text.tokens for text in found] == plain_texts(temperature)
     assert sum(text.accepted for text in found) > 0
 
 
 def test_all_layers_but_one_are_right_more_often_than_the_first_two() -> None:
-    parts = ({"skipped_layers": (3,)}, {"early_exit": 2})
+    parts = ({"skipped_layers": (3,)}, {"layers": 2})
     most, least = (
-        sum(text.accepted for text in drafted_texts(engine_with("early_exit", **part), 0.7, 4, 6))
+        sum(text.accepted for text in drafted_texts(engine_with("early_exit", own=part), 0.7, 4, 6))
         for part in parts
     )
     assert most > 1.2 * least
@@ -103,11 +113,11 @@ def test_all_layers_but_one_are_right_more_often_than_the_first_two() -> None:
 
 @pytest.mark.slow
 def test_chunked_prompts_shared_prefixes_and_lost_caches_change_no_draft() -> None:
-    target = engine_with("early_exit", early_exit=LEAVES_AFTER, prefill_chunk=24, block_size=4)
+    target = engine_with("early_exit", own={"layers": LEAVES_AFTER}, prefill_chunk=24, block_size=4)
     drafted_texts(target, 0.7, depth=4, company=6)
     check_drafts(drafted_texts(target, 0.7, depth=4, company=6), every=3)  # most of each prompt was there
     block = 4 * 6 * 2 * 4 * 32 * 4
-    tight = engine_with("early_exit", early_exit=LEAVES_AFTER, block_size=4, cache_memory=60 * block)
+    tight = engine_with("early_exit", own={"layers": LEAVES_AFTER}, block_size=4, cache_memory=60 * block)
     preempted = drafted_texts(tight, 0.7, depth=4, company=6)
     assert [text.tokens for text in preempted] == plain_texts(0.7)
     assert sum(text.preemptions for text in preempted) > 0
@@ -138,7 +148,7 @@ def begin_with_a_branch(target: Engine, prompt: tuple[int, ...], text: tuple[int
         (wrong[0], text[0], wrong[1], text[1], wrong[2], text[2]),
         (-1, -1, 1, 1, 3, 3),
     )
-    target.submit(Decode(sequence.number, 0, prompt, tree, 1, Lease(depth=4)))
+    target.submit(Decode(sequence.number, 0, prompt, tree, 1, Lease(depth=4, drafter="early_exit")))
     return sequence
 
 
@@ -162,7 +172,7 @@ def test_after_a_branch_that_stood_its_cache_is_in_its_place(target: Engine) -> 
 def test_cache_that_cannot_be_moved_for_a_draft_is_lost_to_the_target_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    target = engine_with("early_exit", early_exit=LEAVES_AFTER)
+    target = engine_with("early_exit", own={"layers": LEAVES_AFTER})
     make = target._cache.make
 
     def failing(moves: list[Move], cleared: Numbers) -> None:
@@ -185,7 +195,7 @@ def test_under_rejection_or_block_drafts_say_what_they_were_drawn_from(target: E
 
 def test_numbers_that_are_not_finite_end_a_draft_and_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mask does not hide them from whoever reads the block later."""
-    target = engine_with("early_exit", early_exit=LEAVES_AFTER)
+    target = engine_with("early_exit", own={"layers": LEAVES_AFTER})
     computed, passes = EarlyExit._pass, 0
 
     def spoilt(self: EarlyExit, layers: tuple[int, ...], feeds: list[Feed]) -> Any:
@@ -204,7 +214,7 @@ def test_numbers_that_are_not_finite_end_a_draft_and_do_not_stay(monkeypatch: py
     prompt, text = prompt_of("code"), plain_texts(0.7)[KINDS.index("code")]
     sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=0.7)
     sequence = target.open(len(prompt), noise_key(1, 0, prompt), sampling)
-    target.submit(Decode(sequence.number, 0, prompt, Draft(), 1, Lease(depth=4)))
+    target.submit(Decode(sequence.number, 0, prompt, Draft(), 1, Lease(depth=4, drafter="early_exit")))
     (first,) = target.step()
     assert isinstance(first, Decoded)
     assert first.draft is not None
@@ -217,19 +227,19 @@ def test_numbers_that_are_not_finite_end_a_draft_and_do_not_stay(monkeypatch: py
 
 
 def refusal(**settings: Any) -> str:
-    given = {"model": str(DEMO / "target"), "cache_memory": 2**22, "drafter": "early_exit", **settings}
+    given = {"model": str(DEMO / "target"), "cache_memory": 2**22, **drafters_with("early_exit", **settings)}
     with pytest.raises(UnsupportedModelError) as caught:
         Engine.from_settings(EngineSettings.model_validate(given))
-    assert "drafter='early_exit' for model=" in str(caught.value)
+    assert "drafters.early_exit for model=" in str(caught.value)
     return str(caught.value)
 
 
 def test_layers_that_the_target_does_not_have_are_refused_by_name() -> None:
-    assert "early_exit=6 must be 1 to 5: it has 6 layers" in refusal(early_exit=6)
+    assert "layers=6 must be 1 to 5: it has 6 layers" in refusal(layers=6)
     assert "skipped_layers=[1, 6] must be some of 0 to 5, and not all" in refusal(skipped_layers=(1, 6))
     assert "skipped_layers=[0, 1, 2, 3, 4, 5] must be some" in refusal(skipped_layers=tuple(range(6)))
-    with pytest.raises(ValueError, match=r"skipped_layers=\[1\] with early_exit=3: give one of them"):
-        EngineSettings(model="m", early_exit=3, skipped_layers=(1,))
+    with pytest.raises(ValueError, match=r"skipped_layers=\[1\] with layers=3: give one of them"):
+        TargetDrafterSettings(layers=3, skipped_layers=(1,))
 
 
 def write_exits(folder: Path, sizes: dict[int, int], **more: torch.Tensor) -> Path:
@@ -251,16 +261,15 @@ def test_exit_takes_the_place_of_the_targets_norm(tmp_path: Path, target: Engine
     tensors = load_file(folder / "model.safetensors")
     turned = {**tensors, f"exits.{LEAVES_AFTER}.linear.weight": torch.eye(256).roll(1, 0)}
     save_file(turned, folder / "model.safetensors")
-    other = drafted_texts(engine_with("early_exit", folder, early_exit=LEAVES_AFTER), 0.7, 4, 6)
+    other = drafted_texts(engine_with("early_exit", folder, {"layers": LEAVES_AFTER}), 0.7, 4, 6)
     assert [text.tokens for text in other] == [text.tokens for text in right]
     assert sum(text.accepted for text in other) < 0.5 * sum(text.accepted for text in right)
 
 
 def test_auto_searches_the_exits_that_there_are(tmp_path: Path) -> None:
-    beside = engine_with("early_exit", write_exits(tmp_path, {2: 256, 4: 256}))._beside
-    assert beside is not None
-    assert isinstance(beside._drafter, EarlyExit)
-    assert beside._drafter.candidates == [(0, 1), (0, 1, 2, 3)]
+    drafter = drafter_of(engine_with("early_exit", write_exits(tmp_path, {2: 256, 4: 256})))
+    assert isinstance(drafter, EarlyExit)
+    assert drafter.candidates == [(0, 1), (0, 1, 2, 3)]
 
 
 def test_exits_of_another_target_are_refused_by_what_differs(tmp_path: Path) -> None:
@@ -272,7 +281,7 @@ def test_exits_of_another_target_are_refused_by_what_differs(tmp_path: Path) -> 
     write_exits(tmp_path, {}, midlayer=torch.zeros(2))
     assert "not those of exits, as exits.3.linear.weight: there are ['midlayer']" in refused(tmp_path)
     write_exits(tmp_path, {2: 256, 4: 256})
-    assert "no exit for early_exit=3: there are [2, 4]" in refused(tmp_path, early_exit=3)
+    assert "no exit for layers=3: there are [2, 4]" in refused(tmp_path, layers=3)
     assert "skipped_layers=[1] have no exits" in refused(tmp_path, skipped_layers=(1,))
 
 
@@ -295,8 +304,7 @@ def test_exit_that_pays_is_searched_on_live_text(caplog: pytest.LogCaptureFixtur
     (told,) = [record.message for record in caplog.records if "draft from now on" in record.message]
     assert "the first 4 layers: 0." in told
     assert any(text.accepted for text in found)
-    assert target._beside is not None
-    assert target._beside.no_drafts_because == ""
+    assert target._drafting.no_drafts_because == {}
 
 
 @pytest.mark.slow
@@ -308,8 +316,7 @@ def test_part_that_a_search_has_found_is_captured_a_graph_at_a_time_and_drafts_t
     capture = capturing(monkeypatch)
     target = engine_with("early_exit")
     at_load, watched = capture.captured, list[int]()
-    assert target._beside is not None
-    drafter = target._beside._drafter
+    drafter = drafter_of(target)
     watch = drafter.watch
 
     def watching(texts: Sequence[EngineSequence]) -> None:
@@ -327,7 +334,7 @@ def test_part_that_a_search_has_found_is_captured_a_graph_at_a_time_and_drafts_t
     assert max(watched) == 1
     assert isinstance(drafter, EarlyExit)
     left_out = tuple(layer for layer in range(6) if layer not in (drafter._layers or ()))
-    launching = engine_with("early_exit", skipped_layers=left_out, graphs=False)
+    launching = engine_with("early_exit", own={"skipped_layers": left_out}, graphs=False)
     prompts = [prompt_of("code"), prompt_of("json")]
     assert rounds(target, prompts, 0.7, depth=4) == rounds(launching, prompts, 0.7, depth=4)
     replayed = capture.replayed
@@ -352,8 +359,7 @@ def test_where_nothing_pays_it_is_said_and_decoding_is_plain(
     target = engine_with("early_exit", model=str(untrained(tmp_path)))
     for start in range(4):
         rounds(target, [tuple(range(start, start + 20))] * 6, 0.0, depth=4)
-    assert target._beside is not None
-    assert "parts of the target would pay" in target._beside.no_drafts_because
+    assert "parts of the target would pay" in target._drafting.no_drafts_because["early_exit"]
     (record,) = [record for record in caplog.records if "Decoding is plain" in record.message]
     assert (record.levelname, "the first 3 layers: 0.0" in record.message) == ("WARNING", True)
     (text,) = rounds(target, [tuple(range(20))], 0.0, depth=4)
@@ -363,8 +369,7 @@ def test_where_nothing_pays_it_is_said_and_decoding_is_plain(
 def test_search_takes_its_part_of_the_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    beside = engine_with("early_exit")._beside
-    assert beside is not None
+    drafter = drafter_of(engine_with("early_exit"))
     tried = []
 
     def trial(*args: object) -> None:
@@ -374,5 +379,5 @@ def test_search_takes_its_part_of_the_time_and_no_more(monkeypatch: pytest.Monke
     monkeypatch.setattr(early_exit, "trial", trial)
     for _ in range(1000):
         now[0] += 0.01
-        beside._drafter.watch([])
+        drafter.watch([])
     assert 0.7 * early_exit.TRIAL_SHARE < 0.1 * len(tried) / now[0] <= 1.2 * early_exit.TRIAL_SHARE

@@ -13,9 +13,9 @@ from outrider.engine.choosing.asked import Asked
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.work import Decode, Decoded, plain_decoding
-from tests.fakes.beside import ROW, Beside
-from tests.support.beside import TOKENS, engine_with, plain_texts
+from tests.fakes.target_drafter import ROW, Beside
 from tests.support.demo_pair import prompt_of
+from tests.support.target_drafters import TOKENS, engine_with, plain_texts
 
 PROMPT = prompt_of("json")
 START = len(PROMPT)
@@ -62,7 +62,7 @@ def text(count: int = TOKENS) -> tuple[int, ...]:
 
 
 def begin(target: Engine, sequence: EngineSequence, until: int, depth: int = DEPTH) -> None:
-    target.submit(Decode(sequence.number, 0, PROMPT, Draft(), 1, Lease(until, depth)))
+    target.submit(Decode(sequence.number, 0, PROMPT, Draft(), 1, Lease(until, depth, drafter=ROW.name)))
 
 
 def step(target: Engine) -> Decoded:
@@ -116,7 +116,7 @@ def test_without_leave_it_waits_after_each_verdict(target: Engine, sequence: Eng
 
 def test_top_up_moves_the_end_and_what_comes_with_verdicts(target: Engine, sequence: EngineSequence) -> None:
     begin(target, sequence, START + 1)  # in force once the first token is there: no further
-    target.submit(Decode(sequence.number, START, (), Draft(), 1, Lease(END, 2)))
+    target.submit(Decode(sequence.number, START, (), Draft(), 1, Lease(END, 2, drafter=ROW.name)))
     found = [step(target)]
     assert found[-1].draft is not None
     assert found[-1].draft.depth == 2
@@ -131,7 +131,7 @@ def test_top_up_that_crosses_the_verdict_after_which_it_waits_changes_nothing(
 ) -> None:
     begin(target, sequence, START + 1)
     found = run(target)
-    target.submit(Decode(sequence.number, START, (), Draft(), 1, Lease(END, DEPTH)))
+    target.submit(Decode(sequence.number, START, (), Draft(), 1, Lease(END, DEPTH, drafter=ROW.name)))
     assert not target.has_work
     target.submit(Decode(sequence.number, START + len(said(found)), (), Draft(), 2))
     assert said([*found, *run(target)]) == text(len(sequence.tokens) - START)

@@ -10,12 +10,12 @@ from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, generate
-from tests.support.beside import TOKENS, engine_with, rounds
 from tests.support.demo_pair import engine
 from tests.support.eagle3 import Form, write_eagle3
 from tests.support.grammars import ENDS, GRAMMARS, ids, tokens
 from tests.support.heads import write_medusa
 from tests.support.mtp import write_demo
+from tests.support.target_drafters import TOKENS, engine_with, rounds
 
 PROMPT = tuple(ids("Somebody as JSON: "))
 FEW = Form(tokens=300)  # tokens; the target has 2048, so the head lacks most that a grammar allows
@@ -23,7 +23,7 @@ FEW = Form(tokens=300)  # tokens; the target has 2048, so the head lacks most th
 
 def target_with(kind: str, folder: Path) -> Engine:
     if kind == "early_exit":
-        return engine_with(kind, early_exit=4)
+        return engine_with(kind, own={"layers": 4})
     if kind == "colocated":
         return engine_with(kind, DEMO / "draft")
     if kind == "mtp":

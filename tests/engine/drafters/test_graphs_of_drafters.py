@@ -21,7 +21,6 @@ from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Decode, Decoded, plain_decoding
-from tests.support.beside import Drafted, engine_with, rounds
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.support.demo_pair import prompt_of
 from tests.support.gpu import gpu
@@ -29,6 +28,7 @@ from tests.support.mtp import write_target
 from tests.support.simulated_cuda.counts import Counts
 from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
+from tests.support.target_drafters import Drafted, drafter_of, drafters_with, engine_with, rounds
 
 pytestmark = [needs_compiler, pytest.mark.slow]  # Triton's interpreter takes its time
 
@@ -49,12 +49,12 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 @pytest.fixture
 def settings(given: dict[str, Any], tmp_path: Path, drafter: str) -> dict[str, Any]:
     if drafter == "mtp":
-        return {**given, "model": str(write_target(tmp_path, "qwen3")), "drafter": drafter}
+        return {**given, "model": str(write_target(tmp_path, "qwen3")), **drafters_with(drafter)}
     model = write_checkpoint(tmp_path / "target", "llama", num_hidden_layers=2)
     if drafter == "early_exit":
-        return {**given, "model": str(model), "drafter": drafter, "early_exit": 1}
+        return {**given, "model": str(model), **drafters_with(drafter, layers=1)}
     write = {"eagle3": write_eagle3, "medusa": write_medusa}[drafter]
-    return {**given, "model": str(model), "drafter": drafter, "head": str(write(tmp_path / "head", model))}
+    return {**given, "model": str(model), **drafters_with(drafter, write(tmp_path / "head", model))}
 
 
 def write_medusa(folder: Path, model: Path) -> Path:
@@ -82,8 +82,8 @@ def write_eagle3(folder: Path, model: Path) -> Path:
     config = {**layer, "eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
     (folder / "config.json").write_text(json.dumps(config))
     save_file({"unused": torch.zeros(1)}, folder / "model.safetensors")
-    named = EngineSettings(model=str(model), drafter="eagle3", head=str(folder))
-    head = Eagle3Head(Eagle3Shape.of(HeadCheckpoint(named)), 64, None)
+    named = EngineSettings.model_validate({"model": str(model), **drafters_with("eagle3", folder)})
+    head = Eagle3Head(Eagle3Shape.of(HeadCheckpoint(named, "eagle3")), 64, None)
     generator = torch.Generator().manual_seed(0)
     tensors = {
         name.replace("layer.", "midlayer.").replace("attention.", "self_attn.", 1): torch.randn(
@@ -140,8 +140,7 @@ def test_colocated_drafts_are_those_of_the_cpu_and_its_engine_has_graphs(given: 
 
 def counts_of_draft(engine: Engine, cuda: SimulatedCuda, prompts: list[tuple[int, ...]]) -> Counts:
     """Counts of launches while the deepest chains are drafted for these texts."""
-    assert engine._beside is not None
-    drafter, counted = engine._beside._drafter, []
+    drafter, counted = drafter_of(engine), []
     propose = drafter.propose
 
     def counting(asked: Sequence[Asked]) -> list[Draft]:
@@ -200,7 +199,8 @@ def decoded_then_drafted(engine: Engine, ends: tuple[int, ...]) -> list[tuple[li
                     drafts[-1] if drafts else Draft(),
                     len(engine.sequence(result.sequence).tokens),
                 )
-                engine.submit(Decode(result.sequence, length, (), draft, 1 + len(drafts), Lease(depth=DEPTH)))
+                lease = Lease(depth=DEPTH, drafter=drafter_of(engine).info.name)
+                engine.submit(Decode(result.sequence, length, (), draft, 1 + len(drafts), lease))
             elif len(tokens) > DECODED:
                 engine.close(engine.sequence(result.sequence))
     return [*texts.values()]

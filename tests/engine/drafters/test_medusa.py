@@ -9,9 +9,9 @@ import torch
 from outrider.demo.prompts import DEMO
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loop.engine import Engine
-from outrider.engine.settings import EngineSettings
-from tests.support.beside import drafted_texts, engine_with, plain_texts
+from outrider.engine.settings import EngineSettings, TargetDrafterSettings
 from tests.support.heads import HEADS, medusa_tensors, refusal_of, write_medusa
+from tests.support.target_drafters import drafted_texts, engine_with, plain_texts
 
 FORMS = ("authors", "safetensors", "vllm")
 
@@ -101,10 +101,14 @@ def test_pickle_that_would_run_code_is_not_read(tmp_path: Path) -> None:
 
 
 def test_medusa_checkpoint_that_is_missing_is_told(tmp_path: Path) -> None:
-    settings = EngineSettings(model=str(DEMO / "target"), cache_memory=2**22, drafter="medusa")
-    with pytest.raises(UnsupportedModelError, match="needs a checkpoint: name its folder as `head`"):
+    settings = EngineSettings(
+        model=str(DEMO / "target"), cache_memory=2**22, drafters={"medusa": TargetDrafterSettings()}
+    )
+    with pytest.raises(UnsupportedModelError, match=r"drafters\.medusa\.checkpoint is not given"):
         Engine.from_settings(settings)
-    empty = settings.model_copy(update={"head": str(tmp_path)})
+    empty = settings.model_copy(
+        update={"drafters": {"medusa": TargetDrafterSettings(checkpoint=str(tmp_path))}}
+    )
     with pytest.raises(UnsupportedModelError, match=r"config\.json cannot be read"):
         Engine.from_settings(empty)
     (tmp_path / "config.json").write_text("{}")

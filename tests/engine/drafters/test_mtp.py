@@ -16,9 +16,9 @@ from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
-from tests.support.beside import TOKENS, Drafted, engine_with, rounds
 from tests.support.mtp import KINDS, LAYERS, SIZE, TRAPS, Reference, published, reference, write_target
 from tests.support.quantized_checkpoints import needs_compressed_tensors, quantize
+from tests.support.target_drafters import TOKENS, Drafted, drafter_of, engine_with, rounds
 
 PROMPTS = [tuple((7 * number * place + 3) % 256 for place in range(5 + 15 * number)) for number in range(3)]
 SETTINGS = {"dtype": "float32", "threads": 1, "cache_memory": 2**22, "block_size": 4}
@@ -147,8 +147,7 @@ def test_under_rejection_or_block_drafts_say_what_they_were_drawn_from(target: E
 def test_in_bfloat16_experts_are_chosen_by_the_numbers_as_they_are_stored(folder: Path) -> None:
     """Experts are chosen as in the target: bfloat16 would choose other experts if two are close."""
     target = target_in(folder, dtype="bfloat16")
-    assert target._beside is not None
-    assert isinstance(drafter := target._beside._drafter, Mtp)
+    assert isinstance(drafter := drafter_of(target), Mtp)
     bias = "mlp.gate.e_score_correction_bias"
     stored = published("glm4_moe")[f"model.layers.{LAYERS}.{bias}"]
     assert torch.equal(drafter._model.layers[0].mtp_block.state_dict()[bias], stored)
@@ -196,7 +195,7 @@ def test_target_without_such_a_layer_is_refused(tmp_path: Path) -> None:
 
 
 def test_layer_that_cannot_be_served_is_refused(folder: Path, tmp_path: Path) -> None:
-    assert "head='eagle' is none of its" in refusal(folder, head="eagle")
+    assert "drafters.mtp.checkpoint='eagle' for model=" in refusal(folder, checkpoint=Path("eagle"))
 
 
 def test_target_in_fp8_with_a_layer_that_it_cannot_read_is_refused_by_the_weights_name(

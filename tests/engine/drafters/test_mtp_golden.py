@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from outrider.decoding.settings import Sampling
 from outrider.engine.drafters.mtp import Mtp
 from outrider.engine.inputs.step_input import Feed
-from tests.support.beside import engine_with
 from tests.support.mtp import KINDS, golden_inputs, write_target
+from tests.support.target_drafters import drafter_of, engine_with
 
 GOLDEN = load_file(Path(__file__).parent / "golden" / "mtp.safetensors")
 
@@ -21,8 +21,7 @@ def test_logits_are_those_of_published_implementations(tmp_path: Path, kind: str
     """Logits come from the speculators package for Qwen's form, from transformers for the other forms."""
     folder = write_target(tmp_path, kind)
     engine = engine_with("mtp", model=str(folder), cache_memory=2**22, self_check=False)
-    assert engine._beside is not None
-    drafter = engine._beside._drafter
+    drafter = drafter_of(engine)
     assert isinstance(drafter, Mtp)
     hidden, tokens = golden_inputs()
     sequence = engine.open(len(tokens), 0, Sampling())

@@ -20,17 +20,17 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.sequence import EngineSequence
 from outrider.learning.agreement import agreement
-from tests.support.beside import KINDS, TOKENS, drafted_texts, engine_with, plain_texts, rounds
 from tests.support.demo_pair import DRAFTERS, engine, prompt_of
 from tests.support.eagle3 import Form, Reference, hidden_of, reference, write_eagle3
 from tests.support.simulated_cuda.counts import Counts
 from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
+from tests.support.target_drafters import KINDS, TOKENS, drafted_texts, engine_with, plain_texts, rounds
 
 VOCABULARY = 12
 TARGETS: dict[str, Callable[[], Engine]] = {
     "medusa": lambda: engine_with("medusa", DRAFTERS / "medusa"),
     "eagle3": lambda: engine_with("eagle3", DRAFTERS / "eagle3"),
-    "early_exit": lambda: engine_with("early_exit", early_exit=4),
+    "early_exit": lambda: engine_with("early_exit", own={"layers": 4}),
 }
 
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from outrider.demo.prompts import DEMO
 from outrider.engine.drafters import early_exit, exit_search
-from outrider.engine.drafters.beside_target import beside_target
 from outrider.engine.drafters.shared_head import SharedHead
+from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.follower import follow
 from outrider.engine.loop.forward_pass import ForwardPass
@@ -24,20 +24,29 @@ from outrider.engine.planning.memory_plan import plan_memory
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
 from tests.support.allocated import allocated_cache, allocated_weights
-from tests.support.beside import Drafted, drafted_texts, plain_texts, rounds
 from tests.support.demo_pair import DRAFTERS
 from tests.support.eagle3 import Form, write_eagle3
 from tests.support.heads import write_medusa
 from tests.support.mtp import write_target
 from tests.support.ranks import Ranks
+from tests.support.target_drafters import (
+    Drafted,
+    drafted_texts,
+    drafter_of,
+    drafters_with,
+    plain_texts,
+    rounds,
+)
 
 DEPTH, LEAVES = 4, 4
 SHORT_PROMPTS = [tuple(range(3, length)) for length in (8, 30)]
 
 
-def settings_of(drafter: str, head: Path | None, ranks: int = 2, **fields: Any) -> EngineSettings:
+def settings_of(
+    drafter: str, head: Path | None, ranks: int = 2, own: dict[str, Any] | None = None, **fields: Any
+) -> EngineSettings:
     given = {"dtype": "float32", "threads": 1, "cache_memory": 2**25, "self_check": False}
-    named = {"model": str(DEMO / "target"), "drafter": drafter, "head": head and str(head)}
+    named = {"model": str(DEMO / "target"), **drafters_with(drafter, head, **own or {})}
     return EngineSettings.model_validate({**given, **named, "tensor_parallel": ranks, **fields})
 
 
@@ -53,7 +62,7 @@ def lead(group: RankGroup, settings: EngineSettings, temperatures: tuple[float, 
 
 
 def follow_on(group: RankGroup, settings: EngineSettings, *_: object) -> None:
-    follow(ForwardPass(settings, group, beside_target(settings)), group)
+    follow(ForwardPass(settings, group, TargetDrafters.of(settings)), group)
 
 
 def check(ranks: Ranks, drafter: str, head: Path | None, *temperatures: float, **fields: Any) -> None:
@@ -78,11 +87,32 @@ def test_drafts_and_text_are_those_of_one_process(
     check(ranks, drafter, DRAFTERS / drafter, *temperatures)
 
 
+def lead_both(group: RankGroup | None, settings: EngineSettings) -> dict[str, list[Drafted]]:
+    """Returns texts by the drafter that drafted them."""
+    engine = Engine.from_settings(settings, group)
+    drafters = [*settings.drafters]
+    found = {name: drafted_texts(engine, 0.7, DEPTH, company=6, drafter=name) for name in drafters}
+    engine.shut_down()
+    return found
+
+
+def test_each_of_two_heads_drafts_from_its_own_share(ranks: Ranks) -> None:
+    heads = {name: {"checkpoint": str(DRAFTERS / name)} for name in ("medusa", "eagle3")}
+    shared, alone = (settings_of("medusa", None, count, drafters=heads) for count in (2, 1))
+    [found, _] = ranks.run(lead_both, follow_on, shared)
+    expected = lead_both(None, alone)
+    for name in heads:
+        assert [text.tokens for text in found[name]] == plain_texts(0.7)
+        assert [text.drafts for text in found[name]] == [text.drafts for text in expected[name]]
+        assert sum(text.accepted for text in found[name]) > 0
+    assert [text.drafts for text in found["medusa"]] != [text.drafts for text in found["eagle3"]]
+
+
 @pytest.mark.parametrize(
     ("head", "part"),
     [
-        (DRAFTERS / "early_exit", {"early_exit": 3}),
-        pytest.param(None, {"early_exit": 4}, marks=pytest.mark.slow),
+        (DRAFTERS / "early_exit", {"layers": 3}),
+        pytest.param(None, {"layers": 4}, marks=pytest.mark.slow),
         pytest.param(None, {"skipped_layers": (2, 4)}, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -91,7 +121,7 @@ def test_part_of_the_target_drafts_from_all_ranks_caches(
     ranks: Ranks, head: Path | None, part: dict[str, Any]
 ) -> None:
     """What a branch that stood left to be moved is moved at each rank before the part reads it."""
-    check(ranks, "early_exit", head, 0.7, **part)
+    check(ranks, "early_exit", head, 0.7, own=part)
 
 
 def lead_search(group: RankGroup, settings: EngineSettings) -> tuple[list[list[Drafted]], Any]:
@@ -99,9 +129,9 @@ def lead_search(group: RankGroup, settings: EngineSettings) -> tuple[list[list[D
     with patch.object(early_exit, "TRIAL_SHARE", 1e9), patch.object(exit_search, "POSITIONS", 48):
         engine = Engine.from_settings(settings, group)
         found = [draft(engine, 0.7) for _ in range(4)]
-    beside: Any = engine._beside
+    drafter = drafter_of(engine)
     engine.shut_down()
-    return found, beside._drafter._layers
+    return found, drafter._layers
 
 
 @pytest.mark.slow
@@ -165,10 +195,11 @@ class Held:
 
 
 def hold(group: RankGroup, settings: EngineSettings) -> Held:
-    forward = ForwardPass(settings, group, beside_target(settings))
-    own: Any = forward.beside
+    forward = ForwardPass(settings, group, TargetDrafters.of(settings))
+    own: Any
+    (own,) = forward.drafters
     parts = {"medusa": "_heads", "eagle3": "_head", "mtp": "_model"}
-    part = getattr(own, parts[own._info.name])
+    part = getattr(own, parts[own.info.name])
     weights = allocated_weights(nn.ModuleList([forward.model, part]))
     cache, cached_heads = allocated_cache(forward.cache), 0
     if own.cache_shapes:
@@ -201,9 +232,7 @@ def test_rank_plans_with_a_share_of_what_can_be_divided(tmp_path: Path) -> None:
     heads = {"medusa": write_medusa(tmp_path / "medusa"), "eagle3": write_eagle3(tmp_path / "eagle3")}
     whole = {"medusa": 4 * (256 + 1) * 256, "eagle3": 3 * 256 * 256}
     for drafter, head in heads.items():
-        alone, shared = (beside_target(settings_of(drafter, head, ranks)) for ranks in (1, 2))
-        assert alone is not None
-        assert shared is not None
+        alone, shared = (TargetDrafters.of(settings_of(drafter, head, ranks)) for ranks in (1, 2))
         left = 4 * whole[drafter]
         assert shared.weight_bytes - left == pytest.approx((alone.weight_bytes - left) / 2, rel=0.01)
 

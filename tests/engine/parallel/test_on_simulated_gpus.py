@@ -20,7 +20,7 @@ import outrider.engine.forward.graphs
 from outrider.decoding.settings import Sampling
 from outrider.drafters.ngram import NgramIndex
 from outrider.engine.drafters import early_exit, exit_search
-from outrider.engine.drafters.beside_target import beside_target
+from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.follower import follow
@@ -32,7 +32,6 @@ from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import plain_decoding
-from tests.support.beside import Drafted, rounds
 from tests.support.checkpoints import write_checkpoint
 from tests.support.mtp import write_target
 from tests.support.poison import run
@@ -43,6 +42,7 @@ from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.install import needs_compiler
 from tests.support.simulated_cuda.steps import counts_of_step
 from tests.support.simulated_cuda.tensor import SimulatedTensor
+from tests.support.target_drafters import Drafted, drafter_of, drafters_with, rounds
 
 pytestmark = needs_compiler
 
@@ -86,7 +86,7 @@ def answer(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
 def follow_on(group: RankGroup, settings: EngineSettings) -> int:
     """Returns how often it waited for its device."""
     with few_graphs():
-        forward = ForwardPass(settings, group, beside_target(settings))
+        forward = ForwardPass(settings, group, TargetDrafters.of(settings))
     cuda = simulated()
     cuda.counts = Counts()
     follow(forward, group)
@@ -300,18 +300,18 @@ def medusa(folder: Path) -> dict[str, str]:
     tensors = {f"{head}.0.linear.weight": torch.randn(size, size) for head in range(3)}
     save_file(tensors, folder / "head" / "model.safetensors")
     (folder / "head" / "config.json").write_text("{}")
-    return {"model": str(model), "drafter": "medusa", "head": str(folder / "head")}
+    return {"model": str(model), **drafters_with("medusa", folder / "head")}
 
 
 def mtp(folder: Path) -> dict[str, str]:
     """Settings of a target with its own layer."""
-    return {"model": str(write_target(folder, "qwen3")), "drafter": "mtp"}
+    return {"model": str(write_target(folder, "qwen3")), **drafters_with("mtp")}
 
 
 def first_layer(folder: Path) -> dict[str, Any]:
     """Settings of a target whose first layer drafts."""
     model = write_checkpoint(folder / "target", "llama", num_hidden_layers=2)
-    return {"model": str(model), "drafter": "early_exit", "early_exit": 1}
+    return {"model": str(model), **drafters_with("early_exit", layers=1)}
 
 
 @pytest.mark.slow
@@ -341,8 +341,7 @@ def search(group: RankGroup, settings: EngineSettings) -> tuple[list[tuple[int, 
         with few_graphs():
             engine = Engine.from_settings(settings, group)
         found = [rounds(engine, [REQUESTS[0].prompt], 0.7, 3)[0] for _ in range(3)]
-    beside: Any = engine._beside
-    drafter = beside._drafter
+    drafter = drafter_of(engine)
     engine.shut_down()
     drafted = sum(map(len, found[-1].drafts))
     return [one.tokens for one in found], drafted, drafter._layers, drafter._graphs.is_complete
@@ -350,9 +349,10 @@ def search(group: RankGroup, settings: EngineSettings) -> tuple[list[tuple[int, 
 
 def captured_by_the_other(group: RankGroup, settings: EngineSettings) -> tuple[Any, bool]:
     with few_graphs():
-        forward = ForwardPass(settings, group, beside_target(settings))
+        forward = ForwardPass(settings, group, TargetDrafters.of(settings))
     follow(forward, group)
-    drafter: Any = forward.beside
+    drafter: Any
+    (drafter,) = forward.drafters
     return drafter._layers, drafter._graphs.is_complete
 
 
@@ -367,7 +367,7 @@ def test_part_that_rank_0_has_found_is_captured_by_all_ranks(ranks: Ranks, tmp_p
     fields = {"dtype": "float32", "cache_memory": 2**21, "self_check": False, "model": str(model)}
     plain = Engine.from_settings(EngineSettings.model_validate(fields))
     (expected,) = rounds(plain, [REQUESTS[0].prompt], 0.7, 0)
-    given = {**fields, "block_size": 8, "device": "cuda", "tensor_parallel": 2, "drafter": "early_exit"}
+    given = {**fields, "block_size": 8, "device": "cuda", "tensor_parallel": 2, **drafters_with("early_exit")}
     [(texts, drafted, layers, is_captured), other] = ranks.run(
         search, captured_by_the_other, EngineSettings.model_validate(given)
     )

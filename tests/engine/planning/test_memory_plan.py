@@ -11,6 +11,7 @@ from transformers import AutoConfig, LlamaConfig
 from outrider.decoding.draft import Draft
 from outrider.decoding.lease import Lease
 from outrider.decoding.settings import Sampling
+from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.kernel import part_slots
 from outrider.engine.forward.linear import OneDnnProduct, why_unpacked
@@ -18,7 +19,7 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.planning.memory import block_bytes
 from outrider.engine.planning.memory_plan import MemoryPlan, default_cache, plan_memory, resolve_cache
 from outrider.engine.planning.skeleton import AliveBytes, ModelSkeleton, skeleton
-from outrider.engine.settings import EngineSettings, Quantization
+from outrider.engine.settings import EngineSettings, Quantization, TargetDrafterSettings
 from outrider.engine.work import Decode
 from outrider.pace.settings import MAX_DEPTH
 from tests.support.allocated import allocated_cache, allocated_weights, kept_by_graphs
@@ -29,6 +30,7 @@ from tests.support.heads import write_medusa
 from tests.support.hidden_states import Reader
 from tests.support.model import forward_of, model_of
 from tests.support.mtp import write_demo
+from tests.support.target_drafters import drafter_of, drafters_with
 
 MEMORY = 2**30
 RUNNING = 4
@@ -109,11 +111,12 @@ def check_largest_step(settings: EngineSettings) -> None:
     cache = blocks * block_bytes(settings, model.layers, model.dtype)
     settings = settings.model_copy(update={"cache_memory": cache})
     engine = Engine.from_settings(settings)
+    lease = Lease(depth=MAX_DEPTH, drafter=next(iter(settings.drafters), ""))
     for number in range(RUNNING):
         sequence = engine.open(length, number, Sampling(temperature=1.0, max_tokens=17, logit_bias={5: 1.0}))
         draft = Draft.chain(tuple(range(3, 3 + MAX_DEPTH)))
         prompt = tuple(range(number, number + length))
-        engine.submit(Decode(sequence.number, 0, prompt, draft, 1, Lease(depth=MAX_DEPTH)))
+        engine.submit(Decode(sequence.number, 0, prompt, draft, 1, lease))
     with AliveBytes() as alive:
         assert len(engine.step()) == RUNNING
     planned = plan_memory(model, settings, MEMORY).activations
@@ -127,16 +130,16 @@ def test_cache_holds_so_many_sequences(plan: MemoryPlan) -> None:
     assert plan.total == plan.weights + plan.cache + plan.activations + plan.graphs + plan.runtime
 
 
-def with_drafter(folder: Path, kind: str | None) -> EngineSettings:
+def with_drafter(folder: Path, kind: str | None, **own: int) -> EngineSettings:
     """Plan of the demo target."""
     heads: dict[str, Callable[[Path], Path]] = {"medusa": write_medusa, "eagle3": write_eagle3}
+    checkpoint = heads[kind](folder) if kind is not None and kind in heads else None
     return EngineSettings(
         model=str(write_demo(folder) if kind == "mtp" else DEMO / "target"),
         dtype="float32",
         device="cpu",
         cache_memory=2**24,
-        drafter=kind,
-        head=str(heads[kind](folder)) if kind is not None and kind in heads else None,
+        drafters={} if kind is None else drafters_with(kind, checkpoint, **own)["drafters"],
     )
 
 
@@ -145,11 +148,10 @@ def test_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) ->
     settings = with_drafter(tmp_path, kind)
     planned, without = (
         plan_memory(skeleton(one), one, MEMORY)
-        for one in (settings, settings.model_copy(update={"drafter": None, "head": None}))
+        for one in (settings, settings.model_copy(update={"drafters": {}}))
     )
     target = Engine.from_settings(settings)
-    assert target._beside is not None
-    drafter = target._beside._drafter
+    drafter = drafter_of(target)
     of_head = {
         "medusa": lambda: drafter._heads,  # type: ignore[attr-defined]
         "eagle3": lambda: drafter._head,  # type: ignore[attr-defined]
@@ -175,11 +177,11 @@ def test_graphs_keep_what_was_planned_those_of_a_drafter_too(
 ) -> None:
     """Planned bytes are exact, next to the memory that all graphs compute with in turn."""
     capturing(monkeypatch)
-    settings = with_drafter(tmp_path, kind).model_copy(update={"early_exit": 3})
+    settings = with_drafter(tmp_path, kind, **{"layers": 3} if kind == "early_exit" else {})
     engine = Engine.from_settings(settings)
     kept = kept_by_graphs(forward_of(engine))
-    if engine._beside is not None:
-        kept += kept_by_graphs(engine._beside._drafter)
+    if kind is not None:
+        kept += kept_by_graphs(drafter_of(engine))
     model = skeleton(settings)
     widest, context, rows = (
         max(dim for _, _, dim in model.layers_of(1).values()),
@@ -193,7 +195,7 @@ def test_graphs_keep_what_was_planned_those_of_a_drafter_too(
 
 def test_targets_own_layers_are_planned_once() -> None:
     plain = EngineSettings(model=str(DEMO / "target"), device="cpu", cache_memory=2**24)
-    settings = plain.model_copy(update={"drafter": "early_exit"})
+    settings = plain.model_copy(update={"drafters": {"early_exit": TargetDrafterSettings()}})
     assert plan_memory(skeleton(settings), settings, MEMORY) == plan_memory(skeleton(plain), plain, MEMORY)
 
 
@@ -201,8 +203,8 @@ def test_of_layers_that_a_drafter_does_not_read_no_states_are_planned(tmp_path: 
     folder = write_checkpoint(tmp_path, "llama", num_hidden_layers=12)
     config = AutoConfig.from_pretrained(folder)
     planned, without = (
-        ModelSkeleton(config, "llama", torch.float32, beside=beside).activation_bytes(512, 1)
-        for beside in (Reader((2, 6, 9)), None)
+        ModelSkeleton(config, "llama", torch.float32, drafters=drafters).activation_bytes(512, 1)
+        for drafters in (TargetDrafters([Reader((2, 6, 9))]), None)
     )
     assert planned - without == 3 * 512 * config.hidden_size * 4
 

@@ -37,12 +37,12 @@ async def test_health_slow_worker_names_its_reasons(tokenizer):
 
 
 async def test_health_target_drafter_out_of_use_has_its_reason(tokenizer):
-    target = ScriptedTarget(ANSWER, no_drafts_because="no part of the target would pay")
+    target = ScriptedTarget(ANSWER, no_drafts_because={"early_exit": "no part of it would pay"})
     async with client_of(tokenizer, target, ScriptedDraft(ANSWER)) as client:
         await client.post("/v1/completions", json=ASK)
         workers = (await client.get("/health")).json()["workers"]
     told = {worker["role"]: worker["no_drafts_because"] for worker in workers}
-    assert told == {"target": "no part of the target would pay", "draft": ""}
+    assert told == {"target": {"early_exit": "no part of it would pay"}, "draft": {}}
 
 
 async def test_http_without_a_target_is_unavailable(tokenizer):

@@ -80,19 +80,21 @@ async def test_refusal_of_many_mistakes_gives_their_number(client, many, field):
     assert (response.status_code, response.json()["error"]["param"]) == (400, field)
 
 
-@pytest.mark.parametrize(("there", "told"), [(None, "none"), ("eagle3", "'eagle3'")])
+@pytest.mark.parametrize(("there", "told"), [((), "none"), (("eagle3",), "'eagle3'")])
 async def test_drafter_that_the_target_lacks_is_refused(tokenizer, there, told):
     asked = {**ASK, "speculation": {"drafter": "medusa"}}
-    async with client_of(tokenizer, ScriptedTarget(ANSWER), beside_target=there) as client:
+    async with client_of(tokenizer, ScriptedTarget(ANSWER), target_drafters=there) as client:
         response = await client.post("/v1/completions", json=asked)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "speculation.drafter")
-    assert f"'medusa' would stand beside the target, and there is {told}; there are: " in error["message"]
+    assert (
+        f"'medusa' would run in the target's process, and there runs {told}; there are: " in error["message"]
+    )
 
 
 async def test_drafter_that_the_target_has_is_served(tokenizer):
     asked = {**ASK, "speculation": {"drafter": "medusa"}}
-    async with client_of(tokenizer, ScriptedTarget(ANSWER), beside_target="medusa") as client:
+    async with client_of(tokenizer, ScriptedTarget(ANSWER), target_drafters=("medusa",)) as client:
         response = await client.post("/v1/completions", json=asked)
         offered = (await client.get("/health")).json()["drafters"]
     assert (response.status_code, response.json()["choices"][0]["text"]) == (200, TEXT)

@@ -29,7 +29,8 @@ REPORT = {
     "late_drafts": 0,
     "lost_drafts": 0,
 }
-HEALTH = {"drafters": {"model": "a draft model"}, "workers": [{"no_drafts_because": ""}]}
+LOADING = {"drafters": {"eagle3": "a head"}, "workers": [{"no_drafts_because": {"eagle3": "it loads"}}]}
+HEALTH = {"drafters": {"model": "a draft model"}, "workers": [{"no_drafts_because": {}}]}
 
 
 def said(function: str, *arguments: Any) -> Any:
@@ -77,7 +78,11 @@ def test_verdict_of_one_token_compares_no_speeds() -> None:
         ({"rounds": 0}, HEALTH, "the pace chose depth 0"),
         ({"rounds": 0, "late_drafts": 1}, HEALTH, "was late"),
         ({"rounds": 0}, HEALTH | {"drafters": {}}, "has no drafter"),
-        ({"rounds": 0}, HEALTH | {"workers": [{"no_drafts_because": "it loads"}]}, "ready: it loads."),
+        (
+            {"rounds": 0},
+            LOADING,
+            "ready: it loads.",
+        ),
         ({"target_passes": 14}, HEALTH, "depth 0 for 9 of 10 tokens"),
         ({}, HEALTH, "Acceptance was low: 4 of 10"),
         ({"accepted": 9}, HEALTH, "5 rounds of 4.0 drafted tokens"),

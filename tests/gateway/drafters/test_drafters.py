@@ -19,7 +19,7 @@ from tests.fakes.scripted import VOCAB_SIZE, ScriptedDraft, fleet_of
 
 ANSWER = [*range(10, 200)]
 PROMPT = (1, 2, 3)
-ROSTER = Roster({"model": "model"}, None)
+ROSTER = Roster({"model": "model"})
 
 
 def drafter_of(fleet):

@@ -24,7 +24,7 @@ def sequence_of(prompt=PROMPT, scope=MINE, **sampling):
 
 
 def mixed_of(fleet, sequence, past=None):
-    return Drafters(fleet, Roster({"model": "model"}, None), past).of("model+suffix", sequence)
+    return Drafters(fleet, Roster({"model": "model"}), past).of("model+suffix", sequence)
 
 
 def commit(sequence, *tokens):

@@ -42,7 +42,7 @@ def rounds_of(fleet, paces, max_tokens=ANSWER_LENGTH, **fields):
     speculation = Speculation.model_validate(fields).resolved("model", paces.settings)
     sampling = Sampling(max_tokens=max_tokens, verification=speculation.verification)
     sequence = GatewaySequence((5, 6, 7), sampling, noise_key=1)
-    settings = GatewaySettings(model="m", tokenizer="t", beside_target="eagle3")
+    settings = GatewaySettings(model="m", tokenizer="t", target_drafters=("eagle3",))
     return sequence, LoopFactory(fleet, paces, settings).of(sequence, speculation, later(60))
 
 

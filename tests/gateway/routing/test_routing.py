@@ -25,24 +25,26 @@ from outrider.learning.backoff import Backoff
 from outrider.pace.settings import PaceSettings
 from outrider.telemetry.reasons import RouteReason
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
-from tests.support.demo_pair import prompt_of
+from tests.support.demo_pair import DRAFTERS, prompt_of
 from tests.support.heads import write_medusa
 from tests.support.pair import TOKENS, expected, worker_of
 from tests.support.patience import LIMIT_S, later
 from tests.support.trust import TRUST
 
 DRAFTS = {"model": "model", "copy": "model"}
-ALL = ("model", "suffix", "copy", "medusa", "ngram", "model+suffix")
+HEADS = ("medusa", "eagle3")
+ALL = ("model", "suffix", "copy", *HEADS, "ngram", "model+suffix")
 EAGER = PaceSettings(exploration=1.0, probe_tokens=4)
 
 
 @asynccontextmanager
 async def deployment(folder: Path) -> AsyncIterator[Fleet]:
-    """The demo pair with heads at its target, and a second draft that agrees with the target."""
+    """The demo pair with two heads at its target, and a second draft that agrees with the target."""
     async with AsyncExitStack() as stack:
-        head = str(write_medusa(folder))
+        checkpoints = {"medusa": write_medusa(folder), "eagle3": DRAFTERS / "eagle3"}
+        heads = {name: {"checkpoint": str(checkpoint)} for name, checkpoint in checkpoints.items()}
         workers = [
-            await stack.enter_async_context(worker_of("target", 0.0, drafter="medusa", head=head)),
+            await stack.enter_async_context(worker_of("target", 0.0, drafters=heads)),
             await stack.enter_async_context(worker_of("draft", 0.0, draft_ahead=8)),
         ]
         copy = await stack.enter_async_context(worker_of("draft", 0.0, model=str(DEMO / "target")))
@@ -52,14 +54,20 @@ async def deployment(folder: Path) -> AsyncIterator[Fleet]:
         yield fleet
 
 
-def rounds_of(fleet: Fleet, kind: str, temperature: float, speculation: Speculation) -> SequenceLoop:
+def rounds_of(
+    fleet: Fleet,
+    kind: str,
+    temperature: float,
+    speculation: Speculation,
+    drafters: tuple[str, ...] = ALL,
+) -> SequenceLoop:
     prompt = prompt_of(kind)
     settings = GatewaySettings(
         model="m",
         tokenizer="t",
-        drafters=ALL,
+        drafters=drafters,
         drafts=DRAFTS,
-        beside_target="medusa",
+        target_drafters=HEADS,
         propose_deadline_ms=1e3 * LIMIT_S,
     )
     sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
@@ -97,13 +105,13 @@ async def test_text_with_drafters_that_change_is_unchanged(
             assert sum(times.total() for times in rounds.stats.routed.values()) > 2
             assert (rounds.stats.lost_drafts, rounds.stats.late_drafts) == (0, 0)
             by |= rounds.stats.drafted_by.keys()
-    assert by >= {"model", "copy", "medusa", "suffix"}
+    assert by >= {"model", "copy", "suffix", *HEADS}
 
 
 async def test_drafter_named_by_a_request_drafts_alone(tmp_path: Path) -> None:
     right = expected("json", 0.7)
     async with deployment(tmp_path) as fleet:
-        for name in ("copy", "medusa", "model"):
+        for name in ("copy", *HEADS, "model"):
             speculation = Speculation(mode="fixed", depth=3, drafter=name)
             rounds = rounds_of(fleet, "json", 0.7, speculation)
             text = [token.id async for step in rounds.steps() for token in step.tokens]
@@ -117,12 +125,32 @@ async def test_heads_that_do_not_draft_are_judged_by_unverified_drafts(tmp_path:
     right = expected("json", 0.0)
     async with deployment(tmp_path) as fleet:
         rounds = rounds_of(fleet, "json", 0.0, Speculation(mode="fixed", depth=3))
-        watched = [one for one in rounds._source._route._candidates if one.name == "medusa"]
-        rounds._source._route._judge.watch(watched)
+        route = rounds._source._route
+        route._judge.watch(map(route.candidate, HEADS))
         text = [token.id async for step in rounds.steps() for token in step.tokens]
     assert text == right
-    assert 0 < rounds.stats.judged["medusa"]["correct"] <= rounds.stats.judged["medusa"]["reached"]
-    assert "medusa" not in rounds.stats.drafted_by
+    for name in HEADS:
+        assert 0 < rounds.stats.judged[name]["correct"] <= rounds.stats.judged[name]["reached"]
+        assert name not in rounds.stats.drafted_by
+
+
+@pytest.mark.parametrize(("drafts", "tried"), [HEADS, HEADS[::-1]])
+async def test_head_tried_while_another_head_drafts_makes_a_verified_draft(
+    drafts: str, tried: str, tmp_path: Path
+) -> None:
+    """A Verdict brings the Draft of one target drafter, so a trial takes the place of a Draft."""
+    right = expected("json", 0.7)
+    async with deployment(tmp_path) as fleet:
+        rounds = rounds_of(fleet, "json", 0.7, Speculation(mode="fixed", depth=3), (drafts, tried))
+        route = rounds._source._route
+        route._judge.watch([route.candidate(tried)])
+        text = [token.id async for step in rounds.steps() for token in step.tokens]
+        acceptance = route._router._own_acceptance(route._kind, tried)
+    assert text == right
+    assert rounds.stats.drafted_by.keys() == {drafts, tried}
+    assert rounds.stats.drafted_by[tried]["reached"] > 0
+    assert acceptance.samples > 0
+    assert rounds.stats.routed.keys() == {drafts}
 
 
 async def test_route_with_a_lost_draft_worker_changes_the_drafter() -> None:

@@ -15,6 +15,7 @@ from outrider.cli.command_line import main
 from outrider.demo.prompts import DEMO, prompts
 from outrider.drafters.registry import Place
 from outrider.engine.planning.step_costs import ACCELERATORS
+from outrider.engine.settings import TargetDrafterSettings
 from tests.support.heads import write_medusa
 from workshop.advice.advice import Advice, Judgement
 from workshop.advice.advise import Accelerators, Adviser
@@ -267,23 +268,23 @@ def test_advise_names_what_it_refuses(
 
 
 def test_settings_drafts_and_heads_are_candidates() -> None:
-    settings = read_settings({"target": str(DEMO / "target"), "target.drafter": "eagle3", "target.head": "h"})
+    settings = read_settings({"target": str(DEMO / "target"), "target.drafters.eagle3.checkpoint": "h"})
     found = {candidate.name: candidate for candidate in candidates(settings, [], {"medusa": "m"})}
     assert [*found] == ["the target int8", "the target int4", "ngram", "suffix", "eagle3", "medusa"]
     beside = found["medusa"].settings(settings)
-    assert (beside.target.drafter, beside.target.head, beside.drafts) == ("medusa", "m", {})
+    assert (beside.target.drafters, beside.drafts) == ({"medusa": TargetDrafterSettings(checkpoint="m")}, {})
     alone = found["ngram"].settings(settings)
-    assert alone.target.drafter is None
+    assert alone.target.drafters == {}
     own = found["the target int4"]
     assert own.info.place is Place.DRAFT_WORKER
     assert own.draft_engine(settings).quantization == "int4"
 
 
 def test_targets_own_layers_are_candidates_where_the_settings_name_them() -> None:
-    settings = read_settings({"target": str(DEMO / "target"), "target.drafter": "early_exit"})
+    settings = read_settings({"target": str(DEMO / "target"), "target.drafters.early_exit": "{}"})
     found = {one.name: one for one in candidates(settings, [], {}) if one.info.name == "early_exit"}
     assert [*found] == [f"early_exit {layers}" for layers in (1, 2, 3, 4)]
-    assert found["early_exit 2"].settings(settings).target.early_exit == 2
+    assert found["early_exit 2"].settings(settings).target.drafters["early_exit"].layers == 2
     plans = [planned(one, settings.with_gpus(1), memories(80 * GB, 80 * GB)) for one in found.values()]
     reading = [plan.draft_steps.weight_bytes for plan in plans if plan.draft_steps is not None]
     assert reading == sorted(reading)

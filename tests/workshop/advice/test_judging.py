@@ -14,10 +14,10 @@ from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.learning.agreement import agreement
-from tests.support.beside import KINDS, TOKENS, drafted_texts, engine_with
 from tests.support.demo_pair import engine, prompt_of
 from tests.support.eagle3 import write_eagle3
 from tests.support.heads import write_medusa
+from tests.support.target_drafters import KINDS, TOKENS, drafted_texts, engine_with
 from workshop.advice.answers import Prompt, TargetAnswer, answered, by_task, read_prompts
 from workshop.advice.judged import FIRST, DraftStart, JudgedAnswer, counted
 from workshop.advice.judging import judge_index, judge_starts, judge_suffix, judge_text
@@ -103,8 +103,8 @@ def head_in(folder: Path, name: str) -> Path | None:
 @pytest.mark.parametrize("name", ["medusa", "eagle3", "early_exit"])
 def test_drafts_beside_the_target_are_those_of_serving(name: str, tmp_path: Path) -> None:
     head, depth = head_in(tmp_path, name), 3
-    layers = {"early_exit": 4} if name == "early_exit" else {}
-    target = engine_with(name, head, self_check=False, **layers)
+    layers = {"layers": 4} if name == "early_exit" else {}
+    target = engine_with(name, head, layers, self_check=False)
     served = drafted_texts(target, 0.7, depth, len(KINDS), ignore_eos=False)
     prompts = [Prompt(kind, prompt_of(kind)) for kind in KINDS]
     given = answered(engine("target"), prompts, 0.7, TOKENS, SEED)

@@ -12,8 +12,8 @@ from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, Output, generate
 from outrider.engine.settings import EngineSettings
-from tests.support.beside import KINDS, TOKENS, drafted_texts, engine_with, plain_texts
 from tests.support.demo_pair import DRAFTERS, engine, prompt_of
+from tests.support.target_drafters import KINDS, TOKENS, drafted_texts, engine_with, plain_texts
 
 DEPTH = 4
 # Accepted tokens per round: under what was measured, and over what the same weights bring in a wrong place.
@@ -23,8 +23,7 @@ NAMES = sorted(LEAST_ACCEPTED)
 
 @cache
 def target_with(head: str) -> Engine:
-    settings = {"early_exit": 3} if head == "early_exit" else {}
-    return engine_with(head, DRAFTERS / head, **settings)
+    return engine_with(head, DRAFTERS / head, {"layers": 3} if head == "early_exit" else {})
 
 
 @pytest.mark.parametrize("head", ["early_exit", "eagle3", "medusa"])

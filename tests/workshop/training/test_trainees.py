@@ -17,8 +17,8 @@ from outrider.engine.drafters.eagle3 import Eagle3
 from outrider.engine.drafters.early_exit import EarlyExit
 from outrider.engine.drafters.medusa import Medusa
 from outrider.engine.inputs.step_input import Feed
-from tests.support.beside import engine_with
 from tests.support.demo_pair import prompt_of
+from tests.support.target_drafters import drafter_of, engine_with
 from workshop.training.eagle3 import Eagle3Trainee
 from workshop.training.early_exit import EarlyExitTrainee
 from workshop.training.medusa import MedusaTrainee
@@ -97,8 +97,7 @@ def test_eagle3_head_guesses_as_it_drafts_in_the_engine(tmp_path: Path) -> None:
     read, guesses = guesses_of(trainee)
     trainee.save(tmp_path)
     engine = engine_with("eagle3", tmp_path, self_check=False)
-    assert engine._beside is not None
-    drafter = engine._beside._drafter
+    drafter = drafter_of(engine)
     assert isinstance(drafter, Eagle3)
     assert drafter.hidden_layers == LAYERS
     start, tokens = 11, read.tokens[0].tolist()
@@ -120,8 +119,7 @@ def test_medusa_heads_guess_as_they_draft_in_the_engine(tmp_path: Path) -> None:
     read, guesses = guesses_of(trainee)
     trainee.save(tmp_path)
     engine = engine_with("medusa", tmp_path, self_check=False)
-    assert engine._beside is not None
-    drafter = engine._beside._drafter
+    drafter = drafter_of(engine)
     assert isinstance(drafter, Medusa)
     assert len(drafter._heads) == DEPTH
     for head, guess in zip(drafter._heads, guesses, strict=True):
@@ -135,9 +133,8 @@ def test_exit_guesses_as_it_drafts_in_the_engine(tmp_path: Path) -> None:
     read, guesses = guesses_of(trainee)
     trainee.save(tmp_path)
     for number, guess in zip(EXITS, guesses, strict=True):
-        engine = engine_with("early_exit", tmp_path, early_exit=number, self_check=False)
-        assert engine._beside is not None
-        drafter = engine._beside._drafter
+        engine = engine_with("early_exit", tmp_path, {"layers": number}, self_check=False)
+        drafter = drafter_of(engine)
         assert isinstance(drafter, EarlyExit)
         tokens = read.tokens[0].tolist()
         sequence = engine.open(len(tokens), 0, Sampling())

@@ -1,5 +1,6 @@
 """Rounds in this process with Drafts that come with the verdicts, on the demo target."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -34,8 +35,22 @@ class Drafted:
     ranks: list[int | None] = field(default_factory=list)  # rank of each Verdict
 
 
-def engine_with(drafter: str, head: Path | None = None, **settings: object) -> Engine:
-    """The demo target with a drafter beside it."""
+def drafters_with(drafter: str, checkpoint: Path | None = None, **own: object) -> dict[str, Any]:
+    """Returns the field of a target's settings that names this drafter alone."""
+    given = {} if checkpoint is None else {"checkpoint": str(checkpoint)}
+    return {"drafters": {drafter: {**given, **own}}}
+
+
+def drafter_of(engine: Engine) -> Any:
+    """Returns the only drafter of a target."""
+    (in_use,) = engine._drafting._in_use.values()
+    return in_use.drafter
+
+
+def engine_with(
+    drafter: str, checkpoint: Path | None = None, own: Mapping[str, object] | None = None, **settings: object
+) -> Engine:
+    """Returns the demo target with a drafter. own: further settings of the drafter."""
     given = {
         "dtype": "float32",
         "threads": 1,
@@ -43,10 +58,8 @@ def engine_with(drafter: str, head: Path | None = None, **settings: object) -> E
         "model": str(DEMO / "target"),
         **settings,
     }
-    checkpoint = None if head is None else str(head)
-    return Engine.from_settings(
-        EngineSettings.model_validate({"drafter": drafter, "head": checkpoint, **given})
-    )
+    drafters = drafters_with(drafter, checkpoint, **own or {})
+    return Engine.from_settings(EngineSettings.model_validate({**drafters, **given}))
 
 
 @cache
@@ -77,16 +90,19 @@ def rounds(
     depth: int,
     alternatives: int = 0,
     plain: tuple[int, int] = (0, 0),
+    drafter: str = "",
     **sampling: object,
 ) -> list[Drafted]:
     """What the gateway does, without it: each Verdict brings the Draft of the next round.
 
-    plain: from so many tokens to so many decoding is plain.
+    plain: from so many tokens to so many decoding is plain. drafter: empty for the target's first drafter.
     """
     settings = Sampling.model_validate(
         {"max_tokens": TOKENS, "ignore_eos": True, "temperature": temperature, **sampling}
     )
-    lease = Lease(depth=depth, alternatives=alternatives)
+    lease = Lease(
+        depth=depth, alternatives=alternatives, drafter=drafter or next(iter(target._drafting._in_use), "")
+    )
     found: dict[int, Drafted] = {}
     number_of_rounds: dict[int, int] = {}
     for prompt in prompts:

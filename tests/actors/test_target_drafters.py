@@ -21,34 +21,35 @@ from outrider.pace.controller import Pace
 from outrider.pace.sequence import Decision
 from protos import rounds_pb2
 from protos.trace_context import context_of
-from tests.fakes.beside import ROW, Beside
 from tests.fakes.scripted import kinds_of
 from tests.fakes.spans import TRACEPARENT
+from tests.fakes.target_drafter import ROW, Beside
 from tests.support.checkpoints import write_checkpoint
 from tests.support.demo_pair import prompt_of
 from tests.support.eagle3 import write_eagle3
 from tests.support.heads import write_medusa
 from tests.support.pair import TOKENS, answer, expected, pair, rounds_of
 from tests.support.patience import eventually
+from tests.support.target_drafters import drafters_with
 
 KINDS = ("json", "stories")
 START = len(prompt_of("json"))
 
 
 def of_medusa(folder: Path) -> dict[str, Any]:
-    return {"drafter": "medusa", "head": str(write_medusa(folder))}
+    return drafters_with("medusa", write_medusa(folder))
 
 
 def of_eagle3(folder: Path) -> dict[str, Any]:
-    return {"drafter": "eagle3", "head": str(write_eagle3(folder))}
+    return drafters_with("eagle3", write_eagle3(folder))
 
 
 def of_early_exit(folder: Path) -> dict[str, Any]:
-    return {"drafter": "early_exit", "early_exit": 4}
+    return drafters_with("early_exit", layers=4)
 
 
 def of_colocated(folder: Path) -> dict[str, Any]:
-    return {"drafter": "colocated", "head": str(DEMO / "draft")}
+    return drafters_with("colocated", DEMO / "draft")
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +71,7 @@ async def spans_of_worker(spans, name: str, count: int) -> list[Any]:
 
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.7])
 async def test_target_drafter_changes_no_text_and_its_drafts_are_counted(temperature):
-    async with pair(0, drafter=ROW.name) as fleet:
+    async with pair(0, **drafters_with(ROW.name)) as fleet:
         answers = [await answer(fleet, kind, temperature, speculation=beside("fixed")) for kind in KINDS]
     assert [text for text, _ in answers] == [expected(kind, temperature) for kind in KINDS]
     for text, stats in answers:
@@ -111,7 +112,7 @@ def often_right(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_target_with_a_lease_drafts_and_verifies_to_the_end(sent, often_right):
     """One message lets it verify its own Drafts."""
-    async with pair(0, drafter=ROW.name) as fleet:
+    async with pair(0, **drafters_with(ROW.name)) as fleet:
         text, stats = await answer(fleet, "json", 0.7, speculation=beside("fixed"))
     assert text == expected("json", 0.7)
     assert stats.continued == stats.rounds > 8
@@ -120,7 +121,7 @@ async def test_target_with_a_lease_drafts_and_verifies_to_the_end(sent, often_ri
 
 async def test_lease_is_renewed_before_it_is_used_up(sent, often_right, monkeypatch):
     monkeypatch.setattr(lease, "LEASE_TOKENS", 16)
-    async with pair(0, drafter=ROW.name) as fleet:
+    async with pair(0, **drafters_with(ROW.name)) as fleet:
         text, stats = await answer(fleet, "json", 0.7, speculation=beside("fixed"))
     assert text == expected("json", 0.7)
     assert stats.continued > stats.rounds // 2
@@ -131,7 +132,7 @@ async def test_lease_is_renewed_before_it_is_used_up(sent, often_right, monkeypa
 async def test_changed_depth_reaches_a_target_with_a_lease(sent, often_right, monkeypatch):
     monkeypatch.setattr(lease, "LEASE_TOKENS", 8)
     depths = []
-    async with pair(0, drafter=ROW.name) as fleet:
+    async with pair(0, **drafters_with(ROW.name)) as fleet:
         written = rounds_of(fleet, "json", 0.7, beside("fixed"))
         text = []
         async for step in written.steps():
@@ -150,7 +151,7 @@ async def test_where_another_drafter_may_have_more_to_say_the_target_waits(sent,
     """The drafter of the next Draft is known once the Verdict is."""
     both = registry.mixed(ROW.name, "suffix")
     registry.register(both)
-    async with pair(0, drafter=ROW.name) as fleet:
+    async with pair(0, **drafters_with(ROW.name)) as fleet:
         speculation = Speculation(mode="fixed", depth=4, drafter=both.name)
         text, stats = await answer(fleet, "json", 0.7, speculation=speculation)
     assert text == expected("json", 0.7)
@@ -161,7 +162,7 @@ async def test_where_another_drafter_may_have_more_to_say_the_target_waits(sent,
 async def test_trial_has_a_draft_though_plain_decoding_is_faster(sent, often_right, monkeypatch):
     """Else nothing would tell that rounds pay again."""
     monkeypatch.setattr(Pace, "_decide", lambda self: None)
-    async with pair(0, drafter=ROW.name) as fleet:
+    async with pair(0, **drafters_with(ROW.name)) as fleet:
         written = rounds_of(fleet, "json", 0.7, beside("auto"))
         paced = written._source._policy.paced
         paced.decision, paced.turns.left = Decision(0, "measured"), 3
@@ -172,7 +173,7 @@ async def test_trial_has_a_draft_though_plain_decoding_is_faster(sent, often_rig
 
 
 async def test_target_drafter_gets_the_states_that_chose_the_newest_token():
-    async with pair(0, drafter=ROW.name) as fleet:
+    async with pair(0, **drafters_with(ROW.name)) as fleet:
         await answer(fleet, "json", 0.0, speculation=beside("fixed"))
     assert Beside.asked > 0
     assert Beside.agreed == Beside.asked  # at temperature 0
@@ -180,7 +181,7 @@ async def test_target_drafter_gets_the_states_that_chose_the_newest_token():
 
 async def test_each_round_has_a_span_without_a_wait_for_its_draft(spans):
     generation = get_tracer("test").start_span("a generation", context_of(TRACEPARENT))
-    async with pair(0, drafter=ROW.name) as fleet:
+    async with pair(0, **drafters_with(ROW.name)) as fleet:
         _, stats = await answer(fleet, "json", 0.0, speculation=beside("fixed"), generation=generation)
         verified = await spans_of_worker(spans, "verify", stats.rounds)
     generation.end()
@@ -203,7 +204,7 @@ async def test_pace_learns_from_rounds_and_decides_the_depth(monkeypatch):
         observe(self, sequence, accepted, *observed)
 
     monkeypatch.setattr(Pace, "observe_round", observing)
-    async with pair(0, drafter=ROW.name) as fleet:
+    async with pair(0, **drafters_with(ROW.name)) as fleet:
         text, stats = await answer(fleet, "json", 0.0, speculation=beside("auto"))
     assert text == expected("json", 0.0)
     assert len(learned) == stats.rounds > 0
@@ -223,7 +224,7 @@ async def test_failing_target_drafter_costs_its_drafts_alone(monkeypatch):
         raise IndexError("a defect of the drafter")
 
     monkeypatch.setattr(Beside, "propose", failing)
-    async with pair(0, drafter=ROW.name) as fleet:
+    async with pair(0, **drafters_with(ROW.name)) as fleet:
         text, stats = await answer(fleet, "json", 0.0, speculation=beside("fixed"))
     assert text == expected("json", 0.0)
     assert stats.rounds == 0
@@ -231,8 +232,12 @@ async def test_failing_target_drafter_costs_its_drafts_alone(monkeypatch):
 
 def test_drafter_of_another_place_is_refused(tmp_path):
     folder = write_checkpoint(tmp_path, "llama")
-    with pytest.raises(ValueError, match="drafter='ngram' runs in the gateway"):
-        Engine.from_settings(EngineSettings(model=str(folder), cache_memory=2**22, drafter="ngram"))
+    with pytest.raises(ValueError, match="'ngram' is not loaded by target workers"):
+        Engine.from_settings(
+            EngineSettings.model_validate(
+                {"model": str(folder), "cache_memory": 2**22, **drafters_with("ngram")}
+            )
+        )
 
 
 def test_tree_is_cut_to_a_depth():
@@ -243,7 +248,7 @@ def test_tree_is_cut_to_a_depth():
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.7])
 async def test_target_drafter_behind_a_real_worker_gives_the_expected_text(settings, temperature, tmp_path):
     given = settings(tmp_path)
-    speculation = Speculation(mode="fixed", depth=4, drafter=given["drafter"])
+    speculation = Speculation(mode="fixed", depth=4, drafter=next(iter(given["drafters"])))
     async with pair(0, **given) as fleet:
         answers = [await answer(fleet, text, temperature, speculation=speculation) for text in KINDS]
     assert [text for text, _ in answers] == [expected(text, temperature) for text in KINDS]
@@ -266,7 +271,7 @@ async def test_heads_draft_trees_as_wide_as_the_pace_says_and_tell_it_of_their_g
     monkeypatch.setattr(PaceObserver, "_observe_round", observing)
     monkeypatch.setattr(Pace, "observe_rank", lambda self, sequence, rank: ranks.append(rank))
     given = settings(tmp_path)
-    speculation = Speculation(mode="fixed", depth=4, drafter=given["drafter"])
+    speculation = Speculation(mode="fixed", depth=4, drafter=next(iter(given["drafters"])))
     async with pair(0, **given) as fleet:
         answers = [await answer(fleet, text, 0.7, alternatives=3, speculation=speculation) for text in KINDS]
     assert [text for text, _ in answers] == [expected(text, 0.7) for text in KINDS]
@@ -291,7 +296,7 @@ async def test_pace_learns_the_cost_of_a_step_of_the_heads(monkeypatch, tmp_path
         Pace, "observe_drafting", lambda self, paced, step: steps.append((paced.drafter.name, step))
     )
     speculation = Speculation(mode="fixed", depth=4, drafter="medusa")
-    async with pair(0, drafter="medusa", head=str(write_medusa(tmp_path))) as fleet:
+    async with pair(0, **of_medusa(tmp_path)) as fleet:
         _, stats = await answer(fleet, "json", 0.0, speculation=speculation)
     assert {drafter for drafter, _ in steps} == {"medusa"}
     assert len({step.number for _, step in steps}) == len(steps) >= stats.rounds - 1
@@ -302,10 +307,10 @@ async def test_heads_that_are_nearly_never_right_are_put_out_of_use(monkeypatch,
     """The next thousand positions would be no better: decoding is plain, and the log says so."""
     monkeypatch.setattr(target_drafting, "JUDGED_AFTER", 20)
     monkeypatch.setattr(Beside, "propose", lambda self, asked: [Draft.chain([7, 7]) for _ in asked])
-    async with pair(0, drafter=ROW.name) as fleet:
+    async with pair(0, **drafters_with(ROW.name)) as fleet:
         text, stats = await answer(fleet, "json", 0.0, speculation=beside("fixed"))
         again, after = await answer(fleet, "json", 0.0, speculation=beside("fixed"))
     assert text == again == expected("json", 0.0)
     assert stats.reached >= 20 > 0 == after.reached
     (record,) = [record for record in caplog.records if "out of use" in record.message]
-    assert (record.levelname, "drafter='beside'" in record.message) == ("ERROR", True)
+    assert (record.levelname, "drafters.beside" in record.message) == ("ERROR", True)

@@ -6,23 +6,26 @@ from outrider.decoding.draft import Draft
 from outrider.drafters.ngram import NgramIndex
 from outrider.drafters.registry import DrafterInfo, Place
 from outrider.engine.choosing.asked import Asked, Text
-from outrider.engine.drafters.beside_target import BesideTarget, Target
+from outrider.engine.drafters.target_drafter import Target, TargetDrafter
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.settings import EngineSettings
 
 ROW = DrafterInfo(
-    "beside", "n-grams in the target worker, for tests", Place.TARGET_WORKER, "tests.fakes.beside:Beside"
+    "beside",
+    "n-grams in the target worker, for tests",
+    Place.TARGET_WORKER,
+    "tests.fakes.target_drafter:Beside",
 )
 
 
-class Beside(BesideTarget):
+class Beside(TargetDrafter):
     """Counts how often the target's head, over the last layer's state, says the newest token."""
 
     hidden_layers = (-1, 0)
     asked = agreed = 0
 
-    def __init__(self, settings: EngineSettings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: EngineSettings, name: str) -> None:
+        super().__init__(settings, name)
         self._ngrams = IndexDrafter(NgramIndex)
 
     def load(self, target: Target) -> None:

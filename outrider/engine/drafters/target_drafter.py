@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.decoding.choice_context import to_device
-from outrider.drafters.registry import Place, drafter
+from outrider.drafters.registry import row_of
 from outrider.engine.cache.paged_cache import LayerShape, PagedCache
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.forward.attention import Paged
@@ -63,7 +63,7 @@ class Target(Protocol):
         """Returns graphs from [num_rows, size] to logits [num_rows, vocab_size]; they share memory."""
 
 
-class BesideTarget(Drafter):
+class TargetDrafter(Drafter):
     """Target drafter, made before the target from its checkpoint's config, and loaded after it."""
 
     hidden_layers: tuple[int, ...] = ()  # layers of the target whose states it is given; -1 is the last
@@ -75,29 +75,26 @@ class BesideTarget(Drafter):
     guesses: Sequence[Sequence[tuple[int, ...]]] = ()
     no_drafts_because = ""  # once it has found out that its Drafts would never pay
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings, name: str) -> None:
         """
         Args:
             settings: of the target.
+            name: of the drafter in these settings.
 
         Raises:
             UnsupportedModelError: it belongs to another target, or cannot stand beside this one.
         """
-        assert settings.drafter is not None
-        self._info = drafter(settings.drafter)
-        self._from = "" if settings.head is None else f" from {settings.head!r}"
+        self.info = row_of(name)
+        self.number = [*settings.drafters].index(name)  # among the drafters of the target
+        checkpoint = settings.drafters[name].checkpoint
+        self._from = "" if checkpoint is None else f".checkpoint={checkpoint!r}"
 
     def __str__(self) -> str:
-        return f"drafter={self._info.name!r}{self._from}"
+        return f"drafters.{self.info.name}{self._from}"
 
     def steps(self, depth: int) -> float:
         """Number of drafter steps for a Draft of this depth."""
-        return self._info.steps_per_draft + depth * self._info.steps_per_token or 1.0
-
-    @property
-    def numbered_shapes(self) -> dict[int, LayerShape]:
-        """Shapes of its cache by layer, numbered after the layers of the target."""
-        return {-index: shape for index, shape in enumerate(self.cache_shapes, start=1)}
+        return self.info.steps_per_draft + depth * self.info.steps_per_token or 1.0
 
     @abstractmethod
     def load(self, target: Target) -> None:
@@ -138,17 +135,7 @@ def feed_of(sequence: EngineSequence, tokens: list[int], start: int, num_logits:
     return Feed(tokens, num_logits, start, sequence.table[: len(sequence.blocks)], None)
 
 
-def beside_target(settings: EngineSettings) -> BesideTarget | None:
-    """Returns the target drafter that the settings name; None: they name none.
-
-    Raises:
-        ValueError: it does not run beside a target.
-        UnsupportedModelError: as ``BesideTarget``.
-    """
-    if settings.drafter is None:
-        return None
-    info = drafter(settings.drafter)
-    if info.place is not Place.TARGET_WORKER:
-        raise ValueError(f"drafter={settings.drafter!r} runs in the {info.place.value}, not beside a target")
-    made: BesideTarget = info.load()(settings)
+def target_drafter(settings: EngineSettings, name: str) -> TargetDrafter:
+    """Returns the target drafter with that name in the settings. Raises as ``TargetDrafter``."""
+    made: TargetDrafter = row_of(name).load()(settings, name)
     return made
