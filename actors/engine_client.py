@@ -26,6 +26,7 @@ from outrider.decoding.grammar import GrammarError
 from outrider.decoding.settings import Sampling
 from outrider.engine.errors import EngineError, SequenceFailedError
 from outrider.engine.work import Failed, Work
+from outrider.learning.outbox import Outbox
 
 
 class EngineStoppedError(Exception):
@@ -55,9 +56,9 @@ class EngineClient(asyncio.Protocol):
     def __init__(self, stepped: Callable[[Stepped], object] = lambda _: None) -> None:
         """stepped: called with all results of a step, before the listeners of its sequences."""
         self._stepped = stepped
-        self._transport: asyncio.Transport | None = None
+        self._writing: asyncio.Task[None] | None = None
         self._frames = Frames()
-        self._unsent: list[ToEngine] = []
+        self._outbox = Outbox[ToEngine]()
         self._numbers = count()
         self._open: dict[int, Hear] = {}  # listeners by number of the sequence
         self._asking: list[asyncio.Future[EngineReport]] = []  # in the order of their questions
@@ -115,21 +116,18 @@ class EngineClient(asyncio.Protocol):
 
     def send(self, message: ToEngine) -> None:
         """Sends a message, unless the engine is gone."""
-        if self._is_over.is_set():
-            return
-        if not self._unsent:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._unsent.append(message)
+        if not self._is_over.is_set():
+            self._outbox.append(message)
 
-    def _flush(self) -> None:
-        assert self._transport is not None
-        unsent, self._unsent = self._unsent, []
-        self._transport.write(frame_of(unsent))
+    async def _write(self, transport: asyncio.Transport) -> None:
+        while True:
+            transport.write(frame_of(await self._outbox.woken()))
 
     # Methods that asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's inherits from nothing
+        # uvloop's transport inherits from nothing
+        self._writing = asyncio.create_task(self._write(cast(asyncio.Transport, transport)))
 
     def data_received(self, data: bytes) -> None:
         for content in self._frames.take(data):
@@ -138,6 +136,8 @@ class EngineClient(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_over.set()
+        if self._writing is not None:
+            self._writing.cancel()
         self._end_all(EngineStoppedError("the engine is gone"))
         for asked in self._asking:
             if not asked.done():  # the question may have been cancelled

@@ -13,6 +13,7 @@ from actors.tracing import StreamTrace
 from actors.translation import ReplyT, RequestT, Translation
 from outrider.decoding.grammar import GrammarError
 from outrider.engine.errors import EngineError, SequenceFailedError
+from outrider.learning.outbox import Outbox
 from protos import rounds_pb2
 from protos.conversions import sampling_from_message
 
@@ -43,39 +44,20 @@ Name = tuple[int, int]  # number of a sequence at its gateway, and its epoch
 
 
 class GatewaySequences(Generic[RequestT, ReplyT]):
-    """Sequences of one stream: requests become work for the engine, answers become replies."""
+    """Sequences of one stream. ``outbox``: messages to their gateway."""
 
     def __init__(self, translation: Translation[RequestT, ReplyT], engine: EngineClient) -> None:
         self._translation: Translation[RequestT, ReplyT] = translation
         self._engine = engine
+        self.outbox: Outbox[rounds_pb2.Opened | ReplyT | rounds_pb2.Ended] = Outbox()
         self._later = partial(asyncio.get_running_loop().call_later, TRACED_AFTER_S)
         self._served: dict[Name, Served] = {}
-        self._opened: list[rounds_pb2.Opened] = []
-        self._replies: list[ReplyT] = []
-        self._ended: list[rounds_pb2.Ended] = []
-        self._has_news = asyncio.Event()
 
     async def read(self, requests: AsyncIterator[Any]) -> None:
         """Handles messages until the gateway ends its side of the stream. Raises DecodeError."""
         async for several in requests:
             for request in several.requests:
                 self._take(request)
-
-    def news(self) -> Any:
-        """Returns a message with all unsent answers; None if there are none."""
-        if not (self._opened or self._replies or self._ended):
-            return None
-        told = self._translation.replies(self._opened, self._replies, self._ended)
-        self._opened, self._replies, self._ended = [], [], []
-        return told
-
-    def wake(self, _: object = None) -> None:
-        """Wakes the sender of the stream."""
-        self._has_news.set()
-
-    async def woken(self) -> None:
-        await self._has_news.wait()
-        self._has_news.clear()
 
     def end_unopened(self, end: EngineStoppedError) -> None:
         """Ends the sequences that the engine has not opened; it has ended its own sequences itself."""
@@ -114,8 +96,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
         if self._engine.end.done():
             raise self._engine.end.result()
         self._served[name] = Served(opening, StreamTrace(self._later))
-        self._opened.append(rounds_pb2.Opened(sequence=name[0], epoch=name[1]))
-        self.wake()
+        self.outbox.append(rounds_pb2.Opened(sequence=name[0], epoch=name[1]))
 
     def _submit(self, name: Name, served: Served, request: RequestT) -> None:
         if served.number is None:
@@ -144,8 +125,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
             self._end(name, SequenceFailedError(type(error).__name__))
             return
         reply.sequence, reply.epoch = name
-        self._replies.append(reply)
-        self.wake()
+        self.outbox.append(reply)
 
     def _end(self, name: Name, error: Exception) -> None:
         """Reports the error and frees the sequence. If the engine is gone, the stream's end reports it."""
@@ -157,10 +137,9 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
         for kind, cause in _CAUSES:
             if isinstance(error, kind):
                 sequence, epoch = name
-                self._ended.append(
+                self.outbox.append(
                     rounds_pb2.Ended(sequence=sequence, epoch=epoch, cause=cause, details=details)
                 )
-                self.wake()
                 return
 
     def _forget(self, name: Name) -> None:

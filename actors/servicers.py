@@ -37,26 +37,30 @@ class Servicer:
         self, requests: AsyncIterator[Any], context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> None:
         sequences = GatewaySequences(self._translation, self._engine)
+        outbox = sequences.outbox
         reading = asyncio.create_task(sequences.read(requests))
-        self._engine.end.add_done_callback(sequences.wake)
-        reading.add_done_callback(sequences.wake)
+
+        def wake(_: object) -> None:
+            outbox.wake()
+
+        self._engine.end.add_done_callback(wake)
+        reading.add_done_callback(wake)
         try:
             while True:
                 if has_ended := self._engine.end.done():
                     sequences.end_unopened(self._engine.end.result())
                 is_last = reading.done() or has_ended
-                if (told := sequences.news()) is not None:
-                    await context.write(told)
+                messages = outbox.flush() if is_last else await outbox.woken()
+                if messages:
+                    await context.write(self._translation.replies(messages))
                 elif is_last:
                     break
-                else:
-                    await sequences.woken()
             if reading.done() and isinstance(reading.exception(), DecodeError):
                 reason = "a message of the stream cannot be read"
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
             if self._engine.end.done() and not isinstance(self._engine.end.result(), LeavingError):
                 await context.abort(grpc.StatusCode.UNAVAILABLE, str(self._engine.end.result()))
         finally:
-            self._engine.end.remove_done_callback(sequences.wake)
+            self._engine.end.remove_done_callback(wake)
             reading.cancel()
             sequences.close()

@@ -1,7 +1,11 @@
 """Messages between a gateway and a worker: requests to work for the engine, its answers to replies."""
 
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.message import Message
 
 from actors.messages import EngineAnswer
 from outrider.decoding.settings import TokenLogprobs
@@ -23,6 +27,8 @@ from protos.conversions import draft_from_message, draft_to_message, lease_from_
 RequestT = TypeVar("RequestT", rounds_pb2.DraftRequest, rounds_pb2.TargetRequest)
 ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
 
+_FIELDS: dict[type[Message], str] = {rounds_pb2.Opened: "opened", rounds_pb2.Ended: "ended"}
+
 
 class Translation(ABC, Generic[RequestT, ReplyT]):
     """Translation for one kind of worker."""
@@ -43,7 +49,7 @@ class Translation(ABC, Generic[RequestT, ReplyT]):
     @staticmethod
     @abstractmethod
     def replies(
-        opened: list[rounds_pb2.Opened], replies: list[ReplyT], ended: list[rounds_pb2.Ended]
+        messages: Iterable[rounds_pb2.Opened | ReplyT | rounds_pb2.Ended],
     ) -> rounds_pb2.DraftReplies | rounds_pb2.TargetReplies:
         """Returns the message that carries all these messages."""
 
@@ -80,9 +86,9 @@ class DraftTranslation(Translation[rounds_pb2.DraftRequest, rounds_pb2.DraftRepl
 
     @staticmethod
     def replies(
-        opened: list[rounds_pb2.Opened], replies: list[rounds_pb2.DraftReply], ended: list[rounds_pb2.Ended]
+        messages: Iterable[rounds_pb2.Opened | rounds_pb2.DraftReply | rounds_pb2.Ended],
     ) -> rounds_pb2.DraftReplies:
-        return rounds_pb2.DraftReplies(opened=opened, replies=replies, ended=ended)
+        return rounds_pb2.DraftReplies(**_by_field(messages))
 
 
 class TargetTranslation(Translation[rounds_pb2.TargetRequest, rounds_pb2.TargetReply]):
@@ -123,9 +129,17 @@ class TargetTranslation(Translation[rounds_pb2.TargetRequest, rounds_pb2.TargetR
 
     @staticmethod
     def replies(
-        opened: list[rounds_pb2.Opened], replies: list[rounds_pb2.TargetReply], ended: list[rounds_pb2.Ended]
+        messages: Iterable[rounds_pb2.Opened | rounds_pb2.TargetReply | rounds_pb2.Ended],
     ) -> rounds_pb2.TargetReplies:
-        return rounds_pb2.TargetReplies(opened=opened, replies=replies, ended=ended)
+        return rounds_pb2.TargetReplies(**_by_field(messages))
+
+
+def _by_field(messages: Iterable[Message]) -> dict[str, list[Any]]:
+    """Returns the messages to a gateway by the field that carries them."""
+    fields: defaultdict[str, list[Any]] = defaultdict(list)
+    for message in messages:
+        fields[_FIELDS.get(type(message), "replies")].append(message)
+    return fields
 
 
 def _decode(sequence: int, message: rounds_pb2.Decode) -> Decode:

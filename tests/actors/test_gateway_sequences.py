@@ -25,7 +25,7 @@ async def test_opening_without_work_is_acknowledged_and_not_told_to_the_engine()
     engine.send = said.append  # type: ignore
     sequences = GatewaySequences(TargetTranslation(), engine)
     await sequences.read(told(rounds_pb2.TargetRequest(open=opening())))
-    assert len(sequences.news().opened) == 1
+    assert [type(message) for message in sequences.outbox.flush()] == [rounds_pb2.Opened]
     assert not said
     await sequences.read(told(verify(turn(1, 0, PROMPT))))
     assert [type(message) for message in said] == [Open, Submit]
@@ -41,9 +41,9 @@ async def test_turn_after_the_end_of_the_engine_is_not_refused(at: str) -> None:
     if at == "between opening and turn":
         engine.send = lambda message: None  # type: ignore[method-assign]
         await sequences.read(told(rounds_pb2.TargetRequest(open=opening())))
-        assert len(sequences.news().opened) == 1
+        assert [type(message) for message in sequences.outbox.flush()] == [rounds_pb2.Opened]
     engine.connection_lost(None)
     if at == "before it is opened":
         await sequences.read(told(rounds_pb2.TargetRequest(open=opening())))
     await sequences.read(told(verify(turn(1, 0, PROMPT))))
-    assert sequences.news() is None
+    assert sequences.outbox.flush() == []
