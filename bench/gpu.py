@@ -31,7 +31,7 @@ from bench.checkpoints import llama
 from bench.report import save, table
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
-from outrider.engine.choosing.asked import Asked, Text
+from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, generate
@@ -180,17 +180,17 @@ class KnownText(Drafter):
     texts: dict[tuple[int, ...], tuple[int, ...]]
     chance: random.Random = field(default_factory=lambda: random.Random(0))
 
-    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Guesses each token correctly with probability ACCEPTANCE, if all tokens before it are correct."""
-        return [self._draft(one.text, one.depth) for one in asked]
+        return [self._draft(request.sequence, request.depth) for request in requests]
 
-    def _draft(self, text: Text, depth: int) -> Draft:
-        known = self.texts[tuple(text.tokens[: text.prompt_length])]
-        done = len(text.tokens) - text.prompt_length
+    def _draft(self, sequence: DraftedSequence, depth: int) -> Draft:
+        known = self.texts[tuple(sequence.tokens[: sequence.prompt_length])]
+        done = len(sequence.tokens) - sequence.prompt_length
         ahead = known[done : done + depth]
         return Draft.chain([token if self.chance.random() < ACCEPTANCE else token ^ 1 for token in ahead])
 
-    def forget(self, text: Text) -> None:
+    def forget(self, sequence: DraftedSequence) -> None:
         pass
 
 

@@ -13,7 +13,7 @@ from gateway.workers.streams import WorkerStream
 from outrider.decoding.draft import Draft
 from outrider.demo.prompts import DEMO
 from outrider.drafters import registry
-from outrider.engine.choosing.asked import Asked
+from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.loop import target_drafting
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
@@ -85,16 +85,16 @@ async def test_target_drafter_changes_no_text_and_its_drafts_are_counted(tempera
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What targets were asked, in order."""
-    asked: list[Any] = []
+    requests: list[Any] = []
     send = WorkerStream.send
 
     def sending(self: Any, request: Any) -> None:
         if isinstance(request, rounds_pb2.TargetRequest):
-            asked.append(request)
+            requests.append(request)
         send(self, request)
 
     monkeypatch.setattr(WorkerStream, "send", sending)
-    return asked
+    return requests
 
 
 @pytest.fixture
@@ -102,9 +102,12 @@ def often_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """The Drafts beside the target are what the answer to "json" says, but for every seventh token."""
     text = expected("json", 0.7)
 
-    def propose(self: Beside, asked: list[Asked]) -> list[Draft]:
-        generated = [len(one.text.tokens) - START for one in asked]
-        places = [range(at, min(at + one.depth, TOKENS)) for at, one in zip(generated, asked, strict=True)]
+    def propose(self: Beside, requests: list[DraftRequest]) -> list[Draft]:
+        generated = [len(request.sequence.tokens) - START for request in requests]
+        places = [
+            range(at, min(at + request.depth, TOKENS))
+            for at, request in zip(generated, requests, strict=True)
+        ]
         return [Draft.chain([text[place] ^ (place % 7 == 6) for place in of_one]) for of_one in places]
 
     monkeypatch.setattr(Beside, "propose", propose)
@@ -220,7 +223,7 @@ async def test_where_the_target_has_no_such_drafter_it_is_plain_decoding():
 
 
 async def test_failing_target_drafter_costs_its_drafts_alone(monkeypatch):
-    def failing(self, asked):
+    def failing(self, requests):
         raise IndexError("a defect of the drafter")
 
     monkeypatch.setattr(Beside, "propose", failing)
@@ -306,7 +309,7 @@ async def test_pace_learns_the_cost_of_a_step_of_the_heads(monkeypatch, tmp_path
 async def test_heads_that_are_nearly_never_right_are_put_out_of_use(monkeypatch, caplog):
     """The next thousand positions would be no better: decoding is plain, and the log says so."""
     monkeypatch.setattr(target_drafting, "JUDGED_AFTER", 20)
-    monkeypatch.setattr(Beside, "propose", lambda self, asked: [Draft.chain([7, 7]) for _ in asked])
+    monkeypatch.setattr(Beside, "propose", lambda self, requests: [Draft.chain([7, 7]) for _ in requests])
     async with pair(0, **drafters_with(ROW.name)) as fleet:
         text, stats = await answer(fleet, "json", 0.0, speculation=beside("fixed"))
         again, after = await answer(fleet, "json", 0.0, speculation=beside("fixed"))

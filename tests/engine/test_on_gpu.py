@@ -18,7 +18,7 @@ import torch
 import outrider.engine.forward.graphs
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
-from outrider.engine.choosing.asked import Asked, Text
+from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
 from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.forward.graphs import CudaCapture
@@ -167,15 +167,15 @@ class Guesses(Drafter):
     texts: dict[tuple[int, ...], tuple[int, ...]]
     siblings: int
 
-    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
-        return [self._draft(one) for one in asked]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [self._draft(request) for request in requests]
 
-    def _draft(self, asked: Asked) -> Draft:
-        length = asked.text.prompt_length
-        done = len(asked.text.tokens) - length
-        text = self.texts[tuple(asked.text.tokens[:length])]
+    def _draft(self, request: DraftRequest) -> Draft:
+        length = request.sequence.prompt_length
+        done = len(request.sequence.tokens) - length
+        text = self.texts[tuple(request.sequence.tokens[:length])]
         draft, parent = Draft(), ROOT
-        for place in range(done, min(done + asked.depth, len(text))):
+        for place in range(done, min(done + request.depth, len(text))):
             right = text[place]
             guessed = [(right + n) % VOCAB_SIZE for n in range(1, 1 + self.siblings)]
             if place % 5 < 4:
@@ -186,7 +186,7 @@ class Guesses(Drafter):
             parent = len(draft) - 1
         return draft
 
-    def forget(self, text: Text) -> None:
+    def forget(self, sequence: DraftedSequence) -> None:
         pass
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from outrider.decoding.draft import Draft
 from outrider.drafters.ngram import NgramIndex
 from outrider.drafters.registry import DrafterInfo, Place
-from outrider.engine.choosing.asked import Asked, Text
+from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
 from outrider.engine.drafters.target_drafter import Target, TargetDrafter
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.settings import EngineSettings
@@ -31,13 +31,13 @@ class Beside(TargetDrafter):
     def load(self, target: Target) -> None:
         self._head = target.model.lm_head
 
-    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
-        for one in asked:
-            assert one.hidden is not None
-            assert one.hidden.shape[0] == len(self.hidden_layers)
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        for request in requests:
+            assert request.hidden is not None
+            assert request.hidden.shape[0] == len(self.hidden_layers)
             Beside.asked += 1
-            Beside.agreed += int(self._head(one.hidden[:1]).argmax()) == one.text.tokens[-1]
-        return self._ngrams.propose(asked)
+            Beside.agreed += int(self._head(request.hidden[:1]).argmax()) == request.sequence.tokens[-1]
+        return self._ngrams.propose(requests)
 
-    def forget(self, text: Text) -> None:
-        self._ngrams.forget(text)
+    def forget(self, sequence: DraftedSequence) -> None:
+        self._ngrams.forget(sequence)

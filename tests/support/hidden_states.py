@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from outrider.decoding.draft import Draft
-from outrider.engine.choosing.asked import Asked
+from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.drafters.target_drafter import Target, TargetDrafter
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.inputs.step_input import Feed, StepInput
@@ -29,7 +29,7 @@ class Reader(TargetDrafter):
 
     def load(self, target: Target) -> None: ...
 
-    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         raise NotImplementedError
 
 

@@ -8,7 +8,7 @@ from outrider.drafters.index import Index
 from outrider.drafters.occurrences import Continuation
 from outrider.drafters.past_answers import PastAnswers, Scope
 from outrider.drafters.suffix import SuffixIndex
-from outrider.engine.choosing.asked import Asked
+from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.offline.speculate import OfflineGeneration
 from outrider.learning.agreement import agreement
@@ -119,8 +119,8 @@ def _active(runs: Sequence[_JudgedRun], progress: Progress) -> list[_JudgedRun]:
 
 def _proposed(drafter: Drafter, runs: Sequence[_JudgedRun], depth: int) -> list[tuple[int, ...]]:
     """Returns a chain for each answer."""
-    asked = [Asked(run.generation, depth, 0, run.generation.round) for run in runs]
-    return [draft.tokens for draft in drafter.propose(asked)]
+    requests = [DraftRequest(run.generation, depth, 0, run.generation.round) for run in runs]
+    return [draft.tokens for draft in drafter.propose(requests)]
 
 
 def _of_single_tokens(judged: JudgedAnswer, depth: int) -> JudgedAnswer:

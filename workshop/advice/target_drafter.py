@@ -12,8 +12,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from outrider.engine.choosing.asked import Asked
-from outrider.engine.drafters.target_drafter import Fed, TargetDrafter
+from outrider.engine.choosing.draft_request import DraftRequest
+from outrider.engine.drafters.target_drafter import CommittedStates, TargetDrafter
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.forward_pass import ForwardPass
@@ -113,10 +113,10 @@ class TargetDrafterJudge:
         while active := [run for run in runs if not run.has_ended]:
             go_on()
             if self._drafter.cache_shapes:
-                self._drafter.take_in([run.fed() for run in active])
-            asked = [run.asked(depth) for run in active]
+                self._drafter.take_in([run.committed() for run in active])
+            requests = [run.request(depth) for run in active]
             begun = time.perf_counter()
-            drafts = self._drafter.propose(asked)
+            drafts = self._drafter.propose(requests)
             seconds = (time.perf_counter() - begun) / self._drafter.steps(depth)
             self._taken.setdefault(len(active), []).append(seconds)
             for run, draft in zip(active, drafts, strict=True):
@@ -170,16 +170,16 @@ class _JudgedSequence:
         self.sequence.tokens = [*self._text[:length]]
         self.sequence.cached = length - 1
 
-    def fed(self) -> Fed:
+    def committed(self) -> CommittedStates:
         """Returns the states that the drafter was not given yet."""
         start, self._told = self._told, self.sequence.cached
         assert self._states is not None
-        return Fed(self.sequence, start, self._states[start : self._told])
+        return CommittedStates(self.sequence, start, self._states[start : self._told])
 
-    def asked(self, depth: int) -> Asked:
+    def request(self, depth: int) -> DraftRequest:
         room = self.sequence.limit - len(self.sequence.tokens) - 1
         hidden = None if self._states is None else self._states[self.sequence.cached - 1]
-        return Asked(self.sequence, min(depth, room), 0, self._place, hidden)
+        return DraftRequest(self.sequence, min(depth, room), 0, self._place, hidden)
 
     def take(self, drafted: tuple[int, ...]) -> None:
         """Takes the Draft before the place's token; then the answer goes on by that token."""

@@ -11,7 +11,7 @@ prompt is in, the text has no Draft.
 from collections.abc import Sequence
 
 from outrider.decoding.draft import Draft
-from outrider.engine.choosing.asked import Asked, Text
+from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
 from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.drafters.target_drafter import Target, TargetDrafter
 from outrider.engine.loading.head_checkpoint import TargetShape, checkpoint_of
@@ -77,14 +77,14 @@ class Colocated(TargetDrafter):
         """Returns why steps of the model are slower than they could be; its engine has captured them."""
         return self._slow_because
 
-    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Takes as many steps as the deepest Draft has tokens."""
         assert self._model is not None
-        drafts = self._model.propose_within(max(one.depth for one in asked), asked)
-        pairs = zip(asked, drafts, strict=True)
-        self.guesses = [self._model.guesses_of(one.text, draft) for one, draft in pairs]
+        drafts = self._model.propose_within(max(request.depth for request in requests), requests)
+        pairs = zip(requests, drafts, strict=True)
+        self.top_tokens = [self._model.top_tokens_of(request.sequence, draft) for request, draft in pairs]
         return drafts
 
-    def forget(self, text: Text) -> None:
+    def forget(self, sequence: DraftedSequence) -> None:
         if self._model is not None:
-            self._model.forget(text)
+            self._model.forget(sequence)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from outrider.decoding.draft import Draft
-from outrider.engine.choosing.asked import Asked, Text
+from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import EngineSequence
@@ -22,67 +22,71 @@ class DraftModel(Drafter):
         """vocab_size: token ids of the target; the draft may have more. None: the draft's."""
         self._draft = draft
         self._only_drafts = range(vocab_size or draft.vocab_size, draft.vocab_size)
-        self._sequences: dict[Text, EngineSequence] = {}
+        self._sequences: dict[DraftedSequence, EngineSequence] = {}
 
-    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Takes one step per position, for all texts at once, and as many before as their prompts need."""
-        return self.propose_within(None, asked)
+        return self.propose_within(None, requests)
 
-    def propose_within(self, most_steps: int | None, asked: Sequence[Asked]) -> list[Draft]:
+    def propose_within(self, most_steps: int | None, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Returns the Drafts that are complete after so many steps of the model, and empty ones.
 
         An unfinished text has come further in the cache, and goes on when it is asked about again.
         """
-        drafts: dict[Text, Draft] = {}
-        texts = {number: one.text for one in asked if (number := self._submit(one)) is not None}
+        drafts: dict[DraftedSequence, Draft] = {}
+        sequences = {
+            number: request.sequence for request in requests if (number := self._submit(request)) is not None
+        }
         for step in count():
             if step == most_steps or not self._draft.has_work:
                 break
             for result in self._draft.step():
-                self._take(result, texts, drafts)
-        return [drafts.get(one.text, Draft()) for one in asked]
+                self._take(result, sequences, drafts)
+        return [drafts.get(request.sequence, Draft()) for request in requests]
 
-    def guesses_of(self, text: Text, draft: Draft) -> tuple[tuple[int, ...], ...]:
+    def top_tokens_of(self, sequence: DraftedSequence, draft: Draft) -> tuple[tuple[int, ...], ...]:
         """Returns the top tokens at each position of the text's newest Draft, best first."""
         tokens = draft.tokens[: draft.chain_length]
-        return top_tokens_of(self._sequences[text], tokens) if tokens else ()
+        return top_tokens_of(self._sequences[sequence], tokens) if tokens else ()
 
-    def _submit(self, asked: Asked) -> int | None:
+    def _submit(self, request: DraftRequest) -> int | None:
         """Returns the number of the text's sequence; None: the model cannot take this text in."""
-        text = asked.text
+        sequence = request.sequence
         try:
-            held = self._held(text)
+            held = self._held(sequence)
             base = len(held.tokens)
-            tokens = tuple(text.tokens[base:])
-            work = Propose(held.number, base, tokens, asked.depth, asked.round, asked.alternatives)
+            tokens = tuple(sequence.tokens[base:])
+            work = Propose(held.number, base, tokens, request.depth, request.round, request.alternatives)
             self._draft.submit(work)
         except ValueError as error:  # a token or a setting outside the draft's vocabulary
-            logger.debug("no Draft for a text of %d tokens: %s", len(text.tokens), error)
+            logger.debug("no Draft for a text of %d tokens: %s", len(sequence.tokens), error)
             return None
         return held.number
 
-    def _take(self, result: Result, texts: dict[int, Text], drafts: dict[Text, Draft]) -> None:
+    def _take(
+        self, result: Result, sequences: dict[int, DraftedSequence], drafts: dict[DraftedSequence, Draft]
+    ) -> None:
         if isinstance(result, Failed):
             self._sequences = {
-                text: held for text, held in self._sequences.items() if held.number != result.sequence
+                sequence: held for sequence, held in self._sequences.items() if held.number != result.sequence
             }
-        elif isinstance(result, Proposed) and result.sequence in texts:
-            drafts[texts[result.sequence]] = result.draft
+        elif isinstance(result, Proposed) and result.sequence in sequences:
+            drafts[sequences[result.sequence]] = result.draft
 
-    def _held(self, text: Text) -> EngineSequence:
-        if text not in self._sequences:
-            banned = (*text.sampling.bad_token_ids, *self._only_drafts)
+    def _held(self, sequence: DraftedSequence) -> EngineSequence:
+        if sequence not in self._sequences:
+            banned = (*sequence.sampling.bad_token_ids, *self._only_drafts)
             changed = {"logprobs": None, "bad_token_ids": banned}
-            if text.matcher is not None:
+            if sequence.matcher is not None:
                 changed["grammar"] = None  # compiled already
-            sampling = text.sampling.model_copy(update=changed)
-            held = self._draft.open(text.prompt_length, text.noise_key, sampling)
-            if text.matcher is not None:
-                held.matcher = text.matcher.at_beginning(self._draft.vocab_size)
-            self._sequences[text] = held
-        return self._sequences[text]
+            sampling = sequence.sampling.model_copy(update=changed)
+            held = self._draft.open(sequence.prompt_length, sequence.noise_key, sampling)
+            if sequence.matcher is not None:
+                held.matcher = sequence.matcher.at_beginning(self._draft.vocab_size)
+            self._sequences[sequence] = held
+        return self._sequences[sequence]
 
-    def forget(self, text: Text) -> None:
+    def forget(self, sequence: DraftedSequence) -> None:
         """Frees the text's cache."""
-        if text in self._sequences:
-            self._draft.close(self._sequences.pop(text))
+        if sequence in self._sequences:
+            self._draft.close(self._sequences.pop(sequence))

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from outrider.decoding.draft import Draft
 from outrider.engine.cache.paged_cache import KeyValues
-from outrider.engine.choosing.asked import Asked, Text
+from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
 from outrider.engine.drafters.shared_head import SharedHead
-from outrider.engine.drafters.target_drafter import Fed, feed_of, rows_at
+from outrider.engine.drafters.target_drafter import CommittedStates, feed_of, rows_at
 from outrider.engine.drafters.trees import Trees, with_room
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import Batch
@@ -36,7 +36,8 @@ class AutoregressiveHead(SharedHead):
         self._target_shape = TargetShape.of(settings)
         self._graphs: Graphs | None = None
         self._project: ByRows = self._logits
-        self._newest: dict[Text, Tensor] = {}  # the head's state at the last token that the target has cached
+        # The head's state at the last token that the target has cached.
+        self._newest: dict[DraftedSequence, Tensor] = {}
 
     def allocate(self, num_blocks: int) -> None:
         target = self._target
@@ -61,37 +62,37 @@ class AutoregressiveHead(SharedHead):
         numbers = rows * (2 * self.state_size + target.vocab_size)
         return feeds + numbers * target.dtype.itemsize + rows  # and whether each row is finite
 
-    def take_in(self, fed: Sequence[Fed]) -> None:
+    def take_in(self, committed: Sequence[CommittedStates]) -> None:
         """Feeds the head, whether a Draft is wanted or not: the next Draft reads all that came before."""
         feeds = []
-        for one in fed:
-            first, sequence = one.start + 1, one.sequence
-            tokens = sequence.tokens[first : first + len(one.hidden)]
-            feeds.append(feed_of(sequence, tokens, one.start))
+        for part in committed:
+            first, sequence = part.start + 1, part.sequence
+            tokens = sequence.tokens[first : first + len(part.hidden)]
+            feeds.append(feed_of(sequence, tokens, part.start))
         # A number that is not finite would stay in the cache, and no mask hides it.
-        hidden = torch.cat([one.hidden for one in fed]).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        hidden = torch.cat([part.hidden for part in committed]).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         before = self._reduced(hidden)
         step = DrafterStep(StepInput.of(feeds), len(before), wants_logits=False)
         states, _ = self._on_all_ranks(step, before)
-        last = rows_at(states, [end - 1 for end in accumulate(len(one.hidden) for one in fed)])
-        for one, state in zip(fed, last, strict=True):
-            self._newest[one.sequence] = state
+        last = rows_at(states, [end - 1 for end in accumulate(len(part.hidden) for part in committed)])
+        for part, state in zip(committed, last, strict=True):
+            self._newest[part.sequence] = state
 
-    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Drafts with a pass for each position but the last."""
-        asked = [with_room(one, self._target.cache, unwritten=1) for one in asked]
-        trees = Trees(asked)
+        requests = [with_room(request, self._target.cache, unwritten=1) for request in requests]
+        trees = Trees(requests)
         if trees.growing:
-            states = torch.stack([self._newest[asked[index].text] for index in trees.growing])
+            states = torch.stack([self._newest[requests[index].sequence] for index in trees.growing])
             _, logits = self._on_all_ranks(DrafterStep(num_states=len(states)), states)
             while going_on := trees.grow(logits):
                 step = DrafterStep(StepInput.of(trees.feeds()), len(going_on))
                 states, logits = self._on_all_ranks(step, rows_at(states, going_on))
-        self.guesses = trees.guesses
+        self.top_tokens = trees.top_tokens
         return trees.drafts()
 
-    def forget(self, text: Text) -> None:
-        self._newest.pop(text, None)
+    def forget(self, sequence: DraftedSequence) -> None:
+        self._newest.pop(sequence, None)
 
     def _compute(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
         if step.fed.feeds:

@@ -4,16 +4,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from outrider.decoding.draft import Draft
-from outrider.engine.choosing.asked import Asked, Text
+from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
 
 
 class Drafter(ABC):
     """Guesses what the target will say next. A wrong guess costs time, never correctness."""
 
     @abstractmethod
-    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Returns a Draft for each request; with its distributions unless verification is coupled."""
 
-    def forget(self, text: Text) -> None:
+    def forget(self, sequence: DraftedSequence) -> None:
         """Frees what is kept for a generation that has ended."""
         return

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from outrider.decoding.draft import Draft
-from outrider.engine.choosing.asked import Asked
+from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.drafters.exit_search import ExitSearch, candidates, costs
 from outrider.engine.drafters.target_drafter import Target, TargetDrafter, feed_of
 from outrider.engine.drafters.trained_exits import TrainedExits
@@ -84,21 +84,23 @@ class EarlyExit(TargetDrafter):
         target = self._target_shape
         return feeds + rows * target.vocab_size * target.dtype.itemsize + rows
 
-    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Drafts with a pass over the part for each position."""
         if self._layers is None:
-            return [Draft() for _ in asked]
+            return [Draft() for _ in requests]
         cache = self._target.cache
-        asked = [with_room(one, cache) for one in asked]
-        trees = Trees(asked)
-        texts = [_text_of(asked[index]) for index in trees.growing]
-        feeds = [feed_of(text, text.tokens[-1:], text.cached, num_logits=1) for text in texts]
+        requests = [with_room(request, cache) for request in requests]
+        trees = Trees(requests)
+        sequences = [_sequence_of(requests[index]) for index in trees.growing]
+        feeds = [
+            feed_of(sequence, sequence.tokens[-1:], sequence.cached, num_logits=1) for sequence in sequences
+        ]
         while feeds:
             trees.grow(*self._pass(self._layers, feeds))
             feeds = trees.feeds(between=1, num_logits=1)
         for index in trees.unsound:
-            cache.clear(text := _text_of(asked[index]), text.cached)
-        self.guesses = trees.guesses
+            cache.clear(sequence := _sequence_of(requests[index]), sequence.cached)
+        self.top_tokens = trees.top_tokens
         return trees.drafts()
 
     def follow(self, step: DrafterStep) -> None:
@@ -109,7 +111,7 @@ class EarlyExit(TargetDrafter):
         else:
             self._capture_next(layers)
 
-    def watch(self, texts: Sequence[EngineSequence]) -> None:
+    def watch(self, sequences: Sequence[EngineSequence]) -> None:
         """Now and then, while it searches: what a part would have said where the target has spoken.
 
         What is found is captured in the same way, a graph at a time.
@@ -121,23 +123,23 @@ class EarlyExit(TargetDrafter):
             self._watched += min(begun - self._seen, LONGEST_STEP_S)
         self._seen = begun
         if self._spent <= TRIAL_SHARE * self._watched:
-            self._go_on(texts)
+            self._go_on(sequences)
             self._seen = time.perf_counter()
             self._spent += self._seen - begun
 
-    def _go_on(self, texts: Sequence[EngineSequence]) -> None:
+    def _go_on(self, sequences: Sequence[EngineSequence]) -> None:
         """Runs a trial, or captures a graph."""
         if self._search is not None:
-            self._try(self._search, texts)
+            self._try(self._search, sequences)
         elif self._graphs is not None and (layers := self._layers) is not None:
             with self._together(layers):
                 self._capture_next(layers)
             if self._graphs.is_complete and self._graphs.slow_because:
                 logger.error("%s: drafting is slower than it could be: %s", self, self._graphs.slow_because)
 
-    def _try(self, search: ExitSearch, texts: Sequence[EngineSequence]) -> None:
+    def _try(self, search: ExitSearch, sequences: Sequence[EngineSequence]) -> None:
         layers = search.next
-        judged = trial(texts, self._target.cache, lambda feeds: self._pass(layers, feeds))
+        judged = trial(sequences, self._target.cache, lambda feeds: self._pass(layers, feeds))
         if judged is None:
             return
         search.observe(layers, judged)
@@ -217,6 +219,6 @@ class EarlyExit(TargetDrafter):
         return UnsupportedModelError(f"{self} for model={self._target_shape.name!r}: {reason}")
 
 
-def _text_of(asked: Asked) -> EngineSequence:
-    assert isinstance(asked.text, EngineSequence)
-    return asked.text
+def _sequence_of(request: DraftRequest) -> EngineSequence:
+    assert isinstance(request.sequence, EngineSequence)
+    return request.sequence

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from outrider.decoding.draft import Draft
-from outrider.engine.choosing.asked import Asked
+from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.drafters.shared_head import SharedHead
 from outrider.engine.drafters.target_drafter import Target, rows_at
 from outrider.engine.drafters.trees import Trees
@@ -105,10 +105,10 @@ class Medusa(SharedHead):
         tensors, dtype = self._checkpoint.tensors, self._checkpoint.target.dtype
         return sum(tensors[name].numel() for name in names) * dtype.itemsize
 
-    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Drafts from the state after which each text's newest token was chosen."""
-        states = torch.stack([_state_of(one) for one in asked])
-        trees = Trees([replace(one, depth=min(one.depth, len(self._heads))) for one in asked])
+        states = torch.stack([_state_of(request) for request in requests])
+        trees = Trees([replace(request, depth=min(request.depth, len(self._heads))) for request in requests])
         rows = trees.growing
         for head in range(len(self._heads)):
             if not rows:
@@ -116,16 +116,16 @@ class Medusa(SharedHead):
             step = DrafterStep(num_states=len(rows), part=head)
             states, logits = self._on_all_ranks(step, rows_at(states, rows))
             rows = trees.grow(logits)
-        self.guesses = trees.guesses
+        self.top_tokens = trees.top_tokens
         return trees.drafts()
 
     def _compute(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
         return states, self._passes[step.part](states)
 
 
-def _state_of(asked: Asked) -> Tensor:
-    assert asked.hidden is not None
-    return asked.hidden[0]
+def _state_of(request: DraftRequest) -> Tensor:
+    assert request.hidden is not None
+    return request.hidden[0]
 
 
 HeadNames = tuple[list[tuple[str, str | None]], str | None]  # weight and bias of each layer; the projection

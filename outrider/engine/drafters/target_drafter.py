@@ -25,7 +25,7 @@ from outrider.engine.settings import EngineSettings
 
 
 @dataclass(frozen=True)
-class Fed:
+class CommittedStates:
     """Tokens of a sequence that a step has put into the target's cache for good."""
 
     sequence: EngineSequence
@@ -72,7 +72,7 @@ class TargetDrafter(Drafter):
     ] = ()  # shapes of its own layers, which are cached next to the target's at each rank
     weight_bytes = 0  # bytes that it adds to the target's, at each rank
     # Of each Draft that it made last, at each position of the chain: the best tokens, best first.
-    guesses: Sequence[Sequence[tuple[int, ...]]] = ()
+    top_tokens: Sequence[Sequence[tuple[int, ...]]] = ()
     no_drafts_because = ""  # once it has found out that its Drafts would never pay
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
@@ -118,10 +118,10 @@ class TargetDrafter(Drafter):
         """
         return 0
 
-    def take_in(self, fed: Sequence[Fed]) -> None:
+    def take_in(self, committed: Sequence[CommittedStates]) -> None:
         """Called with what every step fed, if it has ``cache_shapes``."""
 
-    def watch(self, texts: Sequence[EngineSequence]) -> None:
+    def watch(self, sequences: Sequence[EngineSequence]) -> None:
         """Called after every step with the sequences that took part: for a drafter that learns from them."""
 
 

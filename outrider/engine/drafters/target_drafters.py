@@ -16,8 +16,10 @@ class TargetDrafters:
     def __init__(self, drafters: Sequence[TargetDrafter] = ()) -> None:
         self._drafters = drafters
         # Layers of the target whose states any of the drafters reads.
-        self.hidden_layers = tuple(dict.fromkeys(layer for one in drafters for layer in one.hidden_layers))
-        self.weight_bytes = sum(one.weight_bytes for one in drafters)  # at each rank
+        self.hidden_layers = tuple(
+            dict.fromkeys(layer for drafter in drafters for layer in drafter.hidden_layers)
+        )
+        self.weight_bytes = sum(drafter.weight_bytes for drafter in drafters)  # at each rank
 
     @classmethod
     def of(cls, settings: EngineSettings) -> "TargetDrafters":
@@ -33,7 +35,7 @@ class TargetDrafters:
     @property
     def numbered_shapes(self) -> dict[int, LayerShape]:
         """Shapes of their caches by layer, numbered after the layers of the target."""
-        shapes = [shape for one in self._drafters for shape in one.cache_shapes]
+        shapes = [shape for drafter in self._drafters for shape in drafter.cache_shapes]
         return {-index: shape for index, shape in enumerate(shapes, start=1)}
 
     def states_of(self, drafter: TargetDrafter, hidden: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from outrider.decoding.draft import ROOT, Draft, SparseProbs
 from outrider.decoding.grammar import Mask
 from outrider.decoding.outcomes import RANKS
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.choosing.asked import Asked
+from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.choosing.sampler import Choices, choose_tokens
 from outrider.engine.inputs.step_input import Feed
 from outrider.engine.sequence import EngineSequence
@@ -47,34 +47,34 @@ class _Node:
 class _Tree:
     """The Draft of one text. It ends at its depth, and each path at an end of the generation."""
 
-    def __init__(self, asked: Asked) -> None:
-        assert isinstance(asked.text, EngineSequence)
-        self.text, self.asked = asked.text, asked
-        self.is_coupled = asked.text.sampling.verification == "coupled"
-        self.alternatives = asked.alternatives if self.is_coupled else 0
+    def __init__(self, request: DraftRequest) -> None:
+        assert isinstance(request.sequence, EngineSequence)
+        self.sequence, self.request = request.sequence, request
+        self.is_coupled = request.sequence.sampling.verification == "coupled"
+        self.alternatives = request.alternatives if self.is_coupled else 0
         self.chain: list[_Node] = []
         self.probs: list[
             SparseProbs
         ] = []  # probabilities of the chain, under rejection sampling and block verification
-        self.guesses: list[TopTokens] = []  # at each of the chain's positions
+        self.top_tokens: list[TopTokens] = []  # at each of the chain's positions
         self.open: list[_Node | None] = (
-            [None] if asked.depth > 0 else []
+            [None] if request.depth > 0 else []
         )  # after which tokens are chosen next
         self.fed: list[_Node] = []  # all that ever were, in their order
         self._beside: list[_Node] = []  # the likeliest nodes that are not on the chain
         self._to_feed = self.alternatives  # most nodes to feed
-        self._passes = asked.depth - 1  # passes that feed some of them
+        self._passes = request.depth - 1  # passes that feed some of them
 
     def rows(self) -> list[ChoiceContext]:
         """Returns the context of choosing a token after each of ``open``."""
-        text, tree = self.text, _draft_of(self.fed)
-        generated = text.tokens[text.prompt_length :]
+        sequence, tree = self.sequence, _draft_of(self.fed)
+        generated = sequence.tokens[sequence.prompt_length :]
         nodes = range(len(self.fed) - len(self.open), len(self.fed)) if self.fed else [ROOT]
         masks: list[Mask | None] = [None] * len(nodes)
-        if text.matcher is not None:
-            masks = text.matcher.masks(generated, tree, [*nodes])
+        if sequence.matcher is not None:
+            masks = sequence.matcher.masks(generated, tree, [*nodes])
         paths = [tuple(tree.tokens[above] for above in tree.path(node)) for node in nodes]
-        return [text.row(generated, *of_node) for of_node in zip(paths, masks, strict=True)]
+        return [sequence.row(generated, *of_node) for of_node in zip(paths, masks, strict=True)]
 
     def extend(self, choices: Choices, are_sound: list[bool], scores: Sequence[Sequence[float]]) -> list[int]:
         """Nodes after those of ``open``, of which the likeliest are ``open`` now.
@@ -117,18 +117,18 @@ class _Tree:
         """
         count = len(self.open)
         tokens, tree = [node.token for node in self.fed[-count:]], _draft_of(self.fed)
-        start = self.text.cached + between + len(self.fed) - count
-        blocks = self.text.table[: len(self.text.blocks)]
+        start = self.sequence.cached + between + len(self.fed) - count
+        blocks = self.sequence.table[: len(self.sequence.blocks)]
         return Feed(tokens, count * num_logits, start, blocks, None if tree.is_chain else tree)
 
     def _tokens(self, choices: Choices, row: int, parent: _Node | None) -> TopTokens:
         if not self.is_coupled:
-            token, probs = choices.sample_draft_token(self.asked.round, row)
+            token, probs = choices.sample_draft_token(self.request.round, row)
             self.probs.append(probs)
             return (token,)
         top_tokens = choices.top_tokens[row]
         if parent is None or parent.is_on_chain:
-            self.guesses.append(top_tokens)
+            self.top_tokens.append(top_tokens)
         return top_tokens if self.alternatives else top_tokens[:1]
 
     def _quota(self) -> int:
@@ -136,14 +136,14 @@ class _Tree:
         return -(-self._to_feed // self._passes) if self._passes > 0 else 0
 
     def _goes_on(self, node: _Node) -> bool:
-        return node.depth < self.asked.depth and node.token not in self.text.end_token_ids
+        return node.depth < self.request.depth and node.token not in self.sequence.end_token_ids
 
 
 class Trees:
     """Trees of all requested Drafts."""
 
-    def __init__(self, asked: Sequence[Asked]) -> None:
-        self._trees = [_Tree(one) for one in asked]
+    def __init__(self, requests: Sequence[DraftRequest]) -> None:
+        self._trees = [_Tree(request) for request in requests]
         most = max((tree.alternatives for tree in self._trees), default=0)
         self._ranks = min(1 + max(most, 1), RANKS)  # the second guess shows the worth of alternatives
         self.unsound: list[int] = []  # indices of requests whose numbers are not finite
@@ -186,24 +186,24 @@ class Trees:
         return [tree.draft() for tree in self._trees]
 
     @property
-    def guesses(self) -> list[list[TopTokens]]:
-        """Guesses of each Draft, at each position of its chain."""
-        return [tree.guesses for tree in self._trees]
+    def top_tokens(self) -> list[list[TopTokens]]:
+        """Top tokens of each Draft, at each position of its chain."""
+        return [tree.top_tokens for tree in self._trees]
 
 
-def with_room(asked: Asked, cache: PagedCache, unwritten: int = 0) -> Asked:
+def with_room(request: DraftRequest, cache: PagedCache, unwritten: int = 0) -> DraftRequest:
     """Limits width and depth by the blocks there are to write to: nobody gives up cache for a guess.
 
     unwritten: tokens of a chain that need no slot beyond those that the text has cached.
     """
-    text = asked.text
-    assert isinstance(text, EngineSequence)
-    end = text.cached - unwritten
-    if cache.reserve(text, end + asked.depth + asked.alternatives):
-        return asked
-    if cache.reserve(text, end + asked.depth):
-        return replace(asked, alternatives=0)
-    return replace(asked, depth=len(text.blocks) * cache.block_size - end, alternatives=0)
+    sequence = request.sequence
+    assert isinstance(sequence, EngineSequence)
+    end = sequence.cached - unwritten
+    if cache.reserve(sequence, end + request.depth + request.alternatives):
+        return request
+    if cache.reserve(sequence, end + request.depth):
+        return replace(request, alternatives=0)
+    return replace(request, depth=len(sequence.blocks) * cache.block_size - end, alternatives=0)
 
 
 def _following(parent: _Node | None, tokens: TopTokens, scores: Sequence[float]) -> list[_Node]:

@@ -29,46 +29,46 @@ class Judged:
     positions: int
 
 
-def trial(texts: Sequence[EngineSequence], cache: PagedCache, run: Pass) -> Judged | None:
+def trial(sequences: Sequence[EngineSequence], cache: PagedCache, run: Pass) -> Judged | None:
     """Judges one pass over the newest tokens of one text; None where no text has enough of them.
 
     The pass writes to blocks of its own: what the target has cached stays.
     """
-    for text in texts:
-        if (start := _start(text, cache)) is not None:
-            return _judged(text, start, cache, run)
+    for sequence in sequences:
+        if (start := _start(sequence, cache)) is not None:
+            return _judged(sequence, start, cache, run)
     return None
 
 
-def _start(text: EngineSequence, cache: PagedCache) -> int | None:
+def _start(sequence: EngineSequence, cache: PagedCache) -> int | None:
     """Where a block begins, from which on there are enough tokens of the target's own."""
-    end = len(text.tokens) - 1
-    first = max(text.prompt_length - 1, end - MOST)
+    end = len(sequence.tokens) - 1
+    first = max(sequence.prompt_length - 1, end - MOST)
     start = -(-first // cache.block_size) * cache.block_size
     # Without coupled verification, or with a grammar, the target's token may not be its noise's choice.
-    is_comparable = text.sampling.verification == "coupled" and text.matcher is None
-    if not is_comparable or end - start < FEWEST or start > text.cached:
+    is_comparable = sequence.sampling.verification == "coupled" and sequence.matcher is None
+    if not is_comparable or end - start < FEWEST or start > sequence.cached:
         return None
     return start
 
 
-def _judged(text: EngineSequence, start: int, cache: PagedCache, run: Pass) -> Judged | None:
+def _judged(sequence: EngineSequence, start: int, cache: PagedCache, run: Pass) -> Judged | None:
     copied = EngineSequence(
-        text.number,
-        text.prompt_length,
-        text.noise_key,
-        text.sampling,
-        text.end_token_ids,
-        text.limit,
-        prompt=text.prompt,
-        tokens=text.tokens[: start + 1],
+        sequence.number,
+        sequence.prompt_length,
+        sequence.noise_key,
+        sequence.sampling,
+        sequence.end_token_ids,
+        sequence.limit,
+        prompt=sequence.prompt,
+        tokens=sequence.tokens[: start + 1],
     )
-    said = text.tokens[start + 1 :]
+    said = sequence.tokens[start + 1 :]
     cache.adopt_prefix(copied)
     try:
         if copied.cached != start or not cache.reserve(copied, start + len(said)):
             return None
-        fed = text.tokens[start:-1]
+        fed = sequence.tokens[start:-1]
         logits, are_finite = run([feed_of(copied, fed, start, num_logits=len(fed))])
         generated = copied.tokens[copied.prompt_length :]
         rows = [copied.row(generated, tuple(said[:place])) for place in range(len(said))]

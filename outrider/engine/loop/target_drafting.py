@@ -11,9 +11,9 @@ from msgspec import structs
 from outrider.decoding.draft import Draft
 from outrider.decoding.outcomes import RANKS
 from outrider.engine.blame import says_broken
-from outrider.engine.choosing.asked import Asked
+from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.choosing.sampler import Choices
-from outrider.engine.drafters.target_drafter import Fed, TargetDrafter, rows_at
+from outrider.engine.drafters.target_drafter import CommittedStates, TargetDrafter, rows_at
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.forward.batch import Item
 from outrider.engine.sequence import EngineSequence
@@ -37,7 +37,7 @@ class _Newest:
 
     drafter: str
     chain: tuple[int, ...]
-    guesses: Sequence[tuple[int, ...]]  # at its positions, as far as they are known, best first
+    top_tokens: Sequence[tuple[int, ...]]  # at its positions, as far as they are known, best first
 
 
 @dataclass(frozen=True)
@@ -101,24 +101,24 @@ class TargetDrafting:
 
     def stepped(self, chosen: list[tuple[Task, Item, Choices]], results: list[Result]) -> list[Result]:
         """Returns the results with the wanted Drafts."""
-        taken_in = {name for name, one in self._in_use.items() if self._takes_in(one, chosen)}
+        taken_in = {name for name, in_use in self._in_use.items() if self._takes_in(in_use, chosen)}
         if not taken_in:
             return results
         verdicts = {result.sequence: result for result in results if isinstance(result, Decoded)}
-        asked: dict[str, list[Asked]] = {}
+        requests: dict[str, list[DraftRequest]] = {}
         for task, _, _ in chosen:
             verdict = verdicts.get(task.sequence.number)
             if not isinstance(task, DecodeTask) or verdict is None:
                 continue
             verdicts[task.sequence.number] = self._observed(task, verdict)
             if task.next_draft is not None and verdict.finish is None and task.lease.drafter in taken_in:
-                asked.setdefault(task.lease.drafter, []).append(task.next_draft)
+                requests.setdefault(task.lease.drafter, []).append(task.next_draft)
         begun = self._clock()
         made: dict[int, _Made] = {}  # Drafts by number of the sequence
-        for name, requests in asked.items():
-            made |= self._made(self._in_use[name], requests)
+        for name, of_drafter in requests.items():
+            made |= self._made(self._in_use[name], of_drafter)
         seconds = self._clock() - begun
-        results = [verdicts[one.sequence] if isinstance(one, Decoded) else one for one in results]
+        results = [verdicts[result.sequence] if isinstance(result, Decoded) else result for result in results]
         return [
             _with(result, made[result.sequence], seconds)
             if isinstance(result, Decoded) and result.sequence in made
@@ -129,7 +129,7 @@ class TargetDrafting:
     @property
     def no_drafts_because(self) -> Mapping[str, str]:
         """Returns why drafters are disabled, by name; drafters in use are missing."""
-        return {name: reason for name, one in self._in_use.items() if (reason := one.no_drafts_because)}
+        return {name: reason for name, in_use in self._in_use.items() if (reason := in_use.no_drafts_because)}
 
     def forget(self, sequence: EngineSequence) -> None:
         """Forgets a closed sequence."""
@@ -137,20 +137,20 @@ class TargetDrafting:
         for drafter in self._drafters:
             drafter.forget(sequence)
 
-    def _takes_in(self, one: DrafterInUse, chosen: list[tuple[Task, Item, Choices]]) -> bool:
+    def _takes_in(self, in_use: DrafterInUse, chosen: list[tuple[Task, Item, Choices]]) -> bool:
         """Lets a drafter learn from a step. Returns whether it can draft."""
-        texts = [task.sequence for task, _, _ in chosen if task.sequence.blocks]
+        sequences = [task.sequence for task, _, _ in chosen if task.sequence.blocks]
 
         def learn() -> bool:
-            self._take_in(one.drafter, chosen)
-            one.drafter.watch(texts)
+            self._take_in(in_use.drafter, chosen)
+            in_use.drafter.watch(sequences)
             return True
 
-        return not one.no_drafts_because and _guarded(learn) is True
+        return not in_use.no_drafts_because and _guarded(learn) is True
 
     def _take_in(self, drafter: TargetDrafter, chosen: list[tuple[Task, Item, Choices]]) -> None:
         """Passes the hidden states of newly cached tokens to a drafter with a cache."""
-        fed = []
+        committed = []
         for task, item, choices in chosen if drafter.cache_shapes else ():
             sequence = item.sequence
             if choices.hidden is None or not sequence.blocks:
@@ -162,29 +162,29 @@ class TargetDrafting:
                 hidden = rows_at(choices.hidden, [*range(first), *(first + node for node in nodes)])
             if count:
                 states = self._drafters.states_of(drafter, hidden)
-                fed.append(Fed(sequence, sequence.cached - count, states))
-        if fed:
-            drafter.take_in(fed)
+                committed.append(CommittedStates(sequence, sequence.cached - count, states))
+        if committed:
+            drafter.take_in(committed)
 
-    def _made(self, one: DrafterInUse, requests: Sequence[Asked]) -> dict[int, _Made]:
+    def _made(self, in_use: DrafterInUse, requests: Sequence[DraftRequest]) -> dict[int, _Made]:
         """Returns the Drafts of one drafter by number of the sequence; none if it fails."""
-        drafter, name = one.drafter, one.drafter.info.name
-        asked = [
+        drafter, name = in_use.drafter, in_use.drafter.info.name
+        with_states = [
             request
             if request.hidden is None
             else replace(request, hidden=self._drafters.states_of(drafter, request.hidden))
             for request in requests
         ]
         begun = self._clock()
-        drafts = _guarded(lambda: drafter.propose(asked))
+        drafts = _guarded(lambda: drafter.propose(with_states))
         if not drafts:
             return {}
-        step = one.step(drafts, self._clock() - begun)
+        step = in_use.step(drafts, self._clock() - begun)
         made: dict[int, _Made] = {}
-        guesses = drafter.guesses or [()] * len(drafts)
-        for request, draft, of_draft in zip(requests, drafts, guesses, strict=True):
-            assert isinstance(request.text, EngineSequence)
-            number = request.text.number
+        top_tokens = drafter.top_tokens or [()] * len(drafts)
+        for request, draft, of_draft in zip(requests, drafts, top_tokens, strict=True):
+            assert isinstance(request.sequence, EngineSequence)
+            number = request.sequence.number
             made[number] = _Made(name, draft, step)
             self._newest[number] = _Newest(name, draft.tokens[: draft.chain_length], of_draft)
         return made
@@ -198,10 +198,10 @@ class TargetDrafting:
         tokens = result.verdict.tokens
         accepted = agreement(chain, tokens).correct
         self._in_use[newest.drafter].count(accepted, min(accepted + 1, len(chain)))
-        if not accepted < min(len(chain), len(newest.guesses), len(tokens)):
+        if not accepted < min(len(chain), len(newest.top_tokens), len(tokens)):
             return result
-        guesses = newest.guesses[accepted]
-        rank = guesses.index(tokens[accepted]) if tokens[accepted] in guesses else RANKS
+        top_tokens = newest.top_tokens[accepted]
+        rank = top_tokens.index(tokens[accepted]) if tokens[accepted] in top_tokens else RANKS
         return structs.replace(result, rank=rank)
 
 

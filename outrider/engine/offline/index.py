@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from outrider.decoding.draft import Draft
 from outrider.drafters.index import Index, as_drawn
-from outrider.engine.choosing.asked import Asked, Text
+from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
 from outrider.engine.drafters.drafter import Drafter
 
 
@@ -14,18 +14,18 @@ class IndexDrafter(Drafter):
     def __init__(self, index: Callable[[], Index]) -> None:
         """index: makes one for a text."""
         self._index = index
-        self._indices: dict[Text, Index] = {}
+        self._indices: dict[DraftedSequence, Index] = {}
 
-    def propose(self, asked: Sequence[Asked]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Drafts from what each text holds by itself."""
-        return [self._look_up(one) for one in asked]
+        return [self._look_up(request) for request in requests]
 
-    def _look_up(self, asked: Asked) -> Draft:
-        text = asked.text
-        index = self._indices.setdefault(text, self._index())
-        index.append(text.tokens[len(index) :])
-        return as_drawn(index.propose(asked.depth), text.sampling.verification)
+    def _look_up(self, request: DraftRequest) -> Draft:
+        sequence = request.sequence
+        index = self._indices.setdefault(sequence, self._index())
+        index.append(sequence.tokens[len(index) :])
+        return as_drawn(index.propose(request.depth), sequence.sampling.verification)
 
-    def forget(self, text: Text) -> None:
+    def forget(self, sequence: DraftedSequence) -> None:
         """Drops the text's index."""
-        self._indices.pop(text, None)
+        self._indices.pop(sequence, None)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
-from outrider.engine.choosing.asked import Asked
+from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import EngineSequence
@@ -45,7 +45,7 @@ def generate(
     runs = [_open(target, request) for request in requests]
     while active := [run for run in runs if run.finish is None]:
         drafts = drafter.propose(
-            [Asked(run.generation, depth, alternatives, run.generation.round) for run in active]
+            [DraftRequest(run.generation, depth, alternatives, run.generation.round) for run in active]
         )
         _verify(target, active, drafts)
     for run in runs:

@@ -8,8 +8,8 @@ from outrider.decoding.sampling import reads_text
 from outrider.decoding.settings import TokenLogprobs
 from outrider.decoding.verify import verify_block, verify_rejection
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.choosing.asked import Asked
 from outrider.engine.choosing.asked_logprobs import comes_along
+from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.tasks.task import Task
@@ -42,7 +42,7 @@ class DecodeTask(Task):
         self.is_plain = is_plain
         self._draft = _fitting(draft, self._room - 1, vocab_size)  # the target adds one token of its own
         self._constrained: Constrained | None = None  # the Draft, once the sequence's grammar has seen it
-        self.next_draft: Asked | None = None  # Draft that is wanted with the Verdict, once that has fallen
+        self.next_draft: DraftRequest | None = None  # wanted with the Verdict, once that has fallen
         # Whether a step depends on the token of the step before in nothing but that it is fed.
         self.is_foreseeable = (
             is_plain and not reads_text(sequence.sampling) and comes_along(sequence.sampling)
@@ -107,7 +107,7 @@ class DecodeTask(Task):
             self._draft, self._constrained = NO_DRAFT, None
             self.done = finish is not None or self._room <= 0
         else:
-            self.next_draft = self._asked(verdict, choices)
+            self.next_draft = self._request(verdict, choices)
             self.done = True
         return [decoded]
 
@@ -131,14 +131,14 @@ class DecodeTask(Task):
             forced=forced,
         )
 
-    def _asked(self, verdict: Verdict, choices: Choices) -> Asked | None:
+    def _request(self, verdict: Verdict, choices: Choices) -> DraftRequest | None:
         """The next Draft: what the target drafter knows of the token that it is to follow."""
         depth = min(self.lease.depth, self._room - 1)
         if depth <= 0:
             return None
         row = 1 + verdict.accepted[-1] if verdict.accepted else 0
         hidden = None if choices.hidden is None else choices.hidden[row - len(choices.rows)]
-        return Asked(self.sequence, depth, self.lease.alternatives, self.round, hidden)
+        return DraftRequest(self.sequence, depth, self.lease.alternatives, self.round, hidden)
 
     @property
     def _is_coupled(self) -> bool:

@@ -13,7 +13,7 @@ from outrider.decoding.outcomes import RANKS
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
-from outrider.engine.choosing.asked import Asked
+from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.colocated.colocated import Colocated
 from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.errors import UnsupportedModelError, VocabularyMismatchError
@@ -83,7 +83,7 @@ def test_colocated_drafts_are_those_of_a_draft_worker(target: Engine) -> None:
     text = OfflineGeneration(len(prompt), noise_key(1, 0, prompt), sampling, [*prompt])
     for draft, length in zip(found.drafts, found.lengths, strict=True):
         text.tokens = [*prompt, *found.tokens][:length]
-        (expected,) = worker.propose([Asked(text, min(DEPTH, len(prompt) + TOKENS - 1 - length), 2)])
+        (expected,) = worker.propose([DraftRequest(text, min(DEPTH, len(prompt) + TOKENS - 1 - length), 2)])
         assert draft.tokens[: draft.chain_length] == expected.tokens[: expected.chain_length]
 
 
@@ -144,7 +144,7 @@ def test_colocated_beyond_the_context_of_its_model_drafts_nothing(target: Engine
     short, long = prompt_of("json"), tuple(range(5, 25)) * (draft.max_length // 20 + 1)
     sampling = Sampling(max_tokens=8, temperature=0.0)
     texts = [OfflineGeneration(len(prompt), 1, sampling, [*prompt]) for prompt in (long, short)]
-    drafts = DraftModel(draft).propose_within(1000, [Asked(text, DEPTH) for text in texts])
+    drafts = DraftModel(draft).propose_within(1000, [DraftRequest(text, DEPTH) for text in texts])
     assert [len(draft) for draft in drafts] == [0, DEPTH]
 
 
@@ -244,11 +244,11 @@ def test_draft_model_chain_is_that_of_one_token_at_a_time() -> None:
         for prompt, sampling in zip(prompts, settings, strict=True)
     ]
     for accepted in (0, 3, 6):
-        drafts = together.propose([Asked(text, 6, round=accepted) for text in texts])
+        drafts = together.propose([DraftRequest(text, 6, round=accepted) for text in texts])
         for text, draft in zip(texts, drafts, strict=True):
             copy = OfflineGeneration(text.prompt_length, text.noise_key, text.sampling, [*text.tokens])
             for _ in draft.tokens:
-                (one,) = alone.propose([Asked(copy, 1)])
+                (one,) = alone.propose([DraftRequest(copy, 1)])
                 copy.tokens += one.tokens
             alone.forget(copy)
             assert copy.tokens == [*text.tokens, *draft.tokens]

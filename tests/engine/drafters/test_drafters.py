@@ -10,7 +10,7 @@ from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling, Verification
 from outrider.demo.prompts import DEMO
 from outrider.drafters.ngram import NgramIndex
-from outrider.engine.choosing.asked import Asked
+from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.errors import VocabularyMismatchError
@@ -25,8 +25,10 @@ def generation(prompt: tuple[int, ...], **settings) -> OfflineGeneration:
     return OfflineGeneration(len(prompt), noise_key(1, 0, prompt), sampling, list(prompt))
 
 
-def proposed(drafter: Drafter, texts: list[OfflineGeneration], depth: int, alternatives: int) -> list[Draft]:
-    return drafter.propose([Asked(text, depth, alternatives) for text in texts])
+def proposed(
+    drafter: Drafter, sequences: list[OfflineGeneration], depth: int, alternatives: int
+) -> list[Draft]:
+    return drafter.propose([DraftRequest(sequence, depth, alternatives) for sequence in sequences])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -9,7 +9,7 @@ from outrider.decoding.lease import Lease
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.drafters import registry
-from outrider.engine.choosing.asked import Asked
+from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.work import Decode, Decoded, plain_decoding
@@ -36,8 +36,10 @@ def target() -> Iterator[Engine]:
 def often_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its Drafts are what plain decoding says, but for every seventh token."""
 
-    def propose(self: Beside, asked: Sequence[Asked]) -> list[Draft]:
-        return [Draft.chain(guesses(len(one.text.tokens) - START, one.depth)) for one in asked]
+    def propose(self: Beside, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [
+            Draft.chain(guesses(len(request.sequence.tokens) - START, request.depth)) for request in requests
+        ]
 
     monkeypatch.setattr(Beside, "propose", propose)
 
@@ -181,7 +183,7 @@ def test_by_blocks_it_waits_since_a_verdict_has_read_the_noise_of_the_next(
     target: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certain = [SparseProbs((7,), (1.0,))] * DEPTH
-    monkeypatch.setattr(Beside, "propose", lambda self, asked: [Draft.chain([7] * DEPTH, certain)])
+    monkeypatch.setattr(Beside, "propose", lambda self, requests: [Draft.chain([7] * DEPTH, certain)])
     sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, verification="block")
     opened = target.open(START, noise_key(1, 0, PROMPT), sampling)
     begin(target, opened, END)

@@ -15,7 +15,7 @@ from outrider.decoding.lease import Lease
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
-from outrider.engine.choosing.asked import Asked
+from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.loop.engine import Engine
@@ -143,9 +143,9 @@ def counts_of_draft(engine: Engine, cuda: SimulatedCuda, prompts: list[tuple[int
     drafter, counted = drafter_of(engine), []
     propose = drafter.propose
 
-    def counting(asked: Sequence[Asked]) -> list[Draft]:
+    def counting(requests: Sequence[DraftRequest]) -> list[Draft]:
         cuda.counts = Counts()
-        drafts = propose(asked)
+        drafts = propose(requests)
         assert len(drafts) == len(prompts)
         counted.append(cuda.counts)
         cuda.counts = Counts()

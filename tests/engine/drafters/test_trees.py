@@ -14,7 +14,7 @@ from outrider.decoding.outcomes import RANKS
 from outrider.decoding.philox import noise_key
 from outrider.decoding.sampling import choose
 from outrider.decoding.settings import Sampling
-from outrider.engine.choosing.asked import Asked
+from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.drafters.trees import Trees
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, generate
@@ -44,9 +44,9 @@ def text(temperature: float = 0.0, ends: frozenset[int] = frozenset(), **setting
     return EngineSequence(0, 2, noise_key(1, 0, (1, 2)), sampling, ends, 100, tokens=[1, 2])
 
 
-def grown(asked: Asked, shares: list[dict[int, float]]) -> tuple[Draft, list[list[int]]]:
+def grown(request: DraftRequest, shares: list[dict[int, float]]) -> tuple[Draft, list[list[int]]]:
     """The Draft of a drafter with these probabilities at each position, and how the tree was fed, by pass."""
-    trees, fed = Trees([asked]), []
+    trees, fed = Trees([request]), []
     for of_position in shares:
         if not trees.growing:
             break
@@ -64,7 +64,7 @@ def paths(draft: Draft) -> list[tuple[int, ...]]:
 
 def test_beside_the_chain_stand_the_nodes_of_the_largest_joint_probability() -> None:
     shares = [{3: 0.5, 4: 0.4, 5: 0.1}, {6: 0.7, 7: 0.3}, {8: 0.9, 9: 0.1}]
-    draft, _ = grown(Asked(text(), 3, 3), shares)
+    draft, _ = grown(DraftRequest(text(), 3, 3), shares)
     assert paths(draft)[:3] == [(3,), (3, 6), (3, 6, 8)]
     # 0.4, 0.28 and 0.252, before 0.15 of (3, 7).
     assert sorted(paths(draft)[3:]) == [(4,), (4, 6), (4, 6, 8)]
@@ -72,13 +72,13 @@ def test_beside_the_chain_stand_the_nodes_of_the_largest_joint_probability() -> 
 
 def test_runner_up_of_a_sure_position_is_given_up_for_a_later_one() -> None:
     shares = [{3: 0.98, 4: 0.02}, {6: 0.6, 7: 0.4}]
-    draft, _ = grown(Asked(text(), 2, 1), shares)
+    draft, _ = grown(DraftRequest(text(), 2, 1), shares)
     assert paths(draft) == [(3,), (3, 6), (3, 7)]
 
 
 def test_no_more_nodes_are_fed_than_are_asked_for_and_later_positions_have_their_part() -> None:
     even = {3: 0.26, 4: 0.25, 5: 0.25, 6: 0.24}
-    draft, fed = grown(Asked(text(), 4, 4), [even] * 4)
+    draft, fed = grown(DraftRequest(text(), 4, 4), [even] * 4)
     assert len(draft) == 8
     assert [len(tokens) for tokens in fed] == [1 + 2, 1 + 1, 1 + 0]
 
@@ -86,7 +86,7 @@ def test_no_more_nodes_are_fed_than_are_asked_for_and_later_positions_have_their
 def test_node_is_fed_with_the_branch_that_it_is_on() -> None:
     asked = text()
     asked.cached, asked.blocks = 1, [0]
-    trees = Trees([Asked(asked, 4, 4)])
+    trees = Trees([DraftRequest(asked, 4, 4)])
     logits = torch.full((VOCABULARY,), -torch.inf)
     logits[3:5] = torch.tensor([0.6, 0.4]).log()
     fed = 0
@@ -104,7 +104,7 @@ def test_node_is_fed_with_the_branch_that_it_is_on() -> None:
 def test_position_costs_a_gpu_one_copy_in_and_one_wait() -> None:
     shares = [0.3, 0.3, 0.2, 0.2] + [0.0] * (VOCABULARY - 4)
     logits = torch.tensor(shares).clamp(min=1e-9).log()
-    asked = [Asked(text(0.7, top_p=0.9), 3, 3), Asked(text(0.0), 2, 2)]
+    asked = [DraftRequest(text(0.7, top_p=0.9), 3, 3), DraftRequest(text(0.0), 2, 2)]
     with simulated_cuda() as cuda:
         trees = Trees(asked)
         for _ in range(2):
@@ -124,12 +124,12 @@ def test_position_costs_a_gpu_one_copy_in_and_one_wait() -> None:
 
 def test_nothing_follows_an_end_of_the_generation() -> None:
     shares = [{3: 0.6, 4: 0.4}, {6: 0.9, 7: 0.1}]
-    draft, _ = grown(Asked(text(ends=frozenset({3})), 2, 3), shares)
+    draft, _ = grown(DraftRequest(text(ends=frozenset({3})), 2, 3), shares)
     assert paths(draft) == [(3,), (4,), (4, 6), (4, 7)]
 
 
 def test_tokens_that_settings_ban_are_no_runners_up() -> None:
-    draft, _ = grown(Asked(text(1.0, top_k=2), 1, 4), [{3: 0.5, 4: 0.3, 5: 0.2}])
+    draft, _ = grown(DraftRequest(text(1.0, top_k=2), 1, 4), [{3: 0.5, 4: 0.3, 5: 0.2}])
     assert sorted(draft.tokens) == [3, 4]
 
 
@@ -137,7 +137,7 @@ def test_under_noise_runners_up_are_those_of_the_perturbed_logits() -> None:
     """Not those that are likely without it: the noise of the target's choice is known."""
     flat = dict.fromkeys(range(VOCABULARY), 1.0 / VOCABULARY)
     asked = text(1.0)
-    draft, _ = grown(Asked(asked, 1, 2), [flat])
+    draft, _ = grown(DraftRequest(asked, 1, 2), [flat])
     logits, best = torch.zeros(1, VOCABULARY), list[int]()
     for _ in range(3):
         row = ChoiceContext(asked.sampling, asked.noise_key, 2, (), ())
@@ -149,7 +149,7 @@ def test_under_noise_runners_up_are_those_of_the_perturbed_logits() -> None:
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_under_rejection_or_block_there_are_chains_alone(rule: str) -> None:
     even = {3: 0.26, 4: 0.25, 5: 0.25, 6: 0.24}
-    draft, _ = grown(Asked(text(1.0, verification=rule), 3, 4), [even] * 3)
+    draft, _ = grown(DraftRequest(text(1.0, verification=rule), 3, 4), [even] * 3)
     assert draft.is_chain
     assert len(draft) == len(draft.draft_probs) == 3
 

@@ -46,18 +46,18 @@ class Guesses:
     def __init__(self, texts: dict[tuple[int, ...], tuple[int, ...]]) -> None:
         self.texts = texts
 
-    def propose(self, asked):
+    def propose(self, requests):
         drafts = []
-        for one in asked:
-            prompt = tuple(one.text.tokens[: one.text.prompt_length])
-            done = len(one.text.tokens) - len(prompt)
-            ahead = self.texts[prompt][done : done + one.depth]
+        for request in requests:
+            prompt = tuple(request.sequence.tokens[: request.sequence.prompt_length])
+            done = len(request.sequence.tokens) - len(prompt)
+            ahead = self.texts[prompt][done : done + request.depth]
             drafts.append(
                 Draft.chain([t ^ 1 if (done + i) % 5 == 4 else t for i, t in enumerate(ahead)][:-1])
             )
         return drafts
 
-    def forget(self, text):
+    def forget(self, sequence):
         pass
 
 

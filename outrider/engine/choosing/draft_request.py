@@ -9,8 +9,8 @@ from outrider.decoding.grammar import Matcher
 from outrider.decoding.settings import Sampling
 
 
-class Text(Protocol):
-    """Generation under way, known by its identity. Its ``tokens`` are committed and only grow."""
+class DraftedSequence(Protocol):
+    """Sequence that a drafter in this process drafts for. Its ``tokens`` are committed and only grow."""
 
     prompt_length: int
     noise_key: int
@@ -23,13 +23,12 @@ class Text(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Request for a chain of at most ``depth`` tokens after the text, and for alternatives."""
+class DraftRequest:
+    """Request for a chain of at most ``depth`` tokens after the sequence, and for alternatives."""
 
-    text: Text
+    sequence: DraftedSequence
     depth: int
     alternatives: int = 0
     round: int = 0
-    hidden: Tensor | None = (
-        None  # [num_layers, hidden_size] states of the target from which it chose the newest token
-    )
+    # [num_layers, hidden_size] states of the target from which it chose the newest token.
+    hidden: Tensor | None = None
