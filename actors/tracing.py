@@ -92,7 +92,7 @@ def _record(name: str, parent: str, answers: list[EngineAnswer], wasted: int = 0
     last = answers[-1]
     timings = [answer.result.timings for answer in answers]
     # From each answer follows when the work came, less how late it was told: the earliest is nearest.
-    totals = accumulate(one.total for one in timings)
+    totals = accumulate(timing.total for timing in timings)
     begun_ns = min(answer.finished_ns - _ns(total) for answer, total in zip(answers, totals, strict=True))
     step = timings[-1].last_step
     span = TRACER.start_span(
@@ -100,7 +100,7 @@ def _record(name: str, parent: str, answers: list[EngineAnswer], wasted: int = 0
         context_of(parent),
         SpanKind.SERVER,
         attributes={
-            "outrider.steps": sum(one.steps for one in timings),
+            "outrider.steps": sum(timing.steps for timing in timings),
             "outrider.batch_size": step.size.sequences,
             "outrider.batch_tokens": step.size.tokens,
             "outrider.free_blocks": last.load.free_blocks,
@@ -111,7 +111,7 @@ def _record(name: str, parent: str, answers: list[EngineAnswer], wasted: int = 0
     if wasted:
         span.set_attribute("outrider.wasted", wasted)
     queue, forward, sample, steps = (
-        sum(getattr(one, part) for one in timings) for part in ("queue", "forward", "sample", "step")
+        sum(getattr(timing, part) for timing in timings) for part in ("queue", "forward", "sample", "step")
     )
     below, packing = trace.set_span_in_context(span), steps - forward - sample
     at_ns = begun_ns
@@ -120,7 +120,7 @@ def _record(name: str, parent: str, answers: list[EngineAnswer], wasted: int = 0
         part_span = TRACER.start_span(part, below, start_time=at_ns)
         at_ns += _ns(seconds)
         part_span.end(at_ns)
-    preemptions = sum(one.preemptions for one in timings)
+    preemptions = sum(timing.preemptions for timing in timings)
     if preemptions:
         reason = f"{preemptions} times: the cache is full, older sequences go first"
         span.add_event("preemption", {"outrider.reason": reason}, begun_ns)

@@ -136,7 +136,7 @@ class Bench:
             if row.items() >= point.items():
                 return float(row["tokens/s"])
         slices = await self.slices("open, capacity", streams, ["plain"], TASKS)
-        return statistics.median(one.rate for one in slices["plain"])
+        return statistics.median(part.rate for part in slices["plain"])
 
     async def crossing(self) -> dict[str, list[Row]]:
         """Rows by window: how many streams there were at its beginning, tokens/s, and the ratio."""

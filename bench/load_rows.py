@@ -16,18 +16,18 @@ Row = dict[str, Any]
 
 
 def rates(slices: Mapping[str, Sequence[Slice]]) -> dict[str, list[float]]:
-    return {mode: [one.rate for one in of_mode] for mode, of_mode in slices.items()}
+    return {mode: [part.rate for part in of_mode] for mode, of_mode in slices.items()}
 
 
 def summary(slices: Sequence[Slice]) -> Row:
     """Returns the row of one mode: rates by slice, everything else over all requests."""
-    first_token = [1e3 * seconds for one in slices for seconds in one.first_token_s]
-    per_token = [1e3 * seconds for one in slices for seconds in one.per_token_s]
-    rounds, passes = sum(one.rounds for one in slices), sum(one.passes for one in slices)
-    finished = [stats for one in slices for stats in one.finished]
+    first_token = [1e3 * seconds for part in slices for seconds in part.first_token_s]
+    per_token = [1e3 * seconds for part in slices for seconds in part.per_token_s]
+    rounds, passes = sum(part.rounds for part in slices), sum(part.passes for part in slices)
+    finished = [stats for part in slices for stats in part.finished]
     finished_rounds = sum(stats.rounds for stats in finished)
     return {
-        "tokens/s": statistics.median(one.rate for one in slices),
+        "tokens/s": statistics.median(part.rate for part in slices),
         "first token p50, ms": percentile(first_token, 50),
         "first token p99, ms": percentile(first_token, 99),
         "per token p50, ms": percentile(per_token, 50),

@@ -57,23 +57,23 @@ def step_table(deployment: DeploymentPlan, accelerators: Mapping[str, str | None
     """
     parts = [part for device in deployment.devices for part in device.parts]
     costs = [(part, part.costs()) for part in parts]
-    each = [one for _, one in costs]
+    each = [cost for _, cost in costs]
     lines = [
         _row("A step, on each device", [part.title for part in parts]),
-        _row("GB of weights read", [f"{one.weight_bytes / GB:.3f}" for one in each]),
-        _row("MB of a 1,000 of context", [f"{one.cache_bytes_per_token / 1e3:.1f}" for one in each]),
-        _row("Gflop of a token", [f"{one.flops_per_token / 1e9:.1f}" for one in each]),
-        _row("kernels, not captured", [f"{one.kernels:,}" for one in each]),
-        _row("all-reduces", [f"{one.all_reduces:,}" for one in each]),
+        _row("GB of weights read", [f"{cost.weight_bytes / GB:.3f}" for cost in each]),
+        _row("MB of a 1,000 of context", [f"{cost.cache_bytes_per_token / 1e3:.1f}" for cost in each]),
+        _row("Gflop of a token", [f"{cost.flops_per_token / 1e9:.1f}" for cost in each]),
+        _row("kernels, not captured", [f"{cost.kernels:,}" for cost in each]),
+        _row("all-reduces", [f"{cost.all_reduces:,}" for cost in each]),
     ]
-    for part, one in costs:
+    for part, cost in costs:
         if (name := accelerators[part.group]) is None:
             continue
         tokens = STEP_TOKENS if part.role == "target" else STEP_TOKENS[:1]
         titles = ["plain" if count == 1 else f"{count} tokens" for count in tokens]
         lines += ["", _row(f"ms, {part.title} on {name}", titles)]
         for sequences in STEP_SEQUENCES:
-            seconds = (one.seconds(ACCELERATORS[name], sequences, count, STEP_CONTEXT) for count in tokens)
+            seconds = (cost.seconds(ACCELERATORS[name], sequences, count, STEP_CONTEXT) for count in tokens)
             lines.append(_row(f"sequences: {sequences}", [f"{1e3 * second:.2f}" for second in seconds]))
     lines += [
         f"Sequences of {STEP_CONTEXT:,} tokens. By the data sheet: memory at {MEMORY:.0%}, products at "

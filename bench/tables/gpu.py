@@ -10,7 +10,7 @@ def gpu_steps() -> str:
         shape = {key: row[key] for key in ("asked", "sequences", "tokens each", "draft", "sampling")}
         drafted = " tree" if row["draft"] == "tree" else ""
         of_models = [found(rows, model=model, **shape) for model in models]
-        cells = [cell for one in of_models for cell in (number(one["ms"], 1), number(_share(one)))]
+        cells = [cell for row in of_models for cell in (number(row["ms"], 1), number(_share(row)))]
         told = f"{row['sequences']} x {row['tokens each']}{drafted}"
         lines.append([told, row["sampling"], row["asked"].replace("_", "-"), *cells])
     header = ["sequences x tokens", "choice", "asked for"]

@@ -35,10 +35,10 @@ def host_costs() -> str:
             [
                 str(row["streams"]),
                 row["way"],
-                *(number(sum(row[f"{one}, ms"] for one in of_it)) for of_it in processes.values()),
+                *(number(sum(row[f"{name}, ms"] for name in of_it)) for of_it in processes.values()),
             ]
             for row in results("host")["rows"]
-            if any(row[f"{one}, ms"] for of_it in processes.values() for one in of_it)
+            if any(row[f"{name}, ms"] for of_it in processes.values() for name in of_it)
         ),
     )
 

@@ -34,7 +34,7 @@ class Route:
     ) -> None:
         """candidates: the first drafts until more is known, and is not new."""
         self._candidates = candidates
-        self._established = [one for one in candidates if not one.is_new] or candidates
+        self._established = [candidate for candidate in candidates if not candidate.is_new] or candidates
         self._router = router
         self._kind = kind
         self._sequence = sequence
@@ -71,8 +71,8 @@ class Route:
 
     def candidate(self, name: str) -> CandidateDrafter:
         """Candidate with that name, or else a candidate that asks the drafter with that name."""
-        named = [one for one in self._candidates if one.name == name]
-        return (named or [one for one in self._candidates if one.info.asked == name])[0]
+        named = [candidate for candidate in self._candidates if candidate.name == name]
+        return (named or [candidate for candidate in self._candidates if candidate.info.asked == name])[0]
 
     @property
     def stays(self) -> bool:
@@ -128,7 +128,7 @@ class Route:
             self._now = self.candidate(name)
             if (new := self._router.admitted(self._kind, self._candidates, self._pace)) is not None:
                 self._now, self.reason = new, RouteReason.ROLLED_OUT
-            others = [one for one in self._candidates if one is not self._now]
+            others = [candidate for candidate in self._candidates if candidate is not self._now]
             self._judge.watch(self._router.watched(self._kind, others, self._pace.settings))
         self._report()
 

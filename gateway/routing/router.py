@@ -108,8 +108,12 @@ class Router:
         self, kind: TaskRule, candidates: Sequence[CandidateDrafter], pace: Pace
     ) -> CandidateDrafter | None:
         """New draft to whose share a beginning sequence belongs; None: no new draft's."""
-        new = [one for one in candidates if one.is_new and self._decided_share(kind, one, candidates, pace)]
-        return next((one for one in new if self._rollout(kind, one.name).admits()), None)
+        new = [
+            candidate
+            for candidate in candidates
+            if candidate.is_new and self._decided_share(kind, candidate, candidates, pace)
+        ]
+        return next((candidate for candidate in new if self._rollout(kind, candidate.name).admits()), None)
 
     def keeps(
         self, kind: TaskRule, candidate: CandidateDrafter, candidates: Sequence[CandidateDrafter], pace: Pace
@@ -138,8 +142,12 @@ class Router:
         """
         if not settings.explores:
             return []
-        free = [one for one in others if one.info.is_index]
-        costly = {one.name: one for one in others if one not in free and self._is_ready(one.info)}
+        free = [candidate for candidate in others if candidate.info.is_index]
+        costly = {
+            candidate.name: candidate
+            for candidate in others
+            if candidate not in free and self._is_ready(candidate.info)
+        }
         known = {name: self.is_known(kind, name) for name in costly}
         return free + [costly[name] for name in self._watches.begin(settings, kind, known)]
 
@@ -153,7 +161,7 @@ class Router:
         if now - rollout.decided_at >= TUNING.decided_for_s:
             rollout.decided_at, before = now, rollout.share
             if self._is_ready(new.info):
-                others = [one for one in candidates if not one.is_new]
+                others = [candidate for candidate in candidates if not candidate.is_new]
                 best = max(self._rates(kind, others, pace).values(), default=0.0)
                 rate = self._rates(kind, [new], pace).get(new.name, 0.0)
                 rollout.compare(rate, best, pace.settings.hysteresis)
@@ -168,11 +176,11 @@ class Router:
     def _decide(
         self, decision: _Decision, kind: TaskRule, candidates: Sequence[CandidateDrafter], pace: Pace
     ) -> None:
-        ready = [one for one in candidates if self._is_ready(one.info)]
+        ready = [candidate for candidate in candidates if self._is_ready(candidate.info)]
         rates = self._rates(kind, ready, pace)
-        present = decision.name if any(one.name == decision.name for one in ready) else None
+        present = decision.name if any(candidate.name == decision.name for candidate in ready) else None
         if present is None:
-            decision.name = next((one.name for one in ready), candidates[0].name)
+            decision.name = next((candidate.name for candidate in ready), candidates[0].name)
         if (present is not None and present not in rates) or not any(rates.values()):
             decision.reason = RouteReason.FIRST
         else:
@@ -188,9 +196,10 @@ class Router:
     def _rates(self, kind: TaskRule, candidates: Sequence[CandidateDrafter], pace: Pace) -> dict[str, float]:
         """Tokens per second of each drafter whose acceptance is known; 0 if costs are not known."""
         return {
-            one.name: pace.rate(one.info, acceptance.rates(), one.paced.max_depth)
-            for one in candidates
-            if self._is_ready(one.info) and _is_known(acceptance := self._acceptance(kind, one.name))
+            candidate.name: pace.rate(candidate.info, acceptance.rates(), candidate.paced.max_depth)
+            for candidate in candidates
+            if self._is_ready(candidate.info)
+            and _is_known(acceptance := self._acceptance(kind, candidate.name))
         }
 
     def _acceptance(self, kind: TaskRule, name: str) -> TaskAcceptance:

@@ -31,7 +31,7 @@ def gumbel_max(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> 
     token_ids = torch.empty(len(rows), count, dtype=torch.int64, device=processed.device)
     values = torch.empty(len(rows), count, device=processed.device)
     for search in dict.fromkeys(searches):
-        same = [index for index, one in enumerate(searches) if one is search]
+        same = [index for index, other in enumerate(searches) if other is search]
         token_ids[same], values[same] = search(processed[same], [rows[index] for index in same], count)
     return token_ids, values
 

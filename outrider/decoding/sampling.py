@@ -71,14 +71,14 @@ def needs_no_text(sampling: Sampling) -> bool:
     Settings that name tokens count as text.
     """
     row = ChoiceContext(sampling, 0, 0, (), ())
-    return sampling.grammar is None and not any(one.applies(row) for one in TOKEN_ADJUSTMENTS)
+    return sampling.grammar is None and not any(adjustment.applies(row) for adjustment in TOKEN_ADJUSTMENTS)
 
 
 def reads_text(sampling: Sampling) -> bool:
     """Whether the choice of a token depends on the tokens before it, not only on their number."""
     row = ChoiceContext(sampling, 0, 0, (), ())
-    settings = (one for one in TOKEN_ADJUSTMENTS if one.reads_text)
-    return sampling.grammar is not None or any(one.applies(row) for one in settings)
+    settings = (adjustment for adjustment in TOKEN_ADJUSTMENTS if adjustment.reads_text)
+    return sampling.grammar is not None or any(adjustment.applies(row) for adjustment in settings)
 
 
 def process(logits: Tensor, rows: Sequence[ChoiceContext], settings: Sequence[Setting] = SETTINGS) -> Tensor:

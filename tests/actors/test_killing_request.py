@@ -100,7 +100,7 @@ async def test_only_the_request_that_kills_fails() -> None:
         expected = [await text_of(service, body(number)) for number in range(STREAMS)]
         streams = [asyncio.create_task(text_of(service, body(number))) for number in range(STREAMS)]
         generated = service.generation.totals
-        await eventually(lambda: sum(one.tokens for one in generated.stats().values()) > STREAMS * TOKENS)
+        await eventually(lambda: sum(stats.tokens for stats in generated.stats().values()) > STREAMS * TOKENS)
         killing = {"prompt": [5, 6, KILLER, 7], "max_tokens": 8, "seed": 1}
         response = await service.http.post("/v1/completions", json=killing, timeout=START_S)
         assert response.status_code == 500

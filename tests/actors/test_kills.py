@@ -169,7 +169,7 @@ async def killed(service: Service, role: Role, process: Process) -> None:
         await asyncio.gather(*(stream.read() for stream in plain))
         streams = service.streams(fleet, [*service.rows])
         reading = asyncio.gather(*(stream.read() for stream in streams))
-        await eventually(lambda: reading.done() or all(one.of_first("accepted") > 0 for one in streams))
+        await eventually(lambda: reading.done() or all(stream.of_first("accepted") > 0 for stream in streams))
         assert all(stream.is_under_way for stream in streams)
         before = [stream.of_first("rounds") for stream in streams]
         service.workers += others

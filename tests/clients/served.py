@@ -24,7 +24,7 @@ class Served:
     async def accepted(self, task: str) -> int:
         """Drafted tokens that stand in the answers to requests with this label, so far."""
         told = (await self.service.http.get("/loads")).json()["tasks"]
-        return sum(one["accepted"] for one in told if one["task"] == task)
+        return sum(totals["accepted"] for totals in told if totals["task"] == task)
 
 
 @asynccontextmanager

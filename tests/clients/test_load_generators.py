@@ -68,5 +68,5 @@ async def test_guidellm(served: Served, tmp_path: Path, path: str) -> None:
     (result,) = json.loads((tmp_path / "result.json").read_text())["benchmarks"]
     made = result["scheduler_metrics"]["requests_made"]
     assert (made["successful"], made["errored"], made["incomplete"]) == (REQUESTS, 0, 0)
-    assert {one["output_tokens"] for one in result["requests"]["successful"]} == {ANSWER}
+    assert {request["output_tokens"] for request in result["requests"]["successful"]} == {ANSWER}
     assert await served.accepted("load") > 0

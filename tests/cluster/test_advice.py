@@ -21,7 +21,7 @@ def test_tokens_per_pass(client: httpx.Client, temperature: float) -> None:
     answers = answered(engine("target"), given, temperature, TOKENS, SEED)
     counts = counted(judge_text(DraftModel(engine("draft")), answers, DEPTH), DEPTH)
     tokens = passes = 0
-    for one, text in zip(
+    for answer, text in zip(
         answers, (prompt for kind in KINDS for prompt in prompts(kind, PROMPTS)), strict=True
     ):
         asked = {
@@ -33,7 +33,7 @@ def test_tokens_per_pass(client: httpx.Client, temperature: float) -> None:
         }
         response = client.post("/v1/completions", json=asked)
         usage = response.raise_for_status().json()["usage"]
-        assert usage["completion_tokens"] == len(one.tokens)
+        assert usage["completion_tokens"] == len(answer.tokens)
         tokens += usage["completion_tokens"] - 1
         passes += usage["speculation"]["target_passes"] - 1
     assert counts.tokens_per_pass == pytest.approx(tokens / passes, rel=NEAR)

@@ -31,7 +31,11 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def engines(arguments: dict[str, Any]) -> dict[str, EngineSettings]:
     """Settings of each worker's engine by the name of its deployment."""
     found = build_app(cluster.app(arguments), name="default").deployments
-    return {one.name: one.init_args[0] for one in found if isinstance(one.init_args[0], EngineSettings)}
+    return {
+        deployment.name: deployment.init_args[0]
+        for deployment in found
+        if isinstance(deployment.init_args[0], EngineSettings)
+    }
 
 
 @pytest.mark.parametrize(

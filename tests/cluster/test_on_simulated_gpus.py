@@ -69,7 +69,9 @@ def answer(http: str, number: int, mode: dict[str, Any]) -> dict[str, Any]:
 
 def workers(http: str) -> dict[str, dict[str, Any]]:
     """Returns places by their roles."""
-    return {one["role"]: one for one in httpx.get(f"{http}/health", timeout=LIMIT_S).json()["workers"]}
+    return {
+        worker["role"]: worker for worker in httpx.get(f"{http}/health", timeout=LIMIT_S).json()["workers"]
+    }
 
 
 def test_processes_load_their_models_onto_their_own_gpus(on_gpus: OnGpus) -> None:

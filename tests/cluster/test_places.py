@@ -191,7 +191,7 @@ def table(name: str, workers: list[dict[str, Any]]) -> str:
     """A line for each process."""
     ids = sorted({place["node"] for worker in workers for place in worker["places"]})
     lines = [f"\n{name}"]
-    for worker in sorted(workers, key=lambda one: str(one["role"]), reverse=True):
+    for worker in sorted(workers, key=lambda worker: str(worker["role"]), reverse=True):
         frontend = f"Ray gives {', '.join(worker['gpus']) or 'none'}"
         lines.append(f"  {worker['role']:6}  frontend  node {ids.index(worker['node'])}  {frontend}")
         for place in worker["places"]:

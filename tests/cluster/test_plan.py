@@ -276,7 +276,7 @@ def test_plan_gives_each_rank_and_draft_a_device_of_the_named_memory(tmp_path, c
     assert "over 2 devices" in told
     graphs = re.search(r"^graphs +(\S+) +(\S+)$", told, re.MULTILINE)
     assert graphs is not None
-    assert all(float(one) > 0 for one in graphs.groups())  # the draft is on a GPU of its own
+    assert all(float(number) > 0 for number in graphs.groups())  # the draft is on a GPU of its own
     assert told.count("A device with 80.00 GB has 1 x ") == 2
 
 

@@ -172,7 +172,7 @@ class Traffic:
 def rollout(machines: Machines, name: str) -> dict[str, Any]:
     """How far the draft has come with the requests of this test; empty before the first of them."""
     told = httpx.get(f"{machines.http}/loads", timeout=LIMIT_S).json()["rollouts"]
-    return next((one for one in told if (one["draft"], one["task"]) == (name, TASK)), {})
+    return next((rollout for rollout in told if (rollout["draft"], rollout["task"]) == (name, TASK)), {})
 
 
 def pids(machines: Machines, name: str) -> set[int]:

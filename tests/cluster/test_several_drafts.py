@@ -63,7 +63,7 @@ def test_drafts_all_give_the_same_text(client: httpx.Client) -> None:
 def test_drafts_that_do_not_draft_are_judged(client: httpx.Client) -> None:
     def of_auto() -> dict[str, Any]:
         answer(client)
-        (found,) = (one for one in client.get("/loads").json()["tasks"] if one["drafter"] == "auto")
+        (found,) = (totals for totals in client.get("/loads").json()["tasks"] if totals["drafter"] == "auto")
         return dict(found)
 
     wait_until(lambda: "copy" in of_auto()["judged"])

@@ -188,7 +188,9 @@ def test_heads_beside_the_first_rank_draft_for_its_group(tmp_path: Path, client:
         }
         answer = httpx.post(f"{service.http}/v1/completions", json=request, timeout=START_S).json()
         assert answer["usage"]["speculation"]["drafted_by"]["eagle3"]["accepted"] > 0
-        (worker,) = [one for one in httpx.get(f"{service.http}/health").json()["workers"] if one["ranks"][1:]]
+        (worker,) = [
+            worker for worker in httpx.get(f"{service.http}/health").json()["workers"] if worker["ranks"][1:]
+        ]
         assert len(worker["ranks"]) == 2
 
 

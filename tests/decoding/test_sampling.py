@@ -201,7 +201,7 @@ def test_greedy_takes_the_lowest_id_among_equals() -> None:
 def test_search_by_bounds_finds_what_all_the_noise_finds(spread: float, vocab_size: int) -> None:
     rows = [ChoiceContext(Sampling(), 10**12 + index, index, (), ()) for index in range(8)]
     logits = torch.randn(8, vocab_size, generator=torch.Generator().manual_seed(5)) * spread
-    keys, positions = [one.noise_key for one in rows], [one.position for one in rows]
+    keys, positions = [context.noise_key for context in rows], [context.position for context in rows]
     expected = (logits + gumbel(keys, positions, vocab_size)).topk(4, dim=1)
     token_ids, values = gumbel_max(logits, rows, 4)
     assert torch.equal(token_ids, expected.indices)
@@ -293,10 +293,10 @@ def test_truncation_of_many_equals_in_a_large_vocabulary_keeps_lower_ids(chosen:
     kept = process(logits, [row(**chosen)] * 4) > BANNED
     order = logits.float().sort(dim=1, descending=True, stable=True).indices
     cut_among_equals = 0
-    for one, which, likeliest in zip(logits, kept, order, strict=True):
+    for numbers, which, likeliest in zip(logits, kept, order, strict=True):
         count = int(which.sum())
         assert which[likeliest[:count]].all()
-        cut_among_equals += int(one[likeliest[count - 1]] == one[likeliest[count]])
+        cut_among_equals += int(numbers[likeliest[count - 1]] == numbers[likeliest[count]])
     assert cut_among_equals
 
 

@@ -212,8 +212,8 @@ def test_batch_invariant_numerics_keep_a_text_in_bfloat16(folder: Path, siblings
     """Alone and plain, or in company and with Drafts: not a bit of its logits differs."""
     engine = engine_of(folder, device="cuda", dtype="bfloat16", batch_invariant=True)
     asked = requests(temperature=1.0)
-    alone = [generate(engine, None, [one], 0)[0].tokens for one in asked]
-    known = {one.prompt: text for one, text in zip(asked, alone, strict=True)}
+    alone = [generate(engine, None, [request], 0)[0].tokens for request in asked]
+    known = {request.prompt: text for request, text in zip(asked, alone, strict=True)}
     assert texts_of(generate(engine, None, asked, 0)) == alone
     assert texts_of(generate(engine, Guesses(known, siblings), asked, 4)) == alone
 
@@ -244,7 +244,7 @@ def test_short_cache_changes_nothing(folder: Path) -> None:
     with gpu():
         engine = engine_of(folder, device="cuda", dtype="float32", cache_memory=12 * block)
         asked = requests(**SIMPLE)
-        opened = [engine.open(len(one.prompt), one.noise_key, one.sampling) for one in asked]
+        opened = [engine.open(len(request.prompt), request.noise_key, request.sampling) for request in asked]
         for sequence, request in zip(opened, asked, strict=True):
             engine.submit(plain_decoding(sequence.number, 0, request.prompt, COUNT))
         preemptions = 0
@@ -255,7 +255,7 @@ def test_short_cache_changes_nothing(folder: Path) -> None:
                 if result.finish is not None:
                     engine.close(opened[result.sequence])
     assert preemptions > 0
-    texts = [tuple(one.tokens[one.prompt_length :]) for one in opened]
+    texts = [tuple(sequence.tokens[sequence.prompt_length :]) for sequence in opened]
     assert texts == on_the_cpu(folder, **SIMPLE)
 
 
@@ -340,11 +340,11 @@ def test_no_kernel_is_compiled_once_the_engine_is_loaded(folder: Path) -> None:
         target = engine_of(folder, device="cuda", dtype="float32", graphs=False)
         loaded = set(cuda.compiled)
         truncated, with_penalties = requests()[1:3]
-        for one in truncated, with_penalties:
-            sampling = one.sampling.model_copy(update={"max_tokens": 2})
-            generate(target, None, [replace(one, sampling=sampling)], 0)
+        for request in truncated, with_penalties:
+            sampling = request.sampling.model_copy(update={"max_tokens": 2})
+            generate(target, None, [replace(request, sampling=sampling)], 0)
         asked = requests(**SIMPLE)
-        guesses = Guesses({one.prompt: text for one, text in zip(asked, texts, strict=True)}, 1)
+        guesses = Guesses({request.prompt: text for request, text in zip(asked, texts, strict=True)}, 1)
         generate(target, guesses, asked, 3)
     choice, attention = {"_scan", "_collect", "_choose", "find_path"}, {"_attend_tile", "_join_parts"}
     layer = {"_norm", "_rotate_and_store", "_gate"}

@@ -108,9 +108,11 @@ def check(count: int, modes: list[str]) -> None:
         company, drafter, depth, alternatives = MODES[name]
         answers = company(drafter(), asked, depth, alternatives)
         compared += count
-        differing += near_ties(asked, *([one.tokens for one in outputs] for outputs in (reference, answers)))
+        differing += near_ties(
+            asked, *([output.tokens for output in outputs] for outputs in (reference, answers))
+        )
         pairs = zip(reference, answers, strict=True)
-        assert all(one.finish == other.finish for one, other in pairs if one.tokens == other.tokens)
+        assert all(left.finish == right.finish for left, right in pairs if left.tokens == right.tokens)
     assert differing <= max(1, compared // 200)
     print(f"{compared} requests compared, {differing} near-ties")
 

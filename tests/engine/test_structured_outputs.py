@@ -73,7 +73,7 @@ def text(output: Output) -> str:
 @cache
 def plain() -> list[Output]:
     """Each alone, without a Draft."""
-    return [generate(engine("target"), None, [one], 0)[0] for one in requests()]
+    return [generate(engine("target"), None, [request], 0)[0] for request in requests()]
 
 
 DRAFTERS = {

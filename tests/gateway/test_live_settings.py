@@ -101,7 +101,7 @@ async def until_share(generation: Generation, share: float) -> list[Stats]:
     """Returns the answers until the new draft has the share."""
     stats: list[Stats] = []
     async with asyncio.timeout(60):
-        while not any(one.share == share for _, _, one in generation.rollouts):
+        while not any(rollout.share == share for _, _, rollout in generation.rollouts):
             stats.append(await answered(generation))
     return stats
 
@@ -113,10 +113,10 @@ async def test_draft_that_is_better_takes_over_step_by_step(tokenizer: Tokenizer
         assert before.routed == {"model": {RouteReason.NAMED: 1}}
         generation.use(JOINED)
         shadow = await until_share(generation, TUNING.shares[1])
-        assert all("next" not in one.drafted_by for one in shadow[:-1])
-        assert sum(one.judged["next"]["correct"] for one in shadow) > 0
+        assert all("next" not in answer.drafted_by for answer in shadow[:-1])
+        assert sum(answer.judged["next"]["correct"] for answer in shadow) > 0
         growing = await until_share(generation, 1.0)
-        assert 0 < sum("next" in one.drafted_by for one in growing) < len(growing)
+        assert 0 < sum("next" in answer.drafted_by for answer in growing) < len(growing)
         after = await answered(generation)
         assert after.routed == {"next": {RouteReason.ROLLED_OUT: 1}}
         published = Published()
@@ -137,7 +137,7 @@ async def test_draft_that_is_worse_never_drafts(tokenizer: Tokenizer) -> None:
         generation.use(JOINED)
         stats = [await answered(generation) for _ in range(20)]
         (told,) = loads(generation).rollouts
-    assert all("next" not in one.drafted_by for one in stats)
+    assert all("next" not in answer.drafted_by for answer in stats)
     assert (told.share, told.changes) == (0.0, {})
     assert told.seen > told.needed
 
@@ -152,7 +152,7 @@ async def test_draft_that_becomes_worse_goes_back_within_its_sequences(
         await until_share(generation, 1.0)
         old.wrong, new.wrong = (), WRONG
         stats = await until_share(generation, 0.0)
-        assert sum(one.routed["model"][RouteReason.WENT_BACK] for one in stats) == 1
+        assert sum(answer.routed["model"][RouteReason.WENT_BACK] for answer in stats) == 1
         assert (await answered(generation)).drafted_by.keys() == {"model"}
 
 
@@ -164,7 +164,7 @@ async def test_draft_that_is_new_and_lost_leaves_its_sequence_to_the_old_draft(t
         new.lost_at = range(10**6)
         stats = await answered(generation)
         assert stats.routed == {"next": {RouteReason.ROLLED_OUT: 1}, "model": {RouteReason.LOST: 1}}
-        assert [one.share for _, _, one in generation.rollouts] == [0.0]
+        assert [rollout.share for _, _, rollout in generation.rollouts] == [0.0]
 
 
 async def test_draft_that_left_drafts_no_more_even_for_a_waiting_request(tokenizer: Tokenizer) -> None:

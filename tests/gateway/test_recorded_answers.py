@@ -24,13 +24,13 @@ def test_recorded_line_holds_token_ids_temperature_and_label() -> None:
 def test_recorded_answers_newest_come_first_from_all_folders(tmp_path: Path) -> None:
     write(tmp_path / "a" / "1000-x.jsonl", kept(1).line(), kept(2).line())
     write(tmp_path / "b" / "2000-y.jsonl", kept(3).line())
-    assert [one.prompt for one in read_folder(tmp_path, 9)] == [(3,), (2,), (1,)]
-    assert [one.prompt for one in read_folder(tmp_path, 2)] == [(3,), (2,)]
+    assert [recorded.prompt for recorded in read_folder(tmp_path, 9)] == [(3,), (2,), (1,)]
+    assert [recorded.prompt for recorded in read_folder(tmp_path, 2)] == [(3,), (2,)]
 
 
 def test_recorded_line_that_is_incomplete_is_left_out(tmp_path: Path) -> None:
     write(tmp_path / "1000-x.jsonl", kept(1, task="Zürich\u2028Süd").line(), kept(2).line()[:9])
-    assert [one.prompt for one in read_folder(tmp_path, 9)] == [(1,)]
+    assert [recorded.prompt for recorded in read_folder(tmp_path, 9)] == [(1,)]
 
 
 def test_recorded_answers_empty_folder_is_refused_with_the_setting(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_recorder_folder_is_bounded_and_the_oldest_go_first(tmp_path):
         folder.write(offered(tmp_path, number))
         clock.now += 0.5
         assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 2**14
-    kept = [one.prompt[0] for one in read_folder(tmp_path, 1000)]
+    kept = [recorded.prompt[0] for recorded in read_folder(tmp_path, 1000)]
     assert kept == list(range(199, 199 - len(kept), -1))
     assert (
         len(kept) > 2**14 / len(offered(tmp_path, 199).answer.line()) * 0.8

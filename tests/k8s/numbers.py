@@ -142,7 +142,7 @@ def requested_memory(manifests: list[Manifest]) -> float:
     spec = find(manifests, "RayService", "outrider")["spec"]["rayClusterConfig"]
     replicas = {group["groupName"]: group["replicas"] for group in spec["workerGroupSpecs"]}
     return _gib(spec["autoscalerOptions"]) + sum(
-        replicas.get(name, 1) * sum(_gib(one) for one in template["spec"]["containers"])
+        replicas.get(name, 1) * sum(_gib(container) for container in template["spec"]["containers"])
         for name, template in pod_templates(manifests).items()
     )
 

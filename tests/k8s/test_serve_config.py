@@ -101,7 +101,7 @@ def _missing(given: Any, kept: Any, path: str = "") -> list[str]:
             for name in _missing(given[key], kept[key], f"{path}.{key}")
         ]
     if isinstance(given, list):
-        return [name for one, other in zip(given, kept, strict=True) for name in _missing(one, other, path)]
+        return [name for left, right in zip(given, kept, strict=True) for name in _missing(left, right, path)]
     return []
 
 

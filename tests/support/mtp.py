@@ -215,8 +215,8 @@ def published(kind: str) -> dict[str, Tensor]:
             continue
         for expert, weight in enumerate(tensor):
             names = ("gate_proj", "up_proj") if part == "gate_up_proj" else ("down_proj",)
-            for one, rows in zip(names, weight.chunk(len(names)), strict=True):
-                block[f"{prefix}mlp.experts.{expert}.{one}.weight"] = rows
+            for projection, rows in zip(names, weight.chunk(len(names)), strict=True):
+                block[f"{prefix}mlp.experts.{expert}.{projection}.weight"] = rows
     if kind in APPENDED:
         start = f"model.layers.{LAYERS}."
         around["shared_head.norm.weight"] = around.pop("post_norm.weight")

@@ -43,7 +43,7 @@ def near_ties(
         if ours == theirs:
             continue
         pairs = enumerate(zip(ours, theirs, strict=False))
-        place = next((i for i, (one, other) in pairs if one != other), min(len(ours), len(theirs)))
+        place = next((i for i, (left, right) in pairs if left != right), min(len(ours), len(theirs)))
         apart = margin_at(request, ours, place)
         assert apart <= NEAR_TIE, f"request {number} differs at {place}, margin {apart:.1e}"
         differing += 1

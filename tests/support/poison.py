@@ -29,9 +29,9 @@ def run(engine: Engine) -> list[Result]:
 def texts(results: list[Result], sequences: list[EngineSequence]) -> list[list[int]]:
     return [
         [
-            one.verdict.tokens[-1]
-            for one in results
-            if isinstance(one, Decoded) and one.sequence == sequence.number
+            result.verdict.tokens[-1]
+            for result in results
+            if isinstance(result, Decoded) and result.sequence == sequence.number
         ]
         for sequence in sequences
     ]

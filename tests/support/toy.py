@@ -37,7 +37,7 @@ def row(sampling: Sampling, generated: Sequence[int], path: Text = (), noise_key
 
 
 def logits_of(model: Tensor, rows: Sequence[ChoiceContext]) -> Tensor:
-    return model[[(*PROMPT, *one.generated, *one.path)[-1] for one in rows]]
+    return model[[(*PROMPT, *context.generated, *context.path)[-1] for context in rows]]
 
 
 def text_probabilities(target: Tensor, sampling: Sampling, length: int) -> dict[Text, float]:

@@ -52,8 +52,8 @@ def patching_once(call: Callable[..., Any]) -> Callable[..., Any]:
 @cache
 def _languages(function: Callable[..., Any]) -> tuple[ModuleType, ...]:
     """The modules of the language that it sees."""
-    seen = [one for one in function.__globals__.values() if inspect.ismodule(one)]
-    return tuple(one for one in seen if one in (tl, tl.core))
+    seen = [module for module in function.__globals__.values() if inspect.ismodule(module)]
+    return tuple(module for module in seen if module in (tl, tl.core))
 
 
 def looked_up_once(look_up: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -265,7 +265,7 @@ class Adviser:
         costs = self._costs(info, plan, steps.faster(MARGIN))
         if any(could_pay(costs, self._asked.depth, streams) for streams in self._asked.streams):
             return
-        own, of_target = (1e3 * one.seconds(1, 1) for one in (steps, costs.target))
+        own, of_target = (1e3 * model.seconds(1, 1) for model in (steps, costs.target))
         raise HopelessError(
             f"a step takes {own:.1f} ms here, one of the target {of_target:.1f} ms: "
             f"it would not pay if it were {MARGIN:.0f} times faster and all its guesses correct"

@@ -86,11 +86,11 @@ class Counts:
 def counted(judged: Sequence[JudgedAnswer], depth: int) -> Counts:
     """Counts rounds of this depth over all answers; each round begins where its predecessor ended."""
     counts = Counts(depth)
-    for one in judged:
+    for answer in judged:
         place = FIRST
-        while place < len(one.tokens):
+        while place < len(answer.tokens):
             counts.asked += 1
-            place += counts.add(one.starts[place], len(one.tokens) - place)
+            place += counts.add(answer.starts[place], len(answer.tokens) - place)
     return counts
 
 

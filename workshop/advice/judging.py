@@ -127,9 +127,9 @@ def _of_single_tokens(judged: JudgedAnswer, depth: int) -> JudgedAnswer:
     """Makes Drafts of guesses that were told token by token: a chain is correct as far as its tokens are."""
     starts: list[DraftStart] = []
     drafted = correct = 0
-    for one in reversed(judged.starts):
-        drafted = drafted + 1 if one.drafted else 0
-        correct = correct + 1 if one.correct else 0
+    for start in reversed(judged.starts):
+        drafted = drafted + 1 if start.drafted else 0
+        correct = correct + 1 if start.correct else 0
         starts.append(DraftStart(min(drafted, depth), min(correct, depth)))
     return replace(judged, starts=tuple(reversed(starts)))
 

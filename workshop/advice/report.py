@@ -64,7 +64,7 @@ def _found(judgement: Judgement, finding: Finding) -> list[str]:
         f"{finding.temperature:g}",
         *("" if rate is None else f"{rate:.2f}" for rate in rates),
         f"{finding.expected[0].tokens_per_pass:.2f}",
-        *(f"{one.speedup:.2f} K={one.depth}" for one in finding.expected),
+        *(f"{rates.speedup:.2f} K={rates.depth}" for rates in finding.expected),
     ]
 
 
@@ -124,12 +124,12 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "rounds": finding.deepest.rounds,
         "expected": [
             {
-                "streams": one.streams,
-                "depth": one.depth,
-                "tokens_per_pass": one.tokens_per_pass,
-                "tokens_per_s": one.tokens_per_s,
-                "speedup": one.speedup,
+                "streams": rates.streams,
+                "depth": rates.depth,
+                "tokens_per_pass": rates.tokens_per_pass,
+                "tokens_per_s": rates.tokens_per_s,
+                "speedup": rates.speedup,
             }
-            for one in finding.expected
+            for rates in finding.expected
         ],
     }

@@ -66,7 +66,9 @@ class _Both:
             kind = settings.kinds[number % len(settings.kinds)]
             prompt = prompts[number // len(settings.kinds) % len(prompts)]
             asked = {"max_tokens": settings.answer_tokens, "seed": settings.seed + number, **KINDS[kind]}
-            a, b = await self._of_both(lambda one: _answer(one, prompt, logprobs=LIKELIEST, **asked))
+            a, b = await self._of_both(
+                lambda deployment: _answer(deployment, prompt, logprobs=LIKELIEST, **asked)
+            )
             return compared(number, kind, a, b, settings.tolerance)
 
         pairs = await self._all("seeded requests", [pair] * settings.requests)
@@ -106,7 +108,7 @@ class _Both:
             }
             seed = settings.seed + 2 * number
             return await self._of_both(
-                lambda one: one.complete(prompt, seed=seed + (one is self._b), **asked)
+                lambda deployment: deployment.complete(prompt, seed=seed + (deployment is self._b), **asked)
             )
 
         parts = await self._all("draws", [drawn] * (len(prompts) * len(starts)))
@@ -134,7 +136,7 @@ class _Both:
 
     async def perplexity(self, texts: Sequence[str]) -> Perplexity:
         async def scored(number: int) -> tuple[CheckedText, CheckedText]:
-            return await self._of_both(lambda one: one.score(texts[number]))
+            return await self._of_both(lambda deployment: deployment.score(texts[number]))
 
         pairs = await self._all("scored texts", [scored] * len(texts))
         if any(a.tokens != b.tokens for a, b in pairs):
@@ -145,7 +147,7 @@ class _Both:
         ]  # no probability is known for the first token
         if not logprobs:
             raise CheckError("text: one of at least two tokens is needed")
-        moved = [abs(one - other) for one, other in logprobs]
+        moved = [abs(left - right) for left, right in logprobs]
         a, b = (_perplexity([both[side] for both in logprobs]) for side in (0, 1))
         reasons = self._of_rounding(max(moved), "the scored text")
         return Perplexity(len(texts), len(moved), a, b, sum(moved) / len(moved), max(moved), tuple(reasons))

@@ -35,14 +35,14 @@ def _seeded(part: Seeded) -> str:
     )
     differences = [
         [
-            str(one.request),
-            one.kind,
-            str(one.position),
-            *map(_code, one.tokens),
-            *(_number(gap) for gap in one.gaps),
-            "yes" if one.is_near_tie else "no",
+            str(difference.request),
+            difference.kind,
+            str(difference.position),
+            *map(_code, difference.tokens),
+            *(_number(gap) for gap in difference.gaps),
+            "yes" if difference.is_near_tie else "no",
         ]
-        for one in part.differences[:DIFFERENCES]
+        for difference in part.differences[:DIFFERENCES]
     ]
     header = ["request", "kind", "position", "token of A", "of B", "gap at A", "at B", "near-tie"]
     shown = f"\nWhere answers part first:\n\n{_table(header, differences)}" if differences else ""
@@ -62,8 +62,8 @@ def _distributions(part: Distributions) -> str:
         )
         told += found
     rows = [
-        [str(one.prompt), str(one.position), _code(one.token), str(one.a), str(one.b)]
-        for one in test.most_moved
+        [str(moved.prompt), str(moved.position), _code(moved.token), str(moved.a), str(moved.b)]
+        for moved in test.most_moved
     ]
     cells = _table(["prompt", "position", "token", "texts of A", "of B"], rows) if part.reasons else ""
     return f"## Distributions\n\n{told}\n" + (f"\nWhat moved most:\n\n{cells}" if cells else "")
@@ -84,16 +84,16 @@ def _perplexity(part: Perplexity) -> str:
 def _tasks(part: Tasks) -> str:
     rows = [
         [
-            one.task,
-            one.metric,
-            str(one.documents),
-            f"{one.a:.4g}",
-            f"{one.b:.4g}",
-            str(one.a_better),
-            str(one.b_better),
-            f"{one.p_value:.2g}",
+            metric.task,
+            metric.metric,
+            str(metric.documents),
+            f"{metric.a:.4g}",
+            f"{metric.b:.4g}",
+            str(metric.a_better),
+            str(metric.b_better),
+            f"{metric.p_value:.2g}",
         ]
-        for one in part.metrics
+        for metric in part.metrics
     ]
     header = ["task", "metric", "documents", "A", "B", "better at A", "better at B", "p"]
     return f"## Tasks\n\n{_table(header, rows)}"

@@ -55,10 +55,10 @@ def compared(request: int, kind: Kind, a: CheckedText, b: CheckedText, tolerance
             request, kind, 0, 0.0, 0.0, AnswerDifference(request, kind, 0, said, (None, None), False)
         )
     shared = next(
-        (place for place, (one, other) in enumerate(zip(a.tokens, b.tokens, strict=False)) if one != other),
+        (place for place, (left, right) in enumerate(zip(a.tokens, b.tokens, strict=False)) if left != right),
         min(len(a.tokens), len(b.tokens)),
     )
-    moved = [abs(one - other) for one, other in zip(a.logprobs[:shared], b.logprobs[:shared], strict=True)]
+    moved = [abs(left - right) for left, right in zip(a.logprobs[:shared], b.logprobs[:shared], strict=True)]
     difference = None
     if a.tokens != b.tokens or a.finish_reason != b.finish_reason:
         difference = _difference(request, kind, shared, a, b, tolerance)

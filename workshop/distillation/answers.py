@@ -55,9 +55,9 @@ def _write(
         for first in range(done, len(questions), at_once):
             part = questions[first : first + at_once]
             found = _answered(part, engine, settings)
-            answers.writelines(one.line() for one in found)
+            answers.writelines(answer.line() for answer in found)
             answers.flush()
-            written += sum(len(one.answer) for one in found)
+            written += sum(len(answer.answer) for answer in found)
             speed = written / (time.monotonic() - started)
             tell(f"answers: {first + len(part)} of {len(questions)}, {speed:.0f} tokens/s")
 

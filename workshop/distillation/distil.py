@@ -102,7 +102,7 @@ class Distillation:
         answers = answer_all(
             [*held_out, *questions], unfinished / ANSWERS, self._engine, settings, self._tell
         )
-        texts = [[*one.prompt, *one.answer] for one in answers[len(held_out) :]]
+        texts = [[*answer.prompt, *answer.answer] for answer in answers[len(held_out) :]]
         judge = CoupledAcceptance(
             self._judged(answers[: len(held_out)], of_training.depth), READ_TOKENS, of_training.depth
         )
@@ -157,7 +157,7 @@ class Distillation:
             return questions[:count], questions[count:]
         training, held_out = split(read(), self._settings)
         self._unfinished.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file.write_text("".join(one.line() for one in (*held_out, *training)))
+        file.write_text("".join(question.line() for question in (*held_out, *training)))
         _write_whole(note, {**asked, "questions held out": len(held_out)})
         return held_out, training
 
@@ -165,14 +165,14 @@ class Distillation:
         """Returns held-out texts to judge by. Raises ValueError if there are none."""
         texts = [
             HeldOutText(
-                (*one.prompt, *one.answer),
-                len(one.prompt),
-                key_of(one, self._settings),
-                one.temperature,
-                one.task or UNLABELLED,
+                (*answer.prompt, *answer.answer),
+                len(answer.prompt),
+                key_of(answer, self._settings),
+                answer.temperature,
+                answer.task or UNLABELLED,
             )
-            for one in answers
-            if len(one.answer) > FIRST + 1 and len(one.prompt) + len(one.answer) > depth + FIRST
+            for answer in answers
+            if len(answer.answer) > FIRST + 1 and len(answer.prompt) + len(answer.answer) > depth + FIRST
         ]
         if not texts:
             raise ValueError("no held-out prompt has an answer of three tokens: give other prompts")

@@ -53,4 +53,4 @@ def split(
 
 def _in_turn(shares: Iterable[Sequence[RecordedAnswer]]) -> list[RecordedAnswer]:
     """Yields one item of each list in turn."""
-    return [one for one in chain.from_iterable(zip_longest(*shares)) if one is not None]
+    return [question for question in chain.from_iterable(zip_longest(*shares)) if question is not None]

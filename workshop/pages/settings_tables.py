@@ -98,13 +98,13 @@ def _sections(
         inner = list(_models(field.annotation, full))
         if not (inner and isinstance(default, BaseModel)):
             rows.append(_row(full, field, default))
-        for place, one in inner:
-            if one in (*above, model):
+        for place, inner_model in inner:
+            if inner_model in (*above, model):
                 continue
             is_alone = sum(place == other for other, _ in inner) == 1
-            heading = f"`{place}`" if is_alone else f"`{place}`, {one.__name__}"
-            held = default if place == full and isinstance(default, one) else None
-            nested.append((one, f"{place}.", heading, held, (*above, model)))
+            heading = f"`{place}`" if is_alone else f"`{place}`, {inner_model.__name__}"
+            held = default if place == full and isinstance(default, inner_model) else None
+            nested.append((inner_model, f"{place}.", heading, held, (*above, model)))
     if rows:
         yield Section(path, model, rows, title)
     for arguments in nested:
@@ -149,13 +149,13 @@ def _unit(name: str, field: FieldInfo) -> str:
 
 def _leaves(annotation: Any, metadata: Iterable[Any] = ()) -> Iterator[tuple[Any, list[Any]]]:
     """Yields the alternatives of an annotation, each with its constraints."""
-    own = [m for one in metadata for m in (one.metadata if isinstance(one, FieldInfo) else [one])]
+    own = [m for item in metadata for m in (item.metadata if isinstance(item, FieldInfo) else [item])]
     if get_origin(annotation) is Annotated:
         inner, *added = get_args(annotation)
         yield from _leaves(inner, [*own, *added])
     elif len(_alternatives(annotation)) > 1:
-        for one in _alternatives(annotation):
-            yield from _leaves(one, own)
+        for alternative in _alternatives(annotation):
+            yield from _leaves(alternative, own)
     else:
         yield annotation, own
 
@@ -192,20 +192,20 @@ def _kind(annotation: Any) -> str:
 
 def _bounds(metadata: Iterable[Any]) -> str:
     """Returns what a kind accepts, with a space before it; nothing if it accepts all values."""
-    own = [m for one in metadata for m in (one.metadata if isinstance(one, FieldInfo) else [one])]
+    own = [m for item in metadata for m in (item.metadata if isinstance(item, FieldInfo) else [item])]
     found = {
-        words: getattr(one, attribute)
+        words: getattr(limit, attribute)
         for kind, attribute, words in BOUNDS
-        for one in own
-        if isinstance(one, kind)
+        for limit in own
+        if isinstance(limit, kind)
     }
     if found.keys() == {"at least", "at most"}:
         said = [f"from {_number(found['at least'])} to {_number(found['at most'])}"]
     else:
         said = [" and ".join(f"{words} {_number(bound)}" for words, bound in found.items())]
-    said += [f"with at least {one.min_length} in it" for one in own if isinstance(one, MinLen)]
-    said += [f"with at most {one.max_length} in it" for one in own if isinstance(one, MaxLen)]
-    said += [f"that matches `{one.pattern}`" for one in own if getattr(one, "pattern", None)]
+    said += [f"with at least {limit.min_length} in it" for limit in own if isinstance(limit, MinLen)]
+    said += [f"with at most {limit.max_length} in it" for limit in own if isinstance(limit, MaxLen)]
+    said += [f"that matches `{limit.pattern}`" for limit in own if getattr(limit, "pattern", None)]
     return "".join(f" {words}" for words in said if words)
 
 

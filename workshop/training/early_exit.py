@@ -34,9 +34,9 @@ class EarlyExitTrainee(Trainee):
             raise ValueError(f"exits={[*self.hidden_layers]} must be below {count}, the target's layers")
         exits = {str(number): Exit.of(target.config) for number in self.hidden_layers}
         last = last_norm_of(target.model).get_parameter("weight")
-        for one in exits.values():
-            nn.init.eye_(one.linear.weight)
-            one.norm.get_parameter("weight").data.copy_(last)
+        for early_exit in exits.values():
+            nn.init.eye_(early_exit.linear.weight)
+            early_exit.norm.get_parameter("weight").data.copy_(last)
         self.network: nn.ModuleDict = nn.ModuleDict(exits)
 
     def labels(self, count: int) -> list[str]:
@@ -47,8 +47,8 @@ class EarlyExitTrainee(Trainee):
     ) -> Iterator[PositionGuess]:
         """Yields one guess for each exit, whatever the depth: an exit is as good at every position."""
         places = torch.arange(reading.tokens.shape[1], device=reading.tokens.device)
-        for index, one in enumerate(self.network.values()):
-            yield PositionGuess(self._logits(one(reading.hidden[:, :, index])), places)
+        for index, early_exit in enumerate(self.network.values()):
+            yield PositionGuess(self._logits(early_exit(reading.hidden[:, :, index])), places)
 
     def _logits(self, normed: Tensor) -> Tensor:
         return linear(normed, self._target.projection).float()

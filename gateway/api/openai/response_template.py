@@ -67,7 +67,7 @@ def thinking_marks(template: dict[str, Any] | None) -> set[str]:
     """Returns the fixed texts that begin and end thoughts."""
     fields = {} if template is None else template["fields"]
     thinking = [fields[name] for name in THINKING if name in fields]
-    found = {one.get(end) for one in [*thinking, THOUGHTS] for end in ("open", "close")}
+    found = {marks.get(end) for marks in [*thinking, THOUGHTS] for end in ("open", "close")}
     return {text for text in found if isinstance(text, str)}
 
 

@@ -24,9 +24,9 @@ class LogprobRequest:
             if row.sampling.logprobs is not None and row.sampling.verification == "coupled"
         }
         self._rows = rows
-        self._raw = [index for index, one in asking.items() if one.logprobs_of == "raw"]
-        self._processed = [index for index, one in asking.items() if one.logprobs_of == "processed"]
-        self._most = max((one.logprobs or 0 for one in asking.values()), default=0)
+        self._raw = [index for index, sampling in asking.items() if sampling.logprobs_of == "raw"]
+        self._processed = [index for index, sampling in asking.items() if sampling.logprobs_of == "processed"]
+        self._most = max((sampling.logprobs or 0 for sampling in asking.values()), default=0)
         self.size = len(asking) * (1 + 2 * self._most)  # integers that come along
 
     def found(self, logits: Tensor, processed: Tensor | None, chosen: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def _path_of_layers(model: Any) -> list[str]:
     path: str
     for path, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
-            indices = [{getattr(one, "layer_idx", None) for one in layer.modules()} for layer in module]
+            indices = [{getattr(part, "layer_idx", None) for part in layer.modules()} for layer in module]
             if all(index in found for index, found in enumerate(indices)):
                 return path.split(".")
     raise UnsupportedModelError(f"{type(model).__name__} has no list of its {count} layers")

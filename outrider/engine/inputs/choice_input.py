@@ -112,7 +112,9 @@ class ChoiceInput:
         of_rows = of_texts.repeat(counts, axis=0).T
         integers[2:] = of_rows[:2]
         nodes = np.empty((0, len(positions)), np.int64) if drafts is None else drafts.numbers
-        are_truncated = any(one[0] > 0 or one[3] < 1.0 or one[4] > -math.inf for one in settings.values())
+        are_truncated = any(
+            setting[0] > 0 or setting[3] < 1.0 or setting[4] > -math.inf for setting in settings.values()
+        )
         return cls(integers, of_rows[2:], nodes, 0 if drafts is None else drafts.depth, are_truncated)
 
     @property

@@ -21,9 +21,10 @@ def end_of_sequence(model: Any, source: str) -> frozenset[int]:
     text_config = config.get("text_config") or {}
     given = [model.generation_config.eos_token_id, end_of_text(source)]
     given += [config.get("eos_token_id"), text_config.get("eos_token_id")]
-    if not any(ids is not None for ids in given):
+    if not any(end is not None for end in given):
         given.append(model.config.get_text_config().eos_token_id)  # default of the architecture
-    ids = {token for one in given if one is not None for token in ([one] if isinstance(one, int) else one)}
+    ends = (end for end in given if end is not None)
+    ids = {token for end in ends for token in ([end] if isinstance(end, int) else end)}
     return frozenset(token for token in ids if token < model.config.get_text_config().vocab_size)
 
 

@@ -235,12 +235,14 @@ class ModelRunner:
         are_finite = [[*islice(tokens, count)] for count in counts]
         if output.hidden is not None:
             of_each = output.hidden.split_with_sizes(counts)
-            choices = [replace(one, hidden=states) for one, states in zip(choices, of_each, strict=True)]
+            choices = [
+                replace(choice, hidden=states) for choice, states in zip(choices, of_each, strict=True)
+            ]
         if len(selected) < len(launched.tasks):  # sequences have ended since the early launch
             places = {task: place for place, task in enumerate(launched.tasks)}
             kept = [places[task] for task, _ in selected]
             choices, are_finite = [choices[place] for place in kept], [are_finite[place] for place in kept]
-        choices = _LogitRows(items, [one.rows for one in choices]).with_logits(choices, output.logits)
+        choices = _LogitRows(items, [choice.rows for choice in choices]).with_logits(choices, output.logits)
         shortest = self.settings.shortest_step_s
         if shortest:
             time.sleep(max(launched.begun + shortest - time.perf_counter(), 0.0))
@@ -287,4 +289,4 @@ class _LogitRows:
         if self._all:
             return choices
         parts = zip(choices, logits.split_with_sizes(self._counts), self._choose, strict=True)
-        return [one if chooses else replace(one, logits=part) for one, part, chooses in parts]
+        return [choice if chooses else replace(choice, logits=part) for choice, part, chooses in parts]

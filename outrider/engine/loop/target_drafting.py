@@ -95,7 +95,7 @@ class TargetDrafting:
     def __init__(self, drafters: TargetDrafters, clock: Callable[[], float] = time.perf_counter) -> None:
         """clock: in seconds."""
         self._drafters = drafters
-        self._in_use = {one.info.name: DrafterInUse(one) for one in drafters}
+        self._in_use = {drafter.info.name: DrafterInUse(drafter) for drafter in drafters}
         self._clock = clock
         self._newest: dict[int, _Newest] = {}  # newest Drafts by number of the sequence
 

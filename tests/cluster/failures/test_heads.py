@@ -53,8 +53,8 @@ def test_target_killed_under_streams_that_its_heads_draft(machines: Machines, pr
     for answer, plainly in zip(answers, expected, strict=True):
         agree(answer, plainly)
     usage = [answer.usage["speculation"] for answer in answers]
-    assert sum(one["lost_targets"] for one in usage) > 0
-    assert all(one["accepted"] > 0 and len(one["drafted_by"]) == 1 for one in usage)
+    assert sum(answer["lost_targets"] for answer in usage) > 0
+    assert all(answer["accepted"] > 0 and len(answer["drafted_by"]) == 1 for answer in usage)
     machines.wait_for("target", 2)
     again = stream(machines, asked[1])
     agree(again, expected[1])

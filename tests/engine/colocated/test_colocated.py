@@ -71,8 +71,8 @@ def test_colocated_with_drafts_gives_the_text_of_plain_decoding(
     target: Engine, temperature: float, company: int, alternatives: int
 ) -> None:
     found = drafted_texts(target, temperature, DEPTH, company, alternatives)
-    assert [one.tokens for one in found] == plain_texts(temperature)
-    assert sum(one.accepted for one in found) > TOKENS
+    assert [output.tokens for output in found] == plain_texts(temperature)
+    assert sum(output.accepted for output in found) > TOKENS
 
 
 def test_colocated_drafts_are_those_of_a_draft_worker(target: Engine) -> None:
@@ -123,7 +123,7 @@ def test_colocated_with_a_long_prompt_takes_bounded_steps_until_it_drafts(
     sequence = target.open(len(prompt), 7, Sampling(max_tokens=TOKENS, ignore_eos=True))
     target.submit(Decode(sequence.number, 0, prompt, Draft(), 1, Lease(depth=DEPTH, drafter="colocated")))
     for number in range(2, 8):
-        while not (results := [one for one in target.step() if isinstance(one, Decoded)]):
+        while not (results := [result for result in target.step() if isinstance(result, Decoded)]):
             pass
         drafts.append(results[0].draft)
         taken.append(len(steps))
@@ -188,8 +188,8 @@ def test_colocated_with_quantized_weights_drafts_the_same_text(quantization: str
     target = engine_with("colocated", DEMO / "draft", {"quantization": quantization})
     found = drafted_texts(target, 0.7, DEPTH, 3)
     assert draft_engine(target).settings.quantization == quantization
-    assert [one.tokens for one in found] == plain_texts(0.7)
-    assert sum(one.accepted for one in found) > TOKENS
+    assert [output.tokens for output in found] == plain_texts(0.7)
+    assert sum(output.accepted for output in found) > TOKENS
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
@@ -197,7 +197,7 @@ def test_colocated_beside_a_quantized_target_keeps_its_own_type(quantization: st
     quantized: dict[str, Any] = {"quantization": quantization}
     target = engine_with("colocated", DEMO / "draft", **quantized)
     found: list[Drafted] = drafted_texts(target, 0.0, DEPTH, 6)
-    assert sum(one.accepted for one in found) > TOKENS
+    assert sum(output.accepted for output in found) > TOKENS
     assert draft_engine(target).settings.quantization is None
 
 
@@ -220,7 +220,7 @@ def test_plan_of_a_target_counts_the_colocated_model() -> None:
     beside = settings.model_copy(
         update={"drafters": {"colocated": TargetDrafterSettings(checkpoint=str(DEMO / "draft"))}}
     )
-    alone, both = (plan_memory(skeleton(one), one, 2**34) for one in (settings, beside))
+    alone, both = (plan_memory(skeleton(of), of, 2**34) for of in (settings, beside))
     of_draft = skeleton(settings.model_copy(update={"model": str(DEMO / "draft")}))
     assert both.weights - alone.weights >= of_draft.weight_bytes()
     assert both.num_blocks < alone.num_blocks
@@ -248,8 +248,8 @@ def test_draft_model_chain_is_that_of_one_token_at_a_time() -> None:
         for text, draft in zip(texts, drafts, strict=True):
             copy = OfflineGeneration(text.prompt_length, text.noise_key, text.sampling, [*text.tokens])
             for _ in draft.tokens:
-                (one,) = alone.propose([DraftRequest(copy, 1)])
-                copy.tokens += one.tokens
+                (single,) = alone.propose([DraftRequest(copy, 1)])
+                copy.tokens += single.tokens
             alone.forget(copy)
             assert copy.tokens == [*text.tokens, *draft.tokens]
             assert len(draft) == 6 or draft.tokens[-1] in together._sequences[text].end_token_ids

@@ -106,7 +106,9 @@ def test_however_verdicts_fall_drafts_are_those_of_a_fresh_sequence(branches: in
             fresh = opened(plain, 1.0)
             assert drafted(plain, fresh, 0, text).draft == proposed.draft
             for length in range(len(proposed.draft)):
-                nodes = [one.pending.path_of(proposed.draft.tokens[:length]) for one in (sequence, fresh)]
+                nodes = [
+                    branched.pending.path_of(proposed.draft.tokens[:length]) for branched in (sequence, fresh)
+                ]
                 ours, theirs = (path[-1] if path else ROOT for path in nodes)
                 assert sequence.draft.top_tokens[ours] == fresh.draft.top_tokens[theirs]
             plain.close(fresh)

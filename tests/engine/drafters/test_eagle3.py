@@ -86,7 +86,7 @@ def test_text_is_the_same_with_drafts_and_without(target: Engine, temperature: f
 def test_other_forms_hold_the_same_head(tmp_path: Path, target: Engine, kind: str) -> None:
     """Their configs count layers by their outputs."""
     other = engine_with("eagle3", write_eagle3(tmp_path, kind=kind))
-    expected, found = (drafted_texts(one, 0.7, depth=4, company=6) for one in (target, other))
+    expected, found = (drafted_texts(model, 0.7, depth=4, company=6) for model in (target, other))
     assert found == expected
 
 
@@ -103,7 +103,7 @@ def test_config_that_is_a_little_wrong_drafts_otherwise(
 ) -> None:
     """Feature layers off by one and the wrong residual raise nothing: the comparison above must see them."""
     other = engine_with("eagle3", write_eagle3(tmp_path, **wrong))
-    right, found = (drafted_texts(one, 0.0, depth=4, company=6) for one in (target, other))
+    right, found = (drafted_texts(model, 0.0, depth=4, company=6) for model in (target, other))
     assert [text.tokens for text in found] == [text.tokens for text in right]
     assert [text.drafts for text in found] != [text.drafts for text in right]
 

@@ -91,10 +91,10 @@ def test_each_draft_is_verified_at_once_and_the_text_is_that_of_plain_decoding(
     *found, last = run(target)
     assert said([*found, last]) == text()
     assert last.finish == "length"
-    assert all(one.continues and one.draft for one in found)
+    assert all(result.continues and result.draft for result in found)
     assert not last.continues
-    assert {len(one.verdict.accepted) for one in found} > {0, DEPTH}
-    assert {one.round for one in found} == {1}
+    assert {len(result.verdict.accepted) for result in found} > {0, DEPTH}
+    assert {result.round for result in found} == {1}
 
 
 def test_lease_ends_and_target_waits_with_its_draft(target: Engine, sequence: EngineSequence) -> None:

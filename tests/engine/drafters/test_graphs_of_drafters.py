@@ -120,8 +120,8 @@ def test_drafts_are_those_of_the_cpu_and_passes_are_replays(drafter: str, settin
                 passes += 1  # the head's over what stands
                 of_drafts += sum(max(len(draft) - 1, 0) for draft in more[0].drafts)  # and over what is fed
             assert replays == passes * len(more[0].ranks) + of_drafts
-    assert [(one.tokens, one.drafts) for one in found] == [(one.tokens, one.drafts) for one in expected]
-    assert any(not draft.is_chain for one in found for draft in one.drafts)
+    assert [(text.tokens, text.drafts) for text in found] == [(text.tokens, text.drafts) for text in expected]
+    assert any(not draft.is_chain for text in found for draft in text.drafts)
 
 
 def test_colocated_drafts_are_those_of_the_cpu_and_its_engine_has_graphs(given: dict[str, Any]) -> None:
@@ -133,8 +133,8 @@ def test_colocated_drafts_are_those_of_the_cpu_and_its_engine_has_graphs(given: 
     expected, _ = drafted_on("cpu")
     with gpu():
         found, engine = drafted_on("cuda")
-    assert [(one.tokens, one.drafts) for one in found] == [(one.tokens, one.drafts) for one in expected]
-    assert any(draft for one in found for draft in one.drafts)
+    assert [(text.tokens, text.drafts) for text in found] == [(text.tokens, text.drafts) for text in expected]
+    assert any(draft for text in found for draft in text.drafts)
     assert engine.slow_because == ()
 
 
@@ -173,7 +173,7 @@ def test_without_graphs_it_drafts_the_same(drafter: str, settings: dict[str, Any
     expected, _ = drafted(settings, "cpu")
     with gpu():
         found, engine = drafted(settings, "cuda", graphs=False)
-    assert [(one.tokens, one.drafts) for one in found] == [(one.tokens, one.drafts) for one in expected]
+    assert [(text.tokens, text.drafts) for text in found] == [(text.tokens, text.drafts) for text in expected]
     assert engine.slow_because == ("no step has a CUDA graph: graphs are off in the settings",)
 
 

@@ -49,7 +49,7 @@ def test_guesses_are_right_much_more_often_than_by_chance(target: Engine) -> Non
 @pytest.mark.parametrize("form", FORMS)
 def test_every_published_form_holds_the_same_heads(tmp_path: Path, target: Engine, form: str) -> None:
     other = engine_with("medusa", write_medusa(tmp_path / form, form))
-    expected, found = (drafted_texts(one, 0.7, depth=4, company=6) for one in (target, other))
+    expected, found = (drafted_texts(model, 0.7, depth=4, company=6) for model in (target, other))
     assert found == expected
 
 

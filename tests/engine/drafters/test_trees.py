@@ -174,11 +174,11 @@ def expected_paths(
                 (score + share, (*path, token)) for token, share in zip(best.tolist(), shares, strict=True)
             ]
         chain, chain_score = next((path, score) for score, path in found if path[:-1] == chain)
-        found = [one for one in found if one[1] != chain]
-        beside = sorted([*beside, *found], key=lambda one: -one[0])[:alternatives]
+        found = [path for path in found if path[1] != chain]
+        beside = sorted([*beside, *found], key=lambda path: -path[0])[:alternatives]
         passes = depth - 1 - position
         quota = -(-to_feed // passes) if passes else 0
-        following = [one for one in beside if one in found][:quota]
+        following = [path for path in beside if path in found][:quota]
         to_feed -= len(following)
         going_on = [(chain_score, chain), *following]
     return {chain[: end + 1] for end in range(depth)} | {path for _, path in beside}
@@ -205,18 +205,18 @@ def test_eagle_tree_is_that_of_plain_arithmetic(tmp_path: Path, temperature: flo
 
 @pytest.mark.parametrize("kind", TARGETS)
 @pytest.mark.parametrize(
-    "temperature", [0.7, *(pytest.param(one, marks=pytest.mark.slow) for one in (0.0, 1.0))]
+    "temperature", [0.7, *(pytest.param(temperature, marks=pytest.mark.slow) for temperature in (0.0, 1.0))]
 )
 def test_text_is_the_same_with_trees_and_takes_fewer_passes_than_with_chains(
     kind: str, temperature: float
 ) -> None:
     target = target_with(kind)
     trees = drafted_texts(target, temperature, depth=4, company=6, alternatives=6)
-    assert [one.tokens for one in trees] == plain_texts(temperature)
+    assert [text.tokens for text in trees] == plain_texts(temperature)
     chains = drafted_texts(target, temperature, depth=4, company=6)
-    assert sum(one.rounds for one in trees) < sum(one.rounds for one in chains)
-    assert any(not draft.is_chain for one in trees for draft in one.drafts)
-    assert all(len(draft) <= draft.depth + 6 for one in trees for draft in one.drafts)
+    assert sum(text.rounds for text in trees) < sum(text.rounds for text in chains)
+    assert any(not draft.is_chain for text in trees for draft in text.drafts)
+    assert all(len(draft) <= draft.depth + 6 for text in trees for draft in text.drafts)
 
 
 @pytest.mark.slow
@@ -227,22 +227,25 @@ def test_trees_change_no_text_alone_or_in_company(kind: str, temperature: float,
     prompts = [prompt_of(name, index) for name in KINDS for index in range(6)][:32]
     settings = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
     plain = generate(
-        engine("target"), None, [OfflineRequest(one, settings, noise_key(1, 0, one)) for one in prompts], 0
+        engine("target"),
+        None,
+        [OfflineRequest(prompt, settings, noise_key(1, 0, prompt)) for prompt in prompts],
+        0,
     )
     found = []
     for start in range(0, len(prompts), company):
         found += rounds(target_with(kind), prompts[start : start + company], temperature, 5, alternatives=8)
-    assert [one.tokens for one in found] == [one.tokens for one in plain]
-    assert sum(one.accepted for one in found) > len(prompts)
+    assert [text.tokens for text in found] == [output.tokens for output in plain]
+    assert sum(output.accepted for output in found) > len(prompts)
 
 
 def test_tight_cache_makes_trees_narrow_and_changes_no_text() -> None:
     block = 4 * (6 * 2 * 4 * 32 + 2 * 2 * 64) * 4
     tight = engine_with("eagle3", DRAFTERS / "eagle3", block_size=4, cache_memory=60 * block)
     found = drafted_texts(tight, 0.7, depth=4, company=6, alternatives=6)
-    assert [one.tokens for one in found] == plain_texts(0.7)
-    assert any(not draft.is_chain for one in found for draft in one.drafts)
-    assert any(draft.is_chain and len(draft) > 1 for one in found for draft in one.drafts)
+    assert [text.tokens for text in found] == plain_texts(0.7)
+    assert any(not draft.is_chain for text in found for draft in text.drafts)
+    assert any(draft.is_chain and len(draft) > 1 for text in found for draft in text.drafts)
 
 
 @pytest.mark.parametrize("alternatives", [0, 6])
@@ -250,9 +253,9 @@ def test_verdict_tells_which_guess_would_have_been_right(alternatives: int) -> N
     """So the pace knows what runners-up would bring before there are any."""
     found = drafted_texts(target_with("eagle3"), 0.7, depth=4, company=6, alternatives=alternatives)
     second = refused = 0
-    for kind, one in zip(KINDS, found, strict=True):
-        text = [*prompt_of(kind), *one.tokens]
-        for length, draft, rank in zip(one.lengths, one.drafts, one.ranks[1:], strict=True):
+    for kind, drafted in zip(KINDS, found, strict=True):
+        text = [*prompt_of(kind), *drafted.tokens]
+        for length, draft, rank in zip(drafted.lengths, drafted.drafts, drafted.ranks[1:], strict=True):
             chain = draft.tokens[: draft.chain_length]
             right = agreement(chain, text[length:]).correct
             assert (rank is None) is (right == len(chain))

@@ -52,12 +52,12 @@ def test_mask_follows_the_rule_for_chains_and_trees_at_any_level(seed: int, wind
     mask = group.mask(window, 2, CPU)
     assert mask is not None
     assert mask.shape == (4, 1, 2 * group.num_queries, group.length)
-    for index, one in enumerate(spans):
-        for query in range(one.count):
+    for index, item in enumerate(spans):
+        for query in range(item.count):
             for repeat in range(2):
                 row = mask[index, 0, repeat * group.num_queries + query]
                 expected = [
-                    0.0 if slot < one.length and sees(one, query, slot, window) else -math.inf
+                    0.0 if slot < item.length and sees(item, query, slot, window) else -math.inf
                     for slot in range(group.length)
                 ]
                 assert row.tolist() == expected
@@ -82,12 +82,12 @@ def test_single_node_does_not_see_its_siblings() -> None:
 
 def test_lengths_far_apart_are_not_padded_to_each_other() -> None:
     groups = groups_of([span(0, 1, 10), span(1, 1, 3000), span(2, 1, 12)])
-    assert [[one.start for one in group.spans] for group in groups] == [[3000], [10, 12]]
+    assert [[item.start for item in group.spans] for group in groups] == [[3000], [10, 12]]
 
 
 def test_long_prefills_are_alone_and_short_counts_together() -> None:
     groups = groups_of([span(0, 40, 0), span(40, 1, 9), span(41, 5, 9), span(46, 3, 9)])
-    assert [[one.count for one in group.spans] for group in groups] == [[1], [5, 3], [40]]
+    assert [[item.count for item in group.spans] for group in groups] == [[1], [5, 3], [40]]
 
 
 def test_padded_queries_are_dropped_from_the_output() -> None:

@@ -194,10 +194,10 @@ class Outcome:
 def step(logits: Tensor, rows: list[list[ChoiceContext]], ranks: int, are_finite: Tensor) -> Outcome:
     choices, finite = sampler.choose_tokens(logits.to(DEVICE), rows, are_finite.to(DEVICE), ranks)
     return Outcome(
-        [one.top_tokens for one in choices],
-        [one.are_sound for one in choices],
+        [choice.top_tokens for choice in choices],
+        [choice.are_sound for choice in choices],
         finite,
-        [one.processed.cpu() for one in choices if one.rows],
+        [choice.processed.cpu() for choice in choices if choice.rows],
     )
 
 
@@ -214,8 +214,8 @@ def test_choose_tokens_gives_the_same_on_host_and_device(monkeypatch: pytest.Mon
     assert usual.ranked[0][1][0] == 3
     assert usual.are_sound == on_device.are_sound == [[True, True], [], [False]]
     assert usual.are_finite == on_device.are_finite == [True, False, True, True]
-    for one, other in zip(usual.processed, on_device.processed, strict=True):
-        assert torch.equal(one, other)
+    for expected, found in zip(usual.processed, on_device.processed, strict=True):
+        assert torch.equal(expected, found)
 
 
 def test_choose_tokens_packs_masks_of_grammars(
@@ -247,5 +247,5 @@ def test_choose_tokens_packs_masks_of_grammars(
 
 def test_choose_tokens_without_rows_tells_what_is_finite() -> None:
     choices, are_finite = sampler.choose_tokens(torch.empty(0, 9), [[], []], torch.tensor([True, False]))
-    assert [one.top_tokens for one in choices] == [[], []]
+    assert [choice.top_tokens for choice in choices] == [[], []]
     assert are_finite == [True, False]

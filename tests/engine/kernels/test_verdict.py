@@ -87,8 +87,8 @@ def test_begin_choosing_finds_the_same_path_on_host_and_device(monkeypatch: pyte
         asked = logits.to(DEVICE), rows, torch.ones(2, dtype=torch.bool, device=DEVICE)
         choices, are_finite = sampler.begin_choosing(*asked, ranks=2, drafts=all_drafts).wait()
         assert are_finite == [True, True]
-        assert all(all(one.are_sound) for one in choices)
-        found.append([one.path for one in choices])
+        assert all(all(choice.are_sound) for choice in choices)
+        found.append([choice.path for choice in choices])
     assert found == [[(0,), (), (0, 2)]] * 2
     whole, leading = choices[2].verdict(4), choices[2].verdict(2)
     assert (whole.accepted, whole.tokens) == ((0, 2), (1, 3, 5))

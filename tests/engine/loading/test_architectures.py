@@ -87,7 +87,7 @@ def test_verification_with_refusals_in_one_batch_with_prefills(
     while finished < len(prompts):
         for result in engine.step():
             assert isinstance(result, Decoded)
-            index = [one.number for one in sequences].index(result.sequence)
+            index = [sequence.number for sequence in sequences].index(result.sequence)
             answers[index] += result.verdict.tokens
             if result.finish:
                 finished += 1

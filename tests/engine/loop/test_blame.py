@@ -80,7 +80,7 @@ def test_only_the_sequence_that_harms_fails(engine: Engine, harm: str, place: in
     prompts = [*PROMPTS[:place], POISONED, *PROMPTS[place:]]
     sequences = [start(engine, prompt) for prompt in prompts]
     results = run(engine)
-    (failed,) = (one for one in results if isinstance(one, Failed))
+    (failed,) = (result for result in results if isinstance(result, Failed))
     assert failed.sequence == sequences.pop(place).number
     assert not any(number in failed.reason for number in ("216", "217"))  # nothing of the prompt
     assert texts(results, sequences) == expected
@@ -107,7 +107,7 @@ def test_padding_reads_nothing_of_another_sequence(engine: Engine, harmed: int) 
     """A shorter sequence's context is padded to a longer one's, in the same pass."""
     expected = text_alone(engine, PROMPTS[0])
     sequences = [start(engine, PROMPTS[0]), start(engine, PROMPTS[1] * 4)]
-    while not all(len(one.tokens) > one.prompt_length for one in sequences):
+    while not all(len(sequence.tokens) > sequence.prompt_length for sequence in sequences):
         engine.step()
     other = engine.open(8, 1, SAMPLING)
     engine.submit(plain_decoding(other.number, 0, tuple(range(8)), COUNT))
@@ -115,7 +115,9 @@ def test_padding_reads_nothing_of_another_sequence(engine: Engine, harmed: int) 
         for block in set(range(engine._cache.pool.num_blocks)) - {*sequences[harmed].blocks}:
             tensor[block * BLOCK : (block + 1) * BLOCK] = torch.nan
     results = run(engine)
-    assert [type(one) for one in results if one.sequence == sequences[harmed].number].count(Failed) == 0
+    assert [type(result) for result in results if result.sequence == sequences[harmed].number].count(
+        Failed
+    ) == 0
     assert sequences[0].tokens[20:] == expected or harmed == 1
 
 
@@ -205,7 +207,7 @@ def test_error_of_one_piece_of_work_fails_its_sequence(
 
         monkeypatch.setattr(engine._queue.tasks[harming.number], part, harm)
         results = run(engine)
-        assert [one.sequence for one in results if isinstance(one, Failed)] == [harming.number], part
+        assert [result.sequence for result in results if isinstance(result, Failed)] == [harming.number], part
         assert texts(results, [fine]) == [expected]
         engine.close(fine)
 
@@ -246,7 +248,7 @@ def test_branches_that_fill_the_cache_give_way(folder: Path) -> None:
     while base + len(tokens) < held - 2:
         number += 1
         small.submit(Propose(sequence.number, base, tokens, 8, round=number))
-        drafts = [one.draft for one in run(small) if isinstance(one, Proposed)]
+        drafts = [result.draft for result in run(small) if isinstance(result, Proposed)]
         base += len(tokens)
         tokens = (*drafts[-1].tokens[:1], 5)
     assert number > 10
@@ -258,18 +260,20 @@ def test_prompts_that_arrive_together_share_what_they_have_in_common(folder: Pat
     prompt = tuple(3 + place * 37 % 200 for place in range(201))
     sequences = [start(engine, prompt, key) for key in range(8)]
     computed = 0
-    while any(one.cached < len(prompt) for one in sequences):
+    while any(sequence.cached < len(prompt) for sequence in sequences):
         engine.step()
         assert engine.last_step is not None
         computed += engine.last_step.tokens
     own = 1 + COUNT  # the prompt's last token, and what follows
     assert computed <= len(prompt) + len(sequences) * own
-    assert len({block for one in sequences for block in one.blocks}) <= 200 // BLOCK + 2 * len(sequences)
-    assert not any(isinstance(one, Failed) for one in run(engine))
+    assert len({block for sequence in sequences for block in sequence.blocks}) <= 200 // BLOCK + 2 * len(
+        sequences
+    )
+    assert not any(isinstance(result, Failed) for result in run(engine))
     fresh = Engine.from_settings(engine.settings)
-    for key, one in enumerate(sequences):
-        text = tuple(one.tokens)
-        engine.close(one)
+    for key, sequence in enumerate(sequences):
+        text = tuple(sequence.tokens)
+        engine.close(sequence)
         alone = start(fresh, prompt, key)
         run(fresh)
         assert tuple(alone.tokens) == text
@@ -283,7 +287,7 @@ def scored(engine: Engine, company: tuple[int, ...] | None) -> list[float]:
     engine.submit(Score(sequences[0].number, 0, prompt, 1))
     if company is not None:
         sequences.append(start(engine, company))
-    (found,) = (one for one in run(engine) if isinstance(one, Scored))
+    (found,) = (result for result in run(engine) if isinstance(result, Scored))
     for sequence in sequences:
         engine.close(sequence)
     return [position.chosen for position in found.logprobs]

@@ -94,7 +94,7 @@ def test_step_without_error_is_run_once_and_keeps_the_next_step() -> None:
 def test_sequence_that_raises_is_found_by_halves() -> None:
     runner, error = FailingRunner(raising(ZeroDivisionError(), 5)), ZeroDivisionError
     outcome = search(runner).run(selected_of(8))
-    assert [(one.number, type(why)) for one, why in outcome.blamed] == [(5, error)]
+    assert [(sequence.number, type(why)) for sequence, why in outcome.blamed] == [(5, error)]
     assert [item.sequence.number for _, item, _ in outcome.chosen] == [0, 1, 2, 3, 4, 6, 7]
     assert [len(fed) for fed in runner.fed] == [8, 4, 4, 2, 1, 1, 2]
 

@@ -101,7 +101,11 @@ def run(engine: Engine) -> list[Result]:
 
 
 def text(results: list[Result], number: int) -> list[int]:
-    return [one.verdict.tokens[-1] for one in results if isinstance(one, Decoded) and one.sequence == number]
+    return [
+        result.verdict.tokens[-1]
+        for result in results
+        if isinstance(result, Decoded) and result.sequence == number
+    ]
 
 
 def alone(engine: Engine, prompt: tuple[int, ...]) -> list[int]:
@@ -158,16 +162,16 @@ def test_log_probabilities_come_with_the_tokens(engine: Engine, cuda: SimulatedC
     def told(engine: Engine) -> list[tuple[int, float, list[int], list[float]]]:
         start(engine, PROMPTS[0])
         number = start(engine, PROMPTS[1], logprobs=2)
-        own = [one for one in run(engine) if isinstance(one, Decoded) and one.sequence == number]
+        own = [result for result in run(engine) if isinstance(result, Decoded) and result.sequence == number]
         return [
             (
-                one.verdict.tokens[-1],
+                result.verdict.tokens[-1],
                 of_token.chosen,
                 [token for token, _ in of_token.top],
                 [*map(itemgetter(1), of_token.top)],
             )
-            for one in own
-            for of_token in one.logprobs
+            for result in own
+            for of_token in result.logprobs
         ]
 
     by_cpu, by_gpu = told(engine_of(folder, "cpu")), told(engine)
@@ -193,7 +197,7 @@ BY_POSITION: dict[str, dict[str, Any]] = {
     "setting",
     [
         "min_tokens",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in BY_POSITION if one != "min_tokens"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in BY_POSITION if name != "min_tokens"),
     ],
 )
 def test_change_by_the_number_of_tokens_alone_is_foreseen(
@@ -235,14 +239,16 @@ def test_steps_that_overlap_are_not_counted_twice(engine: Engine, cuda: Simulate
         seconds.append(last.total)
         assert min(last.build, last.forward, last.sample) >= 0.0
         assert last.build + last.forward + last.sample == pytest.approx(last.total)
-    of_kernels = [one / KERNEL_MS * 1000 for one in seconds[2:]]  # the first is by the host's clock
+    of_kernels = [step / KERNEL_MS * 1000 for step in seconds[2:]]  # the first is by the host's clock
     assert max(of_kernels) == pytest.approx(min(of_kernels), abs=0.5)
     assert 10 < min(of_kernels) < 100, "kernels of one step"
-    timings = [one.timings for one in results if isinstance(one, Decoded) and one.sequence == number]
-    assert [one.steps for one in timings] == [1] * COUNT
-    assert min(one.queue for one in timings) >= 0.0
-    assert all(one.step <= one.total for one in timings)
-    steps = [one.last_step.number for one in timings]
+    timings = [
+        result.timings for result in results if isinstance(result, Decoded) and result.sequence == number
+    ]
+    assert [timing.steps for timing in timings] == [1] * COUNT
+    assert min(timing.queue for timing in timings) >= 0.0
+    assert all(timing.step <= timing.total for timing in timings)
+    steps = [timing.last_step.number for timing in timings]
     assert steps == [*range(steps[0], steps[0] + COUNT)]
 
 
@@ -301,11 +307,11 @@ def test_numbers_that_are_not_finite_cost_the_sequence_that_they_come_from(
         numbers = [start(engine, prompt) for prompt in PROMPTS[:2]]
         results = run(engine)
         embedding[poison] = healthy
-    assert [one.sequence for one in results if isinstance(one, Failed)] == numbers[1:]
+    assert [result.sequence for result in results if isinstance(result, Failed)] == numbers[1:]
     until = texts[1].index(poison) + 1
     assert [text(results, number) for number in numbers] == [texts[0], texts[1][:until]]
     assert alone(engine, PROMPTS[2]) == texts[2]
-    assert all(one.isfinite().all() for one in engine._cache.values.values())
+    assert all(values.isfinite().all() for values in engine._cache.values.values())
 
 
 def test_tokens_after_a_token_chosen_anew_are_forgotten(
@@ -331,12 +337,12 @@ def test_tokens_after_a_token_chosen_anew_are_forgotten(
 def test_unwritten_cache_is_never_read(engine: Engine, texts: list[list[int]]) -> None:
     """A step that was launched early may leave anything in blocks that others get."""
     stored = [*engine._cache.keys.values(), *engine._cache.values.values()]
-    for one in stored:
-        one.fill_(torch.nan)
+    for values in stored:
+        values.fill_(torch.nan)
     numbers = [start(engine, prompt) for prompt in PROMPTS]
     results = run(engine)
-    for one in stored:
-        one.zero_()
+    for values in stored:
+        values.zero_()
     assert [text(results, number) for number in numbers] == texts
 
 

@@ -263,9 +263,9 @@ def test_log_probabilities_are_those_of_plain_decoding(engine: Engine) -> None:
     sequence = engine.open(len(PROMPT), 1, SEEDED)
     result = verify(engine, sequence, 0, PROMPT, Draft.chain(tokens_of(reference)[:6]))
     assert len(result.logprobs) == len(result.verdict.tokens) == 7
-    for ours, one in zip(result.logprobs, reference, strict=False):
-        assert ours.chosen == pytest.approx(one.logprobs[0].chosen, abs=1e-4)
-        assert [token for token, _ in ours.top] == [token for token, _ in one.logprobs[0].top]
+    for ours, theirs in zip(result.logprobs, reference, strict=False):
+        assert ours.chosen == pytest.approx(theirs.logprobs[0].chosen, abs=1e-4)
+        assert [token for token, _ in ours.top] == [token for token, _ in theirs.logprobs[0].top]
 
 
 def test_timings_add_up_and_name_the_batch(engine: Engine) -> None:

@@ -49,9 +49,9 @@ def lead(group: RankGroup, settings: EngineSettings, how: str) -> Any:
     sequences = [start(engine, prompt) for prompt in [*PROMPTS[:2], POISONED, *PROMPTS[2:]]]
     results = run(engine)
     failed = [
-        ([each.number for each in sequences].index(one.sequence), one.reason)
-        for one in results
-        if isinstance(one, Failed)
+        ([each.number for each in sequences].index(result.sequence), result.reason)
+        for result in results
+        if isinstance(result, Failed)
     ]
     del sequences[2]
     said = texts(results, sequences)

@@ -329,8 +329,8 @@ def test_ranks_replay_graphs_of_a_target_and_of_the_drafter_that_they_share(
     expected += plain_between(alone)
     shared = EngineSettings.model_validate({**fields, "device": "cuda", "tensor_parallel": 2})
     [(found, path, busy_waits), _] = ranks.run(draft_beside, follow_on, shared)
-    assert [(one.tokens, one.drafts) for one in found] == [(one.tokens, one.drafts) for one in expected]
-    assert any(one.drafts for one in found)
+    assert [(text.tokens, text.drafts) for text in found] == [(text.tokens, text.drafts) for text in expected]
+    assert any(text.drafts for text in found)
     assert path == "graph"
     assert busy_waits >= len(REQUESTS) * (PLAINLY[1] - PLAINLY[0] - 4), "rounds emit up to four at a time"
 
@@ -344,7 +344,7 @@ def search(group: RankGroup, settings: EngineSettings) -> tuple[list[tuple[int, 
     drafter = drafter_of(engine)
     engine.shut_down()
     drafted = sum(map(len, found[-1].drafts))
-    return [one.tokens for one in found], drafted, drafter._layers, drafter._graphs.is_complete
+    return [text.tokens for text in found], drafted, drafter._layers, drafter._graphs.is_complete
 
 
 def captured_by_the_other(group: RankGroup, settings: EngineSettings) -> tuple[Any, bool]:

@@ -118,10 +118,10 @@ def test_each_rank_keeps_its_share_in_fp8(ranks: Ranks, tmp_path: Path, name: st
     in_fp8 = [key for key in stored if stored[key].dtype == FP8 or "scale" in key]
     assert len(in_fp8) == 2 * 7 * 3  # weights and scales of seven products a layer
     loaded = ranks.run(load, load, shared, True)
-    for rank, one in enumerate(loaded):
+    for rank, of_rank in enumerate(loaded):
         for key in in_fp8:
-            assert torch.equal(one.weights[key].float(), share_of(key, stored, rank).float()), key
-        assert one.size == pytest.approx(planned, rel=0.01)
+            assert torch.equal(of_rank.weights[key].float(), share_of(key, stored, rank).float()), key
+        assert of_rank.size == pytest.approx(planned, rel=0.01)
     alone = load(None, settings, True)
     # Of scales for outputs, parts of rows are rounded to FP8 now, each by a scale of its own.
     most = 1e-4 if name.startswith("fp8") else 0.2
@@ -132,15 +132,15 @@ def test_each_rank_keeps_its_share_of_experts_in_fp8(ranks: Ranks, tmp_path: Pat
     quantized, _ = quantize(write_checkpoint(tmp_path / "plain", "qwen3_moe"), "fp8", tmp_path)
     stored = load_file(quantized / "model.safetensors")
     shared = settings_of(quantized, tensor_parallel=2)
-    for rank, one in enumerate(ranks.run(load, load, shared, False)):
+    for rank, of_rank in enumerate(ranks.run(load, load, shared, False)):
         for of_file, suffix in (("weight", ""), ("weight_scale_inv", "_scale_inv")):
 
             def part(projection: str, expert: int, of_file: str = of_file, rank: int = rank) -> Tensor:
                 key = f"model.layers.1.mlp.experts.{expert}.{projection}.{of_file}"
                 return share_of(key, stored, rank).float()
 
-            gate_up = one.weights[f"model.layers.1.mlp.experts.gate_up_proj{suffix}"]
-            down = one.weights[f"model.layers.1.mlp.experts.down_proj{suffix}"]
+            gate_up = of_rank.weights[f"model.layers.1.mlp.experts.gate_up_proj{suffix}"]
+            down = of_rank.weights[f"model.layers.1.mlp.experts.down_proj{suffix}"]
             for expert in range(4):
                 both = torch.cat([part("gate_proj", expert), part("up_proj", expert)])
                 assert torch.equal(gate_up[expert].float(), both)

@@ -147,8 +147,8 @@ def with_drafter(folder: Path, kind: str | None, **own: int) -> EngineSettings:
 def test_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) -> None:
     settings = with_drafter(tmp_path, kind)
     planned, without = (
-        plan_memory(skeleton(one), one, MEMORY)
-        for one in (settings, settings.model_copy(update={"drafters": {}}))
+        plan_memory(skeleton(of), of, MEMORY)
+        for of in (settings, settings.model_copy(update={"drafters": {}}))
     )
     target = Engine.from_settings(settings)
     drafter = drafter_of(target)

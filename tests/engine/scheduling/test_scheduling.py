@@ -239,7 +239,7 @@ def test_prepared_cache_is_freed_before_a_sequence_is_preempted(folder: str) -> 
     assert len(waiting.blocks) > 20 - 2 * 6  # too many for two more sequences of 44 tokens
     others = [start(engine, prompt) for prompt in others_asked]
     for _ in range(COUNT):
-        assert [result.sequence for result in engine.step()] == [one.number for one in others]
+        assert [result.sequence for result in engine.step()] == [sequence.number for sequence in others]
     assert not engine.has_work
     assert (waiting.cached, len(waiting.blocks)) == (20, 3)
     engine.submit(Propose(waiting.number, 20, (*draft.tokens, 5), DEPTH, 1))

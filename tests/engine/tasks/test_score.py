@@ -64,11 +64,11 @@ def of(number: int, results: list) -> list:
 
 def check(told: list, values: torch.Tensor, start: int = 1, prompt: tuple[int, ...] = PROMPT) -> None:
     assert len(told) == len(prompt) - start
-    for position, one in enumerate(told, start=start):
+    for position, score in enumerate(told, start=start):
         row = values[position - 1]
-        assert one.chosen == pytest.approx(row[prompt[position]].item(), abs=1e-4)
-        assert [token for token, _ in one.top] == row.topk(2).indices.tolist()
-        assert one.top[0][1] == pytest.approx(row.max().item(), abs=1e-4)
+        assert score.chosen == pytest.approx(row[prompt[position]].item(), abs=1e-4)
+        assert [token for token, _ in score.top] == row.topk(2).indices.tolist()
+        assert score.top[0][1] == pytest.approx(row.max().item(), abs=1e-4)
 
 
 def test_prompt_logprobs_do_not_depend_on_chunking(folder: Path) -> None:
@@ -109,7 +109,9 @@ def test_beside_sequences_that_decode_nobody_s_numbers_change(folder: Path) -> N
         results = run(engine)
         if scored:
             check(of(number, results), expected(engine))
-        return [(one.sequence, one.verdict.tokens[-1]) for one in results if isinstance(one, Decoded)]
+        return [
+            (result.sequence, result.verdict.tokens[-1]) for result in results if isinstance(result, Decoded)
+        ]
 
     alone = sorted(told(engine_of(folder), scored=False))
     assert sorted(told(engine_of(folder), scored=True)) == alone
@@ -120,11 +122,11 @@ def test_generation_continues_after_prompt_logprobs(folder: Path) -> None:
     number = submitted(engine)
     run(engine)
     engine.submit(plain_decoding(number, len(PROMPT), (), 8))
-    went_on = [one.verdict.tokens[-1] for one in run(engine)]
+    went_on = [result.verdict.tokens[-1] for result in run(engine)]
     other = engine_of(folder)
     alone = other.open(len(PROMPT), 0, GREEDY)
     other.submit(plain_decoding(alone.number, 0, PROMPT, 8))
-    assert went_on == [one.verdict.tokens[-1] for one in run(other)]
+    assert went_on == [result.verdict.tokens[-1] for result in run(other)]
 
 
 def test_preempted_sequence_reports_no_prompt_logprob_twice(folder: Path) -> None:
@@ -144,7 +146,7 @@ def test_step_has_no_more_rows_than_the_memory_plan_counts(folder: Path) -> None
     most, results = 0, []
     while engine.has_work:
         step = engine.step()
-        most = max(most, sum(len(one.logprobs) for one in step if isinstance(one, Scored)))
+        most = max(most, sum(len(result.logprobs) for result in step if isinstance(result, Scored)))
         results += step
     assert 0 < most <= (3 - 2) * (1 + MAX_DEPTH)
     for number in numbers:
@@ -162,7 +164,7 @@ def test_rows_are_scored_alike_however_many_there_are() -> None:
     tokens = [row % 33 for row in range(200)]
     together = scores(logits, tokens, 3)
     assert together == tuple(scores(logits[row : row + 1], [tokens[row]], 3)[0] for row in range(200))
-    assert [one.top for one in scores(logits[:2], tokens[:2], 0)] == [(), ()]
+    assert [score.top for score in scores(logits[:2], tokens[:2], 0)] == [(), ()]
 
 
 def test_log_probabilities_that_are_no_numbers_are_not_told(folder: Path) -> None:

@@ -78,7 +78,7 @@ async def test_prompts_scored_keep_the_generated_text(client):
     assert first["logprobs"]["token_logprobs"] == [None, *[-0.25] * len(ANSWER)]
     *events, _ = events_of(await client.post("/v1/completions", json={**ask, "stream": True}))
     streamed = [json.loads(event)["choices"][0] for event in events]
-    told = [one["logprobs"]["token_logprobs"] for one in streamed if one["index"] == 1]
+    told = [chunk["logprobs"]["token_logprobs"] for chunk in streamed if chunk["index"] == 1]
     assert [value for part in told for value in part] == second["logprobs"]["token_logprobs"]
 
 

@@ -39,8 +39,10 @@ def prompts_of(source: str, *, tokenizer: Tokenizer | None = None, **settings) -
 
 def messages_of(*messages: dict | str) -> list[Message]:
     """Returns messages; a plain string is the content of a user's message."""
-    given = [{"role": "user", "content": one} if isinstance(one, str) else one for one in messages]
-    return [Message.model_validate(one) for one in given]
+    given = [
+        {"role": "user", "content": message} if isinstance(message, str) else message for message in messages
+    ]
+    return [Message.model_validate(message) for message in given]
 
 
 async def told(source: str, *messages: dict | str, prompts: ChatPrompts | None = None, **chat) -> str:

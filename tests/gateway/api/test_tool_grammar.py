@@ -40,7 +40,7 @@ FORMATS = {
 }
 SEVERAL = {
     "hermes": "".join(
-        f"<tool_call>{one}</tool_call>" for one in (call("time", "Oslo"), call("weather", "Rome"))
+        f"<tool_call>{called}</tool_call>" for called in (call("time", "Oslo"), call("weather", "Rome"))
     ),
     "mistral": f"[TOOL_CALLS][{call('time', 'Oslo')}, {call('weather', 'Rome')}]",
 }

@@ -117,8 +117,8 @@ def teach(routed: Router, kind: TaskRule, drafts: int = TUNING.drafts, **correct
 def admitted(routed: Router, kind: TaskRule, machine: Machine, sequences: int = 8) -> int:
     """Number of beginning sequences that the new draft drafts."""
     of = [routed.admitted(kind, [OLD, NEW], cast(Pace, machine)) for _ in range(sequences)]
-    assert all(one is NEW for one in of if one is not None)
-    return sum(one is not None for one in of)
+    assert all(candidate is NEW for candidate in of if candidate is not None)
+    return sum(candidate is not None for candidate in of)
 
 
 async def test_rollout_of_a_better_draft_grows_step_by_step() -> None:
@@ -152,7 +152,7 @@ async def test_rollout_of_each_task_is_separate() -> None:
         teach(routed, kind, old=not is_better)
         teach(routed, kind, new=is_better)
     assert (admitted(routed, CODE, machine), admitted(routed, PROSE, machine)) == (1, 0)
-    assert {(kind, name, one.share) for kind, name, one in routed.rollouts} == {
+    assert {(kind, name, rollout.share) for kind, name, rollout in routed.rollouts} == {
         (CODE, "new", TUNING.shares[1]),
         (PROSE, "new", 0.0),
     }

@@ -36,7 +36,7 @@ def choice(routed: Router, kind: TaskRule, machine: Machine) -> tuple[str, str]:
 
 
 def watched(routed: Router, kind: TaskRule, others: list[CandidateDrafter], share: float) -> list[str]:
-    return [one.name for one in routed.watched(kind, others, PaceSettings(exploration=share))]
+    return [candidate.name for candidate in routed.watched(kind, others, PaceSettings(exploration=share))]
 
 
 async def test_router_until_drafters_are_known_chooses_the_first() -> None:

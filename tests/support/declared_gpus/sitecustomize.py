@@ -38,10 +38,10 @@ def visible() -> list[str]:
     by_id = {f"GPU-{name.split()[1]}": name for name in there}
     by_id |= {str(index): name for index, name in enumerate(there)}
     found: list[str] = []
-    for one in chosen.split(","):
-        if one not in by_id:
+    for gpu in chosen.split(","):
+        if gpu not in by_id:
             break
-        found.append(by_id[one])
+        found.append(by_id[gpu])
     return found
 
 

@@ -24,10 +24,10 @@ def init_group(backend: str, **options: Any) -> None:
 def collective(cuda: "SimulatedCuda", func: Any, args: Any, kwargs: Any) -> Any:
     """A kernel at each rank. While a graph is captured it is only recorded: it runs when that is replayed."""
     given = tensors_in(args)
-    if not all(isinstance(one, SimulatedTensor) for one in given):
+    if not all(isinstance(tensor, SimulatedTensor) for tensor in given):
         raise RuntimeError("No backend type associated with device type cpu")
     cuda.check_devices(func, args, kwargs)
-    called = [str(func), [(tuple(one.shape), str(one.dtype)) for one in _inputs(func, args)]]
+    called = [str(func), [(tuple(tensor.shape), str(tensor.dtype)) for tensor in _inputs(func, args)]]
     arguments = mapped(numbers_of, args)
 
     def run() -> None:

@@ -23,14 +23,14 @@ class Counts:
     busy_waits: Counter[str] = field(default_factory=Counter)  # waits while the device had more to do
 
     def totals(self) -> dict[str, int]:
-        return {one.name: getattr(self, one.name).total() for one in fields(self)}
+        return {field.name: getattr(self, field.name).total() for field in fields(self)}
 
     def report(self) -> str:
         """Every line that caused something, the most expensive first."""
         return "\n".join(
-            f"{one.name}: {count} x {cause}"
-            for one in fields(self)
-            for cause, count in getattr(self, one.name).most_common()
+            f"{field.name}: {count} x {cause}"
+            for field in fields(self)
+            for cause, count in getattr(self, field.name).most_common()
         )
 
 

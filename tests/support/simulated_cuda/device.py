@@ -130,14 +130,14 @@ class SimulatedCuda(Transfers, TorchDispatchMode):
     def check_devices(self, func: Any, args: Any, kwargs: Any) -> None:
         """Raises RuntimeError where tensors of several devices meet; a number from the CPU may take part."""
         tensors = tensors_in((args, *kwargs.values()))
-        found = {str(one.device) for one in tensors if one.device.type == "cuda" or one.dim()}
+        found = {str(tensor.device) for tensor in tensors if tensor.device.type == "cuda" or tensor.dim()}
         if len(found) > 1:
             names = " and ".join(sorted(found))
             raise RuntimeError(f"Expected all tensors to be on the same device, but found {names}: {func}")
 
     def _wrapped(self, results: Any, ours: list[SimulatedTensor], device: torch.device) -> Any:
         """The results on the device; what was changed in place is the tensor that was given."""
-        given = {id(one.numbers): one for one in ours}
+        given = {id(tensor.numbers): tensor for tensor in ours}
 
         def wrap(result: Any) -> Any:
             if not isinstance(result, torch.Tensor):
@@ -160,7 +160,7 @@ class SimulatedCuda(Transfers, TorchDispatchMode):
 
 
 def _simulated(args: Any, kwargs: Any) -> list[SimulatedTensor]:
-    return [one for one in tensors_in((args, *kwargs.values())) if isinstance(one, SimulatedTensor)]
+    return [tensor for tensor in tensors_in((args, *kwargs.values())) if isinstance(tensor, SimulatedTensor)]
 
 
 @cache
@@ -228,19 +228,19 @@ def _copied_to(cuda: SimulatedCuda, func: Any, args: Any, kwargs: Any) -> Any:
 def _indexed(cuda: SimulatedCuda, func: Any, args: Any, kwargs: Any) -> Any:
     """Reading or writing by indices: those from the CPU are copied first, a mask is turned into indices."""
     target, indices, *rest = args
-    given = [one for one in indices if one is not None]
+    given = [index for index in indices if index is not None]
     if not isinstance(target, SimulatedTensor):
         raise RuntimeError(
             "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
         )
     is_number = bool(rest) and not isinstance(rest[0], SimulatedTensor) and not rest[0].dim()
-    masks = [one for one in given if one.dtype in (torch.bool, torch.uint8)]
+    masks = [index for index in given if index.dtype in (torch.bool, torch.uint8)]
     if is_number and len(masks) == len(given):
         return cuda.compute(func, args, kwargs)  # torch fills by the mask, which needs no indices
     there = {"device": target.device}
     moved = [
-        one if one is None or isinstance(one, SimulatedTensor) else _copied(cuda, func, (one,), there)
-        for one in indices
+        index if index is None or isinstance(index, SimulatedTensor) else _copied(cuda, func, (index,), there)
+        for index in indices
     ]
     if is_number:
         rest[0] = _copied(cuda, func, (rest[0],), there)

@@ -72,14 +72,14 @@ def microseconds(engine: Engine, sequences: int, tokens: int, apart: Apart) -> f
     """Least time of the host in several steps that verify ``tokens`` tokens of each sequence."""
     sampling = Sampling(max_tokens=64, ignore_eos=True, temperature=0.7)
     opened = [engine.open(PROMPT_LENGTH, number, sampling) for number in range(sequences)]
-    texts = {one.number: [3 + one.number % 50] * PROMPT_LENGTH for one in opened}
+    texts = {sequence.number: [3 + sequence.number % 50] * PROMPT_LENGTH for sequence in opened}
     draft = Draft(tuple(range(3, 2 + tokens)), tuple(range(ROOT, tokens - 2)))
     seconds = []
     for round in range(ROUNDS + 1):
-        for one in opened:
-            base = len(one.tokens)
-            new = tuple(texts[one.number][base:])
-            engine.submit(Decode(one.number, base, new, draft if round else Draft(), round))
+        for sequence in opened:
+            base = len(sequence.tokens)
+            new = tuple(texts[sequence.number][base:])
+            engine.submit(Decode(sequence.number, base, new, draft if round else Draft(), round))
         apart.seconds, begun, steps = 0.0, time.perf_counter(), 0
         results = []
         while engine.has_work:
@@ -89,8 +89,8 @@ def microseconds(engine: Engine, sequences: int, tokens: int, apart: Apart) -> f
         for result in results:
             assert isinstance(result, Decoded)
             texts[result.sequence] += result.verdict.tokens
-    for one in opened:
-        engine.close(one)
+    for sequence in opened:
+        engine.close(sequence)
     return 1e6 * min(seconds[1:])
 
 

@@ -61,19 +61,19 @@ def interpreted(cuda: SimulatedCuda, run: Callable[..., None]) -> Callable[..., 
     """
 
     def launch_kernel(executor: Any, *args: Any, **kwargs: Any) -> None:
-        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
-        ours = [one for one in tensors if isinstance(one, SimulatedTensor)]
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        ours = [tensor for tensor in tensors if isinstance(tensor, SimulatedTensor)]
         if not ours:
             run(executor, *args, **kwargs)
             return
         if len(ours) < len(tensors):
             raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
-        if any(one.device != cuda.current for one in ours):
+        if any(tensor.device != cuda.current for tensor in ours):
             raise torch.AcceleratorError(
                 f"CUDA error: an illegal memory access was encountered (the current device is {cuda.current})"
             )
-        arguments = [numbers_of(one) for one in args]
-        options = {name: numbers_of(one) for name, one in kwargs.items()}
+        arguments = [numbers_of(value) for value in args]
+        options = {name: numbers_of(value) for name, value in kwargs.items()}
         launch(cuda, executor.fn.__name__, lambda: run(executor, *arguments, **options))
 
     return launch_kernel

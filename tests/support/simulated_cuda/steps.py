@@ -27,7 +27,7 @@ def counts_of_step(
     cuda = SimulatedTensor.of
     assert isinstance(cuda, SimulatedCuda)
     opened = [engine.open(PROMPT_LENGTH, number, sampling) for number in range(sequences)]
-    texts = {one.number: [FIRST_TOKEN + one.number] * PROMPT_LENGTH for one in opened}
+    texts = {sequence.number: [FIRST_TOKEN + sequence.number] * PROMPT_LENGTH for sequence in opened}
     _verify(engine, texts, Draft())
     draft = _draft(tokens - 1, branches=branches)
     for _ in range(WARM_UPS):
@@ -38,8 +38,8 @@ def counts_of_step(
         steps = _verify(engine, texts, draft)
         assert steps == 1, "all take part in one step"
         measured.append(cuda.counts)
-    for one in opened:
-        engine.close(one)
+    for sequence in opened:
+        engine.close(sequence)
     return min(measured, key=lambda counts: sum(counts.totals().values()))
 
 

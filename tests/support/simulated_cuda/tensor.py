@@ -72,5 +72,5 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
 def mapped(change: Callable[[Any], Any], value: Any) -> Any:
     """The value changed, or every one in a list."""
     if isinstance(value, list | tuple):
-        return type(value)(mapped(change, one) for one in value)
+        return type(value)(mapped(change, item) for item in value)
     return change(value)

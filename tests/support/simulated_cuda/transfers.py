@@ -72,16 +72,16 @@ class Transfers:
         """Ends what began, or the first ``begun`` copies and events."""
         newest = self.begun if begun is None else begun
         self.done = max(self.done, newest)
-        leaving = [one for one in self._leaving if one.number <= newest]
-        arriving = [one for one in self._arriving if one.number <= newest]
-        self._leaving = [one for one in self._leaving if one.number > newest]
-        self._arriving = [one for one in self._arriving if one.number > newest]
+        leaving = [copy for copy in self._leaving if copy.number <= newest]
+        arriving = [copy for copy in self._arriving if copy.number <= newest]
+        self._leaving = [copy for copy in self._leaving if copy.number > newest]
+        self._arriving = [copy for copy in self._arriving if copy.number > newest]
         with torch.inference_mode():
             for out in arriving:
                 out.target.copy_(out.numbers)
-        for one in leaving:
-            if not torch.isclose(one.source, one.numbers, rtol=0.0, atol=0.0, equal_nan=True).all():
-                raise RuntimeError(f"pinned memory changed while it was still copied from: {one.cause}")
+        for copy in leaving:
+            if not torch.isclose(copy.source, copy.numbers, rtol=0.0, atol=0.0, equal_nan=True).all():
+                raise RuntimeError(f"pinned memory changed while it was still copied from: {copy.cause}")
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """Has the CPU tensor's memory count as pinned."""

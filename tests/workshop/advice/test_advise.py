@@ -79,7 +79,7 @@ def advised() -> Advice:
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
     asker = Adviser(settings, asked, memories(8 * GB, 8 * GB))
     prompts = read_prompts(prompts_file(Path(folder().name)), tokenizer)
-    return asker.advise(prompts, [one for one in compared if one.quantization is None])
+    return asker.advise(prompts, [candidate for candidate in compared if candidate.quantization is None])
 
 
 def memories(target: int, draft: int) -> dict[str, int]:
@@ -116,8 +116,8 @@ def test_judgement_of_a_candidate_has_all_figures() -> None:
     for found in draft.findings:
         assert [*found.by_depth] == [1, 2, 3, 4]
         assert 1.0 <= found.by_depth[1].tokens_per_pass <= 2.0
-        assert [one.streams for one in found.expected] == [1, 4]
-        assert all(one.speedup >= 1.0 for one in found.expected)
+        assert [rates.streams for rates in found.expected] == [1, 4]
+        assert all(rates.speedup >= 1.0 for rates in found.expected)
     assert draft.step_s is not None
     assert draft.times_faster == draft.costs.target.seconds(1, 1) / draft.step_s
     assert named("ngram").times_faster is None
@@ -134,11 +134,13 @@ def test_target_drafter_takes_a_part_of_the_targets_cache() -> None:
 def test_advice_is_written_down(tmp_path: Path) -> None:
     advice = advised()
     written = json.loads(json.dumps(as_json(advice)))
-    assert [one["name"] for one in written["candidates"]] == [one.name for one in advice.ranking]
+    assert [candidate["name"] for candidate in written["candidates"]] == [
+        candidate.name for candidate in advice.ranking
+    ]
     best = written["candidates"][0]
     assert best["by_task"][0]["acceptance_by_position"] == advice.ranking[0].findings[0].deepest.rates
-    assert [one["depth"] for one in best["by_task"][0]["expected"]] == [
-        one.depth for one in advice.ranking[0].findings[0].expected
+    assert [rates["depth"] for rates in best["by_task"][0]["expected"]] == [
+        rates.depth for rates in advice.ranking[0].findings[0].expected
     ]
     text = report(advice)
     assert text.endswith(advice.recommendation)
@@ -156,7 +158,7 @@ def test_command_compares_quantized_forms_and_the_targets_copy(tmp_path: Path) -
         main(["advise", "target=demo-small", "--prompts", str(prompts_file(tmp_path)), *options, *files]) == 0
     )
     written = json.loads((tmp_path / "advice.json").read_text())
-    found = {one["name"]: one for one in written["candidates"]}
+    found = {candidate["name"]: candidate for candidate in written["candidates"]}
     models = {"draft", "draft int8", "draft int4", "draft + suffix"}
     assert {*found} - COPIES == {*models, "ngram", "suffix"}
     assert found["draft int8"]["acceptance_rate"] == pytest.approx(found["draft"]["acceptance_rate"], abs=0.1)
@@ -196,7 +198,7 @@ def of_a_slow_draft(step_s: float, accelerators: Accelerators, **asked: float) -
     few = AdviceSettings(temperatures=(0.0,), tokens=8, streams=(1,), repetitions=1, depth=2).model_copy(
         update=asked
     )
-    compared = [one for one in candidates(settings, [], {}) if one.quantization is None]
+    compared = [candidate for candidate in candidates(settings, [], {}) if candidate.quantization is None]
     told: list[str] = []
     asker = Adviser(settings.with_gpus(0), few, memories(8 * GB, 8 * GB), accelerators, told.append)
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
@@ -212,7 +214,7 @@ def test_draft_that_cannot_pay_here_is_not_judged_and_the_others_are() -> None:
         r"a step takes 1\d\d\d\.\d ms here, one of the target .* would not pay", advice.refused["draft"]
     )
     assert f"draft is refused: {advice.refused['draft']}" in told
-    assert {one.name for one in advice.judgements} == {"ngram", "suffix"}
+    assert {judgement.name for judgement in advice.judgements} == {"ngram", "suffix"}
 
 
 @pytest.mark.slow
@@ -220,7 +222,7 @@ def test_candidate_is_given_up_when_its_time_is_up() -> None:
     devices = Accelerators(ACCELERATORS["H100"], ACCELERATORS["H100"])
     advice, _ = of_a_slow_draft(0.1, devices, candidate_seconds=0.25)
     assert re.match(r"after 0\.25 s \d+ of \d+ tokens judged; --candidate-seconds", advice.refused["draft"])
-    assert {one.name for one in advice.judgements} == {"ngram", "suffix"}
+    assert {judgement.name for judgement in advice.judgements} == {"ngram", "suffix"}
 
 
 def test_command_advises_from_its_arguments_to_its_report(
@@ -282,10 +284,16 @@ def test_settings_drafts_and_heads_are_candidates() -> None:
 
 def test_targets_own_layers_are_candidates_where_the_settings_name_them() -> None:
     settings = read_settings({"target": str(DEMO / "target"), "target.drafters.early_exit": "{}"})
-    found = {one.name: one for one in candidates(settings, [], {}) if one.info.name == "early_exit"}
+    found = {
+        candidate.name: candidate
+        for candidate in candidates(settings, [], {})
+        if candidate.info.name == "early_exit"
+    }
     assert [*found] == [f"early_exit {layers}" for layers in (1, 2, 3, 4)]
     assert found["early_exit 2"].settings(settings).target.drafters["early_exit"].layers == 2
-    plans = [planned(one, settings.with_gpus(1), memories(80 * GB, 80 * GB)) for one in found.values()]
+    plans = [
+        planned(candidate, settings.with_gpus(1), memories(80 * GB, 80 * GB)) for candidate in found.values()
+    ]
     reading = [plan.draft_steps.weight_bytes for plan in plans if plan.draft_steps is not None]
     assert reading == sorted(reading)
     assert reading[-1] < plans[0].target_steps.weight_bytes

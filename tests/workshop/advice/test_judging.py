@@ -111,10 +111,10 @@ def test_drafts_beside_the_target_are_those_of_serving(name: str, tmp_path: Path
     assert [text.tokens for text in served] == [answer.tokens for answer in given]
     judge = TargetDrafterJudge(target.settings)
     judged = judge.judge(given, depth)
-    for answer, one, text in zip(given, judged, served, strict=True):
+    for answer, found, text in zip(given, judged, served, strict=True):
         for draft, length in zip(text.drafts, text.lengths, strict=True):
             place = length - len(answer.request.prompt)
-            assert one.starts[place] == DraftStart(
+            assert found.starts[place] == DraftStart(
                 len(draft), agreement(draft.tokens, answer.tokens[place:]).correct
             )
     assert sum(len(text.drafts) for text in served) == counted(judged, depth).rounds

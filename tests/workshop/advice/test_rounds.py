@@ -30,9 +30,9 @@ async def test_tokens_per_pass(temperature: float) -> None:
     counts = counted(judge_text(DraftModel(engine("draft")), answers, DEPTH), DEPTH)
     tokens = passes = 0
     async with pair(branches=12) as fleet:
-        for one in answers:
-            text, stats = await answer(fleet, one.task, temperature)
-            assert tuple(text) == one.tokens
+        for recorded in answers:
+            text, stats = await answer(fleet, recorded.task, temperature)
+            assert tuple(text) == recorded.tokens
             tokens += len(text) - 1
             passes += stats.target_passes - 1
     assert counts.tokens_per_pass == pytest.approx(tokens / passes, rel=NEAR)

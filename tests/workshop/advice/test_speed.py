@@ -126,7 +126,7 @@ def advice(*judgements: Judgement) -> Advice:
 
 def test_best_is_recommended_in_a_sentence() -> None:
     found = advice(judgement("small", (2.0, 1.5), 3, 1e-3), judgement("smaller", (3.0, 1.2), 3, 5e-4))
-    assert [one.name for one in found.ranking] == ["smaller", "small"]
+    assert [candidate.name for candidate in found.ranking] == ["smaller", "small"]
     assert found.recommendation == (
         "Take smaller: depth 4, expected 3.00 at 1 and 1.20 at 8 streams times plain decoding."
     )

@@ -26,7 +26,7 @@ async def test_planted_defect_is_found(both: Services, name: str) -> None:
     asked, reason = {**QUICK, **LONG}[name]
     report = await both.checked(DEFECTS[name], **asked)
     assert report.differs
-    assert any(reason in one for one in report.reasons)
+    assert any(reason in found for found in report.reasons)
 
 
 async def test_equal_services_have_no_difference(both: Services) -> None:

@@ -26,7 +26,7 @@ def text(
 ) -> CheckedText:
     """at: the log-probabilities told at a position; elsewhere the token's own is -1."""
     told = [(at or {}).get(place, {token: -1.0}) for place, token in enumerate(tokens)]
-    logprobs = tuple(one[token] for one, token in zip(told, tokens, strict=True))
+    logprobs = tuple(logprobs[token] for logprobs, token in zip(told, tokens, strict=True))
     return CheckedText(tokens, logprobs, tuple(told), finish)
 
 

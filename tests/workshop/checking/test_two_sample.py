@@ -80,7 +80,7 @@ def test_two_sample_test_reports_the_cells_that_moved_most() -> None:
     found = two_sample_test([([("z",)] * 40, [("z",)] * 40), (a, b)], FALSE_ALARM, 0)
     assert found.p_value <= 1e-3
     assert found.num_tables == 1
-    assert {(one.prompt, one.position, one.token, one.a, one.b) for one in found.most_moved} == {
+    assert {(moved.prompt, moved.position, moved.token, moved.a, moved.b) for moved in found.most_moved} == {
         (1, 0, "x", 30, 10),
         (1, 0, "y", 10, 30),
     }

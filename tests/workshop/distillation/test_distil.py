@@ -152,8 +152,8 @@ def test_prompt_that_fills_the_context_keeps_no_answer(tmp_path: Path) -> None:
     )
     asked = DistilSettings(tokens=4)
     answers = answer_all([long, short], tmp_path / "answers.jsonl", settings, asked, print)
-    assert [len(one.answer) for one in answers] == [0, 4]
-    assert [one.task for one in answers] == [None, "json"]
+    assert [len(answer.answer) for answer in answers] == [0, 4]
+    assert [answer.task for answer in answers] == [None, "json"]
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,9 @@ def test_draft_model_guesses_are_correct_where_the_engines_are(temperature: floa
     judged = judge_text(DraftModel(engine("draft")), answers(temperature), 1)
     tallies = CoupledAcceptance(held_out(temperature), 1024, 1).by_task(draft(), target())
     assert list(tallies) == list(KINDS)
-    for one in judged:
-        starts = one.starts[FIRST:-1]  # the last token is the target's own
-        kind = KINDS[judged.index(one)]
+    for answer in judged:
+        starts = answer.starts[FIRST:-1]  # the last token is the target's own
+        kind = KINDS[judged.index(answer)]
         assert tallies[kind].reached == [len(starts)]
         assert tallies[kind].accepted == [sum(start.correct for start in starts)]
     assert 0.3 < CoupledAcceptance(held_out(temperature), 1024, 1).measure(draft(), target())[0] < 1.0

@@ -15,23 +15,25 @@ def asked(task: str | None, *prompts: int) -> list[RecordedAnswer]:
 def test_split_puts_no_prompt_into_both_parts() -> None:
     questions = asked("chat", *([1, 2, 3, 4] * 10), *range(10, 50)) + asked("code", *range(60, 80))
     training, held_out = split(questions, DistilSettings())
-    judged = [one.prompt for one in held_out]
+    judged = [question.prompt for question in held_out]
     assert len(judged) == len({*judged}) > 5
-    assert not {one.prompt for one in training} & {*judged}
-    assert {one.prompt for one in (*training, *held_out)} == {one.prompt for one in questions}
-    assert {one.task for one in held_out} == {"chat", "code"}
+    assert not {question.prompt for question in training} & {*judged}
+    assert {question.prompt for question in (*training, *held_out)} == {
+        question.prompt for question in questions
+    }
+    assert {question.task for question in held_out} == {"chat", "code"}
 
 
 def test_split_drops_the_answers_of_held_out_prompts() -> None:
     training, held_out = split(asked(None, *range(20)), DistilSettings())
-    assert all(one.answer == () for one in held_out)
-    assert all(one.answer == (9,) for one in training)
+    assert all(question.answer == () for question in held_out)
+    assert all(question.answer == (9,) for question in training)
 
 
 def test_split_holds_out_a_share_of_each_task_up_to_the_limit() -> None:
     questions = asked("many", *range(800)) + asked("few", *range(800, 800 + 2 * LEAST_HELD_OUT))
     _, held_out = split(questions, DistilSettings(held_out=6))
-    assert sorted(one.task or "" for one in held_out) == ["few"] * 2 + ["many"] * 4
+    assert sorted(question.task or "" for question in held_out) == ["few"] * 2 + ["many"] * 4
 
 
 def test_same_seed_divides_alike_and_another_does_not() -> None:
@@ -49,7 +51,7 @@ def test_split_of_too_few_prompts_is_refused(prompts: list[int]) -> None:
 def test_temperatures_take_turns_over_the_prompts_of_a_file() -> None:
     prompts = [Prompt("all", (1,)), Prompt("chat", (2,)), Prompt("chat", (3,))]
     questions = of_prompts(prompts, DistilSettings(temperatures=(0.7, 0.0), texts=2))
-    assert [(one.task, one.temperature, one.answer) for one in questions] == [
+    assert [(question.task, question.temperature, question.answer) for question in questions] == [
         (None, 0.7, ()),
         ("chat", 0.0, ()),
     ]

@@ -45,7 +45,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_text_is_a_prompt_and_what_the_target_answers(text: Path) -> None:
     texts = [json.loads(line) for line in text.read_text().splitlines()]
     asked = {prompt_of(kind, index) for kind in KINDS for index in range(4)}
-    assert {tuple(one["tokens"][: one["prompt"]]) for one in texts} == asked
+    assert {tuple(text["tokens"][: text["prompt"]]) for text in texts} == asked
     greedy = texts[4]  # temperatures take turns
     answer = tuple(greedy["tokens"][greedy["prompt"] :])
     assert 0 < len(answer) <= 24
@@ -64,7 +64,7 @@ def test_held_out_texts_are_not_trained_on(text: Path) -> None:
     texts = [json.loads(line)["tokens"] for line in text.read_text().splitlines()]
     training, held_out = read_text(text)
     assert held_out.tokens.tolist() == texts[0]
-    assert training.tokens.tolist() == [token for one in texts[1:] for token in one]
+    assert training.tokens.tolist() == [token for text in texts[1:] for token in text]
 
 
 def test_training_that_is_killed_ends_as_if_it_had_not_been(text: Path, tmp_path: Path) -> None:
