@@ -39,11 +39,11 @@ def main(arguments: list[str]) -> None:
         pass  # a part of the message has come
     (start,) = messages
     assert isinstance(start, StartEngine)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with importing():
         from actors.engine_loop import EngineLoop
         from actors.watchdog import loading, watch
-    imports_s = time.perf_counter() - begun
+    imports_s = time.perf_counter() - started
     try:
         with loading(start.settings.load_timeout_s, leave) as load:
             place = place_of(start.settings, 0)

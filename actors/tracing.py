@@ -93,7 +93,7 @@ def _record(name: str, parent: str, answers: list[EngineAnswer], wasted: int = 0
     timings = [answer.result.timings for answer in answers]
     # From each answer follows when the work came, less how late it was told: the earliest is nearest.
     totals = accumulate(timing.total for timing in timings)
-    begun_ns = min(answer.finished_ns - _ns(total) for answer, total in zip(answers, totals, strict=True))
+    started_ns = min(answer.finished_ns - _ns(total) for answer, total in zip(answers, totals, strict=True))
     step = timings[-1].last_step
     span = TRACER.start_span(
         name,
@@ -106,7 +106,7 @@ def _record(name: str, parent: str, answers: list[EngineAnswer], wasted: int = 0
             "outrider.free_blocks": last.load.free_blocks,
             "outrider.total_blocks": last.load.total_blocks,
         },
-        start_time=begun_ns,
+        start_time=started_ns,
     )
     if wasted:
         span.set_attribute("outrider.wasted", wasted)
@@ -114,7 +114,7 @@ def _record(name: str, parent: str, answers: list[EngineAnswer], wasted: int = 0
         sum(getattr(timing, part) for timing in timings) for part in ("queue", "forward", "sample", "step")
     )
     below, packing = trace.set_span_in_context(span), steps - forward - sample
-    at_ns = begun_ns
+    at_ns = started_ns
     for part, pause, seconds in (("queue", 0, queue), ("forward", packing, forward), ("sample", 0, sample)):
         at_ns += _ns(pause)
         part_span = TRACER.start_span(part, below, start_time=at_ns)
@@ -123,7 +123,7 @@ def _record(name: str, parent: str, answers: list[EngineAnswer], wasted: int = 0
     preemptions = sum(timing.preemptions for timing in timings)
     if preemptions:
         reason = f"{preemptions} times: the cache is full, older sequences go first"
-        span.add_event("preemption", {"outrider.reason": reason}, begun_ns)
+        span.add_event("preemption", {"outrider.reason": reason}, started_ns)
     span.end(last.finished_ns)
 
 

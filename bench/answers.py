@@ -125,32 +125,32 @@ async def answer(workers: Sequence[WorkerInfo], request: OfflineRequest, depth: 
     fleet, times = Fleet(lambda: workers, TRUST), RoundParts()
     asked = time.perf_counter()
     sequence, rounds = rounds_of(fleet, request, depth, times)
-    begun = None
+    started = None
     async for _ in rounds.steps():
-        begun = time.perf_counter() if begun is None else begun
-    assert begun is not None
+        started = time.perf_counter() if started is None else started
+    assert started is not None
     ended = time.perf_counter()
     await fleet.close()
-    return AnswerRun(ended - asked, ended - begun, tuple(sequence.generated), rounds.stats, times.rounds)
+    return AnswerRun(ended - asked, ended - started, tuple(sequence.generated), rounds.stats, times.rounds)
 
 
 async def answer_all(workers: Sequence[WorkerInfo], requests: Sequence[OfflineRequest], depth: int) -> float:
     """Tokens per second of all at once, from the moment when each has its first."""
     fleet = Fleet(lambda: workers, TRUST)
-    begun, tokens = time.perf_counter(), 0
+    started, tokens = time.perf_counter(), 0
     waiting = len(requests)
 
     async def one(request: OfflineRequest) -> None:
-        nonlocal begun, tokens, waiting
+        nonlocal started, tokens, waiting
         sequence, rounds = rounds_of(fleet, request, depth)
         async for step in rounds.steps():
             tokens += len(step.tokens)
             if len(step.tokens) == len(sequence.generated):  # its first
                 waiting -= 1
                 if not waiting:
-                    begun, tokens = time.perf_counter(), 0
+                    started, tokens = time.perf_counter(), 0
 
     await asyncio.gather(*(one(request) for request in requests))
-    rate = tokens / (time.perf_counter() - begun)
+    rate = tokens / (time.perf_counter() - started)
     await fleet.close()
     return rate

@@ -28,10 +28,10 @@ def prompt_seconds(engine: Engine, number: int) -> float:
     prompt = tuple((number * 7919 + place * 31) % 2000 + 8 for place in range(PROMPT_TOKENS))
     sequence = engine.open(len(prompt), 0, Sampling(temperature=0, max_tokens=4))
     engine.submit(plain_decoding(sequence.number, 0, prompt, 1))
-    begun = time.perf_counter()
+    started = time.perf_counter()
     while engine.has_work:
         engine.step()
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     engine.close(sequence)
     return seconds
 

@@ -25,7 +25,7 @@ async def row_of(both: Services, defect: Defect, least: int, most: int) -> dict[
     size = most if defect.name == NOTHING else least
     while True:
         asked = {"samples": size, **SAMPLED} if draws else {"requests": size, "answer_tokens": ANSWER_TOKENS}
-        begun = time.monotonic()
+        started = time.monotonic()
         report = await both.checked(defect, **asked)
         row = {
             "planted": defect.name,
@@ -39,7 +39,7 @@ async def row_of(both: Services, defect: Defect, least: int, most: int) -> dict[
             "distance": None if report.distributions is None else report.distributions.test.distance,
             "reason": report.reasons[0] if report.reasons else "",
         }
-        print(table([row]), f"{time.monotonic() - begun:.0f} s", sep="\n", flush=True)
+        print(table([row]), f"{time.monotonic() - started:.0f} s", sep="\n", flush=True)
         if report.differs or 2 * size > most:
             return row
         size *= 2

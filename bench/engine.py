@@ -52,9 +52,9 @@ class TimedDrafter(DraftModel):
 
     def propose(self, *arguments: Any) -> Any:
         """Times the draft model."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
         drafts = super().propose(*arguments)
-        self.seconds += time.perf_counter() - begun
+        self.seconds += time.perf_counter() - started
         return drafts
 
 
@@ -62,9 +62,9 @@ def run(target: Engine, draft: Engine, requests: Sequence[OfflineRequest], depth
     """Answers all requests at once; depth 0 is plain decoding."""
     timed = TimedDrafter(draft)
     drafter: Drafter | None = timed if depth else None
-    begun = time.perf_counter()
+    started = time.perf_counter()
     outputs = generate(target, drafter, requests, depth)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     return MeasuredRun(seconds, outputs, timed.seconds, max(output.target_passes for output in outputs))
 
 

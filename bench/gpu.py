@@ -88,9 +88,9 @@ def read_bandwidth(device: str) -> float:
     buffer = torch.ones(size // 4, device=device)
     taken = []
     for _ in range(9):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         float(buffer.sum())  # waits for the device
-        taken.append(time.perf_counter() - begun)
+        taken.append(time.perf_counter() - started)
     return size / statistics.median(taken[1:])
 
 
@@ -163,12 +163,12 @@ def prompt_rows(model: Path, device: str, lengths: Sequence[int]) -> list[dict[s
 
 def first_token_seconds(of: Engine, length: int, seed: int) -> float:
     prompt = tuple(random.Random(seed).choices(range(10, 500), k=length))
-    begun = time.perf_counter()
+    started = time.perf_counter()
     sequence = of.open(length, seed, Sampling(temperature=0, max_tokens=1))
     of.submit(plain_decoding(sequence.number, 0, prompt, 1))
     while of.has_work:
         of.step()
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     of.close(sequence)
     return seconds
 
@@ -220,9 +220,9 @@ def answered_rows(
         texts = {request.prompt: text for request, text in zip(requests, known, strict=True)}
         plain = None
         for depth in (0, *depths):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             outputs = generate(of, KnownText(texts) if depth else None, requests, depth)
-            rate = batch * tokens / (time.perf_counter() - begun)
+            rate = batch * tokens / (time.perf_counter() - started)
             plain = plain or rate
             rows.append(
                 {
@@ -262,7 +262,7 @@ def generate_rows(model: Path, device: str, batches: Sequence[int], tokens: int)
         ids = torch.tensor([[*PROMPT, number] for number in range(batch)], device=device)
         taken = []
         for _ in range(2):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             theirs.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
@@ -273,7 +273,7 @@ def generate_rows(model: Path, device: str, batches: Sequence[int], tokens: int)
                 max_new_tokens=tokens,
                 pad_token_id=0,
             )
-            taken.append(time.perf_counter() - begun)
+            taken.append(time.perf_counter() - started)
         rows.append({"batch": batch, "depth": "transformers", "tokens/s": batch * tokens / min(taken)})
     return rows
 

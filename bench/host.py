@@ -73,15 +73,15 @@ async def by_service(address: str, streams: int, mode: str, tokens: int, seconds
     async with grpc.aio.insecure_channel(address) as channel:
         stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
         numbers = iter(range(10**9))
-        begun = time.perf_counter() + WARM_UP_S
+        started = time.perf_counter() + WARM_UP_S
         arrived = together = 0
 
         async def stream() -> None:
             nonlocal arrived, together
-            while time.perf_counter() < begun + seconds:
+            while time.perf_counter() < started + seconds:
                 async for chunk in stub.Generate(_request(next(numbers), mode, tokens)):
                     together += len(chunk.token_ids)
-                    if begun <= time.perf_counter() < begun + seconds:
+                    if started <= time.perf_counter() < started + seconds:
                         arrived += len(chunk.token_ids)
 
         await asyncio.gather(*(stream() for _ in range(streams)))

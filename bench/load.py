@@ -121,10 +121,10 @@ class Bench:
             for mode in rotated(options.open_modes, number):
                 progress(f"open, {self.target}, {share} of {capacity:.0f} tokens/s, {mode}")
                 client = LoadClient(self.stub, partial(request_of, TASKS, mode), options.tokens, 0)
-                begun = await client.arrive(times)
+                started = await client.arrive(times)
                 row = {"target": self.target, "share": share, "requests/s": requests_per_s, "mode": mode}
-                measured = slice_of(client.answers, begun, float("inf"))
-                rate = rate_between(client.answers, begun, begun + options.open_seconds)
+                measured = slice_of(client.answers, started, float("inf"))
+                rate = rate_between(client.answers, started, started + options.open_seconds)
                 rows.append({**row, **summary([replace(measured, rate=rate)])})
             print(table(rows[-len(options.open_modes) :]), flush=True)
         return {"open": rows}
@@ -150,9 +150,11 @@ class Bench:
                 client = LoadClient(
                     self.stub, partial(request_of, TASKS, mode), options.tokens, number * STRIDE
                 )
-                begun = await client.follow(steps)
+                started = await client.follow(steps)
                 starts = window_starts(steps, WINDOW_S)
-                pair[mode] = [rate_between(client.answers, begun + s, begun + s + WINDOW_S) for s in starts]
+                pair[mode] = [
+                    rate_between(client.answers, started + s, started + s + WINDOW_S) for s in starts
+                ]
             pairs.append(pair)
         rows = crossing_rows(steps, pairs)
         print(table(rows))

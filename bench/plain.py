@@ -28,13 +28,13 @@ BATCHES = (1, 8, 32)
 def engine_seconds(engine: Engine, prompts: list[list[int]], count: int) -> float:
     """Seconds to decode ``count`` tokens after every prompt, prefill included."""
     sampling = Sampling(temperature=0, max_tokens=count)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     sequences = [engine.open(len(prompt), 0, sampling) for prompt in prompts]
     for sequence, prompt in zip(sequences, prompts, strict=True):
         engine.submit(plain_decoding(sequence.number, 0, tuple(prompt), count))
     while engine.has_work:
         engine.step()
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     for sequence in sequences:
         engine.close(sequence)
     return seconds
@@ -43,7 +43,7 @@ def engine_seconds(engine: Engine, prompts: list[list[int]], count: int) -> floa
 def generate_seconds(model: Any, prompts: Sequence[Sequence[int]], count: int) -> float:
     """Returns the seconds of `generate` with its static batch."""
     token_ids, mask = padded(prompts)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with torch.inference_mode():
         model.generate(
             token_ids,
@@ -53,7 +53,7 @@ def generate_seconds(model: Any, prompts: Sequence[Sequence[int]], count: int) -
             max_new_tokens=count,
             pad_token_id=0,
         )
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def measure(threads: int, count: int, repetitions: int) -> list[dict[str, Any]]:

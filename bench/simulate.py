@@ -243,8 +243,8 @@ async def _rate_of_one(
     async with simulated as fleet:
         rounds = LoopFactory(fleet, Paces(PaceSettings()), SETTINGS).of(sequence, speculation, FAR_AHEAD_S)
         lengths = [(loop.time(), len(sequence)) async for _ in rounds.steps()]
-    (begun, first), (ended, last) = lengths[0], lengths[-1]
-    return (last - first) / (ended - begun)
+    (started, first), (ended, last) = lengths[0], lengths[-1]
+    return (last - first) / (ended - started)
 
 
 def measure(

@@ -113,7 +113,7 @@ class SimulatedRunner:
         self.selected = selected
         self.cache.take_changes()  # changes of numbers that are not there
         size = size_of([item for _, item in selected], self.settings.block_size)
-        begun, seconds = self._clock(), self._cost(size)
+        started, seconds = self._clock(), self._cost(size)
         self._clock.advance(seconds)
         self._steps += 1
         step = Step(self._steps, size, seconds)
@@ -124,7 +124,7 @@ class SimulatedRunner:
             draft = task.judged if rows else NO_DRAFT
             path = verify_coupled(draft, [best[0] for best in ranked]).accepted if draft else ()
             choices.append(Choices(rows, NOTHING, ranked, NO_VALUES, [True] * len(rows), path=path))
-            task.took_part(begun, seconds, 0.0, step)
+            task.took_part(started, seconds, 0.0, step)
         return Finished(step, choices, [[True] * len(item.tokens) for _, item in selected])
 
     def free_memory(self) -> int:

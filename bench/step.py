@@ -37,9 +37,9 @@ class Stopwatch:
         """The function, timed."""
 
         def timed(*arguments: Any, **named: Any) -> Any:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             result = function(*arguments, **named)
-            self.seconds += time.perf_counter() - begun
+            self.seconds += time.perf_counter() - started
             return result
 
         return timed
@@ -60,9 +60,9 @@ def measure(threads: int, repetitions: int) -> tuple[list[dict[str, Any]], dict[
     reads: list[float] = []
     taken: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
     for _ in range(repetitions):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         buffer.sum()
-        reads.append(time.perf_counter() - begun)
+        reads.append(time.perf_counter() - started)
         for shape in shapes:
             taken[shape].append(steps[shape].take())
     read = statistics.median(reads[1:])

@@ -118,7 +118,7 @@ class LoadClient:
 
     async def follow(self, steps: Steps) -> float:
         """Keeps as many streams busy as each step says, one request after another; returns when it began."""
-        begun = until = _now()
+        started = until = _now()
         running: list[asyncio.Task[None]] = []
         async with asyncio.TaskGroup() as group:
             for seconds, streams in steps:
@@ -132,16 +132,16 @@ class LoadClient:
             for stream in running:
                 stream.cancel()
         await idle(self._stub)
-        return begun
+        return started
 
     async def arrive(self, times: Sequence[float]) -> float:
         """Sends a request at each of these seconds and reads all to their ends; returns when it began."""
-        begun = _now()
+        started = _now()
         async with asyncio.TaskGroup() as group:
             for time in times:
-                await asyncio.sleep(begun + time - _now())
+                await asyncio.sleep(started + time - _now())
                 group.create_task(self._ask(self._tokens))
-        return begun
+        return started
 
     async def _stream(self, stream: int) -> None:
         await self._ask(first_tokens(stream, self._tokens))
@@ -226,12 +226,12 @@ def streams_at(steps: Steps, time: float) -> int:
 
 def slice_of(answers: Sequence[StreamAnswer], start: float, end: float) -> Slice:
     """Returns the figures from ``start`` to ``end``."""
-    begun = [answer for answer in answers if answer.arrivals and start <= answer.arrivals[0].time < end]
+    started = [answer for answer in answers if answer.arrivals and start <= answer.arrivals[0].time < end]
     finished = [answer for answer in answers if answer.speculation and start <= _last(answer) < end]
     arrived = [arrival for answer in answers for arrival in answer.arrivals if start <= arrival.time < end]
     return Slice(
         rate_between(answers, start, end),
-        [answer.arrivals[0].time - answer.sent for answer in begun],
+        [answer.arrivals[0].time - answer.sent for answer in started],
         [per_token for answer in finished for per_token in _per_token(answer)],
         sum(arrival.rounds for arrival in arrived),
         sum(arrival.passes for arrival in arrived),

@@ -104,7 +104,7 @@ class RecordFolder:
         self._max_bytes, self._max_age_s = settings.max_bytes, settings.days * 86400
         self._file_bytes = settings.max_bytes // FILES
         self._file_s = min(LONGEST_FILE_S, self._max_age_s / FILES)
-        self._begun: dict[Path, Path] = {}  # key: folder; value: the file that is written to
+        self._open_files: dict[Path, Path] = {}  # key: folder; value: the file that is written to
         self._room, self._cleaned_at = 0, -math.inf  # bytes that may be written before the next look
         self._is_failing = False
 
@@ -156,10 +156,10 @@ class RecordFolder:
 
     def _file_in(self, folder: Path) -> Path:
         """Returns the file for the next line: each gateway has its own, until it is large or old enough."""
-        file, now = self._begun.get(folder), self._clock()
+        file, now = self._open_files.get(folder), self._clock()
         if file is None or _size(file) >= self._file_bytes or now - _began(file) >= self._file_s:
             file = folder / f"{1000 * now:.0f}-{self._gateway}{SUFFIX}"
-            self._begun[folder] = file
+            self._open_files[folder] = file
         return file
 
 

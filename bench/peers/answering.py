@@ -64,9 +64,9 @@ def _timed(task: PeerTask, streams: int, answer: Answer) -> dict[str, Any]:
     seconds, busy, passes, tokens = [], 0.0, 0, 0
     is_told = True
     for _ in range(task.repetitions):
-        before, begun = _spent(), time.perf_counter()
+        before, started = _spent(), time.perf_counter()
         answers = answer(prompts, None)
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - started)
         busy += _spent() - before
         tokens += sum(map(len, answers.token_ids))
         is_told = is_told and answers.passes is not None

@@ -12,7 +12,7 @@ class Timing:
     """Times of a request in seconds from its arrival; None: it did not get so far."""
 
     operation: str  # "text_completion" or "chat"
-    begun: float  # time.monotonic()
+    arrived: float  # time.monotonic()
     queue_s: float | None = None
     first_token_s: float | None = None
     total_s: float | None = None
@@ -20,17 +20,17 @@ class Timing:
     error: str | None = None  # class of the exception that ended it
 
     def admitted(self) -> None:
-        self.queue_s = time.monotonic() - self.begun
+        self.queue_s = time.monotonic() - self.arrived
 
     def add(self, tokens: int) -> None:
         if self.first_token_s is None and tokens:
-            self.first_token_s = time.monotonic() - self.begun
+            self.first_token_s = time.monotonic() - self.arrived
         self.tokens += tokens
 
     def end(self) -> None:
         """Sets the end: the last token is there. How its chunk is read changes nothing."""
         if self.total_s is None:
-            self.total_s = time.monotonic() - self.begun
+            self.total_s = time.monotonic() - self.arrived
 
     @property
     def per_output_token_s(self) -> float | None:

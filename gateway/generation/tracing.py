@@ -60,7 +60,7 @@ class GenerationTrace:
         self._span = TRACER.start_span(
             f"{operation} {model}", trace.set_span_in_context(prepared.server_span)
         )
-        self._begun = time.perf_counter()
+        self._started = time.perf_counter()
         self._had_token = self._is_finished = False
         if self._span.is_recording():
             self._span.set_attributes(_asked(prepared, operation, model))
@@ -86,14 +86,14 @@ class GenerationTrace:
     def admitted(self) -> None:
         """Records that it has left the queue."""
         if self.is_recording:
-            self._span.set_attribute("outrider.queue_ms", 1e3 * (time.perf_counter() - self._begun))
+            self._span.set_attribute("outrider.queue_ms", 1e3 * (time.perf_counter() - self._started))
 
     def sending(self, chunk: Chunk) -> None:
         """Records that a chunk is about to be sent."""
         if not self._had_token and chunk.tokens:
             self._had_token = True
             if self.is_recording:
-                passed_s = time.perf_counter() - self._begun
+                passed_s = time.perf_counter() - self._started
                 self._span.set_attribute("gen_ai.response.time_to_first_chunk", passed_s)
 
     def finished(self, usage: AnswerUsage, finish_reasons: list[str]) -> None:

@@ -67,7 +67,7 @@ class AnswerTrace(NoTrace):
         self._counted = Stats()  # since the newest span ended
         self._span: Span = INVALID_SPAN
         self._next: Span = INVALID_SPAN  # next round; dropped unless the target continues with it
-        self._begun_ns = 0
+        self._started_ns = 0
         self._waits = self._continued = False
         self._plain: _PlainTimes | None = None  # None: a round is under way
         self._decoded = 0  # tokens in that round, before the target came to its Draft
@@ -76,8 +76,8 @@ class AnswerTrace(NoTrace):
         self._counted.on(event)
         match event:
             case RoundBegan():
-                is_begun = event.continued and self._next is not INVALID_SPAN
-                self._enter(ROUND, self._next if is_begun else None, event.reason)
+                has_started = event.continued and self._next is not INVALID_SPAN
+                self._enter(ROUND, self._next if has_started else None, event.reason)
                 self._span.set_attribute("outrider.waited", event.waits)
                 self._waits, self._continued, self._plain = event.waits, event.continued, None
             case PlainBegan():
@@ -114,10 +114,10 @@ class AnswerTrace(NoTrace):
             case TargetLost():
                 self._add_event("reopening", event.detail)
 
-    def _enter(self, name: str, begun: Span | None, reason: str) -> None:
-        """begun: the span, if it has begun already."""
-        self._begun_ns = time.time_ns()  # read once: the parts of a span must sum up to its length
-        self._span = self._started(name, self._begun_ns) if begun is None else begun
+    def _enter(self, name: str, started: Span | None, reason: str) -> None:
+        """started: the span, if it has begun already."""
+        self._started_ns = time.time_ns()  # read once: the parts of a span must sum up to its length
+        self._span = self._started(name, self._started_ns) if started is None else started
         self._next = INVALID_SPAN
         self._span.set_attribute("outrider.reason", reason)
         self.current = traceparent_of(self._span)
@@ -156,11 +156,11 @@ class AnswerTrace(NoTrace):
     def _add_event(self, name: str, reason: str) -> None:
         self._generation.add_event(name, {"outrider.reason": reason})
 
-    def _started(self, name: str, begun_ns: int) -> Span:
-        return TRACER.start_span(name, self._context, attributes=self._shared, start_time=begun_ns)
+    def _started(self, name: str, started_ns: int) -> Span:
+        return TRACER.start_span(name, self._context, attributes=self._shared, start_time=started_ns)
 
     def _lasted_ms(self, ended_ns: int) -> float:
-        return (ended_ns - self._begun_ns) / 1e6
+        return (ended_ns - self._started_ns) / 1e6
 
     def _round_times(self, verdict: VerdictReceived, lasted: float) -> "Times":
         """Returns parts that sum up to the milliseconds since the round or the last Verdict began."""

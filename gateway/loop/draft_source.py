@@ -47,7 +47,7 @@ class DraftSource:
         self._longest_wait_s = longest_wait_s
         self._growth = Growth(sequence, events, self._policy.pays)
         self._health = DrafterHealth(sequence, route, events, self._growth, speculation.mode == "off")
-        self._begun: asyncio.Task[Proposal | None] | None = None  # the newest Draft that was asked for
+        self._drafting: asyncio.Task[Proposal | None] | None = None  # the newest Draft that was asked for
         self._newest = NO_PROPOSAL
 
     @contextmanager
@@ -89,17 +89,17 @@ class DraftSource:
         if self._newest.draft and self._newest.base == len(self._sequence):
             return
         self._health.start()
-        self._begun = asyncio.create_task(self._after(self._begun, depth, traceparent))
+        self._drafting = asyncio.create_task(self._after(self._drafting, depth, traceparent))
 
     async def proposal(self) -> Proposal | None:
         """Returns the Draft that ``begin`` asked for; None: there is none, and ``resume`` is next."""
-        assert self._begun is not None
-        return await self._begun
+        assert self._drafting is not None
+        return await self._drafting
 
     async def prepared(self) -> Proposal | None:
         """Returns the newest Draft with what follows its likely verdicts, once prepared; None: never."""
-        if self._begun is not None:
-            await asyncio.wait({self._begun})
+        if self._drafting is not None:
+            await asyncio.wait({self._drafting})
         newest = self._newest
         try:
             draft = await newest.following()
@@ -153,7 +153,7 @@ class DraftSource:
         loop = asyncio.get_running_loop()
         drafter, decision = self._route.current().drafter, self._policy.paced.decision
         patience_s = min(decision.patience_s, self._longest_wait_s)
-        self._newest, begun = NO_PROPOSAL, loop.time()
+        self._newest, started = NO_PROPOSAL, loop.time()
         loop.call_soon(self._policy.pace.refresh)  # while the drafter works
         try:
             async with asyncio.timeout(patience_s):
@@ -164,7 +164,7 @@ class DraftSource:
         except WorkerLostError as lost:
             self._health.lost(lost)
             return None
-        proposal = replace(proposal, seconds=loop.time() - begun)
+        proposal = replace(proposal, seconds=loop.time() - started)
         self._newest = proposal = self._received(proposal, depth)
         return None if self._health.fall_silent() else proposal
 
@@ -195,8 +195,8 @@ class DraftSource:
         waits_for_this_task(traceparent)
         if self._health.is_off:
             await wait_forever()
-        if self._begun is not None:
-            await asyncio.wait({self._begun})  # a plain await would cancel the task with the present task
+        if self._drafting is not None:
+            await asyncio.wait({self._drafting})  # a plain await would cancel the task with the present task
         while True:
             await self._health.recovered()
             await self._growth.wait_for_tokens(self._policy.pace.probe_tokens(self._policy.paced))
@@ -234,7 +234,7 @@ class DraftSource:
 
     async def aclose(self) -> None:
         """Ends what is under way and frees what the drafters hold."""
-        tasks = [task for task in (self._begun, self._health.taking_in) if task is not None]
+        tasks = [task for task in (self._drafting, self._health.taking_in) if task is not None]
         for task in tasks:
             task.cancel()
         if not self._health.is_off:

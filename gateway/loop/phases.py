@@ -192,9 +192,9 @@ class RoundPhase(SequencePhase):
                 break
             if is_continued:
                 self._renew()
-            begun = clock()
+            started = clock()
             proposal = following or await self._source.proposal()
-            draft_s = clock() - begun
+            draft_s = clock() - started
             self._events.emit(DraftAwaited(draft_s))
         else:
             _, self.reason = self._source.depth()

@@ -84,12 +84,12 @@ class TargetTurns:
             GatewayError: the stream ended; see ``WorkerStream.receive``.
         """
         clock = asyncio.get_running_loop().time
-        begun = clock()
-        timeout_s = max(self._deadline - begun, 0.0)
+        started = clock()
+        timeout_s = max(self._deadline - started, 0.0)
         reply = await self._stream.receive(self._sequence.round, timeout_s, plain_round)
         if reply is None:
             raise DeadlineError("the answer was not finished before the request's deadline")
-        return reply, clock() - begun
+        return reply, clock() - started
 
     def commit_scores(self, reply: rounds_pb2.TargetReply) -> None:
         """Keeps the log-probabilities of the prompt's tokens that a reply has.

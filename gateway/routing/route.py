@@ -43,7 +43,7 @@ class Route:
         self._now = candidates[0]
         self._pace: Pace
         self._is_paced = False  # the pace counts the sequence in
-        self._has_begun = False
+        self._has_started = False
         self.reason: str = RouteReason.NAMED  # why the current drafter drafts
 
     def current(self) -> CandidateDrafter:
@@ -57,8 +57,8 @@ class Route:
         is_paced: whether the pace counts the sequence in.
         """
         self._pace, self._is_paced = pace, is_paced
-        if not self._has_begun:
-            self._has_begun = True
+        if not self._has_started:
+            self._has_started = True
             self._begin()
         if is_paced:
             pace.join(self._now.paced)

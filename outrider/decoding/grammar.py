@@ -145,10 +145,10 @@ class Matcher:
         Raises:
             GrammarError: the committed tokens contradict the grammar, or it asks for too much.
         """
-        begun = time.thread_time()
+        started = time.thread_time()
         self._commit(generated)
         masks = [self._mask() if self._go(_tokens_to(draft, node)) else None for node in nodes]
-        self._mask_s = (time.thread_time() - begun) / max(len(masks), 1)
+        self._mask_s = (time.thread_time() - started) / max(len(masks), 1)
         return masks
 
     def may_end(self, generated: list[int], token: int) -> bool:

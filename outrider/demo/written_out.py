@@ -68,7 +68,7 @@ def _write(folder: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)  # a start that was ended half way has left it
         if (free := shutil.disk_usage(folder.parent).free) < BYTES:
             raise OSError(f"{free / 1e6:.0f} MB are free")
-        begun = time.perf_counter()
+        started = time.perf_counter()
         _report(f"{TOLD}: it is written to {folder}, once")
         import torch  # a process that only looks for the folder, such as that of `serve run`, does without
 
@@ -79,7 +79,7 @@ def _write(folder: Path) -> None:
         inflate(SOURCE, partial / "target", torch.bfloat16, **SIZES)
         inflate_heads(HEADS, partial, SOURCE, partial / "target")
         os.rename(partial, folder)
-        _report(f"the demo target is written, in {time.perf_counter() - begun:.1f} s")
+        _report(f"the demo target is written, in {time.perf_counter() - started:.1f} s")
 
 
 def _report(what: str) -> None:

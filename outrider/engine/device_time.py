@@ -22,14 +22,14 @@ def wait_for(moment: Mark) -> None:
         moment.synchronize()
 
 
-def seconds_between(begun: Mark, ended: Mark) -> float:
+def seconds_between(started: Mark, ended: Mark) -> float:
     """
     Raises:
         RuntimeError: the device has not come as far as ``ended``; something must have waited for it.
     """
-    if isinstance(begun, torch.cuda.Event):
+    if isinstance(started, torch.cuda.Event):
         assert isinstance(ended, torch.cuda.Event)
-        milliseconds: float = begun.elapsed_time(ended)
+        milliseconds: float = started.elapsed_time(ended)
         return milliseconds / 1000
     assert isinstance(ended, float)
-    return ended - begun
+    return ended - started

@@ -241,16 +241,16 @@ def _extended(
     counts = np.unique(np.linspace(0, len(order), TUNING.compared).astype(np.int64))
     added = _counted(allowed)[:, counts]
     is_first = allowed & (position == 0)
-    begun = _counted(is_first)[:, counts]
+    starting = _counted(is_first)[:, counts]
     mix = Mix(
-        plain=scale * (given.plain - begun),
-        rounds=scale * (given.rounds + begun),
+        plain=scale * (given.plain - starting),
+        rounds=scale * (given.rounds + starting),
         drafted=scale * (given.drafted + added),
         log_tokens=scale * (given.log_tokens + _counted(allowed * gains[order])[:, counts]),
         log_overrun=scale * (given.log_overrun + _counted(allowed * overrun[order])[:, counts]),
-        depth=np.maximum(np.arange(deepest + 1)[:, None], given.depth) + np.zeros_like(begun),
+        depth=np.maximum(np.arange(deepest + 1)[:, None], given.depth) + np.zeros_like(starting),
     )
-    depth, point = np.unravel_index(log_rate(mix, costs).argmax(), begun.shape)
+    depth, point = np.unravel_index(log_rate(mix, costs).argmax(), starting.shape)
     chosen = order[: counts[point]][allowed[depth, : counts[point]]]
     more: NDArray[np.int64] = np.bincount(chosen // max_depth, minlength=len(reach))
     return depths + more

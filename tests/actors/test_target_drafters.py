@@ -194,8 +194,8 @@ async def test_each_round_has_a_span_without_a_wait_for_its_draft(spans):
         assert sum(span.attributes[f"outrider.{name}"] for span in rounds) == getattr(stats, name)
     assert all(span.attributes["outrider.draft_ms"] == 0.0 for span in rounds)
     assert stats.continued > 0
-    begun = {span.context.span_id for span in spans if span.name in ("round", "plain")}
-    assert {span.parent.span_id for span in verified} <= begun
+    started = {span.context.span_id for span in spans if span.name in ("round", "plain")}
+    assert {span.parent.span_id for span in verified} <= started
 
 
 async def test_pace_learns_from_rounds_and_decides_the_depth(monkeypatch):

@@ -17,7 +17,7 @@ class Trace:
     def __init__(self, number: int = 1, mode: str = "auto") -> None:
         self.id = f"{number:032x}"
         self.end, self.ids = number * 10**12, 0
-        self.begun = self.end
+        self.started = self.end
         self.spans: list[dict[str, Any]] = []
         self.mode = mode
         self.generation = self._id()
@@ -70,7 +70,7 @@ class Trace:
             "outrider.queue_ms": 0.0,
             "outrider.mode": self.mode,
         }
-        generation = span(self.id, self.generation, "text_completion m", "", self.begun, self.end, said)
+        generation = span(self.id, self.generation, "text_completion m", "", self.started, self.end, said)
         generation["events"] = self.events
         resource = {"attributes": attributes_of({"service.name": "outrider-gateway"})}
         scopes = [{"spans": [*self.spans, generation]}]

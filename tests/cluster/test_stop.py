@@ -97,14 +97,14 @@ def test_let_requests_end_tells_the_gateways_of_every_application(monkeypatch: p
 def test_sigterm_of_serve_run_ends_every_stream_with_a_last_event_and_leaves_nothing(tmp_path: Path) -> None:
     """One stream ends within its time, another is ended with an error; the exit status is 0."""
     events: dict[str, list[str]] = {}
-    begun = threading.Barrier(3, timeout=LIMIT_S)
+    started = threading.Barrier(3, timeout=LIMIT_S)
 
     def read(name: str, max_tokens: int, url: str) -> None:
         body = {"prompt": "x", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=LIMIT_S) as response:
             lines = (line for line in response.iter_lines() if line)
             events[name] = [next(lines)]
-            begun.wait()
+            started.wait()
             events[name] += lines
 
     with serving(tmp_path, {**SERVED, "gateway.stop_within_s": 3}) as service:
@@ -114,7 +114,7 @@ def test_sigterm_of_serve_run_ends_every_stream_with_a_last_event_and_leaves_not
         ]
         for reader in readers:
             reader.start()
-        begun.wait()
+        started.wait()
         members = [service.process, *service.process.children(recursive=True)]
         os.kill(service.process.pid, signal.SIGTERM)
         for reader in readers:

@@ -275,9 +275,9 @@ def test_hostile_grammar_is_refused_or_costs_little_at_every_position(name: str)
     try:
         hostile = matcher(HOSTILE[name])
         for _ in range(60):
-            begun = time.thread_time()
+            started = time.thread_time()
             (mask,) = hostile.masks(generated, Draft(), [ROOT])
-            slowest = max(slowest, time.thread_time() - begun)
+            slowest = max(slowest, time.thread_time() - started)
             assert mask is not None
             token = draw.choice(allowed(mask))
             if token in ENDS:

@@ -13,17 +13,17 @@ OFF = PaceSettings(explores=False)
 
 def trial_steps(trials: Trials, settings: PaceSettings, steps: int) -> list[int]:
     """Numbers of the steps, all with Drafts, after which a trial begins."""
-    begun = []
+    started = []
     for step in range(steps):
         trials.observe_step(had_drafts=True)
         if trials.begin(settings, 1):
-            begun.append(step)
-    return begun
+            started.append(step)
+    return started
 
 
 def test_trials_begin_early_then_get_rarer_up_to_the_setting():
-    begun = trial_steps(Trials(), SETTINGS, 1000)
-    assert [begun[0], *(after - before for before, after in pairwise(begun))] == [
+    started = trial_steps(Trials(), SETTINGS, 1000)
+    assert [started[0], *(after - before for before, after in pairwise(started))] == [
         *(TUNING.first_trial, 2 * TUNING.first_trial, 4 * TUNING.first_trial, 8 * TUNING.first_trial),
         *[SETTINGS.trial_steps] * ((1000 - 15 * TUNING.first_trial) // SETTINGS.trial_steps),
     ]
@@ -74,17 +74,17 @@ def test_probes_of_a_target_drafter_are_made_by_one_sequence_at_a_time():
 def test_watches_end_with_the_credit_and_go_on_with_its_share():
     watches = Watches()
     known = {"other": True}
-    begun = [bool(watches.begin(SETTINGS, "code", known)) for _ in range(200)]
-    assert all(begun[: int(TUNING.most_credit)])
-    assert sum(begun[100:]) == 100 * SETTINGS.exploration
+    started = [bool(watches.begin(SETTINGS, "code", known)) for _ in range(200)]
+    assert all(started[: int(TUNING.most_credit)])
+    assert sum(started[100:]) == 100 * SETTINGS.exploration
 
 
 def test_watches_of_an_unknown_drafter_leave_a_gap():
     watches = Watches()
-    begun = [
+    started = [
         watches.begin(SETTINGS, "code", {"known": True, "new": False}) for _ in range(TUNING.watch_again + 1)
     ]
-    assert begun == [["new"], *[[]] * (TUNING.watch_again - 1), ["new"]]
+    assert started == [["new"], *[[]] * (TUNING.watch_again - 1), ["new"]]
 
 
 def test_watch_tokens_are_fewer_until_the_drafter_is_known():

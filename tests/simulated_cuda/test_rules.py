@@ -142,21 +142,21 @@ def test_copy_out_arrives_after_a_wait(cuda: SimulatedCuda) -> None:
 
 
 def test_events_tell_the_device_s_time_once_they_were_reached(cuda: SimulatedCuda) -> None:
-    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     made = on_device(1, 2)
-    begun.record()
+    started.record()
     made.add_(1).relu_()
     with pytest.raises(ValueError, match="must be recorded"):
-        begun.elapsed_time(ended)
+        started.elapsed_time(ended)
     ended.record()
     with pytest.raises(torch.AcceleratorError, match="not ready"):
-        begun.elapsed_time(ended)
+        started.elapsed_time(ended)
     torch.cuda.synchronize()
-    assert begun.elapsed_time(ended) == pytest.approx(2 * KERNEL_MS)
+    assert started.elapsed_time(ended) == pytest.approx(2 * KERNEL_MS)
     untimed = torch.cuda.Event()
     untimed.record()
     with pytest.raises(ValueError, match="enable_timing=True"):
-        begun.elapsed_time(untimed)
+        started.elapsed_time(untimed)
 
 
 def test_pinned_memory_is_not_to_change_while_it_is_copied_from(cuda: SimulatedCuda) -> None:

@@ -141,7 +141,7 @@ def stream(
     with httpx.stream("POST", url, json=fields, timeout=START_S) as response:
         assert response.status_code == 200, response.read().decode()
         chunks = 0
-        begun = last = time.monotonic()
+        started = last = time.monotonic()
         for line in response.iter_lines():
             if not line or line == "data: [DONE]":
                 continue
@@ -158,7 +158,7 @@ def stream(
             if chunks == after:
                 then()
                 last = time.monotonic()
-    answer.took_s = time.monotonic() - begun
+    answer.took_s = time.monotonic() - started
     return answer
 
 

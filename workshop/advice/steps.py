@@ -126,12 +126,12 @@ def measured_steps(
     Raises:
         HopelessError: the time of ``progress`` is up.
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     taken: dict[int, dict[int, float]] = {}
     for sequences in batches:
         if taken and not _has_room(engine, sequences, len(prompt) + (repetitions + 1) * max(sizes) + 1):
             break
-        if time.monotonic() - begun > LONGEST_S:
+        if time.monotonic() - started > LONGEST_S:
             progress.tell(
                 f"steps of {sequences} sequences and more are not measured: they take too long here"
             )

@@ -115,9 +115,9 @@ class TargetDrafterJudge:
             if self._drafter.cache_shapes:
                 self._drafter.take_in([run.committed() for run in active])
             requests = [run.request(depth) for run in active]
-            begun = time.perf_counter()
+            started = time.perf_counter()
             drafts = self._drafter.propose(requests)
-            seconds = (time.perf_counter() - begun) / self._drafter.steps(depth)
+            seconds = (time.perf_counter() - started) / self._drafter.steps(depth)
             self._taken.setdefault(len(active), []).append(seconds)
             for run, draft in zip(active, drafts, strict=True):
                 run.take(draft.tokens)

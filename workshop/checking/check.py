@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 async def check(a: Deployment, b: Deployment, settings: CheckSettings, progress: Progress) -> CheckReport:
     """Runs all parts of a check. Raises CheckError if a part cannot be made."""
-    begun = time.monotonic()
+    started = time.monotonic()
     await asyncio.gather(a.connect(), b.connect())
     prompts = read_prompts(settings.prompts)
     texts = prompts if settings.text is None else _pieces(read_text(settings.text))
@@ -47,7 +47,7 @@ async def check(a: Deployment, b: Deployment, settings: CheckSettings, progress:
         distributions=await both.distributions(prompts) if settings.samples else None,
         perplexity=await both.perplexity(texts),
         tasks=await both.tasks() if settings.tasks else None,
-        seconds=time.monotonic() - begun,
+        seconds=time.monotonic() - started,
     )
 
 

@@ -72,7 +72,7 @@ class AnswerParser:
         if kind == "region_chunk":
             name, arguments = call.feed(text)
             if name is not None:
-                return self._begun(name, arguments, call)
+                return self._first_delta(name, arguments, call)
             return self._continued(arguments, call) if arguments else []
         if kind != "region_close":
             return []
@@ -82,7 +82,7 @@ class AnswerParser:
             return []
         return self._read(call.text)
 
-    def _begun(self, name: str, arguments: str, call: "_Call") -> list[ChatDelta]:
+    def _first_delta(self, name: str, arguments: str, call: "_Call") -> list[ChatDelta]:
         if self.calls == self._most_calls:
             return []
         call.index = self.calls
@@ -115,7 +115,7 @@ class AnswerParser:
         return [
             delta
             for name, arguments in functions
-            for delta in self._begun(str(name), _as_json(arguments), _Call())
+            for delta in self._first_delta(str(name), _as_json(arguments), _Call())
         ]
 
 

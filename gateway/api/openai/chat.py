@@ -54,7 +54,7 @@ class Chat:
         template = self._parsed_by
         if template is None:
             return None
-        return AnswerParser(template, self.prompt.begun, self.tools, self.most_calls)
+        return AnswerParser(template, self.prompt.answer_start, self.tools, self.most_calls)
 
 
 class ChatRequest(GenerationRequest):
@@ -145,7 +145,9 @@ class ChatRequest(GenerationRequest):
         form = chat.form or request.form
         if form is not None:
             known = chat.response_template
-            form = replace(form, thoughts=thoughts_before(known, chat.prompt.begun, generation.added_tokens))
+            form = replace(
+                form, thoughts=thoughts_before(known, chat.prompt.answer_start, generation.added_tokens)
+            )
         return replace(
             request,
             ends=chat.ends,

@@ -25,7 +25,7 @@ class Rendered:
     """Chat as its template writes it."""
 
     pieces: tuple[str, ...]  # pieces are tokenized apart, so that no text of a caller becomes a mark
-    begun: str  # text after the last message: the beginning of the answer
+    answer_start: str  # text after the last message: the beginning of the answer
     left_out: tuple[str, ...] = ()  # names of fields that the template does not show
 
 
@@ -125,8 +125,8 @@ class ChatPrompts:
         except InvalidRequestError:  # the template reads what the numbers changed
             return Rendered(_pieces(text, cut), text, unread)
         left_out = unread + _left_out(numbered, marked, text)
-        *_, begun = numbered.number.split(marked)
-        return Rendered(_pieces(text, cut), begun if text.endswith(begun) else text, left_out)
+        *_, answer_start = numbered.number.split(marked)
+        return Rendered(_pieces(text, cut), answer_start if text.endswith(answer_start) else text, left_out)
 
     def _cut(self, message: dict[str, Any], cut: str) -> dict[str, Any]:
         result: dict[str, Any] = self._marks.cut(message, cut)

@@ -91,14 +91,14 @@ class ResponseAnswer:
 
     def _said(self, kind: str, text: str) -> Iterator[Event]:
         if not self._is_open or self._items[-1]["type"] != kind:
-            yield from self._begun(_message() if kind == "message" else _reasoning())
+            yield from self._opened(_message() if kind == "message" else _reasoning())
             yield self._event("response.content_part.added", **self._place(), part=dict(self._part()))
         self._part()["text"] += text
         yield self._event(f"response.{TEXTS[kind]}.delta", **self._place(), delta=text, **_logprobs(kind))
 
     def _called(self, call: ToolCallDelta) -> Iterator[Event]:
         if "id" in call:
-            yield from self._begun(_function_call(call))
+            yield from self._opened(_function_call(call))
             self._call = call["index"]
         if not self._is_open or self._call != call["index"]:
             return
@@ -108,7 +108,7 @@ class ResponseAnswer:
             place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
             yield self._event("response.function_call_arguments.delta", **place, delta=delta)
 
-    def _begun(self, item: dict[str, Any]) -> Iterator[Event]:
+    def _opened(self, item: dict[str, Any]) -> Iterator[Event]:
         yield from self._done("completed")
         self._items.append(item)
         self._is_open = True

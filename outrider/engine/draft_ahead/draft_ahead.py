@@ -67,9 +67,9 @@ class DraftAhead:
             return  # its Drafts are only compared with the text
         share = min(max(self._branches // (len(self.unfinished) + 1), 1), MOST_BRANCHES)
         branches = self._outcomes.likeliest(sequence.draft.acceptance_rate, draft.chain_length, share)
-        begun = self._drafter.prepare(task, branches)
-        if begun is not None:
-            self._newest[sequence.number] = self.unfinished[sequence.number] = begun
+        unfinished = self._drafter.prepare(task, branches)
+        if unfinished is not None:
+            self._newest[sequence.number] = self.unfinished[sequence.number] = unfinished
 
     def forget(self, sequence: EngineSequence) -> None:
         """Drops the tasks of a sequence that has other work, or is closed."""

@@ -118,14 +118,14 @@ class EarlyExit(TargetDrafter):
         """
         if self._search is None and (self._graphs is None or self._graphs.is_complete):
             return
-        begun = time.perf_counter()
+        started = time.perf_counter()
         if self._seen is not None:
-            self._watched += min(begun - self._seen, LONGEST_STEP_S)
-        self._seen = begun
+            self._watched += min(started - self._seen, LONGEST_STEP_S)
+        self._seen = started
         if self._spent <= TRIAL_SHARE * self._watched:
             self._go_on(sequences)
             self._seen = time.perf_counter()
-            self._spent += self._seen - begun
+            self._spent += self._seen - started
 
     def _go_on(self, sequences: Sequence[EngineSequence]) -> None:
         """Runs a trial, or captures a graph."""

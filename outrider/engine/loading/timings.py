@@ -20,9 +20,9 @@ class LoadTimings:
 
     @contextmanager
     def timed(self, phase: Phase) -> Iterator[None]:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         yield
-        setattr(self, phase, getattr(self, phase) + time.perf_counter() - begun)
+        setattr(self, phase, getattr(self, phase) + time.perf_counter() - started)
 
     def __str__(self) -> str:
         return ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in asdict(self).items())

@@ -46,7 +46,7 @@ class Pass:
     num_tokens: int
     path: Path
     built: float  # seconds of the host's clock when it was packed
-    begun: Mark
+    started: Mark
     ended: Mark
 
 
@@ -58,7 +58,7 @@ class Launched:
     counts: list[int]  # tokens that each task feeds
     forward: Pass
     choosing: Choosing
-    begun: float  # seconds of the host's clock when packing began
+    started: float  # seconds of the host's clock when packing began
     before: Mark | None = None  # end of the step before, if this step was launched early
 
     def with_own_states(self) -> "Launched":
@@ -70,11 +70,11 @@ class Launched:
 
     def timings(self, now: float) -> StepTimings:
         """Returns the timings of a finished step. An early one begins with the end of the step before."""
-        forward = seconds_between(self.forward.begun, self.forward.ended)
+        forward = seconds_between(self.forward.started, self.forward.ended)
         if self.before is None:
-            build, total = self.forward.built - self.begun, now - self.begun
+            build, total = self.forward.built - self.started, now - self.started
         else:
-            build = seconds_between(self.before, self.forward.begun)  # the device waited for this step
+            build = seconds_between(self.before, self.forward.started)  # the device waited for this step
             total = seconds_between(self.before, self.choosing.arrival)
         sample = total - build - forward  # choosing tokens has waited for the device
         return StepTimings(
@@ -170,7 +170,7 @@ class ModelRunner:
         return self._finish(launched, selected, next_step)
 
     def _launch(self, selected: Selected) -> Launched:
-        begun, items = time.perf_counter(), [item for _, item in selected]
+        started, items = time.perf_counter(), [item for _, item in selected]
         tasks, feeds = [task for task, _ in selected], [item.feed() for item in items]
         drafts = [task.judged if item.num_logits else NO_DRAFT for task, item in selected]
         counts = [item.num_logits if task.nodes() else 0 for task, item in selected]
@@ -180,7 +180,7 @@ class ModelRunner:
         ranks = min(max(task.ranks for task, _ in selected), logits.shape[1])
         of_rows = _LogitRows(items, rows).choosing(logits)
         choosing = begin_choosing(of_rows, rows, forward.output.are_finite, ranks, drafts, forward.rows)
-        return Launched(tasks, [len(item.tokens) for item in items], forward, choosing, begun)
+        return Launched(tasks, [len(item.tokens) for item in items], forward, choosing, started)
 
     def _launch_early(self, before: Launched, tasks: Sequence[DecodeTask]) -> Launched | None:
         """Launches the next step, which feeds the tokens that this step chooses; None if that fails."""
@@ -197,13 +197,13 @@ class ModelRunner:
             return None
 
     def _launch_after(self, before: Launched, tasks: Sequence[DecodeTask]) -> Launched:
-        begun, rows = time.perf_counter(), {task: row for row, task in enumerate(before.tasks)}
+        started, rows = time.perf_counter(), {task: row for row, task in enumerate(before.tasks)}
         feeds = [feed_of(task.sequence, [rows[task]], len(task.sequence.tokens), 1) for task in tasks]
         choice = self._choice_input(feeds, tasks, [1] * len(tasks), [NO_DRAFT] * len(tasks))
         forward = self._pass(feeds, choice, before.choosing.tokens)
         output, next_rows = forward.output, [[task.next_row()] for task in tasks]
         choosing = begin_choosing(output.logits, next_rows, output.are_finite, packed=forward.rows)
-        return Launched(tasks, [1] * len(tasks), forward, choosing, begun, before.choosing.arrival)
+        return Launched(tasks, [1] * len(tasks), forward, choosing, started, before.choosing.arrival)
 
     def _choice_input(
         self, feeds: list[Feed], tasks: Sequence[Task], counts: list[int], drafts: list[Draft]
@@ -221,10 +221,10 @@ class ModelRunner:
         with together(self._group, fed, chosen):
             batch = self._forward.prepare(fed, choice)
             built = time.perf_counter()
-            begun = mark(self._forward.device)
+            started = mark(self._forward.device)
             output = self._forward.run(batch, chosen)
         return Pass(
-            output, batch.choice, batch.num_tokens, batch.path, built, begun, mark(self._forward.device)
+            output, batch.choice, batch.num_tokens, batch.path, built, started, mark(self._forward.device)
         )
 
     def _finish(self, launched: Launched, selected: Selected, next_step: Launched | None) -> Finished:
@@ -245,7 +245,7 @@ class ModelRunner:
         choices = _LogitRows(items, [choice.rows for choice in choices]).with_logits(choices, output.logits)
         shortest = self.settings.shortest_step_s
         if shortest:
-            time.sleep(max(launched.begun + shortest - time.perf_counter(), 0.0))
+            time.sleep(max(launched.started + shortest - time.perf_counter(), 0.0))
         now = time.perf_counter()
         self.last_step = timings = launched.timings(now)
         self._steps += 1

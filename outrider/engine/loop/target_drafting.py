@@ -113,11 +113,11 @@ class TargetDrafting:
             verdicts[task.sequence.number] = self._observed(task, verdict)
             if task.next_draft is not None and verdict.finish is None and task.lease.drafter in taken_in:
                 requests.setdefault(task.lease.drafter, []).append(task.next_draft)
-        begun = self._clock()
+        started = self._clock()
         made: dict[int, _Made] = {}  # Drafts by number of the sequence
         for name, of_drafter in requests.items():
             made |= self._made(self._in_use[name], of_drafter)
-        seconds = self._clock() - begun
+        seconds = self._clock() - started
         results = [verdicts[result.sequence] if isinstance(result, Decoded) else result for result in results]
         return [
             _with(result, made[result.sequence], seconds)
@@ -175,11 +175,11 @@ class TargetDrafting:
             else replace(request, hidden=self._drafters.states_of(drafter, request.hidden))
             for request in requests
         ]
-        begun = self._clock()
+        started = self._clock()
         drafts = _guarded(lambda: drafter.propose(with_states))
         if not drafts:
             return {}
-        step = in_use.step(drafts, self._clock() - begun)
+        step = in_use.step(drafts, self._clock() - started)
         made: dict[int, _Made] = {}
         top_tokens = drafter.top_tokens or [()] * len(drafts)
         for request, draft, of_draft in zip(requests, drafts, top_tokens, strict=True):

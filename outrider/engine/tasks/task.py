@@ -95,16 +95,16 @@ class Task(ABC):
                 return Verdict(verdict.accepted[:index], verdict.tokens[: index + 1]), finish
         return verdict, None
 
-    def took_part(self, begun: float, forward: float, sample: float, step: Step) -> None:
+    def took_part(self, start: float, forward: float, sample: float, step: Step) -> None:
         """Records a step that fed its sequence.
 
         Args:
-            begun: start of the step, by the engine's clock.
+            start: start of the step, by the engine's clock.
             forward, sample: seconds of its forward pass, and of choosing tokens.
         """
-        late = max(self._since - begun, 0.0)  # launched early, a step begins before the last one is answered
+        late = max(self._since - start, 0.0)  # launched early, a step begins before the last one is answered
         if self._started is None:
-            self._started = begun + late
+            self._started = start + late
         self._forward += forward
         self._sample += sample
         self._step += step.seconds - late

@@ -151,7 +151,7 @@ def test_step_that_depends_on_the_host_waits_for_it(engine: Engine, cuda: Simula
     while len(engine._queue.tasks) > 1:
         engine.step()
         steps += 1
-        assert cuda.begun == cuda.done, "the device was given more"
+        assert cuda.issued == cuda.done, "the device was given more"
     assert steps
     assert not cuda.counts.busy_waits
 

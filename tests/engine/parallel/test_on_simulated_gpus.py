@@ -207,9 +207,9 @@ def lead_past_a_failure(group: RankGroup, settings: EngineSettings) -> tuple[Any
     start(engine, PROMPTS[0])
     engine.step()
     cuda = simulated()
-    was_under_way = cuda.begun > cuda.done
+    was_under_way = cuda.issued > cuda.done
     engine.shut_down()
-    return said, passes, was_under_way, cuda.begun == cuda.done
+    return said, passes, was_under_way, cuda.issued == cuda.done
 
 
 def follow_past_a_failure(group: RankGroup, settings: EngineSettings) -> list[bool]:

@@ -83,10 +83,10 @@ async def test_read_more_bodies_than_are_read_at_a_time_drops_the_oldest():
 
 
 async def test_http_half_sent_bodies_delay_no_answer(tokenizer):
-    begun = []
+    started = []
 
     async def half():
-        begun.append(1)
+        started.append(1)
         yield b"{"
         await asyncio.Event().wait()
 
@@ -97,7 +97,7 @@ async def test_http_half_sent_bodies_delay_no_answer(tokenizer):
             asyncio.create_task(client.post("/v1/completions", content=half(), headers=JSON))
             for _ in range(count)
         ]
-        await eventually(lambda: len(begun) == count)
+        await eventually(lambda: len(started) == count)
         assert (await client.post("/v1/completions", json=ASK)).status_code == 200
         assert (await client.get("/health")).status_code == 200
         for post in posts:

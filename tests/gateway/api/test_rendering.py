@@ -321,7 +321,7 @@ ALWAYS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assis
 
 
 @pytest.mark.parametrize(
-    ("source", "begun"),
+    ("source", "answer_start"),
     [
         (CHATML, "<|end|><|turn|>assistant:"),
         (ALWAYS + "<think>", "[assistant]<think>"),
@@ -332,14 +332,14 @@ ALWAYS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assis
         ("{{ '' if messages[-1].content.endswith('?') else '!' }}" + ALWAYS, "[assistant]"),
     ],
 )
-async def test_how_the_answer_begins_is_what_the_template_writes_after_the_last_message(source, begun):
+async def test_how_the_answer_begins_is_what_the_template_writes_after_the_last_message(source, answer_start):
     rendered = await prompts_of(source).rendered(messages_of("<think>", " Why <think>?"))
-    assert rendered.begun.lstrip() == begun
+    assert rendered.answer_start.lstrip() == answer_start
 
 
 async def test_space_at_the_end_of_a_text_that_the_template_trims_begins_no_answer():
     source = "{% for m in messages %}{{ m.content | trim }}{% endfor %}[assistant]"
-    assert (await prompts_of(source).rendered(messages_of("Hi \n"))).begun == "[assistant]"
+    assert (await prompts_of(source).rendered(messages_of("Hi \n"))).answer_start == "[assistant]"
 
 
 async def test_thoughts_that_a_user_writes_of_do_not_begin_an_answer(tokenizer):

@@ -77,9 +77,9 @@ def test_form_begins_after_the_thoughts(tokens, kind, marks):
     assert follows(marks, opening + thoughts) == (True, False)
     assert follows(marks, thoughts)[0] is False
     assert follows(marks, opening + close + opening)[0] is False
-    begun = Thoughts(None, marks.close)
-    assert follows(begun, thoughts + close + said) == (True, True)
-    assert follows(begun, said) == (True, False)
+    started = Thoughts(None, marks.close)
+    assert follows(started, thoughts + close + said) == (True, True)
+    assert follows(started, said) == (True, False)
 
 
 @pytest.mark.parametrize("call", [False, True], ids=["response_format", "tool_choice"])

@@ -45,11 +45,11 @@ class Apart:
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._is_inside:
                 return function(*args, **kwargs)
-            self._is_inside, begun = True, time.perf_counter()
+            self._is_inside, started = True, time.perf_counter()
             try:
                 return function(*args, **kwargs)
             finally:
-                self.seconds += time.perf_counter() - begun
+                self.seconds += time.perf_counter() - started
                 self._is_inside = False
 
         return call
@@ -80,12 +80,12 @@ def microseconds(engine: Engine, sequences: int, tokens: int, apart: Apart) -> f
             base = len(sequence.tokens)
             new = tuple(texts[sequence.number][base:])
             engine.submit(Decode(sequence.number, base, new, draft if round else Draft(), round))
-        apart.seconds, begun, steps = 0.0, time.perf_counter(), 0
+        apart.seconds, started, steps = 0.0, time.perf_counter(), 0
         results = []
         while engine.has_work:
             results += engine.step()
             steps += 1
-        seconds.append((time.perf_counter() - begun - apart.seconds) / steps)
+        seconds.append((time.perf_counter() - started - apart.seconds) / steps)
         for result in results:
             assert isinstance(result, Decoded)
             texts[result.sequence] += result.verdict.tokens

@@ -40,7 +40,7 @@ class Transfers:
         self.default_stream: Stream
         self.stream: Stream
         self.kernels_run = 0
-        self.begun = self.done = 0  # copies and events, by their numbers
+        self.issued = self.done = 0  # copies and events, by their numbers
         self._arriving: list[_Arriving] = []
         self._leaving: list[_Leaving] = []
         self._pinned: dict[int, torch.Tensor] = {}  # key: address; held, so that no other memory takes it
@@ -51,8 +51,8 @@ class Transfers:
 
     def begin(self) -> int:
         """The number of a copy or an event, in the order of the stream."""
-        self.begun += 1
-        return self.begun
+        self.issued += 1
+        return self.issued
 
     def must_not_capture(self, operation: object) -> None:
         """Raises where a graph is being captured, which is then lost."""
@@ -60,17 +60,17 @@ class Transfers:
             self.capturing.is_invalid = True
             raise torch.AcceleratorError(f"{NOT_PERMITTED}: {cause(operation)}")
 
-    def wait(self, operation: object, begun: int | None = None) -> None:
-        """Until all that was launched is done. begun: what began after so many is not waited for."""
+    def wait(self, operation: object, issued: int | None = None) -> None:
+        """Waits until all that was launched is done, or the first ``issued`` copies and events."""
         self.must_not_capture(operation)
         self.counts.waits[cause(operation)] += 1
-        if begun is not None and begun < self.begun:
+        if issued is not None and issued < self.issued:
             self.counts.busy_waits[cause(operation)] += 1
-        self.deliver(begun)
+        self.deliver(issued)
 
-    def deliver(self, begun: int | None = None) -> None:
-        """Ends what began, or the first ``begun`` copies and events."""
-        newest = self.begun if begun is None else begun
+    def deliver(self, issued: int | None = None) -> None:
+        """Ends all that was issued, or the first ``issued`` copies and events."""
+        newest = self.issued if issued is None else issued
         self.done = max(self.done, newest)
         leaving = [copy for copy in self._leaving if copy.number <= newest]
         arriving = [copy for copy in self._arriving if copy.number <= newest]

@@ -181,8 +181,8 @@ def test_advise_with_data_sheets_measures_nothing() -> None:
     asker = Adviser(settings, asked, memories(80 * GB, 24 * GB), devices, told.append)
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "target")
     advice = asker.advise(read_prompts(prompts_file(Path(folder().name)), tokenizer), [draft])
-    begun = [line for line in told if not re.match(r"\d+ of ", line)]  # a slow machine tells how far it is
-    assert begun == ["the target answers 2 prompts at temperature 0", "draft is judged, 1 of 1"]
+    started = [line for line in told if not re.match(r"\d+ of ", line)]  # a slow machine tells how far it is
+    assert started == ["the target answers 2 prompts at temperature 0", "draft is judged, 1 of 1"]
     assert not advice.is_measured
     assert advice.step_ms == pytest.approx(
         0.5, rel=0.1

@@ -70,7 +70,7 @@ class SelfCheck:
         Raises:
             UnsupportedModelError: the logits differ, as the message says; all ranks raise if a rank raises.
         """
-        begun = time.perf_counter()
+        started = time.perf_counter()
         if self._context_length < SHORTEST:
             logger.warning("model=%r: no self-check of a context of %d tokens", name, self._context_length)
             return
@@ -104,7 +104,7 @@ class SelfCheck:
                     " nevertheless"
                 )
         self._outputs = outputs
-        logger.info("self-check: %.1f s", time.perf_counter() - begun)
+        logger.info("self-check: %.1f s", time.perf_counter() - started)
 
     def differs(self, run: Run) -> str:
         """Returns the differences of another way to compute the model, after ``check``; empty: none."""
