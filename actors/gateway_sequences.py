@@ -1,6 +1,5 @@
 """The sequences of one gateway at a worker: requests become work for the engine, answers become replies."""
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import Any, Generic
 
 from actors.engine_client import EngineClient, EngineStoppedError, LeavingError
 from actors.messages import EngineAnswer
-from actors.tracing import StreamTrace
+from actors.tracing import DelayedSpans, SequenceTrace
 from actors.translation import ReplyT, RequestT, Translation
 from outrider.decoding.grammar import GrammarError
 from outrider.engine.errors import EngineError, SequenceFailedError
@@ -18,8 +17,6 @@ from protos import rounds_pb2
 from protos.conversions import sampling_from_message
 
 logger = logging.getLogger("ray.serve")
-
-TRACED_AFTER_S = 0.005  # delay of a span after its answer: all answers of the step are out by then
 
 _CAUSES: tuple[tuple[type[Exception], rounds_pb2.Ended.Cause], ...] = (
     (LeavingError, rounds_pb2.Ended.LEAVING),
@@ -35,7 +32,7 @@ class Served:
     """A sequence of a gateway. The engine opens it with its first work: before that it can do no harm."""
 
     opening: rounds_pb2.Open
-    trace: StreamTrace
+    trace: SequenceTrace
     number: int | None = None  # at the engine
     newest: int = 0  # round: an older turn is void
 
@@ -50,7 +47,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
         self._translation: Translation[RequestT, ReplyT] = translation
         self._engine = engine
         self.outbox: Outbox[rounds_pb2.Opened | ReplyT | rounds_pb2.Ended] = Outbox()
-        self._later = partial(asyncio.get_running_loop().call_later, TRACED_AFTER_S)
+        self._spans = DelayedSpans()
         self._served: dict[Name, Served] = {}
 
     async def read(self, requests: AsyncIterator[Any]) -> None:
@@ -68,6 +65,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
         """Closes all sequences at the end of the stream."""
         for name in [*self._served]:
             self._forget(name)
+        self._spans.record_all()
 
     def _take(self, request: RequestT) -> None:
         name = request.sequence, request.epoch
@@ -95,7 +93,8 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
     def _open(self, name: Name, opening: rounds_pb2.Open) -> None:
         if self._engine.end.done():
             raise self._engine.end.result()
-        self._served[name] = Served(opening, StreamTrace(self._later))
+        is_coupled = opening.sampling.verification in ("", "coupled")  # the default, when it is not set
+        self._served[name] = Served(opening, SequenceTrace(self._spans.add, is_coupled=is_coupled))
         self.outbox.append(rounds_pb2.Opened(sequence=name[0], epoch=name[1]))
 
     def _submit(self, name: Name, served: Served, request: RequestT) -> None:

@@ -5,9 +5,11 @@ the engine reports. Where an answer took several steps, their parts are laid end
 ``sample`` last as long as they did together.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 
 from opentelemetry import trace
@@ -20,16 +22,43 @@ from protos.trace_context import context_of
 
 TRACER = trace.get_tracer("outrider")
 
+DELAY_S = 0.005  # seconds after an answer: all answers of the step are out by then
 
-class StreamTrace:
-    """Spans of one sequence's stream. Turns without a trace context cost nothing."""
 
-    def __init__(self, later: Callable[..., object]) -> None:
-        """later: has a function called with its arguments when an answer does not wait for it."""
+class DelayedSpans:
+    """Spans of one gateway's stream, each recorded a little after its answer."""
+
+    def __init__(self) -> None:
+        self._unrecorded: deque[Callable[[], object]] = deque()
+
+    def add(self, record: Callable[..., object], *arguments: object) -> None:
+        """Has a function called with its arguments once its answer is out, or at the stream's end."""
+        self._unrecorded.append(partial(record, *arguments))
+        asyncio.get_running_loop().call_later(DELAY_S, self._record_next)
+
+    def record_all(self) -> None:
+        """Records what is left at the end of the stream: this process may end soon."""
+        while self._unrecorded:
+            self._record_next()
+
+    def _record_next(self) -> None:
+        if self._unrecorded:
+            self._unrecorded.popleft()()
+
+
+class SequenceTrace:
+    """Spans of one sequence. Turns without a trace context cost nothing."""
+
+    def __init__(self, later: Callable[..., object], *, is_coupled: bool) -> None:
+        """
+        Args:
+            later: has a function called with its arguments when an answer does not wait for it.
+            is_coupled: tokens of plain decoding count even if they are answered after the next turn.
+        """
         self._later = later
-        self._round = 0  # round of the newest turn
-        self._parents: deque[str] = deque()  # parents of its answers, in their order
-        self._stretch: _Stretch | None = None  # plain decoding under way
+        self._is_coupled = is_coupled
+        self._newest = NO_ROUND
+        self._before = NO_ROUND  # round whose plain decoding may still answer
 
     def asked(self, turn: rounds_pb2.Turn) -> None:
         """Records a turn. A repeated round brings the span that waits for the answer after the next.
@@ -38,48 +67,57 @@ class StreamTrace:
         """
         if not turn.traceparent:
             return
-        if turn.round > self._round:
-            self._end_stretch(turn.base + len(turn.tokens))
-            self._round = turn.round
-            self._parents.clear()
-        self._parents.append(turn.traceparent)
+        if turn.round > self._newest.number:
+            self._later(self._before.record_plain)
+            self._before, self._newest = self._newest, _Round(turn.round, turn.traceparent)
+            if not self._is_coupled:
+                self._later(self._before.record_plain, turn.base + len(turn.tokens))
+                self._before = NO_ROUND
+        self._newest.parents.append(turn.traceparent)
 
     def answered(self, answer: EngineAnswer) -> None:
         """Records an answer that goes out."""
-        if not self._parents or answer.round != self._round:
+        result, newest = answer.result, self._newest
+        if isinstance(result, Decoded) and result.is_plain:
+            for asked in (self._before, newest):
+                if asked.number == answer.round:
+                    asked.plain_answers.append(answer)
             return
-        if isinstance(answer.result, Decoded) and answer.result.is_plain:
-            if self._stretch is None:
-                self._stretch = _Stretch(self._parents[0])
-            self._stretch.answers.append(answer)
-        elif isinstance(answer.result, Proposed):
-            self._later(_record, "draft", self._parents.popleft(), [answer])
-        elif isinstance(answer.result, Decoded):
-            self._later(_record, "verify", self._parents[0], [answer])
-            if len(self._parents) > 1 or not answer.result.continues:
-                self._parents.popleft()
+        if not newest.parents or newest.number != answer.round:
+            return
+        if isinstance(result, Proposed):
+            self._later(_record, "draft", newest.parents.popleft(), [answer])
+        elif isinstance(result, Decoded):
+            self._later(_record, "verify", newest.parents[0], [answer])
+            if len(newest.parents) > 1 or not result.continues:
+                newest.parents.popleft()
 
     def ended(self) -> None:
-        """Ends the span under way at the end of the stream."""
-        self._end_stretch(None)
-
-    def _end_stretch(self, length: int | None) -> None:
-        """length: tokens of the sequence up to which the gateway took answers; None: all of them."""
-        stretch, self._stretch = self._stretch, None
-        if stretch is not None:
-            self._later(stretch.record, length)
+        """Ends the spans under way at the end of the stream."""
+        self._later(self._before.record_plain)
+        self._later(self._newest.record_plain)
 
 
 @dataclass
-class _Stretch:
-    parent: str
-    answers: list[EngineAnswer] = field(default_factory=list)
+class _Round:
+    """Turns of one round, and its answers of plain decoding."""
 
-    def record(self, length: int | None) -> None:
-        """Makes the span, without tokens that came after the gateway went on."""
-        taken = [answer for answer in self.answers if length is None or _position(answer) < length]
+    number: int
+    traceparent: str  # span of its first turn
+    parents: deque[str] = field(default_factory=deque)  # spans that wait for its next answers, in their order
+    plain_answers: list[EngineAnswer] = field(default_factory=list)
+
+    def record_plain(self, length: int | None = None) -> None:
+        """Records the span of plain decoding, if there was any.
+
+        length: tokens of the sequence up to which the gateway took answers; None: all of them.
+        """
+        taken = [answer for answer in self.plain_answers if length is None or _position(answer) < length]
         if taken:
-            _record("plain decoding", self.parent, taken, len(self.answers) - len(taken))
+            _record("plain decoding", self.traceparent, taken, len(self.plain_answers) - len(taken))
+
+
+NO_ROUND = _Round(0, "")
 
 
 def _position(answer: EngineAnswer) -> int:

@@ -1,8 +1,9 @@
 """Spans of an answer: a span for every round, and for every run of plain decoding.
 
 A round's span begins when its Draft is asked for, and ends with its own Verdict. If the target had the Draft
-before the last round was over, the span begins when the Draft was sent. Its attributes count what the
-answer's Stats gained meanwhile, so over an answer they sum up to the usage that the client gets.
+before the last round was over, the span begins when the Draft was sent. The span of plain decoding ends with
+its last token, which may come when the next round has begun. Attributes of a span count what the answer's
+Stats gained for it, so over an answer they sum up to the usage that the client gets.
 """
 
 import time
@@ -52,7 +53,7 @@ NO_TRACE = NoTrace()
 
 
 class AnswerTrace(NoTrace):
-    """Trace of an answer that is recorded. At most one span is under way."""
+    """Trace of an answer that is recorded."""
 
     def __init__(self, generation: Span, choice: int, speculation: Speculation) -> None:
         self.request = traceparent_of(generation)
@@ -70,9 +71,16 @@ class AnswerTrace(NoTrace):
         self._started_ns = 0
         self._waits = self._continued = False
         self._plain: _PlainTimes | None = None  # None: a round is under way
-        self._decoded = 0  # tokens in that round, before the target came to its Draft
+        self._late: _LatePlain | None = (
+            None  # plain decoding before that round, if tokens of it may still come
+        )
 
     def on(self, event: Event) -> None:
+        if self._late is not None and isinstance(event, TokenDecoded):
+            self._late.add(event)
+            return
+        if isinstance(event, PlainBegan | VerdictReceived | Ended):
+            self._finish_late()
         self._counted.on(event)
         match event:
             case RoundBegan():
@@ -92,11 +100,8 @@ class AnswerTrace(NoTrace):
                 self._next.end()
             case VerdictReceived():
                 self._verdict(event)
-            case TokenDecoded():
-                if self._plain is None:
-                    self._decoded += len(event.reply.tokens)
-                else:
-                    self._plain.add(event.reply)
+            case TokenDecoded() if self._plain is not None:
+                self._plain.add(event.reply)
             case Ended():
                 self._end(event.reason)
             case FellBack():
@@ -136,22 +141,34 @@ class AnswerTrace(NoTrace):
                 self._span.set_attribute("outrider.ahead_hit_rank", proposal.ahead.rank)
         else:
             self._span.update_name(PLAIN)  # plain decoding of one token
-        times = self._round_times(verdict, self._lasted_ms(ended_ns))
-        self._finish(len(verdict.reply.tokens), times, verdict.reply, ended_ns)
+        tokens, times = len(verdict.reply.tokens), self._round_times(verdict, self._lasted_ms(ended_ns))
+        _finish(*self._leave(), tokens, times, verdict.reply, ended_ns)
 
     def _end(self, reason: str) -> None:
-        """Ends the span of plain decoding, or of a round that has no Verdict for this reason."""
+        """Ends plain decoding, or a round that has no Verdict for this reason."""
         if not self._span.is_recording():
             return
         ended_ns, plain = time.time_ns(), self._plain
         lasted = self._lasted_ms(ended_ns)
         if plain is None:
             _abandon(self._span, reason)
-            self._finish(0, Times(wait=lasted), None, ended_ns)
+            _finish(*self._leave(), 0, Times(wait=lasted), None, ended_ns)
         else:
             wire = max(lasted - plain.total, 0.0)
             times = Times(target=plain.steps, wait=plain.total - plain.steps, wire=wire)
-            self._finish(plain.tokens, times, plain.newest, ended_ns)
+            self._late = _LatePlain(*self._leave(), plain, times, ended_ns)
+
+    def _leave(self) -> tuple[Span, Stats]:
+        """Returns the span under way, and what was counted for it. No span is under way after that."""
+        left = self._span, self._counted
+        self._span, self._counted, self.current = INVALID_SPAN, Stats(), ""
+        return left
+
+    def _finish_late(self) -> None:
+        """Ends the span of plain decoding: no token of it comes any more."""
+        if (late := self._late) is not None:
+            _finish(late.span, late.counted, late.plain.tokens, late.times, late.plain.newest, late.ended_ns)
+            self._late = None
 
     def _add_event(self, name: str, reason: str) -> None:
         self._generation.add_event(name, {"outrider.reason": reason})
@@ -180,25 +197,6 @@ class AnswerTrace(NoTrace):
         times.gateway = max(lasted - times.target - times.wait - times.wire - times.draft, 0.0)
         return times
 
-    def _finish(
-        self, emitted: int, times: "Times", reply: rounds_pb2.TargetReply | None, ended_ns: int
-    ) -> None:
-        attributes: dict[str, AttributeValue] = {"outrider.tokens": self._decoded + emitted}
-        self._decoded = 0
-        for part, milliseconds in vars(times).items():
-            attributes[f"outrider.{part}_ms"] = round(milliseconds, 3)
-        for counter in COUNTERS:
-            if counter.is_in_spans:
-                attributes[f"outrider.{counter.name}"] = getattr(self._counted, counter.name)
-        self._counted = Stats()
-        if reply is not None:
-            attributes["outrider.batch_size"] = reply.timings.last_step.sequences
-            attributes["outrider.batch_tokens"] = reply.timings.last_step.tokens
-            attributes["outrider.free_blocks"] = reply.load.free_blocks
-        self._span.set_attributes(attributes)
-        self._span.end(ended_ns)
-        self._span, self.current = INVALID_SPAN, ""
-
 
 @dataclass
 class Times:
@@ -224,6 +222,44 @@ class _PlainTimes:
         self.steps += reply.timings.step_ns / 1e6
         self.total += reply.timings.total_ns / 1e6
         self.newest = reply
+
+
+@dataclass
+class _LatePlain:
+    """Plain decoding that is over. Tokens of it may come as long as the round after it has no Verdict."""
+
+    span: Span
+    counted: Stats
+    plain: _PlainTimes
+    times: Times  # parts of the time until the round began, which has what follows
+    ended_ns: int  # end of the span, as read from time.time_ns
+
+    def add(self, event: TokenDecoded) -> None:
+        self.counted.on(event)
+        self.plain.add(event.reply)
+        self.ended_ns = time.time_ns()
+
+
+def _finish(
+    span: Span,
+    counted: Stats,
+    tokens: int,
+    times: Times,
+    reply: rounds_pb2.TargetReply | None,
+    ended_ns: int,
+) -> None:
+    attributes: dict[str, AttributeValue] = {"outrider.tokens": tokens}
+    for part, milliseconds in vars(times).items():
+        attributes[f"outrider.{part}_ms"] = round(milliseconds, 3)
+    for counter in COUNTERS:
+        if counter.is_in_spans:
+            attributes[f"outrider.{counter.name}"] = getattr(counted, counter.name)
+    if reply is not None:
+        attributes["outrider.batch_size"] = reply.timings.last_step.sequences
+        attributes["outrider.batch_tokens"] = reply.timings.last_step.tokens
+        attributes["outrider.free_blocks"] = reply.load.free_blocks
+    span.set_attributes(attributes)
+    span.end(ended_ns)
 
 
 def _abandon(span: Span, reason: str) -> None:

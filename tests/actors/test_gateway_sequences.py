@@ -5,11 +5,16 @@ from typing import Any
 
 import pytest
 
+from actors.connection import frame_of
 from actors.engine_client import EngineClient
 from actors.gateway_sequences import GatewaySequences
-from actors.messages import Close, Open, Submit, ToEngine
+from actors.messages import Close, Open, Stepped, Submit, ToEngine
 from actors.translation import TargetTranslation
+from outrider.decoding.draft import Verdict
+from outrider.engine.work import Decoded, EngineLoad, Timings
+from outrider.pace.step import Step, StepSize
 from protos import rounds_pb2
+from tests.fakes.spans import TRACEPARENT
 from tests.support.messages import PROMPT, opening, turn, verify
 
 
@@ -47,3 +52,21 @@ async def test_turn_after_the_end_of_the_engine_is_not_refused(at: str) -> None:
         await sequences.read(told(rounds_pb2.TargetRequest(open=opening())))
     await sequences.read(told(verify(turn(1, 0, PROMPT))))
     assert sequences.outbox.flush() == []
+
+
+async def test_gateway_sequences_closed_record_the_spans_of_their_last_answers(spans) -> None:
+    """The process of a drained worker ends before their delay is over."""
+    engine = EngineClient()
+    engine.send = lambda message: None  # type: ignore[method-assign]
+    sequences = GatewaySequences(TargetTranslation(), engine)
+    asked = verify(rounds_pb2.Turn(round=1, base=0, tokens=PROMPT, traceparent=TRACEPARENT))
+    await sequences.read(told(rounds_pb2.TargetRequest(open=opening()), asked))
+    timings = Timings(
+        0.001, 0.002, 0.0005, 0.003, 0.005, Step(1, StepSize(1, 1), 0.003), steps=1, preemptions=0
+    )
+    verdict = Decoded(0, 1, Verdict((), (7,)), (), "length", timings, len(PROMPT) + 1)
+    answered = Stepped((verdict,), (1,), EngineLoad(1, 1, 0, 5, 9), 10**18, ())
+    engine.data_received(frame_of([answered]))
+    assert not spans.named("verify")
+    sequences.close()
+    assert len(spans.named("verify")) == 1

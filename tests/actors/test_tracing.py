@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from actors.messages import EngineAnswer
-from actors.tracing import StreamTrace
+from actors.tracing import DelayedSpans, SequenceTrace
 from outrider.decoding.draft import Verdict
 from outrider.engine.work import Decoded, EngineLoad, Timings
 from outrider.pace.step import Step, StepSize
@@ -109,19 +109,58 @@ def verified(round: int = 1, preemptions: int = 0) -> EngineAnswer:
     return answer(Decoded(UNREAD, round, Verdict((), (7,)), (), None, timings(preemptions), 4), round)
 
 
-def test_tokens_decoded_after_the_gateway_went_on_do_not_count(spans):
-    trace = StreamTrace(at_once)
+@pytest.mark.parametrize(
+    ("is_coupled", "taken", "wasted"), [(True, 5, None), (False, 2, 2)], ids=["coupled", "rejection"]
+)
+def test_sequence_trace_plain_tokens_after_the_next_turn_count_if_the_gateway_takes_them(
+    spans, is_coupled: bool, taken: int, wasted: int | None
+) -> None:
+    """Four tokens went out before the turn, which holds two of them. One more goes out after it."""
+    trace = SequenceTrace(at_once, is_coupled=is_coupled)
     trace.asked(turn(1, 0, [1, 2, 3]))
     for position in (3, 4, 5, 6):
         trace.answered(generated(position))
-    trace.asked(turn(2, 3, [7, 7]))  # it holds five tokens
+    trace.asked(turn(2, 3, [7, 7]))
+    trace.answered(generated(7))
+    trace.ended()
     span = spans.one("plain decoding")
-    assert span.end_time == 10**18 + 4 * 10**7
-    assert (span.attributes["outrider.steps"], span.attributes["outrider.wasted"]) == (2, 2)
+    assert span.end_time == 10**18 + (2 + taken) * 10**7
+    assert span.attributes["outrider.steps"] == taken
+    assert span.attributes.get("outrider.wasted") == wasted
+
+
+def test_sequence_trace_plain_decoding_answered_after_the_next_turn_alone_has_its_span(spans) -> None:
+    """The first Draft came before the first token, and the answer ends before its Verdict."""
+    trace = SequenceTrace(at_once, is_coupled=True)
+    other = TRACEPARENT.replace("b7ad", "aaaa")
+    trace.asked(turn(1, 0, [1, 2, 3]))
+    trace.asked(turn(2, 3, [], other))
+    trace.answered(generated(3))
+    trace.ended()
+    assert spans.one("plain decoding").parent.span_id == CLIENT_SPAN_ID
+
+
+async def test_delayed_spans_at_the_end_of_the_stream_are_recorded_at_once() -> None:
+    """A worker that is drained ends within the delay."""
+    recorded: list[int] = []
+    delayed = DelayedSpans()
+    delayed.add(recorded.append, 1)
+    delayed.add(recorded.append, 2)
+    assert recorded == []
+    delayed.record_all()
+    assert recorded == [1, 2]
+
+
+async def test_delayed_spans_of_a_stream_that_goes_on_are_recorded_after_the_delay() -> None:
+    recorded: list[int] = []
+    delayed = DelayedSpans()
+    delayed.add(recorded.append, 1)
+    delayed.add(recorded.append, 2)
+    await eventually(lambda: recorded == [1, 2])
 
 
 def test_parts_of_a_plain_span_lie_in_it_if_its_first_token_was_late(spans):
-    trace = StreamTrace(at_once)
+    trace = SequenceTrace(at_once, is_coupled=True)
     trace.asked(turn(1, 0, [1, 2, 3]))
     for number, late_ns in enumerate((4 * 10**6, 0)):
         result = plain_token(3 + number)
@@ -133,7 +172,7 @@ def test_parts_of_a_plain_span_lie_in_it_if_its_first_token_was_late(spans):
 
 
 def test_verdicts_of_one_round_belong_to_the_spans_that_were_told_one_after_the_other(spans):
-    trace = StreamTrace(at_once)
+    trace = SequenceTrace(at_once, is_coupled=True)
     parents = [TRACEPARENT.replace("b7ad", first) for first in ("aaaa", "bbbb")]
     for parent in parents:
         trace.asked(turn(1, 0, [1], parent))
@@ -143,7 +182,7 @@ def test_verdicts_of_one_round_belong_to_the_spans_that_were_told_one_after_the_
 
 
 def test_answers_to_an_older_round_have_no_span(spans):
-    trace = StreamTrace(at_once)
+    trace = SequenceTrace(at_once, is_coupled=True)
     trace.asked(turn(1, 0, [1]))
     trace.asked(turn(2, 1, [2]))
     trace.answered(verified(round=1))
@@ -153,7 +192,7 @@ def test_answers_to_an_older_round_have_no_span(spans):
 
 
 def test_preemption_is_an_event_with_its_reason(spans):
-    trace = StreamTrace(at_once)
+    trace = SequenceTrace(at_once, is_coupled=True)
     trace.asked(turn(1, 0, [1]))
     trace.answered(verified(preemptions=2))
     (event,) = spans.one("verify").events

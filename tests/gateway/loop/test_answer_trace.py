@@ -83,14 +83,31 @@ async def test_trace_round_never_begun_leaves_no_span(spans):
     assert [span.attributes["outrider.tree_size"] for span in spans.named("round")] == [2, 2]
 
 
-async def test_trace_tokens_before_a_verdict_belong_to_its_round(spans):
+@pytest.mark.parametrize(
+    ("end", "named"), [(verdict(DRAFT, reply(2, 3)), "round"), (Ended("fixed"), "abandoned round")]
+)
+async def test_trace_late_plain_tokens_belong_to_plain_decoding(spans, end, named):
+    """They came when the next round had begun. They may end the answer, and the round has no Verdict then."""
     trace = answer_trace()
-    for ends in (lambda: trace.on(verdict(DRAFT, reply(2, 3))), lambda: trace.on(Ended("fixed"))):
-        trace.on(RoundBegan("fixed"))
-        trace.on(TokenDecoded(reply(1), 0.0))
-        ends()
-    assert spans.one("round").attributes["outrider.tokens"] == 3
-    assert spans.one("abandoned round").attributes["outrider.tokens"] == 1
+    trace.on(PlainBegan("first token"))
+    trace.on(TokenDecoded(reply(1), 0.0))
+    trace.on(Ended("plain"))
+    trace.on(RoundBegan("fixed"))
+    trace.on(TokenDecoded(reply(1), 0.0))
+    trace.on(end)
+    plain, round_ = spans.one("plain"), spans.one(named)
+    assert plain.attributes["outrider.tokens"] == plain.attributes["outrider.target_passes"] == 2
+    assert round_.attributes["outrider.tokens"] == len(getattr(end, "reply", reply()).tokens)
+    assert plain.end_time > round_.start_time
+
+
+async def test_trace_plain_decoding_that_ends_the_answer_has_its_span(spans):
+    trace = answer_trace()
+    trace.on(PlainBegan("off"))
+    trace.on(TokenDecoded(reply(1), 0.0))
+    trace.on(Ended("plain"))
+    trace.on(Ended("ended"))
+    assert spans.one("plain").attributes["outrider.tokens"] == 1
 
 
 async def test_trace_forgone_round_is_abandoned(spans):
