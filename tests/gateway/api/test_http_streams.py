@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from tests.fakes.conversations import Cause
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget
 from tests.support.http_calls import ANSWER, ASK, CHAT, TEXT, client_of, events_of
 
@@ -49,9 +48,8 @@ async def test_stream_with_include_rounds_tells_origins_and_rounds(client, path)
 
 
 async def test_stream_failure_is_an_event(tokenizer):
-    target = ScriptedTarget(ANSWER, lost_at=range(5, 10_000), lost_with=Cause.LEAVING)
-    # The request is given up after 0.56 s, when the next attempt would come too late.
-    async with client_of(tokenizer, target, ScriptedDraft(ANSWER), request_deadline_s=1.1) as client:
+    target = ScriptedTarget(ANSWER, lost_at=range(5, 10_000))
+    async with client_of(tokenizer, target, ScriptedDraft(ANSWER)) as client:
         events = events_of(await client.post("/v1/completions", json={**ASK, "stream": True}))
     assert "lost by the script" in json.loads(events[-2])["error"]["message"]
     assert events[-1] == "[DONE]"

@@ -20,7 +20,7 @@ from outrider.learning.backoff import Backoff
 from outrider.pace.settings import PaceSettings
 from tests.fakes.conversations import Cause
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
-from tests.support.patience import LIMIT_S, eventually, later
+from tests.support.patience import LIMIT_S, PATIENCE, eventually, later
 
 PROMPT = (5, 6, 7)
 ANSWER = [10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120]
@@ -190,14 +190,16 @@ async def test_round_failed_send_ahead_is_not_awaited(monkeypatch):
     assert verifying.is_set()
 
 
-@pytest.mark.parametrize("fault", ["late", "lost"])
-async def test_source_recovered_worker_drafts_again(fault):
+@pytest.mark.parametrize(
+    ("fault", "deadline_ms"), [("late", 300.0 * PATIENCE), ("lost", 1e3 * LIMIT_S)], ids=["late", "lost"]
+)
+async def test_source_recovered_worker_drafts_again(fault, deadline_ms):
     silent = asyncio.Event()
     draft = ScriptedDraft(
         LONG, silent=silent if fault == "late" else None, lost_at=(3,) if fault == "lost" else ()
     )
     async with fleet_of(ScriptedTarget(LONG), draft) as fleet:
-        sequence, rounds = rounds_of(fleet, fixed(4), max_tokens=len(LONG), deadline_ms=300.0)
+        sequence, rounds = rounds_of(fleet, fixed(4), max_tokens=len(LONG), deadline_ms=deadline_ms)
         async for step in rounds.steps():
             if len(sequence.generated) > 5 and not rounds.stats.rounds:
                 assert step.tokens[0].origin is Origin.PLAIN
