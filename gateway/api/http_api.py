@@ -160,7 +160,16 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     async def model(name: str) -> Model:
         """Returns the model of this name, if it is served."""
         generation.limits.check_model(name)
-        return {"id": name, "object": "model", "created": started, "owned_by": "outrider"}
+        has_target = generation.fleet.workers("target")
+        return {
+            "id": name,
+            "object": "model",
+            "created": started,
+            "owned_by": "outrider",
+            "root": name,
+            "parent": None,
+            "max_model_len": generation.limits.max_length() if has_target else None,
+        }
 
     @app.get("/health")
     async def health(request: HttpRequest) -> JSONResponse:

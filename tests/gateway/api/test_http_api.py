@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import time
 from functools import partial
 
 import pytest
 
 from gateway.api.openai.completions import CompletionAnswer
 from tests.fakes.conversations import Cause
-from tests.fakes.scripted import ScriptedDraft, ScriptedTarget
+from tests.fakes.scripted import MAX_LENGTH, ScriptedDraft, ScriptedTarget
 from tests.support.http_calls import ANSWER, ASK, CHAT, client_of, events_of
 from tests.support.patience import eventually
 
@@ -26,6 +27,26 @@ async def test_health_and_models_list_model_and_workers(client):
     health = (await client.get("/health")).json()
     assert [model["id"] for model in models["data"]] == ["m"]
     assert [worker["role"] for worker in health["workers"]] == ["target", "draft"]
+
+
+async def test_models_entry_has_the_fields_of_openai_and_vllm(client):
+    (entry,) = (await client.get("/v1/models")).json()["data"]
+    assert entry == (await client.get("/v1/models/m")).json()
+    assert entry.pop("created") <= time.time()
+    assert entry == {
+        "id": "m",
+        "object": "model",
+        "owned_by": "outrider",
+        "root": "m",
+        "parent": None,
+        "max_model_len": MAX_LENGTH,
+    }
+
+
+async def test_models_without_a_target_have_no_length(tokenizer):
+    async with client_of(tokenizer, None) as client:
+        (entry,) = (await client.get("/v1/models")).json()["data"]
+    assert entry["max_model_len"] is None
 
 
 async def test_health_slow_worker_names_its_reasons(tokenizer):
