@@ -1,6 +1,6 @@
 """Pool of cache blocks: reference counts, sharing by content, eviction of the least recently used."""
 
-from collections import OrderedDict
+from outrider.learning.lru import Lru
 
 
 class BlockPool:
@@ -14,7 +14,7 @@ class BlockPool:
         # Blocks are taken from the end: released blocks come first, and memory never used stays unmapped.
         self._free: dict[int, None] = dict.fromkeys(reversed(range(num_blocks)))
         self._users = [0] * num_blocks
-        self._kept: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._kept = Lru[int, bytes](num_blocks)  # digests of unused blocks
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
 
@@ -44,8 +44,8 @@ class BlockPool:
         elif self._free:
             block, _ = self._free.popitem()
         else:
-            block, _ = self._kept.popitem(last=False)
-            del self._block_of[self._digest_of.pop(block)]
+            block, digest = self._kept.evict()
+            del self._block_of[digest], self._digest_of[block]
         self._users[block] = 1
         return block
 
@@ -55,7 +55,7 @@ class BlockPool:
 
     def share(self, block: int) -> None:
         """Adds a user to a published block."""
-        self._kept.pop(block, None)
+        self._kept.drop(block)
         self._users[block] += 1
 
     def release(self, block: int) -> None:
@@ -63,8 +63,8 @@ class BlockPool:
         self._users[block] -= 1
         if self._users[block]:
             return
-        if block in self._digest_of:
-            self._kept[block] = None
+        if (digest := self._digest_of.get(block)) is not None:
+            self._kept.put(block, digest)
         else:
             self._free[block] = None
 
