@@ -48,6 +48,10 @@ class Connection(Generic[MessageT]):
         """Sends the messages in one go. Raises OSError once the other end is gone."""
         self._socket.sendall(frame_of(messages))
 
+    def has_come(self) -> bool:
+        """Whether ``receive`` would not wait."""
+        return bool(select.select([self._socket], [], [], 0)[0])
+
     def receive(self, timeout: float | None = None) -> list[MessageT]:
         """Returns messages that have come, after at most ``timeout`` seconds; none without a complete frame.
 

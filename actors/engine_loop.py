@@ -98,7 +98,7 @@ class EngineLoop:
     def _step(self) -> None:
         self._count += 1
         self.step_under_way = self._count
-        results = self._engine.step()
+        results = self._engine.step(self._connection.has_come)
         self.step_under_way = None
         step = self._engine.last_step
         if step is not None and step is not self._newest:  # what is answered may have taken no step

@@ -12,7 +12,7 @@ from outrider.decoding.verify import verify_coupled
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.loading.timings import LoadTimings
-from outrider.engine.loop.runner import Finished, Launched, size_of
+from outrider.engine.loop.runner import ONE_POSITION, Finished, Launched, Reach, size_of
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT
 from outrider.engine.settings import EngineSettings
@@ -107,9 +107,13 @@ class SimulatedRunner:
         self._steps = 0
 
     def run(
-        self, selected: Selected, launched: Launched | None = None, following: Sequence[DecodeTask] = ()
+        self,
+        selected: Selected,
+        launched: Launched | None = None,
+        following: Sequence[DecodeTask] = (),
+        reach: Reach = ONE_POSITION,
     ) -> Finished:
-        """Moves the clock on."""
+        """Moves the clock on by one pass, however far the step may draft."""
         self.selected = selected
         self.cache.take_changes()  # changes of numbers that are not there
         size = size_of([item for _, item in selected], self.settings.block_size)

@@ -22,6 +22,11 @@ def wait_for(moment: Mark) -> None:
         moment.synchronize()
 
 
+def is_over(moment: Mark) -> bool:
+    """Whether the device has come as far; nothing waits."""
+    return not isinstance(moment, torch.cuda.Event) or bool(moment.query())  # type: ignore[no-untyped-call]
+
+
 def seconds_between(started: Mark, ended: Mark) -> float:
     """
     Raises:

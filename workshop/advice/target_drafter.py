@@ -17,7 +17,7 @@ from outrider.engine.drafters.target_drafter import CommittedStates, TargetDraft
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.forward_pass import ForwardPass
-from outrider.engine.loop.runner import Finished, Launched, ModelRunner
+from outrider.engine.loop.runner import ONE_POSITION, Finished, Launched, ModelRunner, Reach
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.settings import EngineSettings
@@ -41,9 +41,13 @@ class _StateRecorder(ModelRunner):
         self._states: dict[tuple[int, int], Tensor] = {}  # [num_layers, hidden_size] by block and place
 
     def run(
-        self, selected: Selected, launched: Launched | None = None, following: Sequence[DecodeTask] = ()
+        self,
+        selected: Selected,
+        launched: Launched | None = None,
+        following: Sequence[DecodeTask] = (),
+        reach: Reach = ONE_POSITION,
     ) -> Finished:
-        finished = super().run(selected, launched, following)
+        finished = super().run(selected, launched, following, reach)
         for (_, item), choices in zip(selected, finished.choices, strict=True):
             if choices.hidden is None:
                 continue  # this drafter reads no states

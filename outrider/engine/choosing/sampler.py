@@ -51,6 +51,8 @@ class Choices:
     hidden: torch.Tensor | None = None
     path: tuple[int, ...] = ()  # nodes of its Draft that stand by the coupled rule, root first
     told: tuple[TokenLogprobs, ...] = ()  # [num_rows] of the chosen tokens, where they have come along
+    # Top tokens of further positions, as far as they are sound: each after the best token before it, fed.
+    further: Sequence[tuple[int, ...]] = ()
 
     @cached_property
     def processed(self) -> torch.Tensor:
@@ -122,8 +124,15 @@ class Choosing:
         return self.result.tokens.flatten()
 
     def wait(self) -> tuple[list[Choices], list[bool]]:
-        """Returns a Choices for each piece of work, and for each fed token whether its cache is finite."""
+        """Waits for the device; returns what ``read`` does."""
         wait_for(self.arrival)
+        return self.read()
+
+    def read(self) -> tuple[list[Choices], list[bool]]:
+        """Returns a Choices for each piece of work, and for each fed token whether its cache is finite.
+
+        ``arrival`` must be over.
+        """
         choices, start = list[Choices](), 0
         result = self.result.on_host() if self.arriving is None else self.result.unpacked(self.arriving)
         logprobs = self.asked.of_rows(result.logprobs)

@@ -9,7 +9,7 @@ import torch
 from outrider.engine.blame import NotFiniteError, is_out_of_memory, says_broken
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.forward.batch import Item
-from outrider.engine.loop.runner import Finished, Launched, Runner
+from outrider.engine.loop.runner import ONE_POSITION, Finished, Launched, Reach, Runner
 from outrider.engine.planning.memory import empty_cache
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import EngineSequence
@@ -48,15 +48,19 @@ class BlameSearch:
         self._runner = runner
 
     def run(
-        self, selected: Selected, launched: Launched | None = None, following: Sequence[DecodeTask] = ()
+        self,
+        selected: Selected,
+        launched: Launched | None = None,
+        following: Sequence[DecodeTask] = (),
+        reach: Reach = ONE_POSITION,
     ) -> Outcome:
-        """Runs a step. Arguments: those of Runner.run.
+        """Runs a step. Arguments: those of Runner.run. Parts of a step that failed draft one position.
 
         Raises:
             Exception: the device or the process is broken; see engine.blame.
         """
         try:
-            finished = self._runner.run(selected, launched, following)
+            finished = self._runner.run(selected, launched, following, reach)
         except Exception as error:
             return self._in_parts(selected, error)
         return self._checked(selected, finished)

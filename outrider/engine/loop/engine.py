@@ -20,7 +20,7 @@ from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loop.blame_search import BlameSearch, Outcome
 from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.loop.grammars import Grammars
-from outrider.engine.loop.runner import Launched, ModelRunner, Runner
+from outrider.engine.loop.runner import Launched, ModelRunner, Reach, Runner
 from outrider.engine.loop.target_drafting import TargetDrafting
 from outrider.engine.loop.validation import check_sampling, check_work
 from outrider.engine.loop.work_queue import WorkQueue
@@ -220,10 +220,14 @@ class Engine:
         self._queue.submit(sequence, work, self._clock() if arrived is None else arrived)
 
     @torch.inference_mode()
-    def step(self) -> list[Result]:
+    def step(self, is_interrupted: Callable[[], bool] | None = None) -> list[Result]:
         """Runs a forward pass over all tasks that can take part, and returns the results that it completed.
 
-        A sequence for which the pass raises, or whose numbers are not finite, fails alone.
+        A sequence for which the pass raises, or whose numbers are not finite, fails alone. If all tasks draft
+        chains, the step drafts as many positions as the shortest of these chains has left.
+
+        is_interrupted: whether other work has come, which waits for the step: it drafts no further positions.
+            None: no work comes meanwhile.
 
         Raises:
             Exception: the device or the process is broken; see engine.blame.
@@ -242,7 +246,8 @@ class Engine:
             return []
         foresees = self.runner.launches_early
         following = self._scheduler.select_next(selected, self._queue.tasks) if foresees else []
-        outcome = self._search.run(selected, self._launched, following)
+        reach = Reach(self._scheduler.positions(selected, self._queue.tasks), is_interrupted)
+        outcome = self._search.run(selected, self._launched, following, reach)
         self._launched = outcome.next_step
         self._observe(outcome)
         results = self._take(outcome.chosen)

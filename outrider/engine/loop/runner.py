@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol
@@ -14,7 +14,7 @@ from outrider.decoding.draft import Draft
 from outrider.engine.blame import is_out_of_memory, says_broken
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices, Choosing, begin_choosing, compile_kernels
-from outrider.engine.device_time import Mark, mark, seconds_between, wait_for
+from outrider.engine.device_time import Mark, is_over, mark, seconds_between, wait_for
 from outrider.engine.drafters.target_drafter import feed_of
 from outrider.engine.forward.batch import Item
 from outrider.engine.forward.output import ForwardOutput
@@ -30,11 +30,23 @@ from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import Path, StepTimings
-from outrider.engine.tasks.decode import DecodeTask
+from outrider.engine.tasks.decode import UNKNOWN, DecodeTask
 from outrider.engine.tasks.task import Task
 from outrider.pace.step import Step, StepSize
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far a step drafts before the host reads its tokens."""
+
+    positions: int = 1  # most positions of each sequence, each after the best token of the position before
+    # Whether other work has come: the step ends with what a device has been given. None: no work can come.
+    is_interrupted: Callable[[], bool] | None = None
+
+
+ONE_POSITION = Reach()
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,17 @@ class Launched:
     choosing: Choosing
     started: float  # seconds of the host's clock when packing began
     before: Mark | None = None  # end of the step before, if this step was launched early
+    further: Sequence["Launched"] = ()  # further positions that the step drafts for all its tasks
+
+    @property
+    def passes(self) -> list[Pass]:
+        """Passes of all positions."""
+        return [self.forward, *(position.forward for position in self.further)]
+
+    @property
+    def arrival(self) -> Mark:
+        """Moment when the host can read the tokens of all positions."""
+        return (self.further or [self])[-1].choosing.arrival
 
     def with_own_states(self) -> "Launched":
         """Returns the step with a copy of its hidden states, which the next replay of a graph overwrites."""
@@ -70,16 +93,15 @@ class Launched:
 
     def timings(self, now: float) -> StepTimings:
         """Returns the timings of a finished step. An early one begins with the end of the step before."""
-        forward = seconds_between(self.forward.started, self.forward.ended)
+        forward = sum(seconds_between(each.started, each.ended) for each in self.passes)
         if self.before is None:
             build, total = self.forward.built - self.started, now - self.started
         else:
             build = seconds_between(self.before, self.forward.started)  # the device waited for this step
             total = seconds_between(self.before, self.choosing.arrival)
         sample = total - build - forward  # choosing tokens has waited for the device
-        return StepTimings(
-            build, forward, sample, total, len(self.tasks), self.forward.num_tokens, self.forward.path
-        )
+        num_tokens = sum(each.num_tokens for each in self.passes)
+        return StepTimings(build, forward, sample, total, len(self.tasks), num_tokens, self.passes[-1].path)
 
 
 @dataclass(frozen=True)
@@ -108,13 +130,18 @@ class Runner(Protocol):
     launches_early: bool  # whether it can launch a step before the host knows the tokens of the one before
 
     def run(
-        self, selected: Selected, launched: Launched | None = None, following: Sequence[DecodeTask] = ()
+        self,
+        selected: Selected,
+        launched: Launched | None = None,
+        following: Sequence[DecodeTask] = (),
+        reach: Reach = ONE_POSITION,
     ) -> Finished:
         """Feeds the items and chooses tokens.
 
         Args:
             launched: the step, if it was launched early. Other sequences may have taken part in it.
             following: participants of the next step, which is launched early.
+            reach: how far the step may draft for all of ``selected``, which have cache for that.
 
         Raises:
             Exception: the step failed; engine.blame says who cannot continue.
@@ -161,12 +188,18 @@ class ModelRunner:
             self._group.dismiss()
 
     def run(
-        self, selected: Selected, launched: Launched | None = None, following: Sequence[DecodeTask] = ()
+        self,
+        selected: Selected,
+        launched: Launched | None = None,
+        following: Sequence[DecodeTask] = (),
+        reach: Reach = ONE_POSITION,
     ) -> Finished:
         launched, next_step = launched or self._launch(selected), None
         if following:
             launched = launched.with_own_states()
             next_step = self._launch_early(launched, following)
+        if reach.positions > 1 and not self.settings.shortest_step_s:
+            launched = replace(launched, further=self._launch_further(launched, selected, reach))
         return self._finish(launched, selected, next_step)
 
     def _launch(self, selected: Selected) -> Launched:
@@ -205,6 +238,55 @@ class ModelRunner:
         choosing = begin_choosing(output.logits, next_rows, output.are_finite, packed=forward.rows)
         return Launched(tasks, [1] * len(tasks), forward, choosing, started, before.choosing.arrival)
 
+    def _launch_further(self, launched: Launched, selected: Selected, reach: Reach) -> list[Launched]:
+        """Launches further positions of a step. A GPU is never given more than one position in advance."""
+        steps = [launched]
+        try:
+            while len(steps) < reach.positions and not self._ends_now(steps, selected, reach):
+                steps.append(self._launch_position(steps[-1], selected, len(steps)))
+        except Exception as error:
+            if says_broken(error) and not is_out_of_memory(error):
+                raise
+            logger.warning("a step ends before position %d: %r", len(steps), error, exc_info=error)
+        return steps[1:]
+
+    def _ends_now(self, steps: list[Launched], selected: Selected, reach: Reach) -> bool:
+        """Whether the step ends with the positions that are launched."""
+        if not self._forward.is_asynchronous:
+            tokens = steps[-1].choosing.result.tokens[:, 0].tolist()
+            pairs = zip(tokens, selected, strict=True)
+            if all(token in item.sequence.end_token_ids for token, (_, item) in pairs):
+                return True
+        if reach.is_interrupted is None:
+            return False
+        while len(steps) > 1 and not is_over(steps[-2].choosing.arrival):
+            if reach.is_interrupted():
+                return True
+        return reach.is_interrupted()
+
+    def _launch_position(self, before: Launched, selected: Selected, position: int) -> Launched:
+        """Launches a position, counted from the first position of the step, which feeds the best tokens."""
+        started, result, chosen = time.perf_counter(), before.choosing.result, None
+        ranks = result.tokens.shape[1]
+        if self._forward.is_asynchronous:
+            tokens, chosen = [ranks * row for row in range(len(selected))], before.choosing.tokens
+        else:
+            tokens = result.tokens[:, 0].tolist()
+        feeds = [
+            feed_of(item.sequence, [token], item.sequence.written + len(item.tokens) + position - 1, 1)
+            for token, (_, item) in zip(tokens, selected, strict=True)
+        ]
+        count = len(feeds)
+        choice = self._choice_input(feeds, before.tasks, [1] * count, [NO_DRAFT] * count)
+        forward = self._pass(feeds, choice, chosen)
+        rows = [
+            [replace(row, position=row.position + 1, path=(*row.path, UNKNOWN))]
+            for (row,) in before.choosing.rows
+        ]
+        output = forward.output
+        choosing = begin_choosing(output.logits, rows, output.are_finite, ranks, packed=forward.rows)
+        return Launched(before.tasks, [1] * count, forward, choosing, started)
+
     def _choice_input(
         self, feeds: list[Feed], tasks: Sequence[Task], counts: list[int], drafts: list[Draft]
     ) -> ChoiceInput | None:
@@ -229,7 +311,8 @@ class ModelRunner:
 
     def _finish(self, launched: Launched, selected: Selected, next_step: Launched | None) -> Finished:
         """Waits for the choices, and returns those of the selected tasks."""
-        choices, of_tokens = launched.choosing.wait()
+        wait_for(launched.arrival)
+        choices, of_tokens = launched.choosing.read()
         items, output, counts = [item for _, item in selected], launched.forward.output, launched.counts
         tokens = iter(of_tokens)
         are_finite = [[*islice(tokens, count)] for count in counts]
@@ -243,16 +326,40 @@ class ModelRunner:
             kept = [places[task] for task, _ in selected]
             choices, are_finite = [choices[place] for place in kept], [are_finite[place] for place in kept]
         choices = _LogitRows(items, [choice.rows for choice in choices]).with_logits(choices, output.logits)
+        if launched.further:
+            of_items = self._further_tokens(launched, items)
+            choices = [
+                replace(choice, further=tokens) for choice, tokens in zip(choices, of_items, strict=True)
+            ]
         shortest = self.settings.shortest_step_s
         if shortest:
             time.sleep(max(launched.started + shortest - time.perf_counter(), 0.0))
         now = time.perf_counter()
         self.last_step = timings = launched.timings(now)
         self._steps += 1
-        step = Step(self._steps, size_of(items, self.settings.block_size), timings.total)
+        size, positions = size_of(items, self.settings.block_size), len(launched.passes)
+        if launched.further:
+            size = replace(size, tokens=timings.tokens / positions)
+        step = Step(self._steps, size, timings.total / positions)
         for task, _ in selected:
-            task.took_part(now - timings.total, timings.forward, timings.sample, step)
+            task.took_part(now - timings.total, timings.forward, timings.sample, step, positions)
         return Finished(step, choices, are_finite, next_step)
+
+    def _further_tokens(self, launched: Launched, items: Sequence[Item]) -> list[list[tuple[int, ...]]]:
+        """Returns the top tokens of the further positions of each item, before the first that is not sound.
+
+        The cache beyond is cleared: a mask would not hide numbers that are not finite.
+        """
+        found = [list[tuple[int, ...]]() for _ in items]
+        of_positions = [position.choosing.read() for position in launched.further]
+        for place, (item, own) in enumerate(zip(items, found, strict=True)):
+            for choices, are_finite in of_positions:
+                if not (choices[place].are_sound[0] and are_finite[place]):
+                    fed = item.sequence.written + len(item.tokens) + len(own)
+                    self.cache.clear(item.sequence, fed)
+                    break
+                own.append(choices[place].top_tokens[0])
+        return found
 
 
 def size_of(items: Sequence[Item], block_size: int) -> StepSize:

@@ -85,6 +85,25 @@ class Scheduler:
             following.append(task)
         return following
 
+    def positions(self, selected: Selected, tasks: Mapping[int, Task]) -> int:
+        """Returns how many positions the step may draft for its sequences, each after the one before.
+
+        More than one if no other work waits, all tasks draft chains that go on so far, no sequence feeds
+        more than a block of its prompt, and there is cache.
+        """
+        if len(selected) < len(tasks):
+            return 1
+        goes_on = [
+            item.num_logits > 0 and item.tree is None and item.num_committed <= self._cache.block_size
+            for _, item in selected
+        ]
+        count = min(task.positions for task, _ in selected) if all(goes_on) else 1
+        has_room = count > 1 and all(
+            self._cache.reserve(item.sequence, item.sequence.written + len(item.tokens) + count - 1)
+            for _, item in selected
+        )
+        return count if has_room else 1
+
     def still_wanted(self, launched: Iterable[Task], tasks: Mapping[int, Task]) -> Selected:
         """Returns items of a step that was launched before the tokens of the step before it were known.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.outcomes import RANKS, Branch
+from outrider.decoding.sampling import reads_text
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.sequence import NO_DRAFT, EngineSequence
@@ -52,13 +53,16 @@ class ProposeTask(Task):
 class CoupledProposeTask(ProposeTask):
     """The chain of the best tokens under the keyed noise; an end of sequence is not drafted beyond.
 
-    It begins with pending nodes, which may be the whole chain.
+    It begins with pending nodes, which may be the whole chain. All further positions may be drafted in one
+    step. Penalties and grammars depend on the tokens of the text, which the host knows after a step only: so
+    a sequence that has such settings is drafted position by position.
     """
 
     ranks = RANKS
 
     def __init__(self, given: Assignment) -> None:
         super().__init__(given)
+        self._reads_text = reads_text(given.sequence.sampling) or given.sequence.matcher is not None
         self._forced: list[int] = []  # after the chain as far as it is known, by the sequence's grammar
         self._progress: _Progress | None = None  # found last: it is asked for many times in a step
 
@@ -68,6 +72,11 @@ class CoupledProposeTask(ProposeTask):
         generated, known = self.sequence.tokens[self.sequence.prompt_length :], self.chain()
         forced = self.sequence.matcher.forced(generated, known)
         self._forced = forced[: self.depth - len(known) - 1]
+
+    @property
+    def positions(self) -> int:  # type: ignore[override]
+        """Positions of the chain that are not known yet."""
+        return 1 if self._reads_text else self.depth - len(self.chain())
 
     def tree(self) -> Draft:
         return self._found().tree
@@ -80,10 +89,22 @@ class CoupledProposeTask(ProposeTask):
             pending, forced = self.sequence.pending, len(self._forced)
             for node in range(len(pending) - forced, len(pending)):
                 self.sequence.draft.top_tokens[pending.parents[node]] = (pending.tokens[node],)
-            self.sequence.draft.top_tokens[len(pending) - 1] = choices.top_tokens[0]
+            self._know(choices.top_tokens[0], choices.further)
             self._forced = []
         self.done = self._is_complete()
         return [self.result()] if self.done else []
+
+    def _know(self, top_tokens: tuple[int, ...], further: Sequence[tuple[int, ...]]) -> None:
+        """Stores the top tokens after the newest node, and those that follow the best of these."""
+        sequence = self.sequence
+        newest, fed = len(sequence.pending) - 1, list[int]()
+        sequence.draft.top_tokens[newest] = top_tokens
+        for best in further:
+            if top_tokens[0] in sequence.end_token_ids:
+                break
+            fed.append(top_tokens[0])
+            sequence.draft.top_tokens[newest + len(fed)] = top_tokens = best
+        sequence.pending = with_chain(sequence.pending, newest, fed)
 
     def chain(self) -> list[int]:
         """Returns the known tokens of the chain."""

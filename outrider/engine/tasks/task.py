@@ -18,6 +18,7 @@ class Task(ABC):
     """Work for one sequence, over one or more steps. ``done`` once it needs no further one."""
 
     ranks = 1  # best tokens that it wants to know after each of its nodes
+    positions = 1  # tokens that a step may choose for it one after the other, each fed before the next
 
     def __init__(self, sequence: EngineSequence, arrived: float) -> None:
         """arrived: when the work was asked for, by the engine's clock."""
@@ -95,20 +96,22 @@ class Task(ABC):
                 return Verdict(verdict.accepted[:index], verdict.tokens[: index + 1]), finish
         return verdict, None
 
-    def took_part(self, start: float, forward: float, sample: float, step: Step) -> None:
+    def took_part(self, start: float, forward: float, sample: float, step: Step, positions: int = 1) -> None:
         """Records a step that fed its sequence.
 
         Args:
             start: start of the step, by the engine's clock.
-            forward, sample: seconds of its forward pass, and of choosing tokens.
+            forward, sample: seconds of its forward passes, and of choosing tokens.
+            step: size and seconds of a pass, the mean if the step drafted several positions.
+            positions: passes of the step.
         """
         late = max(self._since - start, 0.0)  # launched early, a step begins before the last one is answered
         if self._started is None:
             self._started = start + late
         self._forward += forward
         self._sample += sample
-        self._step += step.seconds - late
-        self._step_count += 1
+        self._step += step.seconds * positions - late
+        self._step_count += positions
         self._last_step = step
 
     def timings(self) -> Timings:

@@ -16,7 +16,7 @@ from outrider.engine.choosing.sampler import Choices
 from outrider.engine.errors import CacheLostError
 from outrider.engine.forward.batch import Item
 from outrider.engine.loop.blame_search import BlameSearch
-from outrider.engine.loop.runner import Finished, Launched, Runner
+from outrider.engine.loop.runner import ONE_POSITION, Finished, Launched, Reach, Runner
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.settings import EngineSettings
@@ -43,7 +43,11 @@ class FailingRunner:
         self._spoilt = spoilt
 
     def run(
-        self, selected: Selected, launched: Launched | None = None, following: Sequence[DecodeTask] = ()
+        self,
+        selected: Selected,
+        launched: Launched | None = None,
+        following: Sequence[DecodeTask] = (),
+        reach: Reach = ONE_POSITION,
     ) -> Finished:
         self.fed.append([(item.sequence.number, len(item.tokens)) for _, item in selected])
         self._harms(selected)

@@ -243,7 +243,7 @@ def test_prepared_cache_is_freed_before_a_sequence_is_preempted(folder: str) -> 
     assert not engine.has_work
     assert (waiting.cached, len(waiting.blocks)) == (20, 3)
     engine.submit(Propose(waiting.number, 20, (*draft.tokens, 5), DEPTH, 1))
-    engine.step()
+    engine.step(is_interrupted=lambda: True)
     assert engine.last_step is not None
     assert engine.last_step.tokens == DEPTH + 1  # none of the prompt
     (again,) = [result for result in idle(engine) if isinstance(result, Proposed)]
