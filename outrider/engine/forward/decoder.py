@@ -5,6 +5,7 @@ starting these takes longer than their arithmetic, on a CPU and on a GPU. Here a
 operations, on a GPU ten kernels, and no module but its matrix products:
 
 - queries, keys and values come from one product, gate and up from one, and a product adds the residual;
+- ranks that share the model sum up states: rank 0 has added the residual to its part, the other ranks not;
 - queries and keys are rotated together, by cosines and sines that are computed once per step;
 - a norm reads its numbers once;
 - of the last layer's states only the rows whose logits are wanted are normed.
@@ -17,6 +18,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from outrider.engine.forward.attention import Paged, attended
@@ -27,10 +29,11 @@ from outrider.engine.forward.linear import PackedLinear, Projection
 from outrider.engine.kernels.cpu.functions import compiled
 from outrider.engine.models.architecture import Architecture
 from outrider.engine.models.registry import architecture_of
+from outrider.engine.parallel.layers import RowParallelLinear
 
 
 class Decoder:
-    """Forward pass of a described model. Its linear layers may have been replaced."""
+    """Forward pass of a described model, or of a rank's share. Its linear layers may have been replaced."""
 
     def __init__(
         self,
@@ -42,7 +45,7 @@ class Decoder:
         """hidden_layers: layers whose states are wanted, as transformers numbers them; 0: the embeddings."""
         part = model.get_submodule
         self._operations = operations
-        self._embedding = part(architecture.embedding).weight
+        self._embedding = part(architecture.embedding)
         self._layers = [_Layer(layer, architecture, operations) for layer in part(architecture.layers)]
         self._rotary = part(architecture.rotary)
         self._norm = norm = part(architecture.last_norm)  # another module in a part of the model
@@ -54,11 +57,11 @@ class Decoder:
         """Computes a step's pass.
 
         Returns:
-            logits [num_logits, vocab_size] and states [num_tokens, num_hidden_layers, hidden_size], None
-            if no layer is wanted.
+            logits [num_logits, vocab_size], at ranks other than 0 their share of the vocabulary, and states
+            [num_tokens, num_hidden_layers, hidden_size], None if no layer is wanted.
         """
         batch = paged.batch
-        states = self._embedding[batch.token_ids[0]]  # [num_tokens, hidden_size]
+        states = self._embedding(batch.token_ids[0])  # [num_tokens, hidden_size]
         rotation = self._rotation(batch.position_ids[0], states.dtype)
         last = len(self._layers)
         kept = {0: states.clone()} if 0 in self._hidden_layers else {}
@@ -149,6 +152,8 @@ def _function_of(product: nn.Module) -> Callable[[Tensor], Tensor]:
 
 def _adding(product: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     """Returns a function that adds the product of rows to states, in place if possible."""
+    if isinstance(product, RowParallelLinear):
+        return _adding_over_ranks(product)
     if isinstance(product, PackedLinear):
         multiply = product.multiply
         return lambda states, rows: multiply(rows, states)
@@ -156,6 +161,25 @@ def _adding(product: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
         weight = product.weight.t()
         return lambda states, rows: states.addmm_(rows, weight)
     return lambda states, rows: product(rows).add_(states)
+
+
+def _adding_over_ranks(product: RowParallelLinear) -> Callable[[Tensor, Tensor], Tensor]:
+    """Returns a function that adds the product of the rows of all ranks to states, which all ranks have.
+
+    Rank 0 exchanges its part with the states in it, so that no rank needs another kernel to add them.
+    """
+    add_up, bias = product.add, product.bias
+    if dist.get_rank() == 0:
+        part = _adding(product.linear)
+    else:
+        multiply = _function_of(product.linear)
+
+        def part(states: Tensor, rows: Tensor) -> Tensor:
+            return multiply(rows)
+
+    if bias is None:
+        return lambda states, rows: add_up(part(states, rows))
+    return lambda states, rows: add_up(part(states, rows)).add_(bias)
 
 
 def decoder_of(model: Any, hidden_layers: Collection[int], operations: LayerOperations) -> Decoder | None:

@@ -209,10 +209,9 @@ class ForwardPass:
         with self.load_timings.timed("weights"):
             if device.type == "cpu":
                 optimize_for_cpu(self.model)
-            elif self.group is None:
+            else:
                 join_projections(self.model)
-            if self.group is None:
-                self._decoder = self._decoder_of(self.model, self._hidden_layers)
+            self._decoder = self._decoder_of(self.model, self._hidden_layers)
         if self._decoder is not None and (difference := check.differs(self._logits)):
             logger.error("steps are slower than they could be: the fast decoder is not used: %s", difference)
             self._decoder = None

@@ -4,7 +4,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,6 +13,7 @@ from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
+from tests.support.decoder_steps import BLOCK_SIZE, BLOCKS, OTHER, PROMPT, STEPS, steps_logits
 from tests.support.functions import needs_functions
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
@@ -23,30 +23,11 @@ FIELDS = [
     pytest.param({"dtype": "float32", "batch_invariant": True}, marks=needs_functions),
     {"dtype": "float32", "quantization": "int8"},
 ]
-BLOCK_SIZE = 8
-BLOCKS = np.array([5, 2, 7, 3, 9, 4])
-PROMPT = list(range(10, 40))
-OTHER = [7, 8, 9]
-TREE = Draft((50, 51, 52, 53), (ROOT, ROOT, 0, 1))
 
 
 def load(folder: Path, **fields: Any) -> ForwardPass:
     settings = {"model": str(folder), "block_size": BLOCK_SIZE, "cache_memory": 2**20, "threads": 1, **fields}
     return ForwardPass(EngineSettings.model_validate(settings))
-
-
-def steps_logits(forward: ForwardPass) -> torch.Tensor:
-    """A prompt beside another, one token of each, a chain, a tree."""
-    length = len(PROMPT)
-    steps = [
-        [Feed(PROMPT, length, 0, BLOCKS, None), Feed(OTHER, 1, 0, BLOCKS[-1:] + 6, None)],
-        [Feed([60], 1, length, BLOCKS, None)],
-        [Feed([61, 62, 63], 3, length + 1, BLOCKS, None)],
-        [Feed([61, *TREE.tokens], 5, length + 1, BLOCKS, TREE)],
-    ]
-    with torch.inference_mode():
-        parts = [forward.run(forward.prepare(StepInput.of(feeds))) for feeds in steps]
-    return torch.cat([part.logits for part in parts]).float()
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
@@ -112,7 +93,7 @@ def test_family_is_served_by_the_decoder(tmp_path: Path, kind: str, decoders: li
     forward = load(write_checkpoint(tmp_path, kind))
     decoders.clear()  # the self-check is not what counts
     steps_logits(forward)
-    assert len(decoders) == 4
+    assert len(decoders) == len(STEPS)
 
 
 @pytest.mark.parametrize(

@@ -25,21 +25,20 @@ HARMS = ["raises at every rank", "NaN at rank 0", "NaN at rank 1"]
 
 def harm(model: nn.Module, how: str, rank: int) -> None:
     """Whoever is fed the poison."""
+    embedding: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
     if how == "raises at every rank":
-        forward = model.forward
 
-        def raising(*args: Any, **kwargs: Any) -> Any:
-            if (kwargs["input_ids"] == POISON).any():
+        def raising(_: nn.Module, ids: tuple[torch.Tensor]) -> None:
+            if (ids[0] == POISON).any():
                 raise IndexError("tokens 216, 217")
-            return forward(*args, **kwargs)
 
-        model.forward = raising
+        embedding.register_forward_pre_hook(raising)
     elif how == f"NaN at rank {rank}":
 
         def spoilt(_: nn.Module, ids: tuple[torch.Tensor], states: torch.Tensor) -> torch.Tensor:
             return states.masked_fill((ids[0] == POISON)[..., None], torch.nan)
 
-        model.get_input_embeddings().register_forward_hook(spoilt)  # type: ignore[operator]
+        embedding.register_forward_hook(spoilt)
 
 
 def lead(group: RankGroup, settings: EngineSettings, how: str) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from outrider.drafters.ngram import NgramIndex
 from outrider.engine.drafters import early_exit, exit_search
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.follower import follow
 from outrider.engine.loop.forward_pass import ForwardPass
@@ -116,6 +118,41 @@ def test_ranks_replay_graphs_and_say_what_one_process_says(
     assert totals["waits"] == totals["pinned_copies"] == totals["copies_out"] == 1
     assert totals["pageable_copies"] == 0
     assert totals["launches"] <= 5  # the graph, what chooses and what verifies
+
+
+def launches_of_a_pass(group: RankGroup, settings: EngineSettings) -> Counts:
+    """Returns counts of a pass of three tokens that is launched kernel by kernel."""
+    forward = ForwardPass(settings, group)
+    with torch.inference_mode():
+        batch = forward.prepare(StepInput.of([Feed([5, 9, 33], 3, 0, np.arange(1), None)]))
+        simulated().counts = Counts()
+        forward.run(batch)
+    return simulated().counts
+
+
+@pytest.mark.parametrize(("batch_invariant", "budget"), [(False, 12), (True, 18)])
+def test_layer_of_a_rank_stays_within_its_budget_of_launches(
+    ranks: Ranks, tmp_path: Path, batch_invariant: bool, budget: int
+) -> None:
+    counts = []
+    for layers in (1, 2):
+        folder = write_checkpoint(tmp_path / str(layers), "llama", num_hidden_layers=layers)
+        settings = EngineSettings(
+            model=str(folder),
+            dtype="float16",
+            device="cuda",
+            cache_memory=2**21,
+            tensor_parallel=2,
+            batch_invariant=batch_invariant,
+            self_check=False,
+            graphs=False,
+        )
+        counts.append(ranks.run(launches_of_a_pass, launches_of_a_pass, settings))
+    for rank, (fewer, more) in enumerate(zip(*counts, strict=True)):
+        beside = 2 * fewer.launches.total() - more.launches.total()
+        of_a_layer = more.launches.total() - fewer.launches.total()
+        print(f"rank {rank}, {batch_invariant=}: {of_a_layer} launches a layer, {beside} beside the layers")
+        assert of_a_layer <= budget, more.report()
 
 
 # So short that there are graphs for all of them together.

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.loading.self_check.outputs import Outputs, differences, is_finite
+from outrider.engine.loading.self_check.outputs import Difference, Outputs, differences, is_finite
 from outrider.engine.loading.self_check.runs import HEAD, Run, Runs, short_windows
 from outrider.engine.loading.self_check.script import LENGTH, SHORTEST, Script, pick_tokens, write_script
 from outrider.engine.parallel.rank_group import RankGroup
@@ -97,22 +97,25 @@ class SelfCheck:
                     (layer for layer, outputs in by_layer.items() if differences(script.rows, outputs)), None
                 )
                 where = "" if first is None else f", first in layer {first}"
-                what = "; ".join(map(str, found)) or "at another rank"
                 raise UnsupportedModelError(
                     f"model={name!r}: on the paged cache {kind} does not compute what it computes"
-                    f" under transformers' own attention{where}: {what}. self_check=False serves it"
-                    " nevertheless"
+                    f" under transformers' own attention{where}: {_described(found)}. self_check=False"
+                    " serves it nevertheless"
                 )
         self._outputs = outputs
         logger.info("self-check: %.1f s", time.perf_counter() - started)
 
     def differs(self, run: Run) -> str:
-        """Returns the differences of another way to compute the model, after ``check``; empty: none."""
+        """Returns the differences of another way to compute the model, after ``check``.
+
+        It is empty at all ranks or at none.
+        """
         if self._outputs is None:
             return ""
         with self._script() as script:
             outputs = replace(self._outputs, ours=self._runs.ours(script, run))
-            return "; ".join(map(str, differences(script.rows, outputs)))
+            found = differences(script.rows, outputs)
+        return "" if self._runs.holds(not found) else _described(found)
 
     @contextmanager
     def _script(self) -> Iterator[Script]:
@@ -120,3 +123,8 @@ class SelfCheck:
         length = min(self._context_length, LENGTH)
         with short_windows(self._model, self._context_length) as window:
             yield write_script(length, pick_tokens(self._model.config), self._block_size, window)
+
+
+def _described(found: list[Difference]) -> str:
+    """Returns differences of which this rank has ``found`` its own."""
+    return "; ".join(map(str, found)) or "at another rank"
