@@ -132,6 +132,14 @@ class VerdictReceived:
         return bool(following) and following.isdisjoint(self.reply.forced_nodes)
 
     @property
+    def chain(self) -> Agreement:
+        """Correct and reached tokens of the Draft's chain, without tokens that a grammar forced."""
+        path, depth = self.reply.accepted, self.proposal.draft.chain_length
+        of_chain = [node for node in path if node < depth]
+        correct = sum(node not in self.reply.forced_nodes for node in of_chain)
+        return Agreement(correct, correct + (len(path) > len(of_chain) or self.is_refused))
+
+    @property
     def _following(self) -> set[int]:
         """Nodes after the last node that the Verdict lists."""
         path = self.reply.accepted

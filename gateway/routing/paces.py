@@ -6,7 +6,6 @@ from gateway.events import (
     Compared,
     Drafted,
     Event,
-    FellBack,
     GuessJudged,
     Overtaken,
     TokenDecoded,
@@ -24,7 +23,6 @@ from outrider.pace.controller import Pace
 from outrider.pace.costs import RoundTimes
 from outrider.pace.sequence import PacedSequence
 from outrider.pace.settings import PaceSettings
-from outrider.telemetry.reasons import DepthReason
 from protos import rounds_pb2
 from protos.conversions import step_from_message
 
@@ -79,7 +77,7 @@ class Paces:
 
 
 class PaceObserver:
-    """Lets the pace and the route learn from what happens to one sequence."""
+    """Lets the pace learn from what happens to one sequence."""
 
     def __init__(self, route: Route, sequence: GatewaySequence) -> None:
         self._route = route
@@ -94,27 +92,18 @@ class PaceObserver:
             case VerdictReceived() if event.proposal.draft:
                 self._observe_target(self.pace, event.reply)
                 self._observe_round(self.pace, event)
-                self._route.grew()
             case VerdictReceived() | TokenDecoded():
                 self._observe_target(self.pace, event.reply)
                 self._observe_plain(self.pace, event.reply)
-                self._route.grew()
             case Drafted():
-                self._route.has_drafted(event.proposal.asked)
-                by = self._route.candidate(event.proposal.asked).paced
-                self._observe_drafting(self.pace, by, event.proposal)
+                paced = self._route.candidate(event.proposal.asked).paced
+                self._observe_drafting(self.pace, paced, event.proposal)
                 if event.proposal.ahead is not None and event.proposal.ahead.rank is not None:
-                    self.pace.observe_rank(self._paced, event.proposal.ahead.rank)
-                if event.proposal.wanted and not event.proposal.draft:
-                    self._route.observe(event.proposal.asked, 0, 1)
-            case FellBack() if event.reason == DepthReason.LATE:  # it is worth nothing
-                self._route.observe(self._paced.drafter.name, 0, 1)
+                    self._paced.acceptance.task.observe_rank(event.proposal.ahead.rank)
             case Overtaken():
                 self._paced.acceptance.observe(event.correct, event.reached)
-                self._route.observe(self._paced.drafter.name, event.correct, event.reached)
             case Compared():
                 self.pace.observe_probe(self._paced, event.correct, event.reached)
-                self._route.observe(self._paced.drafter.name, event.correct, event.reached)
             case GuessJudged():
                 self._observe_judged(self.pace, event)
 
@@ -128,7 +117,6 @@ class PaceObserver:
         self._observe_drafting(pace, paced, guess)
         if guess.draft:
             paced.acceptance.observe(event.correct, min(event.correct + 1, guess.draft.chain_length))
-        self._route.observe(event.drafter, event.correct, event.reached)
 
     @staticmethod
     def _observe_drafting(pace: Pace, paced: PacedSequence, proposal: Proposal) -> None:
@@ -144,25 +132,18 @@ class PaceObserver:
 
     def _observe_round(self, pace: Pace, event: VerdictReceived) -> None:
         """Learns from the chain alone, without tokens that a grammar forced."""
-        proposal, path, forced = event.proposal, event.reply.accepted, event.reply.forced_nodes
-        depth = proposal.draft.chain_length
-        of_chain = [node for node in path if node < depth]
-        accepted = sum(node not in forced for node in of_chain)
-        was_reached = len(path) > len(of_chain) or event.is_refused
-        # A Draft that is shorter than was asked for guesses nothing at the next position.
-        is_short = proposal.draft.chain_length < proposal.wanted
-        self._route.observe(proposal.asked, accepted, accepted + (was_reached or is_short))
+        proposal, chain, depth = event.proposal, event.chain, event.proposal.draft.chain_length
         paced = self._route.candidate(proposal.asked).paced
         if paced.drafter.comes_with_verdicts and event.reply.HasField("rank"):
-            pace.observe_rank(paced, event.reply.rank)
+            paced.acceptance.task.observe_rank(event.reply.rank)
         times = RoundTimes(
-            depth - sum(node < depth for node in forced),
+            depth - sum(node < depth for node in event.reply.forced_nodes),
             proposal.seconds + event.overhead_s,
             proposal.overhead_s + event.overhead_s,
             event.reply.timings.total_ns / 1e9,
             proposal.ahead_hit,
         )
-        pace.observe_round(paced, accepted, accepted + was_reached, times)
+        pace.observe_round(paced, chain.correct, chain.reached, times)
 
     def _observe_plain(self, pace: Pace, reply: rounds_pb2.TargetReply) -> None:
         """Learns from all but the first token of plain decoding, which waited for more than a step."""

@@ -17,7 +17,7 @@ class Rollout:
         self._step = 0  # index into the shares
         self._backs = 0  # times that it went back to nothing
         self._due = 0.0  # part of a sequence that it has not been given yet
-        self.seen = 0  # Drafts at this share that are judged
+        self.seen = 0  # judged Drafts at this share, which the router counts
         self.rate = self.rate_of_others = 0.0  # tokens per second, as compared last; 0: not known
         self.decided_at = -math.inf  # in the event loop's time
         self.changes = Counter[float]()  # times that each share was given
@@ -31,10 +31,6 @@ class Rollout:
     def needed(self) -> int:
         """Drafts that have to be judged before the share grows."""
         return TUNING.drafts << min(self._backs, TUNING.doublings)
-
-    def observe(self) -> None:
-        """Counts a Draft that is judged."""
-        self.seen += 1
 
     def compare(self, rate: float, rate_of_others: float, margin: float) -> None:
         """Gives it more, or takes all, if the difference is large enough.

@@ -1,14 +1,25 @@
 """Route of a sequence: which drafter drafts it.
 
-The loop asks for the ``current`` drafter. It decides when another drafter may ``follow``, and asks to
-``replace_lost`` when a worker was lost. All else comes from the events: see ``PaceObserver``.
+The loop asks for the ``current`` drafter. It says ``at`` which target the sequence is, and when another
+drafter may ``follow`` or has to ``replace_lost`` workers. All else comes from the events.
 """
 
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from gateway.events import Events, Routed
+from gateway.events import (
+    Compared,
+    Drafted,
+    Event,
+    Events,
+    FellBack,
+    GuessJudged,
+    Overtaken,
+    Routed,
+    TokenDecoded,
+    VerdictReceived,
+)
 from gateway.routing.judge import Judge
 from gateway.routing.router import CandidateDrafter, Router, TaskRule
 from gateway.routing.tuning import TUNING
@@ -16,7 +27,7 @@ from gateway.sequence import GatewaySequence
 from outrider.decoding.lease import Lease
 from outrider.pace.controller import Pace
 from outrider.pace.exploration import watch_tokens
-from outrider.telemetry.reasons import RouteReason
+from outrider.telemetry.reasons import DepthReason, RouteReason
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -45,6 +56,7 @@ class Route:
         self._is_paced = False  # the pace counts the sequence in
         self._has_started = False
         self.reason: str = RouteReason.NAMED  # why the current drafter drafts
+        events.add(self)
 
     def current(self) -> CandidateDrafter:
         """Drafter that drafts now."""
@@ -103,17 +115,37 @@ class Route:
         """Another drafter's Draft that the target must send with its next Verdict, to be judged."""
         return self._judge.tried_with_verdict
 
-    def has_drafted(self, name: str) -> None:
-        """Takes note of the drafter that has made the newest Draft."""
-        self._judge.has_drafted(name)
+    def on(self, event: Event) -> None:
+        """Lets the router learn which guesses are correct, and watched drafters be judged by more tokens."""
+        match event:
+            case VerdictReceived():
+                if event.proposal.draft:
+                    chain = event.chain
+                    # A Draft that is shorter than was asked for guesses nothing at the next position.
+                    is_short = event.proposal.draft.chain_length < event.proposal.wanted
+                    reached = max(chain.reached, chain.correct + is_short)
+                    self._learn(event.proposal.asked, chain.correct, reached)
+                self._grew()
+            case TokenDecoded():
+                self._grew()
+            case Drafted():
+                self._judge.has_drafted(event.proposal.asked)
+                if event.proposal.wanted and not event.proposal.draft:
+                    self._learn(event.proposal.asked, 0, 1)
+            case FellBack(reason=DepthReason.LATE):  # a late Draft is worth nothing
+                self._learn(self._now.name, 0, 1)
+            case Overtaken() | Compared():
+                self._learn(self._now.name, event.correct, event.reached)
+            case GuessJudged():
+                self._learn(event.drafter, event.correct, event.reached)
 
-    def grew(self) -> None:
-        """Lets watched drafters be judged: the sequence has more tokens."""
-        self._judge.grew(takes_drafts=not self._now.info.comes_with_verdicts)
-
-    def observe(self, name: str, correct: int, reached: int) -> None:
+    def _learn(self, name: str, correct: int, reached: int) -> None:
         """Learns how many of the tokens that a drafter was asked for are correct."""
         self._router.observe(self._kind, name, correct, reached)
+
+    def _grew(self) -> None:
+        """Lets watched drafters be judged: the sequence has more tokens."""
+        self._judge.grew(takes_drafts=not self._now.info.comes_with_verdicts)
 
     async def aclose(self) -> None:
         """Frees what all drafters hold for the sequence."""

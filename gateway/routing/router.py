@@ -74,7 +74,7 @@ class Router:
         """Learns how many of the tokens that a drafter was asked for are correct, of those reached."""
         self._own_acceptance(kind, name).observe(correct, reached)
         if name in self._rollouts:
-            self._rollout(kind, name).observe()
+            self._rollout(kind, name).seen += 1
 
     def roll_out(self, names: Iterable[str]) -> None:
         """Begins to roll these drafts out. A draft that was new before keeps its shares."""

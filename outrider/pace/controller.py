@@ -102,13 +102,6 @@ class Pace:
         if sequence.decision.decided_by == MEASURED:
             self._costs.compare_plain(seconds, len(self._sequences), is_trial)
 
-    def observe_rank(self, sequence: PacedSequence, rank: int) -> None:
-        """Learns that the target's token, after the accepted ones, was the draft's guess of that rank.
-
-        rank: 0 is the first guess.
-        """
-        sequence.acceptance.task.observe_rank(rank)
-
     def observe_probe(self, sequence: PacedSequence, accepted: int, reached: int) -> None:
         """Learns from a guess that the text has judged, made while the sequence was in plain decoding."""
         sequence.acceptance.observe(accepted, reached)

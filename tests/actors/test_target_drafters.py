@@ -17,6 +17,7 @@ from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.loop import target_drafting
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
+from outrider.pace.acceptance import TaskAcceptance
 from outrider.pace.controller import Pace
 from outrider.pace.sequence import Decision
 from protos import rounds_pb2
@@ -272,7 +273,7 @@ async def test_heads_draft_trees_as_wide_as_the_pace_says_and_tell_it_of_their_g
         observe(self, pace, event)
 
     monkeypatch.setattr(PaceObserver, "_observe_round", observing)
-    monkeypatch.setattr(Pace, "observe_rank", lambda self, sequence, rank: ranks.append(rank))
+    monkeypatch.setattr(TaskAcceptance, "observe_rank", lambda self, rank: ranks.append(rank))
     given = settings(tmp_path)
     speculation = Speculation(mode="fixed", depth=4, drafter=next(iter(given["drafters"])))
     async with pair(0, **given) as fleet:

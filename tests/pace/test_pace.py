@@ -139,7 +139,7 @@ def test_alternatives_are_sent_once_second_guesses_are_known_to_be_correct(rank,
         service.run(60)
         assert service.sequences[0].decision.alternatives == 0
         for _ in range(20):
-            service.pace.observe_rank(service.sequences[0], rank)
+            service.sequences[0].acceptance.task.observe_rank(rank)
         service.run(60)
         alternatives[drafter] = service.sequences[0].decision.alternatives
     assert (alternatives["model"] > 0) is has_alternatives

@@ -18,6 +18,7 @@ from gateway.settings import Speculation
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.drafters.registry import drafter
+from outrider.pace.acceptance import TaskAcceptance
 from outrider.pace.controller import Pace
 from outrider.pace.costs import RoundTimes
 from outrider.pace.settings import PaceSettings
@@ -88,16 +89,23 @@ def test_forced_tokens_of_plain_decoding_are_counted() -> None:
     assert (stats.forced, stats.tokens, stats.target_passes, stats.rounds) == (5, 7, 2, 0)
 
 
+class Ranks(TaskAcceptance):
+    """Records the ranks that it observes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observed: list[int] = []
+
+    def observe_rank(self, rank: int) -> None:
+        self.observed.append(rank)
+
+
 class Observed(Pace):
     """Records the rounds that it observes."""
 
     def __init__(self) -> None:
         super().__init__(PaceSettings())
         self.rounds: list[tuple[int, int, int]] = []
-        self.ranks: list[tuple[str, int]] = []
-
-    def observe_rank(self, sequence: Any, rank: int) -> None:
-        self.ranks.append((sequence.drafter.name, rank))
 
     def observe_round(self, sequence: Any, accepted: int, reached: int, times: RoundTimes) -> None:
         self.rounds.append((accepted, reached, times.depth))
@@ -116,21 +124,24 @@ OF_PACE = {
 @pytest.mark.parametrize("case", OF_PACE)
 def test_pace_verdict_with_forced_tokens_learns_from_guesses_alone(case: str) -> None:
     proposal, accepted, nodes, expected = OF_PACE[case]
-    pace = observed("model", verdict(proposal, accepted, forced_nodes=nodes, forced=3))
-    assert (pace.rounds, pace.ranks) == ([expected], [])
+    pace, ranks = observed("model", verdict(proposal, accepted, forced_nodes=nodes, forced=3))
+    assert (pace.rounds, ranks.observed) == ([expected], [])
 
 
-@pytest.mark.parametrize(("name", "expected"), [("eagle3", [("eagle3", 1)]), ("model", [])])
-def test_pace_verdict_with_a_rank_teaches_alternatives_of_its_drafter(name: str, expected: list[Any]) -> None:
+@pytest.mark.parametrize(("name", "expected"), [("eagle3", [1]), ("model", [])])
+def test_pace_verdict_with_a_rank_teaches_alternatives_of_its_drafter(name: str, expected: list[int]) -> None:
     """A Verdict's rank is about the heads that made its Draft, not about other drafters."""
-    assert observed(name, verdict(CHAIN, [0], rank=1)).ranks == expected
-    assert observed(name, verdict(CHAIN, [0, 1, 2, 3])).ranks == []
+    _, ranks = observed(name, verdict(CHAIN, [0], rank=1))
+    assert ranks.observed == expected
+    _, ranks = observed(name, verdict(CHAIN, [0, 1, 2, 3]))
+    assert ranks.observed == []
 
 
-def observed(name: str, event: VerdictReceived) -> Observed:
-    """Returns the pace after a Verdict on a Draft of that drafter."""
+def observed(name: str, event: VerdictReceived) -> tuple[Observed, Ranks]:
+    """Returns the pace and the drafter's acceptance after a Verdict on a Draft of that drafter."""
     speculation = Speculation().resolved(name, PaceSettings())
     paced = Paces(PaceSettings()).sequence(drafter(name), speculation, None, "interactive")
+    paced.acceptance.task = ranks = Ranks()
     sequence = GatewaySequence((1,), Sampling(), 1)
     candidate = CandidateDrafter(VerdictDrafter(sequence), paced)
     kind = TaskRule(None, "coupled")
@@ -138,4 +149,4 @@ def observed(name: str, event: VerdictReceived) -> Observed:
     observer = PaceObserver(route, sequence)
     observer.pace = pace = Observed()
     observer.on(replace(event, proposal=replace(event.proposal, asked=candidate.name)))
-    return pace
+    return pace, ranks

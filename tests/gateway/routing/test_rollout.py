@@ -16,16 +16,11 @@ MARGIN = 0.03
 BETTER, WORSE = (1.05, 1.0), (0.95, 1.0)  # tokens per second of the new draft and of the old
 
 
-def seen(rollout: Rollout, drafts: int) -> None:
-    for _ in range(drafts):
-        rollout.observe()
-
-
 def at(step: int) -> Rollout:
     """One that has come so far."""
     rollout = Rollout()
     for _ in range(step):
-        seen(rollout, rollout.needed)
+        rollout.seen += rollout.needed
         rollout.compare(*BETTER, MARGIN)
     assert rollout.share == TUNING.shares[step]
     return rollout
@@ -33,10 +28,10 @@ def at(step: int) -> Rollout:
 
 def test_rollout_before_enough_judged_guesses_has_no_share() -> None:
     rollout = Rollout()
-    seen(rollout, TUNING.drafts - 1)
+    rollout.seen += TUNING.drafts - 1
     rollout.compare(*BETTER, MARGIN)
     assert not any(rollout.admits() for _ in range(100))
-    seen(rollout, 1)
+    rollout.seen += 1
     rollout.compare(*BETTER, MARGIN)
     assert rollout.share == TUNING.shares[1] > 0.0
 
@@ -45,10 +40,10 @@ def test_rollout_before_enough_judged_guesses_has_no_share() -> None:
 def test_rollout_share_grows_after_enough_drafts_at_the_share_before(step: int) -> None:
     rollout = at(step)
     for _ in range(TUNING.drafts - 1):
-        seen(rollout, 1)
+        rollout.seen += 1
         rollout.compare(*BETTER, MARGIN)
     assert rollout.share == TUNING.shares[step]
-    seen(rollout, 1)
+    rollout.seen += 1
     rollout.compare(*BETTER, MARGIN)
     assert rollout.share == TUNING.shares[step + 1]
 
@@ -63,7 +58,7 @@ def test_rollout_admits_its_share_evenly(step: int) -> None:
 @pytest.mark.parametrize("step", range(len(TUNING.shares)))
 def test_rollout_of_equal_worth_keeps_its_share(step: int) -> None:
     rollout = at(step)
-    seen(rollout, 10 * TUNING.drafts)
+    rollout.seen += 10 * TUNING.drafts
     for rates in ((1.01, 1.0), (1.0, 1.01), (1.2, 0.0), (0.0, 1.2)):  # 0: that is not known
         rollout.compare(*rates, MARGIN)
     assert rollout.share == TUNING.shares[step]
@@ -74,10 +69,10 @@ def test_rollout_of_less_worth_goes_back_at_once_and_needs_twice_as_many_drafts(
     rollout = at(step)
     rollout.compare(*WORSE, MARGIN)
     assert (rollout.share, rollout.changes[0.0], rollout.needed) == (0.0, 1, 2 * TUNING.drafts)
-    seen(rollout, 2 * TUNING.drafts - 1)
+    rollout.seen += 2 * TUNING.drafts - 1
     rollout.compare(*BETTER, MARGIN)
     assert rollout.share == 0.0
-    seen(rollout, 1)
+    rollout.seen += 1
     rollout.compare(*BETTER, MARGIN)
     assert rollout.share == TUNING.shares[1]
 
@@ -85,7 +80,7 @@ def test_rollout_of_less_worth_goes_back_at_once_and_needs_twice_as_many_drafts(
 def test_rollout_after_many_returns_can_still_grow() -> None:
     rollout = Rollout()
     for _ in range(20):
-        seen(rollout, rollout.needed)
+        rollout.seen += rollout.needed
         rollout.compare(*BETTER, MARGIN)
         rollout.go_back()
     assert rollout.needed == TUNING.drafts << TUNING.doublings
