@@ -178,7 +178,7 @@ class _JudgedSequence:
         """Returns the states that the drafter was not given yet."""
         start, self._told = self._told, self.sequence.cached
         assert self._states is not None
-        return CommittedStates(self.sequence, start, self._states[start : self._told])
+        return CommittedStates(self.sequence, start, self._states[start : self._told], is_wanted=True)
 
     def request(self, depth: int) -> DraftRequest:
         room = self.sequence.limit - len(self.sequence.tokens) - 1

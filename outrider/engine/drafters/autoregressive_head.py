@@ -3,6 +3,9 @@
 Their cache lies beside the target's, in the same blocks: what the target shares, frees or computes again, the
 head does too. At the slot of a position it keeps what it makes of the target's states there and of the token
 after. What it makes of its own drafted tokens lies beyond, and is written anew once these stand.
+
+A head reads states when it drafts, and when a block is full, since other texts may share that. Until then the
+states wait, so plain decoding costs it a pass for each block instead of a pass for each token.
 """
 
 from abc import abstractmethod
@@ -18,6 +21,7 @@ from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
 from outrider.engine.drafters.shared_head import SharedHead
 from outrider.engine.drafters.target_drafter import CommittedStates, feed_of, rows_at
 from outrider.engine.drafters.trees import Trees, with_room
+from outrider.engine.drafters.waiting_states import MOST_WAITING, WaitingStates
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.graphs import ByRows, Graphs
@@ -34,9 +38,10 @@ class AutoregressiveHead(SharedHead):
     def __init__(self, settings: EngineSettings, name: str) -> None:
         super().__init__(settings, name)
         self._target_shape = TargetShape.of(settings)
+        self._max_sequences = settings.max_sequences
         self._graphs: Graphs | None = None
         self._project: ByRows = self._logits
-        # The head's state at the last token that the target has cached.
+        # The head's state at the last token that the target has cached, of sequences that want a Draft.
         self._newest: dict[DraftedSequence, Tensor] = {}
 
     def allocate(self, num_blocks: int) -> None:
@@ -48,6 +53,14 @@ class AutoregressiveHead(SharedHead):
             target.dtype,
             target.device,
         )
+        if self._share[0] == 0:  # texts are known there alone
+            self._waiting = WaitingStates(
+                self._max_sequences,
+                target.settings.block_size,
+                (len(self.hidden_layers), self._target_shape.hidden_size),
+                target.dtype,
+                target.device,
+            )
 
     def capture(self) -> tuple[str, ...]:
         [of_logits] = self._target.row_graphs_of([self._logits], self.state_size)
@@ -62,8 +75,16 @@ class AutoregressiveHead(SharedHead):
         numbers = rows * (2 * self.state_size + target.vocab_size)
         return feeds + numbers * target.dtype.itemsize + rows  # and whether each row is finite
 
+    def waiting_bytes(self) -> int:
+        target = self._target_shape
+        rows = self._max_sequences * MOST_WAITING
+        return rows * len(self.hidden_layers) * target.hidden_size * target.dtype.itemsize
+
     def take_in(self, committed: Sequence[CommittedStates]) -> None:
-        """Feeds the head, whether a Draft is wanted or not: the next Draft reads all that came before."""
+        """Feeds the head the states that cannot wait: the next Draft reads all that came before."""
+        committed = self._waiting.add(committed)
+        if not committed:
+            return
         feeds = []
         for part in committed:
             first, sequence = part.start + 1, part.sequence
@@ -75,8 +96,8 @@ class AutoregressiveHead(SharedHead):
         step = DrafterStep(StepInput.of(feeds), len(before), wants_logits=False)
         states, _ = self._on_all_ranks(step, before)
         last = rows_at(states, [end - 1 for end in accumulate(len(part.hidden) for part in committed)])
-        for part, state in zip(committed, last, strict=True):
-            self._newest[part.sequence] = state
+        pairs = zip(committed, last, strict=True)
+        self._newest = {part.sequence: state for part, state in pairs if part.is_wanted}
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Drafts with a pass for each position but the last."""
@@ -93,6 +114,7 @@ class AutoregressiveHead(SharedHead):
 
     def forget(self, sequence: DraftedSequence) -> None:
         self._newest.pop(sequence, None)
+        self._waiting.forget(sequence)
 
     def _compute(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
         if step.fed.feeds:

@@ -31,6 +31,7 @@ class CommittedStates:
     sequence: EngineSequence
     start: int  # position of the first token
     hidden: Tensor  # [num_tokens, num_layers, hidden_size] of the drafter's layers
+    is_wanted: bool  # whether a Draft of the drafter follows
 
 
 class Target(Protocol):
@@ -116,6 +117,10 @@ class TargetDrafter(Drafter):
 
         feeds: bytes that graphs of passes over the cache keep for what is fed to them.
         """
+        return 0
+
+    def waiting_bytes(self) -> int:
+        """Returns the bytes at rank 0 for states of the target that wait until it takes them in."""
         return 0
 
     def take_in(self, committed: Sequence[CommittedStates]) -> None:

@@ -65,6 +65,10 @@ class TargetDrafters:
         """Returns bytes that their graphs keep. Arguments: those of a drafter's ``graph_bytes``."""
         return sum(drafter.graph_bytes(rows, feeds) for drafter in self._drafters)
 
+    def waiting_bytes(self) -> int:
+        """Returns the bytes at rank 0 for states of the target that wait until they are taken in."""
+        return sum(drafter.waiting_bytes() for drafter in self._drafters)
+
     def follow(self, step: DrafterStep) -> None:
         """Computes this rank's part of a step that rank 0 sent. Raises RankLostError."""
         self._drafters[step.drafter].follow(step)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ from msgspec import structs
 from outrider.decoding.draft import Draft
 from outrider.decoding.outcomes import RANKS
 from outrider.engine.blame import says_broken
-from outrider.engine.choosing.draft_request import DraftRequest
+from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.drafters.target_drafter import CommittedStates, TargetDrafter, rows_at
 from outrider.engine.drafters.target_drafters import TargetDrafters
@@ -101,8 +101,7 @@ class TargetDrafting:
 
     def stepped(self, chosen: list[tuple[Task, Item, Choices]], results: list[Result]) -> list[Result]:
         """Returns the results with the wanted Drafts."""
-        taken_in = {name for name, in_use in self._in_use.items() if self._takes_in(in_use, chosen)}
-        if not taken_in:
+        if not self._in_use:
             return results
         verdicts = {result.sequence: result for result in results if isinstance(result, Decoded)}
         requests: dict[str, list[DraftRequest]] = {}
@@ -111,12 +110,18 @@ class TargetDrafting:
             if not isinstance(task, DecodeTask) or verdict is None:
                 continue
             verdicts[task.sequence.number] = self._observed(task, verdict)
-            if task.next_draft is not None and verdict.finish is None and task.lease.drafter in taken_in:
+            if task.next_draft is not None and verdict.finish is None:
                 requests.setdefault(task.lease.drafter, []).append(task.next_draft)
+        taken_in = {
+            name
+            for name, in_use in self._in_use.items()
+            if self._takes_in(in_use, chosen, requests.get(name, ()))
+        }
         started = self._clock()
         made: dict[int, _Made] = {}  # Drafts by number of the sequence
         for name, of_drafter in requests.items():
-            made |= self._made(self._in_use[name], of_drafter)
+            if name in taken_in:
+                made |= self._made(self._in_use[name], of_drafter)
         seconds = self._clock() - started
         results = [verdicts[result.sequence] if isinstance(result, Decoded) else result for result in results]
         return [
@@ -137,19 +142,32 @@ class TargetDrafting:
         for drafter in self._drafters:
             drafter.forget(sequence)
 
-    def _takes_in(self, in_use: DrafterInUse, chosen: list[tuple[Task, Item, Choices]]) -> bool:
-        """Lets a drafter learn from a step. Returns whether it can draft."""
+    def _takes_in(
+        self,
+        in_use: DrafterInUse,
+        chosen: list[tuple[Task, Item, Choices]],
+        requests: Sequence[DraftRequest],
+    ) -> bool:
+        """Lets a drafter learn from a step, before it drafts. Returns whether it can draft."""
         sequences = [task.sequence for task, _, _ in chosen if task.sequence.blocks]
 
         def learn() -> bool:
-            self._take_in(in_use.drafter, chosen)
+            self._take_in(in_use.drafter, chosen, {request.sequence for request in requests})
             in_use.drafter.watch(sequences)
             return True
 
         return not in_use.no_drafts_because and _guarded(learn) is True
 
-    def _take_in(self, drafter: TargetDrafter, chosen: list[tuple[Task, Item, Choices]]) -> None:
-        """Passes the hidden states of newly cached tokens to a drafter with a cache."""
+    def _take_in(
+        self,
+        drafter: TargetDrafter,
+        chosen: list[tuple[Task, Item, Choices]],
+        wanted: Set[DraftedSequence],
+    ) -> None:
+        """Passes the hidden states of newly cached tokens to a drafter with a cache.
+
+        wanted: sequences for which it drafts next.
+        """
         committed = []
         for task, item, choices in chosen if drafter.cache_shapes else ():
             sequence = item.sequence
@@ -162,7 +180,8 @@ class TargetDrafting:
                 hidden = rows_at(choices.hidden, [*range(first), *(first + node for node in nodes)])
             if count:
                 states = self._drafters.states_of(drafter, hidden)
-                committed.append(CommittedStates(sequence, sequence.cached - count, states))
+                start, is_wanted = sequence.cached - count, sequence in wanted
+                committed.append(CommittedStates(sequence, start, states, is_wanted))
         if committed:
             drafter.take_in(committed)
 

@@ -28,7 +28,10 @@ MOST_OF_MACHINE, MARGIN_ON_CUDA = 0.2, 0.05
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes on each device of one engine. ``activations`` is the largest step, with all its logits."""
+    """Bytes on each device of one engine.
+
+    ``activations`` is the largest step, with all its logits, and the states that wait for target drafters.
+    """
 
     model: str
     parameters: int  # number in the whole model
@@ -118,6 +121,7 @@ def plan_memory(
     block = block_bytes(settings, layers, model.dtype)
     num_logits = settings.max_sequences * (1 + depth)
     activations = model.activation_bytes(settings.prefill_chunk + num_logits, num_logits)
+    activations += model.waiting_bytes()
     activations += num_logits * model.vocab_size * (CHOICE_BYTES if depth else RANKING_BYTES)
     graphs = 0
     if on_cuda:

@@ -184,6 +184,10 @@ class ModelSkeleton:
         """Returns the bytes of captured passes of its target drafters. Arguments as of ``graph_bytes``."""
         return self._drafters.graph_bytes(rows, feeds)
 
+    def waiting_bytes(self) -> int:
+        """Returns the bytes for states that wait until a target drafter takes them in."""
+        return self._drafters.waiting_bytes()
+
     def counted_pass(self) -> CountedPass:
         """Counts the pass of a token, its logits included."""
         tokens = 8

@@ -24,7 +24,7 @@ from outrider.engine.planning.memory_plan import plan_memory
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
 from tests.support.allocated import allocated_cache, allocated_weights
-from tests.support.demo_pair import DRAFTERS
+from tests.support.demo_pair import DRAFTERS, prompt_of
 from tests.support.eagle3 import Form, write_eagle3
 from tests.support.heads import write_medusa
 from tests.support.mtp import write_target
@@ -163,6 +163,20 @@ def test_head_with_a_vocabulary_of_its_own_shares_that(
     ranks: Ranks, tmp_path: Path, drafter: str, write: Callable[[Path], Path]
 ) -> None:
     check(ranks, drafter, write(tmp_path), 0.7)
+
+
+def lead_after_plain_decoding(group: RankGroup | None, settings: EngineSettings) -> list[Drafted]:
+    engine = Engine.from_settings(settings, group)
+    found = rounds(engine, [prompt_of("json")], 0.7, DEPTH, plain=(3, 22))
+    engine.shut_down()
+    return found
+
+
+def test_head_takes_in_what_waited_for_it_at_all_ranks(ranks: Ranks) -> None:
+    shared, alone = (settings_of("eagle3", DRAFTERS / "eagle3", count) for count in (2, 1))
+    [found, _] = ranks.run(lead_after_plain_decoding, follow_on, shared)
+    assert found == lead_after_plain_decoding(None, alone)
+    assert any(found[0].drafts[-3:])
 
 
 def lead_mtp(group: RankGroup, settings: EngineSettings) -> list[Drafted]:

@@ -162,7 +162,9 @@ def test_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) ->
     own = drafter._cache._stored if kind != "medusa" else []  # type: ignore[attr-defined]
     assert planned.cache == allocated_cache(target._cache) + sum(stored.nbytes for stored in own)
     assert (planned.num_blocks < without.num_blocks) == (kind != "medusa")
-    assert (planned.activations > without.activations) == (kind == "eagle3")  # the last state is there anyway
+    waiting = 0 if kind == "medusa" else drafter._waiting._states.nbytes  # type: ignore[attr-defined]
+    of_step = planned.activations - without.activations - waiting
+    assert (of_step > 0) == (kind == "eagle3")  # the last state is there anyway
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "early_exit"])
