@@ -14,10 +14,9 @@ import time
 from typing import TYPE_CHECKING
 
 from actors.connection import Connection
-from actors.garbage import importing, settle
-from actors.leaving import leave
 from actors.messages import Meeting, ProcessPlace, Ready, StartEngine, ToEngine, Unbuilt, decode_to_engine
 from actors.place import address, place_of
+from actors.process import importing, leave, settle
 from outrider.demo.written_out import write_out
 
 if TYPE_CHECKING:
@@ -87,9 +86,11 @@ def _build(
     bound_allocator(start.settings)
     if start.host is None:
         return Engine.from_settings(start.settings)
-    from actors.meeting import meet, place_at
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    store = place_at(start.host)
+    from actors.meeting import meet
+
+    store = TCPStore(start.host, 0, is_master=True, wait_for_workers=False)  # on a free port
     connection.send(Meeting(store.port))
     group = meet(start.settings, store, 0, address(start.host, place), load)
     return Engine.from_settings(start.settings, group)

@@ -12,11 +12,6 @@ from outrider.engine.settings import EngineSettings
 LOOK_S = 0.05  # between two looks for ranks that have not come
 
 
-def place_at(host: str) -> TCPStore:
-    """Returns the store of rank 0, on a free port of its host."""
-    return TCPStore(host, 0, is_master=True, wait_for_workers=False)
-
-
 def meet(settings: EngineSettings, store: TCPStore, rank: int, address: str, load: Loading) -> RankGroup:
     """Returns the group of all ranks, once all have come. A missing rank ends the load at its time limit.
 

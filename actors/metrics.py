@@ -1,4 +1,4 @@
-"""Records an engine's numbers in the instruments of its worker."""
+"""Numbers of a worker: its engine's in the instruments, and the names of those that Serve scales by."""
 
 from collections import Counter, defaultdict
 
@@ -6,6 +6,10 @@ from actors.messages import EngineReport, Stepped
 from outrider.engine.step_timings import Path
 from outrider.engine.work import Failed
 from outrider.telemetry.instruments import Instruments
+
+# Metrics for Serve's autoscaler.
+SEQUENCES = "sequences"  # open sequences: running, waiting, between two rounds
+CACHE_IN_USE = "cache_in_use"  # share of the blocks
 
 
 class EngineMetrics:

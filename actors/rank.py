@@ -14,8 +14,6 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.garbage import importing
-from actors.leaving import leave
 from actors.messages import ProcessPlace
 from actors.place import (
     address,
@@ -27,6 +25,7 @@ from actors.place import (
     told,
     with_threads,
 )
+from actors.process import importing, leave
 from outrider.demo.written_out import write_out
 from outrider.engine.settings import EngineSettings
 

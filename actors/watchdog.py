@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from actors.engine_loop import EngineLoop
-from actors.leaving import leave
+from actors.process import leave
 
 POLL_S = 0.1
 

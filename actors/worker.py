@@ -8,22 +8,20 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, ClassVar
 
-import grpc
 import ray
 from msgspec import structs
 
 from actors.engine_client import EngineClient, EngineStoppedError, LeavingError
 from actors.engine_process import EngineProcess
-from actors.garbage import settle
-from actors.leaving import leave
 from actors.messages import ProcessPlace, Ready
-from actors.metrics import EngineMetrics
+from actors.metrics import CACHE_IN_USE, SEQUENCES, EngineMetrics
 from actors.place import gpus_given, with_threads
+from actors.process import leave, settle
 from actors.rank import OtherRanks, node_here
-from actors.servicers import Role, add_servicer
-from actors.usage import CACHE_IN_USE, SEQUENCES
+from actors.server import Role, add_servicer, start_server
 from outrider.engine.settings import EngineSettings
 from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.metrics import OF_WORKERS
@@ -33,26 +31,6 @@ logger = logging.getLogger("ray.serve")
 
 PUBLISH_S = 1.0  # between two reports of the worker's metrics
 STOP_GRACE_S = 2.0  # for streams under way when the replica is told to leave
-SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", -1),
-    # Gateways ping once a second, also while nothing is sent; a silent one is dropped as fast.
-    ("grpc.http2.min_ping_interval_without_data_ms", 500),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.keepalive_time_ms", 1000),
-    ("grpc.http2.ping_timeout_ms", 1000),
-    ("grpc.http2.max_pings_without_data", 0),
-)
-
-
-async def start_server(
-    add_servicer: Callable[[grpc.aio.Server], None], host: str, trust: Trust
-) -> tuple[grpc.aio.Server, str]:
-    """Returns a server on a free port of ``host``, and its address. Only gateways may call it."""
-    server = grpc.aio.server(interceptors=[trust.guard()], options=SERVER_OPTIONS)
-    add_servicer(server)
-    port = trust.listen(server, f"{host}:0")
-    await server.start()
-    return server, f"{host}:{port}"
 
 
 class Worker:
@@ -99,7 +77,7 @@ class Worker:
         self._leaving.callback(self._publishing.cancel)
         host, node = ray.util.get_node_ip_address(), node_here()
         server, address = await start_server(
-            lambda server: add_servicer(self.role, self._client, server), host, self._trust
+            partial(add_servicer, self.role, self._client), host, self._trust
         )
         self._leaving.push_async_callback(server.stop, STOP_GRACE_S)
         self._leaving.callback(self._client.leave)  # first: gateways continue at other workers at once

@@ -5,7 +5,7 @@ from typing import Any
 
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
-from actors.usage import CACHE_IN_USE, SEQUENCES
+from actors.metrics import CACHE_IN_USE, SEQUENCES
 from cluster.groups import AutoscalingSettings, WorkerSettings
 
 LOOK_BACK_S = 15.0  # seconds over which a replica's reports are averaged; Serve gets a report every 10 s

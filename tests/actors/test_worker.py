@@ -12,7 +12,7 @@ from msgspec import structs
 import actors.worker
 from actors.engine_client import EngineClient
 from actors.messages import EngineAnswer
-from actors.usage import CACHE_IN_USE, SEQUENCES
+from actors.metrics import CACHE_IN_USE, SEQUENCES
 from actors.worker import TargetWorker, Worker
 from gateway.workers.streams import WorkerInfo as Published
 from outrider.decoding.settings import Sampling

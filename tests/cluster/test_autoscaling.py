@@ -12,7 +12,7 @@ import pytest
 from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve.config import AutoscalingContext
 
-from actors.usage import CACHE_IN_USE, SEQUENCES
+from actors.metrics import CACHE_IN_USE, SEQUENCES
 from cluster.autoscaling import LoadPolicy, autoscaling
 from cluster.groups import AutoscalingSettings, DraftSettings
 from outrider.demo import written_out

@@ -9,7 +9,7 @@ import grpc
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from actors.worker import start_server
+from actors.server import start_server
 from gateway.workers.streams import WorkerInfo
 from protos import rounds_pb2
 from tests.fuzz.calls import HttpCall

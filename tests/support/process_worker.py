@@ -12,13 +12,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import actors.worker
+import actors.server
 from actors.engine_client import EngineClient
 from actors.engine_process import EngineProcess
-from actors.garbage import settle
-from actors.leaving import leave
-from actors.servicers import add_servicer
-from actors.worker import start_server
+from actors.process import leave, settle
+from actors.server import add_servicer, start_server
 from gateway.workers.streams import Role, WorkerInfo
 from outrider.engine.settings import EngineSettings
 from tests.support.patience import patient
@@ -27,7 +25,7 @@ from tests.support.trust import TRUST
 
 @asynccontextmanager
 async def frontend(client: EngineClient, *roles: Role) -> AsyncIterator[str]:
-    """The address of a worker's server, of several roles where the engine is to serve them all."""
+    """The address of a worker's server, of several roles if the engine is to serve them all."""
 
     def add_servicers(server: Any) -> None:
         for role in roles:
@@ -100,7 +98,7 @@ def serve_worker(role: Role, settings: EngineSettings, ready: Connection) -> Non
     """The process of a worker, until it is ended, or its engine is."""
 
     async def serve() -> None:
-        actors.worker.SERVER_OPTIONS = patient(actors.worker.SERVER_OPTIONS)
+        actors.server.SERVER_OPTIONS = patient(actors.server.SERVER_OPTIONS)
         async with process_worker(role, settings, leave) as worker:
             settle()
             ready.send(worker)

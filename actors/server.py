@@ -1,7 +1,7 @@
-"""A worker's side of gRPC: a bidirectional stream for each gateway."""
+"""gRPC server of a worker: a bidirectional stream for each gateway."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Literal
 
 import grpc
@@ -11,6 +11,17 @@ from actors.engine_client import EngineClient, LeavingError
 from actors.gateway_sequences import GatewaySequences
 from actors.translation import DraftTranslation, TargetTranslation, Translation
 from protos import rounds_pb2_grpc
+from protos.trust import Trust
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", -1),
+    # Gateways ping once a second, also while nothing is sent; a silent one is dropped as fast.
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
 
 Role = Literal["target", "draft"]
 
@@ -18,6 +29,17 @@ _SERVICES: dict[Role, tuple[type[Translation[Any, Any]], Any]] = {
     "target": (TargetTranslation, rounds_pb2_grpc.add_TargetWorkerServicer_to_server),
     "draft": (DraftTranslation, rounds_pb2_grpc.add_DraftWorkerServicer_to_server),
 }
+
+
+async def start_server(
+    add_servicer: Callable[[grpc.aio.Server], None], host: str, trust: Trust
+) -> tuple[grpc.aio.Server, str]:
+    """Returns a server on a free port of ``host``, and its address. Only gateways may call it."""
+    server = grpc.aio.server(interceptors=[trust.guard()], options=SERVER_OPTIONS)
+    add_servicer(server)
+    port = trust.listen(server, f"{host}:0")
+    await server.start()
+    return server, f"{host}:{port}"
 
 
 def add_servicer(role: Role, engine: EngineClient, server: grpc.aio.Server) -> None:

@@ -1,8 +1,15 @@
-"""Keeps the garbage collector away from the objects that a process loads once and keeps."""
+"""A process of a worker: it loads without collecting garbage, and ends itself if it is beyond repair."""
 
 import gc
+import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
+
+logger = logging.getLogger("ray.serve")
+
+LEFT = 1  # exit status
 
 
 @contextmanager
@@ -23,3 +30,10 @@ def settle() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def leave(reason: str) -> NoReturn:
+    """Ends this process at once: its connections break, gateways go elsewhere, Serve starts another."""
+    logger.critical("this process ends itself: %s", reason)
+    logging.shutdown()
+    os._exit(LEFT)
