@@ -1,10 +1,12 @@
 """Arguments of commands about a deployment that need not run: its settings and its devices."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from actors.place import bound_spinning
 from outrider.cli.service import INTERRUPTED
 from outrider.demo.written_out import write_out
 
@@ -16,6 +18,7 @@ def run_command(command: Callable[[], None]) -> int:
     """Runs a command and returns its exit code. A known failure prints its reason to stderr: code 1."""
     from outrider.engine.errors import EngineError
 
+    bound_spinning(os.environ)  # before torch: beside other programs its threads would wait for cores in vain
     try:
         command()
     except (ValueError, OSError, EngineError) as error:
