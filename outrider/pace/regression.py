@@ -1,5 +1,6 @@
 """Least squares of the relative error, over a stream of observations. Torch-free."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,6 +10,8 @@ from outrider.learning.mean import kept
 from outrider.pace.tuning import TUNING
 
 Vector = NDArray[np.float64]
+OUTLIER = math.log(TUNING.outlier_factor)
+CHANGED = math.log(TUNING.changed_factor)
 
 
 class LinearCost:
@@ -16,6 +19,10 @@ class LinearCost:
 
     An observation loses weight with each newer observation from its region of sizes. So regions that are not
     seen any more stay known. The weights are damped: they change only as far as the observations decide.
+
+    A machine is slow for a while when other programs need it. Then all sizes take longer, also sizes that are
+    not seen meanwhile. One factor for all sizes follows the machine within a few observations. A time that is
+    off changes the factor as far as its region was seen lately. It changes the weights as far as it was not.
     """
 
     def __init__(self, regularization: Sequence[float]) -> None:
@@ -25,58 +32,76 @@ class LinearCost:
         self._products = np.zeros((TUNING.size_regions, num_features, num_features))
         self._sums = np.zeros((TUNING.size_regions, num_features))
         self._weights = np.zeros(num_features)
+        self._counts = np.zeros(TUNING.size_regions)  # observations of each region among the newest
         self._off = np.zeros(TUNING.size_regions, np.int64)  # times in a row far too high; < 0: too low
+        self._slowness = 0.0  # logarithm of the factor by which all times are longer at present
         self._unfitted = 0  # observations since the weights were solved for
         self.samples = 0
         self.has_seen = np.zeros(num_features, bool)  # features that were above 0 in some observation
         self.shortest_s = 0.0  # shortest time that was observed; 0: none yet
 
-    def observe(self, features: Vector, seconds: float, size: float) -> None:
+    def observe(self, features: Vector, seconds: float, size: float, *, shows_slowness: bool = True) -> None:
         """Learns from one timing.
 
         Args:
             features: [num_features]
             seconds: measured time; 0 and less are ignored.
             size: decides the region: a region for each doubling.
+            shows_slowness: whether the time, if it is off, may show how slow the machine is.
         """
         if seconds <= 0.0:
             return
         self.has_seen |= features > 0.0
         self.shortest_s = min(self.shortest_s or seconds, seconds)
+        region = min(int(np.log2(max(size, 1.0))), TUNING.size_regions - 1)
+        share = kept(TUNING.region_memory)
         expected = seconds
         if self.samples >= TUNING.fit_after:
             if self._unfitted >= TUNING.fit_every or self.samples == TUNING.fit_after:
                 self._fit()
             # A fit of prompts alone, for example, knows nothing about decoding and cannot judge it.
             if (fitted := float(features @ self._weights)) > 0.0:
-                outlier = TUNING.outlier_factor
-                expected = max(fitted, self.shortest_s / outlier)
-                seconds = min(max(seconds, expected / outlier), expected * outlier)
-        region = min(int(np.log2(max(size, 1.0))), TUNING.size_regions - 1)
-        self._notice_change(region, seconds / expected)
-        share, relative = kept(TUNING.region_memory), features / expected
+                seconds /= math.exp(self._slowness)
+                expected = max(fitted, self.shortest_s / TUNING.outlier_factor)
+                error = math.log(seconds / expected)
+                error = min(max(error, -OUTLIER), OUTLIER)
+                known = shows_slowness * self._counts[region] / (self._counts[region] + TUNING.known_times)
+                slower = known * self._slower(region, error)
+                self._slowness += slower
+                seconds = expected * math.exp(error - slower)
+        relative = features / expected
         self._products[region] = share * self._products[region] + np.outer(relative, relative)
         self._sums[region] = share * self._sums[region] + relative * (seconds / expected)
+        self._counts *= share
+        self._counts[region] += shows_slowness
         self.samples += 1
         self._unfitted += 1
 
-    def _notice_change(self, region: int, error: float) -> None:
-        """Forgets nearly everything if the machine has changed: times are far off several times in a row."""
-        direction = int(error > TUNING.changed_factor) - int(error < 1.0 / TUNING.changed_factor)
+    def _slower(self, region: int, error: float) -> float:
+        """Returns the logarithm of the factor by which the machine seems to have become slower.
+
+        A single time may be off by chance. After several in a row the machine has changed, or the region is
+        learned anew if it was not seen lately.
+        """
+        direction = int(error > CHANGED) - int(error < -CHANGED)
         same = direction == np.sign(self._off[region])
         self._off[region] = self._off[region] + direction if same else direction
-        if abs(self._off[region]) >= TUNING.changed_times:
-            self._off[region] = 0
+        if abs(self._off[region]) < TUNING.changed_times:
+            most = TUNING.slowness_error
+            return min(max(error, -most), most) / TUNING.slowness_memory
+        self._off[region] = 0
+        if self._counts[region] < TUNING.known_times:
             self._products *= TUNING.changed_weight
             self._sums *= TUNING.changed_weight
             self._products[region] = self._sums[region] = 0.0
+        return error
 
     @property
     def weights(self) -> Vector:
-        """[num_features] weights: the same array until the next observation; 0 before the first."""
+        """[num_features] weights for the machine as it is; 0 before the first observation."""
         if self._unfitted:
             self._fit()
-        return self._weights
+        return math.exp(self._slowness) * self._weights
 
     def _fit(self) -> None:
         """Solves the damped normal equations, without the features whose weight would be negative."""

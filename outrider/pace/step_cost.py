@@ -24,8 +24,6 @@ class StepCost:
         self._learned = LinearCost([*TUNING.step_reluctance, *np.ones(len(_UP) + len(_DOWN))])
         self._unlearned: list[Step] = []  # steps that were observed since the cost was last asked for
         self._newest = 0
-        self._weights = self._learned.weights
-        self._at_bends = np.zeros_like(_BENDS)  # seconds by tokens alone, for these weights
 
     @property
     def is_known(self) -> bool:
@@ -52,7 +50,9 @@ class StepCost:
 
     def _learn(self) -> None:
         for step in self._unlearned:
-            self._learned.observe(_features(step.size), step.seconds, step.size.tokens)
+            size = step.size
+            is_decoding = size.prompt_tokens == 0.0  # prompts of all sizes share the regions of few tokens
+            self._learned.observe(_features(size), step.seconds, size.tokens, shows_slowness=is_decoding)
         self._unlearned.clear()
 
     def seconds(self, sequences: ArrayLike, tokens: ArrayLike, context_tokens: ArrayLike = 0.0) -> Vector:
@@ -72,12 +72,8 @@ class StepCost:
 
     def _fitted(self, sequences: ArrayLike, tokens: ArrayLike, context_tokens: ArrayLike) -> Vector:
         weights = self._cost.weights
-        if weights is not self._weights:
-            self._weights = weights
-            none = np.zeros_like(_BENDS)
-            self._at_bends = _columns(none, _BENDS, none, none) @ weights
         # A decision asks some thirty times: interpolation takes a tenth of the time of a product of features.
-        seconds = np.interp(np.asarray(tokens, np.float64), _BENDS, self._at_bends)
+        seconds = np.interp(np.asarray(tokens, np.float64), _BENDS, _AT_BENDS @ weights)
         seconds = seconds + weights[SEQUENCES] * np.asarray(sequences)
         return np.asarray(seconds + weights[CONTEXT] * np.asarray(context_tokens))
 
@@ -94,3 +90,7 @@ def _columns(sequences: Vector, tokens: Vector, prompt_tokens: Vector, context_t
     above = np.maximum(tokens[..., None] - _UP, 0.0)
     below = np.minimum(tokens[..., None], _DOWN)
     return np.concatenate([columns, above, below], axis=-1)
+
+
+# [bends, num_features] features of passes with that many tokens and nothing else
+_AT_BENDS = _columns(np.zeros_like(_BENDS), _BENDS, np.zeros_like(_BENDS), np.zeros_like(_BENDS))

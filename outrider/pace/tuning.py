@@ -32,6 +32,9 @@ class PaceTuning:
     changed_factor: float = 1.5  # factor: a time as far off may mean another machine
     changed_times: int = 4  # times in a row that this has to happen
     changed_weight: float = 0.1  # share: weight of what was observed before the change
+    known_times: float = 8.0  # observations: with so many, half of an error is the machine's slowness
+    slowness_memory: float = 8.0  # observations: 1/e after these, for the slowness of the machine
+    slowness_error: float = math.log(2.0)  # logarithm: largest error of one observation
     damping: float = 0.02  # share: weight of the present fit in the next one
     outlier_factor: float = 4.0  # factor: a time further off counts as just as far off
 

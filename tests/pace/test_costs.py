@@ -1,5 +1,6 @@
 """What steps and rounds cost, learned from their timings."""
 
+import itertools
 import random
 
 import numpy as np
@@ -107,6 +108,17 @@ def test_step_cost_follows_a_machine_that_gets_slower():
         cost.observe(Step(number, StepSize(sequences, tokens), 3 * seconds(sequences, tokens)))
     assert cost.seconds(8, 8) == pytest.approx(3 * seconds(8, 8), rel=0.2)
     assert cost.seconds(16, 64) == pytest.approx(3 * seconds(16, 64), rel=0.2)
+
+
+def test_step_cost_of_a_machine_slow_for_a_while_is_as_slow_at_sizes_not_seen_meanwhile():
+    """Else plain decoding would seem faster than rounds whenever another program runs for a while."""
+    cost = taught()
+    numbers = iter(range(1000, 2000))
+    for factor, steps in ((1.6, 60), (1.0, 60)):
+        for number in itertools.islice(numbers, steps):
+            cost.observe(Step(number, StepSize(16, 64), factor * seconds(16, 64)))
+        assert cost.seconds(16, 64) == pytest.approx(factor * seconds(16, 64), rel=0.1)
+        assert cost.seconds(8, 8) == pytest.approx(factor * seconds(8, 8), rel=0.1)
 
 
 def test_step_cost_changes_little_after_an_outlier():
