@@ -14,7 +14,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from outrider.engine.inputs.paged_input import FEW_TILE, TILE_FIELDS
+from outrider.engine.inputs.context_parts import third_length
+from outrider.engine.inputs.paged_input import FEW_TILE, MANY_TILE, TILE_FIELDS
 from outrider.engine.kernels import choice, layer, paged_attention, verdict
 
 TYPES = {
@@ -54,7 +55,16 @@ TILE_TYPES = {
     **dict.fromkeys(("block_table", "tiles", "work", "seen", "ancestors", "paths", "positions"), "*i64"),
     **dict.fromkeys(("parts", "weights"), "*fp32"),
     **dict.fromkeys(
-        ("query_head_stride", "query_row_stride", "table_stride", "words", "path_length", "splits"), "i32"
+        (
+            "rows",
+            "query_head_stride",
+            "query_row_stride",
+            "table_stride",
+            "words",
+            "path_length",
+            "splits",
+        ),
+        "i32",
     ),
     "scale": "fp32",
 }
@@ -62,13 +72,15 @@ TILE_CONSTANTS: dict[str, Any] = {
     **dict.fromkeys(("sinks", "softcap", "window")),
     **dict.fromkeys(("KEY_DIM", "VALUE_DIM", "KEY_WIDTH", "VALUE_WIDTH"), 128),
     **dict.fromkeys(("WINDOW", "SOFTCAP", "SINKS"), False),
+    "HEADS": 32,
     "KV_HEADS": 8,
     "REPEATS": 4,
     "GROUP": 4,
     "BLOCK": 16,
     "FIELDS": TILE_FIELDS,
     "M": 4 * FEW_TILE,
-    "SPLIT": 256,
+    "TILE": FEW_TILE,
+    "THIRD": third_length(131_072),
     "PRECISION": "tf32",
 }
 TILE_ALIGNED = {
@@ -99,6 +111,14 @@ LAYER: dict[str, dict[str, Any]] = {
     "_gate": {"SIZE": 14336, "WIDTH": layer.NUMBERS_AT_ONCE},
 }
 LAYER_WARPS = {"_norm": 8}
+PROMPT = {"THIRD": 0, "M": paged_attention.MANY.lines, "GROUP": 2, "TILE": MANY_TILE}
+TILES: dict[str, dict[str, Any]] = {
+    "trees": {"CHAINS": False},
+    "chains": {"CHAINS": True},
+    "prompts": {"CHAINS": False, **PROMPT},
+    # Rank of four that share Llama 3 70B.
+    "shared heads": {"CHAINS": False, "KV_HEADS": 2, "REPEATS": 8},
+}
 SLOTS = {89: 32, 90: 128}  # at a time, as much as their memory holds
 
 
@@ -111,11 +131,23 @@ def of_verdict(capability: int) -> dict[str, int]:
     return compiled(verdict.find_path, capability, TYPES, {"BLOCK": verdict.PROGRAM_ROWS}, ALIGNED, {})
 
 
-def of_attention(capability: int, *, as_chains: bool) -> dict[str, int]:
-    constants = {**TILE_CONSTANTS, "N": SLOTS[capability], "CHAINS": as_chains}
-    options = {"num_warps": paged_attention.FEW.warps, "num_stages": paged_attention.STAGES}
+def of_attention(capability: int, **constants: Any) -> dict[str, int]:
+    constants = {**TILE_CONSTANTS, "N": SLOTS[capability], **constants}
+    tiling = paged_attention.FEW if constants["THIRD"] else paged_attention.MANY
+    constants["N"] = min(constants["N"], tiling.slots)
+    options = {
+        "num_warps": tiling.warps,
+        "num_stages": paged_attention.STAGES,
+        "maxnreg": paged_attention.MOST_REGISTERS,
+        "enable_fp_fusion": False,
+    }
     kernel = paged_attention._attend_tile
     return compiled(kernel, capability, TILE_TYPES, constants, TILE_ALIGNED, options)
+
+
+def of_joining(capability: int) -> dict[str, int]:
+    kernel, options = paged_attention._join_parts, {"num_warps": 4, "enable_fp_fusion": False}
+    return compiled(kernel, capability, TILE_TYPES, TILE_CONSTANTS, TILE_ALIGNED, options)
 
 
 def of_layer(name: str, capability: int) -> dict[str, int]:
@@ -161,12 +193,11 @@ if __name__ == "__main__":
         for capability in SLOTS
     }
     said |= {
-        f"_attend_tile {'chains' if as_chains else 'trees'} sm_{capability}": of_attention(
-            capability, as_chains=as_chains
-        )
-        for as_chains in (False, True)
+        f"_attend_tile {name} sm_{capability}": of_attention(capability, **TILES[name])
+        for name in TILES
         for capability in SLOTS
     }
+    said |= {f"_join_parts sm_{capability}": of_joining(capability) for capability in SLOTS}
     said |= {f"{name} sm_{capability}": of_layer(name, capability) for name in LAYER for capability in SLOTS}
     said |= {f"find_path sm_{capability}": of_verdict(capability) for capability in SLOTS}
     print(json.dumps(said))

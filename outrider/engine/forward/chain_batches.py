@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.engine.forward.batch import Batch, paged_batch
-from outrider.engine.inputs.paged_input import END, FEW_TILE, PagedInput, PagedLayout, fill
+from outrider.engine.inputs.paged_input import END, FEW_TILE, LANE, PagedInput, PagedLayout, fill
 from outrider.engine.inputs.step_input import Feed
 from outrider.learning.lru import Lru
 
@@ -63,6 +63,5 @@ class ChainBatches:
         numbers.token_ids[0] = [*chain.from_iterable(feed.tokens for feed in feeds)]
         numbers.position_ids[0] = [*chain.from_iterable(places)]
         numbers.slots[:] = slots
-        numbers.seen[:] = numbers.ends[:] = numbers.position_ids[0] + 1
-        numbers.few_tiles[:, END] = ends
-        numbers.work[0, 1] = max(ends)
+        numbers.seen[:] = numbers.position_ids[0] + 1
+        numbers.few_tiles[:, END] = np.array(ends)[numbers.few_tiles[:, LANE]]

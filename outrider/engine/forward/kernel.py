@@ -6,13 +6,12 @@ from typing import Any, Protocol
 import torch
 
 from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.inputs.context_parts import third_length
 from outrider.engine.inputs.paged_input import PagedInput
 from outrider.engine.kernels.cpu.attention import DTYPES, WIDEST_VECTOR, CpuAttention
 from outrider.engine.kernels.cpu.functions import found
 
 WIDEST_HEAD = 256  # dimensions, on a GPU
-PARTS = 32  # most parts of the longest context
-SHORTEST_PART = 256  # slots
 PROGRAMS = 2  # programs for each multiprocessor
 
 
@@ -74,7 +73,7 @@ def find_kernel(
     properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack some
     return PagedAttention(
         block_size,
-        part_slots(context_length),
+        third_length(context_length),
         properties.shared_memory_per_block_optin,
         programs=PROGRAMS * properties.multi_processor_count,
     )
@@ -92,8 +91,3 @@ def why_no_cpu_kernel(shapes: Mapping[int, LayerShape], dtype: torch.dtype) -> s
 
 def _dims_of(shapes: Mapping[int, LayerShape]) -> list[int]:
     return [dim for _, *dims in shapes.values() for dim in dims]
-
-
-def part_slots(context_length: int) -> int:
-    """Returns the slots of a part of the context that few queries read together: a power of two."""
-    return 1 << (max(context_length // PARTS, SHORTEST_PART) - 1).bit_length()

@@ -8,19 +8,24 @@ from typing import Generic, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outrider.decoding.draft import MAX_NODES, Draft
 from outrider.engine.inputs.choice_input import ChoiceInput
+from outrider.engine.inputs.context_parts import SHORTEST
 from outrider.engine.inputs.step_buffer import Field, StepBuffer, buffer_size
 from outrider.engine.inputs.step_input import Feed, Numbers
 
 FEW_QUERIES = 16  # queries of a sequence: up to this many are a Draft to verify, more are a prompt
 FEW_TILE, MANY_TILE = 8, 64  # rows of a tile
 TILE_FIELDS = 5  # row of the block table, first row of the batch, rows, slots up to its last row's, root
-END = 3  # place of the slots among these
+LANE, END = 0, 3  # places of the first and the fourth among these
+SPLIT_TILES = 64  # tiles of few rows, longer than this part of all contexts, have theirs split
 WORD_BITS = 64
 LONGEST_PATH = 64  # drafted nodes for which a padded layout has room
 NO_ROOT = 2**30  # beyond every slot
+# Numbers of PagedInput.work. Tiles and rows are counted without padding.
+WORK = ("many_tiles", "few_tiles", "split_tiles", "slots_of_longest_split", "rows")
 
 Array = TypeVar("Array")
 
@@ -79,11 +84,10 @@ def _fields_of(layout: PagedLayout) -> dict[str, Field]:
         "position_ids": (1, layout.rows),
         "slots": rows,
         "seen": rows,
-        "ends": rows,
         "ancestors": (layout.rows, layout.words),
         "paths": (layout.rows, layout.path_length),
         "logit_rows": (layout.logits,),
-        "work": (2, 2),
+        "work": (len(WORK),),
         "few_tiles": (layout.few_tiles, TILE_FIELDS),
         "many_tiles": (layout.many_tiles, TILE_FIELDS),
         "block_table": (layout.lanes, layout.blocks),
@@ -99,12 +103,11 @@ class PagedInput(Generic[Array]):
     position_ids: Array  # [1, rows]
     slots: Array  # [rows] slots of the tokens' keys and values
     seen: Array  # [rows] slots before that are all visible
-    ends: Array  # [rows] slots up to the row's own; 0: padding, -1: the row is of ``many_tiles``
     ancestors: Array  # [rows, words] bits of the nodes, from the root on, that are visible besides
     paths: Array  # [rows, path_length] nodes up to the row's own, of a row that is off its Draft's chain
     logit_rows: Array  # [logits]
-    work: Array  # [2, 2] of each kind of tiles: how many are no padding, and slots up to the longest's end
-    few_tiles: Array  # [few_tiles, TILE_FIELDS] of at most FEW_TILE rows; 0 rows: padding
+    work: Array  # [5] the numbers of WORK
+    few_tiles: Array  # [few_tiles, TILE_FIELDS] of at most FEW_TILE rows, split ones first; 0 rows: padding
     many_tiles: Array  # [many_tiles, TILE_FIELDS] of at most MANY_TILE rows
     block_table: Array  # [lanes, blocks]; what a sequence does not hold is undefined
 
@@ -152,15 +155,19 @@ def fill(
     )
     numbers.slots[num_rows:] = spare_slot
     numbers.seen[:num_rows] = places + 1
-    numbers.ends[:num_rows] = places + 1
     wanted = np.array([feed.num_logits for feed in feeds], np.int64)
     skipped = np.repeat(firsts + counts - wanted - (np.cumsum(wanted) - wanted), wanted)
     numbers.logit_rows[: len(skipped)] = np.arange(len(skipped)) + skipped
     spans = _spans_of_chains(numbers, feeds, firsts) if layout.path_length else _spans(numbers, feeds, firsts)
     is_few = (spans.counts <= FEW_QUERIES) | bool(layout.path_length)
-    numbers.work[0] = _write_tiles(numbers.few_tiles, FEW_TILE, spans, np.flatnonzero(is_few))
-    numbers.work[1] = _write_tiles(numbers.many_tiles, MANY_TILE, spans, np.flatnonzero(~is_few))
-    numbers.ends[:num_rows][~np.repeat(is_few, spans.counts)] = -1
+    few_tiles = _tiles(FEW_TILE, spans, np.flatnonzero(is_few))
+    many_tiles = _tiles(MANY_TILE, spans, np.flatnonzero(~is_few))
+    is_split = _are_split(few_tiles[:, END])
+    split = few_tiles[is_split]
+    numbers.few_tiles[: len(few_tiles)] = np.concatenate([split, few_tiles[~is_split]])
+    numbers.many_tiles[: len(many_tiles)] = many_tiles
+    longest = split[:, END].max(initial=0)
+    numbers.work[:] = len(many_tiles), len(few_tiles), len(split), longest, num_rows
     return buffer
 
 
@@ -203,7 +210,7 @@ def _spans_of_chains(numbers: PagedInput[Numbers], feeds: Sequence[Feed], firsts
             end = root + len(path)
             numbers.paths[row, : len(path)] = path
             numbers.position_ids[0, row] = end - 1
-            numbers.seen[row] = numbers.ends[row] = end
+            numbers.seen[row] = end
             spans.append((lane, row, 1, end - 1, root))
     return _Spans(*np.array(spans, np.int64).reshape(-1, 5).T)
 
@@ -222,10 +229,8 @@ def _branch(numbers: PagedInput[Numbers], tree: Draft, rows: slice, root: int) -
     numbers.ancestors[rows].view(np.uint8)[:, : bits.shape[1]] = bits
 
 
-def _write_tiles(tiles: Numbers, rows: int, spans: _Spans, chosen: Numbers) -> tuple[int, int]:
-    """Cuts these spans into tiles of so many rows at most: how many, and slots up to the longest's end."""
-    if not len(chosen):
-        return 0, 0
+def _tiles(rows: int, spans: _Spans, chosen: Numbers) -> Numbers:
+    """Cuts these spans into tiles of at most ``rows`` rows; returns them, [num_tiles, TILE_FIELDS]."""
     num_tiles = -(-spans.counts[chosen] // rows)
     of_tile = np.repeat(chosen, num_tiles)
     index = np.arange(len(of_tile)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
@@ -233,5 +238,13 @@ def _write_tiles(tiles: Numbers, rows: int, spans: _Spans, chosen: Numbers) -> t
     held = np.minimum(spans.counts[of_tile] - before, rows)
     ends = spans.starts[of_tile] + before + held
     columns = (spans.lanes[of_tile], spans.firsts[of_tile] + before, held, ends, spans.roots[of_tile])
-    tiles[: len(of_tile)] = np.stack(columns, axis=1)
-    return len(of_tile), int(ends.max())
+    return np.stack(columns, axis=1)
+
+
+def _are_split(ends: Numbers) -> NDArray[np.bool_]:
+    """Whether several programs share each tile's context: fewer than SPLIT_TILES of a step.
+
+    ends: [num_tiles] slots of each tile's context.
+    """
+    are_split: NDArray[np.bool_] = (ends > SHORTEST) & (ends * SPLIT_TILES > ends.sum())
+    return are_split

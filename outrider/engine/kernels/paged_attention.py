@@ -2,10 +2,13 @@
 
 The queries of one sequence that follow one another in the batch form a tile; its query heads that share a
 key/value head are computed together, so that the cache is read once for all of them. Few queries over a long
-context would leave most of a GPU idle: their context is split, and the parts are joined by their weights
-(Dao et al., "Flash-Decoding for long-context inference", 2023). A context is always split at the same places,
-and masked slots change no bit of a result: a row's output does not depend on its tile or its batch. If
-drafted ancestors are read in the order of a chain, their places among other nodes do not matter either.
+context would leave most of a GPU idle. Their context has parts, at places that depend on nothing but the
+position, whose results are joined by their weights (Dao et al., "Flash-Decoding for long-context inference",
+2023). If a tile's context is a large share of a step's, each part is a program's work, and a second kernel
+joins the parts. Else one program reads them all and joins them itself: by the same arithmetic in the same
+order, and nothing goes through memory. Masked slots change no bit of a result: a row's output does not depend
+on its tile or its batch. If drafted ancestors are read in the order of a chain, their places among other
+nodes do not matter either.
 """
 
 import math
@@ -15,7 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
-from outrider.engine.inputs.paged_input import FEW_TILE, MANY_TILE, TILE_FIELDS, PagedInput
+from outrider.engine.inputs import context_parts
+from outrider.engine.inputs.context_parts import parts_of
+from outrider.engine.inputs.paged_input import FEW_TILE, MANY_TILE, SPLIT_TILES, TILE_FIELDS, PagedInput
 
 LEAST_LINES = 16  # lines of a matrix product, at least: what tl.dot takes
 
@@ -26,33 +31,90 @@ class Tiling:
 
     rows: int  # rows of a tile
     lines: int  # rows times query heads that are computed together, at most
+    slots: int  # slots that are read at a time, at most; divides the length of the shortest part
     warps: int
 
 
-FEW = Tiling(FEW_TILE, 64, warps=4)
-MANY = Tiling(MANY_TILE, 128, warps=8)
+# With 64 lines or 64 slots of few rows a thread's registers do not hold what it works on.
+FEW = Tiling(FEW_TILE, lines=32, slots=32, warps=4)
+MANY = Tiling(MANY_TILE, lines=128, slots=128, warps=8)
 STAGES = 2  # stages of reading ahead
-MOST_SLOTS = 128  # slots that are read at a time
+# Registers of a thread, all that there are. Without it ptxas spills some, for more programs than are started.
+MOST_REGISTERS = 255
 SHARE = 0.6  # share of a multiprocessor's memory for the keys and values that are read ahead
 LOG2_E = tl.constexpr(1.4426950408889634)
 
+FIRST, SECOND = tl.constexpr(context_parts.SHORTEST), tl.constexpr(context_parts.SECOND)
+PARTS = tl.constexpr(context_parts.PARTS)
+WORD_BITS = tl.constexpr(64)  # bits of a word of PagedInput.ancestors
+JOINED_AT_ONCE = tl.constexpr(8)  # parts that are loaded together
 
-@triton.jit(do_not_specialize=["table_stride", "words", "path_length", "splits"])
+
+@triton.jit
+def _parts_of(slots, THIRD: tl.constexpr):
+    """Returns what parts_of returns."""
+    second = tl.maximum(slots - PARTS * FIRST, 0)
+    third = tl.maximum(second - PARTS * SECOND, 0)
+    return (
+        tl.cdiv(tl.minimum(slots, PARTS * FIRST), FIRST)
+        + tl.cdiv(tl.minimum(second, PARTS * SECOND), SECOND)
+        + tl.cdiv(third, THIRD)
+    )
+
+
+@triton.jit
+def _begin_of(part, THIRD: tl.constexpr):
+    """Returns the slots before a part."""
+    second = tl.maximum(part - PARTS, 0)
+    return (
+        tl.minimum(part, PARTS) * FIRST
+        + tl.minimum(second, PARTS) * SECOND
+        + tl.maximum(second - PARTS, 0) * THIRD
+    )
+
+
+@triton.jit
+def _joined(largest, total, summed, next_largest, next_total, next_summed, unit):
+    """Returns the largest score, the sum of weights and the weighted values of two parts together."""
+    new = tl.maximum(largest, next_largest)
+    finite = tl.where(new == float("-inf"), 0.0, new)  # nothing is visible so far
+    fade, share = tl.exp2((largest - finite) * unit), tl.exp2((next_largest - finite) * unit)
+    joined = summed * fade[:, None] + next_summed * share[:, None]
+    return new, total * fade + next_total * share, joined
+
+
+@triton.jit
+def _output_of(largest, total, summed, unit, sinks, query_head, SINKS: tl.constexpr):
+    """Returns the output of lines whose parts are joined."""
+    divisor = tl.where(total == 0.0, 1.0, total)
+    summed = summed / divisor[:, None]
+    if SINKS:
+        weight = tl.where(total == 0.0, float("-inf"), largest * unit + tl.log2(divisor))
+        sink = tl.load(sinks + query_head).to(tl.float32) * LOG2_E
+        top = tl.maximum(weight, sink)
+        summed = summed * (tl.exp2(weight - top) / (tl.exp2(weight - top) + tl.exp2(sink - top)))[:, None]
+    return summed
+
+
+@triton.jit(do_not_specialize=["rows", "table_stride", "words", "path_length", "splits"])
 def _attend_tile(
     query,  # [heads, rows, key_dim], by strides
     keys,  # [slots, kv_heads, key_dim]
     values,  # [slots, kv_heads, value_dim]
     block_table,  # int64 [lanes, table_stride]
     tiles,  # int64 [num_tiles, TILE_FIELDS]
-    work,  # int64 [2] tiles that there are, and slots of the longest of their contexts
+    # int64: the number of tiles that there are. If contexts have parts, three more numbers: split tiles, the
+    # slots of their longest context, and rows without padding.
+    work,
     seen,  # int64 [rows] slots before that are all visible
     ancestors,  # int64 [rows, words] bits of the nodes from the root on that are visible besides
     paths,  # int64 [rows, path_length] nodes up to the row's own, with CHAINS, of a tile that has a root
     positions,  # int64 [rows]
     sinks,  # [heads]
     output,  # [rows, heads, value_dim]
-    parts,  # float32 [rows, heads, splits, value_dim]
-    weights,  # float32 [rows, heads, splits] logarithms, base 2, of each part's sum
+    parts,  # float32 [split tiles * FEW_TILE, heads, splits, value_dim] weighted values
+    weights,  # float32 [split tiles * FEW_TILE, heads, splits, 2] largest scores, and sums of weights
+    rows,
     query_head_stride,
     query_row_stride,
     table_stride,
@@ -73,7 +135,8 @@ def _attend_tile(
     FIELDS: tl.constexpr,
     M: tl.constexpr,  # rows of a tile times query heads of a group, at most; a power of two
     N: tl.constexpr,  # slots at a time
-    SPLIT: tl.constexpr,  # slots of a part; 0: the context is not split
+    TILE: tl.constexpr,  # rows of a tile, at most
+    THIRD: tl.constexpr,  # slots of a part far into the context; 0: contexts have no parts
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
@@ -82,24 +145,37 @@ def _attend_tile(
 ):
     # A captured grid has to fit every batch. Starting programs without work would take longer than the work
     # itself, so few programs share it.
-    num_tiles, num_parts = tl.load(work).to(tl.int32), 1
-    if SPLIT > 0:
-        num_parts = tl.cdiv(tl.load(work + 1).to(tl.int32), SPLIT)
+    num_tiles = tl.load(work).to(tl.int32)
+    num_split, num_parts = 0, 1
+    if THIRD > 0:
+        num_split = tl.load(work + 1).to(tl.int32)
+        num_parts = _parts_of(tl.load(work + 2).to(tl.int32), THIRD)
+    split_pieces = num_split * num_parts
     head = tl.program_id(1) * GROUP // REPEATS
     lines = tl.arange(0, M)
-    for piece in range(tl.program_id(0), num_tiles * num_parts, tl.num_programs(0)):
-        split = piece % num_parts
-        tile = tiles + piece // num_parts * FIELDS
-        lane, first = tl.load(tile), tl.load(tile + 1)
-        count, end, root = (
+    for piece in range(tl.program_id(0), split_pieces + num_tiles - num_split, tl.num_programs(0)):
+        number, part = piece, 0
+        if THIRD > 0:
+            # The last parts are the longest: they come first.
+            is_split = piece < split_pieces
+            divisor = tl.maximum(num_split, 1)
+            number = tl.where(is_split, piece % divisor, piece - split_pieces + num_split)
+            part = tl.where(is_split, num_parts - 1 - piece // divisor, 0)
+        tile = tiles + number * FIELDS
+        lane, first, count, end, root = (
+            tl.load(tile).to(tl.int32),
+            tl.load(tile + 1).to(tl.int32),
             tl.load(tile + 2).to(tl.int32),
             tl.load(tile + 3).to(tl.int32),
             tl.load(tile + 4).to(tl.int32),
         )
-        begin = split * SPLIT
+        begin = 0
+        if THIRD > 0:
+            begin = _begin_of(part, THIRD)
         if begin < end:
-            if SPLIT > 0:
-                end = tl.minimum(end, begin + SPLIT)
+            stop = end
+            if THIRD > 0:
+                stop = tl.minimum(end, tl.where(is_split, _begin_of(part + 1, THIRD), end))
             row = first + lines // GROUP
             query_head = tl.program_id(1) * GROUP + lines % GROUP
             real = lines // GROUP < count
@@ -110,105 +186,142 @@ def _attend_tile(
             sees = tl.load(seen + row, mask=real, other=0).to(tl.int32)
             position = tl.load(positions + row, mask=real, other=0).to(tl.int32)
             least = tl.min(tl.where(real, sees, 1 << 30), 0)  # slots that every row sees
+            oldest = 0
             if WINDOW:
-                oldest = tl.min(tl.where(real, position, 1 << 30), 0) - window + 1
-                begin = tl.maximum(begin, tl.maximum(oldest, 0) // N * N)
-                least = begin  # every block is looked at slot by slot
+                oldest = tl.maximum(tl.min(tl.where(real, position, 1 << 30), 0) - window + 1, 0)
+                if THIRD > 0:  # a part before the window changes no bit
+                    part = tl.where(is_split, part, _parts_of(oldest + 1, THIRD) - 1)
+                    begin = _begin_of(part, THIRD)
             if CHAINS:
                 least = tl.minimum(least, root)  # from there on slots are looked up
-            plain_end = tl.maximum(begin, tl.minimum(least, end) // N * N)
-            largest = tl.full((M,), float("-inf"), tl.float32)
-            total = tl.zeros((M,), tl.float32)
-            summed = tl.zeros((M, VALUE_WIDTH), tl.float32)
             unit = LOG2_E if SOFTCAP else scale * LOG2_E
-            for place in range(begin, plain_end, N):
-                slots = place + tl.arange(0, N)
-                block = tl.load(block_table + lane * table_stride + slots // BLOCK)
-                slot = (block * BLOCK + slots % BLOCK) * KV_HEADS + head
-                k = tl.load(
-                    keys + slot[None, :] * KEY_DIM + of_key[:, None], mask=has_key[:, None], other=0.0
-                )
-                scores = tl.dot(q, k, input_precision=PRECISION)
-                if SOFTCAP:
-                    scores = _capped(scores * scale, softcap)
-                # The difference comes before the product: so no mask between makes it round otherwise.
-                new = tl.maximum(largest, tl.max(scores, 1))
-                fade = tl.exp2((largest - new) * unit)
-                probs = tl.exp2((scores - new[:, None]) * unit)
-                total = total * fade + tl.sum(probs, 1)
-                v = tl.load(
-                    values + slot[:, None] * VALUE_DIM + of_value[None, :], mask=has_value[None, :], other=0.0
-                )
-                summed = tl.dot(probs.to(v.dtype), v, summed * fade[:, None], input_precision=PRECISION)
-                largest = new
-            for place in range(plain_end, end, N):
-                slots = place + tl.arange(0, N)
-                inside = slots < end
-                held = slots
-                if CHAINS:
-                    drafted = inside & (slots >= root)
-                    path = paths + first * path_length + tl.where(drafted, slots - root, 0)
-                    held = tl.where(drafted, root + tl.load(path, mask=drafted, other=0).to(tl.int32), slots)
-                block = tl.load(block_table + lane * table_stride + held // BLOCK, mask=inside, other=0)
-                slot = (block * BLOCK + held % BLOCK) * KV_HEADS + head
-                k = tl.load(
-                    keys + slot[None, :] * KEY_DIM + of_key[:, None],
-                    mask=inside[None, :] & has_key[:, None],
-                    other=0.0,
-                )
-                scores = tl.dot(q, k, input_precision=PRECISION)
-                if SOFTCAP:
-                    scores = _capped(scores * scale, softcap)
-                visible = slots[None, :] < sees[:, None]
-                if not CHAINS and place + N > root:
-                    node = tl.maximum(slots - root, 0)
-                    word = tl.load(
-                        ancestors + row[:, None] * words + node[None, :] // 64,
-                        mask=real[:, None] & (slots >= root)[None, :] & inside[None, :],
-                        other=0,
-                    )
-                    visible = visible | (((word >> (node % 64)[None, :]) & 1) != 0)
+            all_largest = tl.full((M,), float("-inf"), tl.float32)
+            all_total = tl.zeros((M,), tl.float32)
+            all_summed = tl.zeros((M, VALUE_WIDTH), tl.float32)
+            while begin < stop:
+                part_end = stop
+                if THIRD > 0:
+                    part_end = tl.minimum(stop, _begin_of(part + 1, THIRD))
+                start = begin
+                plain_end = tl.maximum(begin, tl.minimum(least, part_end) // N * N)
                 if WINDOW:
-                    near = slots[None, :] > position[:, None] - window
-                    visible = visible & (near if CHAINS else near | (slots >= root)[None, :])
-                scores = tl.where(visible & inside[None, :] & real[:, None], scores, float("-inf"))
-                new = tl.maximum(largest, tl.max(scores, 1))
-                finite = tl.where(new == float("-inf"), 0.0, new)  # nothing is visible so far
-                fade = tl.exp2((largest - finite) * unit)
-                probs = tl.exp2((scores - finite[:, None]) * unit)
-                total = total * fade + tl.sum(probs, 1)
-                v = tl.load(
-                    values + slot[:, None] * VALUE_DIM + of_value[None, :],
-                    mask=inside[:, None] & has_value[None, :],
-                    other=0.0,
-                )
-                summed = tl.dot(probs.to(v.dtype), v, summed * fade[:, None], input_precision=PRECISION)
-                largest = new
-            divisor = tl.where(total == 0.0, 1.0, total)
-            weight = tl.where(total == 0.0, float("-inf"), largest * unit + tl.log2(divisor))
-            summed = summed / divisor[:, None]
-            to = row * KV_HEADS * REPEATS + query_head
-            if SPLIT > 0:
-                to = to * splits + split
-                tl.store(
-                    parts + to[:, None] * VALUE_DIM + of_value[None, :],
-                    summed,
-                    mask=real[:, None] & has_value[None, :],
-                )
-                tl.store(weights + to, weight, mask=real)
-            else:
-                if SINKS:
-                    sink = tl.load(sinks + query_head, mask=real, other=0.0).to(tl.float32) * LOG2_E
-                    top = tl.maximum(weight, sink)
-                    summed = (
-                        summed
-                        * (tl.exp2(weight - top) / (tl.exp2(weight - top) + tl.exp2(sink - top)))[:, None]
+                    start = tl.maximum(begin, oldest // N * N)
+                    plain_end = start  # every block is looked at slot by slot
+                largest = tl.full((M,), float("-inf"), tl.float32)
+                total = tl.zeros((M,), tl.float32)
+                summed = tl.zeros((M, VALUE_WIDTH), tl.float32)
+                for place in range(start, plain_end, N):
+                    slots = place + tl.arange(0, N)
+                    block = tl.load(block_table + lane * table_stride + slots // BLOCK)
+                    slot = (block * BLOCK + slots % BLOCK) * KV_HEADS + head
+                    k = tl.load(
+                        keys + slot[None, :] * KEY_DIM + of_key[:, None], mask=has_key[:, None], other=0.0
                     )
+                    scores = tl.dot(q, k, input_precision=PRECISION)
+                    if SOFTCAP:
+                        scores = _capped(scores * scale, softcap)
+                    # The difference comes before the product: so no mask between makes it round otherwise.
+                    new = tl.maximum(largest, tl.max(scores, 1))
+                    fade = tl.exp2((largest - new) * unit)
+                    probs = tl.exp2((scores - new[:, None]) * unit)
+                    total = total * fade + tl.sum(probs, 1)
+                    v = tl.load(
+                        values + slot[:, None] * VALUE_DIM + of_value[None, :],
+                        mask=has_value[None, :],
+                        other=0.0,
+                    )
+                    summed = tl.dot(probs.to(v.dtype), v, summed * fade[:, None], input_precision=PRECISION)
+                    largest = new
+                for place in range(plain_end, part_end, N):
+                    slots = place + tl.arange(0, N)
+                    inside = slots < part_end
+                    held = slots
+                    if CHAINS:
+                        drafted = inside & (slots >= root)
+                        path = paths + first * path_length + tl.where(drafted, slots - root, 0)
+                        held = tl.where(
+                            drafted, root + tl.load(path, mask=drafted, other=0).to(tl.int32), slots
+                        )
+                    block = tl.load(block_table + lane * table_stride + held // BLOCK, mask=inside, other=0)
+                    slot = (block * BLOCK + held % BLOCK) * KV_HEADS + head
+                    k = tl.load(
+                        keys + slot[None, :] * KEY_DIM + of_key[:, None],
+                        mask=inside[None, :] & has_key[:, None],
+                        other=0.0,
+                    )
+                    scores = tl.dot(q, k, input_precision=PRECISION)
+                    if SOFTCAP:
+                        scores = _capped(scores * scale, softcap)
+                    visible = slots[None, :] < sees[:, None]
+                    if not CHAINS and place + N > root:
+                        for span in tl.static_range(0, N, WORD_BITS):
+                            bits = _visible_nodes(ancestors + row * words, place - root + span, words, real)
+                            column = tl.arange(0, N)[None, :] - span
+                            is_own = (column >= 0) & (column < WORD_BITS)
+                            bit = bits[:, None] >> tl.where(is_own, column, 0).to(tl.uint64)
+                            visible = visible | (is_own & ((bit & 1) != 0))
+                    if WINDOW:
+                        near = slots[None, :] > position[:, None] - window
+                        visible = visible & (near if CHAINS else near | (slots >= root)[None, :])
+                    scores = tl.where(visible & inside[None, :] & real[:, None], scores, float("-inf"))
+                    new = tl.maximum(largest, tl.max(scores, 1))
+                    finite = tl.where(new == float("-inf"), 0.0, new)  # nothing is visible so far
+                    fade = tl.exp2((largest - finite) * unit)
+                    probs = tl.exp2((scores - finite[:, None]) * unit)
+                    total = total * fade + tl.sum(probs, 1)
+                    v = tl.load(
+                        values + slot[:, None] * VALUE_DIM + of_value[None, :],
+                        mask=inside[:, None] & has_value[None, :],
+                        other=0.0,
+                    )
+                    summed = tl.dot(probs.to(v.dtype), v, summed * fade[:, None], input_precision=PRECISION)
+                    largest = new
+                if THIRD > 0:
+                    all_largest, all_total, all_summed = _joined(
+                        all_largest, all_total, all_summed, largest, total, summed, unit
+                    )
+                else:
+                    all_largest, all_total, all_summed = largest, total, summed
+                begin = part_end
+                part += 1
+            written = real[:, None] & has_value[None, :]
+            if THIRD > 0 and is_split:
+                held = (number * TILE + lines // GROUP) * KV_HEADS * REPEATS + query_head
+                at_part = held.to(tl.int64) * splits + part - 1
+                tl.store(parts + at_part[:, None] * VALUE_DIM + of_value[None, :], all_summed, mask=written)
+                tl.store(weights + 2 * at_part, all_largest, mask=real)
+                tl.store(weights + 2 * at_part + 1, all_total, mask=real)
+            else:
+                given = _output_of(all_largest, all_total, all_summed, unit, sinks, query_head, SINKS)
+                to = row * KV_HEADS * REPEATS + query_head
                 tl.store(
                     output + to[:, None] * VALUE_DIM + of_value[None, :],
-                    summed.to(output.dtype.element_ty),
-                    mask=real[:, None] & has_value[None, :],
+                    given.to(output.dtype.element_ty),
+                    mask=written,
                 )
+    if THIRD > 0:
+        of_group, of_value = tl.arange(0, GROUP), tl.arange(0, VALUE_WIDTH)
+        for row in range(tl.load(work + 3).to(tl.int32) + tl.program_id(0), rows, tl.num_programs(0)):
+            to = row * KV_HEADS * REPEATS + tl.program_id(1) * GROUP + of_group
+            zeros = tl.zeros((GROUP, VALUE_WIDTH), output.dtype.element_ty)
+            at = output + to[:, None] * VALUE_DIM + of_value[None, :]
+            tl.store(at, zeros, mask=(of_value < VALUE_DIM)[None, :] & (of_group >= 0)[:, None])
+
+
+@triton.jit
+def _visible_nodes(ancestors, first, words, real):
+    """Returns WORD_BITS bits of each line, uint64: which of the nodes from ``first`` on it sees.
+
+    A mask looked up slot by slot would take most of a thread's registers.
+
+    ancestors: [lines] pointers to the words of each line's row. first: it may be below 0, for slots that are
+    no nodes.
+    """
+    word, shift = tl.where(real, first >> 6, -2), (first & 63).to(tl.uint64)
+    before = tl.load(ancestors + word, mask=(word >= 0) & (word < words), other=0)
+    after = tl.load(ancestors + word + 1, mask=(word >= -1) & (word < words - 1), other=0)
+    low = before.to(tl.uint64, bitcast=True) >> shift
+    return low | ((after.to(tl.uint64, bitcast=True) << 1) << (63 - shift))
 
 
 @triton.jit
@@ -221,42 +334,56 @@ def _capped(scores, softcap):
 
 @triton.jit(do_not_specialize=["splits"])
 def _join_parts(
-    parts,  # float32 [rows, heads, splits, value_dim]
-    weights,  # float32 [rows, heads, splits]
-    ends,  # int64 [rows] slots up to the row's own; 0: padding, below 0: it was not split
+    parts,  # float32 [split tiles * TILE, heads, splits, value_dim] weighted values
+    weights,  # float32 [split tiles * TILE, heads, splits, 2] largest scores, and sums of weights
+    tiles,  # int64 [num_tiles, TILE_FIELDS]
+    work,  # int64: the number of tiles that there are, and that of split tiles
     sinks,  # [heads]
     output,  # [rows, heads, value_dim]
     splits,
+    scale,
     HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
-    SPLIT: tl.constexpr,
+    FIELDS: tl.constexpr,
+    TILE: tl.constexpr,
+    THIRD: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
 ):
-    row, head = tl.program_id(0), tl.program_id(1)
-    to = row.to(tl.int64) * HEADS + head
-    of_value = tl.arange(0, VALUE_WIDTH)
-    has_value = of_value < VALUE_DIM
-    largest = float("-inf")
-    total = 0.0
-    if SINKS:
-        largest = tl.load(sinks + head).to(tl.float32) * LOG2_E
-        total = 1.0
-    summed = tl.zeros((VALUE_WIDTH,), tl.float32)
-    end = tl.load(ends + row)
-    if end < 0:
+    number, head = tl.program_id(0), tl.program_id(1)
+    if number >= tl.load(work + 1):
         return
-    for split in range(0, tl.cdiv(end, SPLIT)):
-        weight = tl.load(weights + to * splits + split)
-        if weight != float("-inf"):
-            part = tl.load(parts + (to * splits + split) * VALUE_DIM + of_value, mask=has_value, other=0.0)
-            new = tl.maximum(largest, weight)
-            fade, share = tl.exp2(largest - new), tl.exp2(weight - new)
-            summed = summed * fade + part * share
-            total = total * fade + share
-            largest = new
-    summed = summed / tl.where(total == 0.0, 1.0, total)
-    tl.store(output + to * VALUE_DIM + of_value, summed.to(output.dtype.element_ty), mask=has_value)
+    tile = tiles + number * FIELDS
+    first, count = tl.load(tile + 1), tl.load(tile + 2)
+    num_parts = _parts_of(tl.load(tile + 3).to(tl.int32), THIRD)
+    lines, of_value = tl.arange(0, TILE), tl.arange(0, VALUE_WIDTH)
+    real, has_value = lines < count, of_value < VALUE_DIM
+    parts_of_line = tl.where(real, num_parts, 0)
+    unit = LOG2_E if SOFTCAP else scale * LOG2_E
+    largest = tl.full((TILE,), float("-inf"), tl.float32)
+    total = tl.zeros((TILE,), tl.float32)
+    summed = tl.zeros((TILE, VALUE_WIDTH), tl.float32)
+    at = ((number * TILE + lines) * HEADS + head).to(tl.int64) * splits
+    for begin in range(0, num_parts, JOINED_AT_ONCE):
+        for next_part in tl.static_range(JOINED_AT_ONCE):
+            part = begin + next_part
+            held = part < parts_of_line
+            values = tl.load(
+                parts + (at + part)[:, None] * VALUE_DIM + of_value[None, :],
+                mask=held[:, None] & has_value[None, :],
+                other=0.0,
+            )
+            part_largest = tl.load(weights + 2 * (at + part), mask=held, other=float("-inf"))
+            part_total = tl.load(weights + 2 * (at + part) + 1, mask=held, other=0.0)
+            largest, total, summed = _joined(largest, total, summed, part_largest, part_total, values, unit)
+    given = _output_of(largest, total, summed, unit, sinks, head, SINKS)
+    to = (first + lines) * HEADS + head
+    tl.store(
+        output + to[:, None] * VALUE_DIM + of_value[None, :],
+        given.to(output.dtype.element_ty),
+        mask=real[:, None] & has_value[None, :],
+    )
 
 
 @dataclass(frozen=True)
@@ -264,7 +391,7 @@ class PagedAttention:
     """Kernels of one engine. They implement outrider.engine.forward.kernel.Kernel."""
 
     block_size: int  # slots
-    split: int  # slots of a part of the context, a multiple of MOST_SLOTS
+    third_length: int  # slots of the parts far into a context
     shared_memory: int  # bytes that a program may have on a multiprocessor
     programs: int  # programs that share the work of few queries
     is_asynchronous: bool = True
@@ -285,25 +412,27 @@ class PagedAttention:
         kv_heads, value_dim = values.shape[1:]
         repeats = heads // kv_heads
         output = query.new_empty(rows, heads, value_dim)
-        splits = -(-paged.block_table.shape[1] * self.block_size // self.split)
-        held = rows if len(paged.few_tiles) else 0
-        parts = query.new_empty(held, heads, splits, value_dim, dtype=torch.float32)
-        weights = query.new_empty(held, heads, splits, dtype=torch.float32)
+        splits = parts_of(paged.block_table.shape[1] * self.block_size, self.third_length)
+        split_tiles = min(len(paged.few_tiles), SPLIT_TILES)
+        held = (split_tiles * FEW_TILE, heads, splits)
+        parts = query.new_empty(*held, value_dim, dtype=torch.float32)
+        weights = query.new_empty(*held, 2, dtype=torch.float32)
         widths = [max(LEAST_LINES, triton.next_power_of_2(dim)) for dim in (key_dim, value_dim)]
-        few, many = (paged.few_tiles, FEW, self.split), (paged.many_tiles, MANY, 0)
-        for work, (tiles, tiling, split) in zip(paged.work, (few, many), strict=True):
+        scale = key_dim**-0.5 if scaling is None else scaling
+        many, few = (paged.many_tiles, MANY, 0), (paged.few_tiles, FEW, self.third_length)
+        for at, (tiles, tiling, third) in enumerate((many, few)):
             if not len(tiles):
                 continue
             group = math.gcd(repeats, tiling.lines // tiling.rows)
-            most = len(tiles) * splits if split else len(tiles)
-            programs = min(most, -(-self.programs * group // heads)) if split else most
+            most = len(tiles) + split_tiles * (splits - 1) if third else len(tiles)
+            programs = min(most, -(-self.programs * group // heads)) if third else most
             _attend_tile[(programs, heads // group)](
                 query,
                 keys,
                 values,
                 paged.block_table,
                 tiles,
-                work,
+                paged.work[at:],
                 paged.seen,
                 paged.ancestors,
                 paged.paths,
@@ -312,13 +441,14 @@ class PagedAttention:
                 output,
                 parts,
                 weights,
+                rows,
                 query.stride(0),
                 query.stride(1),
                 paged.block_table.shape[1],
                 paged.ancestors.shape[1],
                 paged.paths.shape[1],
                 splits,
-                key_dim**-0.5 if scaling is None else scaling,
+                scale,
                 softcap,
                 window,
                 KV_HEADS=kv_heads,
@@ -331,8 +461,9 @@ class PagedAttention:
                 BLOCK=self.block_size,
                 FIELDS=TILE_FIELDS,
                 M=max(LEAST_LINES, group * tiling.rows),
-                N=self._slots(sum(widths) * query.element_size()),
-                SPLIT=split,
+                N=min(tiling.slots, self._slots(sum(widths) * query.element_size())),
+                TILE=tiling.rows,
+                THIRD=third,
                 WINDOW=window is not None,
                 SOFTCAP=softcap is not None,
                 SINKS=sinks is not None,
@@ -340,25 +471,33 @@ class PagedAttention:
                 PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
                 num_warps=tiling.warps,
                 num_stages=STAGES,
+                maxnreg=MOST_REGISTERS,
+                enable_fp_fusion=False,
             )
-        if len(paged.few_tiles):
-            _join_parts[(rows, heads)](
+        if split_tiles:
+            _join_parts[(split_tiles, heads)](
                 parts,
                 weights,
-                paged.ends,
+                paged.few_tiles,
+                paged.work[1:],
                 sinks,
                 output,
                 splits,
+                scale,
                 HEADS=heads,
                 VALUE_DIM=value_dim,
                 VALUE_WIDTH=widths[1],
-                SPLIT=self.split,
+                FIELDS=TILE_FIELDS,
+                TILE=FEW_TILE,
+                THIRD=self.third_length,
+                SOFTCAP=softcap is not None,
                 SINKS=sinks is not None,
-                num_warps=1,
+                num_warps=4,
+                enable_fp_fusion=False,
             )
         return output
 
     def _slots(self, size: int) -> int:
         """Returns the number of slots of ``size`` bytes that are read at a time: a power of two."""
         most = int(SHARE * self.shared_memory / STAGES / size)
-        return min(MOST_SLOTS, max(LEAST_LINES, 1 << (most.bit_length() - 1)))
+        return max(LEAST_LINES, 1 << (most.bit_length() - 1))

@@ -10,7 +10,8 @@ from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch_invariant import PASS_TOKENS
 from outrider.engine.forward.graphs import captured_sizes, feed_bytes
-from outrider.engine.forward.kernel import part_slots
+from outrider.engine.inputs.context_parts import parts_of, third_length
+from outrider.engine.inputs.paged_input import FEW_TILE, SPLIT_TILES
 from outrider.engine.loading.weights import resolve_device
 from outrider.engine.planning.memory import block_bytes, blocks_in
 from outrider.engine.planning.skeleton import ModelSkeleton
@@ -19,7 +20,7 @@ from outrider.pace.settings import MAX_DEPTH
 
 # Bytes of a logit to choose a token, and to rank several: the noise, and float32 copies that settings change.
 CHOICE_BYTES, RANKING_BYTES = 16, 24
-PART_BYTES = 4  # bytes of a float32, in which parts of attention are joined
+PART_BYTES = 4  # size of a float32, in which parts of attention are joined
 RUNTIME_BYTES = {"cpu": 2**29, "cuda": 2**30}  # torch, Ray, the CUDA context
 # Default bounds of a cache. It takes at most this share of a machine's memory, or half of its engine's part
 # if that is less. It leaves this share of a GPU's to fragments, NCCL and other things that are not planned.
@@ -125,13 +126,10 @@ def plan_memory(
     activations += num_logits * model.vocab_size * (CHOICE_BYTES if depth else RANKING_BYTES)
     graphs = 0
     if on_cuda:
-        parts = -(-model.context_length // part_slots(model.context_length))
-        heads = -(-model.query_heads // settings.tensor_parallel)
-        row = parts * heads * max(value_dim for _, _, value_dim in layers.values()) * PART_BYTES
-        at_once = PASS_TOKENS["cuda"] if settings.batch_invariant else settings.prefill_chunk + num_logits
-        activations += at_once * row
+        parts = _part_bytes(model, settings)
+        activations += parts
         if settings.graphs:
-            graphs = _graph_bytes(model, settings, num_blocks, row)
+            graphs = _graph_bytes(model, settings, num_blocks, parts)
     else:
         longest = min(num_blocks * settings.block_size, settings.max_sequences * model.context_length)
         activations += _gather_bytes(layers, longest, model.dtype)
@@ -152,12 +150,20 @@ def plan_memory(
     )
 
 
-def _graph_bytes(model: ModelSkeleton, settings: EngineSettings, num_blocks: int, row: int) -> int:
+def _part_bytes(model: ModelSkeleton, settings: EngineSettings) -> int:
+    """Returns the bytes of what attention computes of a step's contexts part by part."""
+    parts = parts_of(model.context_length, third_length(model.context_length))
+    heads = -(-model.query_heads // settings.tensor_parallel)
+    widest = max(value_dim for _, _, value_dim in model.layers_of(settings.tensor_parallel).values())
+    return SPLIT_TILES * FEW_TILE * parts * heads * (widest + 2) * PART_BYTES
+
+
+def _graph_bytes(model: ModelSkeleton, settings: EngineSettings, num_blocks: int, parts: int) -> int:
     """Returns the bytes of captured passes, passes of a target drafter included.
 
     Each keeps its input and its output. They share memory for the rest, as one runs at a time.
 
-    row: bytes of attention over the parts of a row's context.
+    parts: bytes of the parts of contexts.
     """
     blocks = min(-(-model.context_length // settings.block_size), num_blocks)
     of_drafts = captured_sizes(settings)[-1]
@@ -167,7 +173,7 @@ def _graph_bytes(model: ModelSkeleton, settings: EngineSettings, num_blocks: int
     if drafting := model.drafting_graph_bytes(of_drafts, feed_bytes(of_drafts, blocks, as_chains=False)):
         kept += drafting
         rows = max(rows, of_drafts)
-    return kept + model.activation_bytes(rows, rows) + rows * row
+    return kept + model.activation_bytes(rows, rows) + parts
 
 
 def _gather_bytes(layers: Mapping[int, LayerShape], num_tokens: int, dtype: torch.dtype) -> int:

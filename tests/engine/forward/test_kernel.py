@@ -19,7 +19,7 @@ from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.forward.batch import paged_batch
 from outrider.engine.forward.batch_invariant import PASS_TOKENS
-from outrider.engine.forward.kernel import find_kernel, part_slots
+from outrider.engine.forward.kernel import find_kernel
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.kernels.cpu.attention import CpuAttention
 from outrider.engine.loop.engine import Engine
@@ -228,7 +228,3 @@ def test_bfloat16_on_a_cpu_takes_the_kernel_for_batch_invariant_numerics_alone(
     folder = write_checkpoint(tmp_path, "llama")
     settings = settings_of(folder, dtype="bfloat16", self_check=False, batch_invariant=batch_invariant)
     assert (ForwardPass(settings).kernel is not None) == takes_kernel
-
-
-def test_context_is_read_in_few_parts():
-    assert [part_slots(length) for length in (512, 8192, 8193, 131072, 131073)] == [256, 256, 256, 4096, 4096]

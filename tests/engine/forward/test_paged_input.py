@@ -9,6 +9,8 @@ import torch
 from outrider.decoding.draft import MAX_NODES, ROOT, Draft
 from outrider.engine.forward.attention_groups import QuerySpan, form_groups
 from outrider.engine.forward.batch import pack
+from outrider.engine.inputs import paged_input as paged_input_module
+from outrider.engine.inputs.context_parts import SHORTEST
 from outrider.engine.inputs.paged_input import (
     FEW_QUERIES,
     FEW_TILE,
@@ -80,9 +82,17 @@ def test_rows_tokens_places_and_masks(specs):
     assert not seen
 
 
-def test_end_says_which_kernel_a_row_is_of():
-    given = paged_input(feeds_of((4, 2, None), (0, 20, None)), BLOCK)
-    assert given.ends.tolist() == [5, 6] + [-1] * 20
+def test_fill_long_contexts_are_split_and_come_first(monkeypatch):
+    """A context is long if it is more than the given part of all: here a third of 1,310 slots."""
+    monkeypatch.setattr(paged_input_module, "SPLIT_TILES", 3)
+    given = paged_input(feeds_of((200, 1, None), (600, 2, None), (0, 17, None), (506, 1, None)), BLOCK)
+    assert [tile[0] for tile in given.few_tiles.tolist()] == [1, 3, 0]
+    assert given.work.tolist() == [1, 3, 2, 602, 21]
+
+
+def test_fill_context_of_a_single_part_is_not_split():
+    given = paged_input(feeds_of((SHORTEST - 1, 1, None)), BLOCK)
+    assert given.work.tolist() == [0, 1, 0, 0, 1]
 
 
 def test_as_chains_a_node_off_the_chain_is_a_tile_that_reads_its_path():
@@ -100,8 +110,7 @@ def test_as_chains_a_node_off_the_chain_is_a_tile_that_reads_its_path():
         [2, 11, 1],
     ]
     assert given.position_ids[0, :12].tolist() == [20, 21, 22, 23, 23, 24, 24, 9, 10, 30, 30, 31]
-    for name in ("seen", "ends"):
-        assert getattr(given, name)[:12].tolist() == (given.position_ids[0, :12] + 1).tolist()
+    assert given.seen[:12].tolist() == (given.position_ids[0, :12] + 1).tolist()
     attend = PlainAttention(BLOCK)
     for row, tile in zip((4, 5, 6, 10, 11), [*tiles[1:4], *tiles[6:]], strict=True):
         feed = feeds[tile[0]]
@@ -122,8 +131,8 @@ def test_rest_of_a_larger_layout_is_padding_that_nobody_reads():
     for name in ("token_ids", "position_ids"):
         assert getattr(padded, name)[0, :7].tolist() == getattr(exact, name)[0].tolist()
         assert not getattr(padded, name)[0, 7:].any()
-    for name in ("seen", "ends"):
-        assert getattr(padded, name).tolist() == [*getattr(exact, name).tolist(), *[0] * 9]
+    assert padded.seen.tolist() == [*exact.seen.tolist(), *[0] * 9]
+    assert padded.work.tolist() == exact.work.tolist()
     assert padded.slots.tolist() == [*exact.slots.tolist(), *[999] * 9]
     assert padded.few_tiles[:2].tolist() == exact.few_tiles.tolist()
     assert not padded.few_tiles[2:].any()

@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.decoding.draft import ROOT, Draft
+from outrider.engine.inputs import paged_input as paged_input_module
+from outrider.engine.inputs.context_parts import parts_of, third_length
 from outrider.engine.inputs.paged_input import PagedInput, PagedLayout
 from outrider.engine.inputs.step_input import Feed
 from outrider.engine.kernels.cpu.attention import CpuAttention
@@ -50,7 +52,7 @@ def feeds_of(specs, block_size):
 def of_triton(block_size):
     """Attention with fewer programs than there is work: some programs take several pieces."""
     triton = pytest.importorskip("outrider.engine.kernels.paged_attention", reason="pip install triton")
-    kernels = triton.PagedAttention(block_size, triton.MOST_SLOTS, SHARED_MEMORY, programs=6)
+    kernels = triton.PagedAttention(block_size, third_length(2**17), SHARED_MEMORY, programs=6)
     return partial(attended, kernels)
 
 
@@ -149,6 +151,106 @@ def test_attention_of_a_row_does_not_depend_on_other_rows(attention):
         single = Feed([0], 1, 300 + place, feeds[0].blocks, None)
         row = query[place : place + 1].transpose(0, 1)
         assert torch.equal(attend(paged_input([single], 16), row, keys, values)[0], together[place])
+
+
+BOUNDARIES = (128, 4096, 20_480)  # slots after which parts of another length begin, but for the first
+
+
+def with_long_context(slots):
+    """Keys and values of few numbers, and a random query of 24 rows."""
+    generator = torch.Generator().manual_seed(0)
+    keys, values = (torch.randn(slots, 1, 16, generator=generator) for _ in range(2))
+    return keys, values, torch.randn(24, 2, 16, generator=generator)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_triton_row_at_a_boundary_of_parts_is_the_same_alone_in_company_in_a_chain_and_in_a_chunk(
+    monkeypatch, boundary
+):
+    """Bit for bit, whether programs share its context or a program reads all of it."""
+    count, start = 6, boundary - 3
+    blocks = np.random.default_rng(0).permutation(start // 16 + 4)
+    keys, values, query = with_long_context(len(blocks) * 16)
+    attend = of_triton(16)
+
+    def rows(feeds, query, layout=None):
+        given = paged_input(feeds, 16, layout=layout)
+        return given, attend(given, query.transpose(0, 1), keys, values)
+
+    chain = Feed([0] * count, 1, start, blocks, None)
+    given, expected = rows([chain], query[:count])
+    assert given.work[2] == 1, "programs share the context"
+    plain = PlainAttention(16)(given, query[:count].transpose(0, 1), keys, values)
+    torch.testing.assert_close(expected, plain, atol=2e-6, rtol=1e-5)
+    for place in range(count):
+        single = Feed([0], 1, start + place, blocks, None)
+        _, alone = rows([single], query[place : place + 1])
+        assert torch.equal(alone[0], expected[place]), place
+    before = query.new_zeros(10, 2, 16)
+    chunk = Feed([0] * (10 + count), 1, start - 10, blocks, None)
+    chunk_layout = replace(PagedLayout.padded(24, len(blocks), as_chains=True), lanes=1)
+    _, in_chunk = rows([chunk], torch.cat([before, query[:count], before[:8]]), chunk_layout)
+    assert torch.equal(in_chunk[10:16], expected)
+    assert not in_chunk[16:].any()
+    monkeypatch.setattr(paged_input_module, "SPLIT_TILES", 1)
+    company = Feed([0] * 8, 1, 60, blocks, None)
+    given, together = rows([chain, company], query[: count + 8])
+    assert given.work[2] == 0, "a program reads all of a context"
+    assert torch.equal(together[:count], expected)
+
+
+@pytest.mark.parametrize("split_tiles", [1, 64])
+def test_triton_node_of_a_tree_at_a_boundary_of_parts_is_what_it_is_when_it_is_committed(
+    monkeypatch, split_tiles
+):
+    """Bit for bit: the node 2 is the child of the root."""
+    monkeypatch.setattr(paged_input_module, "SPLIT_TILES", split_tiles)
+    keys, values, query = with_long_context(4128)
+    attend, blocks = of_triton(16), np.arange(258)
+    layout = replace(PagedLayout.padded(8, 258, as_chains=True), lanes=1)
+
+    def rows(feed, query):
+        padded = torch.cat([query, query.new_zeros(8 - len(query), 2, 16)])
+        given = paged_input([feed], 16, layout=layout)
+        return attend(given, padded.transpose(0, 1), keys, values)[: len(query)]
+
+    tree = Draft((1, 2, 3), (ROOT, 0, ROOT))
+    drafted = rows(Feed([0] * 4, 1, 4094, blocks, tree), query[:4])
+    keys[4095], values[4095] = keys[4097].clone(), values[4097].clone()
+    committed = rows(Feed([0] * 2, 1, 4094, blocks, None), query[[0, 3]])
+    assert torch.equal(committed, drafted[[0, 3]])
+
+
+PROCESSORS = 132  # processors of an H100
+SHARES = {"8B": (32, 8, 128), "1B": (32, 8, 64), "rank of four with a 70B": (16, 2, 128)}
+
+
+@pytest.mark.parametrize("context", [4096, 8192, 20_480, 32_768, 131_071])  # tokens before the query's own
+@pytest.mark.parametrize("share", SHARES.values(), ids=SHARES)
+def test_triton_one_sequence_gives_every_processor_work(monkeypatch, share, context):
+    heads, kv_heads, dim = share
+    triton = pytest.importorskip("outrider.engine.kernels.paged_attention", reason="pip install triton")
+    grids = []
+    monkeypatch.setattr(triton, "_attend_tile", Recorder(grids))
+    monkeypatch.setattr(triton, "_join_parts", Recorder([]))
+    third = third_length(131_072)
+    attend = triton.PagedAttention(16, third, SHARED_MEMORY, programs=2 * PROCESSORS)
+    feed = Feed([0], 1, context, np.zeros(8192, np.int64), None)
+    keys = torch.empty(16, kv_heads, dim)
+    attend(paged_input([feed], 16), torch.empty(heads, 1, dim), keys, keys)
+    ((programs, head_groups),) = grids
+    assert min(programs, parts_of(context + 1, third)) * head_groups >= PROCESSORS
+
+
+class Recorder:
+    """Stands for a kernel: keeps the grids with which it is launched."""
+
+    def __init__(self, grids):
+        self.grids = grids
+
+    def __getitem__(self, grid):
+        self.grids.append(grid)
+        return lambda *_, **__: None
 
 
 @pytest.mark.parametrize("window", [None, 40])

@@ -13,8 +13,9 @@ from outrider.decoding.lease import Lease
 from outrider.decoding.settings import Sampling
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import CacheTooSmallError
-from outrider.engine.forward.kernel import part_slots
 from outrider.engine.forward.linear import OneDnnProduct, why_unpacked
+from outrider.engine.inputs.context_parts import parts_of, third_length
+from outrider.engine.inputs.paged_input import FEW_TILE, SPLIT_TILES
 from outrider.engine.loop.engine import Engine
 from outrider.engine.planning.memory import block_bytes
 from outrider.engine.planning.memory_plan import MemoryPlan, default_cache, plan_memory, resolve_cache
@@ -190,7 +191,8 @@ def test_graphs_keep_what_was_planned_those_of_a_drafter_too(
         model.context_length,
         SIZES[-1],
     )
-    parts = rows * -(-context // part_slots(context)) * model.query_heads * widest * 4
+    held = SPLIT_TILES * FEW_TILE * parts_of(context, third_length(context))  # parts of all rows
+    parts = held * model.query_heads * (widest + 2) * 4
     planned = plan_memory(model, settings.model_copy(update={"device": "cuda"}), MEMORY)
     assert planned.graphs == kept + model.activation_bytes(rows, rows) + parts
 
