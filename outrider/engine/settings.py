@@ -47,6 +47,12 @@ class ModelSettings(BaseModel):
     max_sequences: int = Field(
         default=256, ge=1, description="sequences in one step: what its logits may take follows from it"
     )
+    prefill_chunk: int | None = Field(
+        default=None,
+        ge=1,
+        description="prompt tokens in one step, of all sequences together: what decoding sequences wait for"
+        " at most; None: 2,048 on a GPU, 512 on a CPU",
+    )
     self_check: bool = Field(
         default=True,
         description="at load: compare what the model computes here with what transformers computes, and"
@@ -160,11 +166,6 @@ class EngineSettings(TargetModelSettings, DraftModelSettings):
         default=1.0, gt=0.0, le=1.0, description="of each device's memory: the rest is for others on it"
     )
     block_size: int = Field(default=16, ge=1, le=1024, description="tokens per cache block")
-    prefill_chunk: int = Field(
-        default=512,
-        ge=1,
-        description="prompt tokens in one step, all sequences together: what others wait for at most",
-    )
     graphs: bool = Field(
         default=True,
         description="on CUDA: capture the forward passes of decoding and verifying, where attention is paged",

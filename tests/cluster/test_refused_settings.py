@@ -22,6 +22,11 @@ from tests.support.settings_files import in_a_file, settings
             '["magic"]',
             "gateway.drafters=('magic',): there is no drafter 'magic'; there are: model, ngram",
         ),
+        (
+            "target.prefill_chunk",
+            "0",
+            "target.prefill_chunk='0' should be greater than or equal to 1: prompt tokens in one step",
+        ),
         ("target.dtype", "int8", "target.dtype='int8' should be 'auto', 'float32', 'bfloat16' or 'float16'"),
         ("target.cache_memory", "all", "='all' should be a valid integer or be a valid number: memory for"),
         ("target.placement", "PACKED", "target.placement='PACKED' should be 'STRICT_PACK', 'PACK'"),

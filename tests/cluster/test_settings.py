@@ -95,6 +95,12 @@ def test_models_have_their_own_settings() -> None:
     assert (target.draft_ahead, draft.draft_ahead) == (0, 12)
 
 
+def test_prompts_are_read_in_chunks_of_the_size_that_each_model_is_given() -> None:
+    found = read_settings({"target.prefill_chunk": "1024", "drafts.model.prefill_chunk": "256"})
+    assert found.target_engine().prefill_chunk == 1024
+    assert found.draft_engine("model").prefill_chunk == 256
+
+
 def test_threads_of_a_target_are_left_to_the_node_of_its_worker() -> None:
     found = read_settings({"target.tensor_parallel": "2"})
     assert (found.target_engine().tensor_parallel, found.target_engine().threads) == (2, None)

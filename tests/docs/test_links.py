@@ -189,7 +189,7 @@ def test_no_paragraph_is_long(name: str) -> None:
         "`python -m bench streams`",
         "`python -m bench.tables`",
         "bench.no_such_module",
-        "`target.prefill_chunk`",
+        "`target.block_size`",
         "drafts.model.replica=2",
         "gateway.proxy.add_generation_servicer",
         "`outrider.client.generation.Client`",

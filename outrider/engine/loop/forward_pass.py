@@ -41,7 +41,7 @@ from outrider.engine.loading.quantized_checkpoint import is_quantized
 from outrider.engine.loading.self_check.check import SelfCheck
 from outrider.engine.loading.self_check.script import blocks_needed
 from outrider.engine.loading.timings import LoadTimings
-from outrider.engine.loading.weights import attach, load_model, resolve_device
+from outrider.engine.loading.weights import attach, load_model, resolve_device, resolve_prefill_chunk
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.device_room import DeviceRoom
 from outrider.engine.planning.memory import block_bytes, blocks_in, empty_cache
@@ -93,6 +93,7 @@ class ForwardPass:
             "dtype": str(dtype).removeprefix("torch."),
             "device": str(device),
             "threads": torch.get_num_threads(),
+            "prefill_chunk": resolve_prefill_chunk(settings),
         }
         self.settings = settings = settings.model_copy(update=found)
         is_stored_so = is_quantized(self.model.config)

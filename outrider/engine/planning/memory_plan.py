@@ -12,7 +12,7 @@ from outrider.engine.forward.batch_invariant import PASS_TOKENS
 from outrider.engine.forward.graphs import captured_sizes, feed_bytes
 from outrider.engine.inputs.context_parts import parts_of, third_length
 from outrider.engine.inputs.paged_input import FEW_TILE, SPLIT_TILES
-from outrider.engine.loading.weights import resolve_device
+from outrider.engine.loading.weights import resolve_device, resolve_prefill_chunk
 from outrider.engine.planning.memory import block_bytes, blocks_in
 from outrider.engine.planning.skeleton import ModelSkeleton
 from outrider.engine.settings import EngineSettings
@@ -121,7 +121,7 @@ def plan_memory(
     num_blocks = blocks_in(memory, settings, layers, model.dtype)
     block = block_bytes(settings, layers, model.dtype)
     num_logits = settings.max_sequences * (1 + depth)
-    activations = model.activation_bytes(settings.prefill_chunk + num_logits, num_logits)
+    activations = model.activation_bytes(resolve_prefill_chunk(settings) + num_logits, num_logits)
     activations += model.waiting_bytes()
     activations += num_logits * model.vocab_size * (CHOICE_BYTES if depth else RANKING_BYTES)
     graphs = 0

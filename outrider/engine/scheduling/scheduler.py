@@ -131,6 +131,7 @@ class Scheduler:
     def _fill(self, tasks: Mapping[int, Task], sequences: Mapping[int, EngineSequence]) -> Selected:
         selected: Selected = []
         budget = self._settings.prefill_chunk
+        assert budget is not None  # in settings in force nothing is left open
         rows = self._rows_for_scores(tasks)
         computed: set[bytes] = set()  # digests of blocks that older sequences will fill
         for number in sorted(tasks):

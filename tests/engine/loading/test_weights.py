@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.loading.weights import resolve_prefill_chunk
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
@@ -35,3 +36,12 @@ def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_wrong_setting_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field):
         EngineSettings.model_validate({"model": "m", field: value})
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "chunk"), [("cpu", None, 512), ("cuda", None, 2048), ("cuda:1", 100, 100)]
+)
+def test_resolve_prefill_chunk_left_open_is_that_of_the_device(
+    device: str, given: int | None, chunk: int
+) -> None:
+    assert resolve_prefill_chunk(EngineSettings(model="any", device=device, prefill_chunk=given)) == chunk

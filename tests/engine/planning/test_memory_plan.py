@@ -16,6 +16,7 @@ from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.linear import OneDnnProduct, why_unpacked
 from outrider.engine.inputs.context_parts import parts_of, third_length
 from outrider.engine.inputs.paged_input import FEW_TILE, SPLIT_TILES
+from outrider.engine.loading.weights import resolve_prefill_chunk
 from outrider.engine.loop.engine import Engine
 from outrider.engine.planning.memory import block_bytes
 from outrider.engine.planning.memory_plan import MemoryPlan, default_cache, plan_memory, resolve_cache
@@ -107,7 +108,7 @@ def test_largest_step_takes_no_more_than_was_planned(settings: EngineSettings) -
 def check_largest_step(settings: EngineSettings) -> None:
     """All sequences that may run verify the deepest Drafts at once, after prompts that fill a chunk."""
     model = skeleton(settings)
-    length = settings.prefill_chunk // RUNNING
+    length = resolve_prefill_chunk(settings) // RUNNING
     blocks = RUNNING * -(-(length + 1 + MAX_DEPTH) // settings.block_size)
     cache = blocks * block_bytes(settings, model.layers, model.dtype)
     settings = settings.model_copy(update={"cache_memory": cache})
