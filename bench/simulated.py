@@ -65,10 +65,10 @@ class SimulatedFleet(Fleet):
         target = WorkerInfo("target", "simulated", "target", 0, "here", VOCAB_SIZE, MAX_LENGTH)
         return [target, *(replace(target, role="draft", address=name, draft=name) for name in self._drafts)]
 
-    def open_target(self, sequence: GatewaySequence, *, isolated: bool = False) -> Any:
+    def open_target(self, sequence: GatewaySequence, *, is_isolated: bool = False) -> Any:
         return SimulatedStream(self._target, sequence, self._hop_s)
 
-    def open_draft(self, draft: str, sequence: GatewaySequence, *, is_suspect: bool = False) -> Any:
+    def open_draft(self, draft: str, sequence: GatewaySequence, *, is_isolated: bool = False) -> Any:
         return SimulatedStream(self._drafts[draft], sequence, self._hop_s)
 
 

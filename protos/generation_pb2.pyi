@@ -482,7 +482,7 @@ class TaskTotals(_message.Message):
     def __init__(self, task: _Optional[str] = ..., drafter: _Optional[str] = ..., tokens: _Optional[float] = ..., target_passes: _Optional[float] = ..., rounds: _Optional[float] = ..., drafted: _Optional[float] = ..., reached: _Optional[float] = ..., accepted: _Optional[float] = ..., draft_s: _Optional[float] = ..., target_s: _Optional[float] = ..., fallbacks: _Optional[float] = ..., reopenings: _Optional[float] = ..., drafted_by: _Optional[_Mapping[str, DraftedBy]] = ..., routed: _Optional[_Mapping[str, Routed]] = ..., judged: _Optional[_Mapping[str, Judged]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("role", "draft", "address", "streams", "running", "waiting", "free_blocks", "total_blocks", "heard_s", "suspect", "step_ms")
+    __slots__ = ("role", "draft", "address", "streams", "running", "waiting", "free_blocks", "total_blocks", "reply_age_s", "suspect", "step_ms")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -491,7 +491,7 @@ class WorkerLoad(_message.Message):
     WAITING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    HEARD_S_FIELD_NUMBER: _ClassVar[int]
+    REPLY_AGE_S_FIELD_NUMBER: _ClassVar[int]
     SUSPECT_FIELD_NUMBER: _ClassVar[int]
     STEP_MS_FIELD_NUMBER: _ClassVar[int]
     role: str
@@ -502,10 +502,10 @@ class WorkerLoad(_message.Message):
     waiting: int
     free_blocks: int
     total_blocks: int
-    heard_s: float
+    reply_age_s: float
     suspect: bool
     step_ms: float
-    def __init__(self, role: _Optional[str] = ..., draft: _Optional[str] = ..., address: _Optional[str] = ..., streams: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., heard_s: _Optional[float] = ..., suspect: _Optional[bool] = ..., step_ms: _Optional[float] = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., draft: _Optional[str] = ..., address: _Optional[str] = ..., streams: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., free_blocks: _Optional[int] = ..., total_blocks: _Optional[int] = ..., reply_age_s: _Optional[float] = ..., suspect: _Optional[bool] = ..., step_ms: _Optional[float] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ()

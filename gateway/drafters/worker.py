@@ -4,7 +4,7 @@ import logging
 
 from gateway.drafters.drafter import SequenceDrafter
 from gateway.drafters.received import received_draft
-from gateway.drafters.waiting import traceparent_of_waiting
+from gateway.drafters.trace_context import TRACEPARENT
 from gateway.errors import (
     GenerationFailedError,
     InvalidRequestError,
@@ -32,7 +32,7 @@ class WorkerDrafter(SequenceDrafter):
         self._name = draft
         self._sequence = sequence
         self._stream: DraftStream | None = None
-        self._is_suspect = False  # a worker was lost with the sequence
+        self._is_isolated = False  # a worker was lost with the sequence
         self._vocab_size = 0  # number of the token ids that all workers know
         self._asked = 0  # number of the newest Propose; one turn of the target may have several
 
@@ -40,12 +40,12 @@ class WorkerDrafter(SequenceDrafter):
         """Sends a Propose, which voids whatever the worker was asked before."""
         if self._stream is None:
             self._vocab_size = self._fleet.vocab_size()
-            self._stream = self._fleet.open_draft(self._name, self._sequence, is_suspect=self._is_suspect)
+            self._stream = self._fleet.open_draft(self._name, self._sequence, is_isolated=self._is_isolated)
         stream, base = self._stream, len(self._sequence)
         self._asked += 1
         asked = self._asked
         propose = rounds_pb2.Propose(
-            turn=stream.turn(asked, traceparent_of_waiting()), depth=depth, alternatives=alternatives
+            turn=stream.turn(asked, TRACEPARENT.get()), depth=depth, alternatives=alternatives
         )
         try:
             stream.send(rounds_pb2.DraftRequest(propose=propose))
@@ -90,7 +90,7 @@ class WorkerDrafter(SequenceDrafter):
         if stream is self._stream:
             self.close()
         had_it = isinstance(error, GenerationFailedError | SequenceLostError)
-        self._is_suspect |= had_it
+        self._is_isolated |= had_it
         return (SequenceLostError if had_it else WorkerLostError)(str(error))
 
     def close(self) -> None:

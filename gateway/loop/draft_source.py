@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from gateway.drafters.target import from_verdict
-from gateway.drafters.waiting import waits_for_this_task
+from gateway.drafters.trace_context import TRACEPARENT
 from gateway.errors import WorkerLostError
 from gateway.events import Compared, Drafted, Events, Overtaken, Resumed
 from gateway.loop.depth_policy import DepthPolicy
@@ -140,7 +140,7 @@ class DraftSource:
     async def _after(
         self, before: "asyncio.Task[Proposal | None] | None", depth: int, traceparent: str
     ) -> Proposal | None:
-        waits_for_this_task(traceparent)
+        TRACEPARENT.set(traceparent)
         if before is not None:
             await asyncio.wait({before})
         await self._health.stop_taking_in()
@@ -192,7 +192,7 @@ class DraftSource:
 
         traceparent: span of the request: no round waits for the Drafts.
         """
-        waits_for_this_task(traceparent)
+        TRACEPARENT.set(traceparent)
         if self._health.is_off:
             await wait_forever()
         if self._drafting is not None:

@@ -88,7 +88,7 @@ class SequenceLoop:
         try:
             while self._sequence.finish_reason is None:
                 try:
-                    with closing(self._fleet.open_target(self._sequence, isolated=losses > 0)) as stream:
+                    with closing(self._fleet.open_target(self._sequence, is_isolated=losses > 0)) as stream:
                         async with aclosing(self._phases(stream)) as steps:
                             async for step in steps:
                                 failures = losses = 0

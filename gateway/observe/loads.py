@@ -57,7 +57,7 @@ def _worker(link: Link) -> generation_pb2.WorkerLoad:
     if link.load is not None:
         message.running, message.waiting = link.load.running, link.load.waiting
         message.free_blocks, message.total_blocks = link.load.free_blocks, link.load.total_blocks
-        message.heard_s = now - link.heard_at
+        message.reply_age_s = now - link.replied_at
         if link.step_ns:
             message.step_ms = link.step_ns / 1e6
     return message

@@ -78,7 +78,7 @@ class Judge:
         if (watch := self._watches.get(name)) is not None:
             watch.asked_at = len(self._sequence)
 
-    def grew(self, *, takes_drafts: bool) -> None:
+    def on_tokens(self, *, takes_drafts: bool) -> None:
         """Judges guesses, and asks for new ones: the sequence has more tokens.
 
         takes_drafts: whether a Draft that came with the Verdict is a guess, as no target drafter drafts now.

@@ -125,9 +125,9 @@ class Route:
                     is_short = event.proposal.draft.chain_length < event.proposal.wanted
                     reached = max(chain.reached, chain.correct + is_short)
                     self._learn(event.proposal.asked, chain.correct, reached)
-                self._grew()
+                self._judge_watched()
             case TokenDecoded():
-                self._grew()
+                self._judge_watched()
             case Drafted():
                 self._judge.has_drafted(event.proposal.asked)
                 if event.proposal.wanted and not event.proposal.draft:
@@ -143,9 +143,9 @@ class Route:
         """Learns how many of the tokens that a drafter was asked for are correct."""
         self._router.observe(self._kind, name, correct, reached)
 
-    def _grew(self) -> None:
+    def _judge_watched(self) -> None:
         """Lets watched drafters be judged: the sequence has more tokens."""
-        self._judge.grew(takes_drafts=not self._now.info.comes_with_verdicts)
+        self._judge.on_tokens(takes_drafts=not self._now.info.comes_with_verdicts)
 
     async def aclose(self) -> None:
         """Frees what all drafters hold for the sequence."""

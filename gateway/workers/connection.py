@@ -22,17 +22,17 @@ Name = tuple[int, int]  # number of a sequence, epoch of its stream
 class StreamListener(Protocol):
     """The gateway's end of one sequence's stream."""
 
-    def taken(self) -> None:
-        """The worker has read its opening."""
+    def opened(self) -> None:
+        """Called when the worker has read its opening."""
 
     def put(self, reply: Any) -> None:
-        """The worker's next reply to it."""
+        """Called with each reply to it."""
 
     def ended(self, end: rounds_pb2.Ended) -> None:
-        """The worker ended the sequence; nothing more comes."""
+        """Called when the worker ended the sequence; nothing more comes."""
 
     def broken(self, reason: str) -> None:
-        """The connection broke; nothing more comes."""
+        """Called when the connection broke; nothing more comes."""
 
 
 class WorkerConnection:
@@ -123,7 +123,7 @@ class WorkerConnection:
     def _on_message(self, replies: Any) -> None:
         for opened in replies.opened:
             if (listener := self._listeners.get((opened.sequence, opened.epoch))) is not None:
-                listener.taken()
+                listener.opened()
         for reply in replies.replies:
             if (listener := self._listeners.get((reply.sequence, reply.epoch))) is not None:
                 listener.put(reply)

@@ -18,7 +18,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 TargetStream = WorkerStream[rounds_pb2.TargetRequest, rounds_pb2.TargetReply]
 DraftStream = WorkerStream[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]
 
-TARGET = ""  # stands for a draft's name
+TARGET = ""  # in place of a draft's name
 IMBALANCE = 4  # sequences that a worker with the prefix may have more than the least busy worker
 
 
@@ -48,19 +48,19 @@ class Fleet:
             self._links[address] = Link(workers[address], self._trust)
         return [self._links[address] for address in workers]
 
-    def open_target(self, sequence: GatewaySequence, *, isolated: bool = False) -> TargetStream:
+    def open_target(self, sequence: GatewaySequence, *, is_isolated: bool = False) -> TargetStream:
         """Opens the sequence at a target.
 
-        isolated: the sequence was running when a target was lost, and may be the cause. A target gets at most
-            one such sequence until its first token, so another loss takes no other suspect along.
+        is_isolated: the sequence was running when a target was lost, and may be the cause. A target gets
+            at most one isolated sequence until its first token, so another loss hits no other such sequence.
 
         Raises:
             WorkerLostError: there is no target, or none without an isolated sequence.
         """
-        link = self._choose(TARGET, sequence, self._suspected() if isolated else ())
+        link = self._choose(TARGET, sequence, self._with_isolated() if is_isolated else ())
         settings = sequence.sampling
-        stream = TargetStream(link, rounds_pb2.TargetRequest, sequence, settings, is_suspect=isolated)
-        if isolated:
+        stream = TargetStream(link, rounds_pb2.TargetRequest, sequence, settings, is_isolated=is_isolated)
+        if is_isolated:
             self._isolated[stream.address] = stream
         return stream
 
@@ -69,45 +69,45 @@ class Fleet:
         if self._isolated.get(stream.address) is stream:
             del self._isolated[stream.address]
 
-    def _suspected(self) -> Collection[str]:
+    def _with_isolated(self) -> Collection[str]:
         """Returns the addresses of targets that have an isolated sequence."""
         self._isolated = {at: stream for at, stream in self._isolated.items() if not stream.is_closed}
         return self._isolated
 
-    def open_draft(self, draft: str, sequence: GatewaySequence, *, is_suspect: bool = False) -> DraftStream:
+    def open_draft(self, draft: str, sequence: GatewaySequence, *, is_isolated: bool = False) -> DraftStream:
         """Opens the sequence at a worker that holds the draft. Raises WorkerLostError if none does.
 
-        is_suspect: a worker was lost with the sequence, which may be the cause.
+        is_isolated: a worker was lost with the sequence, which may be the cause.
         """
         link = self._choose(draft, sequence)
         sampling = _as_drafted(sequence.sampling, range(self.vocab_size(), link.worker.vocab_size))
-        return DraftStream(link, rounds_pb2.DraftRequest, sequence, sampling, is_suspect=is_suspect)
+        return DraftStream(link, rounds_pb2.DraftRequest, sequence, sampling, is_isolated=is_isolated)
 
     def vocab_size(self) -> int:
         """Returns how many token ids all workers know; 0 without workers."""
         return min((worker.vocab_size for worker in self._workers()), default=0)
 
-    def _choose(self, draft: str, sequence: GatewaySequence, taken: Collection[str] = ()) -> Link:
+    def _choose(self, draft: str, sequence: GatewaySequence, excluded: Collection[str] = ()) -> Link:
         """Returns the worker that caches the prompt's beginning, or a much less busy worker.
 
         Args:
             draft: name of the draft that the worker must hold, or TARGET.
-            taken: addresses of workers that are out of the question.
+            excluded: addresses of workers that must not get it.
         """
         links = [link for link in self.links() if link.worker.draft == draft]
-        links = [link for link in links if link.worker.address not in taken]
+        links = [link for link in links if link.worker.address not in excluded]
         if not links:
             kind = f"worker of draft {draft!r}" if draft else "target worker"
-            raise WorkerLostError(f"no {kind} is ready{' that has no isolated sequence' if taken else ''}")
+            raise WorkerLostError(f"no {kind} is ready{' that has no isolated sequence' if excluded else ''}")
         # If workers differ, the sequence goes to a worker whose context holds all of it.
         links = [link for link in links if link.worker.max_length >= sequence.limit] or links
         now = asyncio.get_running_loop().time()
-        trusted = [link for link in links if link.suspect_until <= now]
-        chosen = min(trusted or links, key=lambda link: link.busy(now))
-        if len(trusted) > 1:
+        well = [link for link in links if link.suspect_until <= now]
+        chosen = min(well or links, key=lambda link: link.num_sequences(now))
+        if len(well) > 1:
             holder = self._prefixes[draft].holder(sequence.prompt)
-            holding = next((link for link in trusted if link.worker.address == holder), chosen)
-            if holding.busy(now) <= chosen.busy(now) + IMBALANCE:
+            holding = next((link for link in well if link.worker.address == holder), chosen)
+            if holding.num_sequences(now) <= chosen.num_sequences(now) + IMBALANCE:
                 chosen = holding
         self._prefixes[draft].note(sequence.prompt, chosen.worker.address)
         logger.debug("sequence %d goes to %s, of %d", sequence.number, chosen.place, len(links))

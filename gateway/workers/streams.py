@@ -27,7 +27,7 @@ ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
 Role = Literal["target", "draft"]
 
 LOAD_AGE_S = 2.0  # an older reported load is not believed
-SUSPECT_S = 5.0  # a worker comes last so long after it was lost
+SUSPECT_S = 5.0  # after it was lost, a worker is the last choice
 _REFUSED = {
     rounds_pb2.Ended.INVALID: "prompt",
     rounds_pb2.Ended.TOO_LARGE: "max_tokens",
@@ -79,7 +79,7 @@ class Link:
         self.streams = 0  # open streams of this gateway
         self.load: rounds_pb2.Load | None = None  # from the newest reply
         self.step_ns = 0  # duration of the newest step that was reported
-        self.heard_at = 0.0  # time of the newest reply, in the event loop's time
+        self.replied_at = 0.0  # time of the newest reply, in the event loop's time
         self.suspect_until = 0.0  # in the event loop's time
 
     @property
@@ -87,9 +87,9 @@ class Link:
         """Name for messages."""
         return f"{self.worker.role} worker {self.worker.address}"
 
-    def busy(self, now: float) -> int:
-        """Sequences there: our own, or more if other gateways had some just now."""
-        if self.load is None or now - self.heard_at > LOAD_AGE_S:
+    def num_sequences(self, now: float) -> int:
+        """Returns the number of sequences there: our own, or more if other gateways had some just now."""
+        if self.load is None or now - self.replied_at > LOAD_AGE_S:
             return self.streams
         return max(self.streams, self.load.running + self.load.waiting)
 
@@ -101,8 +101,8 @@ class Link:
             self._connection = WorkerConnection(call, requests)
         return self._connection
 
-    def suspect(self) -> None:
-        """Has the worker chosen last for a while."""
+    def mark_suspect(self) -> None:
+        """Makes the worker the last choice for SUSPECT_S seconds."""
         self.suspect_until = asyncio.get_running_loop().time() + SUSPECT_S
 
     @property
@@ -127,20 +127,20 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         sequence: GatewaySequence,
         sampling: Sampling,
         *,
-        is_suspect: bool,
+        is_isolated: bool,
     ) -> None:
         """
         Args:
             sampling: settings of the sequence for this worker.
-            is_suspect: it may be the reason of an earlier loss. So it is opened without work, which waits
-                until the worker has read the opening: a loss before that has another reason.
+            is_isolated: the sequence may be the reason of an earlier loss. Its work waits until the worker
+                has read the opening: a loss before that has another reason.
         """
         self._sampling = sampling
         self._link = link
         self._request: type[RequestT] = request
         self._sequence = sequence
         self._opened = False
-        self._waiting: list[RequestT] | None = [] if is_suspect else None  # None: requests do not wait
+        self._waiting: list[RequestT] | None = [] if is_isolated else None  # None: requests do not wait
         self._known = 0  # tokens of the sequence that the worker was sent
         self._replies: deque[ReplyT] = deque()
         self._has_reply = asyncio.Event()
@@ -244,34 +244,34 @@ class WorkerStream(Generic[RequestT, ReplyT]):
 
     # What the connection calls.
 
-    def taken(self) -> None:
-        """The worker has read the opening."""
+    def opened(self) -> None:
+        """Sends what has waited: the worker has read the opening."""
         waiting, self._waiting = self._waiting, None
         for request in waiting or ():
             self._send(request)
 
     def put(self, reply: ReplyT) -> None:
-        """The worker's next reply."""
+        """Stores the worker's next reply, and the load that it reports."""
         link = self._link
-        link.load, link.heard_at = reply.load, asyncio.get_running_loop().time()
+        link.load, link.replied_at = reply.load, asyncio.get_running_loop().time()
         link.step_ns = reply.timings.last_step.ns or link.step_ns
         self._replies.append(reply)
         self._has_reply.set()
 
     def ended(self, end: rounds_pb2.Ended) -> None:
-        """The worker ended the sequence."""
+        """Ends the stream, as the worker ended the sequence."""
         place = self._link.place
         if end.cause in _REFUSED:
             self._finish(lambda: InvalidRequestError(_REFUSED[end.cause], end.details))
         elif end.cause == rounds_pb2.Ended.FAILED:
             self._finish(lambda: GenerationFailedError(f"{place}: {end.details}"))
         else:  # the worker is being drained
-            self._link.suspect()
+            self._link.mark_suspect()
             self._finish(lambda: WorkerLostError(f"{place}: {end.details}"))
 
     def broken(self, reason: str) -> None:
-        """The connection broke."""
-        self._link.suspect()
+        """Ends the stream, as the connection broke."""
+        self._link.mark_suspect()
         may_be_reason = self._opened and self._waiting is None and self._connection.has_sent
         kind = SequenceLostError if may_be_reason else WorkerLostError
         self._finish(lambda: kind(f"{self._link.place}: {reason}"))

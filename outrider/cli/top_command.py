@@ -56,7 +56,7 @@ def screen(history: LoadHistory) -> str:
     lines += [
         _row(reason, str(sequences), f"{mean:.1f}") for reason, (sequences, mean) in history.depths().items()
     ]
-    lines += ["", _row("worker", "address", "running", "waiting", "blocks used", "step ms", "heard s ago")]
+    lines += ["", _row("worker", "address", "running", "waiting", "blocks used", "step ms", "reply age s")]
     lines += [_worker(worker) for worker in sorted(history.workers(), key=lambda worker: worker.role)]
     return "\n".join([*lines, ""])
 
@@ -86,7 +86,7 @@ def _task(task: str, drafter: str, rates: TaskRates) -> str:
 
 
 def _worker(worker: generation_pb2.WorkerLoad) -> str:
-    heard = worker.HasField("heard_s")
+    heard = worker.HasField("reply_age_s")
     used = worker.total_blocks - worker.free_blocks
     return _row(
         " ".join(filter(None, [worker.role, worker.draft])) + (" (suspect)" if worker.suspect else ""),
@@ -95,7 +95,7 @@ def _worker(worker: generation_pb2.WorkerLoad) -> str:
         str(worker.waiting) if heard else NOTHING,
         f"{used} of {worker.total_blocks}" if heard else NOTHING,
         f"{worker.step_ms:.1f}" if worker.HasField("step_ms") else NOTHING,
-        f"{worker.heard_s:.0f}" if heard else NOTHING,
+        f"{worker.reply_age_s:.0f}" if heard else NOTHING,
     )
 
 

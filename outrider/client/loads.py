@@ -68,6 +68,7 @@ class LoadHistory:
         """Returns each worker as the gateway with the newest message from it reports it."""
         workers = [worker for loads in self.newest.values() for worker in loads.workers]
         workers.sort(
-            key=lambda worker: worker.heard_s if worker.HasField("heard_s") else math.inf, reverse=True
+            key=lambda worker: worker.reply_age_s if worker.HasField("reply_age_s") else math.inf,
+            reverse=True,
         )
         return list({worker.address: worker for worker in workers}.values())

@@ -53,7 +53,9 @@ def test_depths_of_several_gateways_are_one_mean():
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
 def test_worker_is_shown_as_its_last_listener_reports_it(order):
-    told = [generation_pb2.WorkerLoad(address="10.0.0.1:5", heard_s=heard_s) for heard_s in (3.0, 0.5)]
+    told = [
+        generation_pb2.WorkerLoad(address="10.0.0.1:5", reply_age_s=reply_age_s) for reply_age_s in (3.0, 0.5)
+    ]
     told.append(generation_pb2.WorkerLoad(address="10.0.0.1:5"))  # gateway without a message from that worker
     history = LoadHistory()
     for number in order:
@@ -71,7 +73,7 @@ def test_screen_shows_load_acceptance_depth_and_workers():
         running=3,
         free_blocks=60,
         total_blocks=100,
-        heard_s=0.2,
+        reply_age_s=0.2,
         suspect=True,
     )
     fields = {"running": 3, "plain_tokens_per_second": 40.0, "depths": depths, "workers": [worker]}

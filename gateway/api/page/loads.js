@@ -96,7 +96,7 @@ export class Loads {
     for (const { newest } of this.heard.values())
       for (const worker of newest.workers) {
         const known = found.get(worker.address);
-        const fresher = !known || (worker.heard_s ?? Infinity) < (known.heard_s ?? Infinity) ? worker : known;
+        const fresher = !known || (worker.reply_age_s ?? Infinity) < (known.reply_age_s ?? Infinity) ? worker : known;
         found.set(worker.address, { ...fresher, streams: worker.streams + (known?.streams ?? 0) });
       }
     return [...found.values()];

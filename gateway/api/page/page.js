@@ -152,7 +152,7 @@ function cell(text, className = "") {
 function showWorkers(workers) {
   const rows = workers.map((worker) => {
     const row = document.createElement("tr");
-    const heard = worker.heard_s !== undefined;
+    const heard = worker.reply_age_s !== undefined;
     const used = heard ? (worker.total_blocks - worker.free_blocks) / worker.total_blocks : 0;
     row.append(
       cell(worker.draft ? `${worker.role} ${worker.draft}` : worker.role),

@@ -72,6 +72,7 @@ class Launched:
     choosing: Choosing
     started: float  # seconds of the host's clock when packing began
     before: Mark | None = None  # end of the step before, if this step was launched early
+    logit_rows: "_LogitRows | None" = None  # None: all rows choose a token
     further: Sequence["Launched"] = ()  # further positions that the step drafts for all its tasks
 
     @property
@@ -211,9 +212,11 @@ class ModelRunner:
         rows = [task.rows() if item.num_logits else [] for task, item in selected]
         logits = forward.output.logits
         ranks = min(max(task.ranks for task, _ in selected), logits.shape[1])
-        of_rows = _LogitRows(items, rows).choosing(logits)
-        choosing = begin_choosing(of_rows, rows, forward.output.are_finite, ranks, drafts, forward.rows)
-        return Launched(tasks, [len(item.tokens) for item in items], forward, choosing, started)
+        logit_rows = _LogitRows(items, rows)
+        chosen = logit_rows.choosing(logits)
+        choosing = begin_choosing(chosen, rows, forward.output.are_finite, ranks, drafts, forward.rows)
+        fed = [len(item.tokens) for item in items]
+        return Launched(tasks, fed, forward, choosing, started, logit_rows=logit_rows)
 
     def _launch_early(self, before: Launched, tasks: Sequence[DecodeTask]) -> Launched | None:
         """Launches the next step, which feeds the tokens that this step chooses; None if that fails."""
@@ -321,11 +324,12 @@ class ModelRunner:
             choices = [
                 replace(choice, hidden=states) for choice, states in zip(choices, of_each, strict=True)
             ]
+        if launched.logit_rows is not None:
+            choices = launched.logit_rows.with_logits(choices, output.logits)
         if len(selected) < len(launched.tasks):  # sequences have ended since the early launch
             places = {task: place for place, task in enumerate(launched.tasks)}
             kept = [places[task] for task, _ in selected]
             choices, are_finite = [choices[place] for place in kept], [are_finite[place] for place in kept]
-        choices = _LogitRows(items, [choice.rows for choice in choices]).with_logits(choices, output.logits)
         if launched.further:
             of_items = self._further_tokens(launched, items)
             choices = [

@@ -117,5 +117,5 @@ async def test_judge_between_two_guesses_reads_no_text(monkeypatch: pytest.Monke
     judge.watch([candidate("other", Place.DRAFT_WORKER)])
     for token in range(20):
         sequence.generated.append(token)
-        judge.grew(takes_drafts=True)
+        judge.on_tokens(takes_drafts=True)
     assert looked_at == []

@@ -81,20 +81,20 @@ async def test_fleet_suspect_worker_is_chosen_last(fleet):
 
 
 async def test_fleet_isolated_sequences_get_a_target_each(fleet):
-    first = fleet.open_target(sequence(1), isolated=True)
-    second = fleet.open_target(sequence(2), isolated=True)
+    first = fleet.open_target(sequence(1), is_isolated=True)
+    second = fleet.open_target(sequence(2), is_isolated=True)
     assert streams(fleet) == {"1": 1, "2": 1, "3": 0}
     with pytest.raises(WorkerLostError, match="no isolated sequence"):
-        fleet.open_target(sequence(3), isolated=True)
+        fleet.open_target(sequence(3), is_isolated=True)
     others = [fleet.open_target(sequence(4))]  # nothing is known against it
     fleet.cleared(second)
-    others.append(fleet.open_target(sequence(3), isolated=True))
+    others.append(fleet.open_target(sequence(3), is_isolated=True))
     assert others[-1].address == second.address
     fleet.cleared(second)  # a second token says nothing of the next trial there
     with pytest.raises(WorkerLostError, match="no isolated sequence"):
-        fleet.open_target(sequence(5), isolated=True)
+        fleet.open_target(sequence(5), is_isolated=True)
     first.close()
-    others.append(fleet.open_target(sequence(5), isolated=True))
+    others.append(fleet.open_target(sequence(5), is_isolated=True))
     assert others[-1].address == first.address
     for stream in (second, *others):
         stream.close()
@@ -103,9 +103,9 @@ async def test_fleet_isolated_sequences_get_a_target_each(fleet):
 async def test_fleet_load_of_other_gateways_counts_while_it_is_fresh(fleet):
     now = asyncio.get_running_loop().time()
     link = fleet.links()[0]
-    link.load, link.heard_at = rounds_pb2.Load(running=3, waiting=2), now
-    assert link.busy(now) == 5
-    assert link.busy(now + 2 * LOAD_AGE_S) == 0
+    link.load, link.replied_at = rounds_pb2.Load(running=3, waiting=2), now
+    assert link.num_sequences(now) == 5
+    assert link.num_sequences(now + 2 * LOAD_AGE_S) == 0
 
 
 async def test_fleet_worker_gone_is_forgotten_after_its_streams():
