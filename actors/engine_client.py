@@ -30,11 +30,11 @@ from outrider.learning.outbox import Outbox
 
 
 class EngineStoppedError(Exception):
-    """The engine is gone: no open sequence continues."""
+    """Raised when the engine is gone: no open sequence continues."""
 
 
 class LeavingError(EngineStoppedError):
-    """The worker is drained: open sequences continue at other workers."""
+    """Raised when the worker is drained: open sequences continue at other workers."""
 
 
 Hear = Callable[[EngineAnswer | Exception], None]  # an exception comes last
@@ -61,12 +61,12 @@ class EngineClient(asyncio.Protocol):
         self._outbox = Outbox[ToEngine]()
         self._numbers = count()
         self._open: dict[int, Hear] = {}  # listeners by number of the sequence
-        self._asking: list[asyncio.Future[EngineReport]] = []  # in the order of their questions
+        self._asking: list[asyncio.Future[EngineReport]] = []  # answers that are awaited, in order
         self._is_over = asyncio.Event()
         self.end: asyncio.Future[EngineStoppedError] = asyncio.get_running_loop().create_future()
 
     async def connect(self, connected: socket.socket) -> None:
-        """Before anything else: to an engine that is loaded."""
+        """Connects to a loaded engine; called before anything else."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=connected)
 
     def open(self, prompt_length: int, noise_key: int, sampling: Sampling, hear: Hear) -> int:
@@ -92,7 +92,7 @@ class EngineClient(asyncio.Protocol):
 
     @property
     def open_sequences(self) -> int:
-        """Working, waiting or between two rounds."""
+        """Number of open sequences: working, waiting or between two rounds."""
         return len(self._open)
 
     async def report(self) -> EngineReport:
@@ -164,7 +164,7 @@ class EngineClient(asyncio.Protocol):
                 raise ValueError(f"{type(message).__name__} is no message of an engine that runs")
 
     def _put_last(self, number: int, error: Exception) -> None:
-        """The engine has closed the sequence."""
+        """Hands over the error with which the engine has closed the sequence."""
         if (hear := self._open.pop(number, None)) is not None:
             hear(error)
 

@@ -35,19 +35,19 @@ class EngineLoop:
     """
 
     def __init__(self, engine: Engine, connection: Connection[ToEngine]) -> None:
-        """Must be called in the thread that built the engine.
+        """Takes an engine that was built in this thread.
 
-        OpenMP keeps a team of threads for every thread that ever computed, and once those are more than the
-        cores it puts them to sleep after each operation: a model loaded elsewhere would slow down every step.
+        OpenMP keeps a team of threads for every thread that ever computed. With more such threads than cores
+        it puts them to sleep after each operation: a model loaded elsewhere would slow down every step.
         """
         self._engine = engine
         self._connection = connection
-        self._rounds: dict[int, int] = {}  # the newest of each open sequence, by its number
+        self._rounds: dict[int, int] = {}  # newest round of each open sequence, by its number
         self._untold: list[FromEngine] = []
         self._is_running = True
         self._newest: StepTimings | None = None
         self._steps: list[StepTimings] = []  # steps that the frontend has not heard of
-        self.step_under_way: int | None = None  # its number
+        self.step_under_way: int | None = None  # number of the step
         self._count = 0  # steps so far
 
     def run(self) -> None:

@@ -72,13 +72,13 @@ def main(arguments: list[str]) -> None:
     except Exception as error:
         logger.exception("the engine failed")
         leave(f"the engine failed: {error!r}")
-    os._exit(0)  # at the end of an interpreter some libraries print the objects that they still hold
+    os._exit(0)  # without the interpreter's end, at which libraries print what they hold
 
 
 def _build(
     start: StartEngine, connection: "Connection[ToEngine]", place: ProcessPlace, load: "Loading"
 ) -> "Engine":
-    """Raises the error of an engine that cannot be built."""
+    """Returns the loaded engine. Raises the error of an engine that cannot be built."""
     from outrider.engine.loop.engine import Engine
     from outrider.engine.planning.device_room import bound_allocator
 

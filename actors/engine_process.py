@@ -22,8 +22,8 @@ from outrider.engine.settings import EngineSettings
 logger = logging.getLogger("ray.serve")
 
 LOOK_S = 0.1
-JOIN_S = 5.0  # for an engine without a connection
-STOPPED_LOOKS = 20  # at which a process may be found stopped by a signal before it counts as lost
+JOIN_S = 5.0  # limit for an engine without a connection
+STOPPED_LOOKS = 20  # looks, each LOOK_S apart, after which a stopped process counts as lost
 FOLDER = Path(__file__).parents[1]
 
 
@@ -43,7 +43,7 @@ class EngineProcess:
             gpus: ids of the GPUs that the process may see; None: all GPUs.
             host: address of this node, at which rank 0 meets other ranks, if there are any.
         """
-        self.place: ProcessPlace  # once it has told: before it is ready
+        self.place: ProcessPlace  # set before the engine is ready
         self._environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(FOLDER), *filter(None, sys.path)]),
@@ -65,7 +65,7 @@ class EngineProcess:
         """Waits until the engine is loaded.
 
         Args:
-            meet: called with the port at which rank 0 waits for the others.
+            meet: called with the port at which rank 0 waits for the other ranks.
 
         Raises:
             EngineError, ValueError: the engine cannot be built with these settings.
@@ -89,7 +89,7 @@ class EngineProcess:
                         return message
 
     def join(self) -> None:
-        """Waits for the process to end after the last message; ends a hanging process soon."""
+        """Waits for the process to end after the last message; kills it after JOIN_S seconds."""
         self.connection.close()
         try:
             self._status.result(JOIN_S)
@@ -98,7 +98,7 @@ class EngineProcess:
             self._status.result()
 
     def _live(self, theirs: socket.socket) -> None:
-        """The kernel ends the process together with this thread, which therefore waits for its end."""
+        """Runs the process and waits for its end, as the kernel ends it together with this thread."""
         command = [sys.executable, "-m", "actors.engine_main", str(theirs.fileno()), str(os.getpid())]
         try:
             process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=self._environment)
@@ -117,10 +117,10 @@ class EngineProcess:
         of_it = os.P_PID, process.pid
         while _waited(process).si_code == os.CLD_STOPPED:
             with suppress(ChildProcessError):
-                os.waitid(*of_it, os.WSTOPPED | os.WNOHANG)  # else it would be seen again
+                os.waitid(*of_it, os.WSTOPPED | os.WNOHANG)  # so that it is not seen again
             for _ in range(STOPPED_LOOKS):
                 time.sleep(LOOK_S)
-                # One that is stopped again has gone on in between, which can no longer be seen.
+                # A process that is stopped again went on in between, which can no longer be seen.
                 news = os.WEXITED | os.WCONTINUED | os.WSTOPPED
                 if os.waitid(*of_it, news | os.WNOHANG | os.WNOWAIT) is not None:
                     with suppress(ChildProcessError):  # it has ended

@@ -33,8 +33,8 @@ class Served:
 
     opening: rounds_pb2.Open
     trace: SequenceTrace
-    number: int | None = None  # at the engine
-    newest: int = 0  # round: an older turn is void
+    number: int | None = None  # number at the engine; None: not opened there yet
+    newest: int = 0  # newest round: an older turn is void
 
 
 Name = tuple[int, int]  # number of a sequence at its gateway, and its epoch
@@ -76,7 +76,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
                     raise ValueError(f"sequence={name[0]} of epoch={name[1]} is open already")
                 self._open(name, request.open)
             elif served is None:
-                if kind != "close" and not self._engine.end.done():  # else its opening was useless
+                if kind != "close" and not self._engine.end.done():  # after the end nothing is opened
                     raise ValueError(
                         f"sequence={name[0]} of epoch={name[1]} is not open: its first message must be Open"
                     )
@@ -86,7 +86,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
                 self._submit(name, served, request)
         except (ValueError, EngineStoppedError) as error:
             self._end(name, error)
-        except Exception as error:  # a defect of this code, and no reason to end other sequences
+        except Exception as error:  # a defect of this code must not end other sequences
             logger.exception("a request of a gateway failed")
             self._end(name, SequenceFailedError(type(error).__name__))
 

@@ -9,7 +9,7 @@ from outrider.engine.loading.weights import resolve_device
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 
-LOOK_S = 0.05  # between two looks for ranks that have not come
+LOOK_S = 0.05  # interval of looks for missing ranks
 
 
 def meet(settings: EngineSettings, store: TCPStore, rank: int, address: str, load: Loading) -> RankGroup:
@@ -18,7 +18,7 @@ def meet(settings: EngineSettings, store: TCPStore, rank: int, address: str, loa
     Args:
         store: meeting place of the ranks.
         rank: number of this process.
-        address: address of its node, and the interface to other ranks.
+        address: its node's address, and the interface to other ranks.
         load: watched load, whose reason names missing ranks.
     """
     store.set(_key(rank), address)

@@ -25,11 +25,11 @@ class StartEngine(EngineMessage, frozen=True):
     """First message: the engine to load."""
 
     settings: EngineSettings
-    host: str | None  # on which rank 0 meets the other ranks; None where there are none
+    host: str | None  # address at which rank 0 meets the other ranks; None: a single rank
 
 
 class Open(EngineMessage, frozen=True):
-    """A new sequence, whose number is above all earlier numbers."""
+    """Opens a sequence, whose number is above all earlier numbers."""
 
     sequence: int
     prompt_length: int
@@ -63,7 +63,7 @@ ToEngine = StartEngine | Open | Submit | Close | AskReport | Stop
 
 
 class Meeting(EngineMessage, frozen=True):
-    """Rank 0 waits for the other ranks at this port of its host."""
+    """Port of its host at which rank 0 waits for the other ranks."""
 
     port: int
 
@@ -73,18 +73,18 @@ class ProcessPlace(EngineMessage, frozen=True):
 
     rank: int
     pid: int
-    gpus: str | None  # its CUDA_VISIBLE_DEVICES; None: it may see all of its node
+    gpus: str | None  # its CUDA_VISIBLE_DEVICES; None: it may see all GPUs of its node
     sees: tuple[str, ...]  # names of the GPUs that torch finds
     device: str  # name of the device that the process takes
     memory: int  # bytes of the device
-    may_take: int  # bytes of those, at most
+    may_take: int  # bytes of the device's memory that the process may take
     threads: int
     interface: str | None  # network interface to other ranks; None: none, or left to chance
     node: str = ""  # id of Ray's node, told by the process that Ray started
 
 
 class Ready(EngineMessage, frozen=True):
-    """The engine is loaded."""
+    """Facts about the loaded engine."""
 
     settings: EngineSettings  # settings in force
     vocab_size: int
@@ -96,7 +96,7 @@ class Ready(EngineMessage, frozen=True):
 
 
 class Unbuilt(EngineMessage, frozen=True):
-    """Why the engine could not be loaded."""
+    """Reason for which the engine could not be loaded."""
 
     error: str  # the exception's class
     reason: str
@@ -106,14 +106,14 @@ class Stepped(EngineMessage, frozen=True):
     """Results of a step, and the engine's load after it. A step without results is reported later."""
 
     results: tuple[Result, ...]
-    rounds: tuple[int, ...]  # [results] which asked for them; 0 for a Failed
+    rounds: tuple[int, ...]  # [results] rounds that asked for them; 0 for a Failed
     load: EngineLoad
     finished_ns: int  # time of time.time_ns
     steps: tuple[StepTimings, ...]  # steps that were not reported yet
 
 
 class Refused(EngineMessage, frozen=True):
-    """A sequence could not be opened or continued; it is closed."""
+    """Refusal of a sequence, which is closed now, or of its work."""
 
     sequence: int
     kind: RefusalKind
@@ -121,10 +121,10 @@ class Refused(EngineMessage, frozen=True):
 
 
 class EngineReport(EngineMessage, frozen=True):
-    """How busy the engine is."""
+    """Load of the engine."""
 
     load: EngineLoad
-    free_memory: int  # bytes of the device's that nobody has taken
+    free_memory: int  # bytes of the device's memory that are free
 
 
 FromEngine = ProcessPlace | Meeting | Ready | Unbuilt | Stepped | Refused | EngineReport

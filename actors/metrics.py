@@ -13,7 +13,7 @@ CACHE_IN_USE = "cache_in_use"  # share of the blocks
 
 
 class EngineMetrics:
-    """Sums the numbers of steps, and publishes them now and then."""
+    """Sums the numbers of steps, and publishes them from time to time."""
 
     def __init__(self, instruments: Instruments, role: str, device: str) -> None:
         """device: device of the engine, as torch names it."""
@@ -22,7 +22,7 @@ class EngineMetrics:
         self._on_gpu = device != "cpu"
         self._totals: defaultdict[str, float] = defaultdict(float)
         self._gpu_steps: Counter[Path] = Counter()
-        self._unpublished: list[float] = []  # seconds of steps, kept since a histogram takes them one by one
+        self._unpublished: list[float] = []  # seconds of steps: a histogram takes each by itself
 
     def stepped(self, stepped: Stepped) -> None:
         """Counts steps that answered with these results."""

@@ -19,22 +19,22 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 # each and a group of their own, so what is left of another launcher would mislead the libraries that read it.
 LAUNCHERS = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-EXACTLY = {"NCCL_SOCKET_IFNAME": "="}  # before the name: else NCCL takes all that begin with it
-SPINS = "GOMP_SPINCOUNT"  # variable of the OpenMP that torch brings
-# Turns of a waiting thread before it sleeps, some 0.1 ms: longer than what one thread does between two
-# products of a layer. Left to itself it waits for 7 ms, and keeps its core from whoever has another's core.
+EXACTLY = {"NCCL_SOCKET_IFNAME": "="}  # prefix of a whole name: NCCL takes a bare name as a beginning
+SPINS = "GOMP_SPINCOUNT"  # variable of torch's OpenMP
+# Turns of a waiting thread before it sleeps, some 0.1 ms: longer than a thread computes between two products
+# of a layer. By default it waits for 7 ms, and keeps other threads from its core.
 FEW_SPINS = 5000
 SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
 IFNAMSIZ = 16  # bytes of an interface's name, linux/if.h
-CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor and of time; "max" where there is none
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor and of time; "max": no limit
 
 
 def gpus_given() -> tuple[str, ...] | None:
-    """Ids of the GPUs that Ray has set aside for this process; None outside of Ray.
+    """Returns the ids of the GPUs that Ray has set aside for this process; None outside of Ray.
 
     They are indices or UUIDs, as the node's own CUDA_VISIBLE_DEVICES names them.
     """
-    import ray  # which the engine's process, that needs only the rest of this file, goes without
+    import ray  # the engine's process goes without it
 
     if not ray.is_initialized():
         return None
@@ -44,10 +44,9 @@ def gpus_given() -> tuple[str, ...] | None:
 def confine(environment: MutableMapping[str, str], gpus: tuple[str, ...] | None) -> None:
     """Makes a process with this environment see the given GPUs alone, and nothing of another launcher.
 
-    Ray does neither for a process without GPUs, nor for any where
-    RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set.
+    Ray does not do so for a process without GPUs, nor if RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set.
 
-    gpus: ids; None: all that there are.
+    gpus: ids of GPUs; None: all GPUs of the node.
     """
     if gpus is not None:
         environment[GPUS] = ",".join(gpus)
@@ -56,9 +55,9 @@ def confine(environment: MutableMapping[str, str], gpus: tuple[str, ...] | None)
 
 
 def bound_spinning(environment: MutableMapping[str, str]) -> None:
-    """Has the threads of a process with this environment sleep soon when they wait for one another.
+    """Makes waiting threads of a process with this environment sleep soon; called before torch is imported.
 
-    What the environment names already stands. To be called before torch is imported.
+    A value that is set already stays.
     """
     environment.setdefault(SPINS, str(FEW_SPINS))
 
@@ -66,10 +65,10 @@ def bound_spinning(environment: MutableMapping[str, str]) -> None:
 def meet_at(environment: MutableMapping[str, str], address: str) -> None:
     """Makes a rank with this environment use the network interface with its node's address.
 
-    Left to themselves, gloo takes what the host's name stands for, often an address that no other node
-    reaches, and NCCL the first interface. What the environment names already stands.
+    By default gloo takes the address of the host's name, which other nodes often cannot reach, and NCCL the
+    first interface. A value that is set already stays.
 
-    address: by which Ray knows this node.
+    address: address by which Ray knows this node.
     """
     missing = [name for name in INTERFACES if not environment.get(name)]
     if not missing:
@@ -87,7 +86,7 @@ def meet_at(environment: MutableMapping[str, str], address: str) -> None:
 
 
 def interface_of(address: str) -> str | None:
-    """Name of the network interface that has this IP address; None: no interface has it."""
+    """Returns the name of the network interface with this IP address; None: no interface has it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         packed = socket.inet_pton(family, address)
@@ -114,17 +113,17 @@ def _interface_of_ipv6(packed: bytes) -> str | None:
 
 
 def cores_here() -> int:
-    """Returns the processors that this process may use: its node's, or a container's if fewer."""
+    """Returns how many processors this process may use: those of its node, or fewer in a container."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = CPU_LIMIT.read_text().partition(" ") if CPU_LIMIT.exists() else ("max", "", "")
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
 def with_threads(settings: EngineSettings, sharing: int) -> EngineSettings:
-    """Settings with the threads of one of a target's processes on this node, where they were left open.
+    """Returns settings with the threads of a target's process on this node, unless they are given.
 
     sharing: processes of the target on this node. A core is left to gateway and frontend: a thread that waits
-        for it at the end of each operation stops all others.
+        for its core at the end of an operation stops all other threads.
     """
     if settings.threads is not None:
         return settings

@@ -24,9 +24,9 @@ def importing() -> Iterator[None]:
 
 
 def settle() -> None:
-    """Takes loaded objects out of collections: call it when all is loaded.
+    """Takes loaded objects out of collections; called when all is loaded.
 
-    The garbage collector would go over it again and again, a quarter of a second in which no stream moves.
+    The collector would pass over them again and again, each time a quarter of a second without answers.
     """
     gc.collect()
     gc.freeze()

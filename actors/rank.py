@@ -1,6 +1,6 @@
-"""The ranks of a tensor-parallel target: rank 0 is the engine's process of a replica, the others are actors.
+"""Ranks of a tensor-parallel target: rank 0 is the engine's process of a replica, other ranks are actors.
 
-A replica's frontend starts them all. It needs no torch, so functions that need torch import it.
+A replica's frontend starts all ranks. It needs no torch, so functions that need torch import it.
 """
 
 import logging
@@ -33,7 +33,7 @@ logger = logging.getLogger("ray.serve")
 
 
 class Rank:
-    """A rank other than 0, in a process of its own, which it leaves if anything goes wrong."""
+    """A rank other than 0, in a process of its own, which ends if anything goes wrong."""
 
     def __init__(self, settings: EngineSettings, rank: int, sharing: int) -> None:
         """sharing: ranks of its group on its node."""
@@ -47,7 +47,7 @@ class Rank:
             import outrider.engine.loop.follower  # noqa: F401
 
     def place(self) -> ProcessPlace:
-        """Raises NoDeviceError."""
+        """Returns the place of this rank. Raises NoDeviceError."""
         self._place = structs.replace(place_of(self._settings, self._rank), node=node_here())
         return self._place
 
@@ -56,7 +56,7 @@ class Rank:
 
         Args:
             host, port: address of the store at rank 0.
-            leader: the actor whose engine is rank 0. That process may be what hangs during the load.
+            leader: actor whose engine is rank 0, which may hang during the load.
         """
         settings, rank = self._settings, self._rank
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -85,9 +85,9 @@ class Rank:
 
 
 class OtherRanks:
-    """Ranks in the bundles of this replica's placement group that follow its own, for the frontend.
+    """Ranks other than 0, in the bundles of this replica's placement group after its own, for the frontend.
 
-    This process leaves as soon as one of them does.
+    This process ends as soon as a rank ends.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -95,12 +95,12 @@ class OtherRanks:
         bundles = ray.util.get_current_placement_group()
         nodes = placement_group_table(bundles)["bundles_to_node_id"]
         sharing = Counter(nodes.values())
-        self.beside_rank_0 = sharing[nodes[0]]  # ranks on its node, itself among them
+        self.beside_rank_0 = sharing[nodes[0]]  # ranks on its node, including rank 0
         self._actors = [
             _start(bundles, settings, rank, sharing[nodes[rank]])
             for rank in range(1, settings.tensor_parallel)
         ]
-        self.places: tuple[ProcessPlace, ...] = ()  # once they have been sent to rank 0
+        self.places: tuple[ProcessPlace, ...] = ()  # set once they have met rank 0
 
     def meet(self, port: int) -> None:
         """Sends the ranks to the address at which rank 0 waits."""
@@ -117,7 +117,7 @@ def _watch(following: list[ray.ObjectRef]) -> None:
     try:
         ray.get(first)
     except RayError as error:
-        # Ray ends the others with the process that started them, a stopped one too.
+        # Ray ends the other ranks with the process that started them, even a stopped rank.
         leave(f"a rank of the target is gone: {error!r}")
 
 

@@ -1,8 +1,7 @@
 """Spans of a worker: a span for each answer that a gateway's span waits for, and parts for its time.
 
-They are made a little after the answer went out, so that it does not wait for them, from the timings that
-the engine reports. Where an answer took several steps, their parts are laid end to end: ``forward`` and
-``sample`` last as long as they did together.
+A span is made from the engine's timings shortly after the answer, which does not wait for it. If an answer
+took several steps, their parts are laid end to end: ``forward`` and ``sample`` last as long as in all steps.
 """
 
 import asyncio
@@ -52,7 +51,7 @@ class SequenceTrace:
     def __init__(self, later: Callable[..., object], *, is_coupled: bool) -> None:
         """
         Args:
-            later: has a function called with its arguments when an answer does not wait for it.
+            later: calls a function with its arguments when no answer waits.
             is_coupled: tokens of plain decoding count even if they are answered after the next turn.
         """
         self._later = later

@@ -31,7 +31,7 @@ _FIELDS: dict[type[Message], str] = {rounds_pb2.Opened: "opened", rounds_pb2.End
 
 
 class Translation(ABC, Generic[RequestT, ReplyT]):
-    """Translation for one kind of worker."""
+    """Translation for a kind of worker."""
 
     @staticmethod
     @abstractmethod
@@ -44,7 +44,7 @@ class Translation(ABC, Generic[RequestT, ReplyT]):
     @staticmethod
     @abstractmethod
     def reply(answer: EngineAnswer) -> ReplyT:
-        """Returns the message for a result of that work; it does not name its sequence yet."""
+        """Returns the message for a result of that work; its sequence is not named yet."""
 
     @staticmethod
     @abstractmethod

@@ -18,9 +18,9 @@ POLL_S = 0.1
 
 @dataclass
 class Loading:
-    """A load under way."""
+    """Load under way."""
 
-    doing: str = ""  # at the moment: part of the reason where it ends here
+    doing: str = ""  # part of the reason, if the load ends now
 
 
 @contextmanager

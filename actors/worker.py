@@ -29,12 +29,12 @@ from protos.trust import Trust
 
 logger = logging.getLogger("ray.serve")
 
-PUBLISH_S = 1.0  # between two reports of the worker's metrics
-STOP_GRACE_S = 2.0  # for streams under way when the replica is told to leave
+PUBLISH_S = 1.0  # interval of reports of the worker's metrics
+STOP_GRACE_S = 2.0  # limit for streams under way when the replica ends
 
 
 class Worker:
-    """One Serve replica: a gRPC server, and behind it an engine in a process of its own."""
+    """Serve replica: a gRPC server, and behind it an engine in a process of its own."""
 
     role: ClassVar[Role]
     places: tuple[ProcessPlace, ...]  # places of the engine's processes, rank 0 first
@@ -43,7 +43,7 @@ class Worker:
         self, settings: EngineSettings, trust: Trust, start_tracing: Callable[[], Callable[[], None]]
     ) -> None:
         """start_tracing: starts tracing in this process; returns a function that ends it."""
-        self._leaving = AsyncExitStack()  # ends what has been started, the last first
+        self._leaving = AsyncExitStack()  # ends what has been started, in reverse order
         self._leaving.callback(start_tracing())
         self._trust = trust
         self._engine, self._ready = self.start(settings)
@@ -67,7 +67,7 @@ class Worker:
         return engine, ready
 
     async def record_replica_metadata(self) -> dict[str, Any]:
-        """Serve calls this once at start and tells every gateway: here the worker begins to serve."""
+        """Begins to serve. Serve calls this once at start and passes the result to every gateway."""
         metrics = EngineMetrics(Instruments(OF_WORKERS), self.role, self._ready.settings.device)
         self._client = EngineClient(metrics.stepped)
         await self._client.connect(self._engine.connection)
@@ -141,7 +141,7 @@ class DraftWorker(Worker):
         start_tracing: Callable[[], Callable[[], None]],
         name: str,
     ) -> None:
-        """name: of the draft."""
+        """name: name of the draft."""
         super().__init__(settings, trust, start_tracing)
         self._name = name
 
