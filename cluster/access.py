@@ -51,12 +51,11 @@ def check_access(settings: Settings, keys: list[str], *, is_elsewhere: bool) -> 
     """Checks that callers need keys if they must.
 
     Args:
-        is_elsewhere: whether Ray runs this in a process of its own, as for a config file. Its environment
-            is that of ``ray start``, so API keys in that of ``serve run`` are not seen.
+        is_elsewhere: whether Ray runs this in a process of its own, as for a config file. That process has
+            the environment of ``ray start``, so API keys in the environment of ``serve run`` are not seen.
 
     Raises:
-        ValueError: there are no keys though they are required, or callers from other machines are invited and
-            none of them would need one.
+        ValueError: there are no keys though they are required, or other machines could call without a key.
     """
     access = settings.access
     if not keys and (access.require_keys or (access.require_keys is None and is_elsewhere)):

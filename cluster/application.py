@@ -1,4 +1,4 @@
-"""The Serve application: gateway, target and draft, each in processes of their own."""
+"""Serve application: gateway, target and draft, each in processes of their own."""
 
 import logging
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ def app(arguments: dict[str, Any]) -> Application:
         VocabularyMismatch: draft and target do not share a vocabulary.
         UnsupportedModelError: a model cannot be served, or not by this number of ranks.
         ValueError: another file cannot be read, the cluster lacks a resource that was asked for, a device has
-            too little memory, or callers without an API key could ask who should not.
+            too little memory, or callers could come without an API key that they should have.
     """
     settings = read_settings(arguments)
     is_elsewhere = _is_in_a_task()
@@ -83,14 +83,15 @@ def app(arguments: dict[str, Any]) -> Application:
 def draft(arguments: dict[str, Any]) -> Application:
     """Builds the application of ``import_path: cluster.draft``: a draft that joins a running service.
 
-    It is an application of its own, so Serve adds and removes it and leaves everything else as it is. The
-    application has the draft's name, by which gateways find it.
+    Serve adds and removes it without a change of the running service. The application has the draft's name,
+    by which gateways find it.
 
     Args:
         arguments: the settings of the service, and those of its new draft, which ``joins`` names.
 
     Raises:
-        As ``app`` does, and ValueError without the service's own token.
+        ValueError: the service's own token is missing.
+        All that ``app`` raises.
     """
     settings = read_settings({name: value for name, value in arguments.items() if name != JOINS})
     if (name := arguments.get(JOINS)) not in settings.drafts:

@@ -1,4 +1,4 @@
-"""The arguments of ``serve run cluster.app``, and the files that they name, read into Settings.
+"""Reads the arguments of ``serve run cluster.app``, and the files that they name, into Settings.
 
 A setting's name is its path: ``target.tensor_parallel=4``. ``target=MODEL`` and ``draft=MODEL`` are short for
 ``target.model`` and ``drafts.model.model``. A file holds groups of settings, or such names.
@@ -20,11 +20,11 @@ Fields: TypeAlias = dict[str, Any]  # fields by group, or by name within a group
 
 CONFIG = "config"
 SHORT = {"target": "target.model", "draft": f"drafts.{DEFAULT_DRAFT}.model"}  # settings whose value is a text
-WHOLE = "resources"  # the only setting that is a dictionary
+WHOLE = "resources"  # setting that is a dictionary, alone among all settings
 
 
 class SettingsError(ValueError):
-    """Settings are not accepted; the message names each with its value and what would be accepted."""
+    """Raised for refused settings; the message names each with its value and what would be accepted."""
 
 
 def read_settings(arguments: Mapping[str, Any]) -> Settings:
@@ -47,7 +47,7 @@ def validated(fields: Fields) -> Settings:
     try:
         return Settings.model_validate(fields)
     except ValidationError as error:
-        raise SettingsError(refusal(error)) from None  # the message has all of it, in other words
+        raise SettingsError(refusal(error)) from None  # the message says all of it
 
 
 def together(sources: Iterable[tuple[str, Mapping[str, Any]]]) -> Fields:

@@ -9,11 +9,11 @@ from actors.metrics import CACHE_IN_USE, SEQUENCES
 from cluster.groups import AutoscalingSettings, WorkerSettings
 
 LOOK_BACK_S = 15.0  # seconds over which a replica's reports are averaged; Serve gets a report every 10 s
-ROUNDING = 1e-6  # replicas; rounding of averages wants no further replica
+ROUNDING = 1e-6  # replicas; a rounded average must not add a replica
 
 
 class LoadPolicy:
-    """Policy with enough replicas to keep sequences and blocks of each below its aims, on average."""
+    """Policy with enough replicas to keep the mean sequences and blocks of a replica below its aims."""
 
     def __init__(self, sequences: int, cache_in_use: float) -> None:
         """Sets the aims per replica: open sequences, and share of the blocks in use."""

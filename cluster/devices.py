@@ -12,7 +12,7 @@ from cluster.settings import Settings
 from outrider.engine.planning.memory import device_memory
 
 # GB of accelerators by Ray's names, as their data sheets say. A100 and V100 are not among them: Ray calls
-# cards of two sizes so, one twice the other, and half of the larger would be planned away.
+# cards of two sizes by these names, and a plan for the smaller card would waste half of the larger.
 ACCELERATORS = {
     "T4": 16,
     "P100": 16,
@@ -46,12 +46,13 @@ def memories(
     here: bool = True,
     asked: Mapping[str, int] = NOT_ASKED,
 ) -> dict[str, int] | None:
-    """Returns bytes of each device by group of settings; None if a device is not known. A draft is among them
-    in any case, without one as the target is.
+    """Returns bytes of each device by group of settings; None if a device is not known.
+
+    There is always a draft: without one in the settings, with the target's device.
 
     Args:
-        settings: with the GPUs of each worker.
-        memory: bytes, if the caller knows better; for all devices, drafts' too without ``draft_memory``.
+        settings: settings with the GPUs of each worker.
+        memory: bytes that the caller knows; of all devices, drafts' devices too without ``draft_memory``.
         here: whether the devices are this machine's.
         asked: bytes of each GPU by group of settings, as nodes report them (cluster/gpus.py).
     """
@@ -65,7 +66,7 @@ def memories(
 
 
 def _memory_of(worker: WorkerSettings, here: bool) -> int | None:
-    """Returns the bytes of one of a worker's devices."""
+    """Returns the bytes of each of a worker's devices."""
     if worker.gpus and worker.accelerator is not None:
         size = ACCELERATORS.get(worker.accelerator)
         return None if size is None else size * 10**9

@@ -31,14 +31,14 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"still here after {options.within} s: {', '.join(here)}", file=sys.stderr)
                 return 1
             time.sleep(POLL_S)
-    except RayError as error:  # the cluster itself ends, and no replica is left to wait for
+    except RayError as error:  # the cluster itself ends, and with it all replicas
         print(f"Serve does not answer any more: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def _drain(node: str, within_s: int) -> None:
-    """Tells Ray that the node leaves. Raises CalledProcessError if Ray does not take it."""
+    """Tells Ray that the node leaves. Raises CalledProcessError if Ray refuses."""
     # Ray offers this to its autoscaler and on the command line, not in Python.
     command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--node-id", node]
     command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the pod is being stopped"]

@@ -16,7 +16,7 @@ def share_left(processes: int, of_each: float, drafts: int, gpus: float) -> floa
 
     Args:
         processes: ranks of all replicas.
-        of_each: GPUs of each process, at most 1.
+        of_each: share of a GPU for each process, at most 1.
         drafts: replicas of all drafts.
         gpus: GPUs of the cluster.
     """

@@ -31,7 +31,7 @@ def gpus_here() -> list[int]:
 def ask_nodes(settings: Settings) -> dict[str, int]:
     """Returns bytes of a GPU by group of settings, for workers whose nodes have GPUs of one size.
 
-    Ray's names for accelerators do not say it: an A100 has 40 GB or 80 GB.
+    Ray's names of accelerators do not tell the size: an A100 has 40 GB or 80 GB.
     """
     workers: dict[str, WorkerSettings] = {"target": settings.target}
     workers |= {f"drafts.{name}": draft for name, draft in settings.drafts.items()}

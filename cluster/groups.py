@@ -56,7 +56,7 @@ class WorkerSettings(ReplicaSettings):
 
     @property
     def most_replicas(self) -> int:
-        """Most replicas that there may be."""
+        """Largest number of replicas that there may be."""
         return self.max_replicas or self.replicas
 
 
@@ -88,8 +88,9 @@ class TargetSettings(TargetModelSettings, WorkerSettings):
 
 
 class DraftSettings(DraftModelSettings, WorkerSettings):
-    """A draft: its model and its workers. Model ``target`` is the target's own copy, in 4 bit if nothing else
-    is said."""
+    """Settings of a draft: its model and its workers.
+
+    Model ``target`` is the target's own copy, in 4 bit by default."""
 
     sequences_per_replica: SequencesPerReplica = 64
 

@@ -1,4 +1,4 @@
-"""Memory plan of a deployment: whether draft and target fit into their devices, before either is started."""
+"""Memory plan of a deployment: whether draft and target fit into their devices, before they start."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -41,7 +41,7 @@ class Part:
     group: str  # group of settings
     plan: MemoryPlan  # plan of each device of one replica
     per_device: int  # replicas, or their ranks, on the same device
-    engine: EngineSettings  # settings with the cache's bytes, chosen if they were left open
+    engine: EngineSettings  # settings with the cache's bytes, given or chosen
     allowed: int  # bytes of one device that one replica may take
     replan: Callable[[EngineSettings], MemoryPlan]  # plan under other settings
     costs: Callable[[], StepCosts]  # costs of its steps
@@ -49,12 +49,12 @@ class Part:
 
     @property
     def title(self) -> str:
-        """Name of the role, with the draft's name unless it is the usual draft."""
+        """Name of the role, with the draft's name unless it is the default draft."""
         return self.role if self.group in ("target", f"drafts.{DEFAULT_DRAFT}") else self.group
 
     @property
     def taken(self) -> int:
-        """Bytes that it takes of one device."""
+        """Bytes that the part takes of one device."""
         return self.per_device * self.plan.total
 
     def largest_cache(self, memory: int) -> int:
@@ -78,17 +78,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Device:
-    """Device, one of several alike; if drafts share the target's, the target comes first."""
+    """One of several equal devices; if drafts share the target's device, the target comes first."""
 
     memory: int  # bytes
-    first: WorkerSettings  # settings of the worker that it was found for
+    first: WorkerSettings  # settings of the first worker on the device
     gpu: float  # share of the GPU that is given away
     parts: tuple[Part, ...]
 
     def takes(self, worker: WorkerSettings) -> bool:
         """Whether Ray would place a replica of this worker on the same device."""
         if self.first.resources.keys() != worker.resources.keys():
-            return False  # resources with names lie on machines of their own
+            return False  # named resources are on machines of their own
         if self.first.accelerator != worker.accelerator:
             return False
         if not self.first.gpus or not worker.gpus:
@@ -102,7 +102,7 @@ class Device:
 
     @property
     def left(self) -> int:
-        """Bytes that are left; below 0 if the parts do not fit."""
+        """Free bytes; below 0 if the parts do not fit."""
         return self.memory - sum(part.taken for part in self.parts)
 
     def check(self) -> None:
@@ -121,12 +121,12 @@ class DeploymentPlan:
         """Plans the devices.
 
         Args:
-            settings: with the GPUs of each worker.
+            settings: settings with the GPUs of each worker.
             memories: bytes of each device by group of settings, as ``cluster.devices.memories`` gives them. A
-                draft that shares the target's device has that one's.
+                draft on the target's device has the bytes of that device.
 
         Raises:
-            CacheTooSmallError: the setting of a cache buys no block.
+            CacheTooSmallError: the memory of a cache holds no block.
             UnsupportedModelError: a model cannot be served.
         """
         target = settings.target

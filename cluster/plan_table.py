@@ -7,7 +7,7 @@ from outrider.engine.planning.step_costs import ACCELERATORS, ARITHMETIC, MEMORY
 
 CONTEXTS = (1024, 4096, 16384, 65536)
 STEP_SEQUENCES = (1, 8, 64)
-STEP_TOKENS = (1, 3, 5, 9)  # tokens of each sequence: its own, and those of a verified Draft
+STEP_TOKENS = (1, 3, 5, 9)  # tokens of each sequence: its newest token, and the tokens of a Draft
 STEP_CONTEXT = 2048  # tokens
 ROWS = ("weights", "cache", "activations", "graphs", "runtime")
 
@@ -53,7 +53,7 @@ def draft_table(deployment: DeploymentPlan) -> str:
 def step_table(deployment: DeploymentPlan, accelerators: Mapping[str, str | None]) -> str:
     """Returns the work of a step of each model, and its time on known accelerators.
 
-    accelerators: a name of ACCELERATORS by group of settings; None: not known.
+    accelerators: name in ACCELERATORS by group of settings; None: not known.
     """
     parts = [part for device in deployment.devices for part in device.parts]
     costs = [(part, part.costs()) for part in parts]

@@ -1,4 +1,4 @@
-"""Preflight: whether the models go together and fit, before Serve and the workers start.
+"""Checks before Serve and the workers start that the models go together and fit.
 
 It takes torch and transformers. So it is done by a process of its own, which imports them while Ray starts
 and gives their memory back when it ends.
@@ -24,7 +24,7 @@ class Found:
 
 
 class Preflight:
-    """Process from entering the context until it has answered or the context is left."""
+    """Process of the check. It lives until it has answered, or until the context is left."""
 
     def __enter__(self) -> "Preflight":
         self._process = subprocess.Popen(
@@ -79,14 +79,14 @@ def find(settings: Settings, *, here: bool, asked: Mapping[str, int]) -> Found:
             deployment.check()
     except EngineError as error:
         return Found(found.settings, found.table, error)
-    except (ValueError, OSError) as error:  # errors of libraries too, which may not pass between processes
+    except (ValueError, OSError) as error:  # also errors of libraries, which cannot always be pickled
         return Found(found.settings, found.table, ValueError(str(error)))
     return found
 
 
 def main() -> None:
-    answer, sys.stdout = sys.stdout.buffer, sys.stderr  # prints of libraries are no part of the answer
-    gc.disable()  # it would take a fifth of the time
+    answer, sys.stdout = sys.stdout.buffer, sys.stderr  # what libraries print is no part of the answer
+    gc.disable()  # collections would take a fifth of the time
     import outrider.engine.planning.skeleton  # noqa: F401 loads torch and transformers before the question comes
 
     settings, here, asked = pickle.load(sys.stdin.buffer)

@@ -30,7 +30,7 @@ from outrider.engine.settings import EngineSettings, ModelSettings, TargetDrafte
 from outrider.pace.settings import PaceSettings
 
 DEMO_NAME = "outrider-demo"
-DEMO_CACHE_BYTES = 2**28  # 4,096 tokens, so that the whole service is at home on a machine with 4 GB
+DEMO_CACHE_BYTES = 2**28  # 4,096 tokens, so that the whole service fits into 4 GB
 DEMO_SMALL = "demo-small"  # model of a target: the demo target as it was trained
 DEMO_SMALL_NAME = "outrider-demo-small"
 DEMO_PARALLEL = "outrider-demo-parallel"  # model of a draft: the demo draft trained for parallel drafting
@@ -46,8 +46,8 @@ TARGET_ITSELF = "target"  # model of a draft: the target's own copy
 class Settings(Group):
     """Settings of one deployment. Open settings that follow from others are filled in.
 
-    Without a target they are the demo pair's, its target written out at a realistic cost. Drafters that
-    ``target.drafters`` names replace its draft.
+    Without a target the demo pair is served, with its target written out at a realistic cost. Drafters that
+    ``target.drafters`` names replace the demo draft.
     """
 
     target: TargetSettings
@@ -95,7 +95,7 @@ class Settings(Group):
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Names of the drafters for requests that name none; the first drafts until more is known."""
+        """Names of the drafters for requests that name none; the first drafter drafts until more is known."""
         return self.gateway.drafters or (*self._target_drafters, *self.drafts) or ("ngram",)
 
     @property
@@ -120,7 +120,7 @@ class Settings(Group):
         return self.model_copy(update={"target": self.target.model_copy(update=target), "drafts": others})
 
     def with_parallel_drafts(self, names: Iterable[str]) -> "Settings":
-        """Returns settings in which these drafts make a Draft in one pass, which is another drafter."""
+        """Returns settings in which these drafts use the drafter ``parallel``: a Draft takes one pass."""
         other = self.model_copy()
         other._parallel = frozenset(names)
         return other
@@ -197,7 +197,7 @@ class Settings(Group):
         return written_out.is_written_out(self.target.model)
 
     def gateway_settings(self) -> GatewaySettings:
-        """Settings of the gateways, without API keys, which are no setting."""
+        """Returns settings of the gateways, without API keys, which are no setting."""
         requests = self.gateway.model_dump(include=set(RequestSettings.model_fields))
         callers = self.access.model_dump(include=set(CallerSettings.model_fields))
         host, port = self.addresses.http_host, self.addresses.direct_grpc_port
@@ -227,7 +227,7 @@ class Settings(Group):
         )
 
     def _device_share(self, gpus: float | None) -> float:
-        """Returns a worker's share of a GPU; without GPUs, of a machine on which all such workers may be."""
+        """Returns a worker's share of a GPU; without GPUs its share of a machine with all such workers."""
         if gpus:
             return min(gpus, 1.0)
         on_cpus = 0 if self.target.gpus else self.target.most_replicas * self.target.tensor_parallel
@@ -257,7 +257,7 @@ def _draft_filled_in(given: Any, target: dict[str, Any], is_demo: bool) -> Any:
 
 
 def _demo_target(given: dict[str, Any], *, is_small: bool) -> dict[str, Any]:
-    """Returns the settings of the demo target: of the small one, or of the one written out."""
+    """Returns the settings of the demo target: small, or written out at a realistic cost."""
     demo: dict[str, Any] = {"dtype": "float32"}
     if is_small:
         given = {name: value for name, value in given.items() if name != "model"}

@@ -11,8 +11,8 @@ from cluster.groups import DEFAULT_DRAFT, DraftSettings
 from cluster.settings import Settings
 
 NO_GROUP = ("model_type", "model_attributes_type", "dict_type")  # pydantic's names
-OTHER_NAMES = ("config", "draft")  # arguments that become something else
-RESOURCES = "resources"  # the setting that has names of its own
+OTHER_NAMES = ("config", "draft")  # arguments that are no field of Settings
+RESOURCES = "resources"  # setting with names that users choose
 
 
 def refusal(error: ValidationError) -> str:
@@ -37,7 +37,7 @@ def _line(setting: tuple[str, ...], found: Sequence[ErrorDetails]) -> str:
             return f"{name} is missing{_meaning(setting)}"
         case "value_error" if _is_field(setting):
             return f"{given}: {first['ctx']['error']}"
-        case "value_error":  # within a group, or between groups
+        case "value_error":  # refused by a validator of a group or of Settings
             return ".".join((*setting, str(first["ctx"]["error"])))
         case _:
             return f"{given} should {' or '.join(map(_wanted, found))}{_meaning(setting)}"
@@ -64,7 +64,7 @@ def _wanted(found: ErrorDetails) -> str:
 
 
 def _meaning(setting: Sequence[str]) -> str:
-    """Returns the field's own description, to be put behind its name."""
+    """Returns the field's description, which follows its name."""
     *group, name = setting if RESOURCES not in setting else setting[: setting.index(RESOURCES) + 1]
     field = _fields(group).get(name)
     return f": {field.description}" if field and field.description else ""

@@ -1,4 +1,4 @@
-"""Starts Ray and Serve under the application, or uses those that run."""
+"""Starts Ray and Serve for the application, or uses a running Ray and Serve."""
 
 import errno
 import logging
@@ -33,17 +33,17 @@ def start_ray(settings: Settings) -> None:
     """Joins the cluster, or starts one of this machine.
 
     Raises:
-        ValueError: another program has a port that is to be listened on.
+        ValueError: another program has a port that the service needs.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(settings.gateway.max_message_bytes))
     # Ray's own niceness 15 leaves a worker a thirtieth of another process's time: on a busy machine a start
     # would take minutes.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # seconds; after three times this a proxy that has not started is ended, and started once more
+    # seconds; Serve restarts a proxy that has not started after three times this
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     # gRPC carries chunks from the gateway to the proxy in half the time of Ray's own streams. Only a Ray that
-    # starts here takes this up: between nodes such a connection would not notice that the other is lost.
+    # starts here uses it: between nodes such a connection would not notice a loss.
     os.environ.setdefault("RAY_SERVE_PROXY_USE_GRPC", "1")
     os.environ.setdefault("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", "-1")  # the gateway bounds requests
     if not ray.is_initialized():
@@ -51,7 +51,7 @@ def start_ray(settings: Settings) -> None:
         ray.init(namespace="serve", include_dashboard=False, _metrics_export_port=settings.ray.metrics_port)
         if threading.current_thread() is threading.main_thread():
             stop_in_order(settings.gateway.stop_within_s)
-    if not _serve_is_running():  # a running Serve may hold the ports itself
+    if not _serve_is_running():  # a running Serve holds the ports itself
         addresses = settings.addresses
         _check_free("addresses.http_port", addresses.http_host, addresses.http_port)
         _check_free("addresses.grpc_port", "", addresses.grpc_port)
@@ -59,7 +59,7 @@ def start_ray(settings: Settings) -> None:
 
 
 def start_serve(settings: Settings, key: str | None) -> None:
-    """Opens the gRPC proxy before anything is bound, which ``serve run`` itself never does.
+    """Opens the gRPC proxy, which ``serve run`` does not do, before anything is bound.
 
     key: an API key to ask the service whether it is ready, if keys are needed.
     """
@@ -79,7 +79,7 @@ def start_serve(settings: Settings, key: str | None) -> None:
 
 
 def check_resources(settings: Settings) -> None:
-    """Raises ValueError naming a resource that the cluster lacks, rather than wait for ever."""
+    """Raises ValueError naming a resource that the cluster lacks, for which Serve would wait forever."""
     deadline = time.monotonic() + settings.ray.nodes_join_within_s
     while lack := _lack(settings, ray.cluster_resources()):
         if time.monotonic() >= deadline:
@@ -170,9 +170,9 @@ def _resources(worker: WorkerSettings) -> dict[str, float]:
 
 
 def _check_free(setting: str, host: str, port: int | None) -> None:
-    """Raises ValueError if a port of this machine is taken, which would fail later with less of a reason.
+    """Raises ValueError if a port of this machine is taken: later the reason would be harder to see.
 
-    host: that is to be listened on; empty: all addresses.
+    host: address to listen on; empty: all addresses.
     """
     if port is None:
         return

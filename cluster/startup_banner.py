@@ -1,4 +1,4 @@
-"""Prints the service's address and a first request, once it answers."""
+"""Prints the service's address and a first request, once the service answers."""
 
 import json
 import threading

@@ -16,10 +16,10 @@ LAST_BYTES_S = 1.0  # seconds for Serve's proxies to pass on the last bytes of g
 
 
 def stop_in_order(within_s: float) -> None:
-    """Handles the signals that end this program: they end its service in order. Only in the main thread.
+    """Makes the signals that end this program end its service in order; called in the main thread.
 
-    Ray's own handlers end the cluster at once, with a native stack. A shell has what a script starts in the
-    background ignore Ctrl-C: a service heeds it all the same.
+    Ray's own handlers end the cluster at once, with a native stack. A script's background processes ignore
+    Ctrl-C by default, but a service heeds it.
 
     Args:
         within_s: seconds that requests under way have to end.

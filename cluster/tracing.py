@@ -31,7 +31,7 @@ def tracing_environment() -> dict[str, str]:
     """Returns the variables of tracing; none if it is off.
 
     Raises:
-        ValueError: one of them says what is not accepted.
+        ValueError: a variable has a value that is not accepted.
     """
     if not _exporters(os.environ):
         return {}
@@ -47,7 +47,7 @@ def start_tracing(environment: Mapping[str, str], role: str) -> Callable[[], Non
     """Starts tracing, once in each process, before any span. Returns a function that sends the last spans.
 
     Args:
-        environment: as ``tracing_environment`` gives it.
+        environment: result of ``tracing_environment``.
         role: "gateway", "target" or "draft".
     """
     for name, value in environment.items():
@@ -79,7 +79,7 @@ def _exporter(name: str) -> SpanExporter:
         return FileExporter(Path(os.environ[FILE]))
     if name == "console":
         return ConsoleSpanExporter()
-    # Each takes long to import and reads its own variables: address, certificates, headers.
+    # Each exporter takes long to import and reads its own variables: address, certificates, headers.
     if _protocol(os.environ) == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
 

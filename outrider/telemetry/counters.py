@@ -14,7 +14,7 @@ class SpeculationCounter:
     meaning: str
     metric: str = ""  # metric with the labels task and drafter; empty: none
     unit: str = "tokens"  # unit of the metric
-    is_in_spans: bool = False  # in spans of rounds and of plain decoding
+    is_in_spans: bool = False  # whether spans of rounds and of plain decoding have it
     type: Any = int  # type of the value in JSON
 
 

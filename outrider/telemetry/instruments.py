@@ -10,7 +10,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Instrument(Protocol):
-    """Methods in use of Ray's counters, gauges and histograms."""
+    """Methods of Ray's counters, gauges and histograms that are used here."""
 
     def inc(self, value: float, tags: dict[str, str]) -> None: ...
     def set(self, value: float, tags: dict[str, str]) -> None: ...
@@ -28,7 +28,7 @@ def ray_instrument(metric: Metric) -> Any:
 
 
 class Instruments:
-    """Metrics of one process. Recording a value takes microseconds: too long for each token."""
+    """Metrics of one process. Recording a value takes microseconds, too long to do for each token."""
 
     def __init__(self, metrics: Iterable[Metric], make: Any = ray_instrument) -> None:
         self._instruments: dict[str, Instrument] = {metric.name: make(metric) for metric in metrics}

@@ -20,7 +20,7 @@ class FileExporter(SpanExporter):
     """Appends spans to a file, which the processes of a machine may share."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError if the file cannot be written."""
+        """Opens the file. Raises OSError if it cannot be written."""
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
