@@ -21,8 +21,8 @@ LAUNCHERS = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 EXACTLY = {"NCCL_SOCKET_IFNAME": "="}  # prefix of a whole name: NCCL takes a bare name as a beginning
 SPINS = "GOMP_SPINCOUNT"  # variable of torch's OpenMP
-# Turns of a waiting thread before it sleeps, some 0.1 ms: longer than a thread computes between two products
-# of a layer. By default it waits for 7 ms, and keeps other threads from its core.
+# Turns of a waiting thread before it sleeps, some 0.1 ms: longer than a thread computes between two products.
+# By default it waits for 7 ms, and keeps other threads from its core.
 FEW_SPINS = 5000
 SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
 IFNAMSIZ = 16  # bytes of an interface's name, linux/if.h

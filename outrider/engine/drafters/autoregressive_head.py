@@ -1,11 +1,11 @@
 """Heads that draft token by token, from their own state, which is fed back with each token.
 
-Their cache lies beside the target's, in the same blocks: what the target shares, frees or computes again, the
-head does too. At the slot of a position it keeps what it makes of the target's states there and of the token
-after. What it makes of its own drafted tokens lies beyond, and is written anew once these stand.
+Their cache has the target's blocks: whatever the target shares, frees or computes again, the head does too.
+The slot of a position keeps what the head computes from the target's states there and from the next token.
+The slots after it keep drafted tokens, and are written again once these are accepted.
 
-A head reads states when it drafts, and when a block is full, since other texts may share that. Until then the
-states wait, so plain decoding costs it a pass for each block instead of a pass for each token.
+A head reads states when it drafts, and when a block is full, since other sequences may share the block. Until
+then the states wait, so plain decoding costs it a pass for each block instead of a pass for each token.
 """
 
 from abc import abstractmethod
@@ -64,16 +64,16 @@ class AutoregressiveHead(SharedHead):
 
     def capture(self) -> tuple[str, ...]:
         [of_logits] = self._target.row_graphs_of([self._logits], self.state_size)
-        self._states = of_logits.taken  # states of a pass lie there too, in front of its padding
+        self._states = of_logits.taken  # also holds the states of a pass, in front of its padding
         self._project = of_logits
         self._graphs = self._target.graphs_of(self._captured)
         return *self._graphs.capture(), *of_logits.capture()
 
     def graph_bytes(self, rows: int, feeds: int) -> int:
-        """States before and after a pass, and logits."""
+        """Returns bytes of the states before and after a pass, and of logits."""
         target = self._target_shape
         numbers = rows * (2 * self.state_size + target.vocab_size)
-        return feeds + numbers * target.dtype.itemsize + rows  # and whether each row is finite
+        return feeds + numbers * target.dtype.itemsize + rows  # a byte a row: whether it is finite
 
     def waiting_bytes(self) -> int:
         target = self._target_shape
@@ -81,7 +81,7 @@ class AutoregressiveHead(SharedHead):
         return rows * len(self.hidden_layers) * target.hidden_size * target.dtype.itemsize
 
     def take_in(self, committed: Sequence[CommittedStates]) -> None:
-        """Feeds the head the states that cannot wait: the next Draft reads all that came before."""
+        """Feeds the head the states that cannot wait: the next Draft reads all earlier tokens."""
         committed = self._waiting.add(committed)
         if not committed:
             return
@@ -123,7 +123,7 @@ class AutoregressiveHead(SharedHead):
         return states, logits
 
     def _pass(self, feeds: Sequence[Feed], states: Tensor) -> Tensor:
-        """states [num_tokens, state_size], each before its token -> those after it"""
+        """Returns the states after the tokens, from the states before them: [num_tokens, state_size]."""
         graph = None if self._graphs is None else self._graphs.batch(feeds)
         if graph is None:
             return self._after(self._target.lay_out(feeds), states)
@@ -144,12 +144,12 @@ class AutoregressiveHead(SharedHead):
 
     @abstractmethod
     def _reduced(self, hidden: Tensor) -> Tensor:
-        """[num_tokens, num_layers, hidden_size] of the target -> states [num_tokens, state_size]"""
+        """Reduces the target's [num_tokens, num_layers, hidden_size] to states [num_tokens, state_size]."""
 
     @abstractmethod
     def _forward(self, states: Tensor, paged: Paged) -> Tensor:
-        """The head's layer: states before the tokens of a batch, [num_tokens, state_size] -> those after."""
+        """Returns the states after the tokens of a batch from those before: [num_tokens, state_size]."""
 
     @abstractmethod
     def _logits(self, states: Tensor) -> Tensor:
-        """[num_rows, state_size] after a token -> at rank 0 [num_rows, vocab_size] of the one that follows"""
+        """Returns at rank 0 logits [num_rows, vocab_size] of the next tokens, from [num_rows, state_size]."""

@@ -1,4 +1,4 @@
-"""Interface of the engine's drafters: a single method, for the whole batch."""
+"""Interface of the engine's drafters, which draft for a whole batch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,5 +15,5 @@ class Drafter(ABC):
         """Returns a Draft for each request; with its distributions unless verification is coupled."""
 
     def forget(self, sequence: DraftedSequence) -> None:
-        """Frees what is kept for a generation that has ended."""
+        """Frees what is kept for a sequence that has ended."""
         return

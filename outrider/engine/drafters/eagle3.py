@@ -38,7 +38,7 @@ class Eagle3(AutoregressiveHead):
         model, (rank, ranks) = target.model, self._share
         self._vocab_size = self._checkpoint.target.vocab_size
         head = built(self._checkpoint, self._shape)
-        # Of the others' logits nothing becomes a choice.
+        # Nothing is chosen from logits of other ranks.
         self._token_ids = None if rank else _token_ids(self._checkpoint, head.lm_head, model.device)
         if ranks > 1:
             head.share_out(rank, ranks)
@@ -54,7 +54,7 @@ class Eagle3(AutoregressiveHead):
         del self._checkpoint
 
     def _own_embedding(self) -> Any:
-        """None: it has none."""
+        """Returns the head's own embedding; None: it has none."""
         model, (rank, ranks) = self._target.model, self._share
         weight = self._checkpoint.tensors.get("embed_tokens.weight")
         if weight is None:
@@ -75,7 +75,7 @@ class Eagle3(AutoregressiveHead):
         return after
 
     def _logits(self, states: Tensor) -> Tensor:
-        """-inf at tokens that the head does not know."""
+        """Returns logits, -inf at tokens that the head does not know."""
         known: Tensor = self._projection(self._head.before_logits(states))
         if self._token_ids is None:
             return known
@@ -87,7 +87,7 @@ class Eagle3(AutoregressiveHead):
 def _token_ids(
     checkpoint: HeadCheckpoint, projection: nn.Module | None, device: torch.device
 ) -> Tensor | None:
-    """Token ids that the head's own projection tells apart; None: all of the target's, in their order."""
+    """Returns the token ids of the head's own projection; None: all ids of the target, in order."""
     tensors, vocabulary = checkpoint.tensors, checkpoint.target.vocab_size
     if "t2d" in tensors:
         checkpoint.check_shape("t2d", (vocabulary,))

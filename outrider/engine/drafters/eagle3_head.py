@@ -26,7 +26,7 @@ from outrider.engine.parallel.layers import ParallelLMHead, keep_outputs, share_
 
 ATTENTIONS = {"llama": LlamaAttention, "qwen3": Qwen3Attention}
 PREFIXES = {"midlayer.": "layer.", "layers.0.": "layer.", "self_attn.": "attention."}
-OF_TARGET = ("verifier_lm_head.", "verifier_norm.")  # which some checkpoints keep a copy of
+OF_TARGET = ("verifier_lm_head.", "verifier_norm.")  # copies of the target's tensors in some checkpoints
 READ_LAYERS = "eagle_aux_hidden_state_layer_ids"
 OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
@@ -35,7 +35,7 @@ OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 class Eagle3Shape:
     """Shape that a checkpoint's config gives, in any of its formats."""
 
-    layer: Any  # config of transformers, of its decoder layer
+    layer: Any  # transformers' config of the decoder layer
     hidden_layers: tuple[int, ...]  # layers of the target, counted as its inputs
     norm_before_residual: bool
     norm_before_fc: bool
@@ -44,7 +44,7 @@ class Eagle3Shape:
 
     @classmethod
     def of(cls, checkpoint: HeadCheckpoint) -> "Eagle3Shape":
-        """Raises UnsupportedModelError where it is none of EAGLE-3, or of another target."""
+        """Reads a config. Raises UnsupportedModelError if it is not EAGLE-3's, or of another target."""
         config = checkpoint.config
         kind = config.get("speculators_model_type", "eagle3")
         if kind != "eagle3":
@@ -70,16 +70,16 @@ class Eagle3Shape:
 
     @property
     def cache(self) -> LayerShape:
-        """Shape of what its layer keeps of a token."""
+        """Shape of what the layer caches of a token."""
         dim = self.layer.head_dim
         return self.layer.num_key_value_heads, dim, dim
 
 
 def _read_layers(config: Mapping[str, Any]) -> list[int]:
-    """Layers of the target, by their inputs; none if the config does not say.
+    """Returns layers of the target, counted as inputs; none if the config does not say.
 
-    At the top, as speculators and vLLM have them, they are counted so. Under eagle_config, as ModelOpt and
-    SpecForge write and SGLang reads them, they are counted by their outputs: one less.
+    speculators and vLLM count inputs too, at the top of the config. ModelOpt, SpecForge and SGLang count
+    outputs, under eagle_config: these numbers are smaller by 1.
     """
     nested = config.get("eagle_config", {}).get(READ_LAYERS) or ()
     return [*(config.get(READ_LAYERS) or (layer + 1 for layer in nested))]
@@ -102,7 +102,7 @@ class Eagle3Layer(nn.Module):
         self._norm_before_residual = shape.norm_before_residual
 
     def forward(self, embeddings: Tensor, states: Tensor, rotation: Any, paged: Paged) -> Tensor:
-        """embeddings and states [1, num_tokens, hidden_size] -> [1, num_tokens, hidden_size]"""
+        """Returns [1, num_tokens, hidden_size] from embeddings and states [1, num_tokens, hidden_size]."""
         normed = self.hidden_norm(states)
         residual = normed if self._norm_before_residual else states
         read = torch.cat([self.input_layernorm(embeddings), normed], dim=-1)
@@ -112,10 +112,10 @@ class Eagle3Layer(nn.Module):
 
 
 class Eagle3Head(nn.Module):
-    """``reduce`` makes one state of the target's, ``forward`` the next of a state and the token after it."""
+    """Network of the head. ``reduce`` joins the target's states, ``forward`` is the layer."""
 
     def __init__(self, shape: Eagle3Shape, target_size: int, draft_vocabulary: int | None) -> None:
-        """draft_vocabulary: tokens of its own output projection; None: the target's is shared."""
+        """draft_vocabulary: tokens of the head's own output projection; None: the target's is shared."""
         super().__init__()
         config, size = shape.layer, shape.layer.hidden_size
         width = target_size * len(shape.hidden_layers)
@@ -138,21 +138,21 @@ class Eagle3Head(nn.Module):
         return share_out(self.layer, rank, ranks)
 
     def reduce(self, hidden: Tensor) -> Tensor:
-        """[num_tokens, num_layers, target_size] -> [num_tokens, hidden_size]"""
+        """Reduces states [num_tokens, num_layers, target_size] to [num_tokens, hidden_size]."""
         if self.fc_norm:
             hidden = torch.stack([norm(hidden[:, i]) for i, norm in enumerate(self.fc_norm)], dim=1)
         states: Tensor = self.fc(self.input_norm(hidden.flatten(1)))
         return states
 
     def forward(self, embeddings: Tensor, states: Tensor, rotation: Any, paged: Paged) -> Tensor:
-        """The states that are fed back, and of which ``logits`` come: [num_tokens, hidden_size], as all."""
+        """Returns the states that are fed back, and that give logits: [num_tokens, hidden_size]."""
         states = self.layer(embeddings[None], states[None], rotation, paged)[0]
         if self._norm_output:
             states = self.norm(states)
         return states
 
     def before_logits(self, states: Tensor) -> Tensor:
-        """What an output projection takes."""
+        """Returns what an output projection takes."""
         normed: Tensor = states if self._norm_output else self.norm(states)
         return normed
 
@@ -184,7 +184,7 @@ def built(checkpoint: HeadCheckpoint, shape: Eagle3Shape) -> Eagle3Head:
 
 
 def rotary(shape: Eagle3Shape, device: torch.device) -> LlamaRotaryEmbedding:
-    """Rotary embedding of as many positions as the target has, whatever limit the head's config names."""
+    """Returns the rotary embedding of all positions of the target, whatever limit the config has."""
     return LlamaRotaryEmbedding(shape.layer).to(device)
 
 

@@ -1,10 +1,9 @@
-"""Self-speculation: the target's first layers draft, or all but some, with its own norm and head.
+"""Self-speculation: the target's first layers draft, or all layers but some, with the target's norm and head.
 
-Their keys and values are the target's own: they are written to its cache, at the slots after the committed
-tokens, where the pass that verifies writes the same tokens' again. Cache beyond the committed tokens is
-garbage by definition, so that nothing is rolled back.
+They write keys and values to the target's own cache, at the slots after the committed tokens. The pass that
+verifies writes these slots again, so nothing is rolled back.
 
-Of a target on several devices all ranks pass through these layers together, each over its share of them.
+All ranks of a target on several devices pass through these layers together, each with its share.
 
 Source: Elhoushi et al., "LayerSkip: enabling early exit inference and self-speculative decoding", 2024, and
 for layers left out, Xia et al., "SWIFT: on-the-fly self-speculative decoding", 2024.
@@ -40,7 +39,7 @@ from outrider.engine.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 
-TRIAL_SHARE = 0.05  # most of the time that a search takes
+TRIAL_SHARE = 0.05  # most of the time that a search may take
 LONGEST_STEP_S = 1.0  # seconds; a longer pause between two steps is idle time
 
 
@@ -58,11 +57,9 @@ class EarlyExit(TargetDrafter):
         self._layers: tuple[int, ...] | None = None  # layers that draft; None: not known yet
         self._search: ExitSearch | None = None
         self._parts: dict[tuple[int, ...], Callable[[Paged], Tensor]] = {}  # passes, by their layers
-        self._graphs: Graphs | None = (
-            None  # graphs of the layers that draft; captured once the layers are known
-        )
-        self._spent = self._watched = 0.0  # seconds, of trials and captures, and altogether
-        self._seen: float | None = None  # when the step before ended
+        self._graphs: Graphs | None = None  # captured once the layers that draft are known
+        self._spent = self._watched = 0.0  # seconds of trials and captures, and of all
+        self._seen: float | None = None  # time at the end of the step before
 
     def load(self, target: Target) -> None:
         self._target = target
@@ -80,7 +77,7 @@ class EarlyExit(TargetDrafter):
         return () if self._search else self._graphs.capture()
 
     def graph_bytes(self, rows: int, feeds: int) -> int:
-        """Returns logits of the layers that draft, and whether each row is finite."""
+        """Returns bytes of logits, and of a flag for each row: whether it is finite."""
         target = self._target_shape
         return feeds + rows * target.vocab_size * target.dtype.itemsize + rows
 
@@ -112,9 +109,9 @@ class EarlyExit(TargetDrafter):
             self._capture_next(layers)
 
     def watch(self, sequences: Sequence[EngineSequence]) -> None:
-        """Now and then, while it searches: what a part would have said where the target has spoken.
+        """Tries a part on text that the target has said, from time to time while the search goes on.
 
-        What is found is captured in the same way, a graph at a time.
+        The part that is found is captured later, also in steps: a graph at a time.
         """
         if self._search is None and (self._graphs is None or self._graphs.is_complete):
             return
@@ -155,7 +152,7 @@ class EarlyExit(TargetDrafter):
             logger.info("%s: layers %s draft from now on: %s", self, [*self._layers], search)
 
     def _pass(self, layers: tuple[int, ...], feeds: list[Feed]) -> tuple[Tensor, Tensor]:
-        """Logits [num_logits, vocab_size], and whether all that was computed is finite, bool [num_tokens]."""
+        """Returns logits [num_logits, vocab_size], and bool [num_tokens]: whether its numbers are finite."""
         fed = StepInput(*self._target.cache.take_changes(), feeds)  # what a Verdict moved is read now
         with self._together(layers, fed):
             computed = self._run(layers, fed)
@@ -164,12 +161,12 @@ class EarlyExit(TargetDrafter):
     def _together(
         self, layers: tuple[int, ...], fed: StepInput = NOTHING_FED
     ) -> AbstractContextManager[None]:
-        """Runs together with all other ranks, which do what ``follow`` says."""
+        """Runs a step together with all other ranks, which ``follow``."""
         part = self.candidates.index(layers)
         return together(self._target.group, DrafterStep(fed, part=part, drafter=self.number))
 
     def _run(self, layers: tuple[int, ...], fed: StepInput) -> ForwardOutput:
-        """This rank's part of a pass."""
+        """Runs this rank's part of a pass."""
         self._target.change_cache(fed)
         graph = None if self._graphs is None else self._graphs.batch(fed.feeds)
         if graph is not None:
@@ -193,7 +190,7 @@ class EarlyExit(TargetDrafter):
         return [tuple(range(number)) for number in self._exits.numbers] if self._exits else []
 
     def _named(self) -> list[tuple[int, ...]]:
-        """Returns the layers that the settings name; none: they are to be searched."""
+        """Returns the layers that the settings name; none: the search finds them."""
         count, skipped, leaves_after = (
             self._target_shape.num_layers,
             self._own.skipped_layers,

@@ -15,13 +15,13 @@ from outrider.pace.settings import MAX_DEPTH
 Layers = tuple[int, ...]
 
 POSITIONS = 192  # positions of each candidate that are judged
-LEAST_GAIN = 1.05  # times plain decoding, that the best one promises
-EIGHTHS = (1, 2, 3, 4, 5, 6)  # eighths of the layers after which a candidate leaves
+LEAST_GAIN = 1.05  # least promised rate of the best candidate, in rates of plain decoding
+EIGHTHS = (1, 2, 3, 4, 5, 6)  # eighths of the layers that a candidate keeps
 EVERY = (2, 3)  # a candidate leaves out every second or third inner layer
 
 
 def candidates(count: int) -> list[Layers]:
-    """Parts of a model with so many layers, each with one at least, and one less than all at most."""
+    """Returns the parts of a model with ``count`` layers: each has from 1 to ``count - 1`` layers."""
     exits = [max(1, round(count * eighths / 8)) for eighths in EIGHTHS]
     parts = [tuple(range(leaves_after)) for leaves_after in exits]
     for every in EVERY:
@@ -31,7 +31,7 @@ def candidates(count: int) -> list[Layers]:
 
 
 def costs(settings: EngineSettings, parts: Sequence[Layers]) -> dict[Layers, float]:
-    """Cost of a step of each part, in steps of the whole, by the weights that it reads with the head's."""
+    """Returns the cost of a step of each part, in steps of the target, by the weights that it reads."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(settings.model))
     sizes = [_weights(layer) for layer in layers_of(model)]
@@ -41,17 +41,17 @@ def costs(settings: EngineSettings, parts: Sequence[Layers]) -> dict[Layers, flo
 
 
 def promised(acceptance_rate: float, cost: float) -> float:
-    """Tokens per second at the best depth, in those of plain decoding, where to verify more costs nothing."""
+    """Returns tokens per second at the best depth, in rates of plain decoding, if verifying is free."""
     return max(
         expected_tokens(acceptance_rate, depth) / (1 + depth * cost) for depth in range(1, MAX_DEPTH + 1)
     )
 
 
 class ExitSearch:
-    """Has each candidate judged at as many positions, in turns. The best is the one that promises most."""
+    """Judges all candidates in turns, at equal numbers of positions. The best candidate promises most."""
 
     def __init__(self, costs: dict[Layers, float]) -> None:
-        """costs: of a step of each candidate, in steps of the target."""
+        """costs: cost of a step of each candidate, in steps of the target."""
         self._costs = costs
         self._agreed = dict.fromkeys(costs, 0)
         self._positions = dict.fromkeys(costs, 0)

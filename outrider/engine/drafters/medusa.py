@@ -1,7 +1,7 @@
-"""Medusa: heads over the target's last state, the first for the token after the target's own, and so on.
+"""Medusa: heads over the target's last state, each for a position after the target's own token.
 
 Source: Cai et al., "Medusa: simple LLM inference acceleration framework with multiple decoding heads",
-2024. No head sees what the one before it guessed, nor the target's own token.
+2024. No head sees the target's own token, or what other heads guess.
 """
 
 import re
@@ -24,9 +24,9 @@ from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.layers import ParallelLMHead, keep_outputs
 from outrider.engine.settings import EngineSettings
 
-# Of its authors, whose last layer is the output projection: `0.0.linear.weight`, `0.1.weight`.
+# Names of its authors, whose last layer is the output projection: `0.0.linear.weight`, `0.1.weight`.
 OF_AUTHORS = re.compile(r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
-# Of vLLM: `blocks.0.layers.0.weight`, `lm_heads.0.weight`.
+# Names of vLLM: `blocks.0.layers.0.weight`, `lm_heads.0.weight`.
 OF_VLLM = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)|lm_heads\.(\d+)\.weight")
 
 
@@ -39,7 +39,7 @@ class MedusaHead(nn.Module):
         self.projection = projection
 
     def forward(self, states: Tensor) -> Tensor:
-        """[num_rows, hidden_size] to logits [num_rows, vocab_size]"""
+        """Returns logits [num_rows, vocab_size] from states [num_rows, hidden_size]."""
         for layer in self.layers:
             states = states + silu(layer(states))
         logits: Tensor = self.projection(states)
@@ -47,7 +47,7 @@ class MedusaHead(nn.Module):
 
 
 class Medusa(SharedHead):
-    """Drafter with trees as deep as there are heads. A head guesses once for all nodes of its position."""
+    """Drafter with trees whose depth is at most the number of heads. A head guesses once for its position."""
 
     hidden_layers = (-1,)
 
@@ -93,7 +93,7 @@ class Medusa(SharedHead):
         return ParallelLMHead(keep_outputs(linear, rank, ranks).to(model.device, model.dtype), count)
 
     def _linear(self, weight: str, bias: str | None) -> nn.Linear:
-        """Reads the head as it is stored."""
+        """Returns a layer with its stored weights."""
         tensors = self._checkpoint.tensors
         given = {"weight": tensors[weight]} | ({} if bias is None else {"bias": tensors[bias]})
         outputs, inputs = tensors[weight].shape
@@ -106,7 +106,7 @@ class Medusa(SharedHead):
         return sum(tensors[name].numel() for name in names) * dtype.itemsize
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Drafts from the state after which each text's newest token was chosen."""
+        """Drafts from the state with which each newest token was chosen."""
         states = torch.stack([_state_of(request) for request in requests])
         trees = Trees([replace(request, depth=min(request.depth, len(self._heads))) for request in requests])
         rows = trees.growing

@@ -1,8 +1,8 @@
 """MTP: the layer for multi-token prediction that a target's checkpoint carries, trained with the target.
 
-It reads the target's last state, after the norm, and the embedding of the token after, and says the token
-that follows with the target's own output projection. Trained for one token ahead, it goes on from its own
-normed state, as often as a Draft is deep.
+It reads the target's last state, after the norm, and the embedding of the next token. With the target's own
+output projection it predicts the token after. It is trained for one token ahead, and drafts further tokens
+from its own normed state.
 
 Source: DeepSeek-AI, "DeepSeek-V3 technical report", 2024.
 """

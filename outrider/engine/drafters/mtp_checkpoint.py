@@ -1,11 +1,11 @@
-"""The layer for multi-token prediction (MTP) that a target's own checkpoint carries.
+"""Checkpoint with a layer for multi-token prediction (MTP), as some targets have it.
 
-transformers leaves it out of the model, and can build it and name its weights, in two forms:
+transformers leaves the layer out of the model. It can build the layer and name its weights, in two forms:
 
-    model.layers.N.*   after a model's N layers: DeepSeek-V3, GLM-4.5 and those that follow them
-    mtp.*              beside the model: Qwen and those that follow it
+    model.layers.N.*   after a model's N layers: DeepSeek-V3, GLM-4.5 and their successors
+    mtp.*              apart from the model: Qwen and its successors
 
-What is stored in FP8, as DeepSeek's is, is dequantized as it loads.
+A layer in FP8, as DeepSeek stores it, is dequantized as it loads.
 """
 
 import re
@@ -30,18 +30,18 @@ from outrider.engine.parallel.layers import share_out
 from outrider.engine.settings import EngineSettings
 
 WANTED = ["*.safetensors", "config.json"]
-PASSED = torch.bfloat16  # type of the tensors without content: experts take no other
-# Where configs are silent: one such layer, which sees the whole text, with experts where its model has some.
+PASSED = torch.bfloat16  # type of tensors without content: experts take no other type
+# Defaults of configs: a single layer, which sees the whole text, with experts if its model has experts.
 SILENT = {"mtp_layer_types": ["full_attention"], "mtp_mlp_layer_types": ["sparse"]}
-OF_TARGET = {"embed_tokens.weight", "shared_head.weight"}  # which it shares
+OF_TARGET = {"embed_tokens.weight", "shared_head.weight"}  # tensors that the layer shares
 UNUSED = re.compile(
     r"mtp\.layers\.[1-9].*"  # layers after the first
-    r"|.*\.(embed_tokens|shared_head\.head)\.weight"  # copies of what is the target's
+    r"|.*\.(embed_tokens|shared_head\.head)\.weight"  # copies of the target's tensors
     r"|.*\.input_scale"  # scale of inputs that are rounded to FP8
 )
-SCALES = ("_scale_inv", "_scale")  # after a weight's name: of fp8, and of compressed-tensors
-PACKED = (".qweight", ".weight_packed")  # weights of fewer bits, as libraries keep them
-USUAL_BLOCK = (128, 128)  # outputs and inputs with a scale in common, where the config names none
+SCALES = ("_scale_inv", "_scale")  # ends of names: scales of fp8, and of compressed-tensors
+PACKED = (".qweight", ".weight_packed")  # ends of names: weights of fewer bits
+USUAL_BLOCK = (128, 128)  # outputs and inputs of a scale, if the config does not say
 
 
 class MtpCheckpoint:
@@ -50,7 +50,7 @@ class MtpCheckpoint:
     def __init__(self, settings: EngineSettings) -> None:
         """
         Raises:
-            UnsupportedModelError: it has no such layer, or one that cannot run here.
+            UnsupportedModelError: it has no such layer, or its layer cannot run here.
         """
         self.target = TargetShape.of(settings)
         config = AutoConfig.from_pretrained(settings.model)
@@ -69,15 +69,15 @@ class MtpCheckpoint:
             ranks = settings.tensor_parallel
             if ranks > 1 and share_out(model.layers, 0, ranks):
                 heads //= ranks
-        self.cache_shape: LayerShape = heads, key_dim, value_dim  # at each rank, as the bytes are
+        self.cache_shape: LayerShape = heads, key_dim, value_dim  # at each rank
         count = sum(tensor.numel() for tensor in model.layers.state_dict().values())
         self.weight_bytes = count * self.target.dtype.itemsize
 
     def load(self, target: Target, rank: int, ranks: int) -> Any:
-        """A rank's share of the layer, an MtpModel of transformers, on its device and in the target's type.
+        """Returns a rank's share of the layer, an MtpModel of transformers, in the target's type.
 
         Raises:
-            UnsupportedModelError: the checkpoint lacks a tensor, or has one of another shape.
+            UnsupportedModelError: a tensor is missing, or has another shape.
         """
         with torch.device("meta"):
             whole, model = self._built(target.dtype)
@@ -139,7 +139,7 @@ class MtpCheckpoint:
         }
 
     def _scaled(self, name: str, weight: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
-        """weight: [outputs, inputs]; scales: one, one for each output or one for each block."""
+        """Returns a weight [outputs, inputs] times its scales: one, or one for each output or block."""
         if scales is None:
             raise self._refusal(f"{name} is {weight.dtype}, and there is no scale for it")
         if scales.numel() == 1 or scales.shape == (len(weight), 1):
@@ -156,7 +156,7 @@ class MtpCheckpoint:
 
     @property
     def _block(self) -> tuple[int, int]:
-        """Outputs and inputs that have a scale in common."""
+        """Returns the number of outputs and of inputs that share a scale."""
         groups = (self._quantization.get("config_groups") or {}).values()
         named = [group["weights"].get("block_structure") for group in groups if group.get("weights")]
         outputs, inputs = next(
@@ -182,7 +182,7 @@ class MtpCheckpoint:
         try:
             with torch.inference_mode():
                 after(model, states, token, token, probe)
-        except Exception as error:  # whatever a layer does that does not suit
+        except Exception as error:  # a layer may fail in any way
             raise self._refusal(
                 f"its MTP layer does not run on the paged cache: {type(error).__name__}: {error}"
             ) from error
@@ -218,8 +218,8 @@ def after(
 
     Args:
         model: an MtpModel.
-        tokens: int64 [1, num_tokens], as positions.
-        outrider: as attention takes it (outrider/engine/forward/attention.py).
+        tokens, positions: int64 [1, num_tokens].
+        outrider: argument of attention (outrider/engine/forward/attention.py).
     """
     embeddings = model.embed_tokens(tokens)
     kind = {"layer_type": model.config.layer_types[0]} if model.has_per_layer_rope else {}

@@ -1,8 +1,8 @@
 """Heads of a target on several devices: each rank holds a share of the head, as of the target.
 
-Rank 0 knows the texts, chooses tokens and grows Drafts. A step of the head is computed by all ranks together:
-rank 0 tells what is fed and spreads the states that the step begins with, since a Draft's states are picked
-from those of the step before. Nothing else is kept at the others but their share of the head's cache.
+Rank 0 knows the sequences, chooses tokens and grows Drafts. All ranks compute a step of the head together.
+Rank 0 sends the tokens to feed, and the states to begin with, which it picks from the states of the step
+before. Other ranks keep only their share of the head's cache.
 """
 
 from abc import abstractmethod
@@ -26,7 +26,7 @@ class SharedHead(TargetDrafter):
 
     @property
     def _share(self) -> tuple[int, int]:
-        """Rank, and number of ranks."""
+        """Returns the rank and the number of ranks."""
         group = self._target.group
         return (0, 1) if group is None else (group.rank, group.size)
 
@@ -38,7 +38,7 @@ class SharedHead(TargetDrafter):
         self._compute(step, states)
 
     def _on_all_ranks(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns what ``_compute`` does, at rank 0. states: [num_states, state_size]."""
+        """Returns the result of ``_compute`` at rank 0. states: [num_states, state_size]."""
         group = self._target.group
         with together(group, replace(step, drafter=self.number)):
             if group is not None:
@@ -47,9 +47,9 @@ class SharedHead(TargetDrafter):
 
     @abstractmethod
     def _compute(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
-        """This rank's part of a step, its exchanges with the others included.
+        """Computes this rank's part of a step, with its exchanges.
 
         Returns:
             states [num_states, state_size] after what was fed, and logits [num_states, vocab_size] of the
-            tokens that follow, at rank 0 alone; no rows where they are not wanted.
+            next tokens, at rank 0 alone; no rows unless they are wanted.
         """

@@ -1,4 +1,4 @@
-"""Target drafters: they run in the target's process and draft as a Verdict falls."""
+"""Target drafters: they run in the target's process and draft with each Verdict."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ class CommittedStates:
 class Target(Protocol):
     """Loaded target of a target drafter."""
 
-    model: Any  # a rank may hold but a share of it
+    model: Any  # whole, or a rank's share
     dtype: torch.dtype  # type of the model
     device: torch.device
     group: RankGroup | None  # group of this rank; None: the model is whole
@@ -55,7 +55,7 @@ class Target(Protocol):
         """Returns a pass over the blocks of the target's cache."""
 
     def are_finite(self, batch: Batch) -> Tensor:
-        """bool [num_tokens]: whether all that any rank has cached of them is."""
+        """Returns bool [num_tokens]: whether all numbers that ranks have cached for a token are finite."""
 
     def graphs_of(self, compute: Callable[[Batch], ForwardOutput]) -> Graphs:
         """Returns CUDA graphs of the passes, which all ranks capture together."""
@@ -67,26 +67,24 @@ class Target(Protocol):
 class TargetDrafter(Drafter):
     """Target drafter, made before the target from its checkpoint's config, and loaded after it."""
 
-    hidden_layers: tuple[int, ...] = ()  # layers of the target whose states it is given; -1 is the last
-    cache_shapes: tuple[
-        LayerShape, ...
-    ] = ()  # shapes of its own layers, which are cached next to the target's at each rank
-    weight_bytes = 0  # bytes that it adds to the target's, at each rank
-    # Of each Draft that it made last, at each position of the chain: the best tokens, best first.
+    hidden_layers: tuple[int, ...] = ()  # layers of the target whose states it reads; -1 is the last
+    cache_shapes: tuple[LayerShape, ...] = ()  # shapes of its own cached layers, at each rank
+    weight_bytes = 0  # bytes of its own weights, at each rank
+    # Best tokens, best first, at each position of each newest Draft's chain.
     top_tokens: Sequence[Sequence[tuple[int, ...]]] = ()
-    no_drafts_because = ""  # once it has found out that its Drafts would never pay
+    no_drafts_because = ""  # set once its Drafts are known never to pay
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
         """
         Args:
-            settings: of the target.
-            name: of the drafter in these settings.
+            settings: settings of the target.
+            name: name of the drafter in these settings.
 
         Raises:
-            UnsupportedModelError: it belongs to another target, or cannot stand beside this one.
+            UnsupportedModelError: it does not suit this target.
         """
         self.info = row_of(name)
-        self.number = [*settings.drafters].index(name)  # among the drafters of the target
+        self.number = [*settings.drafters].index(name)  # place among the drafters of the target
         checkpoint = settings.drafters[name].checkpoint
         self._from = "" if checkpoint is None else f".checkpoint={checkpoint!r}"
 
@@ -94,28 +92,28 @@ class TargetDrafter(Drafter):
         return f"drafters.{self.info.name}{self._from}"
 
     def steps(self, depth: int) -> float:
-        """Number of drafter steps for a Draft of this depth."""
+        """Returns the number of drafter steps for a Draft of this depth."""
         return self.info.steps_per_draft + depth * self.info.steps_per_token or 1.0
 
     @abstractmethod
     def load(self, target: Target) -> None:
-        """Its weights, onto the target's device and in its type. Raises UnsupportedModelError."""
+        """Loads the weights onto the target's device, in its type. Raises UnsupportedModelError."""
 
     def follow(self, step: DrafterStep) -> None:
-        """Computes, at a rank other than 0, its part of a step that rank 0 sent. Raises RankLostError."""
+        """Computes a rank's part of a step that rank 0 sent. Raises RankLostError."""
         raise NotImplementedError  # a drafter that computes at rank 0 alone sends no step
 
     def allocate(self, num_blocks: int) -> None:
-        """Allocates its cache: a block for each block of the target's, and a block for padding."""
+        """Allocates its cache: a block for each block of the target, and a block for padding."""
 
     def capture(self) -> tuple[str, ...]:
-        """Called once there is a cache, if passes are captured there. Returns why some cannot be."""
+        """Captures passes, once there is a cache. Returns why some passes cannot be captured."""
         return ()
 
     def graph_bytes(self, rows: int, feeds: int) -> int:
-        """Bytes that its graphs keep for up to this many rows.
+        """Returns the bytes that its graphs keep for up to ``rows`` rows.
 
-        feeds: bytes that graphs of passes over the cache keep for what is fed to them.
+        feeds: bytes of the inputs of graphs of passes over the cache.
         """
         return 0
 
@@ -124,10 +122,10 @@ class TargetDrafter(Drafter):
         return 0
 
     def take_in(self, committed: Sequence[CommittedStates]) -> None:
-        """Called with what every step fed, if it has ``cache_shapes``."""
+        """Takes in the tokens that a step committed; called after every step if it has ``cache_shapes``."""
 
     def watch(self, sequences: Sequence[EngineSequence]) -> None:
-        """Called after every step with the sequences that took part: for a drafter that learns from them."""
+        """Learns from the sequences of a step; called after every step."""
 
 
 def rows_at(rows: Tensor, places: list[int]) -> Tensor:
@@ -136,7 +134,7 @@ def rows_at(rows: Tensor, places: list[int]) -> Tensor:
 
 
 def feed_of(sequence: EngineSequence, tokens: list[int], start: int, num_logits: int = 0) -> Feed:
-    """Returns the feed of tokens of a text, or of drafted tokens after it, at a position."""
+    """Returns the feed of a sequence's tokens, or of drafted tokens after them, at a position."""
     return Feed(tokens, num_logits, start, sequence.table[: len(sequence.blocks)], None)
 
 

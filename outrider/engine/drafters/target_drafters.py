@@ -1,4 +1,4 @@
-"""The drafters of one target, as its forward pass, its other ranks and its memory plan see them."""
+"""All drafters of a target, for its forward pass, its other ranks and its memory plan."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,11 +11,11 @@ from outrider.engine.settings import EngineSettings
 
 
 class TargetDrafters:
-    """Drafters in the order of their numbers; there may be none."""
+    """Drafters of a target in the order of their numbers, or none."""
 
     def __init__(self, drafters: Sequence[TargetDrafter] = ()) -> None:
         self._drafters = drafters
-        # Layers of the target whose states any of the drafters reads.
+        # Layers of the target whose states a drafter reads.
         self.hidden_layers = tuple(
             dict.fromkeys(layer for drafter in drafters for layer in drafter.hidden_layers)
         )
@@ -53,7 +53,7 @@ class TargetDrafters:
             drafter.load(target)
 
     def allocate(self, num_blocks: int) -> None:
-        """Allocates their caches, beside a cache of the target with so many blocks."""
+        """Allocates their caches, with as many blocks as the target's."""
         for drafter in self._drafters:
             drafter.allocate(num_blocks)
 
@@ -62,7 +62,7 @@ class TargetDrafters:
         return tuple(f"{drafter}: {reason}" for drafter in self._drafters for reason in drafter.capture())
 
     def graph_bytes(self, rows: int, feeds: int) -> int:
-        """Returns bytes that their graphs keep. Arguments: those of a drafter's ``graph_bytes``."""
+        """Returns bytes that their graphs keep. Arguments: as for a drafter's ``graph_bytes``."""
         return sum(drafter.graph_bytes(rows, feeds) for drafter in self._drafters)
 
     def waiting_bytes(self) -> int:

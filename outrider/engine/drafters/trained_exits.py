@@ -1,6 +1,6 @@
 """Trained exits of a target: a matrix and a norm for its state after some layers, before its own head.
 
-They are stored as `exits.3.linear.weight` and `exits.3.norm.weight`, the number being that of the layers.
+They are stored as `exits.3.linear.weight` and `exits.3.norm.weight`, where 3 is the number of layers.
 """
 
 import re
@@ -16,7 +16,7 @@ from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.settings import EngineSettings
 
 NAME = re.compile(r"exits\.(\d+)\.(linear|norm)\.weight")
-USUAL_EPS = 1e-6  # for a target whose config does not name it
+USUAL_EPS = 1e-6  # epsilon of a norm whose config does not name it
 
 
 class Exit(nn.Module):
@@ -29,11 +29,11 @@ class Exit(nn.Module):
 
     @classmethod
     def of(cls, config: Any) -> "Exit":
-        """config: of transformers, of the target's text model."""
+        """Makes an exit without weights. config: transformers' config of the target's text model."""
         return cls(config.hidden_size, getattr(config, "rms_norm_eps", USUAL_EPS))
 
     def forward(self, states: Tensor) -> Tensor:
-        """[..., hidden_size] -> [..., hidden_size]"""
+        """Returns the projected and normed states: [..., hidden_size], as the input."""
         normed: Tensor = self.norm(self.linear(states))
         return normed
 
@@ -42,7 +42,7 @@ class TrainedExits:
     """Exits of a checkpoint."""
 
     def __init__(self, settings: EngineSettings, drafter: str) -> None:
-        """Raises UnsupportedModelError if there are none, or those of another target."""
+        """Finds the exits. Raises UnsupportedModelError if there are none, or if they suit another target."""
         self.checkpoint = checkpoint = HeadCheckpoint(settings, drafter)
         checkpoint.check_verifier(checkpoint.config.get("base_model_name_or_path"))
         unknown = [name for name in checkpoint.tensors if NAME.fullmatch(name) is None]
@@ -66,7 +66,7 @@ class TrainedExits:
         return sorted({int(name[1]) for name in found if name is not None})
 
     def load(self, number: int, model: Any) -> Exit:
-        """One, on the target's device and in its type."""
+        """Returns the exit after ``number`` layers, on the target's device and in its type."""
         with torch.device("meta"):
             exit_ = Exit.of(model.config.get_text_config())
         state = {

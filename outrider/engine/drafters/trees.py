@@ -1,14 +1,14 @@
-"""Drafts that grow by a position at a time: chains, and beside them trees of what else is likely.
+"""Drafts that grow by a position at a time: chains with alternatives.
 
-A chain is what the target would say if the drafter were right: best after best under the keyed noise, or
-drawn for rejection sampling and block verification. Beside it grow as many nodes as were asked for, those
-that are likeliest to stand.
-Each has a probability, given that its parent stands, and what counts is their product along its path.
+A chain is what the target would say if the drafter were correct: best tokens under the keyed noise, or tokens
+drawn for rejection sampling and block verification. The alternatives are the nodes that are likeliest to be
+accepted, as many as were asked for. A node has a probability, given that its parent is accepted. Its
+likelihood is the product of the probabilities along its path.
 
-Where noise is keyed, the noise of the target's choice is known, and only its logits are not. So a token's
-probability is not that of the drafter's distribution, which averages over noise. It is the softmax of its
-perturbed logits, over the best few: so the target's choice is distributed if its logits differ from the
-drafter's by as much as Gumbel noise does. Without noise that is the softmax of logits, as EAGLE-2 has it.
+Keyed noise is known in advance; only the target's logits are not. So a token's probability is not that of the
+drafter's distribution, which averages over noise. It is the softmax of perturbed logits over the best tokens.
+That is the distribution of the target's choice if its logits differ from the drafter's by Gumbel noise.
+Without noise it is the softmax of logits, as in EAGLE-2.
 
 Source: Li et al., "EAGLE-2: faster inference of language models with dynamic draft trees", 2024.
 """
@@ -39,13 +39,13 @@ TopTokens = tuple[int, ...]  # tokens of a position, best first
 class _Node:
     token: int
     parent: "_Node | None"  # None: it follows the last committed token
-    depth: int  # tokens up to it, itself included
+    depth: int  # tokens of its path
     score: float  # logarithm of the probability that it is accepted
     is_on_chain: bool
 
 
 class _Tree:
-    """The Draft of one text. It ends at its depth, and each path at an end of the generation."""
+    """Draft of one sequence. It ends at its depth, and each path at an end token."""
 
     def __init__(self, request: DraftRequest) -> None:
         assert isinstance(request.sequence, EngineSequence)
@@ -55,15 +55,14 @@ class _Tree:
         self.chain: list[_Node] = []
         self.probs: list[
             SparseProbs
-        ] = []  # probabilities of the chain, under rejection sampling and block verification
-        self.top_tokens: list[TopTokens] = []  # at each of the chain's positions
-        self.open: list[_Node | None] = (
-            [None] if request.depth > 0 else []
-        )  # after which tokens are chosen next
-        self.fed: list[_Node] = []  # all that ever were, in their order
-        self._beside: list[_Node] = []  # the likeliest nodes that are not on the chain
-        self._to_feed = self.alternatives  # most nodes to feed
-        self._passes = request.depth - 1  # passes that feed some of them
+        ] = []  # probabilities of the chain's tokens, unless verification is coupled
+        self.top_tokens: list[TopTokens] = []  # top tokens at each position of the chain
+        # Nodes after which tokens are chosen next; None: the last committed token.
+        self.open: list[_Node | None] = [None] if request.depth > 0 else []
+        self.fed: list[_Node] = []  # all nodes that were fed, in order
+        self._beside: list[_Node] = []  # likeliest nodes that are not on the chain
+        self._to_feed = self.alternatives  # most alternatives that may still be fed
+        self._passes = request.depth - 1  # passes that may still feed nodes
 
     def rows(self) -> list[ChoiceContext]:
         """Returns the context of choosing a token after each of ``open``."""
@@ -77,13 +76,14 @@ class _Tree:
         return [sequence.row(generated, *of_node) for of_node in zip(paths, masks, strict=True)]
 
     def extend(self, choices: Choices, are_sound: list[bool], scores: Sequence[Sequence[float]]) -> list[int]:
-        """Nodes after those of ``open``, of which the likeliest are ``open`` now.
+        """Adds the nodes after those of ``open``, and opens the likeliest of the new nodes.
 
         Args:
             are_sound: [len(open)] whether a token may be chosen there.
             scores: [len(open)] logarithms of the probabilities of the top tokens.
 
-        Returns for each of ``open`` the row of the node that it follows.
+        Returns:
+            for each of ``open`` the row of the node that it follows.
         """
         found: dict[_Node, int] = {}
         for row, (parent, is_sound) in enumerate(zip(self.open, are_sound, strict=True)):
@@ -92,7 +92,7 @@ class _Tree:
                 found |= dict.fromkeys(_following(parent, tokens, scores[row]), row)
         on_chain = [node for node in found if node.is_on_chain]
         self.chain += on_chain
-        # Of equals the earlier one is kept, so that no node outlives its parent.
+        # Of equal nodes the earlier node is kept, so that no node outlives its parent.
         beside = [node for node in found if not node.is_on_chain]
         self._beside = heapq.nlargest(self.alternatives, self._beside + beside, key=attrgetter("score"))
         newest = [node for node in self._beside if node in found and self._goes_on(node)]
@@ -104,16 +104,16 @@ class _Tree:
         return [found[node] for node in going_on]
 
     def draft(self) -> Draft:
-        """Draft so far: the chain, then its alternatives."""
+        """Returns the Draft so far: the chain, then its alternatives."""
         beside = sorted(self._beside, key=attrgetter("depth"))
         return replace(_draft_of([*self.chain, *beside]), draft_probs=tuple(self.probs))
 
     def feed(self, between: int, num_logits: int) -> Feed:
-        """Feeds of ``open``, after what the text has cached and all that was fed before.
+        """Returns the feed of ``open``, after all cached tokens of the sequence and all fed nodes.
 
         Args:
-            between: slots from the one to the other that hold something else.
-            num_logits: wanted of each of them.
+            between: slots between cached tokens and fed nodes that hold something else.
+            num_logits: wanted logits of each node.
         """
         count = len(self.open)
         tokens, tree = [node.token for node in self.fed[-count:]], _draft_of(self.fed)
@@ -132,7 +132,7 @@ class _Tree:
         return top_tokens if self.alternatives else top_tokens[:1]
 
     def _quota(self) -> int:
-        """Nodes beside the chain that go on from this position: the first leave as much to later ones."""
+        """Returns how many alternatives may be fed here: each later pass can feed as many."""
         return -(-self._to_feed // self._passes) if self._passes > 0 else 0
 
     def _goes_on(self, node: _Node) -> bool:
@@ -150,15 +150,16 @@ class Trees:
 
     @property
     def growing(self) -> list[int]:
-        """[num_rows] of those asked for: one for each node after which a token is chosen next."""
+        """[num_rows] index of the Draft for each node after which a token is chosen next."""
         return [index for index, tree in enumerate(self._trees) for _ in tree.open]
 
     def grow(self, logits: Tensor, are_finite: Tensor | None = None) -> list[int]:
-        """Further nodes after those of ``growing``, from logits [num_rows, vocab_size].
+        """Adds nodes after those of ``growing``, from logits [num_rows, vocab_size].
 
-        are_finite: bool [num_rows], of whatever else was computed for them.
+        are_finite: bool [num_rows], whether all else that was computed for a row is finite.
 
-        Returns for each that now grows the row of the node that it follows.
+        Returns:
+            for each node that now grows the row of the node that it follows.
         """
         trees = [tree for tree in self._trees if tree.open]
         if are_finite is None:
@@ -178,11 +179,11 @@ class Trees:
         return going_on
 
     def feeds(self, between: int = 0, num_logits: int = 0) -> list[Feed]:
-        """Feeds of what grows, each text's tree in slots of its own. Arguments: those of ``_Tree.feed``."""
+        """Returns the feeds of what grows. Arguments: as for ``_Tree.feed``."""
         return [tree.feed(between, num_logits) for tree in self._trees if tree.open]
 
     def drafts(self) -> list[Draft]:
-        """Drafts so far."""
+        """Returns the Drafts so far."""
         return [tree.draft() for tree in self._trees]
 
     @property
@@ -192,9 +193,9 @@ class Trees:
 
 
 def with_room(request: DraftRequest, cache: PagedCache, unwritten: int = 0) -> DraftRequest:
-    """Limits width and depth by the blocks there are to write to: nobody gives up cache for a guess.
+    """Returns the request, limited to the free blocks: no cache is given up for a guess.
 
-    unwritten: tokens of a chain that need no slot beyond those that the text has cached.
+    unwritten: tokens of a chain that need no slot after the cached tokens.
     """
     sequence = request.sequence
     assert isinstance(sequence, EngineSequence)
@@ -207,7 +208,7 @@ def with_room(request: DraftRequest, cache: PagedCache, unwritten: int = 0) -> D
 
 
 def _following(parent: _Node | None, tokens: TopTokens, scores: Sequence[float]) -> list[_Node]:
-    """The nodes of these tokens; one that the settings ban has no chance and is none, unless it leads."""
+    """Returns the nodes of these tokens, without banned tokens unless the first token is banned."""
     depth = 1 if parent is None else parent.depth + 1
     before = 0.0 if parent is None else parent.score
     is_chains = parent is None or parent.is_on_chain

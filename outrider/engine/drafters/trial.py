@@ -1,7 +1,7 @@
 """Trial of a target drafter on text that the target has already said.
 
-Under keyed noise a guess is right if it is what the target said, at any temperature, so that nobody has to
-ask the target.
+Under keyed noise a guess is correct if it is what the target said, at any temperature. So a trial needs no
+pass of the target.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,9 +15,9 @@ from outrider.engine.drafters.target_drafter import feed_of
 from outrider.engine.inputs.step_input import Feed
 from outrider.engine.sequence import EngineSequence
 
-FEWEST, MOST = 8, 24  # positions of one trial
+FEWEST, MOST = 8, 24  # positions of a trial
 
-# Once the cache is as it should be: logits [num_logits, vocab_size], bool [num_tokens].
+# Returns logits [num_logits, vocab_size], and whether each token's numbers are finite: bool [num_tokens].
 Pass = Callable[[list[Feed]], tuple[Tensor, Tensor]]
 
 
@@ -30,7 +30,7 @@ class Judged:
 
 
 def trial(sequences: Sequence[EngineSequence], cache: PagedCache, run: Pass) -> Judged | None:
-    """Judges one pass over the newest tokens of one text; None where no text has enough of them.
+    """Judges a pass over the newest tokens of a sequence; None: no sequence has enough tokens.
 
     The pass writes to blocks of its own: what the target has cached stays.
     """
@@ -41,11 +41,11 @@ def trial(sequences: Sequence[EngineSequence], cache: PagedCache, run: Pass) -> 
 
 
 def _start(sequence: EngineSequence, cache: PagedCache) -> int | None:
-    """Where a block begins, from which on there are enough tokens of the target's own."""
+    """Returns the beginning of a block from which on the target has said enough tokens; None: too few."""
     end = len(sequence.tokens) - 1
     first = max(sequence.prompt_length - 1, end - MOST)
     start = -(-first // cache.block_size) * cache.block_size
-    # Without coupled verification, or with a grammar, the target's token may not be its noise's choice.
+    # Under other rules, or with a grammar, the target's token may not be the choice under its noise.
     is_comparable = sequence.sampling.verification == "coupled" and sequence.matcher is None
     if not is_comparable or end - start < FEWEST or start > sequence.cached:
         return None
