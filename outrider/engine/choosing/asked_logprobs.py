@@ -1,4 +1,4 @@
-"""Log-probabilities that a step returns with its tokens, so that the host reads once."""
+"""Log-probabilities that come with a step's tokens, so that the host reads once."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -14,10 +14,10 @@ from outrider.decoding.settings import Sampling, TokenLogprobs
 
 
 class LogprobRequest:
-    """Log-probabilities of rows that ask for some, under coupled verification."""
+    """Request for log-probabilities of some rows of a step, under coupled verification."""
 
     def __init__(self, rows: Sequence[ChoiceContext]) -> None:
-        """rows: of the whole step."""
+        """rows: contexts of all rows of the step."""
         asking = {
             index: row.sampling
             for index, row in enumerate(rows)
@@ -27,15 +27,15 @@ class LogprobRequest:
         self._raw = [index for index, sampling in asking.items() if sampling.logprobs_of == "raw"]
         self._processed = [index for index, sampling in asking.items() if sampling.logprobs_of == "processed"]
         self._most = max((sampling.logprobs or 0 for sampling in asking.values()), default=0)
-        self.size = len(asking) * (1 + 2 * self._most)  # integers that come along
+        self.size = len(asking) * (1 + 2 * self._most)  # integers of the result
 
     def found(self, logits: Tensor, processed: Tensor | None, chosen: Tensor) -> Tensor:
-        """int32 [size]
+        """Returns the numbers for ``of_rows``: int32 [size].
 
         Args:
             logits: [num_rows, vocab_size] before any sampling setting.
-            processed: after them, where that is known already.
-            chosen: integers [num_rows], a token of each row.
+            processed: logits after the settings; None: not computed yet.
+            chosen: integers [num_rows], chosen token of each row.
         """
         parts = []
         if self._raw:
@@ -53,7 +53,7 @@ class LogprobRequest:
         return torch.cat(numbers)
 
     def of_rows(self, numbers: NDArray[np.int32]) -> dict[int, TokenLogprobs]:
-        """What is told of each row that asks. numbers: as they were found."""
+        """Returns the log-probabilities of each row that asks. numbers: result of ``found``."""
         bits = numbers.reshape(-1, 1 + 2 * self._most)
         values, told = bits.view(np.float32), {}
         for place, index in enumerate((*self._raw, *self._processed)):
@@ -64,12 +64,12 @@ class LogprobRequest:
 
 
 def comes_along(sampling: Sampling) -> bool:
-    """Whether all that it asks of a token's probability is found by the device alone."""
+    """Whether the device alone finds all log-probabilities that the settings ask for."""
     return sampling.logprobs is None or (sampling.verification == "coupled" and sampling.logprobs_of == "raw")
 
 
 def _at(values: Tensor, indices: list[int]) -> Tensor:
-    """Rows by ascending index, without a copy of these to the device."""
+    """Returns the rows at ascending indices, without a copy of the indices to the device."""
     gaps = [place for place, (before, after) in enumerate(pairwise(indices), 1) if after > before + 1]
     bounds = pairwise([0, *gaps, len(indices)])
     runs = [values[indices[start] : indices[end - 1] + 1] for start, end in bounds]

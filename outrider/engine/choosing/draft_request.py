@@ -19,7 +19,7 @@ class DraftedSequence(Protocol):
 
     @property
     def matcher(self) -> Matcher | None:
-        """Matcher of its grammar, if that is compiled."""
+        """Matcher of its grammar; None: no grammar, or not compiled yet."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Chooses tokens for a whole step at once, and hands every piece of work its part."""
+"""Chooses tokens for a whole step at once, and returns each piece of work its part."""
 
 import operator
 from collections.abc import Sequence
@@ -37,20 +37,20 @@ _HAS_TRITON = find_spec("triton") is not None
 
 @dataclass(frozen=True)
 class Choices:
-    """Choices that the logits of a piece of work lead to."""
+    """Choices from the logits of a piece of work."""
 
     rows: list[ChoiceContext]
     logits: torch.Tensor  # [num_rows, vocab_size]
-    # [num_rows] best tokens under the keyed noise, best first, at least one token
+    # [num_rows] best tokens of each row under the keyed noise, best first, at least one token
     top_tokens: list[tuple[int, ...]]
     # [num_rows, ranks] perturbed logits of these tokens, -inf for banned tokens
     perturbed: NDArray[np.float32]
     are_sound: list[bool]  # [num_rows] false if no token may come from the row: a number is not finite
     given_processed: torch.Tensor | None = None  # None: computed on first use
-    # [num_tokens, num_layers, hidden_size] of layers asked for, at all tokens fed, of which the last are rows
+    # [num_tokens, num_layers, hidden_size] states at all fed tokens, the last of which are the rows
     hidden: torch.Tensor | None = None
-    path: tuple[int, ...] = ()  # nodes of its Draft that stand by the coupled rule, root first
-    told: tuple[TokenLogprobs, ...] = ()  # [num_rows] of the chosen tokens, where they have come along
+    path: tuple[int, ...] = ()  # nodes of its Draft that the coupled rule accepts, root first
+    told: tuple[TokenLogprobs, ...] = ()  # [num_rows] if they came with the tokens
     # Top tokens of further positions, as far as they are sound: each after the best token before it, fed.
     further: Sequence[tuple[int, ...]] = ()
 
@@ -61,13 +61,13 @@ class Choices:
 
     @property
     def chosen(self) -> list[int]:
-        """[num_rows] by the coupled rule."""
+        """[num_rows] tokens that the coupled rule chooses."""
         return [best[0] for best in self.top_tokens]
 
     def limited(self, are_finite: list[bool]) -> "Choices":
-        """Returns choices without a token after one whose keys and values are not finite.
+        """Returns choices without tokens after a fed token whose keys and values are not finite.
 
-        are_finite: per token that its piece of work fed; the rows are those of the last of them.
+        are_finite: [num_tokens] of all fed tokens; the rows belong to the last of these.
         """
         if all(are_finite):
             return self
@@ -85,7 +85,7 @@ class Choices:
         return Verdict(accepted, tuple(self.top_tokens[1 + node][0] for node in (ROOT, *accepted)))
 
     def target_probs(self) -> torch.Tensor:
-        """[num_rows, vocab_size]"""
+        """Returns probabilities [num_rows, vocab_size]."""
         return probabilities(self.processed)
 
     def sample_draft_token(self, round: int, index: int = 0) -> tuple[int, SparseProbs]:
@@ -94,7 +94,7 @@ class Choices:
         return sample_draft_token(self.processed[index], row.noise_key, row.position, round)
 
     def logprobs(self, indices: Sequence[int], tokens: Sequence[int]) -> tuple[TokenLogprobs, ...]:
-        """Log-probabilities of ``tokens``, chosen at the rows ``indices``; empty unless the request asked."""
+        """Returns log-probabilities of ``tokens``, chosen at the rows ``indices``; empty unless wanted."""
         sampling = self.rows[0].sampling
         if sampling.logprobs is None:
             return ()
@@ -111,9 +111,9 @@ class Choosing:
     rows: Sequence[list[ChoiceContext]]  # a list for each piece of work
     drafts: Sequence[Draft]  # a Draft for each piece of work
     logits: torch.Tensor  # [num_rows, vocab_size]
-    processed: torch.Tensor | None  # as Choices has it
-    result: StepResult[torch.Tensor]  # on the device
-    # uint8: the packed result on the host, complete once ``arrival`` is over. None: no device holds it.
+    processed: torch.Tensor | None  # float32 [num_rows, vocab_size] after every setting; None: not computed
+    result: StepResult[torch.Tensor]  # result on the device
+    # uint8 packed result on the host, complete once ``arrival`` is over. None: the host has the result.
     arriving: torch.Tensor | None
     arrival: Mark
     asked: LogprobRequest
@@ -182,11 +182,11 @@ def begin_choosing(
     """Begins to choose tokens; on a GPU the host does not wait.
 
     Args:
-        rows: of each piece of work; they follow one another in ``logits`` [num_rows, vocab_size].
-        are_finite: bool [num_tokens], which come along, without a second wait for the device.
+        rows: contexts of each piece of work, in the order of ``logits`` [num_rows, vocab_size].
+        are_finite: bool [num_tokens] of the pass, which reach the host with the result.
         ranks: tokens to be found for each row.
-        drafts: of each piece of work, to be verified by the coupled rule: its rows are the root's and the
-            nodes'. None: there are none.
+        drafts: Drafts to verify by the coupled rule. Such a piece of work has a row for the root and for each
+            node. None: no Drafts.
         packed: input of the kernels about rows and Drafts, if it is on the device already.
     """
     asked = LogprobRequest([row for part in rows for row in part])
@@ -226,7 +226,7 @@ def _begin(
 
 
 def _allowed_ones(row: ChoiceContext, top_tokens: tuple[int, ...]) -> tuple[int, ...]:
-    """Drops the banned tokens that come after the few that a grammar allows."""
+    """Returns the top tokens that the grammar allows, or at least the first token."""
     return top_tokens if row.num_allowed is None else top_tokens[: max(row.num_allowed, 1)]
 
 
@@ -257,7 +257,7 @@ def _choose_on_device(
 
 
 def _packed_masks(rows: list[ChoiceContext], logits: torch.Tensor) -> torch.Tensor | None:
-    """int32 [num_rows, ceil(vocab_size / 32)], as the kernels take it; None where no row has a grammar."""
+    """Returns masks for the kernels, int32 [num_rows, ceil(vocab_size / 32)]; None: no row has a grammar."""
     if not any(GRAMMAR.applies(row) for row in rows):
         return None
     size = len(rows), -(-logits.shape[1] // 32)
@@ -268,8 +268,8 @@ def _packed_masks(rows: list[ChoiceContext], logits: torch.Tensor) -> torch.Tens
 
 
 def _are_sound(logits: torch.Tensor) -> torch.Tensor:
-    """bool [num_rows]: the largest logit is a finite number.
+    """Returns bool [num_rows]: whether the largest logit is a finite number.
 
-    That is so unless a logit is NaN or positive infinity, or all are negative infinity.
+    It is unless a logit is NaN or positive infinity, or all are negative infinity.
     """
     return logits.amax(dim=1).isfinite()

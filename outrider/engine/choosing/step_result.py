@@ -16,12 +16,12 @@ Array = TypeVar("Array")
 class StepResult(Generic[Array]):
     """Fields in the order of their bytes: numbers of four bytes come before flags."""
 
-    tokens: Array  # int32 [num_rows, ranks] the best tokens under the keyed noise, best first
+    tokens: Array  # int32 [num_rows, ranks] best tokens under the keyed noise, best first
     perturbed: Array  # float32 [num_rows, ranks] their perturbed logits, -inf for banned tokens
-    logprobs: Array  # int32 [numbers] as LogprobRequest finds them
+    logprobs: Array  # int32 [numbers] result of LogprobRequest.found
     are_sound: Array  # bool [num_rows] false: a number is not finite, so no token may come from the row
     stands: Array  # bool [num_rows] accepted by coupled verification; [0]: the host has to find it
-    are_finite: Array  # bool [num_tokens] whether all that was cached for a token that was fed is finite
+    are_finite: Array  # bool [num_tokens] whether all cached numbers of a fed token are finite
 
     def on_host(self: "StepResult[Tensor]") -> "StepResult[NDArray[Any]]":
         """Returns the fields of a result that no device holds; they share its memory."""
@@ -32,7 +32,7 @@ class StepResult(Generic[Array]):
         return torch.cat([tensor.flatten().view(torch.uint8) for tensor in vars(self).values()])
 
     def unpacked(self: "StepResult[Tensor]", arrived: Tensor) -> "StepResult[NDArray[Any]]":
-        """Returns the fields on the host. arrived: copy of what ``packed`` gave."""
+        """Returns the fields on the host. arrived: copy of the result of ``packed``."""
         fields = {
             name: Field(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
             for name, tensor in vars(self).items()

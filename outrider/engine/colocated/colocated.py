@@ -4,8 +4,7 @@ If draft and target are two processes on one device, they compete for it, and ea
 and through the gateway. Here draft and target take turns. A target of several ranks has the model at rank 0.
 
 The model works only while a Draft is wanted, so plain decoding costs nothing more. It then first takes in the
-tokens that it has not seen. This is bounded: each of its steps takes a chunk of a long prompt, and until the
-prompt is in, the text has no Draft.
+tokens that it has not seen. A long prompt is taken in by chunks, a chunk a step, and meanwhile has no Draft.
 """
 
 from collections.abc import Sequence
@@ -24,17 +23,17 @@ from outrider.engine.planning.memory_plan import plan_memory
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
 
-# Settings of the target that hold for the model too.
+# Settings of the target that the model shares.
 SHARED = {"max_sequences", "self_check", "block_size", "prefill_chunk", "graphs", "device"}
 
 
 class Colocated(TargetDrafter):
-    """Chains with alternatives, as a draft worker with this model makes them."""
+    """Drafter of the chains and alternatives that a draft worker with this model makes."""
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
         """
         Raises:
-            VocabularyMismatchError: a token id does not mean the same to both models.
+            VocabularyMismatchError: the models read a token id differently.
         """
         super().__init__(settings, name)
         checkpoint = checkpoint_of(settings, name)
@@ -57,7 +56,7 @@ class Colocated(TargetDrafter):
         self._slow_because: tuple[str, ...] = ()
 
     def load(self, target: Target) -> None:
-        """Takes note of the target's device; the model is loaded with its cache."""
+        """Records the target's device; ``allocate`` loads the model with its cache."""
         self._is_leader = target.group is None or target.group.rank == 0
         self._settings = self._settings.model_copy(
             update={"device": str(target.device), "device_share": target.settings.device_share}
@@ -74,7 +73,7 @@ class Colocated(TargetDrafter):
         self._model = DraftModel(engine, self._vocab_size)
 
     def capture(self) -> tuple[str, ...]:
-        """Returns why steps of the model are slower than they could be; its engine has captured them."""
+        """Returns why steps of the model, which its engine has captured, are slower than they could be."""
         return self._slow_because
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class DraftModel(Drafter):
-    """Model with its own engine, whose cache follows each text that is asked about."""
+    """Model with its own engine, whose cache follows each drafted sequence."""
 
     def __init__(self, draft: Engine, vocab_size: int | None = None) -> None:
         """vocab_size: token ids of the target; the draft may have more. None: the draft's."""
@@ -25,13 +25,13 @@ class DraftModel(Drafter):
         self._sequences: dict[DraftedSequence, EngineSequence] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Takes one step per position, for all texts at once, and as many before as their prompts need."""
+        """Drafts with a step for each position of all Drafts together, after the steps that prompts need."""
         return self.propose_within(None, requests)
 
     def propose_within(self, most_steps: int | None, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Returns the Drafts that are complete after so many steps of the model, and empty ones.
+        """Returns the Drafts that are complete after ``most_steps`` steps, and empty Drafts.
 
-        An unfinished text has come further in the cache, and goes on when it is asked about again.
+        An unfinished sequence has cached more tokens, and continues with its next request.
         """
         drafts: dict[DraftedSequence, Draft] = {}
         sequences = {
@@ -45,12 +45,12 @@ class DraftModel(Drafter):
         return [drafts.get(request.sequence, Draft()) for request in requests]
 
     def top_tokens_of(self, sequence: DraftedSequence, draft: Draft) -> tuple[tuple[int, ...], ...]:
-        """Returns the top tokens at each position of the text's newest Draft, best first."""
+        """Returns the top tokens at each position of the sequence's newest Draft, best first."""
         tokens = draft.tokens[: draft.chain_length]
         return top_tokens_of(self._sequences[sequence], tokens) if tokens else ()
 
     def _submit(self, request: DraftRequest) -> int | None:
-        """Returns the number of the text's sequence; None: the model cannot take this text in."""
+        """Returns the number of the model's sequence; None: the model cannot read this sequence."""
         sequence = request.sequence
         try:
             held = self._held(sequence)
@@ -78,7 +78,7 @@ class DraftModel(Drafter):
             banned = (*sequence.sampling.bad_token_ids, *self._only_drafts)
             changed = {"logprobs": None, "bad_token_ids": banned}
             if sequence.matcher is not None:
-                changed["grammar"] = None  # compiled already
+                changed["grammar"] = None  # the target's engine has compiled it
             sampling = sequence.sampling.model_copy(update=changed)
             held = self._draft.open(sequence.prompt_length, sequence.noise_key, sampling)
             if sequence.matcher is not None:
@@ -87,6 +87,6 @@ class DraftModel(Drafter):
         return self._sequences[sequence]
 
     def forget(self, sequence: DraftedSequence) -> None:
-        """Frees the text's cache."""
+        """Frees the sequence's cache."""
         if sequence in self._sequences:
             self._draft.close(self._sequences.pop(sequence))

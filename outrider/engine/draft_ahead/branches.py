@@ -1,4 +1,4 @@
-"""Draft-ahead: what follows the likely verdicts on a Draft, drafted before one comes."""
+"""Draft-ahead: Drafts after the likely verdicts on a Draft, made before a Verdict comes."""
 
 from collections.abc import Sequence
 
@@ -15,10 +15,10 @@ from outrider.learning.mean import Mean
 
 
 class PrepareTask(Task):
-    """Grows a Draft by branches, all of them together: a step each for every token of the next Draft.
+    """Grows a Draft by all branches together: a step for each position of the next Draft.
 
-    A branch begins with the token with which a Verdict would end. One more step comes first where that token
-    follows the whole Draft, whose last token was not fed yet. Nobody waits for the result.
+    A branch begins with the last token of a likely Verdict. If that token follows the whole Draft, another
+    step first feeds the Draft's last token. The result is never waited for.
     """
 
     ranks = RANKS
@@ -27,19 +27,19 @@ class PrepareTask(Task):
         """
         Args:
             task: task that made the Draft; prepared Drafts are as deep and have as many alternatives.
-            branches: verdicts to be prepared for.
+            branches: likely verdicts.
         """
         super().__init__(task.sequence, task.sequence.clock())
         self._round = task.work.round
-        self._draft = task.draft()  # a chain and leaves beside it
+        self._draft = task.draft()  # a chain and alternatives
         self._chain = task.chain()
         self._depth = task.depth
         self._alternatives = task.alternatives
         self._branches = branches
-        self._own = len(task.sequence.pending)  # pending nodes that are the Draft's
-        self._steps: list[float] = []  # seconds
-        self._fed = 0  # tokens
-        self._grown: tuple[Draft, Draft] | None = None  # what was pending, and that with what comes next
+        self._own = len(task.sequence.pending)  # number of pending nodes that belong to the Draft
+        self._steps: list[float] = []  # seconds of each step
+        self._fed = 0  # fed tokens
+        self._grown: tuple[Draft, Draft] | None = None  # pending Draft, and this Draft with the next nodes
 
     def tree(self) -> Draft:
         pending = self.sequence.pending
@@ -52,7 +52,7 @@ class PrepareTask(Task):
 
     @property
     def is_complete(self) -> bool:
-        """Nothing is left to be drafted, also where the cache that it began with was lost."""
+        """Whether nothing is left to draft, or the cache that it began with was lost."""
         return not self.nodes()
 
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
@@ -71,7 +71,7 @@ class PrepareTask(Task):
         )
 
     def draft(self) -> Draft:
-        """Returns the Draft, its nodes first, and what is known of the branches."""
+        """Returns the Draft followed by the known nodes of the branches."""
         draft = self._draft
         for branch in self._branches:
             parent = self._parent(branch)
@@ -93,14 +93,14 @@ class PrepareTask(Task):
         return path[-1] if is_known else None
 
     def _next(self) -> list[tuple[int, int]]:
-        """Returns the nodes to be fed next: parent and token."""
+        """Returns the parent and the token of each node to feed next."""
         sequence = self.sequence
         if ROOT not in sequence.draft.top_tokens:
             return []
         nodes: dict[tuple[int, int], None] = {}
         for branch in self._branches:
             parent = self._parent(branch)
-            if parent is None:  # the whole Draft has to be fed first
+            if parent is None:  # the whole Draft must be fed first
                 fed = sequence.pending.path_of(self._chain)
                 if len(fed) == len(self._chain) - 1 and self._chain[-1] not in sequence.end_token_ids:
                     nodes[fed[-1] if fed else ROOT, self._chain[-1]] = None
@@ -116,12 +116,12 @@ class PrepareTask(Task):
         return list(nodes)
 
     def _room(self, branch: Branch) -> int:
-        """Returns how many tokens the next Draft may have after such a Verdict."""
+        """Returns how many tokens the next Draft may have after this Verdict."""
         length = len(self.sequence.tokens) + branch.accepted + 1
         return max(min(self._depth, self.sequence.limit - length - 1), 0)
 
     def observe(self, tokens: tuple[int, ...], outcomes: Outcomes) -> AheadOutcome | None:
-        """Returns how the Verdict with these tokens fell; None if it does not judge this Draft."""
+        """Returns the outcome of the Verdict with these tokens; None if it does not judge this Draft."""
         sequence = self.sequence
         stood = len(self._draft.path_of(tokens))
         if stood != len(tokens) - 1:
@@ -148,7 +148,7 @@ class PrepareTask(Task):
         return None if parent is None else self.sequence.draft.top_tokens[parent]
 
     def _known(self, node: int) -> int:
-        """Returns the length of the next Draft's chain, which follows that pending node."""
+        """Returns the length of the next Draft's known chain after that pending node."""
         return len(chain(self.sequence, self._depth, node))
 
     def _saved(self, known: int) -> float:
@@ -161,7 +161,7 @@ def _rank(token: int, top_tokens: Sequence[int]) -> int:
 
 
 def with_path(draft: Draft, tokens: Sequence[int], node: int) -> tuple[Draft, list[int]]:
-    """Returns the Draft with a path of tokens after a node, and that path, the node first."""
+    """Returns the Draft with a path of tokens after a node, and the path, beginning with the node."""
     path = [node]
     for token in tokens:
         child = draft.child(path[-1], token)

@@ -1,4 +1,4 @@
-"""Which verdicts on a Draft are prepared for while nobody waits, and what came of it."""
+"""Decides which verdicts on a Draft are prepared for in idle time, and learns from the outcome."""
 
 from outrider.decoding.draft import MAX_NODES
 from outrider.decoding.outcomes import Outcomes
@@ -9,32 +9,32 @@ from outrider.engine.tasks.propose import Assignment, ProposeTask
 from outrider.engine.work import AheadOutcome, Propose
 from outrider.pace.settings import MAX_DEPTH
 
-# Of one sequence. Its Draft travels with all of them; each chain may have a leaf at every position.
+# Branches of a sequence. They share a step with its Draft; each chain may have an alternative everywhere.
 MOST_BRANCHES = (MAX_NODES - 2 * MAX_DEPTH) // (2 * MAX_DEPTH + 1)
 
 
 class DraftAhead:
-    """What a draft prepares, sequence by sequence: from one piece of work to the next."""
+    """Preparation of a draft between two pieces of work, for each sequence."""
 
     def __init__(self, branches: int, drafter: TaskDrafter) -> None:
         """
         Args:
-            branches: verdicts, of all sequences together, that are prepared for; 0: none.
+            branches: likely verdicts of all sequences together; 0: nothing is prepared.
             drafter: maker of the tasks.
         """
-        self.unfinished: dict[int, PrepareTask] = {}  # tasks by number of their sequence, for idle time
-        self._newest: dict[int, PrepareTask] = {}  # newest tasks, also if done or given up
+        self.unfinished: dict[int, PrepareTask] = {}  # tasks for idle time, by number of their sequence
+        self._newest: dict[int, PrepareTask] = {}  # newest tasks, even if done or given up
         self._branches = branches
         self._drafter = drafter
         self._outcomes = Outcomes()
 
     @property
     def acceptance_rate(self) -> float:
-        """Acceptance rate of all chains: a new sequence begins with it."""
+        """Acceptance rate of all chains, with which a new sequence begins."""
         return self._outcomes.acceptance_rate
 
     def observe(self, sequence: EngineSequence, work: Propose) -> AheadOutcome | None:
-        """Returns what the Verdict that the work reports shows about the Drafts prepared for it."""
+        """Returns the outcome of the prepared Drafts by the Verdict that the work reports."""
         sequence.draft.in_rounds = _follows_verdict(sequence, work)
         newest = self._newest.get(sequence.number)
         is_next = work.base == len(sequence.tokens)
@@ -47,7 +47,7 @@ class DraftAhead:
 
         Args:
             room: tokens that the sequence may still grow by.
-            arrived: when it was asked for, by the engine's clock.
+            arrived: time of the request by the engine's clock.
         """
         if sequence.sampling.verification != "coupled":
             return self._drafter.sampled(Assignment(sequence, work, room, arrived))
@@ -58,13 +58,13 @@ class DraftAhead:
         return self._drafter.coupled(Assignment(sequence, work, room, arrived, alternatives, ahead, prepares))
 
     def prepare(self, task: ProposeTask) -> None:
-        """Begins with the Drafts for the likely verdicts on the task's, in time that nobody else needs."""
+        """Begins to prepare for the likely verdicts on the task's Draft, in idle time."""
         sequence, draft = task.sequence, task.draft()
         sequence.draft.drafted = draft
         if not self._branches or sequence.sampling.verification != "coupled" or not draft:
             return
         if not sequence.draft.in_rounds:
-            return  # its Drafts are only compared with the text
+            return  # its Drafts only serve to judge the drafter
         share = min(max(self._branches // (len(self.unfinished) + 1), 1), MOST_BRANCHES)
         branches = self._outcomes.likeliest(sequence.draft.acceptance_rate, draft.chain_length, share)
         unfinished = self._drafter.prepare(task, branches)
@@ -78,7 +78,7 @@ class DraftAhead:
 
 
 def _follows_verdict(sequence: EngineSequence, work: Propose) -> bool:
-    """Returns whether the work's tokens show that the sequence is in rounds; its first work counts as one."""
+    """Returns whether the work's tokens show that the sequence is in rounds, as its first work does."""
     if work.base + len(work.tokens) <= sequence.prompt_length + 1:
         return True
     is_next, drafted = work.base == len(sequence.tokens), sequence.draft.drafted

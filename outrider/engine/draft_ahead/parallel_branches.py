@@ -13,13 +13,13 @@ from outrider.engine.tasks.propose_parallel import (
 
 
 class ParallelPrepareTask(PrepareTask):
-    """Feeds the Draft, after it the tokens with which a Verdict may end, and after each of these masks.
+    """Feeds the Draft, the last tokens of likely verdicts after it, and masks after each of these tokens.
 
-    Where such a Verdict falls, its tokens are cached and what the masks said is the next Draft.
+    After such a Verdict its tokens are cached, and the guesses at the masks are the next Draft.
     """
 
     def __init__(self, task: ParallelProposeTask, branches: list[Branch]) -> None:
-        """branches: verdicts to be prepared for."""
+        """branches: likely verdicts."""
         super().__init__(task, branches)
         self._top_tokens = task.top_tokens
         self._mask_token = task.mask_token
@@ -52,13 +52,13 @@ class ParallelPrepareTask(PrepareTask):
         for branch in self._branches:
             tokens = self._verdict(branch)
             if tokens and tokens[-1] not in self.sequence.end_token_ids:
-                # One mask more than the next Draft has positions: it is prepared for in its turn.
+                # A mask more than the next Draft has positions, to prepare for that Draft too.
                 masks = [self._mask_token] * self._room(branch)
                 draft, _ = with_path(draft, [*tokens, *masks], ROOT)
         return draft
 
     def _verdict(self, branch: Branch) -> list[int]:
-        """Its tokens; none where it cannot fall so, or nothing is known of the last one."""
+        """Returns the Verdict's tokens; none if it is impossible, or its last token is unknown."""
         accepted = self._chain[: branch.accepted]
         has_ended = bool(accepted) and accepted[-1] in self.sequence.end_token_ids
         best = self._top_tokens[branch.accepted] if branch.accepted < len(self._top_tokens) else ()

@@ -11,9 +11,9 @@ from outrider.engine.tasks.propose_parallel import ParallelProposeTask, Parallel
 
 
 class TaskDrafter(ABC):
-    """Makes an engine's Propose tasks. The class that a row with the place DRAFT_WORKER names."""
+    """Maker of an engine's Propose tasks. A row with the place DRAFT_WORKER names its class."""
 
-    def __init__(self, mask_token: int | None) -> None:  # noqa: B027  most need no mask
+    def __init__(self, mask_token: int | None) -> None:  # noqa: B027  most drafters need no mask
         """mask_token: mask of a model that drafts several tokens in one pass; None: the model has no mask.
 
         Raises:
@@ -33,7 +33,7 @@ class TaskDrafter(ABC):
 
         Args:
             task: a task that ``coupled`` of this class returned.
-            branches: verdicts to be prepared for.
+            branches: likely verdicts.
         """
         return None
 

@@ -1,7 +1,7 @@
 """Input of the kernels that choose tokens, next to the logits.
 
-It reaches the device in the step's one buffer. It follows from what is fed, so that the rows, which hold far
-more, are made while the device computes.
+It reaches the device in the step's buffer. It is made from the feeds alone, so the contexts of the rows,
+which hold far more, are made while the device computes.
 """
 
 import math
@@ -31,23 +31,23 @@ class PackedRows:
 
     integers: Tensor  # int64 [4, num_rows] noise key, position, top_k, whether there is noise
     numbers: Tensor  # float64 [3, num_rows] temperature, top_p, the logarithm of min_p
-    drafts: Tensor  # int64 [2, num_rows] DraftRows.numbers, [0, num_rows] where nothing was drafted
+    drafts: Tensor  # int64 [2, num_rows] DraftRows.numbers, [0, num_rows]: nothing was drafted
     depth: int  # DraftRows.depth; 0: nothing was drafted
-    are_truncated: bool  # any of them
+    are_truncated: bool  # whether a row is truncated
 
 
 @dataclass(frozen=True)
 class DraftRows:
-    """Which rows of a step's logits belong to nodes of Drafts."""
+    """Rows of a step's logits that belong to nodes of Drafts."""
 
-    numbers: Numbers  # [2, num_rows] the row whose token each is drafted after, below 0: none; it
+    numbers: Numbers  # [2, num_rows] row of the parent, below 0: none; drafted token
     depth: int  # nodes of the longest path
 
     @classmethod
     def of(cls, drafts: Sequence[Draft], counts: Sequence[int]) -> "DraftRows | None":
         """Returns the rows of Drafts; None: nothing was drafted.
 
-        counts: rows of each piece of work: where it has a Draft, the root's and the nodes' in their order.
+        counts: rows of each piece of work; with a Draft a row for the root, then a row for each node.
         """
         if not any(drafts):
             return None
@@ -65,8 +65,8 @@ class DraftRows:
 class ChoiceInput:
     """PackedRows on the host: fields of a step's buffer."""
 
-    integers: Numbers  # [4, num_rows] as PackedRows has them
-    numbers: NDArray[np.float64]  # [3, num_rows] as PackedRows has them
+    integers: Numbers  # [4, num_rows] field of PackedRows
+    numbers: NDArray[np.float64]  # [3, num_rows] field of PackedRows
     drafts: Numbers  # DraftRows.numbers [2, num_rows]; [0, num_rows]: nothing was drafted
     depth: int
     are_truncated: bool
@@ -79,9 +79,9 @@ class ChoiceInput:
         counts: Sequence[int],
         drafts: Sequence[Draft],
     ) -> "ChoiceInput":
-        """Tokens are chosen after the last ``counts`` tokens of each feed.
+        """Makes the input of choices after the last ``counts`` tokens of each feed.
 
-        drafts: as begin_choosing takes them.
+        drafts: argument of begin_choosing.
         """
         return cls._of(texts, counts, _positions(feeds, counts), DraftRows.of(drafts, counts))
 
@@ -99,7 +99,7 @@ class ChoiceInput:
         positions: Numbers,
         drafts: DraftRows | None,
     ) -> "ChoiceInput":
-        """counts: rows of each text."""
+        """counts: rows of each sequence."""
         settings: dict[int, tuple[int, bool, float, float, float]] = {}
         for text in texts:
             if id(text.sampling) not in settings:
@@ -119,7 +119,7 @@ class ChoiceInput:
 
     @property
     def fields(self) -> dict[str, Field]:
-        """Fields that it takes in a step's buffer."""
+        """Its fields of a step's buffer."""
         return fields_of_choice(self.integers.shape[1], len(self.drafts))
 
     def write(self, buffer: StepBuffer) -> None:
@@ -128,13 +128,13 @@ class ChoiceInput:
             buffer.arrays[name][:] = getattr(self, name)
 
     def at(self, given: Mapping[str, Tensor]) -> PackedRows:
-        """Returns what the kernels are given. given: the fields of the step's buffer, on the device."""
+        """Returns the input of the kernels. given: fields of the step's buffer, on the device."""
         return PackedRows(
             given["integers"], given["numbers"], given["drafts"], self.depth, self.are_truncated
         )
 
     def copied(self, device: torch.device) -> PackedRows:
-        """Sends the fields by a copy of their own, which nothing waits for."""
+        """Sends the fields by a copy of their own, without a wait."""
         buffer = StepBuffer(self.fields, device)
         self.write(buffer)
         return self.at(buffer.sent())
@@ -150,7 +150,7 @@ def fields_of_choice(rows: int, draft_numbers: int = 2) -> dict[str, Field]:
 
 
 def _positions(feeds: Sequence[Feed], counts: Sequence[int]) -> Numbers:
-    """int64 [num_rows] of the tokens that follow the last ``counts`` of each."""
+    """Returns int64 [num_rows]: positions of the tokens after the last ``counts`` of each feed."""
     stops = np.cumsum(counts)
     ends = np.array([feed.start + len(feed.tokens) for feed in feeds], np.int64)
     positions: Numbers = np.arange(sum(counts)) + np.repeat(ends + 1 - stops, counts)

@@ -18,12 +18,12 @@ from outrider.engine.inputs.step_input import Feed, Numbers
 
 FEW_QUERIES = 16  # queries of a sequence: up to this many are a Draft to verify, more are a prompt
 FEW_TILE, MANY_TILE = 8, 64  # rows of a tile
-TILE_FIELDS = 5  # row of the block table, first row of the batch, rows, slots up to its last row's, root
-LANE, END = 0, 3  # places of the first and the fourth among these
-SPLIT_TILES = 64  # tiles of few rows, longer than this part of all contexts, have theirs split
+TILE_FIELDS = 5  # row of the block table, first row, number of rows, slots up to the last row, root
+LANE, END = 0, 3  # places of the first and the fourth tile field
+SPLIT_TILES = 64  # a tile of few rows with more than this part of all contexts is split
 WORD_BITS = 64
 LONGEST_PATH = 64  # drafted nodes for which a padded layout has room
-NO_ROOT = 2**30  # beyond every slot
+NO_ROOT = 2**30  # above every slot
 # Numbers of PagedInput.work. Tiles and rows are counted without padding.
 WORK = ("many_tiles", "few_tiles", "split_tiles", "slots_of_longest_split", "rows")
 
@@ -41,9 +41,7 @@ class PagedLayout:
     words: int  # words of a tree's masks
     few_tiles: int
     many_tiles: int
-    path_length: int = (
-        0  # drafted nodes, if those of a row are read as if they were a chain; 0: masks hide the rest
-    )
+    path_length: int = 0  # drafted nodes, if a row's path is read as a chain; 0: masks hide other nodes
 
     @classmethod
     def of(cls, feeds: Sequence[Feed], block_size: int) -> "PagedLayout":
@@ -65,7 +63,7 @@ class PagedLayout:
     def padded(cls, rows: int, blocks: int, *, as_chains: bool) -> "PagedLayout":
         """Returns a layout with room for any sequences that feed this many rows together, few each.
 
-        as_chains: each row is computed as if what is drafted before it were a chain.
+        as_chains: whether each row's path is read as a chain.
         """
         words, path_length = (0, LONGEST_PATH) if as_chains else (MAX_NODES // WORD_BITS, 0)
         return cls(rows, rows, rows, blocks, words, rows, 0, path_length)
@@ -97,23 +95,23 @@ def _fields_of(layout: PagedLayout) -> dict[str, Field]:
 
 @dataclass(frozen=True)
 class PagedInput(Generic[Array]):
-    """All int64. A tile is rows of one sequence that follow one another."""
+    """Arrays of int64. A tile is consecutive rows of a sequence."""
 
     token_ids: Array  # [1, rows]
     position_ids: Array  # [1, rows]
     slots: Array  # [rows] slots of the tokens' keys and values
-    seen: Array  # [rows] slots before that are all visible
-    ancestors: Array  # [rows, words] bits of the nodes, from the root on, that are visible besides
-    paths: Array  # [rows, path_length] nodes up to the row's own, of a row that is off its Draft's chain
+    seen: Array  # [rows] number of leading slots that are all visible
+    ancestors: Array  # [rows, words] bits of the nodes, from the root on, that are also visible
+    paths: Array  # [rows, path_length] path of a row that is off its Draft's chain
     logit_rows: Array  # [logits]
-    work: Array  # [5] the numbers of WORK
-    few_tiles: Array  # [few_tiles, TILE_FIELDS] of at most FEW_TILE rows, split ones first; 0 rows: padding
-    many_tiles: Array  # [many_tiles, TILE_FIELDS] of at most MANY_TILE rows
-    block_table: Array  # [lanes, blocks]; what a sequence does not hold is undefined
+    work: Array  # [5] numbers of WORK
+    few_tiles: Array  # [few_tiles, TILE_FIELDS] tiles of at most FEW_TILE rows, split tiles first; 0 rows: padding
+    many_tiles: Array  # [many_tiles, TILE_FIELDS] tiles of at most MANY_TILE rows
+    block_table: Array  # [lanes, blocks] undefined after a sequence's own blocks
 
     @classmethod
     def of(cls, fields: Mapping[str, Array]) -> "PagedInput[Array]":
-        """Picks its own fields among those of a step."""
+        """Returns the input with its fields among those of a step."""
         return cls(**{name: fields[name] for name in cls.__dataclass_fields__})
 
 
@@ -129,8 +127,8 @@ def fill(
     """Makes a step's buffer; rows of the layout beyond the feeds are padding, written to ``spare_slot``.
 
     Args:
-        choice: input of the choice of tokens, whose fields follow; None: there is none.
-        device: where the buffer will be sent.
+        choice: input of the choice of tokens, whose fields follow; None: no such fields.
+        device: device to which the buffer is sent.
     """
     buffer = StepBuffer(layout.fields | ({} if choice is None else choice.fields), device)
     if choice is not None:
@@ -173,17 +171,17 @@ def fill(
 
 @dataclass(frozen=True)
 class _Spans:
-    """Rows that follow one another and may share tiles; arrays [num_spans]."""
+    """Consecutive rows that may share tiles; arrays [num_spans]."""
 
     lanes: Numbers
     firsts: Numbers  # first rows
     counts: Numbers  # rows
-    starts: Numbers  # slots before their first one's
-    roots: Numbers  # slots from which on not everything is visible, or is at another place; NO_ROOT: none
+    starts: Numbers  # slots before the first row's
+    roots: Numbers  # first slots that are not all visible, or are at other places; NO_ROOT: none
 
 
 def _spans(numbers: PagedInput[Numbers], feeds: Sequence[Feed], firsts: Numbers) -> _Spans:
-    """One for each sequence; drafted nodes see only their own ancestors among the drafted."""
+    """Returns a span for each sequence; drafted nodes see only their ancestors among drafted nodes."""
     roots = np.full(len(feeds), NO_ROOT)
     for lane, feed in enumerate(feeds):
         if feed.tree is not None:
@@ -197,7 +195,7 @@ def _spans(numbers: PagedInput[Numbers], feeds: Sequence[Feed], firsts: Numbers)
 
 
 def _spans_of_chains(numbers: PagedInput[Numbers], feeds: Sequence[Feed], firsts: Numbers) -> _Spans:
-    """One for each sequence's chain, and one for each drafted node that is off it."""
+    """Returns a span for each sequence's chain, and for each drafted node off the chain."""
     spans: list[tuple[int, int, int, int, int]] = []
     for lane, feed in enumerate(feeds):
         first, count, root = int(firsts[lane]), len(feed.tokens), _root(feed)
@@ -216,12 +214,12 @@ def _spans_of_chains(numbers: PagedInput[Numbers], feeds: Sequence[Feed], firsts
 
 
 def _root(feed: Feed) -> int:
-    """Slot of its Draft's first node."""
+    """Returns the slot of its Draft's first node."""
     return feed.start + len(feed.tokens) - (len(feed.tree) if feed.tree else 0)
 
 
 def _branch(numbers: PagedInput[Numbers], tree: Draft, rows: slice, root: int) -> None:
-    """Lets drafted nodes, of which the last are fed, see only their own drafted ancestors."""
+    """Lets drafted nodes, the last of which are fed, see only their drafted ancestors."""
     count = rows.stop - rows.start
     numbers.position_ids[0, rows] = root + np.array(tree.depths[-count:])
     numbers.seen[rows] = root

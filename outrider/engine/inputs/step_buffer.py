@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 ITEM_SIZES = {"int64": 8, "float64": 8, "int32": 4, "float32": 4, "bool": 1}  # bytes
-ALIGNMENT = 16  # bytes; for pointers that are aligned otherwise kernels compile anew
+ALIGNMENT = 16  # bytes; kernels compile again for pointers of another alignment
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Field:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Bytes of the field."""
         return math.prod(self.shape) * ITEM_SIZES[self.dtype]
 
 
@@ -43,11 +43,11 @@ class StepBuffer:
         self._host[:size].zero_()
 
     def sent(self) -> dict[str, Tensor]:
-        """Copies the buffer to new memory of the device; returns the fields there. Nothing waits."""
+        """Copies the buffer to new memory of the device; returns the fields there. It does not wait."""
         return self.at(self._host.to(self._device, non_blocking=True))
 
     def send_to(self, memory: Tensor) -> None:
-        """Copies the buffer to the beginning of ``memory``, uint8 on the device. Nothing waits."""
+        """Copies the buffer to the beginning of ``memory``, uint8 on the device. It does not wait."""
         memory[: self.size].copy_(self._host, non_blocking=True)
 
     def at(self, memory: Tensor) -> dict[str, Tensor]:
@@ -56,7 +56,7 @@ class StepBuffer:
 
 
 def buffer_size(fields: Mapping[str, Field]) -> int:
-    """Bytes of a buffer with these fields."""
+    """Returns the bytes of a buffer with these fields."""
     return _placed(tuple(fields.items()), ALIGNMENT)[1]
 
 

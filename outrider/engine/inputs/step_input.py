@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from outrider.decoding.draft import Draft
 
 Numbers = NDArray[np.int64]
-Rows = slice | torch.Tensor  # indices; a slice where they follow one another
+Rows = slice | torch.Tensor  # indices; a slice if they are consecutive
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class Feed:
     """Tokens that a sequence feeds, and their place in the cache."""
 
     tokens: list[int]
-    num_logits: int  # rows of logits wanted, of the last tokens
-    start: int  # slots written before
+    num_logits: int  # wanted rows of logits, for the last tokens
+    start: int  # number of slots written before
     blocks: Numbers  # blocks of its slots, including the slots fed now
-    tree: Draft | None  # nodes pending and fed, where they branch; None: each token sees all before it
+    tree: Draft | None  # pending and fed nodes, if they branch; None: each token sees all tokens before it
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Move:
     """Cache content that is copied before the pass."""
 
     source: Numbers  # slots
-    target: Numbers  # as many
+    target: Numbers  # slots, as many
 
 
 @dataclass(frozen=True)
 class StepInput:
-    """Moves in their order, then slots that are cleared, then one forward pass over every Feed."""
+    """Input of a step: moves in order, then slots to clear, then a forward pass over all feeds."""
 
     moves: list[Move]
-    cleared: Numbers  # slots, to be filled with zeros
+    cleared: Numbers  # slots to fill with zeros
     feeds: list[Feed]
 
     def to_numbers(self) -> Numbers:
@@ -54,7 +54,7 @@ class StepInput:
 
     @classmethod
     def of(cls, feeds: Sequence[Feed]) -> "StepInput":
-        """These feeds, and no change of the cache before them."""
+        """Returns the input with these feeds, and no change of the cache before them."""
         return cls([], np.zeros(0, np.int64), [*feeds])
 
     @classmethod

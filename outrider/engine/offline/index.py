@@ -1,4 +1,4 @@
-"""Drafting from an index over each text, in the target's process: see outrider/drafters/index.py."""
+"""Drafting from an index over each sequence (outrider/drafters/index.py), in the target's process."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,15 +9,15 @@ from outrider.engine.drafters.drafter import Drafter
 
 
 class IndexDrafter(Drafter):
-    """Chains only, whatever is said of leaves."""
+    """Drafter of chains, whatever number of alternatives is asked for."""
 
     def __init__(self, index: Callable[[], Index]) -> None:
-        """index: makes one for a text."""
+        """index: makes the index of a sequence."""
         self._index = index
         self._indices: dict[DraftedSequence, Index] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Drafts from what each text holds by itself."""
+        """Drafts from the tokens of each sequence."""
         return [self._look_up(request) for request in requests]
 
     def _look_up(self, request: DraftRequest) -> Draft:
@@ -27,5 +27,5 @@ class IndexDrafter(Drafter):
         return as_drawn(index.propose(request.depth), sequence.sampling.verification)
 
     def forget(self, sequence: DraftedSequence) -> None:
-        """Drops the text's index."""
+        """Drops the sequence's index."""
         self._indices.pop(sequence, None)

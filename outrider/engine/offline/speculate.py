@@ -23,11 +23,11 @@ class OfflineRequest:
 
 @dataclass(frozen=True)
 class Output:
-    """Text of a request, and what its Drafts came to."""
+    """Text of a request, and counts of its Drafts."""
 
     tokens: tuple[int, ...]
     finish: str | None  # "stop" or "length"
-    drafted: int  # tokens verified by the target, chains and branches
+    drafted: int  # drafted tokens, with alternatives
     accepted: int
     target_passes: int  # steps of the target that gave it tokens
 
@@ -39,7 +39,7 @@ def generate(
     depth: int,
     alternatives: int = 0,
 ) -> list[Output]:
-    """Answers all requests at once: with rounds of a fixed depth, or by plain decoding without a drafter."""
+    """Answers all requests at once, with rounds of a fixed depth; without a drafter by plain decoding."""
     if drafter is None:
         return _plain(target, requests)
     runs = [_open(target, request) for request in requests]
@@ -56,7 +56,7 @@ def generate(
 
 @dataclass(eq=False)
 class OfflineGeneration:
-    """Text of a request under way; ``tokens`` are committed, prompt included."""
+    """Sequence of a request; ``tokens`` are committed, prompt included."""
 
     prompt_length: int
     noise_key: int

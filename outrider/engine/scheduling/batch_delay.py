@@ -11,10 +11,10 @@ from outrider.pace.step import Step
 from outrider.pace.step_cost import StepCost
 
 ABSENCE_MEMORY = 10.0  # absences: 1/e after these in the mean absence
-PATIENT_FOR = 2.0  # times the mean absence; a sequence that is away for longer is not waited for
+PATIENT_FOR = 2.0  # mean absences, after which a step no longer waits for a sequence
 
 REPAID_IN = 4  # rounds
-MARGIN = 0.5  # share of the mean absence that a step waits longer than expected
+MARGIN = 0.5  # share of the mean absence by which a step waits longer than expected
 
 
 class BatchDelay:
@@ -23,12 +23,12 @@ class BatchDelay:
     The absent sequences are known, and earlier absences predict when each returns. In one step, the ready
     sequences and the next k to return need one step and one absence per round. In two steps, one half
     computes while the other half is absent: a round takes two steps, or one step and an absence if that is
-    longer. The step waits for the k with the largest gain, the wait deducted, and begins at once if no k
-    gains. Sequences of one step mostly return together, so the wait has a few rounds to be repaid.
+    longer. The step waits for the k with the largest gain after the wait, and begins at once if no k gains.
+    Sequences of one step mostly return together, so the wait has a few rounds to be repaid.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """clock: in seconds."""
+        """clock: time in seconds."""
         self._clock = clock
         self._cost = StepCost()
         self._absent_since: dict[Hashable, float] = {}
@@ -39,12 +39,12 @@ class BatchDelay:
         self._cost.observe(step)
 
     def answered(self, sequences: Iterable[Hashable]) -> None:
-        """Notes that these sequences got Verdicts and are away until their next Drafts come."""
+        """Records that these sequences got Verdicts and are away until their next Drafts come."""
         now = self._clock()
         self._absent_since |= dict.fromkeys(sequences, now)
 
     def returned(self, sequence: Hashable, arrived: float) -> None:
-        """Notes that a sequence has work again. arrived: time of that work by the clock."""
+        """Records that a sequence has work again. arrived: time of that work by the clock."""
         since = self._absent_since.pop(sequence, None)
         if since is None:
             return
@@ -76,12 +76,12 @@ class BatchDelay:
         apart = np.maximum(first + second, usual + np.maximum(first, second))
         gains = REPAID_IN * (apart - together) - waits
         best = int(gains.argmax())
-        # Half of all absences are longer than the mean: to give up just before their end would cost most.
+        # Half of all absences are longer than the mean, and giving up just before their end costs most.
         return float(waits[best] + MARGIN * usual) if gains[best] > 0.0 else 0.0
 
     def _arrivals(self) -> NDArray[np.float64]:
         """Returns the seconds until absent sequences are expected, soonest first."""
         usual = self._absence.value
         away = self._clock() - np.fromiter(self._absent_since.values(), np.float64)
-        # An overdue sequence may return at any moment: as a guess, within a tenth of the mean absence.
+        # An overdue sequence may return at any moment: we assume a tenth of the mean absence.
         return np.sort(np.maximum(usual - away[away < PATIENT_FOR * usual], usual / 10))

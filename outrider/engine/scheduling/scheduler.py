@@ -20,7 +20,7 @@ SPARE_SHARE = 0.1  # share of the cache that idle work leaves free
 
 
 class Scheduler:
-    """Scheduler that serves the oldest sequence first; the youngest is preempted and computed again.
+    """Scheduler that serves the oldest sequence first; the youngest sequence is preempted and computed again.
 
     All prompts together get ``prefill_chunk`` tokens of a step, so no sequence waits for more than a chunk. A
     suffix that fits into one block does not count: after a round a sequence continues with such a suffix. A
@@ -35,7 +35,7 @@ class Scheduler:
         """Returns the next step's items, each with cache to write to; empty only if there are no tasks.
 
         Args:
-            tasks: by the number of their sequence.
+            tasks: tasks by number of their sequence.
             sequences: all open sequences by number, oldest first.
 
         Raises:
@@ -43,7 +43,7 @@ class Scheduler:
         """
         selected = self._fill(tasks, sequences)
         while tasks and not selected:
-            # Sequences between two pieces of work hold the cache, or tokens that are only drafted do.
+            # Sequences without work hold the cache, or drafted tokens do.
             holding = [sequence for sequence in sequences.values() if sequence.blocks]
             idle = [sequence for sequence in holding if sequence.number not in tasks]
             for sequence in idle[-1:] or holding:
@@ -69,8 +69,8 @@ class Scheduler:
     def select_next(self, selected: Selected, tasks: Mapping[int, Task]) -> list[DecodeTask]:
         """Returns the tasks of the step after this step, as far as known before its tokens are chosen.
 
-        Empty if that depends on them, if other work waits, or if a sequence would have to give up cache. Each
-        task has cache for the token that it will feed.
+        No task is returned if that depends on them, if other work waits, or if a sequence would have to give
+        up cache. Each task has cache for the token that it will feed.
         """
         following: list[DecodeTask] = []
         if len(selected) < len(tasks):
@@ -157,7 +157,7 @@ class Scheduler:
         return selected
 
     def _waits_for_prefix(self, sequence: EngineSequence, computed: set[bytes]) -> bool:
-        """Whether an older sequence computes the block that this sequence needs next, which will be shared.
+        """Whether an older sequence computes the block that this sequence needs next.
 
         computed: digests that older sequences will publish; the digests of this sequence are added.
         """
@@ -198,13 +198,13 @@ class Scheduler:
             tasks[sequence.number].restart()
 
     def _rows_for_scores(self, tasks: Mapping[int, Task]) -> int:
-        """Returns the rows of logits, of those in the memory plan, that no Draft of a step can need."""
+        """Returns how many of the memory plan's rows of logits no Draft of a step can need."""
         most = self._settings.max_sequences
         others = sum(not isinstance(task, ScoreTask) for task in tasks.values())
         return (most - min(others, most - 1)) * (1 + MAX_DEPTH)
 
     def _scored_item(self, task: ScoreTask, budget: int) -> Item | None:
-        """Returns the next part of a prompt, of which every row may be wanted."""
+        """Returns the next part of a prompt to score, whose rows may all be wanted."""
         sequence = task.sequence
         count = min(task.num_tokens, budget)
         tokens = sequence.tokens[sequence.cached : sequence.cached + count]

@@ -1,1 +1,1 @@
-"""Tasks: what a piece of work feeds with a step, and what it makes of the logits."""
+"""Tasks: tokens that a piece of work feeds in a step, and what follows from the logits."""

@@ -16,7 +16,7 @@ from outrider.engine.tasks.task import Task
 from outrider.engine.work import NOTHING_FORCED, Decoded, Forced, Result
 
 NOTHING_CONSTRAINED = Constrained(NO_DRAFT, (), ())
-UNKNOWN = 0  # placeholder of a token of which only the position counts
+UNKNOWN = 0  # placeholder of a token whose position alone counts
 
 
 class DecodeTask(Task):
@@ -42,8 +42,8 @@ class DecodeTask(Task):
         self.is_plain = is_plain
         self._draft = _fitting(draft, self._room - 1, vocab_size)  # the target adds one token of its own
         self._constrained: Constrained | None = None  # the Draft, once the sequence's grammar has seen it
-        self.next_draft: DraftRequest | None = None  # wanted with the Verdict, once that has fallen
-        # Whether a step depends on the token of the step before in nothing but that it is fed.
+        self.next_draft: DraftRequest | None = None  # Draft that must come with the Verdict
+        # Whether a step uses the token of the step before only as its input.
         self.is_foreseeable = (
             is_plain and not reads_text(sequence.sampling) and comes_along(sequence.sampling)
         )
@@ -61,11 +61,11 @@ class DecodeTask(Task):
 
     @property
     def ends_now(self) -> bool:
-        """Whether the token that the step under way chooses is the last one, whatever it is."""
+        """Whether the step under way chooses the last token, whichever it is."""
         return self._room <= 1
 
     def next_row(self) -> ChoiceContext:
-        """What the choice of the token after the one under way depends on, if the task is foreseeable."""
+        """Returns the context of the next step's choice, if the task is foreseeable."""
         sequence = self.sequence
         generated = () if sequence.needs_no_text else sequence.tokens[sequence.prompt_length :]
         return sequence.row(generated, (UNKNOWN,))
@@ -132,7 +132,7 @@ class DecodeTask(Task):
         )
 
     def _request(self, verdict: Verdict, choices: Choices) -> DraftRequest | None:
-        """The next Draft: what the target drafter knows of the token that it is to follow."""
+        """Returns the request for the Draft that comes with this Verdict; None: none is wanted."""
         depth = min(self.lease.depth, self._room - 1)
         if depth <= 0:
             return None

@@ -16,7 +16,7 @@ from outrider.engine.work import AheadOutcome, Propose, Proposed, Result
 
 @dataclass(frozen=True)
 class Assignment:
-    """Draft to be made. Only a Draft for coupled verification has more than the first four fields."""
+    """Draft to make. Only a Draft for coupled verification has more than the first four fields."""
 
     sequence: EngineSequence
     work: Propose
@@ -24,7 +24,7 @@ class Assignment:
     arrived: float  # time when the Draft was asked for, by the engine's clock
     alternatives: list[Branch] = field(default_factory=list)  # alternatives, as far as the chain reaches
     ahead: AheadOutcome | None = None  # outcome of the Drafts that were prepared before
-    prepares: bool = False  # whether Drafts that follow its likely verdicts may be prepared
+    prepares: bool = False  # whether Drafts after its likely verdicts may be prepared
 
 
 class ProposeTask(Task):
@@ -51,11 +51,11 @@ class ProposeTask(Task):
 
 
 class CoupledProposeTask(ProposeTask):
-    """The chain of the best tokens under the keyed noise; an end of sequence is not drafted beyond.
+    """Drafts the best tokens under the keyed noise, up to an end of sequence.
 
-    It begins with pending nodes, which may be the whole chain. All further positions may be drafted in one
-    step. Penalties and grammars depend on the tokens of the text, which the host knows after a step only: so
-    a sequence that has such settings is drafted position by position.
+    The chain begins with pending nodes, which may be the whole chain. All further positions may be drafted in
+    one step. Penalties and grammars depend on tokens that the host knows only after a step: a sequence with such
+    settings is drafted position by position.
     """
 
     ranks = RANKS
@@ -63,8 +63,8 @@ class CoupledProposeTask(ProposeTask):
     def __init__(self, given: Assignment) -> None:
         super().__init__(given)
         self._reads_text = reads_text(given.sequence.sampling) or given.sequence.matcher is not None
-        self._forced: list[int] = []  # after the chain as far as it is known, by the sequence's grammar
-        self._progress: _Progress | None = None  # found last: it is asked for many times in a step
+        self._forced: list[int] = []  # tokens that the grammar forces after the known chain
+        self._progress: _Progress | None = None  # newest progress, which a step asks for many times
 
     def constrain(self) -> None:
         if self.sequence.matcher is None or self.is_empty or self._is_complete():
@@ -138,7 +138,7 @@ class CoupledProposeTask(ProposeTask):
 
 @dataclass(frozen=True)
 class _Progress:
-    """Progress of a chain, and what the next step feeds of it, until one of the first four fields changes."""
+    """Progress of a chain, and its input of the next step, until one of the first four fields changes."""
 
     pending: Draft
     top_tokens: dict[int, tuple[int, ...]]  # only grows
@@ -201,7 +201,7 @@ def chain(sequence: EngineSequence, depth: int, node: int = ROOT, rank: int = 0)
 
 
 def top_tokens_of(sequence: EngineSequence, tokens: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Returns the top tokens at each position of a Draft's chain, best first, as far as they are known."""
+    """Returns the known top tokens at each position of a Draft's chain, best first."""
     path = [ROOT, *sequence.pending.path_of(tokens)][: len(tokens)]
     return tuple(sequence.draft.top_tokens[node] for node in path if node in sequence.draft.top_tokens)
 
@@ -209,7 +209,7 @@ def top_tokens_of(sequence: EngineSequence, tokens: Sequence[int]) -> tuple[tupl
 def alternatives_of(
     sequence: EngineSequence, node: int, tokens: Sequence[int], alternatives: list[Branch]
 ) -> list[tuple[int, int]]:
-    """Returns of a chain of tokens after a pending node: how much of it each follows, and its token."""
+    """Returns alternatives of a chain after a pending node: the length that each follows, its token."""
     path = [node]
     for token in tokens:
         child = sequence.pending.child(path[-1], token)
@@ -225,7 +225,7 @@ def alternatives_of(
 
 
 def with_chain(draft: Draft, node: int, tokens: Sequence[int]) -> Draft:
-    """Returns the Draft with further tokens, one after the other, that follow a node or ROOT."""
+    """Returns the Draft with a chain of further tokens after a node or ROOT."""
     parents = [node, *range(len(draft), len(draft) + len(tokens) - 1)]
     return extended(draft, list(zip(parents, tokens, strict=False)))
 

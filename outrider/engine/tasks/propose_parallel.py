@@ -18,7 +18,7 @@ class MaskedProposeTask(ProposeTask):
     """Feeds the committed tokens, then copies of the mask token.
 
     The logits after the last committed token belong to the first position, and the logits after each mask to
-    the next position. The cache of masks is dropped: they are no text.
+    the next position. The cache of masks is dropped.
     """
 
     def __init__(self, given: Assignment, mask_token: int) -> None:
@@ -29,7 +29,7 @@ class MaskedProposeTask(ProposeTask):
 
     @property
     def is_known(self) -> bool:
-        """Whether no pass is needed, or needed any more."""
+        """Whether no pass is needed, or the pass is over."""
         return self.is_empty or self.done
 
     def tree(self) -> Draft:
@@ -53,9 +53,9 @@ class MaskedProposeTask(ProposeTask):
 
 
 class ParallelProposeTask(MaskedProposeTask):
-    """The best tokens under the keyed noise, each position's by itself; nothing beyond an end of sequence.
+    """Drafts the best token of each position under the keyed noise, up to an end of sequence.
 
-    Guesses that were prepared are the Draft without a pass, also where they are fewer than asked for.
+    Prepared guesses are the Draft without a pass, even if they are fewer than asked for.
     """
 
     ranks = RANKS
@@ -116,7 +116,7 @@ def chain_of(top_tokens: list[TopTokens], sequence: EngineSequence) -> list[int]
     """Returns the best token of each position, up to a token that ends the generation."""
     tokens: list[int] = []
     for best in top_tokens:
-        if not best:  # its grammar leaves nothing
+        if not best:  # the grammar allows no token
             break
         tokens.append(best[0])
         if best[0] in sequence.end_token_ids:

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens: the probability with which the model would have chosen each."""
+"""Scores of given tokens: log-probabilities with which the model would have chosen them."""
 
 import math
 
@@ -13,7 +13,7 @@ from outrider.engine.work import Result, Scored
 
 
 class ScoreTask(Task):
-    """Log-probabilities of the committed tokens from a position on, reported in parts as they are fed.
+    """Reports log-probabilities of the committed tokens from a position on, in parts as they are fed.
 
     The last token is not fed: its successor is not needed.
     """
@@ -38,7 +38,7 @@ class ScoreTask(Task):
         return max(0, min(count, self.sequence.cached + count + 1 - self._next))
 
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
-        """Raises NotFiniteError."""
+        """Scores the tokens after the fed tokens. Raises NotFiniteError."""
         sequence, start = self.sequence, self._next
         self._next += len(choices.logits)
         tokens = sequence.tokens[start : self._next]

@@ -1,4 +1,4 @@
-"""A piece of work under way: the tokens it feeds with the next step, and its use of the logits."""
+"""Piece of work under way: the tokens that it feeds in the next step, and its use of the logits."""
 
 from abc import ABC, abstractmethod
 
@@ -15,16 +15,16 @@ NO_STEP = Step(0, StepSize(0, 0), 0.0)
 
 
 class Task(ABC):
-    """Work for one sequence, over one or more steps. ``done`` once it needs no further one."""
+    """Work for one sequence, over one or more steps. ``done`` once it needs no further step."""
 
-    ranks = 1  # best tokens that it wants to know after each of its nodes
+    ranks = 1  # number of best tokens that it wants after each of its nodes
     positions = 1  # tokens that a step may choose for it one after the other, each fed before the next
 
     def __init__(self, sequence: EngineSequence, arrived: float) -> None:
         """arrived: when the work was asked for, by the engine's clock."""
         self.sequence = sequence
         self.done = False
-        self.kept: tuple[int, ...] = ()  # nodes of the tree that it last fed whose cache stays, root first
+        self.kept: tuple[int, ...] = ()  # nodes of the newest fed tree whose cache stays, root first
         self._since = arrived
         self._started: float | None = None
         self._forward = self._sample = self._step = 0.0
@@ -33,7 +33,7 @@ class Task(ABC):
 
     @abstractmethod
     def tree(self) -> Draft:
-        """Drafted tokens that follow the committed ones in the next step, those already pending first."""
+        """Returns the next step's drafted tokens after the committed tokens, pending tokens first."""
 
     @abstractmethod
     def nodes(self) -> list[int]:
@@ -45,15 +45,15 @@ class Task(ABC):
 
     @property
     def judged(self) -> Draft:
-        """The tree, where the coupled rule says what stands of it: all its ``nodes`` are asked for."""
+        """The tree, if the coupled rule judges it: logits of all its ``nodes`` are wanted."""
         return NO_DRAFT
 
-    def constrain(self) -> None:  # noqa: B027  most draft nothing that a grammar could change
+    def constrain(self) -> None:  # noqa: B027  most tasks draft nothing that a grammar could change
         """Adapts the fed tokens to the sequence's grammar before the sequence takes part in a step."""
 
     @property
     def num_tokens(self) -> int:
-        """Returns the number of tokens to feed: uncached committed tokens, and the tree's."""
+        """Returns the number of tokens to feed: uncached committed tokens, and the tree."""
         return len(self.sequence.tokens) - self.sequence.cached + len(self.tree())
 
     def rows_of_part(self, count: int) -> int:
@@ -83,7 +83,7 @@ class Task(ABC):
         return self.tree().leading((*choices.are_sound, False).index(False) - 1)
 
     def until_end(self, verdict: Verdict) -> tuple[Verdict, str | None]:
-        """Returns the Verdict up to the token that ends the generation, and why, if one does.
+        """Returns the Verdict up to the token that ends the generation, and the reason if there is an end.
 
         If the caller's lists of tokens left nothing, the chosen token is an end. If the form is not
         complete there, the Verdict ends before it, and the next step says what is wrong.
