@@ -103,13 +103,13 @@ class _Round:
 
     number: int
     traceparent: str  # span of its first turn
-    parents: deque[str] = field(default_factory=deque)  # spans that wait for its next answers, in their order
+    parents: deque[str] = field(default_factory=deque)  # spans that wait for its next answers, in order
     plain_answers: list[EngineAnswer] = field(default_factory=list)
 
     def record_plain(self, length: int | None = None) -> None:
         """Records the span of plain decoding, if there was any.
 
-        length: tokens of the sequence up to which the gateway took answers; None: all of them.
+        length: tokens of the sequence whose answers the gateway took; None: all tokens.
         """
         taken = [answer for answer in self.plain_answers if length is None or _position(answer) < length]
         if taken:

@@ -124,10 +124,10 @@ class SimulatedRunner:
         choices = []
         for task, item in selected:
             rows = task.rows() if item.num_logits else []
-            ranked = [self._rank(row) for row in rows]
+            top_tokens = [self._rank(row) for row in rows]
             draft = task.judged if rows else NO_DRAFT
-            path = verify_coupled(draft, [best[0] for best in ranked]).accepted if draft else ()
-            choices.append(Choices(rows, NOTHING, ranked, NO_VALUES, [True] * len(rows), path=path))
+            path = verify_coupled(draft, [best[0] for best in top_tokens]).accepted if draft else ()
+            choices.append(Choices(rows, NOTHING, top_tokens, NO_VALUES, [True] * len(rows), path=path))
             task.took_part(started, seconds, 0.0, step)
         return Finished(step, choices, [[True] * len(item.tokens) for _, item in selected])
 

@@ -25,10 +25,10 @@ class Place(Enum):
 
 
 class Width(Enum):
-    """What its Drafts may hold beside a chain."""
+    """Nodes that its Drafts may hold next to a chain."""
 
     CHAIN = "nothing"
-    LEAVES = "runners-up, a leaf each, which cost it nothing"
+    ALTERNATIVES = "alternatives, which cost it nothing"
     TREE = "a tree, whose nodes it feeds as it does the chain's"
 
 
@@ -145,7 +145,7 @@ register(
         "outrider.engine.draft_ahead.task_drafter:TokenByToken",
         steps_per_draft=0.5,  # a sequence waits half a step for the draft's own batch
         steps_per_token=1.0,
-        width=Width.LEAVES,
+        width=Width.ALTERNATIVES,
     ),
     DrafterInfo(
         "parallel",
@@ -154,7 +154,7 @@ register(
         "outrider.engine.draft_ahead.task_drafter:InOnePass",
         steps_per_draft=1.5,  # one, and half a step of waiting
         is_parallel=True,
-        width=Width.LEAVES,
+        width=Width.ALTERNATIVES,
     ),
     DrafterInfo(
         "ngram",
@@ -175,7 +175,7 @@ register(
         Place.TARGET_WORKER,
         "outrider.engine.colocated.colocated:Colocated",
         steps_per_token=1.0,
-        width=Width.LEAVES,
+        width=Width.ALTERNATIVES,
     ),
     DrafterInfo(
         "medusa",

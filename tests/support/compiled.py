@@ -31,12 +31,12 @@ TYPES = {
     "candidates": "*i64",
     "counts": "*i32",
     "ranks": "i32",
-    "ranked": "*i32",
+    "top_tokens": "*i32",
     "perturbed": "*fp32",
-    "are_sound": "*i1",
+    "are_valid": "*i1",
     "drafts": "*i64",
     "depth": "i32",
-    "stands": "*i1",
+    "are_accepted": "*i1",
 }
 CONSTANTS = {
     "CAPACITY": choice.CAPACITY,

@@ -45,13 +45,13 @@ class Choices:
     top_tokens: list[tuple[int, ...]]
     # [num_rows, ranks] perturbed logits of these tokens, -inf for banned tokens
     perturbed: NDArray[np.float32]
-    are_sound: list[bool]  # [num_rows] false if no token may come from the row: a number is not finite
+    are_valid: list[bool]  # [num_rows] false if no token may come from the row: a number is not finite
     given_processed: torch.Tensor | None = None  # None: computed on first use
     # [num_tokens, num_layers, hidden_size] states at all fed tokens, the last of which are the rows
     hidden: torch.Tensor | None = None
     path: tuple[int, ...] = ()  # nodes of its Draft that the coupled rule accepts, root first
     told: tuple[TokenLogprobs, ...] = ()  # [num_rows] if they came with the tokens
-    # Top tokens of further positions, as far as they are sound: each after the best token before it, fed.
+    # Top tokens of further positions, up to the first invalid position: each follows the best token before it.
     further: Sequence[tuple[int, ...]] = ()
 
     @cached_property
@@ -72,7 +72,7 @@ class Choices:
         if all(are_finite):
             return self
         of_rows = are_finite[len(are_finite) - len(self.rows) :]
-        return replace(self, are_sound=[*map(operator.and_, self.are_sound, of_rows)])
+        return replace(self, are_valid=[*map(operator.and_, self.are_valid, of_rows)])
 
     def with_own_memory(self) -> "Choices":
         """Returns a copy that outlives the next replay of a graph."""
@@ -121,7 +121,7 @@ class Choosing:
     @property
     def tokens(self) -> torch.Tensor:
         """int32 [num_rows * ranks] on the device."""
-        return self.result.tokens.flatten()
+        return self.result.top_tokens.flatten()
 
     def wait(self) -> tuple[list[Choices], list[bool]]:
         """Waits for the device; returns what ``read`` does."""
@@ -136,29 +136,31 @@ class Choosing:
         choices, start = list[Choices](), 0
         result = self.result.on_host() if self.arriving is None else self.result.unpacked(self.arriving)
         logprobs = self.asked.of_rows(result.logprobs)
-        top_tokens, are_sound = [*map(tuple, result.tokens.tolist())], result.are_sound.tolist()
-        stands = result.stands.tolist() or None
+        top_tokens, are_valid = [*map(tuple, result.top_tokens.tolist())], result.are_valid.tolist()
+        are_accepted = result.are_accepted.tolist() or None
         for part, draft in zip(self.rows, self.drafts, strict=True):
             own = slice(start, start + len(part))
             best = (
                 top_tokens[own]
-                if self.result.tokens.shape[1] == 1
+                if self.result.top_tokens.shape[1] == 1
                 else [*map(_allowed_ones, part, top_tokens[own])]
             )
             processed = None if self.processed is None else self.processed[own]
-            path = _path(draft, best, stands[own] if stands else None) if draft else ()
-            numbers = best, result.perturbed[own], are_sound[own], processed
+            path = _path(draft, best, are_accepted[own] if are_accepted else None) if draft else ()
+            numbers = best, result.perturbed[own], are_valid[own], processed
             of_part = tuple(logprobs[row] for row in range(start, own.stop) if row in logprobs)
             choices.append(Choices(part, self.logits[own], *numbers, path=path, told=of_part))
             start = own.stop
         return choices, result.are_finite.tolist()
 
 
-def _path(draft: Draft, top_tokens: list[tuple[int, ...]], stands: list[bool] | None) -> tuple[int, ...]:
-    """Returns the path of accepted nodes. stands: [1 + nodes], if the device has found it."""
-    if stands is None:
+def _path(
+    draft: Draft, top_tokens: list[tuple[int, ...]], are_accepted: list[bool] | None
+) -> tuple[int, ...]:
+    """Returns the path of accepted nodes. are_accepted: [1 + nodes], if the device has found it."""
+    if are_accepted is None:
         return verify_coupled(draft, [best[0] for best in top_tokens]).accepted
-    return tuple(node for node in range(len(draft)) if stands[1 + node])
+    return tuple(node for node in range(len(draft)) if are_accepted[1 + node])
 
 
 def choose_tokens(
@@ -204,7 +206,7 @@ def _begin(
 ) -> Choosing:
     every = [row for part in rows for row in part]
     processed, nothing = None, are_finite.new_empty(0)
-    sound, stands, logprobs = nothing, nothing, logits.new_empty(0, dtype=torch.int32)
+    are_valid, are_accepted, logprobs = nothing, nothing, logits.new_empty(0, dtype=torch.int32)
     best, perturbed = (logits.new_empty(0, ranks, dtype=dtype) for dtype in (torch.int32, torch.float32))
     if every:
         if _has_kernels(logits):
@@ -212,14 +214,17 @@ def _begin(
                 of_drafts = DraftRows.of(drafts, [*map(len, rows)])
                 packed = ChoiceInput.of_rows(every, of_drafts).copied(logits.device)
             choice = _choose_on_device(logits, every, packed, ranks)
-            best, perturbed, sound, stands = choice.ranked, choice.perturbed, choice.are_sound, choice.stands
+            best, perturbed = choice.top_tokens, choice.perturbed
+            are_valid, are_accepted = choice.are_valid, choice.are_accepted
         else:
             processed = process(logits, every)
             best, perturbed = gumbel_max(processed, every, ranks)
-            sound = _are_sound(logits) if processed is logits else _are_sound(logits) & _are_sound(processed)
+            are_valid = _are_valid(logits)
+            if processed is not logits:
+                are_valid &= _are_valid(processed)
         if asked.size:
             logprobs = asked.found(logits, processed, best[:, 0])
-    result = StepResult(best.int(), perturbed, logprobs, sound, stands, are_finite)
+    result = StepResult(best.int(), perturbed, logprobs, are_valid, are_accepted, are_finite)
     arriving = result.packed().to("cpu", non_blocking=True) if logits.is_cuda else None  # in pinned memory
     arrival = mark(logits.device)
     return Choosing(rows, drafts, logits, processed, result, arriving, arrival, asked)
@@ -253,7 +258,7 @@ def _choose_on_device(
         return choose_on_device(logits, packed, ranks, _packed_masks(rows, logits))
     processed = process(logits, rows, TOKEN_ADJUSTMENTS)
     choice = choose_on_device(processed, packed, ranks)
-    return replace(choice, are_sound=choice.are_sound & _are_sound(logits))
+    return replace(choice, are_valid=choice.are_valid & _are_valid(logits))
 
 
 def _packed_masks(rows: list[ChoiceContext], logits: torch.Tensor) -> torch.Tensor | None:
@@ -267,7 +272,7 @@ def _packed_masks(rows: list[ChoiceContext], logits: torch.Tensor) -> torch.Tens
     return masks.to(logits.device, non_blocking=True)
 
 
-def _are_sound(logits: torch.Tensor) -> torch.Tensor:
+def _are_valid(logits: torch.Tensor) -> torch.Tensor:
     """Returns bool [num_rows]: whether the largest logit is a finite number.
 
     It is unless a logit is NaN or positive infinity, or all are negative infinity.

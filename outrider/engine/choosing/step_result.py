@@ -16,11 +16,11 @@ Array = TypeVar("Array")
 class StepResult(Generic[Array]):
     """Fields in the order of their bytes: numbers of four bytes come before flags."""
 
-    tokens: Array  # int32 [num_rows, ranks] best tokens under the keyed noise, best first
+    top_tokens: Array  # int32 [num_rows, ranks] best tokens under the keyed noise, best first
     perturbed: Array  # float32 [num_rows, ranks] their perturbed logits, -inf for banned tokens
     logprobs: Array  # int32 [numbers] result of LogprobRequest.found
-    are_sound: Array  # bool [num_rows] false: a number is not finite, so no token may come from the row
-    stands: Array  # bool [num_rows] accepted by coupled verification; [0]: the host has to find it
+    are_valid: Array  # bool [num_rows] false: a number is not finite, so no token may come from the row
+    are_accepted: Array  # bool [num_rows] accepted by coupled verification; [0]: the host has to find it
     are_finite: Array  # bool [num_tokens] whether all cached numbers of a fed token are finite
 
     def on_host(self: "StepResult[Tensor]") -> "StepResult[NDArray[Any]]":

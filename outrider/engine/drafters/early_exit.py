@@ -95,7 +95,7 @@ class EarlyExit(TargetDrafter):
         while feeds:
             trees.grow(*self._pass(self._layers, feeds))
             feeds = trees.feeds(between=1, num_logits=1)
-        for index in trees.unsound:
+        for index in trees.invalid:
             cache.clear(sequence := _sequence_of(requests[index]), sequence.cached)
         self.top_tokens = trees.top_tokens
         return trees.drafts()

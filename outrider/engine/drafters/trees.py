@@ -75,19 +75,19 @@ class _Tree:
         paths = [tuple(tree.tokens[above] for above in tree.path(node)) for node in nodes]
         return [sequence.row(generated, *of_node) for of_node in zip(paths, masks, strict=True)]
 
-    def extend(self, choices: Choices, are_sound: list[bool], scores: Sequence[Sequence[float]]) -> list[int]:
+    def extend(self, choices: Choices, are_valid: list[bool], scores: Sequence[Sequence[float]]) -> list[int]:
         """Adds the nodes after those of ``open``, and opens the likeliest of the new nodes.
 
         Args:
-            are_sound: [len(open)] whether a token may be chosen there.
+            are_valid: [len(open)] whether a token may be chosen there.
             scores: [len(open)] logarithms of the probabilities of the top tokens.
 
         Returns:
             for each of ``open`` the row of the node that it follows.
         """
         found: dict[_Node, int] = {}
-        for row, (parent, is_sound) in enumerate(zip(self.open, are_sound, strict=True)):
-            if is_sound:
+        for row, (parent, is_valid) in enumerate(zip(self.open, are_valid, strict=True)):
+            if is_valid:
                 tokens = self._tokens(choices, row, parent)
                 found |= dict.fromkeys(_following(parent, tokens, scores[row]), row)
         on_chain = [node for node in found if node.is_on_chain]
@@ -146,7 +146,7 @@ class Trees:
         self._trees = [_Tree(request) for request in requests]
         most = max((tree.alternatives for tree in self._trees), default=0)
         self._ranks = min(1 + max(most, 1), RANKS)  # the second guess shows the worth of alternatives
-        self.unsound: list[int] = []  # indices of requests whose numbers are not finite
+        self.invalid: list[int] = []  # indices of requests whose numbers are not finite
 
     @property
     def growing(self) -> list[int]:
@@ -171,10 +171,10 @@ class Trees:
         going_on, first = [], 0
         for tree, of_tree in zip(trees, choices, strict=True):
             own = slice(first, first + len(tree.open))
-            are_sound = [*map(min, of_tree.are_sound, finite[own])]
-            if not all(are_sound):
-                self.unsound.append(self._trees.index(tree))
-            going_on += [first + row for row in tree.extend(of_tree, are_sound, scores[own])]
+            are_valid = [*map(min, of_tree.are_valid, finite[own])]
+            if not all(are_valid):
+                self.invalid.append(self._trees.index(tree))
+            going_on += [first + row for row in tree.extend(of_tree, are_valid, scores[own])]
             first = own.stop
         return going_on
 

@@ -45,10 +45,10 @@ Launch = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]  # kernel,
 class DeviceChoice:
     """Chosen tokens on the device."""
 
-    ranked: Tensor  # int32 [num_rows, ranks] the best tokens under the keyed noise, best first
+    top_tokens: Tensor  # int32 [num_rows, ranks] best tokens under the keyed noise, best first
     perturbed: Tensor  # float32 [num_rows, ranks] their perturbed logits, -inf if banned
-    are_sound: Tensor  # bool [num_rows] false if a logit is NaN or positive infinity, or none is finite
-    stands: Tensor  # bool [num_rows] whether sound rows stand by the coupled rule; [0] without Drafts
+    are_valid: Tensor  # bool [num_rows] false if a logit is NaN or positive infinity, or none is finite
+    are_accepted: Tensor  # bool [num_rows] whether the coupled rule accepts a valid row; [0] without Drafts
 
 
 def choose_on_device(
@@ -57,7 +57,7 @@ def choose_on_device(
     """Applies temperature, top-k, top-p and min-p, and finds the best tokens under the keyed noise.
 
     Settings that change or ban single tokens have been applied to the logits already. A row that is not
-    sound gets some tokens of the vocabulary. If ``rows`` have Drafts, their accepted nodes are found too.
+    valid gets some tokens of the vocabulary. If ``rows`` have Drafts, their accepted nodes are found too.
 
     Args:
         logits: [num_rows, vocab_size] of any float type, each row contiguous; up to 2^19 tokens.
@@ -98,10 +98,10 @@ def _planned(
     block_maxima = torch.empty(num_rows, num_chunks * (CHUNK // BLOCK), dtype=torch.int64, device=device)
     candidates = torch.empty(num_rows, capacity, dtype=torch.int64, device=device)
     counts = torch.empty(num_rows, dtype=torch.int32, device=device)
-    ranked = torch.empty(num_rows, ranks, dtype=torch.int32, device=device)
+    top_tokens = torch.empty(num_rows, ranks, dtype=torch.int32, device=device)
     perturbed = torch.empty(num_rows, ranks, device=device)
-    are_sound = torch.empty(num_rows, dtype=torch.bool, device=device)
-    stands = torch.empty(num_rows if rows.depth else 0, dtype=torch.bool, device=device)
+    are_valid = torch.empty(num_rows, dtype=torch.bool, device=device)
+    are_accepted = torch.empty(num_rows if rows.depth else 0, dtype=torch.bool, device=device)
 
     settings = rows.integers, rows.numbers
     read = (logits, logits.stride(0), allowed, *settings, num_rows, vocab_size)
@@ -113,12 +113,12 @@ def _planned(
     launches: list[Launch] = [(_scan, by_chunk, in_chunks, {**of_row, **sizes})]
     if rows.are_truncated:
         launches.append((_collect, by_chunk, in_chunks, {**of_row, **of_chunks, **sizes}))
-    chosen = (ranked, perturbed, are_sound)
+    chosen = (top_tokens, perturbed, are_valid)
     launches.append((_choose, (num_rows,), (*read, *found, *chosen), {**of_chunks, **sizes}))
     if rows.depth:
-        in_rows = (ranked, ranks, rows.drafts, num_rows, rows.depth, stands)
+        in_rows = (top_tokens, ranks, rows.drafts, num_rows, rows.depth, are_accepted)
         launches.append((find_path, (triton.cdiv(num_rows, PROGRAM_ROWS),), in_rows, {"BLOCK": PROGRAM_ROWS}))
-    return DeviceChoice(ranked, perturbed, are_sound, stands), launches
+    return DeviceChoice(top_tokens, perturbed, are_valid, are_accepted), launches
 
 
 @triton.jit(do_not_specialize=["num_rows", "ranks"])
@@ -235,9 +235,9 @@ def _choose(
     candidates,
     counts,
     ranks,
-    ranked,
+    top_tokens,
     perturbed,
-    are_sound,
+    are_valid,
     CAPACITY: tl.constexpr,
     ID_BITS: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -245,8 +245,8 @@ def _choose(
 ):
     row = tl.program_id(0)
     top_k, temperature, top_p, distance = load_settings(integers, numbers, num_rows, row)
-    peak, mass, is_sound = _load_statistics(statistics, row, num_rows, CHUNKS, CHUNKS_PADDED)
-    tl.store(are_sound + row, is_sound)
+    peak, mass, is_valid = _load_statistics(statistics, row, num_rows, CHUNKS, CHUNKS_PADDED)
+    tl.store(are_valid + row, is_valid)
     is_cut = is_truncated(top_k, top_p, distance)
     length = CHUNKS * ranks
     if is_cut:
@@ -289,22 +289,22 @@ def _choose(
                 candidate = tl.where(candidate > LOWEST_RANK, rank_of(values, tokens, ID_BITS), LOWEST_RANK)
             best = tl.maximum(best, tl.max(tl.where(candidate < previous, candidate, LOWEST_RANK)))
         value = value_of(best, ID_BITS)
-        tl.store(ranked + row * ranks + place, token_of(best, ID_BITS))
+        tl.store(top_tokens + row * ranks + place, token_of(best, ID_BITS))
         tl.store(perturbed + row * ranks + place, tl.where(value > _SMALLEST, value, -_INFINITY))
         previous = best
 
 
 @triton.jit
 def _load_statistics(statistics, row, num_rows, CHUNKS: tl.constexpr, CHUNKS_PADDED: tl.constexpr):
-    """Returns a row's largest logit, the mass of all tokens relative to it, and whether the row is sound."""
+    """Returns a row's largest logit, the mass of all tokens relative to it, and whether the row is valid."""
     chunks = tl.arange(0, CHUNKS_PADDED)
     at, inside = statistics + row * CHUNKS + chunks, chunks < CHUNKS
     peaks = tl.load(at, mask=inside, other=-_INFINITY)
     masses = tl.load(at + num_rows * CHUNKS, mask=inside, other=0.0)
     faults = tl.load(at + 2 * num_rows * CHUNKS, mask=inside, other=0.0)
     peak = tl.maximum(tl.max(peaks), _SMALLEST)
-    is_sound = (tl.max(peaks) > -_INFINITY) & (tl.max(faults) == 0.0)
-    return peak, tl.sum(masses * tl.exp(peaks - peak)), is_sound
+    is_valid = (tl.max(peaks) > -_INFINITY) & (tl.max(faults) == 0.0)
+    return peak, tl.sum(masses * tl.exp(peaks - peak)), is_valid
 
 
 @triton.jit

@@ -10,8 +10,8 @@ PROGRAM_ROWS = 128  # rows that a program follows
 
 
 @triton.jit(do_not_specialize=["ranks", "num_rows", "depth"])
-def find_path(ranked, ranks, drafts, num_rows, depth, stands, BLOCK: tl.constexpr):
-    """Finds whether each row stands: at every node from the root to the row the drafted token was chosen.
+def find_path(top_tokens, ranks, drafts, num_rows, depth, are_accepted, BLOCK: tl.constexpr):
+    """Finds accepted rows: at every node from the root to the row, the drafted token was chosen.
 
     drafts: DraftRows.numbers, see outrider/engine/inputs/choice_input.py.
     """
@@ -22,7 +22,7 @@ def find_path(ranked, ranks, drafts, num_rows, depth, stands, BLOCK: tl.constexp
         parent = tl.load(drafts + node, mask=inside, other=-1)
         is_node = inside & (parent >= 0)
         token = tl.load(drafts + num_rows + node, mask=is_node, other=0)
-        chosen = tl.load(ranked + parent * ranks, mask=is_node, other=0)
+        chosen = tl.load(top_tokens + parent * ranks, mask=is_node, other=0)
         holds = holds & ((token == chosen) | (parent < 0))
         node = tl.where(is_node, parent, node)
-    tl.store(stands + rows, holds, mask=inside)
+    tl.store(are_accepted + rows, holds, mask=inside)

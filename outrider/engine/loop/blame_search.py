@@ -88,7 +88,7 @@ class BlameSearch:
         doubtful: Selected = []
         of_items = zip(selected, finished.choices, finished.are_finite, strict=True)
         for (task, item), choices, are_finite in of_items:
-            if all(are_finite[: item.num_committed]) and all(choices.are_sound[:1]):
+            if all(are_finite[: item.num_committed]) and all(choices.are_valid[:1]):
                 outcome.chosen.append((task, item, choices.limited(are_finite)))
             else:
                 doubtful.append((task, item))

@@ -313,7 +313,7 @@ class Engine:
         elif item.num_logits:
             results = task.take(choices, self._cache)  # choices of a part of its prompt
         self._cache.publish(sequence)
-        if not all(choices.are_sound):  # the cache of drafted tokens is not read again
+        if not all(choices.are_valid):  # the cache of drafted tokens is not read again
             self._cache.roll_back(sequence, sequence.cached)
             self._cache.clear(sequence, sequence.cached)
         if task.done:

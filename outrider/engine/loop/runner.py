@@ -256,7 +256,7 @@ class ModelRunner:
     def _ends_now(self, steps: list[Launched], selected: Selected, reach: Reach) -> bool:
         """Whether the step ends with the positions that are launched."""
         if not self._forward.is_asynchronous:
-            tokens = steps[-1].choosing.result.tokens[:, 0].tolist()
+            tokens = steps[-1].choosing.result.top_tokens[:, 0].tolist()
             pairs = zip(tokens, selected, strict=True)
             if all(token in item.sequence.end_token_ids for token, (_, item) in pairs):
                 return True
@@ -270,11 +270,11 @@ class ModelRunner:
     def _launch_position(self, before: Launched, selected: Selected, position: int) -> Launched:
         """Launches a position, counted from the first position of the step, which feeds the best tokens."""
         started, result, chosen = time.perf_counter(), before.choosing.result, None
-        ranks = result.tokens.shape[1]
+        ranks = result.top_tokens.shape[1]
         if self._forward.is_asynchronous:
             tokens, chosen = [ranks * row for row in range(len(selected))], before.choosing.tokens
         else:
-            tokens = result.tokens[:, 0].tolist()
+            tokens = result.top_tokens[:, 0].tolist()
         feeds = [
             feed_of(item.sequence, [token], item.sequence.written + len(item.tokens) + position - 1, 1)
             for token, (_, item) in zip(tokens, selected, strict=True)
@@ -350,7 +350,7 @@ class ModelRunner:
         return Finished(step, choices, are_finite, next_step)
 
     def _further_tokens(self, launched: Launched, items: Sequence[Item]) -> list[list[tuple[int, ...]]]:
-        """Returns the top tokens of the further positions of each item, before the first that is not sound.
+        """Returns the top tokens of the further positions of each item, before the first invalid position.
 
         The cache beyond is cleared: a mask would not hide numbers that are not finite.
         """
@@ -358,7 +358,7 @@ class ModelRunner:
         of_positions = [position.choosing.read() for position in launched.further]
         for place, (item, own) in enumerate(zip(items, found, strict=True)):
             for choices, are_finite in of_positions:
-                if not (choices[place].are_sound[0] and are_finite[place]):
+                if not (choices[place].are_valid[0] and are_finite[place]):
                     fed = item.sequence.written + len(item.tokens) + len(own)
                     self.cache.clear(item.sequence, fed)
                     break

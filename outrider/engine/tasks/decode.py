@@ -97,7 +97,7 @@ class DecodeTask(Task):
 
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
         sequence = self.sequence
-        verdict, finish = self.until_end(self._judge(self.sound_part(choices), choices))
+        verdict, finish = self.until_end(self._judge(self.valid_part(choices), choices))
         logprobs = choices.logprobs([0, *(1 + node for node in verdict.accepted)], verdict.tokens)
         self.kept = verdict.accepted
         cache.keep_path(sequence, verdict.accepted)

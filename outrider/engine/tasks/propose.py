@@ -217,10 +217,10 @@ def alternatives_of(
             break
         path.append(child)
     return [
-        (leaf.accepted - 1, sequence.draft.top_tokens[path[leaf.accepted]][leaf.rank])
-        for leaf in alternatives
-        if leaf.accepted < min(len(tokens), len(path))
-        and leaf.rank < len(sequence.draft.top_tokens.get(path[leaf.accepted], ()))
+        (alternative.accepted - 1, sequence.draft.top_tokens[path[alternative.accepted]][alternative.rank])
+        for alternative in alternatives
+        if alternative.accepted < min(len(tokens), len(path))
+        and alternative.rank < len(sequence.draft.top_tokens.get(path[alternative.accepted], ()))
     ]
 
 

@@ -127,7 +127,7 @@ def chain_of(top_tokens: list[TopTokens], sequence: EngineSequence) -> list[int]
 def alternatives_after(top_tokens: list[TopTokens], alternatives: list[Branch]) -> list[tuple[int, int]]:
     """Returns the alternatives of a chain of top tokens: the node that each follows, and its token."""
     return [
-        (leaf.accepted - 1, top_tokens[leaf.accepted][leaf.rank])
-        for leaf in alternatives
-        if leaf.accepted < len(top_tokens) and leaf.rank < len(top_tokens[leaf.accepted])
+        (alternative.accepted - 1, top_tokens[alternative.accepted][alternative.rank])
+        for alternative in alternatives
+        if alternative.accepted < len(top_tokens) and alternative.rank < len(top_tokens[alternative.accepted])
     ]

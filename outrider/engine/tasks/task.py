@@ -78,9 +78,9 @@ class Task(ABC):
         paths = [tuple(tree.tokens[n] for n in tree.path(node)) for node in nodes]
         return [sequence.row(generated, *of_node) for of_node in zip(paths, masks, strict=True)]
 
-    def sound_part(self, choices: Choices) -> Draft:
+    def valid_part(self, choices: Choices) -> Draft:
         """Returns the tree, cut before the first node after which no token may be chosen."""
-        return self.tree().leading((*choices.are_sound, False).index(False) - 1)
+        return self.tree().leading((*choices.are_valid, False).index(False) - 1)
 
     def until_end(self, verdict: Verdict) -> tuple[Verdict, str | None]:
         """Returns the Verdict up to the token that ends the generation, and the reason if there is an end.

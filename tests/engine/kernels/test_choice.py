@@ -56,8 +56,8 @@ def chosen(
 ) -> list[list[int]]:
     mask = None if allowed is None else allowed.to(DEVICE)
     found = choice.choose_on_device(logits.to(DEVICE), packed(rows), ranks, mask)
-    assert found.are_sound.all()
-    return found.ranked.tolist()
+    assert found.are_valid.all()
+    return found.top_tokens.tolist()
 
 
 def packed(rows: Sequence[ChoiceContext]) -> PackedRows:
@@ -87,7 +87,7 @@ def test_choose_on_device_returns_perturbed_logits(small_chunks: None) -> None:
     logits = random(len(ROWS), 300)
     found = choice.choose_on_device(logits.to(DEVICE), packed(ROWS), 4)
     tokens, values = gumbel_max(process(logits, ROWS), ROWS, 4)
-    assert found.ranked.tolist() == tokens.tolist()
+    assert found.top_tokens.tolist() == tokens.tolist()
     assert values.isneginf().any()
     torch.testing.assert_close(found.perturbed.cpu(), values, rtol=1e-6, atol=1e-6)
 
@@ -166,9 +166,9 @@ def test_choose_on_device_reports_rows_that_are_not_finite(asked: dict[str, Any]
     logits[5] = -INFINITY
     logits[5, 36] = 1.0
     found = choice.choose_on_device(logits.to(DEVICE), packed([row(**asked)] * 6), 2)
-    assert found.are_sound.tolist() == [True, False, False, False, True, True]
-    assert ((found.ranked >= 0) & (found.ranked < 37)).all()
-    assert (found.ranked[:, 0] != found.ranked[:, 1]).all()
+    assert found.are_valid.tolist() == [True, False, False, False, True, True]
+    assert ((found.top_tokens >= 0) & (found.top_tokens < 37)).all()
+    assert (found.top_tokens[:, 0] != found.top_tokens[:, 1]).all()
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
@@ -178,15 +178,15 @@ def test_choose_on_device_reports_rows_without_tokens_and_with_overflow() -> Non
     allowed = torch.tensor([[-1, -1], [0, 0], [-1, -1]], dtype=torch.int32)
     rows = [row(), row(), row(temperature=0.01)]
     found = choice.choose_on_device(logits.to(DEVICE), packed(rows), 1, allowed.to(DEVICE))
-    assert found.are_sound.tolist() == [True, False, False]
+    assert found.are_valid.tolist() == [True, False, False]
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What a step is told."""
 
-    ranked: list[list[tuple[int, ...]]]
-    are_sound: list[list[bool]]
+    top_tokens: list[list[tuple[int, ...]]]
+    are_valid: list[list[bool]]
     are_finite: list[bool]
     processed: list[Tensor]
 
@@ -195,7 +195,7 @@ def step(logits: Tensor, rows: list[list[ChoiceContext]], ranks: int, are_finite
     choices, finite = sampler.choose_tokens(logits.to(DEVICE), rows, are_finite.to(DEVICE), ranks)
     return Outcome(
         [choice.top_tokens for choice in choices],
-        [choice.are_sound for choice in choices],
+        [choice.are_valid for choice in choices],
         finite,
         [choice.processed.cpu() for choice in choices if choice.rows],
     )
@@ -204,15 +204,15 @@ def step(logits: Tensor, rows: list[list[ChoiceContext]], ranks: int, are_finite
 def test_choose_tokens_gives_the_same_on_host_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [[row(), row(1, logit_bias={3: 30.0}, top_p=0.9)], [], [row(2, bad_token_ids=(4, 5))]]
     logits, are_finite = random(3, 50).bfloat16(), torch.tensor([True, False, True, True])
-    logits[2, 4] = torch.nan  # in spite of the ban the row is not sound
+    logits[2, 4] = torch.nan  # in spite of the ban the row is not valid
     outcomes = []
     for has_kernels in (False, True):
         monkeypatch.setattr(sampler, "_has_kernels", lambda logits, value=has_kernels: value)
         outcomes.append(step(logits, rows, 2, are_finite))
     usual, on_device = outcomes
-    assert usual.ranked[:2] == on_device.ranked[:2]
-    assert usual.ranked[0][1][0] == 3
-    assert usual.are_sound == on_device.are_sound == [[True, True], [], [False]]
+    assert usual.top_tokens[:2] == on_device.top_tokens[:2]
+    assert usual.top_tokens[0][1][0] == 3
+    assert usual.are_valid == on_device.are_valid == [[True, True], [], [False]]
     assert usual.are_finite == on_device.are_finite == [True, False, True, True]
     for expected, found in zip(usual.processed, on_device.processed, strict=True):
         assert torch.equal(expected, found)
@@ -240,9 +240,9 @@ def test_choose_tokens_packs_masks_of_grammars(
         for has_kernels in (False, True):
             monkeypatch.setattr(sampler, "_has_kernels", lambda logits, value=has_kernels: value)
             outcomes.append(step(logits, asked, 1, are_finite))
-        assert outcomes[0].ranked == outcomes[1].ranked
-        assert outcomes[0].are_sound == outcomes[1].are_sound == [[True] * len(part) for part in asked]
-    assert outcomes[1].ranked == [[(4,), (0,), (0,)]]  # a row that allows nothing ends
+        assert outcomes[0].top_tokens == outcomes[1].top_tokens
+        assert outcomes[0].are_valid == outcomes[1].are_valid == [[True] * len(part) for part in asked]
+    assert outcomes[1].top_tokens == [[(4,), (0,), (0,)]]  # a row that allows nothing ends
 
 
 def test_choose_tokens_without_rows_tells_what_is_finite() -> None:

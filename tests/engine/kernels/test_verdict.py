@@ -1,4 +1,4 @@
-"""What stands of Drafts is found by a kernel as verify_coupled finds it; without a GPU in the interpreter."""
+"""The kernel accepts the nodes that verify_coupled accepts; without a GPU it runs in the interpreter."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ verdict = pytest.importorskip("outrider.engine.kernels.verdict", reason="needs t
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NOTHING = Draft()
-VOCAB_SIZE = 4  # so small that much of what is drafted stands
+VOCAB_SIZE = 4  # so small that many drafted tokens are accepted
 
 
 @st.composite
@@ -37,15 +37,15 @@ def paths(given_drafts: Sequence[Draft], others: int, chosen: list[list[int]]) -
     counts = [others, *(1 + len(draft) for draft in given_drafts)]
     rows = DraftRows.of([NOTHING, *given_drafts], counts)
     assert rows is not None
-    ranked = torch.tensor(chosen, dtype=torch.int32, device=DEVICE)
-    stands = torch.zeros(len(chosen), dtype=torch.bool, device=DEVICE)
+    top_tokens = torch.tensor(chosen, dtype=torch.int32, device=DEVICE)
+    are_accepted = torch.zeros(len(chosen), dtype=torch.bool, device=DEVICE)
     numbers = torch.from_numpy(rows.numbers).to(DEVICE)
-    in_rows = (ranked, ranked.shape[1], numbers, len(chosen), rows.depth, stands)
+    in_rows = (top_tokens, top_tokens.shape[1], numbers, len(chosen), rows.depth, are_accepted)
     verdict.find_path[(-(-len(chosen) // 8),)](*in_rows, BLOCK=8)
     found, start = [], others
     for draft in given_drafts:
-        of_draft = stands[start : start + 1 + len(draft)].tolist()
-        assert of_draft[0], "a root always stands"
+        of_draft = are_accepted[start : start + 1 + len(draft)].tolist()
+        assert of_draft[0], "a root is always accepted"
         found.append(tuple(node for node in range(len(draft)) if of_draft[1 + node]))
         start += 1 + len(draft)
     return found
@@ -87,7 +87,7 @@ def test_begin_choosing_finds_the_same_path_on_host_and_device(monkeypatch: pyte
         asked = logits.to(DEVICE), rows, torch.ones(2, dtype=torch.bool, device=DEVICE)
         choices, are_finite = sampler.begin_choosing(*asked, ranks=2, drafts=all_drafts).wait()
         assert are_finite == [True, True]
-        assert all(all(choice.are_sound) for choice in choices)
+        assert all(all(choice.are_valid) for choice in choices)
         found.append([choice.path for choice in choices])
     assert found == [[(0,), (), (0, 2)]] * 2
     whole, leading = choices[2].verdict(4), choices[2].verdict(2)

@@ -38,7 +38,7 @@ from tests.support.target_drafters import (
     rounds,
 )
 
-DEPTH, LEAVES = 4, 4
+DEPTH, ALTERNATIVES = 4, 4
 SHORT_PROMPTS = [tuple(range(3, length)) for length in (8, 30)]
 
 
@@ -51,7 +51,7 @@ def settings_of(
 
 
 def draft(engine: Engine, temperature: float) -> list[Drafted]:
-    return drafted_texts(engine, temperature, DEPTH, company=6, alternatives=LEAVES)
+    return drafted_texts(engine, temperature, DEPTH, company=6, alternatives=ALTERNATIVES)
 
 
 def lead(group: RankGroup, settings: EngineSettings, temperatures: tuple[float, ...]) -> list[list[Drafted]]:
@@ -181,7 +181,7 @@ def test_head_takes_in_what_waited_for_it_at_all_ranks(ranks: Ranks) -> None:
 
 def lead_mtp(group: RankGroup, settings: EngineSettings) -> list[Drafted]:
     engine = Engine.from_settings(settings, group)
-    found = rounds(engine, SHORT_PROMPTS, 0.7, DEPTH, LEAVES)
+    found = rounds(engine, SHORT_PROMPTS, 0.7, DEPTH, ALTERNATIVES)
     engine.shut_down()
     return found
 
@@ -194,7 +194,7 @@ def test_mtp_layer_drafts_what_it_drafts_in_one_process(ranks: Ranks, tmp_path: 
     model = str(write_target(tmp_path, kind))
     [shared, _] = ranks.run(lead_mtp, follow_on, settings_of("mtp", None, model=model))
     alone = Engine.from_settings(settings_of("mtp", None, ranks=1, model=model))
-    assert shared == rounds(alone, SHORT_PROMPTS, 0.7, DEPTH, LEAVES)
+    assert shared == rounds(alone, SHORT_PROMPTS, 0.7, DEPTH, ALTERNATIVES)
     assert sum(text.accepted for text in shared) > 0
 
 
