@@ -54,7 +54,9 @@ class EngineLoop:
         """Runs until the frontend ends it or is gone. Raises the error of a broken engine."""
         try:
             while self._is_running:
-                messages = self._connection.receive(self._patience())
+                # Without work it waits for messages alone.
+                patience = self._engine.patience() if self._engine.has_work else None
+                messages = self._connection.receive(patience)
                 for message in messages:
                     self._guarded_take(message)
                 if self._engine.has_work and not messages:
@@ -65,10 +67,6 @@ class EngineLoop:
         except (EOFError, BrokenPipeError, ConnectionResetError):
             logger.warning("the frontend of this worker is gone")
         self._engine.shut_down()
-
-    def _patience(self) -> float | None:
-        """Returns the seconds to wait for messages before the next step; None: no step is needed."""
-        return self._engine.patience() if self._engine.has_work else None
 
     def _guarded_take(self, message: ToEngine) -> None:
         """Handles a message. A failure is a defect of this code, and no reason to end every sequence."""

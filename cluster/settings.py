@@ -88,7 +88,7 @@ class Settings(Group):
             raise ValueError(f"drafts.{wrong} has the name of something else: give the draft another")
         for name in self.gateway.drafters:
             try:
-                self._roster.find(name)
+                Roster(self._kinds, self.target.drafters).find(name)
             except ValueError as error:
                 raise ValueError(f"gateway.drafters={self.gateway.drafters}: {error}") from None
         return self
@@ -97,10 +97,6 @@ class Settings(Group):
     def drafters(self) -> tuple[str, ...]:
         """Names of the drafters for requests that name none; the first drafter drafts until more is known."""
         return self.gateway.drafters or (*self._target_drafters, *self.drafts) or ("ngram",)
-
-    @property
-    def _roster(self) -> Roster:
-        return Roster(self._kinds, self.target.drafters)
 
     @property
     def _target_drafters(self) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Likely verdicts, learnt from earlier verdicts. Torch-free."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.learning.mean import Mean, Rate
@@ -18,6 +19,11 @@ class Branch:
 
     accepted: int  # accepted drafted tokens
     rank: int  # rank of the target's token among the draft's next guesses; 0: its first
+
+
+def rank_of(token: int, top_tokens: Sequence[int]) -> int:
+    """Returns the place of a token among the best tokens, from 0; RANKS for a token further down."""
+    return top_tokens.index(token) if token in top_tokens else RANKS
 
 
 class Outcomes:

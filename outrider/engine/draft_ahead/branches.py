@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from outrider.decoding.draft import ROOT, Draft
-from outrider.decoding.outcomes import RANKS, SEQUENCE_MEMORY, Branch, Outcomes
+from outrider.decoding.outcomes import RANKS, SEQUENCE_MEMORY, Branch, Outcomes, rank_of
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.tasks.propose import CoupledProposeTask, alternatives_of, chain, extended
@@ -129,7 +129,7 @@ class PrepareTask(Task):
         found = agreement(self._chain, tokens)
         accepted = found.correct
         guessed = self._guessed(accepted)
-        rank = None if guessed is None else _rank(tokens[accepted], guessed)
+        rank = None if guessed is None else rank_of(tokens[accepted], guessed)
         refused = accepted < len(self._chain)
         outcomes.observe(accepted, found.reached, rank if refused else None)
         rate = Mean(sequence.draft.acceptance_rate, SEQUENCE_MEMORY)
@@ -154,10 +154,6 @@ class PrepareTask(Task):
     def _saved(self, known: int) -> float:
         """Returns the seconds that the known tokens took."""
         return sum(self._steps[:known])
-
-
-def _rank(token: int, top_tokens: Sequence[int]) -> int:
-    return top_tokens.index(token) if token in top_tokens else RANKS
 
 
 def with_path(draft: Draft, tokens: Sequence[int], node: int) -> tuple[Draft, list[int]]:

@@ -53,7 +53,7 @@ class EarlyExit(TargetDrafter):
         self._target_shape = TargetShape.of(settings)
         self._exits = None if own.checkpoint is None else TrainedExits(settings, name)
         self.weight_bytes = 0 if self._exits is None else self._exits.checkpoint.weight_bytes
-        self.candidates = self._named() or self._trained() or candidates(self._target_shape.num_layers)
+        self.candidates = self._named() or candidates(self._target_shape.num_layers)
         self._layers: tuple[int, ...] | None = None  # layers that draft; None: not known yet
         self._search: ExitSearch | None = None
         self._parts: dict[tuple[int, ...], Callable[[Paged], Tensor]] = {}  # passes, by their layers
@@ -186,11 +186,8 @@ class EarlyExit(TargetDrafter):
     def _part(self, model: Any, layers: tuple[int, ...]) -> Any:
         return part_of(model, layers, self._exits.load(len(layers), model) if self._exits else None)
 
-    def _trained(self) -> list[tuple[int, ...]]:
-        return [tuple(range(number)) for number in self._exits.numbers] if self._exits else []
-
     def _named(self) -> list[tuple[int, ...]]:
-        """Returns the layers that the settings name; none: the search finds them."""
+        """Returns the parts that settings or trained exits give; none: the search finds a part."""
         count, skipped, leaves_after = (
             self._target_shape.num_layers,
             self._own.skipped_layers,
@@ -205,7 +202,7 @@ class EarlyExit(TargetDrafter):
                 )
             return [tuple(range(leaves_after))]
         if not skipped:
-            return []
+            return [tuple(range(number)) for number in self._exits.numbers] if self._exits else []
         if self._exits is not None:
             raise self._exits.checkpoint.refusal(f"skipped_layers={[*skipped]} have no exits: give layers")
         if max(skipped) >= count or len({*skipped}) >= count:

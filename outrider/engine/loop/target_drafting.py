@@ -9,7 +9,7 @@ from typing import TypeVar
 from msgspec import structs
 
 from outrider.decoding.draft import Draft
-from outrider.decoding.outcomes import RANKS
+from outrider.decoding.outcomes import rank_of
 from outrider.engine.blame import says_broken
 from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
 from outrider.engine.choosing.sampler import Choices
@@ -219,9 +219,7 @@ class TargetDrafting:
         self._in_use[newest.drafter].count(accepted, min(accepted + 1, len(chain)))
         if not accepted < min(len(chain), len(newest.top_tokens), len(tokens)):
             return result
-        top_tokens = newest.top_tokens[accepted]
-        rank = top_tokens.index(tokens[accepted]) if tokens[accepted] in top_tokens else RANKS
-        return structs.replace(result, rank=rank)
+        return structs.replace(result, rank=rank_of(tokens[accepted], newest.top_tokens[accepted]))
 
 
 def _guarded(work: Callable[[], T]) -> T | None:
