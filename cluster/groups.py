@@ -88,9 +88,7 @@ class TargetSettings(TargetModelSettings, WorkerSettings):
 
 
 class DraftSettings(DraftModelSettings, WorkerSettings):
-    """Settings of a draft: its model and its workers.
-
-    Model ``target`` is the target's own copy, in 4 bit by default."""
+    """Model and workers of a draft. Model ``target`` is the target's own copy, in 4 bit by default."""
 
     sequences_per_replica: SequencesPerReplica = 64
 

@@ -1,1 +1,1 @@
-"""Every drafter that there is, and the indices that draft without a model."""
+"""Table of all drafters, and the indices that draft without a model."""

@@ -1,4 +1,4 @@
-"""A drafter without a model: an index over the tokens of one sequence."""
+"""Drafter without a model: an index over the tokens of one sequence."""
 
 from typing import Protocol
 
@@ -13,7 +13,7 @@ class Index(Protocol):
     def __len__(self) -> int: ...
 
     def append(self, tokens: list[int]) -> None:
-        """Takes note of tokens that have been committed."""
+        """Adds committed tokens."""
 
     def propose(self, depth: int) -> Draft:
         """Returns a chain of at most ``depth`` tokens that may follow; empty if nothing is known."""

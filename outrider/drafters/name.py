@@ -1,4 +1,4 @@
-"""The name of a drafter, as settings and requests give it."""
+"""Name of a drafter, as settings and requests give it."""
 
 from functools import partial
 from typing import Annotated
@@ -19,6 +19,6 @@ def _loaded_in(place: Place, setting: str) -> str:
     return setting
 
 
-# Each is the name of a row, or module:NAME.
+# A drafter is the name of a row, or module:NAME.
 WorkerDrafterName = Annotated[str, AfterValidator(partial(_loaded_in, Place.DRAFT_WORKER))]
 TargetDrafterName = Annotated[str, AfterValidator(partial(_loaded_in, Place.TARGET_WORKER))]

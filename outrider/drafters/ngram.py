@@ -9,12 +9,12 @@ from outrider.decoding.draft import Draft
 
 
 class NgramIndex:
-    """Tokens of one Sequence, and for every n-gram among them where it last ended with a token after it."""
+    """Index of a sequence's n-grams by the end of their latest occurrence that has a next token."""
 
     def __init__(self, tokens: Sequence[int] = (), longest: int = 3, shortest: int = 1) -> None:
         """
         Raises:
-            ValueError: not 1 <= shortest <= longest.
+            ValueError: the sizes break 1 <= shortest <= longest.
         """
         if not 1 <= shortest <= longest:
             raise ValueError(f"shortest={shortest} must be at least 1 and at most longest={longest}")
@@ -27,7 +27,7 @@ class NgramIndex:
         return len(self._tokens)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Takes note of tokens that have been committed."""
+        """Adds committed tokens."""
         for token in tokens:
             end = len(self._tokens)
             for size in self._sizes:
@@ -36,10 +36,10 @@ class NgramIndex:
             self._tokens.append(token)
 
     def propose(self, depth: int) -> Draft:
-        """A chain of at most ``depth`` tokens, after the latest earlier occurrence of the longest suffix.
+        """Returns the chain after the latest earlier occurrence of the longest suffix; empty: no occurrence.
 
-        A continuation that reaches the end of the tokens goes on with itself, so that repetition is followed
-        to any depth. Empty if no suffix occurred before.
+        A continuation that reaches the end of the tokens continues with itself, so repetition is followed to
+        any depth.
         """
         for size in self._sizes:
             start = self._followed_at.get(tuple(self._tokens[-size:])) if size <= len(self._tokens) else None

@@ -1,4 +1,4 @@
-"""Where the newest tokens of a text occurred before, and what followed there. Torch-free."""
+"""Earlier occurrences of a text's newest tokens, and the tokens after them. Torch-free."""
 
 from array import array
 from collections import Counter
@@ -9,9 +9,9 @@ from typing import NamedTuple
 # Chosen, not measured; `python -m bench suffix` shows what they give.
 SIZES = (8, 4, 2, 1)  # tokens of the n-grams by which occurrences are found
 LONGEST_MATCH = 24  # tokens that are compared
-MOST = 32  # newest occurrences of one n-gram that are compared
+MOST = 32  # newest occurrences of an n-gram that are compared
 LEAST_PROBABILITY = 0.1  # probability of a token and all before it; a less likely token is not guessed
-END = -1  # in place of a token, where a text ends
+END = -1  # in place of a token at the end of a text
 NONE = -1
 
 
@@ -20,20 +20,19 @@ class Continuation:
     """Tokens that may follow, each with the probability that it and all before it are correct."""
 
     tokens: tuple[int, ...] = ()
-    probabilities: tuple[float, ...] = ()  # fall
+    probabilities: tuple[float, ...] = ()  # falling
 
     @property
     def score(self) -> float:
-        """Number of its tokens that are expected to be correct."""
+        """Expected number of correct tokens."""
         return sum(self.probabilities)
 
 
 class Occurrences:
     """Occurrences of all n-grams of one text, or of several texts one after another.
 
-    N-grams of a few sizes are hashed, and each occurrence knows the occurrence before it, as in a coder that
-    looks for repeats (Ziv and Lempel, 1977). So a token costs the same however long the text is, and the
-    oldest text can go.
+    N-grams of a few sizes are hashed, and each occurrence knows the occurrence before it, as in coders for
+    repeats (Ziv and Lempel, 1977). So the cost of a token does not grow with the text, and old text can go.
     """
 
     def __init__(self) -> None:
@@ -87,11 +86,11 @@ class Occurrences:
         return self._tokens[-LONGEST_MATCH:]
 
     def guess(self, context: "array[int]", depth: int) -> Continuation:
-        """Returns the best of what followed ``context``, at most ``depth`` tokens.
+        """Returns the best continuation of ``context``, at most ``depth`` tokens.
 
-        For every number of tokens of its end that occurred before: the likeliest token after these
-        occurrences, then the likeliest after that, at most as many as had matched. The guess with the highest
-        score is the best. Source: Oliaro et al., "SuffixDecoding", 2024.
+        There is a guess for every length of the context's end that occurred before. It takes the likeliest
+        token after these occurrences, then the likeliest next token, up to the matching length. The guess
+        with the highest score is the best. Source: Oliaro et al., "SuffixDecoding", 2024.
         """
         best = Continuation()
         too_long = LONGEST_MATCH + 1
@@ -100,7 +99,7 @@ class Occurrences:
             lengths = [min(length, too_long - 1) for length, _ in found]
             for matched in sorted(set(lengths), reverse=True):
                 if min(matched, depth) <= best.score:
-                    return best  # no shorter match can have more
+                    return best  # no shorter match can have a higher score
                 at = [place for length, (_, place) in zip(lengths, found, strict=True) if length >= matched]
                 guess = self._followed(at, min(matched, depth))
                 best = guess if guess.score > best.score else best
@@ -108,7 +107,7 @@ class Occurrences:
         return best
 
     def _found(self, chain: "_Chain", context: "array[int]") -> list[tuple[int, int]]:
-        """Occurrences of its n-gram: matching tokens, and the place of what follows; newest first."""
+        """Returns occurrences of its n-gram, newest first: matching tokens, and place of the next token."""
         if len(context) < chain.size:
             return []
         found = []
@@ -133,7 +132,7 @@ class Occurrences:
         return matched
 
     def _followed(self, places: list[int], limit: int) -> Continuation:
-        """Likeliest tokens from these places on; at the end of the tokens the guess itself is read on."""
+        """Returns the likeliest tokens from these places on; after the last token it reads the guess."""
         tokens: list[int] = []
         probabilities: list[float] = []
         probability = 1.0
@@ -160,7 +159,7 @@ class Occurrences:
 
 
 class _Chain(NamedTuple):
-    """Occurrences of the n-grams of one size, by the positions of what follows them."""
+    """Occurrences of the n-grams of one size, by the position of the next token."""
 
     size: int
     newest: dict[int, int]  # key: hash of the n-gram

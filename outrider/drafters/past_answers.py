@@ -1,4 +1,4 @@
-"""Answers of the past, for drafters that guess from them: in memory, and never shared between callers."""
+"""Past answers, for drafters that guess from them: in memory, and never shared between callers."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from outrider.drafters.occurrences import Occurrences
 
-LONGEST_ANSWER = 2048  # tokens; of a longer answer its last ones are kept
+LONGEST_ANSWER = 2048  # tokens; the last tokens of a longer answer are kept
 
 
 @dataclass(frozen=True)
@@ -21,25 +21,25 @@ NOBODYS = Scope()
 
 
 class PastAnswers:
-    """Newest answers of all scopes. If they get too many, the oldest answer goes, whatever its scope."""
+    """Newest answers of all scopes. If there are too many, the oldest answer of any scope goes."""
 
     def __init__(self, max_tokens: int = 0) -> None:
-        """max_tokens: tokens of all answers, the ends of texts included; 0: nothing is kept."""
+        """max_tokens: tokens of all answers, with the ends of texts; 0: nothing is kept."""
         self._max_tokens = max_tokens
         self._texts: dict[Scope, Occurrences] = {}
         self._kept: deque[tuple[Scope, int]] = deque()  # tokens of each answer with its end, oldest first
         self._size = 0
 
     def __len__(self) -> int:
-        """Tokens, the ends of texts included."""
+        """Number of tokens, with the ends of texts."""
         return self._size
 
     def of(self, scope: Scope) -> Occurrences:
-        """Returns the past answers of a scope. Read them at once: later they may be other ones."""
+        """Returns the past answers of a scope, which must be read at once: they may change later."""
         return self._texts.get(scope, NOTHING)
 
     def add(self, scope: Scope, answer: Sequence[int]) -> None:
-        """Takes note of an answer's tokens."""
+        """Adds an answer's tokens."""
         longest = min(LONGEST_ANSWER, self._max_tokens - 1)
         if scope.caller is None or not answer or longest < 1:
             return

@@ -1,13 +1,14 @@
-"""Every drafter that there is. Settings, command line, page, pace and documentation read it here.
+"""Table of all drafters, for settings, command line, page, pace and documentation.
 
-A drafter is a file and a row. Where it runs says what its file holds:
+A drafter is a file and a row. Its place says what its file holds:
 
-- gateway: an ``Index`` (outrider/drafters/index.py), which guesses from the tokens of its own sequence, and
-  where it ``remembers``, from past answers too (outrider/drafters/past_answers.py).
+- gateway: an ``Index`` (outrider/drafters/index.py), which guesses from the tokens of its own sequence. If it
+  ``remembers``, it also guesses from past answers (outrider/drafters/past_answers.py).
 - draft worker: a ``TaskDrafter`` (outrider/engine/draft_ahead/task_drafter.py), which makes the tasks of
-  the engine. A setting names the row; without it, ``parallel`` holds for a checkpoint with a mask token,
-  else ``model``.
-- target worker: a ``TargetDrafter`` (outrider/engine/drafters/target_drafter.py), which reads its states.
+  the engine. A setting names the row; the default is ``parallel`` for a checkpoint with a mask token, else
+  ``model``.
+- target worker: a ``TargetDrafter`` (outrider/engine/drafters/target_drafter.py), which reads the target's
+states.
 """
 
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from typing import Any
 
 
 class Place(Enum):
-    """Where a drafter runs: says what its file holds. Rounds and pace read the facts of ``DrafterInfo``."""
+    """Place at which a drafter runs. Rounds and pace read the facts of ``DrafterInfo`` instead."""
 
     GATEWAY = "gateway"
     DRAFT_WORKER = "draft worker"
@@ -25,18 +26,18 @@ class Place(Enum):
 
 
 class Width(Enum):
-    """Nodes that its Drafts may hold next to a chain."""
+    """Nodes that Drafts may hold next to a chain."""
 
     CHAIN = "nothing"
     ALTERNATIVES = "alternatives, which cost it nothing"
-    TREE = "a tree, whose nodes it feeds as it does the chain's"
+    TREE = "a tree, whose nodes it feeds like the chain"
 
 
 @dataclass(frozen=True)
 class DrafterInfo:
-    """One row. A Draft takes ``steps_per_draft + depth * steps_per_token`` steps of its own model.
+    """Row of a drafter, whose Draft takes ``steps_per_draft + depth * steps_per_token`` steps of its model.
 
-    A step feeds one token of each sequence, or where it is parallel all positions of their Drafts.
+    A step feeds one token of each sequence, or all positions of their Drafts if the drafter is parallel.
     """
 
     name: str
@@ -48,28 +49,26 @@ class DrafterInfo:
     is_parallel: bool = False
     width: Width = Width.CHAIN
     remembers: bool = False  # its index is given past answers
-    mixes: tuple[str, str] | None = (
-        None  # a drafter, and an index whose Draft is taken where it promises more
-    )
+    mixes: tuple[str, str] | None = None  # a drafter, and an index that drafts if it promises more
 
     @property
     def asked(self) -> str:
-        """Name of the drafter that its worker or its target is asked for."""
+        """Name of the drafter for its worker or its target."""
         return self.mixes[0] if self.mixes else self.name
 
     @property
     def asks_worker(self) -> bool:
-        """Whether a draft worker makes its Drafts: it has to be ready, and to take the text in first."""
+        """Whether a draft worker makes its Drafts, which must be ready and first read the text."""
         return self.place is Place.DRAFT_WORKER
 
     @property
     def is_index(self) -> bool:
-        """Whether it looks into text that is there: a guess costs next to nothing, and no worker is lost."""
+        """Whether it reads known text alone: a guess costs next to nothing, and no worker can be lost."""
         return self.place is Place.GATEWAY
 
     @property
     def comes_with_verdicts(self) -> bool:
-        """Whether the target sends its Drafts, each with a Verdict; a mixed drafter has others too."""
+        """Whether the target sends its Drafts, each with a Verdict; a mixed drafter has further Drafts."""
         return self.place is Place.TARGET_WORKER
 
     @property
@@ -79,11 +78,11 @@ class DrafterInfo:
 
     @property
     def waits_in_step(self) -> bool:
-        """Whether all sequences of a step of the target wait while it drafts for a few of them."""
+        """Whether all sequences of a target's step wait while it drafts for a few sequences."""
         return self.place is Place.TARGET_WORKER
 
     def load(self) -> Any:
-        """The class, imported where it is used: some need torch."""
+        """Returns the class, imported on first use: some classes need torch."""
         module, _, name = self.implementation.partition(":")
         return getattr(import_module(module), name)
 
@@ -100,18 +99,18 @@ def register(*rows: DrafterInfo) -> None:
 
 
 def mixed(name: str, index: str) -> DrafterInfo:
-    """The row of a drafter that gives way to an index with a score, where that promises more tokens."""
-    meaning = f"{index} where that promises more tokens, {name} where not"
+    """Returns the row of a drafter that gives way to a scored index if the index promises more tokens."""
+    meaning = f"{index} if it promises more tokens, else {name}"
     return replace(drafter(name), name=f"{name}+{index}", meaning=meaning, mixes=(name, index))
 
 
 def drafters() -> tuple[DrafterInfo, ...]:
-    """All rows, in the order in which they were added."""
+    """Returns all rows, in the order in which they were added."""
     return tuple(_ROWS.values())
 
 
 def drafter(name: str) -> DrafterInfo:
-    """Raises ValueError naming those that there are."""
+    """Returns the row of that name. Raises ValueError naming all drafters."""
     if name not in _ROWS:
         raise ValueError(f"there is no drafter {name!r}, there are: {', '.join(_ROWS)}")
     return _ROWS[name]
@@ -152,19 +151,19 @@ register(
         "a smaller model that drafts all its tokens in one pass, in a worker of its own",
         Place.DRAFT_WORKER,
         "outrider.engine.draft_ahead.task_drafter:InOnePass",
-        steps_per_draft=1.5,  # one, and half a step of waiting
+        steps_per_draft=1.5,  # a step, and half a step of waiting
         is_parallel=True,
         width=Width.ALTERNATIVES,
     ),
     DrafterInfo(
         "ngram",
-        "what followed the newest tokens where they occurred before, in prompt or answer",
+        "what followed the newest tokens at an earlier occurrence, in prompt or answer",
         Place.GATEWAY,
         "outrider.drafters.ngram:NgramIndex",
     ),
     DrafterInfo(
         "suffix",
-        "what followed the newest tokens before, by all lengths of them: in prompt, answer and past answers",
+        "what followed the newest tokens at earlier occurrences of any length, also in past answers",
         Place.GATEWAY,
         "outrider.drafters.suffix:SuffixIndex",
         remembers=True,
@@ -203,7 +202,7 @@ register(
     ),
     DrafterInfo(
         "early_exit",
-        "the target's first layers, or the target without some of its layers, with its own norm and head",
+        "the target's first layers, or the target without some layers, with the target's norm and head",
         Place.TARGET_WORKER,
         "outrider.engine.drafters.early_exit:EarlyExit",
         steps_per_token=1.0,

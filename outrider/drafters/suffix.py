@@ -1,4 +1,4 @@
-"""Drafting without a model: what followed the newest tokens before, in this text or in past answers.
+"""Drafting without a model: tokens after earlier occurrences of the newest tokens, also in past answers.
 
 Source: Oliaro et al., "SuffixDecoding: Extreme speculative decoding for emerging AI applications", 2024.
 """
@@ -14,7 +14,7 @@ class SuffixIndex:
     """Index over one sequence and the past answers of its scope."""
 
     def __init__(self, past: PastAnswers | None = None, scope: Scope = NOBODYS) -> None:
-        """past: None: the index guesses from its own tokens alone."""
+        """past: past answers; None: the index guesses from its own tokens alone."""
         self._own = Occurrences()
         self._past = PastAnswers() if past is None else past
         self._scope = scope
@@ -23,11 +23,11 @@ class SuffixIndex:
         return len(self._own)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Takes note of tokens that have been committed."""
+        """Adds committed tokens."""
         self._own.append(tokens)
 
     def guess(self, depth: int) -> Continuation:
-        """Returns the better guess of its own text and of past answers; its own if they are equally good."""
+        """Returns the better guess from its own text or from past answers; its own of two equal guesses."""
         context = self._own.tail()
         own = self._own.guess(context, depth)
         past = self._past.of(self._scope).guess(context, depth)

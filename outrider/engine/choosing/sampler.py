@@ -51,7 +51,7 @@ class Choices:
     hidden: torch.Tensor | None = None
     path: tuple[int, ...] = ()  # nodes of its Draft that the coupled rule accepts, root first
     told: tuple[TokenLogprobs, ...] = ()  # [num_rows] if they came with the tokens
-    # Top tokens of further positions, up to the first invalid position: each follows the best token before it.
+    # Top tokens of further positions, up to an invalid position: each follows the best token before it.
     further: Sequence[tuple[int, ...]] = ()
 
     @cached_property

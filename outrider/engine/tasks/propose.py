@@ -54,8 +54,8 @@ class CoupledProposeTask(ProposeTask):
     """Drafts the best tokens under the keyed noise, up to an end of sequence.
 
     The chain begins with pending nodes, which may be the whole chain. All further positions may be drafted in
-    one step. Penalties and grammars depend on tokens that the host knows only after a step: a sequence with such
-    settings is drafted position by position.
+    one step. Penalties and grammars depend on tokens that the host knows only after a step: a sequence with
+    such settings is drafted position by position.
     """
 
     ranks = RANKS
