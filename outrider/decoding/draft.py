@@ -20,11 +20,10 @@ class SparseProbs:
     def check(self, drawn: int, vocab_size: int) -> None:
         """Checks that the token was drawn from this distribution.
 
-        drawn: the drafted token.
-        drawn: the token that was drawn from it.
+        drawn: drafted token.
 
         Raises:
-            ValueError: it is no distribution over ids of the vocabulary, or the token has no part in it.
+            ValueError: this is no distribution over the vocabulary, or the token is not in its support.
         """
         if not len(self.token_ids) == len(self.probs) == len({*self.token_ids}):
             raise ValueError("draft_probs: each token id must occur once, with its probability")

@@ -20,7 +20,7 @@ FEW_QUERIES = 16  # queries of a sequence: up to this many are a Draft to verify
 FEW_TILE, MANY_TILE = 8, 64  # rows of a tile
 TILE_FIELDS = 5  # row of the block table, first row, number of rows, slots up to the last row, root
 LANE, END = 0, 3  # places of the first and the fourth tile field
-SPLIT_TILES = 64  # a tile of few rows with more than this part of all contexts is split
+SPLIT_TILES = 64  # tiles, of which fewer are split: those longer than a 64th of all contexts
 WORD_BITS = 64
 LONGEST_PATH = 64  # drafted nodes for which a padded layout has room
 NO_ROOT = 2**30  # above every slot
@@ -105,7 +105,9 @@ class PagedInput(Generic[Array]):
     paths: Array  # [rows, path_length] path of a row that is off its Draft's chain
     logit_rows: Array  # [logits]
     work: Array  # [5] numbers of WORK
-    few_tiles: Array  # [few_tiles, TILE_FIELDS] tiles of at most FEW_TILE rows, split tiles first; 0 rows: padding
+    few_tiles: (
+        Array  # [few_tiles, TILE_FIELDS] tiles of at most FEW_TILE rows, split tiles first; 0 rows: padding
+    )
     many_tiles: Array  # [many_tiles, TILE_FIELDS] tiles of at most MANY_TILE rows
     block_table: Array  # [lanes, blocks] undefined after a sequence's own blocks
 
