@@ -85,7 +85,7 @@ def test_example_drafter_is_unknown_before_it_is_registered() -> None:
 
 def table() -> dict[str, tuple[set[str], set[str]]]:
     """Returns for each drafter its files, and other files that name it."""
-    section = PAGE.read_text().partition("## What those that there are took")[2]
+    section = PAGE.read_text().partition("## What the present drafters took")[2]
     rows = re.findall(r"^\| `([\w+]+)` \|(.*)\|(.*)\|$", section, re.M)
     return {
         name: ({*re.findall(r"`(\S+\.py)`", own)}, {*re.findall(r"`(\S+\.py)`", besides)})
