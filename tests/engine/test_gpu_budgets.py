@@ -15,6 +15,7 @@ from outrider.engine.choosing.sampler import choose_tokens
 from outrider.engine.forward.batch_invariant import PASS_TOKENS
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
+from outrider.engine.work import plain_decoding
 from tests.support.checkpoints import write_checkpoint
 from tests.support.simulated_cuda.counts import Counts
 from tests.support.simulated_cuda.device import SimulatedCuda
@@ -107,6 +108,27 @@ def test_other_passes_copy_and_wait_as_often(
     counts = counts_of_step(engine, 2, 3, Sampling(temperature=0.7, max_tokens=64, ignore_eos=True))
     totals = counts.totals()
     assert {kind: totals[kind] for kind in BUDGET} == BUDGET, counts.report()
+
+
+def test_step_with_a_chunk_of_a_prompt_beside_decoding_replays_a_graph(
+    engines: dict[int, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outrider.engine.forward.graphs, "CAPTURED_SIZES", (1, 64))
+    engine, paths = Engine.from_settings(engines[LAYERS[0]].settings), set()
+
+    def step() -> None:
+        engine.step()
+        assert engine.last_step is not None
+        paths.add((engine.last_step.path, engine.last_step.tokens))
+
+    for length in (5, 40):
+        sequence = engine.open(length, 0, Sampling(temperature=0.0, ignore_eos=True))
+        engine.submit(plain_decoding(sequence.number, 0, (3,) * length, 8))
+        step()
+    while engine.has_work:
+        step()
+    assert {path for path, _ in paths} == {"graph"}
+    assert ("graph", 41) in paths
 
 
 def test_masks_of_grammars_are_one_copy_more(engines: dict[int, Engine]) -> None:

@@ -12,7 +12,7 @@ from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.forward.batch import Batch, feed_chosen, paged_batch
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.inputs.choice_input import ChoiceInput, fields_of_choice
-from outrider.engine.inputs.paged_input import FEW_QUERIES, LONGEST_PATH, PagedInput, PagedLayout, fill
+from outrider.engine.inputs.paged_input import FEW_QUERIES, PagedInput, PagedLayout, fill
 from outrider.engine.inputs.step_buffer import buffer_size
 from outrider.engine.inputs.step_input import Feed
 from outrider.engine.parallel.rank_group import RankGroup
@@ -22,9 +22,15 @@ from outrider.pace.settings import MAX_DEPTH
 
 logger = logging.getLogger(__name__)
 
-CAPTURED_SIZES = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 513, 64))
+# Rows. From 64 on at most a fifth of a graph's rows is padding.
+CAPTURED_SIZES = (
+    *(1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32)),
+    *(*range(256, 512, 64), *range(512, 1024, 128), *range(1024, 2305, 256)),
+)
+LEAST_CHUNK = 64  # rows of the smallest graph for steps that take prompts along
+MOST_DRAFTED = 512  # rows of the graphs of target drafters
+MOST_CHUNK_LOGITS = 512  # rows of logits of a step that takes prompts along
 MOST_BLOCKS = 2**14  # blocks of a sequence: a longer sequence has no graph
-INDEX_BYTES = 8  # size of an int64
 
 Forward = Callable[[Batch], ForwardOutput]
 ByRows = Callable[[torch.Tensor], torch.Tensor]  # [num_rows, ...] to [num_rows, ...], each row by itself
@@ -37,15 +43,45 @@ def captured_sizes(settings: EngineSettings) -> tuple[int, ...]:
     return CAPTURED_SIZES[: bisect_left(CAPTURED_SIZES, settings.max_sequences * (1 + MAX_DEPTH)) + 1]
 
 
-def feed_bytes(rows: int, blocks: int, *, as_chains: bool) -> int:
-    """Returns the bytes that graphs keep for their input. blocks: blocks of the longest sequence."""
+def drafting_sizes(settings: EngineSettings) -> tuple[int, ...]:
+    """Rows of the graphs of target drafters, ascending."""
+    sizes = captured_sizes(settings)
+    return sizes[: bisect_left(sizes, MOST_DRAFTED) + 1]
+
+
+def chunk_sizes(settings: EngineSettings, chunk: int) -> tuple[int, ...]:
+    """Rows of the graphs for steps that take prompts along, ascending, as far as there are graphs.
+
+    chunk: prompt tokens in a step.
+    """
+    sizes = [size for size in CAPTURED_SIZES if size >= LEAST_CHUNK]
+    return (*sizes[: bisect_left(sizes, chunk + settings.max_sequences) + 1],)
+
+
+def chunk_logits(settings: EngineSettings) -> int:
+    """Returns the rows of logits for which steps that take prompts along have room."""
+    return min(settings.max_sequences * (1 + MAX_DEPTH), MOST_CHUNK_LOGITS)
+
+
+def layout_of(
+    rows: int, sequences: int, blocks: int, *, as_chains: bool, logits: int | None = None
+) -> PagedLayout:
+    """Returns the layout of a graph's input.
+
+    Args:
+        sequences: sequences of a step, at most.
+        blocks: blocks of the longest sequence.
+        as_chains: argument of PagedLayout.padded.
+        logits: rows of logits, at most, of a step that takes prompts along; None: it takes none along.
+    """
     layout = PagedLayout.padded(rows, min(blocks, MOST_BLOCKS), as_chains=as_chains)
-    return _buffer_size(layout) + rows * INDEX_BYTES
+    layout = replace(layout, lanes=min(rows, sequences))
+    return layout if logits is None else layout.with_prompts(min(rows, logits))
 
 
-def _buffer_size(layout: PagedLayout) -> int:
-    """Returns the bytes of a step's input, with the choice of tokens after each row."""
-    return buffer_size(layout.fields | fields_of_choice(layout.rows))
+def feed_bytes(layout: PagedLayout) -> int:
+    """Returns the bytes of a step's input, with the choice of tokens after each row of logits."""
+    return buffer_size(layout.fields | fields_of_choice(layout.logits))
 
 
 class CudaCapture:
@@ -197,47 +233,50 @@ class Graphs(CapturedSizes):
         cache: PagedCache,
         dtype: torch.dtype,
         device: torch.device,
+        sequences: int,
         blocks: int,
         sizes: Sequence[int],
         group: RankGroup | None = None,
         *,
         as_chains: bool,
+        logits: int | None = None,
     ) -> None:
         """
         Args:
             forward: a pass, without a wait for the device.
-            blocks: number of blocks of the longest sequence.
+            sequences, blocks, as_chains, logits: arguments of layout_of.
             sizes, group: arguments of CapturedSizes.
-            as_chains: argument of PagedLayout.padded.
         """
         super().__init__(capture, sizes, group)
         self._forward = forward
         self._spare_slot = cache.spare_block * cache.block_size
         self._block_size, self._dtype = cache.block_size, dtype
-        self._blocks = min(blocks, MOST_BLOCKS)
-        self._as_chains = as_chains
+        self._layouts = {
+            rows: layout_of(rows, sequences, blocks, as_chains=as_chains, logits=logits) for rows in sizes
+        }
         # What a graph reads lives as long as the graph.
-        size = _buffer_size(self._layout(sizes[-1]))
+        size = feed_bytes(self._layouts[sizes[-1]])
         self._buffer = torch.empty(size, dtype=torch.uint8, device=device)
-        self._every = torch.arange(sizes[-1], device=device)
         self._output: ForwardOutput | None = None  # output of the largest graph, whose memory all share
 
     def batch(self, feeds: Sequence[Feed], choice: ChoiceInput | None = None) -> GraphBatch | None:
         """Returns the step in a graph's memory; None without a graph for it. choice: argument of fill."""
         rows = sum(len(feed.tokens) for feed in feeds)
+        num_logits = sum(feed.num_logits for feed in feeds)
         size = self._size_for(rows)
-        if size is None or not all(map(self._has_room, feeds)):
+        if size is None:
+            return None
+        layout = self._layouts[size]
+        if num_logits > layout.logits or not all(_has_room(layout, feed) for feed in feeds):
             return None
         replay = self._replays[size]
-        layout = replace(self._layout(size), lanes=len(feeds))
+        layout = replace(layout, lanes=len(feeds))
         filled = fill(layout, feeds, self._block_size, self._spare_slot, choice, device=self._buffer.device)
         if filled.size > len(self._buffer):  # batch-invariant passes carry the rows of earlier passes
             return None
         fields = filled.at(self._buffer)
         given = PagedInput.of(fields)
-        logit_rows = given.logit_rows[: sum(feed.num_logits for feed in feeds)]
         token_ids = given.token_ids[:, :rows]
-        kept = slice(rows) if len(logit_rows) == rows else logit_rows
 
         def compute(chosen: torch.Tensor | None) -> ForwardOutput:
             filled.send_to(self._buffer)
@@ -246,13 +285,13 @@ class Graphs(CapturedSizes):
             replay()
             assert self._output is not None
             hidden = None if self._output.hidden is None else self._output.hidden[:rows]
-            return ForwardOutput(self._output.logits[kept], hidden, self._output.are_finite[:rows])
+            return ForwardOutput(self._output.logits[:num_logits], hidden, self._output.are_finite[:rows])
 
         return GraphBatch(
             token_ids,
             given.position_ids[:, :rows],
             given.slots[:rows],
-            logit_rows,
+            given.logit_rows[:num_logits],
             [],
             self._block_size,
             self._dtype,
@@ -261,21 +300,12 @@ class Graphs(CapturedSizes):
             compute,
         )
 
-    def _layout(self, rows: int) -> PagedLayout:
-        return PagedLayout.padded(rows, self._blocks, as_chains=self._as_chains)
-
-    def _has_room(self, feed: Feed) -> bool:
-        if len(feed.blocks) > self._blocks:
-            return False
-        if not self._as_chains:
-            return len(feed.tokens) <= FEW_QUERIES
-        return feed.tree is None or max(feed.tree.depths) < LONGEST_PATH
-
     def _work(self, rows: int) -> Callable[[], None]:
-        layout = self._layout(rows)
-        filled = fill(layout, [], self._block_size, self._spare_slot, device=self._buffer.device)
+        layout, device = self._layouts[rows], self._buffer.device
+        filled = fill(layout, [], self._block_size, self._spare_slot, device=device)
         filled.send_to(self._buffer)
-        batch = paged_batch(filled.at(self._buffer), self._every[:rows], self._block_size, self._dtype)
+        fields = filled.at(self._buffer)
+        batch = paged_batch(fields, fields["logit_rows"], self._block_size, self._dtype)
 
         def work() -> None:
             computed = self._forward(batch)
@@ -284,6 +314,15 @@ class Graphs(CapturedSizes):
             self._output.take(computed)
 
         return work
+
+
+def _has_room(layout: PagedLayout, feed: Feed) -> bool:
+    """Whether a sequence of a step fits into a graph's layout."""
+    if len(feed.blocks) > layout.blocks:
+        return False
+    if layout.path_length:
+        return feed.tree is None or max(feed.tree.depths) < layout.path_length
+    return layout.many_tiles > 0 or len(feed.tokens) <= FEW_QUERIES
 
 
 def _reasons(failures: Mapping[int, str]) -> tuple[str, ...]:

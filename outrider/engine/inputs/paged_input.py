@@ -1,7 +1,7 @@
 """Input of the paged kernels: named fields of a step's buffer, filled for all sequences at once."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from typing import Generic, TypeVar
@@ -16,7 +16,7 @@ from outrider.engine.inputs.context_parts import SHORTEST
 from outrider.engine.inputs.step_buffer import Field, StepBuffer, buffer_size
 from outrider.engine.inputs.step_input import Feed, Numbers
 
-FEW_QUERIES = 16  # queries of a sequence: up to this many are a Draft to verify, more are a prompt
+FEW_QUERIES = 32  # queries of a sequence: up to this many are a Draft to verify, more are a prompt
 FEW_TILE, MANY_TILE = 8, 64  # rows of a tile
 TILE_FIELDS = 5  # row of the block table, first row, number of rows, slots up to the last row, root
 LANE, END = 0, 3  # places of the first and the fourth tile field
@@ -67,6 +67,10 @@ class PagedLayout:
         """
         words, path_length = (0, LONGEST_PATH) if as_chains else (MAX_NODES // WORD_BITS, 0)
         return cls(rows, rows, rows, blocks, words, rows, 0, path_length)
+
+    def with_prompts(self, logits: int) -> "PagedLayout":
+        """Returns a padded layout with room for prompts among its rows. logits: rows of logits."""
+        return replace(self, logits=logits, many_tiles=-(-self.rows // (FEW_QUERIES + 1)))
 
     @property
     def fields(self) -> dict[str, Field]:

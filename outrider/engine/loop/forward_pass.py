@@ -28,6 +28,9 @@ from outrider.engine.forward.graphs import (
     Graphs,
     RowGraphs,
     captured_sizes,
+    chunk_logits,
+    chunk_sizes,
+    drafting_sizes,
 )
 from outrider.engine.forward.kernel import Kernel, find_kernel
 from outrider.engine.forward.linear import join_projections, optimize_for_cpu
@@ -112,6 +115,7 @@ class ForwardPass:
         self._is_leader = group is None or group.rank == 0  # states are read there alone
         self._hidden_layers = drafters.hidden_layers if self._is_leader else ()
         self._graphs: Graphs | None = None
+        self._chunk_graphs: Graphs | None = None  # graphs for steps that take prompts along
         self._decoder: Decoder | None = None
         is_slower = device.type == "cpu" and dtype == torch.bfloat16  # if a sequence feeds several tokens
         self.kernel: Kernel | None = None
@@ -153,15 +157,20 @@ class ForwardPass:
         self._capture = CudaCapture()
         sizes = (PASS_TOKENS[self.device.type],) if settings.batch_invariant else captured_sizes(settings)
         self._graphs = self._graphs_of(self._compute, sizes, as_chains=settings.batch_invariant)
-        return self._graphs.capture()
+        reasons = self._graphs.capture()
+        sizes, logits = chunk_sizes(settings, resolve_prefill_chunk(settings)), chunk_logits(settings)
+        if sizes and not settings.batch_invariant:
+            self._chunk_graphs = self._graphs_of(self._compute, sizes, as_chains=False, logits=logits)
+            reasons += self._chunk_graphs.capture()
+        return reasons
 
     def graphs_of(self, compute: Callable[[Batch], ForwardOutput]) -> Graphs:
         """Returns graphs for passes of the target drafter."""
-        return self._graphs_of(compute, captured_sizes(self.settings), as_chains=False)
+        return self._graphs_of(compute, drafting_sizes(self.settings), as_chains=False)
 
     def row_graphs_of(self, functions: Sequence[ByRows], size: int) -> list[RowGraphs]:
         """Returns graphs for functions of rows of the target drafter."""
-        model, sizes = self.model, captured_sizes(self.settings)
+        model, sizes = self.model, drafting_sizes(self.settings)
         # Other ranks choose no tokens, so they keep no logits.
         kept = model.config.get_text_config().vocab_size if self._is_leader else 0
         states, logits = (
@@ -172,7 +181,12 @@ class ForwardPass:
         ]
 
     def _graphs_of(
-        self, compute: Callable[[Batch], ForwardOutput], sizes: Sequence[int], *, as_chains: bool
+        self,
+        compute: Callable[[Batch], ForwardOutput],
+        sizes: Sequence[int],
+        *,
+        as_chains: bool,
+        logits: int | None = None,
     ) -> Graphs:
         cache = self.cache
         blocks = cache.blocks_for(min(context_length(self.model), cache.capacity))
@@ -182,10 +196,12 @@ class ForwardPass:
             cache,
             self.dtype,
             self.device,
+            sequences=self.settings.max_sequences,
             blocks=blocks,
             sizes=sizes,
             group=self.group,
             as_chains=as_chains,
+            logits=logits,
         )
 
     @torch.inference_mode()
@@ -243,7 +259,10 @@ class ForwardPass:
             raise CacheLostError(f"tokens could not be moved in the cache: {error!r}") from error
 
     def _graph_of(self, feeds: Sequence[Feed], choice: ChoiceInput | None) -> GraphBatch | None:
-        return None if self._graphs is None else self._graphs.batch(feeds, choice)
+        for graphs in (self._graphs, self._chunk_graphs):
+            if graphs is not None and (batch := graphs.batch(feeds, choice)) is not None:
+                return batch
+        return None
 
     def _pass_of(self, feeds: Sequence[Feed], choice: ChoiceInput | None) -> Batch:
         """Returns a pass of batch-invariant numerics."""

@@ -9,7 +9,14 @@ import torch
 from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch_invariant import PASS_TOKENS
-from outrider.engine.forward.graphs import captured_sizes, feed_bytes
+from outrider.engine.forward.graphs import (
+    captured_sizes,
+    chunk_logits,
+    chunk_sizes,
+    drafting_sizes,
+    feed_bytes,
+    layout_of,
+)
 from outrider.engine.inputs.context_parts import parts_of, third_length
 from outrider.engine.inputs.paged_input import FEW_TILE, SPLIT_TILES
 from outrider.engine.loading.weights import resolve_device, resolve_prefill_chunk
@@ -166,14 +173,27 @@ def _graph_bytes(model: ModelSkeleton, settings: EngineSettings, num_blocks: int
     parts: bytes of the parts of contexts.
     """
     blocks = min(-(-model.context_length // settings.block_size), num_blocks)
-    of_drafts = captured_sizes(settings)[-1]
-    rows = PASS_TOKENS["cuda"] if settings.batch_invariant else of_drafts
-    kept = feed_bytes(rows, blocks, as_chains=settings.batch_invariant) + model.state_bytes(rows)
-    kept += rows * (model.vocab_size * model.dtype.itemsize + 1)  # logits, and whether the row is finite
-    if drafting := model.drafting_graph_bytes(of_drafts, feed_bytes(of_drafts, blocks, as_chains=False)):
-        kept += drafting
-        rows = max(rows, of_drafts)
-    return kept + model.activation_bytes(rows, rows) + parts
+    sequences = settings.max_sequences
+
+    def kept(rows: int, *, as_chains: bool = False, logits: int | None = None) -> int:
+        layout = layout_of(rows, sequences, blocks, as_chains=as_chains, logits=logits)
+        given = layout.logits * model.vocab_size * model.dtype.itemsize + rows  # whether a row is finite
+        return feed_bytes(layout) + model.state_bytes(rows) + given
+
+    rows = PASS_TOKENS["cuda"] if settings.batch_invariant else captured_sizes(settings)[-1]
+    total = kept(rows, as_chains=settings.batch_invariant)
+    computing = model.activation_bytes(rows, rows)
+    sizes, logits = chunk_sizes(settings, resolve_prefill_chunk(settings)), chunk_logits(settings)
+    if sizes and not settings.batch_invariant:
+        rows = sizes[-1]
+        total += kept(rows, logits=logits)
+        computing = max(computing, model.activation_bytes(rows, min(rows, logits)))
+    of_drafts = drafting_sizes(settings)[-1]
+    layout = layout_of(of_drafts, sequences, blocks, as_chains=False)
+    if drafting := model.drafting_graph_bytes(of_drafts, feed_bytes(layout)):
+        total += drafting
+        computing = max(computing, model.activation_bytes(of_drafts, of_drafts))
+    return total + computing + parts
 
 
 def _gather_bytes(layers: Mapping[int, LayerShape], num_tokens: int, dtype: torch.dtype) -> int:

@@ -7,6 +7,7 @@ tests/engine/test_on_gpu.py.
 
 import logging
 import sys
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +21,7 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.forward.batch import paged_batch
 from outrider.engine.forward.batch_invariant import PASS_TOKENS
 from outrider.engine.forward.kernel import find_kernel
+from outrider.engine.inputs.paged_input import FEW_QUERIES
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.kernels.cpu.attention import CpuAttention
 from outrider.engine.loop.engine import Engine
@@ -100,6 +102,45 @@ def test_kernels_and_graphs_say_the_same(checkpoint, expected, capture):
     assert capture.replayed > 30
 
 
+@pytest.mark.parametrize(("least", "ways"), [(64, {"graph"}), (65, {"graph", "kernels"})])
+def test_steps_with_a_chunk_of_a_prompt_are_replays_from_the_least_size_on(
+    checkpoint, expected, capture, monkeypatch, least, ways
+):
+    """The next tokens of other sequences go with the chunk. Below the least size each kernel is launched."""
+    monkeypatch.setattr(outrider.engine.forward.graphs, "CAPTURED_SIZES", (1, 4, 64))
+    monkeypatch.setattr(outrider.engine.forward.graphs, "LEAST_CHUNK", least)
+    settings = settings_of(checkpoint).model_copy(update={"prefill_chunk": 50})
+    engine, paths = Engine.from_settings(settings), set()
+    step = engine.step
+
+    def noted(*given):
+        results = step(*given)
+        paths.add(engine.last_step.path)
+        return results
+
+    monkeypatch.setattr(engine, "step", noted)
+    assert texts_of(engine) == expected
+    assert paths == ways
+
+
+def test_chunk_graph_without_room_for_the_logits_of_a_step_is_not_taken(checkpoint, capture, monkeypatch):
+    """A scored prompt wants logits of all its tokens."""
+    monkeypatch.setattr(outrider.engine.forward.graphs, "CAPTURED_SIZES", (1, 64))
+    monkeypatch.setattr(outrider.engine.forward.graphs, "MOST_CHUNK_LOGITS", 8)
+    forward = ForwardPass(settings_of(checkpoint, self_check=False))
+    blocks = np.arange(8)
+    for num_logits, path in ((8, "graph"), (9, "kernels")):
+        step = StepInput.of([Feed([1] * (FEW_QUERIES + 1), num_logits, 0, blocks, None)])
+        assert forward.prepare(step).path == path
+
+
+def test_captured_sizes_at_most_a_fifth_is_padding():
+    sizes = outrider.engine.forward.graphs.CAPTURED_SIZES
+    assert sizes[-1] >= 2048
+    for smaller, larger in pairwise(sizes):
+        assert larger < 64 or (larger - smaller - 1) / larger <= 0.2
+
+
 def test_batch_invariant_passes_are_replays_of_one_graph(tmp_path, capture):
     folder = write_checkpoint(tmp_path, "gemma2")
     expected = texts_of(engine_of(folder, graphs=False))
@@ -148,7 +189,7 @@ def test_memory_that_a_graph_reads_lives_as_long_as_the_graph(checkpoint, captur
     monkeypatch.setattr(outrider.engine.forward.graphs, "paged_batch", noted)
     engine = engine_of(checkpoint)
     graphs = engine.runner._forward._graphs
-    held = {graphs._buffer.untyped_storage().data_ptr(), graphs._every.untyped_storage().data_ptr()}
+    held = {graphs._buffer.untyped_storage().data_ptr()}
     for fields, logit_rows, *_ in seen:
         read = [*fields.values(), logit_rows]
         assert {tensor.untyped_storage().data_ptr() for tensor in read} <= held

@@ -85,9 +85,10 @@ def test_rows_tokens_places_and_masks(specs):
 def test_fill_long_contexts_are_split_and_come_first(monkeypatch):
     """A context is long if it is more than the given part of all: here a third of 1,310 slots."""
     monkeypatch.setattr(paged_input_module, "SPLIT_TILES", 3)
-    given = paged_input(feeds_of((200, 1, None), (600, 2, None), (0, 17, None), (506, 1, None)), BLOCK)
+    prompt = (0, FEW_QUERIES + 1, None)
+    given = paged_input(feeds_of((200, 1, None), (600, 2, None), prompt, (506, 1, None)), BLOCK)
     assert [tile[0] for tile in given.few_tiles.tolist()] == [1, 3, 0]
-    assert given.work.tolist() == [1, 3, 2, 602, 21]
+    assert given.work.tolist() == [1, 3, 2, 602, 4 + FEW_QUERIES + 1]
 
 
 def test_fill_context_of_a_single_part_is_not_split():

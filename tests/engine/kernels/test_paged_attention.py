@@ -32,7 +32,7 @@ STEP = [  # slots written before, tokens, tree
     (7, 3, TREE),
     (200, 6, TREE),
     (0, 70, None),
-    (150, 17, None),
+    (150, 33, None),
     (0, 1, None),
     (100, 4, WIDE),
 ]
