@@ -14,6 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
+from outrider.engine.inputs import choice_input
 from outrider.engine.inputs.context_parts import third_length
 from outrider.engine.inputs.paged_input import FEW_TILE, MANY_TILE, TILE_FIELDS
 from outrider.engine.kernels import choice, layer, paged_attention, verdict
@@ -39,10 +40,10 @@ TYPES = {
     "are_accepted": "*i1",
 }
 CONSTANTS = {
-    "CAPACITY": choice.CAPACITY,
+    "CAPACITY": choice_input.CAPACITY,
     "ID_BITS": 17,
-    "CHUNK": choice.CHUNK,
-    "BLOCK": choice.BLOCK,
+    "CHUNK": choice_input.CHUNK,
+    "BLOCK": choice_input.BLOCK,
     "CHUNKS": 32,
     "CHUNKS_PADDED": 32,
 }

@@ -1,6 +1,6 @@
 """Log-probabilities that come with a step's tokens, so that the host reads once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.decoding.choice_context import ChoiceContext
-from outrider.decoding.sampling import log_probabilities, process, told_logprobs
+from outrider.decoding.sampling import SCORED_AT_ONCE, log_probabilities, process, told_logprobs
 from outrider.decoding.settings import Sampling, TokenLogprobs
 
 
@@ -37,20 +37,26 @@ class LogprobRequest:
             processed: logits after the settings; None: not computed yet.
             chosen: integers [num_rows], chosen token of each row.
         """
-        parts = []
-        if self._raw:
-            parts.append((_at(logits, self._raw), _at(chosen, self._raw)))
-        if self._processed:
-            rows = [self._rows[index] for index in self._processed]
-            own = _at(logits, self._processed)
-            after = process(own, rows) if processed is None else _at(processed, self._processed)
-            parts.append((after, _at(chosen, self._processed)))
         numbers = []
-        for source, tokens in parts:
+        for source, tokens in self._sources(logits, processed, chosen):
             of_chosen, ids, likeliest = log_probabilities(source, tokens.long(), self._most)
             as_bits = of_chosen[:, None].view(torch.int32), ids.int(), likeliest.view(torch.int32)
             numbers.append(torch.cat(as_bits, dim=1).flatten())
         return torch.cat(numbers)
+
+    def _sources(
+        self, logits: Tensor, processed: Tensor | None, chosen: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Logits and the chosen tokens of rows that ask, few processed rows at a time."""
+        if self._raw:
+            yield _at(logits, self._raw), _at(chosen, self._raw)
+        for first in range(0, len(self._processed), SCORED_AT_ONCE):
+            indices = self._processed[first : first + SCORED_AT_ONCE]
+            if processed is None:
+                source = process(_at(logits, indices), [self._rows[index] for index in indices])
+            else:
+                source = _at(processed, indices)
+            yield source, _at(chosen, indices)
 
     def of_rows(self, numbers: NDArray[np.int32]) -> dict[int, TokenLogprobs]:
         """Returns the log-probabilities of each row that asks. numbers: result of ``found``."""

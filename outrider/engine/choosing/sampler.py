@@ -32,6 +32,7 @@ from outrider.engine.sequence import NO_DRAFT
 if TYPE_CHECKING:
     from outrider.engine.kernels.choice import DeviceChoice
 
+ADJUSTED_AT_ONCE = 256  # rows of a GPU; torch's adjustments take float32 copies of this many
 _HAS_TRITON = find_spec("triton") is not None
 
 
@@ -250,15 +251,19 @@ def _has_kernels(logits: torch.Tensor) -> bool:
 def _choose_on_device(
     logits: torch.Tensor, rows: list[ChoiceContext], packed: PackedRows, ranks: int
 ) -> "DeviceChoice":
-    from outrider.engine.kernels.choice import choose_on_device
+    from outrider.engine.kernels.choice import choose_on_device, joined
 
     others = [setting for setting in TOKEN_ADJUSTMENTS if setting is not GRAMMAR]
     adjusted = [row for row in rows if not row.needs_no_text]
     if not any(setting.applies(row) for setting in others for row in adjusted):
         return choose_on_device(logits, packed, ranks, _packed_masks(rows, logits))
-    processed = process(logits, rows, TOKEN_ADJUSTMENTS)
-    choice = choose_on_device(processed, packed, ranks)
-    return replace(choice, are_valid=choice.are_valid & _are_valid(logits))
+    parts = []
+    for first in range(0, len(rows), ADJUSTED_AT_ONCE):
+        part = slice(first, first + ADJUSTED_AT_ONCE)
+        adjusted_logits = process(logits[part], rows[part], TOKEN_ADJUSTMENTS)
+        choice = choose_on_device(adjusted_logits, packed.without_drafts(part), ranks)
+        parts.append(replace(choice, are_valid=choice.are_valid & _are_valid(logits[part])))
+    return joined(parts, packed)
 
 
 def _packed_masks(rows: list[ChoiceContext], logits: torch.Tensor) -> torch.Tensor | None:

@@ -63,9 +63,8 @@ def find_kernel(
     """
     if device.type == "cpu":
         return why_no_cpu_kernel(shapes, dtype) or CpuAttention(block_size)
-    widest = max(_dims_of(shapes))
-    if widest > WIDEST_HEAD:
-        return f"heads have {widest} dimensions, a kernel on a GPU takes {WIDEST_HEAD} at most"
+    if (reason := why_no_gpu_kernel(shapes)) is not None:
+        return reason
     try:
         from outrider.engine.kernels.paged_attention import PagedAttention
     except ImportError as error:
@@ -77,6 +76,13 @@ def find_kernel(
         properties.shared_memory_per_block_optin,
         programs=PROGRAMS * properties.multi_processor_count,
     )
+
+
+def why_no_gpu_kernel(shapes: Mapping[int, LayerShape]) -> str | None:
+    """Returns why a GPU with Triton has no kernel for layers of these shapes; None: it has a kernel."""
+    if (widest := max(_dims_of(shapes))) > WIDEST_HEAD:
+        return f"heads have {widest} dimensions, a kernel on a GPU takes {WIDEST_HEAD} at most"
+    return None
 
 
 def why_no_cpu_kernel(shapes: Mapping[int, LayerShape], dtype: torch.dtype) -> str | None:

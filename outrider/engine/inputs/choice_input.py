@@ -21,6 +21,9 @@ from outrider.engine.inputs.step_buffer import Field, StepBuffer
 from outrider.engine.inputs.step_input import Feed, Numbers
 from outrider.engine.sequence import EngineSequence
 
+CHUNK = 4096  # tokens of a row that a program reads
+BLOCK = 64  # tokens whose largest logit stands for them in the bound of top-k
+CAPACITY = 16384  # candidates of a row that are gathered; a row with more is read again
 _LARGEST_TOP_K = 2**31 - 1
 _NO_ROW = -(2**40)  # far below every row
 
@@ -34,6 +37,11 @@ class PackedRows:
     drafts: Tensor  # int64 [2, num_rows] DraftRows.numbers, [0, num_rows]: nothing was drafted
     depth: int  # DraftRows.depth; 0: nothing was drafted
     are_truncated: bool  # whether a row is truncated
+
+    def without_drafts(self, part: slice) -> "PackedRows":
+        """Returns rows that follow one another, copied, as if nothing was drafted."""
+        integers, numbers = self.integers[:, part].contiguous(), self.numbers[:, part].contiguous()
+        return PackedRows(integers, numbers, self.drafts[:0], 0, self.are_truncated)
 
 
 @dataclass(frozen=True)
@@ -147,6 +155,13 @@ def fields_of_choice(rows: int, draft_numbers: int = 2) -> dict[str, Field]:
         "numbers": Field((3, rows), "float64"),
         "drafts": Field((draft_numbers, rows)),
     }
+
+
+def bytes_to_choose(num_rows: int, vocab_size: int) -> int:
+    """Returns the bytes in which the kernels find the candidates of each row."""
+    chunks = -(-vocab_size // CHUNK)
+    candidates, block_maxima, statistics = 8 * CAPACITY, 8 * chunks * CHUNK // BLOCK, 3 * 4 * chunks
+    return num_rows * (candidates + block_maxima + statistics)
 
 
 def _positions(feeds: Sequence[Feed], counts: Sequence[int]) -> Numbers:

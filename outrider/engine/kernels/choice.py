@@ -10,6 +10,7 @@ The settings mean what they do in outrider/decoding/truncation.py.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,15 +22,19 @@ from torch import Tensor
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
-from outrider.engine.inputs.choice_input import ChoiceInput, DraftRows, PackedRows
+from outrider.engine.inputs.choice_input import (
+    BLOCK,
+    CAPACITY,
+    CHUNK,
+    ChoiceInput,
+    DraftRows,
+    PackedRows,
+)
 from outrider.engine.kernels.cutoff import TILE, UNITS, load_ranks, lowest_rank, mass_of, rank_above, search
 from outrider.engine.kernels.logits import LOWEST_RANK, load_logits, rank_of, token_of, value_of
 from outrider.engine.kernels.noise import gumbel_at, gumbel_of_blocks
 from outrider.engine.kernels.verdict import PROGRAM_ROWS, find_path
 
-CHUNK = 4096  # tokens that a program reads
-BLOCK = 64  # tokens whose largest logit stands for them in the bound of top-k
-CAPACITY = 16384  # candidates of a row that are gathered; a row with more is read again
 WARPS = 8
 
 _SAFETY = tl.constexpr(0.01)  # margin by which a bound is lowered, in logits: more than its rounding
@@ -69,6 +74,23 @@ def choose_on_device(
     for kernel, grid, arguments, constants in launches:
         kernel[grid](*arguments, **constants)
     return choice
+
+
+def joined(parts: Sequence[DeviceChoice], rows: PackedRows) -> DeviceChoice:
+    """Joins choices of rows that follow one another.
+
+    rows: all of these rows. If they have Drafts, their accepted nodes are found.
+    """
+    top_tokens = torch.cat([part.top_tokens for part in parts])
+    num_rows, ranks = top_tokens.shape
+    are_accepted = torch.empty(num_rows if rows.depth else 0, dtype=torch.bool, device=top_tokens.device)
+    if rows.depth:
+        programs = (triton.cdiv(num_rows, PROGRAM_ROWS),)
+        followed = (top_tokens, ranks, rows.drafts, num_rows, rows.depth, are_accepted)
+        find_path[programs](*followed, BLOCK=PROGRAM_ROWS)
+    perturbed = torch.cat([part.perturbed for part in parts])
+    are_valid = torch.cat([part.are_valid for part in parts])
+    return DeviceChoice(top_tokens, perturbed, are_valid, are_accepted)
 
 
 def compile_choice(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:

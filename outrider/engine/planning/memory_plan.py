@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.choosing.sampler import ADJUSTED_AT_ONCE
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch_invariant import PASS_TOKENS
 from outrider.engine.forward.graphs import (
@@ -17,6 +18,8 @@ from outrider.engine.forward.graphs import (
     feed_bytes,
     layout_of,
 )
+from outrider.engine.forward.kernel import why_no_cpu_kernel, why_no_gpu_kernel
+from outrider.engine.inputs.choice_input import bytes_to_choose
 from outrider.engine.inputs.context_parts import parts_of, third_length
 from outrider.engine.inputs.paged_input import FEW_TILE, SPLIT_TILES
 from outrider.engine.loading.weights import resolve_device, resolve_prefill_chunk
@@ -112,7 +115,9 @@ def plan_memory(
     memory: int,
     depth: int = MAX_DEPTH,
 ) -> MemoryPlan:
-    """Returns the plan of each of its devices; activations are counted as on a single device, an upper bound.
+    """Returns the plan of each of its devices: that of the first rank, which alone chooses tokens.
+
+    Activations are counted as on a single device, an upper bound.
 
     Args:
         settings: ``cache_memory`` may be left open.
@@ -130,14 +135,15 @@ def plan_memory(
     num_logits = settings.max_sequences * (1 + depth)
     activations = model.activation_bytes(resolve_prefill_chunk(settings) + num_logits, num_logits)
     activations += model.waiting_bytes()
-    activations += num_logits * model.vocab_size * (CHOICE_BYTES if depth else RANKING_BYTES)
+    of_torch = min(num_logits, ADJUSTED_AT_ONCE) if on_cuda else num_logits
+    activations += of_torch * model.vocab_size * (CHOICE_BYTES if depth else RANKING_BYTES)
     graphs = 0
     if on_cuda:
         parts = _part_bytes(model, settings)
-        activations += parts
+        activations += parts + bytes_to_choose(num_logits, model.vocab_size)
         if settings.graphs:
             graphs = _graph_bytes(model, settings, num_blocks, parts)
-    else:
+    if _are_gathered(layers, model.dtype, settings):
         longest = min(num_blocks * settings.block_size, settings.max_sequences * model.context_length)
         activations += _gather_bytes(layers, longest, model.dtype)
     return MemoryPlan(
@@ -194,6 +200,15 @@ def _graph_bytes(model: ModelSkeleton, settings: EngineSettings, num_blocks: int
         total += drafting
         computing = max(computing, model.activation_bytes(of_drafts, of_drafts))
     return total + computing + parts
+
+
+def _are_gathered(layers: Mapping[int, LayerShape], dtype: torch.dtype, settings: EngineSettings) -> bool:
+    """Whether attention gathers the blocks of the cache."""
+    if resolve_device(settings.device).type == "cuda":
+        return why_no_gpu_kernel(layers) is not None
+    if dtype == torch.bfloat16 and not settings.batch_invariant:
+        return True
+    return why_no_cpu_kernel(layers, dtype) is not None
 
 
 def _gather_bytes(layers: Mapping[int, LayerShape], num_tokens: int, dtype: torch.dtype) -> int:

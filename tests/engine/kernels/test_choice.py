@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outrider.decoding.choice_context import ChoiceContext
+from outrider.decoding.draft import Draft
 from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.sampling import process
 from outrider.decoding.settings import Sampling
 from outrider.engine.choosing import sampler
-from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
+from outrider.engine.inputs.choice_input import ChoiceInput, DraftRows, PackedRows, bytes_to_choose
+from outrider.engine.planning.skeleton import AliveBytes
 
 choice = pytest.importorskip("outrider.engine.kernels.choice", reason="needs triton: pip install triton")
 
@@ -90,6 +92,28 @@ def test_choose_on_device_returns_perturbed_logits(small_chunks: None) -> None:
     assert found.top_tokens.tolist() == tokens.tolist()
     assert values.isneginf().any()
     torch.testing.assert_close(found.perturbed.cpu(), values, rtol=1e-6, atol=1e-6)
+
+
+def test_choose_on_device_in_parts_chooses_what_it_chooses_at_once(small_chunks: None) -> None:
+    logits, draft = random(len(ROWS), 300).to(DEVICE), Draft.chain((5,) * (len(ROWS) - 1))
+    tokens = choice.choose_on_device(logits, packed(ROWS), 2).top_tokens[:, 0].tolist()
+    draft = Draft.chain((*tokens[:3], *draft.tokens[3:]))  # the first three guesses are correct
+    given = ChoiceInput.of_rows(ROWS, DraftRows.of([draft], [len(ROWS)])).copied(torch.device(DEVICE))
+    whole = choice.choose_on_device(logits, given, 2)
+    cuts = [slice(0, 3), slice(3, len(ROWS))]
+    parts = [choice.choose_on_device(logits[cut], given.without_drafts(cut), 2) for cut in cuts]
+    found = choice.joined(parts, given)
+    for name, expected_numbers in vars(whole).items():
+        assert torch.equal(getattr(found, name), expected_numbers), name
+    assert found.are_accepted.sum() >= 4
+
+
+def test_bytes_to_choose_are_those_that_the_kernels_are_given() -> None:
+    rows = [row(place) for place in range(20)]
+    with AliveBytes() as alive:
+        choice._planned(torch.empty(20, 128256, device="meta"), packed(rows), 1, None)
+    planned = bytes_to_choose(20, 128256) + 20 * 128256 * 4
+    assert planned == pytest.approx(alive.peak, rel=0.01)
 
 
 def test_choose_on_device_reads_several_chunks() -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.linear import OneDnnProduct, why_unpacked
+from outrider.engine.inputs.choice_input import bytes_to_choose
 from outrider.engine.inputs.context_parts import parts_of, third_length
 from outrider.engine.inputs.paged_input import FEW_TILE, SPLIT_TILES
 from outrider.engine.loading.weights import resolve_prefill_chunk
@@ -28,6 +30,7 @@ from tests.support.allocated import allocated_cache, allocated_weights, kept_by_
 from tests.support.capture import SIZES, capturing
 from tests.support.checkpoints import ARCHITECTURES, VOCAB_SIZE, write_checkpoint
 from tests.support.eagle3 import write_eagle3
+from tests.support.functions import needs_functions
 from tests.support.heads import write_medusa
 from tests.support.hidden_states import Reader
 from tests.support.model import forward_of, model_of
@@ -251,6 +254,44 @@ def test_large_model_over_several_devices(large: ModelSkeleton) -> None:
     assert plan.num_blocks == int(0.3 * 80e9) // (80 * 2 * 2 * 128 * 2 * 16)  # two heads a device
     alone = on_cuda.model_copy(update={"tensor_parallel": 1})
     assert 0 < plan.graphs < plan_memory(large, alone, 80 * 10**9).graphs
+
+
+def test_plan_of_a_gpu_row_of_logits_adds_what_the_kernels_take_to_choose(large: ModelSkeleton) -> None:
+    """Beyond the rows that torch adjusts at once; a float32 copy of a row alone takes more."""
+    settings = EngineSettings(model="70B", device="cuda", cache_memory=0.3, tensor_parallel=4, graphs=False)
+    fewer, more = (
+        plan_memory(large, settings.model_copy(update={"max_sequences": number}), 80 * 10**9).activations
+        for number in (64, 65)
+    )
+    rows, chunk = 1 + MAX_DEPTH, resolve_prefill_chunk(settings)
+    passed = large.activation_bytes(chunk + 65 * rows, 65 * rows)
+    passed -= large.activation_bytes(chunk + 64 * rows, 64 * rows)
+    assert more - fewer - passed == bytes_to_choose(rows, large.vocab_size) < rows * large.vocab_size * 4
+
+
+@needs_functions
+@pytest.mark.parametrize(
+    ("dtype", "batch_invariant", "are_gathered"),
+    [("float32", False, False), ("bfloat16", True, False), ("bfloat16", False, True)],
+)
+def test_plan_counts_gathered_blocks_if_attention_gathers_them(
+    dtype: Any, batch_invariant: bool, are_gathered: bool
+) -> None:
+    """A cache of twice the size changes nothing else."""
+    settings = EngineSettings(
+        model=str(DEMO / "target"),
+        dtype=dtype,
+        device="cpu",
+        max_sequences=1,
+        prefill_chunk=8,
+        batch_invariant=batch_invariant,
+    )
+    model = skeleton(settings)
+    small, large = (
+        plan_memory(model, settings.model_copy(update={"cache_memory": size}), MEMORY).activations
+        for size in (2**22, 2**23)
+    )
+    assert (large > small) == are_gathered
 
 
 @pytest.mark.parametrize(("quantization", "share"), [("int8", 1 / 2), ("int4", 4.5 / 16)])
