@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("triton.backends.nvidia", reason="needs triton with ptxas: pip install triton")
 
 ROOT = Path(__file__).parents[3]
+TILES = ("trees", "chains", "shared heads")
+MOST_REGISTERS = {"_attend_tile prompts": 255, **{f"_attend_tile {name}": 240 for name in TILES}}
 
 
 @pytest.mark.slow
@@ -25,5 +27,5 @@ def test_kernels_keep_what_they_work_on_in_registers(tmp_path: Path) -> None:
     for name, used in found.items():
         # Two registers at most: for so few ptxas has three programs share a multiprocessor of sm_89.
         assert used["spilled"] <= 8, name
-        # So that two programs of 8 warps share a multiprocessor, or of 4.
-        assert used["registers"] <= (240 if name.startswith("_attend_tile") else 128), name
+        # So that two programs share a multiprocessor. A program that attends to a prompt has it for itself.
+        assert used["registers"] <= MOST_REGISTERS.get(name.rpartition(" ")[0], 128), name
