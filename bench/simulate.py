@@ -4,7 +4,7 @@ A target and a draft whose steps take as long as a cost table says (bench/simula
 gateway code, round by round, in virtual time. The loop is closed: each stream asks for one answer after the
 other, tasks mixed. The first table compares plain decoding, fixed depths and the pace, in tokens per second
 of all streams together. The second table has the best fixed depth with draft-ahead and without. The rate at
-which the draft's second guess is correct if its first is wrong is given (``--runner-up-rate``).
+which the draft's second guess is correct if its first is wrong is given (``--hit-rate``).
 
 The tables below are rooflines from the data sheets that `outrider plan` reads too
 (outrider/engine/planning/step_costs.py). ``--table`` takes others, and other acceptance, from a JSON file
@@ -29,8 +29,8 @@ from bench.simulated import (
     Ahead,
     SimulatedDraft,
     SimulatedFleet,
+    hit_rate_for,
     rank_at,
-    runner_up_rate_for,
     simulated_fleet,
 )
 from bench.simulated_runner import Hardware
@@ -144,10 +144,10 @@ class Streams:
         self._task_of: dict[int, str] = {}  # tasks by noise key
 
     def rank_of(
-        self, acceptance: Mapping[str, float], runner_up_rate: float, noise_key: int, position: int
+        self, acceptance: Mapping[str, float], hit_rate: float, noise_key: int, position: int
     ) -> int | None:
         """Rank of the target's token among a draft's guesses, if it has that acceptance by task."""
-        return rank_at(acceptance[self._task_of[noise_key]], runner_up_rate, noise_key, position)
+        return rank_at(acceptance[self._task_of[noise_key]], hit_rate, noise_key, position)
 
     async def run(self, fleet: SimulatedFleet) -> None:
         """Streams for as long as the load says."""
@@ -189,7 +189,7 @@ async def closed_loop(
 ) -> Counter:
     streams = Streams(dict.fromkeys(acceptance, speculation), load, SETTINGS)
     target, draft = pair
-    rank_of = partial(streams.rank_of, acceptance, ahead.runner_up_rate)
+    rank_of = partial(streams.rank_of, acceptance, ahead.hit_rate)
     drafts = {"model": SimulatedDraft(draft.seconds, rank_of, ahead)}
     async with simulated_fleet(target.seconds, drafts, HOP_S) as fleet:
         await streams.run(fleet)
@@ -217,14 +217,14 @@ def predicted(
         ahead: whether there is draft-ahead.
         tokens: of the answer; more of them leave less to chance.
     """
-    runner_up_rate = runner_up_rate_for(foreseen_rate, acceptance, depth)
+    hit_rate = hit_rate_for(foreseen_rate, acceptance, depth)
     fleet = simulated_fleet(
         lambda size: target_step_s(size.tokens + size.prompt_tokens),
         {
             "model": SimulatedDraft(
                 lambda size: draft_step_s,
-                partial(rank_at, acceptance, runner_up_rate),
-                Ahead(BRANCHES, runner_up_rate) if ahead else NO_AHEAD,
+                partial(rank_at, acceptance, hit_rate),
+                Ahead(BRANCHES, hit_rate) if ahead else NO_AHEAD,
             )
         },
         hop_s,
@@ -313,7 +313,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--counted-s", type=float, default=15.0, help="virtual seconds, more where streams are few"
     )
-    parser.add_argument("--runner-up-rate", type=float, default=0.5, help="of second guesses, draft-ahead")
+    parser.add_argument("--hit-rate", type=float, default=0.5, help="of second guesses, draft-ahead")
     parser.add_argument("--table", type=Path, help="JSON with other costs")
     options = parser.parse_args(arguments)
     pairs, acceptance = (PAIRS, ACCEPTANCE) if options.table is None else read(options.table)
@@ -324,7 +324,7 @@ def main(arguments: list[str]) -> None:
         for streams in options.streams:
             rows.append({"draft": name, **measure(pair, acceptance, load.of(streams))})
             print(table(rows[-1:]), flush=True)
-    ahead = Ahead(BRANCHES, options.runner_up_rate)
+    ahead = Ahead(BRANCHES, options.hit_rate)
     inputs = {**asdict(ahead), "hop_s": HOP_S, "acceptance": acceptance}
     print("draft-ahead:", inputs)
     ahead_rows = []

@@ -34,7 +34,7 @@ class Ahead:
     """Draft-ahead."""
 
     branches: int = 0  # verdicts, of all streams together, that a draft prepares for in idle time; 0: none
-    runner_up_rate: float = 0.0  # rate at which the second guess is correct if the first is wrong
+    hit_rate: float = 0.0  # rate at which the second guess is correct if the first is wrong
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,14 @@ async def simulated_fleet(
             task.cancel()
 
 
-def rank_at(acceptance_rate: float, runner_up_rate: float, noise_key: int, position: int) -> int | None:
+def rank_at(acceptance_rate: float, hit_rate: float, noise_key: int, position: int) -> int | None:
     """Returns 0, or 1 for a second guess. It depends on sequence and position alone."""
     if _is_drawn(acceptance_rate, f"{noise_key}/{position}"):
         return 0
-    return 1 if _is_drawn(runner_up_rate, f"{noise_key}/{position}/runner-up") else None
+    return 1 if _is_drawn(hit_rate, f"{noise_key}/{position}/runner-up") else None
 
 
-def runner_up_rate_for(foreseen_rate: float, acceptance_rate: float, depth: int) -> float:
+def hit_rate_for(foreseen_rate: float, acceptance_rate: float, depth: int) -> float:
     """Returns the rate of second guesses at which this share of verdicts is foreseen with all branches.
 
     A verdict is foreseen if all guesses of the draft are correct, including the guess after its Draft. It is

@@ -46,7 +46,7 @@ def app(arguments: dict[str, Any]) -> Application:
         VocabularyMismatch: draft and target do not share a vocabulary.
         UnsupportedModelError: a model cannot be served, or not by this number of ranks.
         ValueError: another file cannot be read, the cluster lacks a resource that was asked for, a device has
-            too little memory, or callers could come without an API key that they should have.
+            too little memory. Or callers could come without an API key that they should have.
     """
     settings = read_settings(arguments)
     is_elsewhere = _is_in_a_task()

@@ -137,9 +137,10 @@ class Settings(Group):
         """Puts the model of a single draft into the target's process if the two would share a device.
 
         As two processes they would compete for it. On CPUs the draft keeps its workers too, and the routing
-        takes the faster way. On a single GPU it keeps them only if a setting asks for them: less than a whole
-        GPU for the target, or any setting of the draft that the target's process cannot follow. A target
-        with another drafter, a named worker drafter and named ``gateway.drafters`` decide for themselves.
+        takes the faster way. On a single GPU it keeps them only if a setting asks for them. Such settings are
+        less than a whole GPU for the target, and settings of the draft that the target's process cannot
+        follow. A target with another drafter, a named worker drafter and named ``gateway.drafters`` decide
+        for themselves.
         """
         target, (draft, *others) = self.target, self.drafts.values() or (None,)
         if draft is None or others or target.drafters or self.gateway.drafters:

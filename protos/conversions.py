@@ -1,4 +1,4 @@
-"""Messages to the types of outrider/ and back: the one place that knows both sides."""
+"""Converts messages to the types of outrider/ and back; no other module knows both sides."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ from protos import generation_pb2, rounds_pb2
 
 
 def sampling_to_message(sampling: Sampling) -> generation_pb2.Sampling:
-    """Only what differs from the defaults is set, so an unset field keeps its meaning on the other side."""
+    """Returns the message, with fields that differ from the defaults: an unset field keeps its default."""
     return generation_pb2.Sampling(**sampling.model_dump(exclude_defaults=True))
 
 
 def sampling_from_message(message: generation_pb2.Sampling) -> Sampling:
-    """Raises pydantic.ValidationError naming the field, as ``Sampling`` itself does."""
+    """Returns the settings. Raises pydantic.ValidationError naming a wrong field."""
     return Sampling.model_validate(set_fields(message))
 
 
@@ -32,7 +32,7 @@ def step_from_message(message: rounds_pb2.Step) -> Step:
 
 
 def set_fields(message: Message) -> dict[str, Any]:
-    """The fields that the sender set, as plain values."""
+    """Returns the fields that the sender set, as plain values."""
     return {field.name: _plain(value) for field, value in message.ListFields()}
 
 
@@ -48,7 +48,7 @@ def draft_to_message(draft: Draft) -> rounds_pb2.Draft:
 
 
 def draft_from_message(message: rounds_pb2.Draft) -> Draft:
-    """Raises ValueError where the tree is malformed, as ``Draft`` itself does."""
+    """Returns the Draft. Raises ValueError if the tree is malformed."""
     return Draft(
         tokens=tuple(message.tokens),
         parents=tuple(message.parents),
@@ -67,7 +67,7 @@ def lease_from_message(message: rounds_pb2.Lease) -> Lease:
 
 
 def _plain(value: Any) -> Any:
-    """Protobuf's own containers as the list or dict they stand for."""
+    """Returns the list or dict of a container of protobuf."""
     if hasattr(value, "items"):
         return dict(value)
     return list(value) if hasattr(value, "extend") else value

@@ -1,4 +1,4 @@
-"""The W3C trace context as messages carry it: one line of text, empty where nothing is recorded."""
+"""W3C trace context in messages: a line of text, empty if nothing is recorded."""
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, set_span_in_context
@@ -9,7 +9,7 @@ _KEY = "traceparent"
 
 
 def traceparent_of(span: Span) -> str:
-    """What makes the receiver's spans children of this one; empty where it is not recorded."""
+    """Returns the text that makes the receiver's spans children of this span; empty: it is not recorded."""
     if not span.is_recording():
         return ""
     carrier: dict[str, str] = {}
@@ -18,5 +18,5 @@ def traceparent_of(span: Span) -> str:
 
 
 def context_of(traceparent: str) -> Context:
-    """The parent's, for new spans; one without a parent where the text is no trace context."""
+    """Returns the context of the parent for new spans; without a parent if the text is no trace context."""
     return _W3C.extract({_KEY: traceparent}, Context())

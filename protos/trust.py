@@ -1,4 +1,4 @@
-"""How gateway and workers know each other: the deployment's token, and certificates where configured."""
+"""Trust between gateways and workers: the deployment's token, and certificates if there are any."""
 
 import hmac
 from collections.abc import Awaitable, Callable
@@ -8,12 +8,12 @@ import grpc
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 SHORTEST_TOKEN = 16  # characters
-TOKEN = "outrider-token"  # the key of a call's metadata
-NAME = "outrider"  # for which workers' certificates are issued: their addresses are not known beforehand
+TOKEN = "outrider-token"  # key of a call's metadata
+NAME = "outrider"  # name in workers' certificates: their addresses are not known beforehand
 
 
 class Trust(BaseModel):
-    """Secrets that gateway and workers of one deployment share. Nothing of it shows in a log."""
+    """Secrets that gateways and workers of a deployment share. No log shows them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -34,11 +34,11 @@ class Trust(BaseModel):
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What a gateway sends with every stream."""
+        """Metadata that a gateway sends with every stream."""
         return ((TOKEN, self.token),)
 
     def connect(self, address: str, options: tuple[tuple[str, Any], ...]) -> grpc.aio.Channel:
-        """A channel to a worker; with certificates each side proves itself to the other."""
+        """Returns a channel to a worker; with certificates each side proves its identity."""
         if self.certificate is None:
             return grpc.aio.insecure_channel(address, options=options)
         credentials = grpc.ssl_channel_credentials(self.authority, self.key, self.certificate)
@@ -47,7 +47,7 @@ class Trust(BaseModel):
         )
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:
-        """Has a worker's server listen there; returns the port."""
+        """Makes a worker's server listen at an address; returns the port."""
         if self.certificate is None:
             return server.add_insecure_port(address)
         assert self.key is not None
@@ -57,7 +57,7 @@ class Trust(BaseModel):
         return server.add_secure_port(address, credentials)
 
     def guard(self) -> "grpc.aio.ServerInterceptor[Any, Any]":
-        """Refuses calls that do not present the token, before a worker hears of them."""
+        """Returns an interceptor that refuses calls without the token."""
         return _Guard(self.token)
 
 

@@ -1,4 +1,4 @@
-"""A drafter beside the target: its Drafts come with verdicts, over real gRPC, from a real engine."""
+"""Target drafters: their Drafts come with verdicts, over real gRPC, from a real engine."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from protos import rounds_pb2
 from protos.trace_context import context_of
 from tests.fakes.scripted import kinds_of
 from tests.fakes.spans import TRACEPARENT
-from tests.fakes.target_drafter import ROW, Beside
+from tests.fakes.target_drafter import ROW, NgramHead
 from tests.support.checkpoints import write_checkpoint
 from tests.support.demo_pair import prompt_of
 from tests.support.eagle3 import write_eagle3
@@ -57,10 +57,10 @@ def of_colocated(folder: Path) -> dict[str, Any]:
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_ROWS", dict(registry._ROWS))
     registry.register(ROW)
-    Beside.asked = Beside.agreed = 0
+    NgramHead.asked = NgramHead.agreed = 0
 
 
-def beside(mode: Literal["auto", "fixed"]) -> Speculation:
+def with_head(mode: Literal["auto", "fixed"]) -> Speculation:
     return Speculation(mode=mode, depth=4, drafter=ROW.name)
 
 
@@ -73,7 +73,7 @@ async def spans_of_worker(spans, name: str, count: int) -> list[Any]:
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.7])
 async def test_target_drafter_changes_no_text_and_its_drafts_are_counted(temperature):
     async with pair(0, **drafters_with(ROW.name)) as fleet:
-        answers = [await answer(fleet, kind, temperature, speculation=beside("fixed")) for kind in KINDS]
+        answers = [await answer(fleet, kind, temperature, speculation=with_head("fixed")) for kind in KINDS]
     assert [text for text, _ in answers] == [expected(kind, temperature) for kind in KINDS]
     for text, stats in answers:
         assert stats.tokens == len(text)
@@ -100,10 +100,10 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def often_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Drafts beside the target are what the answer to "json" says, but for every seventh token."""
+    """The Drafts of the target drafter are what the answer to "json" says, but for every seventh token."""
     text = expected("json", 0.7)
 
-    def propose(self: Beside, requests: list[DraftRequest]) -> list[Draft]:
+    def propose(self: NgramHead, requests: list[DraftRequest]) -> list[Draft]:
         generated = [len(request.sequence.tokens) - START for request in requests]
         places = [
             range(at, min(at + request.depth, TOKENS))
@@ -111,13 +111,13 @@ def often_right(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
         return [Draft.chain([text[place] ^ (place % 7 == 6) for place in of_one]) for of_one in places]
 
-    monkeypatch.setattr(Beside, "propose", propose)
+    monkeypatch.setattr(NgramHead, "propose", propose)
 
 
 async def test_target_with_a_lease_drafts_and_verifies_to_the_end(sent, often_right):
     """One message lets it verify its own Drafts."""
     async with pair(0, **drafters_with(ROW.name)) as fleet:
-        text, stats = await answer(fleet, "json", 0.7, speculation=beside("fixed"))
+        text, stats = await answer(fleet, "json", 0.7, speculation=with_head("fixed"))
     assert text == expected("json", 0.7)
     assert stats.continued == stats.rounds > 8
     assert kinds_of(sent) == ["verify"]
@@ -126,7 +126,7 @@ async def test_target_with_a_lease_drafts_and_verifies_to_the_end(sent, often_ri
 async def test_lease_is_renewed_before_it_is_used_up(sent, often_right, monkeypatch):
     monkeypatch.setattr(lease, "LEASE_TOKENS", 16)
     async with pair(0, **drafters_with(ROW.name)) as fleet:
-        text, stats = await answer(fleet, "json", 0.7, speculation=beside("fixed"))
+        text, stats = await answer(fleet, "json", 0.7, speculation=with_head("fixed"))
     assert text == expected("json", 0.7)
     assert stats.continued > stats.rounds // 2
     assert set(kinds_of(sent)) >= {"verify", "renew"}
@@ -137,7 +137,7 @@ async def test_changed_depth_reaches_a_target_with_a_lease(sent, often_right, mo
     monkeypatch.setattr(lease, "LEASE_TOKENS", 8)
     depths = []
     async with pair(0, **drafters_with(ROW.name)) as fleet:
-        written = rounds_of(fleet, "json", 0.7, beside("fixed"))
+        written = rounds_of(fleet, "json", 0.7, with_head("fixed"))
         text = []
         async for step in written.steps():
             text += [token.id for token in step.tokens]
@@ -167,7 +167,7 @@ async def test_trial_has_a_draft_though_plain_decoding_is_faster(sent, often_rig
     """Else nothing would tell that rounds pay again."""
     monkeypatch.setattr(Pace, "_decide", lambda self: None)
     async with pair(0, **drafters_with(ROW.name)) as fleet:
-        written = rounds_of(fleet, "json", 0.7, beside("auto"))
+        written = rounds_of(fleet, "json", 0.7, with_head("auto"))
         paced = written._source._policy.paced
         paced.decision, paced.turns.left = Decision(0, "measured"), 3
         text = [token.id async for step in written.steps() for token in step.tokens]
@@ -178,15 +178,15 @@ async def test_trial_has_a_draft_though_plain_decoding_is_faster(sent, often_rig
 
 async def test_target_drafter_gets_the_states_that_chose_the_newest_token():
     async with pair(0, **drafters_with(ROW.name)) as fleet:
-        await answer(fleet, "json", 0.0, speculation=beside("fixed"))
-    assert Beside.asked > 0
-    assert Beside.agreed == Beside.asked  # at temperature 0
+        await answer(fleet, "json", 0.0, speculation=with_head("fixed"))
+    assert NgramHead.asked > 0
+    assert NgramHead.agreed == NgramHead.asked  # at temperature 0
 
 
 async def test_each_round_has_a_span_without_a_wait_for_its_draft(spans):
     generation = get_tracer("test").start_span("a generation", context_of(TRACEPARENT))
     async with pair(0, **drafters_with(ROW.name)) as fleet:
-        _, stats = await answer(fleet, "json", 0.0, speculation=beside("fixed"), generation=generation)
+        _, stats = await answer(fleet, "json", 0.0, speculation=with_head("fixed"), generation=generation)
         verified = await spans_of_worker(spans, "verify", stats.rounds)
     generation.end()
     rounds = spans.named("round")
@@ -209,7 +209,7 @@ async def test_pace_learns_from_rounds_and_decides_the_depth(monkeypatch):
 
     monkeypatch.setattr(Pace, "observe_round", observing)
     async with pair(0, **drafters_with(ROW.name)) as fleet:
-        text, stats = await answer(fleet, "json", 0.0, speculation=beside("auto"))
+        text, stats = await answer(fleet, "json", 0.0, speculation=with_head("auto"))
     assert text == expected("json", 0.0)
     assert len(learned) == stats.rounds > 0
     assert {drafter for drafter, _ in learned} == {ROW.name}
@@ -218,7 +218,7 @@ async def test_pace_learns_from_rounds_and_decides_the_depth(monkeypatch):
 
 async def test_where_the_target_has_no_such_drafter_it_is_plain_decoding():
     async with pair(0) as fleet:
-        text, stats = await answer(fleet, "json", 0.0, speculation=beside("fixed"))
+        text, stats = await answer(fleet, "json", 0.0, speculation=with_head("fixed"))
     assert text == expected("json", 0.0)
     assert stats.rounds == 0
 
@@ -227,9 +227,9 @@ async def test_failing_target_drafter_costs_its_drafts_alone(monkeypatch):
     def failing(self, requests):
         raise IndexError("a defect of the drafter")
 
-    monkeypatch.setattr(Beside, "propose", failing)
+    monkeypatch.setattr(NgramHead, "propose", failing)
     async with pair(0, **drafters_with(ROW.name)) as fleet:
-        text, stats = await answer(fleet, "json", 0.0, speculation=beside("fixed"))
+        text, stats = await answer(fleet, "json", 0.0, speculation=with_head("fixed"))
     assert text == expected("json", 0.0)
     assert stats.rounds == 0
 
@@ -310,11 +310,11 @@ async def test_pace_learns_the_cost_of_a_step_of_the_heads(monkeypatch, tmp_path
 async def test_heads_that_are_nearly_never_right_are_put_out_of_use(monkeypatch, caplog):
     """The next thousand positions would be no better: decoding is plain, and the log says so."""
     monkeypatch.setattr(target_drafting, "JUDGED_AFTER", 20)
-    monkeypatch.setattr(Beside, "propose", lambda self, requests: [Draft.chain([7, 7]) for _ in requests])
+    monkeypatch.setattr(NgramHead, "propose", lambda self, requests: [Draft.chain([7, 7]) for _ in requests])
     async with pair(0, **drafters_with(ROW.name)) as fleet:
-        text, stats = await answer(fleet, "json", 0.0, speculation=beside("fixed"))
-        again, after = await answer(fleet, "json", 0.0, speculation=beside("fixed"))
+        text, stats = await answer(fleet, "json", 0.0, speculation=with_head("fixed"))
+        again, after = await answer(fleet, "json", 0.0, speculation=with_head("fixed"))
     assert text == again == expected("json", 0.0)
     assert stats.reached >= 20 > 0 == after.reached
     (record,) = [record for record in caplog.records if "out of use" in record.message]
-    assert (record.levelname, "drafters.beside" in record.message) == ("ERROR", True)
+    assert (record.levelname, "drafters.ngram_head" in record.message) == ("ERROR", True)

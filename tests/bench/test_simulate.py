@@ -29,8 +29,8 @@ from bench.simulate import (
 from bench.simulated import (
     Ahead,
     SimulatedDraft,
+    hit_rate_for,
     rank_at,
-    runner_up_rate_for,
     simulated_fleet,
 )
 from bench.simulated_runner import RIGHT, Hardware
@@ -64,7 +64,7 @@ def answered(mode: str, lengths: list[int], ahead: Ahead) -> Stats:
         stats, paces = Stats(), Paces(PaceSettings())
         speculation = MODES[mode].resolved("model", paces.settings)
         target, draft = FAST_DRAFT
-        rank_of = partial(rank_at, ACCEPTANCE_RATE, ahead.runner_up_rate)
+        rank_of = partial(rank_at, ACCEPTANCE_RATE, ahead.hit_rate)
         drafts = {"model": SimulatedDraft(draft.seconds, rank_of, ahead)}
         async with simulated_fleet(target.seconds, drafts, HOP_S) as fleet:
 
@@ -113,15 +113,15 @@ def test_plain_decoding_takes_a_step_a_token():
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("runner_up_rate", [0.0, 0.5, 1.0])
-def test_answers_are_complete(mode: str, runner_up_rate: float):
-    for ahead in (Ahead(), Ahead(12, runner_up_rate)):
+@pytest.mark.parametrize("hit_rate", [0.0, 0.5, 1.0])
+def test_answers_are_complete(mode: str, hit_rate: float):
+    for ahead in (Ahead(), Ahead(12, hit_rate)):
         answered(mode, [300], ahead)
         answered(mode, [1, 2, 3, 5, 40, 41, 42, 150], ahead)
 
 
 def test_verdicts_are_foreseen_as_often_as_is_said():
-    rate = runner_up_rate_for(foreseen_rate=0.7, acceptance_rate=ACCEPTANCE_RATE, depth=2)
+    rate = hit_rate_for(foreseen_rate=0.7, acceptance_rate=ACCEPTANCE_RATE, depth=2)
     stats = answered("fixed 2", [2000], Ahead(12, rate))
     assert stats.prepared_for > 0.99 * stats.rounds - 1
     assert stats.ahead_hits.total() / stats.prepared_for == pytest.approx(0.7, abs=0.03)

@@ -1,4 +1,4 @@
-"""A drafter that stands beside the target: n-grams, and a look at the states that it is given."""
+"""Target drafter that drafts by n-grams, and looks at the states that it is given."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,14 @@ from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.settings import EngineSettings
 
 ROW = DrafterInfo(
-    "beside",
+    "ngram_head",
     "n-grams in the target worker, for tests",
     Place.TARGET_WORKER,
-    "tests.fakes.target_drafter:Beside",
+    "tests.fakes.target_drafter:NgramHead",
 )
 
 
-class Beside(TargetDrafter):
+class NgramHead(TargetDrafter):
     """Counts how often the target's head, over the last layer's state, says the newest token."""
 
     hidden_layers = (-1, 0)
@@ -35,8 +35,8 @@ class Beside(TargetDrafter):
         for request in requests:
             assert request.hidden is not None
             assert request.hidden.shape[0] == len(self.hidden_layers)
-            Beside.asked += 1
-            Beside.agreed += int(self._head(request.hidden[:1]).argmax()) == request.sequence.tokens[-1]
+            NgramHead.asked += 1
+            NgramHead.agreed += int(self._head(request.hidden[:1]).argmax()) == request.sequence.tokens[-1]
         return self._ngrams.propose(requests)
 
     def forget(self, sequence: DraftedSequence) -> None:

@@ -1,9 +1,9 @@
 """Drafts that grow by a position at a time: chains with alternatives.
 
-A chain is what the target would say if the drafter were correct: best tokens under the keyed noise, or tokens
-drawn for rejection sampling and block verification. The alternatives are the nodes that are likeliest to be
-accepted, as many as were asked for. A node has a probability, given that its parent is accepted. Its
-likelihood is the product of the probabilities along its path.
+A chain is what the target would say if the drafter were correct. Its tokens are the best under the keyed
+noise, or drawn for rejection sampling and block verification. The alternatives are the nodes that are
+likeliest to be accepted, as many as were asked for. A node has a probability, given that its parent is
+accepted. Its likelihood is the product of the probabilities along its path.
 
 Keyed noise is known in advance; only the target's logits are not. So a token's probability is not that of the
 drafter's distribution, which averages over noise. It is the softmax of perturbed logits over the best tokens.

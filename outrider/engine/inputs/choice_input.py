@@ -178,7 +178,7 @@ def _positions(feeds: Sequence[Feed], counts: Sequence[int]) -> Numbers:
 
 
 def _settings(sampling: Sampling) -> tuple[int, bool, float, float, float]:
-    """Temperature for PackedRows. For a rule that looks at distributions 0 means the likeliest token."""
+    """Returns the settings of PackedRows; a rule with distributions reads temperature 0 as top_k 1."""
     if sampling.temperature == 0.0:
         return int(sampling.verification != "coupled"), False, 1.0, 1.0, -math.inf
     distance = math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf

@@ -22,9 +22,9 @@ class BatchDelay:
 
     The absent sequences are known, and earlier absences predict when each returns. In one step, the ready
     sequences and the next k to return need one step and one absence per round. In two steps, one half
-    computes while the other half is absent: a round takes two steps, or one step and an absence if that is
-    longer. The step waits for the k with the largest gain after the wait, and begins at once if no k gains.
-    Sequences of one step mostly return together, so the wait has a few rounds to be repaid.
+    computes while the other half is absent. Then a round takes two steps, or one step and an absence if that
+    is longer. The step waits for the k with the largest gain after the wait, and begins at once if no k
+    gains. Sequences of one step mostly return together, so the wait has a few rounds to be repaid.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -88,8 +88,8 @@ class Scheduler:
     def positions(self, selected: Selected, tasks: Mapping[int, Task]) -> int:
         """Returns how many positions the step may draft for its sequences, each after the one before.
 
-        More than one if no other work waits, all tasks draft chains that go on so far, no sequence feeds
-        more than a block of its prompt, and there is cache.
+        It is more than one if no other work waits, all tasks draft chains of that length, and there is cache.
+        No sequence may feed more than a block of its prompt.
         """
         if len(selected) < len(tasks):
             return 1

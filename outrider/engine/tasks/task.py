@@ -45,7 +45,7 @@ class Task(ABC):
 
     @property
     def judged(self) -> Draft:
-        """The tree, if the coupled rule judges it: logits of all its ``nodes`` are wanted."""
+        """Tree that the coupled rule judges; it wants logits of all its ``nodes``."""
         return NO_DRAFT
 
     def constrain(self) -> None:  # noqa: B027  most tasks draft nothing that a grammar could change

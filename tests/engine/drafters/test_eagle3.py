@@ -1,4 +1,4 @@
-"""EAGLE-3 heads beside the target: their Drafts against plain arithmetic, formats, traps, the cache."""
+"""EAGLE-3 heads: their Drafts against plain arithmetic, formats, traps, the cache."""
 
 from functools import partial
 from pathlib import Path

@@ -13,7 +13,7 @@ from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.work import Decode, Decoded, plain_decoding
-from tests.fakes.target_drafter import ROW, Beside
+from tests.fakes.target_drafter import ROW, NgramHead
 from tests.support.demo_pair import prompt_of
 from tests.support.target_drafters import TOKENS, engine_with, plain_texts
 
@@ -36,12 +36,12 @@ def target() -> Iterator[Engine]:
 def often_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its Drafts are what plain decoding says, but for every seventh token."""
 
-    def propose(self: Beside, requests: Sequence[DraftRequest]) -> list[Draft]:
+    def propose(self: NgramHead, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [
             Draft.chain(guesses(len(request.sequence.tokens) - START, request.depth)) for request in requests
         ]
 
-    monkeypatch.setattr(Beside, "propose", propose)
+    monkeypatch.setattr(NgramHead, "propose", propose)
 
 
 def guesses(start: int, count: int) -> list[int]:
@@ -183,7 +183,7 @@ def test_by_blocks_it_waits_since_a_verdict_has_read_the_noise_of_the_next(
     target: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certain = [SparseProbs((7,), (1.0,))] * DEPTH
-    monkeypatch.setattr(Beside, "propose", lambda self, requests: [Draft.chain([7] * DEPTH, certain)])
+    monkeypatch.setattr(NgramHead, "propose", lambda self, requests: [Draft.chain([7] * DEPTH, certain)])
     sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, verification="block")
     opened = target.open(START, noise_key(1, 0, PROMPT), sampling)
     begin(target, opened, END)

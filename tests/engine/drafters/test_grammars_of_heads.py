@@ -1,4 +1,4 @@
-"""Heads beside the target draft only what a grammar allows, and the text is the same with their Drafts."""
+"""Heads draft only what a grammar allows, and the text is the same with their Drafts."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Medusa heads beside the target: the same text, real acceptance, the published forms, what is refused."""
+"""Medusa heads: the same text, real acceptance, the published forms, what is refused."""
 
 from pathlib import Path
 from typing import Any

@@ -113,7 +113,7 @@ def test_each_node_of_a_tree_follows_its_own_branch(folder: Path, target: Engine
             assert [draft.tokens[node] for node in children] == best
             if parent >= draft.chain_length:
                 deepest = max(deepest, draft.depths[parent])
-    assert deepest > 0  # below a runner-up, where another branch's tokens must not be seen
+    assert deepest > 0  # below an alternative, where another branch's tokens must not be seen
 
 
 def test_chunked_prompts_and_shared_prefixes_change_no_draft(folder: Path) -> None:

@@ -114,7 +114,7 @@ def test_draft_is_what_one_pass_over_tokens_and_masks_says(sampling: Sampling, d
     draft.close(sequence)
 
 
-def test_runners_up_are_the_second_guesses_of_the_same_pass() -> None:
+def test_alternatives_are_the_second_guesses_of_the_pass() -> None:
     draft, sequence = engine(0), opened(engine(0))
     tree = drafted(draft, sequence, 0, PROMPT, DEPTH, alternatives=3).draft
     ranked = by_the_book(PROMPT, WARM, DEPTH, alternatives=6)

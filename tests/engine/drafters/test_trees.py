@@ -1,4 +1,4 @@
-"""Trees of drafters beside the target: their nodes, the same text, and what runners-up would bring."""
+"""Trees of target drafters: their nodes, the same text, and what alternatives would bring."""
 
 import math
 from collections.abc import Callable
@@ -70,7 +70,7 @@ def test_beside_the_chain_stand_the_nodes_of_the_largest_joint_probability() -> 
     assert sorted(paths(draft)[3:]) == [(4,), (4, 6), (4, 6, 8)]
 
 
-def test_runner_up_of_a_sure_position_is_given_up_for_a_later_one() -> None:
+def test_alternative_of_a_sure_position_gives_way_to_a_later_alternative() -> None:
     shares = [{3: 0.98, 4: 0.02}, {6: 0.6, 7: 0.4}]
     draft, _ = grown(DraftRequest(text(), 2, 1), shares)
     assert paths(draft) == [(3,), (3, 6), (3, 7)]
@@ -128,12 +128,12 @@ def test_nothing_follows_an_end_of_the_generation() -> None:
     assert paths(draft) == [(3,), (4,), (4, 6), (4, 7)]
 
 
-def test_tokens_that_settings_ban_are_no_runners_up() -> None:
+def test_tokens_that_settings_ban_are_no_alternatives() -> None:
     draft, _ = grown(DraftRequest(text(1.0, top_k=2), 1, 4), [{3: 0.5, 4: 0.3, 5: 0.2}])
     assert sorted(draft.tokens) == [3, 4]
 
 
-def test_under_noise_runners_up_are_those_of_the_perturbed_logits() -> None:
+def test_alternatives_under_noise_are_best_by_perturbed_logits() -> None:
     """Not those that are likely without it: the noise of the target's choice is known."""
     flat = dict.fromkeys(range(VOCABULARY), 1.0 / VOCABULARY)
     asked = text(1.0)
@@ -250,7 +250,7 @@ def test_tight_cache_makes_trees_narrow_and_changes_no_text() -> None:
 
 @pytest.mark.parametrize("alternatives", [0, 6])
 def test_verdict_tells_which_guess_would_have_been_right(alternatives: int) -> None:
-    """So the pace knows what runners-up would bring before there are any."""
+    """So the pace knows what alternatives would bring before there are any."""
     found = drafted_texts(target_with("eagle3"), 0.7, depth=4, company=6, alternatives=alternatives)
     second = refused = 0
     for kind, drafted in zip(KINDS, found, strict=True):

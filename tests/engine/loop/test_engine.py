@@ -154,7 +154,7 @@ def test_drafted_tokens_that_turn_out_right_are_not_computed_again(engine: Engin
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_runners_up_may_be_asked_for_where_a_draft_had_none(engine: Engine, count: int) -> None:
+def test_alternatives_may_be_asked_for_after_a_draft_without_any(engine: Engine, count: int) -> None:
     """And some of its tokens, or none, were committed since."""
     sequence = engine.open(len(PROMPT), 1, SEEDED)
     engine.submit(Propose(sequence.number, 0, PROMPT, 4, 0))
