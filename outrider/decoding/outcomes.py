@@ -1,9 +1,10 @@
 """Likely verdicts, learnt from earlier verdicts. Torch-free."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.learning.mean import Mean, Rate
+
+TopTokens = tuple[int, ...]  # tokens of a position, best first
 
 RANKS = 6  # guesses for one position that are counted each, the draft's own first
 PRIOR_RATE = 0.7  # acceptance rate before the first verdict
@@ -21,7 +22,7 @@ class Branch:
     rank: int  # rank of the target's token among the draft's next guesses; 0: its first
 
 
-def rank_of(token: int, top_tokens: Sequence[int]) -> int:
+def rank_of(token: int, top_tokens: TopTokens) -> int:
     """Returns the place of a token among the best tokens, from 0; RANKS for a token further down."""
     return top_tokens.index(token) if token in top_tokens else RANKS
 

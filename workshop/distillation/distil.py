@@ -18,8 +18,10 @@ from gateway.recorded_answers import RecordedAnswer, read_file
 from outrider.engine.loading.download import WANTED
 from outrider.engine.loading.weights import resolve_device
 from outrider.engine.settings import EngineSettings
+from workshop.advice.answers import UNLABELLED
+from workshop.advice.judged import FIRST
 from workshop.distillation.answers import answer_all, key_of
-from workshop.distillation.held_out import FIRST, UNLABELLED, AcceptanceTally, CoupledAcceptance, HeldOutText
+from workshop.distillation.held_out import AcceptanceTally, CoupledAcceptance, HeldOutText
 from workshop.distillation.questions import split
 from workshop.distillation.settings import DistilSettings
 from workshop.distillation.trainees import options_of_kind, trainee_of, training_settings

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from outrider.decoding.noise import gumbel
+from workshop.advice.answers import UNLABELLED
+from workshop.advice.judged import FIRST
 from workshop.training.target import FrozenTarget, Reading
 from workshop.training.trainee import Trainee
-
-FIRST = 1  # index of an answer's token that is drafted first; the prompt's pass gives token 0
-UNLABELLED = "all"
 
 
 @dataclass(frozen=True)

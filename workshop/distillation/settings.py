@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Temperature = Annotated[float, Field(ge=0.0, le=100.0)]
+from workshop.advice.settings import Temperature
+
 DrafterKind = Literal["model", "parallel", "eagle3", "medusa"]
 
 

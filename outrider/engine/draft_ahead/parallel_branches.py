@@ -1,11 +1,10 @@
 """Draft-ahead with a model that guesses several tokens in one pass: all branches take one step."""
 
 from outrider.decoding.draft import ROOT, Draft
-from outrider.decoding.outcomes import Branch
+from outrider.decoding.outcomes import Branch, TopTokens
 from outrider.engine.draft_ahead.branches import PrepareTask, with_path
 from outrider.engine.tasks.propose_parallel import (
     ParallelProposeTask,
-    TopTokens,
     alternatives_after,
     chain_of,
     top_tokens_after,

@@ -25,14 +25,12 @@ from torch import Tensor
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import ROOT, Draft, SparseProbs
 from outrider.decoding.grammar import Mask
-from outrider.decoding.outcomes import RANKS
+from outrider.decoding.outcomes import RANKS, TopTokens
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.choosing.sampler import Choices, choose_tokens
 from outrider.engine.inputs.step_input import Feed
 from outrider.engine.sequence import EngineSequence
-
-TopTokens = tuple[int, ...]  # tokens of a position, best first
 
 
 @dataclass(frozen=True, eq=False)

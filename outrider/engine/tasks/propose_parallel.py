@@ -4,14 +4,12 @@ Source: An et al., "PARD: accelerating LLM inference with low-cost parallel draf
 """
 
 from outrider.decoding.draft import ROOT, Draft, SparseProbs
-from outrider.decoding.outcomes import RANKS, Branch
+from outrider.decoding.outcomes import RANKS, Branch, TopTokens
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.tasks.propose import Assignment, ProposeTask, extended
 from outrider.engine.work import Result
-
-TopTokens = tuple[int, ...]  # tokens of a position, best first
 
 
 class MaskedProposeTask(ProposeTask):

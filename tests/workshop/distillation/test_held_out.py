@@ -12,8 +12,9 @@ from outrider.demo.prompts import DEMO
 from outrider.engine.colocated.draft_model import DraftModel
 from tests.support.demo_pair import engine, prompt_of
 from workshop.advice.answers import Prompt, TargetAnswer, answered
+from workshop.advice.judged import FIRST
 from workshop.advice.judging import judge_text
-from workshop.distillation.held_out import FIRST, AcceptanceTally, CoupledAcceptance, HeldOutText
+from workshop.distillation.held_out import AcceptanceTally, CoupledAcceptance, HeldOutText
 from workshop.training.model import ModelTrainee
 from workshop.training.settings import ModelTrainingSettings
 from workshop.training.target import FrozenTarget, Reading
