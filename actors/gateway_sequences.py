@@ -1,4 +1,4 @@
-"""The sequences of one gateway at a worker: requests become work for the engine, answers become replies."""
+"""Sequences of a gateway at a worker: requests become work for the engine, answers become replies."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ _CAUSES: tuple[tuple[type[Exception], rounds_pb2.Ended.Cause], ...] = (
 
 @dataclass
 class Served:
-    """A sequence of a gateway. The engine opens it with its first work: before that it can do no harm."""
+    """Sequence of a gateway. The engine opens it with its first work: until then it can do no harm."""
 
     opening: rounds_pb2.Open
     trace: SequenceTrace
@@ -93,7 +93,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
     def _open(self, name: Name, opening: rounds_pb2.Open) -> None:
         if self._engine.end.done():
             raise self._engine.end.result()
-        is_coupled = opening.sampling.verification in ("", "coupled")  # the default, when it is not set
+        is_coupled = opening.sampling.verification in ("", "coupled")  # empty: not set, which means coupled
         self._served[name] = Served(opening, SequenceTrace(self._spans.add, is_coupled=is_coupled))
         self.outbox.append(rounds_pb2.Opened(sequence=name[0], epoch=name[1]))
 

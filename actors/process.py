@@ -1,4 +1,4 @@
-"""A process of a worker: it loads without collecting garbage, and ends itself if it is beyond repair."""
+"""Process of a worker: it loads without collecting garbage, and ends itself if it is beyond repair."""
 
 import gc
 import logging
@@ -14,7 +14,7 @@ LEFT = 1  # exit status
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Pauses the garbage collector while modules are imported: it would take a fifth of the time."""
+    """Pauses the garbage collector while modules are imported: collections would take a fifth of the time."""
     gc.disable()
     try:
         yield
@@ -33,7 +33,7 @@ def settle() -> None:
 
 
 def leave(reason: str) -> NoReturn:
-    """Ends this process at once: its connections break, gateways go elsewhere, Serve starts another."""
+    """Ends this process at once: gateways choose other workers, and Serve starts a new process."""
     logger.critical("this process ends itself: %s", reason)
     logging.shutdown()
     os._exit(LEFT)

@@ -15,7 +15,7 @@ from protos.trust import Trust
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", -1),
-    # Gateways ping once a second, also while nothing is sent; a silent one is dropped as fast.
+    # Gateways ping once a second, even if nothing is sent; a silent gateway is dropped as fast.
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.keepalive_time_ms", 1000),

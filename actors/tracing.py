@@ -25,18 +25,18 @@ DELAY_S = 0.005  # seconds after an answer: all answers of the step are out by t
 
 
 class DelayedSpans:
-    """Spans of one gateway's stream, each recorded a little after its answer."""
+    """Spans of a gateway's stream, each recorded shortly after its answer."""
 
     def __init__(self) -> None:
         self._unrecorded: deque[Callable[[], object]] = deque()
 
     def add(self, record: Callable[..., object], *arguments: object) -> None:
-        """Has a function called with its arguments once its answer is out, or at the stream's end."""
+        """Calls a function with its arguments once its answer is out, or at the end of the stream."""
         self._unrecorded.append(partial(record, *arguments))
         asyncio.get_running_loop().call_later(DELAY_S, self._record_next)
 
     def record_all(self) -> None:
-        """Records what is left at the end of the stream: this process may end soon."""
+        """Records all remaining spans at the end of the stream: this process may end soon."""
         while self._unrecorded:
             self._record_next()
 
@@ -62,7 +62,7 @@ class SequenceTrace:
     def asked(self, turn: rounds_pb2.Turn) -> None:
         """Records a turn. A repeated round brings the span that waits for the answer after the next.
 
-        What the target does by itself after that is told below the newest of them.
+        What the target does under a lease is recorded below the newest of these spans.
         """
         if not turn.traceparent:
             return
@@ -128,7 +128,7 @@ def _record(name: str, parent: str, answers: list[EngineAnswer], wasted: int = 0
     """Records a span from the arrival of the work to its last answer, with its parts below it."""
     last = answers[-1]
     timings = [answer.result.timings for answer in answers]
-    # From each answer follows when the work came, less how late it was told: the earliest is nearest.
+    # Each answer shows when the work came, or a later time if it was reported late: the earliest is nearest.
     totals = accumulate(timing.total for timing in timings)
     started_ns = min(answer.finished_ns - _ns(total) for answer, total in zip(answers, totals, strict=True))
     step = timings[-1].last_step

@@ -11,7 +11,7 @@ from outrider.engine.choosing.draft_request import DraftedSequence
 from outrider.engine.drafters.target_drafter import CommittedStates
 from outrider.engine.inputs.paged_input import FEW_QUERIES
 
-MOST_WAITING = FEW_QUERIES  # tokens of a sequence: a captured pass takes no more of it
+MOST_WAITING = FEW_QUERIES  # tokens of a sequence, the most that a captured pass takes
 
 
 @dataclass
@@ -24,7 +24,7 @@ class _Waiting:
 
 
 class WaitingStates:
-    """Memory for states of so many sequences; states of further sequences do not wait."""
+    """Memory for waiting states of ``sequences`` sequences; states of further sequences do not wait."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class WaitingStates:
         """
         Args:
             block_size: tokens of a block of the cache.
-            shape: layers, and numbers of a state.
+            shape: layers, and size of a state.
         """
         self._block_size = block_size
         self._states = torch.empty(sequences * MOST_WAITING, *shape, dtype=dtype, device=device)
@@ -48,8 +48,8 @@ class WaitingStates:
         """Keeps a copy of the states that can wait.
 
         Returns:
-            The rest, each after the states of its sequence that waited. A Draft is wanted, a block is full,
-            or no more states can wait.
+            the other states, each after the waiting states of its sequence. A Draft is wanted, a block is
+            full, or no more states can wait.
         """
         due: list[CommittedStates] = []
         kept: list[Tensor] = []
@@ -79,7 +79,7 @@ class WaitingStates:
     def _before(self, part: CommittedStates) -> _Waiting | None:
         """Returns what waits before a part, in a room that takes the part too; None: no room is free.
 
-        Positions that are computed again replace those that wait.
+        Positions that are computed again replace the waiting positions.
         """
         waiting = self._waiting.get(part.sequence)
         if waiting is not None and waiting.start <= part.start <= waiting.end:
@@ -91,12 +91,12 @@ class WaitingStates:
         return new
 
     def _can_wait(self, start: int, end: int) -> bool:
-        """Whether states from one position to another may wait; those of a full block may not."""
+        """Whether states from ``start`` to ``end`` may wait; states of a full block may not."""
         is_block_full = end // self._block_size > start // self._block_size
         return end - start < MOST_WAITING and not is_block_full
 
     def _joined(self, waiting: _Waiting, part: CommittedStates) -> CommittedStates:
-        """Returns a part after the states that wait before it."""
+        """Returns a part, with the states that wait before it in front."""
         count, first = part.start - waiting.start, waiting.room * MOST_WAITING
         if not count:
             return part

@@ -95,7 +95,7 @@ class CoupledProposeTask(ProposeTask):
         return [self.result()] if self.done else []
 
     def _know(self, top_tokens: tuple[int, ...], further: Sequence[tuple[int, ...]]) -> None:
-        """Stores the top tokens after the newest node, and those that follow the best of these."""
+        """Stores the top tokens after the newest node, and top tokens of further positions."""
         sequence = self.sequence
         newest, fed = len(sequence.pending) - 1, list[int]()
         sequence.draft.top_tokens[newest] = top_tokens

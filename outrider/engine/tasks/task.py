@@ -18,10 +18,10 @@ class Task(ABC):
     """Work for one sequence, over one or more steps. ``done`` once it needs no further step."""
 
     ranks = 1  # number of best tokens that it wants after each of its nodes
-    positions = 1  # tokens that a step may choose for it one after the other, each fed before the next
+    positions = 1  # tokens that a step may choose for it in succession, each fed before the next
 
     def __init__(self, sequence: EngineSequence, arrived: float) -> None:
-        """arrived: when the work was asked for, by the engine's clock."""
+        """arrived: time of the work by the engine's clock."""
         self.sequence = sequence
         self.done = False
         self.kept: tuple[int, ...] = ()  # nodes of the newest fed tree whose cache stays, root first
@@ -105,7 +105,7 @@ class Task(ABC):
             step: size and seconds of a pass, the mean if the step drafted several positions.
             positions: passes of the step.
         """
-        late = max(self._since - start, 0.0)  # launched early, a step begins before the last one is answered
+        late = max(self._since - start, 0.0)  # launched early, a step begins before the last step is answered
         if self._started is None:
             self._started = start + late
         self._forward += forward
