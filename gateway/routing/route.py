@@ -98,17 +98,14 @@ class Route:
         await self._take(*better)
         return True
 
-    async def replace_lost(self) -> bool:
-        """Changes to an established drafter after the loss of a worker; returns whether there is another."""
+    async def replace_lost(self) -> None:
+        """Changes to an established drafter after the loss of a worker, if there is another drafter."""
         if self._now.is_new:
             self._router.lost(self._kind, self._now.name)
             await self._take(self._established[0], RouteReason.LOST)
-            return True
-        if len(self._established) == 1:
-            return False
-        index = self._established.index(self._now)
-        await self._take(self._established[(index + 1) % len(self._established)], RouteReason.LOST)
-        return True
+        elif len(self._established) > 1:
+            index = self._established.index(self._now)
+            await self._take(self._established[(index + 1) % len(self._established)], RouteReason.LOST)
 
     @property
     def tried_with_verdict(self) -> Lease:
