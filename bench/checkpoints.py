@@ -1,9 +1,11 @@
 """Checkpoints that benchmarks run on, made when first asked for under ./checkpoints and kept there."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -49,6 +51,7 @@ LLAMAS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 1024,
     },
 }
+EMBEDDED = 30.0  # standard deviation of embeddings that decide what comes next
 PEAKED = 4.0  # times as wide as usual is the head: a token is about as likely as in trained models
 
 
@@ -62,13 +65,44 @@ def llama(name: str, device: str) -> Path:
     path = FOLDER / f"llama-{name}"
     if not (path / "config.json").exists():
         print(f"making {path}", flush=True)
-        torch.manual_seed(0)
-        config = LlamaConfig(dtype="bfloat16", eos_token_id=None, **LLAMAS[name])
-        with torch.device(device):
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = _random(name, device)
         model.get_output_embeddings().weight.data *= PEAKED
         model.save_pretrained(path)
     return path
+
+
+def known_llama(name: str, path: Path, device: str, follows: Callable[[int], np.ndarray]) -> int:
+    """Writes a model whose text is known, in a shape of LLAMAS; returns the size of its vocabulary.
+
+    Args:
+        follows: gives, for a size of the vocabulary, the token that is said after each token.
+    """
+    model = _random(name, device, tie_word_embeddings=False)
+    vocab_size: int = model.config.vocab_size
+    say_after(model, torch.from_numpy(follows(vocab_size)).to(device))
+    model.save_pretrained(path)
+    return vocab_size
+
+
+@torch.inference_mode()
+def say_after(model: Any, follows: torch.Tensor) -> None:
+    """Has a model of random weights say ``follows[token]`` after a token, by far more likely than any other.
+
+    Else its text would hang on the rounding of a step, which is another one with Drafts than without, and no
+    drafter could know it for long. A model with tied embeddings can only say the same token again.
+    """
+    embeddings = model.get_input_embeddings().weight
+    embeddings.mul_(EMBEDDED / embeddings.std())
+    head = model.get_output_embeddings().weight
+    if head is not embeddings:
+        head[follows] = embeddings / EMBEDDED
+
+
+def _random(name: str, device: str, **fields: Any) -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(dtype="bfloat16", eos_token_id=None, **{**LLAMAS[name], **fields})
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
 
 def _inflated(role: str, path: Path, size: Size) -> Path:

@@ -27,7 +27,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from bench.checkpoints import llama
+from bench.checkpoints import llama, say_after
 from bench.report import save, table
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
@@ -58,7 +58,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "no graphs": {"graphs": False},
     "batch_invariant": {"batch_invariant": True},
 }
-EMBEDDED = 30.0  # standard deviation of embeddings that decide what comes next
 NUMERICS: dict[str, dict[str, Any]] = {"usual": {}, "batch-invariant": {"batch_invariant": True}}
 FEW_SHAPES = ((1, 1), (8, 5))  # shapes of the slower ways
 SAMPLINGS = {
@@ -211,7 +210,8 @@ def answered_rows(
     of: Engine, batches: Sequence[int], depths: Sequence[int], tokens: int
 ) -> list[dict[str, Any]]:
     """Measures one engine, whose model says one token again and again."""
-    repeat_tokens(of.runner)
+    model: Any = of.runner.model  # type: ignore[attr-defined]
+    say_after(model, torch.arange(of.vocab_size, device=model.device))
     sampling = Sampling(temperature=0.8, top_p=0.95, max_tokens=tokens, ignore_eos=True)
     rows = []
     for batch in batches:
@@ -237,20 +237,6 @@ def answered_rows(
                 }
             )
     return rows
-
-
-@torch.inference_mode()
-def repeat_tokens(runner: Any) -> None:
-    """Has a model of random weights say its last token again, by far more likely than any other.
-
-    Else its text would hang on the rounding of a step, which is another one with Drafts than without, and no
-    drafter could know it for long.
-    """
-    embeddings = runner.model.get_input_embeddings().weight
-    embeddings.mul_(EMBEDDED / embeddings.std())
-    head = runner.model.get_output_embeddings().weight
-    if head is not embeddings:
-        head.copy_(embeddings / EMBEDDED)
 
 
 @torch.inference_mode()

