@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, distribution, requires, version
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -126,6 +126,10 @@ def pack(wheels: Iterable[Path], path: Path) -> None:
                     if not file.is_dir() and not any(fnmatch(file.filename, part) for part in NOT_PACKED):
                         unpacked = Path(files.extract(file, folder))
                         unpacked.chmod(file.external_attr >> 16 & 0o777 or 0o644)
+        own = distribution("outrider")  # installed as a checkout; the gateway asks for its version
+        metadata = Path(folder) / f"outrider-{own.version}.dist-info" / "METADATA"
+        metadata.parent.mkdir()
+        metadata.write_text(own.read_text("METADATA") or "")
         archive.add(folder, ".")
 
 

@@ -12,6 +12,7 @@ import outrider.engine.forward.graphs
 from bench import gpu
 from bench.on_device import engine as engine_script
 from bench.on_device import pair
+from bench.on_device import service as service_script
 from bench.on_device.figures import Figures
 from outrider.decoding.settings import Sampling
 from outrider.engine.colocated.draft_model import DraftModel
@@ -119,3 +120,17 @@ def test_engine_script_on_a_gpu_measures_steps_in_graphs(
     assert {line["part"] for line in lines} == {*parts}
     assert [line for line in lines if "skipped" in line] == []
     assert {line["path"] for line in lines if "path" in line} == {"graph"}
+
+
+@pytest.mark.slow
+def test_service_script_on_a_cpu_gives_the_known_texts_in_every_mode(tiny_pair: Path, tmp_path: Path) -> None:
+    parts = ["masks", "workers", "batch_invariant"]
+    lines = told(service_script, tmp_path, "--pair", str(tiny_pair), "--small", "--parts", *parts)
+    assert {line["part"] for line in lines} == {*parts}
+    assert [line for line in lines if "skipped" in line] == []
+    rows = [line for line in lines if "mode" in line]
+    assert {row["mode"] for row in rows} == {"plain", "fixed-3", "adaptive"}
+    assert [row["correct texts"] for row in rows] == [row["streams"] for row in rows]
+    assert all(
+        row["acceptance rate"] == pytest.approx(0.8, abs=0.1) for row in rows if row["mode"] == "fixed-3"
+    )

@@ -89,7 +89,7 @@ def serve_run(
     log = folder / "serve.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            [str(Path(sys.executable).parent / "serve"), "run", *arguments],
+            [sys.executable, "-m", "ray.serve.scripts", "run", *arguments],
             cwd=folder,
             stdout=output,
             stderr=subprocess.STDOUT,

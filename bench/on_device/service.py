@@ -1,0 +1,224 @@
+"""service on a GPU, under Ray: `python -m bench.on_device.service`.
+
+`serve run cluster.app` with the pair of `bench.on_device.pair`, asked at the gateway's own gRPC port. Each
+part but the first is a service of its own, by how target and draft share the GPU:
+
+- masks: Ray starts, and which GPUs it shows to workers with 0, 0.5 and 1 of them;
+- colocated: the draft in the target's process, as by default;
+- workers: a worker for each, without draft-ahead;
+- ahead: with draft-ahead, whose steps compete with the target's;
+- mps: with draft-ahead, and NVIDIA's MPS between the two;
+- batch_invariant: colocated, with batch-invariant numerics.
+
+A row holds a mode at a number of streams: rates and latencies as in `bench.load`, the rate beside plain
+decoding, rounds and tokens of a pass, the acceptance rate, which is known, how many texts were the known
+ones, processor time of each process, and how busy the GPU was.
+"""
+
+import argparse
+import asyncio
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import grpc
+import ray
+import torch
+
+from bench.host import spent
+from bench.load_rows import summary
+from bench.on_device import pair
+from bench.on_device.figures import Part, Rows, take_parts
+from bench.streams import LoadClient, StreamAnswer, percentile, slice_of, speculation_of
+from protos import generation_pb2, generation_pb2_grpc
+from tests.support.running import Service, serving
+
+SECONDS, PART_S = 540.0, 360.0
+SHARES = {"target.gpus": 0.6, "drafts.model.gpus": 0.3}
+WAYS: dict[str, dict[str, object]] = {
+    "colocated": {},
+    "workers": {**SHARES, "drafts.model.draft_ahead": 0},
+    "ahead": {**SHARES, "drafts.model.draft_ahead": 12},
+    "mps": {**SHARES, "drafts.model.draft_ahead": 12},
+    "batch_invariant": {"target.batch_invariant": True},
+}
+BYTES_ON_CPU = 2**26  # of a worker's cache
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the load."""
+
+    streams: Sequence[int]
+    modes: Sequence[str]
+    warm_up_s: float
+    seconds: float  # of a row, after its warm-up
+    prompt: int  # tokens
+    long_prompt: int  # tokens; one request of LONG_EVERY has it in the last row
+    tokens: int  # of an answer
+
+
+REAL = Sizes((1, 8, 32, 64), ("plain", "adaptive", "fixed-3", "fixed-5", "fixed-8"), 3, 8, 200, 8192, 256)
+SMALL = Sizes((2,), ("plain", "fixed-3"), 0.5, 1, 8, 64, 16)
+LONG_EVERY = 32
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests to a running service."""
+
+    service: Service
+    channel: grpc.aio.Channel
+    stub: Any
+    vocab_size: int
+    sizes: Sizes
+
+    @classmethod
+    async def of(cls, service: Service, sizes: Sizes) -> "Load":
+        channel = grpc.aio.insecure_channel(service.direct)
+        stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
+        model = await stub.GetModel(generation_pb2.GetModelRequest())
+        return cls(service, channel, stub, model.vocab_size, sizes)
+
+    async def row(self, mode: str, streams: int, longest: int) -> dict[str, Any]:
+        """Returns the figures of a mode. longest: tokens of one prompt of LONG_EVERY."""
+        sizes, before = self.sizes, spent(self.service)
+        client = LoadClient(self.stub, partial(self._request, mode, longest), sizes.tokens, 0)
+        with gpu_busy() as busy:
+            start = sizes.warm_up_s + await client.follow([(sizes.warm_up_s + sizes.seconds, streams)])
+        after = spent(self.service)
+        measured = slice_of(client.answers, start, start + sizes.seconds)
+        reached = sum(stats.reached for stats in measured.finished)
+        accepted = sum(stats.accepted for stats in measured.finished)
+        correct = await asyncio.gather(*(self._is_correct(mode, number) for number in range(streams)))
+        return {
+            "streams": streams,
+            "mode": mode,
+            **summary([measured]),
+            "rounds/s": measured.rounds / sizes.seconds,
+            "tokens a pass": measured.rate * sizes.seconds / measured.passes if measured.passes else None,
+            "acceptance rate": accepted / reached if reached else None,
+            "known acceptance rate": pair.ACCEPTANCE,
+            "between chunks p99, ms": percentile(pauses(client.answers, start), 99),
+            "correct texts": sum(correct),
+            "processor, s": {name: round(after[name] - before[name], 2) for name in after},
+            "GPU busy, %": statistics.mean(busy) if busy else None,
+        }
+
+    def _request(self, mode: str, longest: int, number: int, tokens: int) -> generation_pb2.GenerateRequest:
+        length = longest if number % LONG_EVERY == LONG_EVERY - 1 else self.sizes.prompt
+        speculation = speculation_of(mode)
+        speculation.report = True
+        return generation_pb2.GenerateRequest(
+            tokens=generation_pb2.TokenIds(ids=pair.prompt(number, length, self.vocab_size)),
+            speculation=speculation,
+            sampling=generation_pb2.Sampling(temperature=0.7, max_tokens=tokens, seed=number),
+        )
+
+    async def _is_correct(self, mode: str, number: int) -> bool:
+        request = self._request(mode, self.sizes.prompt, number, self.sizes.tokens)
+        answer = await self.stub.Complete(request)
+        known = pair.text(request.tokens.ids[-1], self.sizes.tokens, self.vocab_size)
+        return [*answer.choices[0].token_ids] == known
+
+
+def pauses(answers: Sequence[StreamAnswer], start: float) -> list[float]:
+    """Returns milliseconds between the chunks of an answer that came after ``start``."""
+    times = ([arrival.time for arrival in answer.arrivals if arrival.time > start] for answer in answers)
+    return [1e3 * (later - earlier) for of_answer in times for earlier, later in pairwise(of_answer)]
+
+
+@contextmanager
+def gpu_busy() -> Iterator[list[float]]:
+    """Yields a list that has the GPU's utilization in percent, every quarter of a second, afterwards."""
+    found: list[float] = []
+    if shutil.which("nvidia-smi") is None:
+        yield found
+        return
+    query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "250"]
+    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield found
+        finally:
+            process.terminate()
+        assert process.stdout is not None
+        found += [float(line) for line in process.stdout]
+
+
+@contextmanager
+def served(folder: Path, way: Mapping[str, object]) -> Iterator[Service]:
+    """A service of the pair. Without a GPU it has no shares of one, and small caches."""
+    settings: dict[str, object] = {"target": folder / "target", "draft": folder / "draft", **way}
+    if not torch.cuda.is_available():
+        settings = {name: value for name, value in settings.items() if not name.endswith(".gpus")}
+        for model in ("target", "drafts.model"):
+            settings |= {f"{model}.dtype": "float32", f"{model}.cache_memory": BYTES_ON_CPU}
+    with tempfile.TemporaryDirectory() as own, serving(Path(own), settings) as service:
+        yield service
+
+
+def masks(_: argparse.Namespace) -> Rows:
+    """Says which GPUs a worker sees, by how many it has."""
+    ray.init(num_gpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        visible = ray.remote(lambda: os.environ.get("CUDA_VISIBLE_DEVICES"))
+        for gpus in (0, 0.5, 1):
+            yield {"gpus": gpus, "visible": ray.get(visible.options(num_gpus=gpus).remote())}
+    finally:
+        ray.shutdown()
+
+
+def way(name: str, options: argparse.Namespace) -> Rows:
+    """Yields the rows of a way of sharing the GPU."""
+    sizes: Sizes = options.sizes
+    with (
+        mps() if name == "mps" else nullcontext(),
+        served(options.pair, WAYS[name]) as service,
+        asyncio.Runner() as runner,
+    ):
+        load = runner.run(Load.of(service, sizes))
+        for streams in sizes.streams:
+            plain = None
+            for mode in sizes.modes:
+                row = runner.run(load.row(mode, streams, sizes.prompt))
+                plain = plain or row["tokens/s"]
+                yield {**row, "to plain": row["tokens/s"] / plain}
+        for mode in ("plain", "adaptive"):
+            row = runner.run(load.row(mode, max(sizes.streams), sizes.long_prompt))
+            yield {"prompts among them": sizes.long_prompt, **row}
+        runner.run(load.channel.close(None))
+
+
+@contextmanager
+def mps() -> Iterator[None]:
+    """NVIDIA's MPS, with which steps of two processes run at the same time."""
+    control = "nvidia-cuda-mps-control"
+    subprocess.run([control, "-d"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([control], input="quit\n", text=True, check=True)
+
+
+PARTS: dict[str, Part] = {"masks": masks, **{name: partial(way, name) for name in WAYS}}
+
+
+def main(arguments: Sequence[str]) -> None:
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--small", action="store_const", const=SMALL, default=REAL, dest="sizes")
+
+    take_parts((__doc__ or "").partition("\n")[0], PARTS, arguments, seconds=SECONDS, most_s=PART_S, add=add)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
