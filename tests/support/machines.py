@@ -68,10 +68,11 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Machines:
+class Running:
+    """A service, wherever it runs."""
+
     http: str  # base URL
     grpc: str  # host:port
-    cluster: Cluster
 
     def is_ready(self) -> bool:
         """Whether a target has joined."""
@@ -113,6 +114,11 @@ class Machines:
         return sum(totals.tokens for totals in self.loads().tasks if totals.task == task)
 
 
+@dataclass(frozen=True)
+class Machines(Running):
+    cluster: Cluster
+
+
 def body(seed: int, **fields: Any) -> dict[str, Any]:
     """A request with penalties, min_tokens, logprobs and a stop string on."""
     return {
@@ -131,7 +137,7 @@ def body(seed: int, **fields: Any) -> dict[str, Any]:
 
 
 def stream(
-    machines: Machines, request: dict[str, Any], after: int = 0, then: Callable[[], None] = lambda: None
+    machines: Running, request: dict[str, Any], after: int = 0, then: Callable[[], None] = lambda: None
 ) -> Answer:
     """Reads a stream; ``then`` is called once ``after`` chunks have come."""
     answer = Answer()
