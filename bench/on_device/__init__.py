@@ -1,1 +1,17 @@
-"""Benchmarks for a lent GPU: prepared elsewhere, run within minutes, each figure kept as it comes."""
+"""Benchmarks for a GPU that is there for minutes: each figure is kept as it comes, and time is bounded."""
+
+import argparse
+import importlib
+from collections.abc import Sequence
+
+SCRIPTS = ("wheels", "pair", "engine", "service", "failures")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs one of the scripts with its own options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench on_device", usage="%(prog)s [-h] SCRIPT [OPTION ...]"
+    )
+    parser.add_argument("script", choices=SCRIPTS)
+    script = parser.parse_args(arguments[:1]).script
+    importlib.import_module(f"bench.on_device.{script}").main(arguments[1:])

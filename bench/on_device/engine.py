@@ -1,4 +1,4 @@
-"""engine on a GPU, in one process: `python -m bench.on_device.engine`.
+"""Measures the engine's parts on a GPU, in one process: `python -m bench on_device engine`.
 
 Milliseconds of the parts of a step, with the pair of `bench.on_device.pair`. The parts come in the order of
 what they tell; `bench.gpu` measures prompts and speculation besides.
@@ -15,11 +15,9 @@ what they tell; `bench.gpu` measures prompts and speculation besides.
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -31,6 +29,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench import gpu
+from bench.checkpoints import LLAMAS
 from bench.on_device.figures import Rows, take_parts
 from bench.on_device.pair import prompt
 from outrider.engine.device_time import mark, seconds_between, wait_for
@@ -52,64 +51,33 @@ ROUNDS = 8  # Drafts of each depth
 WARM_UPS = 2
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of what is measured."""
-
-    shapes: tuple[tuple[int, int], ...]  # sequences, and tokens of each
-    few_shapes: tuple[tuple[int, int], ...]  # shapes of the slower ways
-    repetitions: int
-    depths: Sequence[int]
-    contexts: tuple[int, ...]  # tokens of each sequence
-    rank: dict[str, Any]
-    experts: dict[str, Any]
-
-
-REAL = Sizes(
-    shapes=((1, 1), (1, 5), (8, 1), (8, 5), (64, 1), (64, 5), (64, 9), (256, 1)),
-    few_shapes=((1, 1), (1, 2), (8, 1), (64, 1)),
-    repetitions=20,
-    depths=range(1, 9),
-    contexts=(200, 2048, 4096, 16384, 32768),
-    rank={
-        "model_type": "llama",
-        "hidden_size": 8192,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "head_dim": 128,
-        "intermediate_size": 7168,
-        "vocab_size": 32064,
-    },
-    experts={
-        "model_type": "qwen3_moe",
-        "hidden_size": 2048,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "vocab_size": 151936,
-    },
-)
-TINY = {
-    "hidden_size": 64,
-    "num_hidden_layers": 1,
-    "intermediate_size": 128,
-    "head_dim": 16,
-    "vocab_size": 512,
+SHAPES = ((1, 1), (1, 5), (8, 1), (8, 5), (64, 1), (64, 5), (64, 9), (256, 1))  # sequences, tokens of each
+FEW_SHAPES = ((1, 1), (1, 2), (8, 1), (64, 1))  # shapes of the slower ways
+PROPOSED = ((1, 1), *product((1, 8), range(2, 9)))  # sequences, depth of their Drafts
+ATTENDED = tuple(product((1, 8), (200, 2048, 4096, 16384, 32768)))  # sequences, tokens of their contexts
+RANK: dict[str, Any] = {
+    **LLAMAS["8B"],
+    "model_type": "llama",
+    "hidden_size": 8192,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "intermediate_size": 7168,
 }
-SMALL = Sizes(
-    shapes=((2, 3),),
-    few_shapes=((2, 1),),
-    repetitions=4,
-    depths=(2,),
-    contexts=(20,),
-    rank=REAL.rank | TINY,
-    experts=REAL.experts | TINY | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
-)
+EXPERTS: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "vocab_size": 151936,
+}
+SMALL = {**LLAMAS["tiny"], "head_dim": 16, "num_experts": 8, "moe_intermediate_size": 64}  # with --small
 
 
 @cache
@@ -125,13 +93,13 @@ def steps(options: argparse.Namespace) -> Rows:
     for role in ("target", "draft"):
         limit = gpu.linear_bytes(options.pair / role) / bandwidth(options.device)
         engine = gpu.engine(options.pair / role, options.device)
-        rows = step_rows(engine, options.sizes, options.sizes.shapes, limit)
+        rows = step_rows(engine, SHAPES[: options.most], limit)
         yield from ({"model": role, **row} for row in rows)
         del engine
         gpu.free()
 
 
-def step_rows(engine: Engine, sizes: Sizes, shapes: Sequence[tuple[int, int]], limit: float) -> Rows:
+def step_rows(engine: Engine, shapes: Sequence[tuple[int, int]], limit: float) -> Rows:
     """Yields a row per shape.
 
     limit: seconds in which the weights are read once.
@@ -139,7 +107,7 @@ def step_rows(engine: Engine, sizes: Sizes, shapes: Sequence[tuple[int, int]], l
     for sequences, tokens in shapes:
         of_shape = Steps(engine, sequences, tokens, prompt=gpu.PROMPT)
         taken, timings = [], []
-        for _ in range(WARM_UPS + sizes.repetitions):
+        for _ in range(WARM_UPS + gpu.REPETITIONS):
             taken.append(of_shape.take())
             timings += [engine.last_step] if engine.last_step else []
         of_shape.close()
@@ -155,7 +123,7 @@ def step_rows(engine: Engine, sizes: Sizes, shapes: Sequence[tuple[int, int]], l
 
 def propose(options: argparse.Namespace) -> Rows:
     engine = gpu.engine(options.pair / "draft", options.device)
-    for sequences, depth in product((1, 8), options.sizes.depths):
+    for sequences, depth in PROPOSED[: options.most]:
         opened = [engine.open(len(gpu.PROMPT), number, GREEDY) for number in range(sequences)]
         taken, on_device = [], []
         for round in range(WARM_UPS + ROUNDS):
@@ -182,8 +150,8 @@ def propose(options: argparse.Namespace) -> Rows:
 
 def attention(options: argparse.Namespace) -> Rows:
     device, dtype = torch.device(options.device), getattr(torch, gpu.DTYPE)
-    for (name, heads), sequences, context in product(HEADS.items(), (1, 8), options.sizes.contexts):
-        taken, read = attention_seconds(heads, sequences, context, options.sizes.repetitions, device, dtype)
+    for (name, heads), (sequences, context) in product(HEADS.items(), ATTENDED[: options.most]):
+        taken, read = attention_seconds(heads, sequences, context, device, dtype)
         yield {
             "heads": name,
             "sequences": sequences,
@@ -194,12 +162,7 @@ def attention(options: argparse.Namespace) -> Rows:
 
 
 def attention_seconds(
-    heads: tuple[int, int, int],
-    sequences: int,
-    context: int,
-    repetitions: int,
-    device: torch.device,
-    dtype: torch.dtype,
+    heads: tuple[int, int, int], sequences: int, context: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[float, int]:
     """Returns seconds of one layer for a token of each sequence, and bytes of keys and values."""
     query_heads, kv_heads, dim = heads
@@ -213,12 +176,12 @@ def attention_seconds(
     keys, values = torch.randn(2, blocks.size * BLOCK, kv_heads, dim, dtype=dtype, device=device)
     kernel(paged, query, keys, values)  # compiles
     started = mark(device)
-    for _ in range(repetitions):
+    for _ in range(gpu.REPETITIONS):
         kernel(paged, query, keys, values)
     ended = mark(device)
     wait_for(ended)
     read = 2 * sequences * context * kv_heads * dim * query.element_size()
-    return seconds_between(started, ended) / repetitions, read
+    return seconds_between(started, ended) / gpu.REPETITIONS, read
 
 
 def decoder(options: argparse.Namespace) -> Rows:
@@ -262,25 +225,23 @@ def memory(options: argparse.Namespace) -> Rows:
 
 
 def rank(options: argparse.Namespace) -> Rows:
-    yield from random_steps(options, "rank", options.sizes.rank)
+    yield from random_steps(options, "rank", RANK)
 
 
 def experts(options: argparse.Namespace) -> Rows:
-    yield from random_steps(options, "experts", options.sizes.experts)
+    yield from random_steps(options, "experts", EXPERTS)
 
 
 def random_steps(options: argparse.Namespace, name: str, shape: dict[str, Any]) -> Rows:
     """Yields the steps of random weights in a shape, and the kernels of a step."""
-    path = options.pair / name
+    path, shape = options.pair / name, shape | (SMALL if options.most else {})
     if not path.exists():
         write_random(path, shape, options.device)
         gpu.free()
     limit = gpu.linear_bytes(path) / bandwidth(options.device)
     engine = gpu.engine(path, options.device)
     layers = {"layers": shape["num_hidden_layers"]}
-    yield from (
-        {**layers, **row} for row in step_rows(engine, options.sizes, options.sizes.few_shapes, limit)
-    )
+    yield from ({**layers, **row} for row in step_rows(engine, FEW_SHAPES[: options.most], limit))
     yield {**layers, **kernels_of(engine)}
 
 
@@ -306,10 +267,7 @@ def quantized(options: argparse.Namespace) -> Rows:
         except Exception as error:
             yield {"weights": way, "skipped": repr(error)[-500:]}
             continue
-        yield from (
-            {"weights": way, **row}
-            for row in step_rows(engine, options.sizes, options.sizes.few_shapes, limit)
-        )
+        yield from ({"weights": way, **row} for row in step_rows(engine, FEW_SHAPES[: options.most], limit))
         del engine
         gpu.free()
 
@@ -322,10 +280,6 @@ PARTS = {
 def main(arguments: Sequence[str]) -> None:
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--device", default="cuda")
-        parser.add_argument("--small", action="store_const", const=SMALL, default=REAL, dest="sizes")
+        parser.add_argument("--small", action="store_const", const=1, dest="most", help="one of each kind")
 
-    take_parts((__doc__ or "").partition("\n")[0], PARTS, arguments, seconds=SECONDS, most_s=PART_S, add=add)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    take_parts(__name__, PARTS, arguments, seconds=SECONDS, most_s=PART_S, add=add)

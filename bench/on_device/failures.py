@@ -1,4 +1,4 @@
-"""failures of workers under load: `python -m bench.on_device.failures`.
+"""Kills workers under load: `python -m bench on_device failures`.
 
 Each part is a service of the pair of `bench.on_device.pair`, in which one process is killed while streams are
 open. A row says how many texts were the known ones, the longest pause that a client saw, the seconds until a
@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -87,8 +86,4 @@ PARTS: dict[str, Part] = {
 
 
 def main(arguments: Sequence[str]) -> None:
-    take_parts((__doc__ or "").partition("\n")[0], PARTS, arguments, seconds=SECONDS, most_s=PART_S)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    take_parts(__name__, PARTS, arguments, seconds=SECONDS, most_s=PART_S)

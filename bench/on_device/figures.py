@@ -70,7 +70,7 @@ def _interrupt(*_: object) -> None:
 
 
 def take_parts(
-    title: str,
+    module: str,
     parts: Mapping[str, Part],
     arguments: Sequence[str],
     *,
@@ -81,13 +81,13 @@ def take_parts(
     """Runs the parts of a script, one after the other.
 
     Args:
-        title: a script's first line; its first word names the file of its figures.
+        module: name of the script's module, and of the file of its figures.
         seconds: time of all parts together, unless the arguments say otherwise.
         most_s: seconds of a part.
         add: adds the script's own options.
     """
-    name = title.split()[0]
-    parser = argparse.ArgumentParser(prog=f"python -m bench.on_device.{name}", description=title)
+    name = module.rpartition(".")[2]
+    parser = argparse.ArgumentParser(prog=f"python -m bench on_device {name}")
     parser.add_argument("--out", type=Path, default=Path("."), help=f"folder of {name}.jsonl")
     parser.add_argument(
         "--pair", type=Path, default=Path("/tmp/pair"), help="as bench.on_device.pair wrote it"

@@ -1,4 +1,4 @@
-"""Makes a target and a draft whose texts are known: `python -m bench.on_device.pair FOLDER`.
+"""Makes a target and a draft whose texts are known: `python -m bench on_device pair FOLDER`.
 
 Random weights in the shapes of Llama 3, 8 B and 1 B, of the costs of real ones. After token t the target says
 t + 1, far more likely than anything else, so rounding changes no text. The draft says so too, but for a share
@@ -8,7 +8,6 @@ anything runs. A word of a prompt is a number, the token's id.
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,9 +22,7 @@ UNKNOWN = "0"  # token of words that are no number
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.on_device.pair", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench on_device pair")
     parser.add_argument("folder", type=Path, help="folder to be made")
     parser.add_argument("--device", default="cuda", help="device that draws the weights")
     parser.add_argument("--shapes", nargs=2, default=["8B", "1B"], help="of bench.checkpoints")
@@ -80,7 +77,3 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

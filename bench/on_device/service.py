@@ -1,4 +1,4 @@
-"""service on a GPU, under Ray: `python -m bench.on_device.service`.
+"""Measures the service on a GPU, under Ray: `python -m bench on_device service`.
 
 `serve run cluster.app` with the pair of `bench.on_device.pair`, asked at the gateway's own gRPC port. Each
 part but the first is a service of its own, by how target and draft share the GPU:
@@ -21,7 +21,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -52,24 +51,24 @@ WAYS: dict[str, dict[str, object]] = {
     "mps": {**SHARES, "drafts.model.draft_ahead": 12},
     "batch_invariant": {"target.batch_invariant": True},
 }
-BYTES_ON_CPU = 2**26  # of a worker's cache
+BYTES_ON_CPU = 2**26  # size of a worker's cache
 
 
 @dataclass(frozen=True)
-class Sizes:
+class LoadSizes:
     """Sizes of the load."""
 
     streams: Sequence[int]
     modes: Sequence[str]
     warm_up_s: float
-    seconds: float  # of a row, after its warm-up
+    seconds: float  # time of a row, after its warm-up
     prompt: int  # tokens
     long_prompt: int  # tokens; one request of LONG_EVERY has it in the last row
-    tokens: int  # of an answer
+    tokens: int  # length of an answer
 
 
-REAL = Sizes((1, 8, 32, 64), ("plain", "adaptive", "fixed-3", "fixed-5", "fixed-8"), 3, 8, 200, 8192, 256)
-SMALL = Sizes((2,), ("plain", "fixed-3"), 0.5, 1, 8, 64, 16)
+REAL = LoadSizes((1, 8, 32, 64), ("plain", "adaptive", "fixed-3", "fixed-5", "fixed-8"), 3, 8, 200, 8192, 256)
+SMALL = LoadSizes((2,), ("plain", "fixed-3"), 0.5, 1, 8, 64, 16)
 LONG_EVERY = 32
 
 
@@ -81,10 +80,10 @@ class Load:
     channel: grpc.aio.Channel
     stub: Any
     vocab_size: int
-    sizes: Sizes
+    sizes: LoadSizes
 
     @classmethod
-    async def of(cls, service: Service, sizes: Sizes) -> "Load":
+    async def of(cls, service: Service, sizes: LoadSizes) -> "Load":
         channel = grpc.aio.insecure_channel(service.direct)
         stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
         model = await stub.GetModel(generation_pb2.GetModelRequest())
@@ -168,7 +167,8 @@ def served(folder: Path, way: Mapping[str, object]) -> Iterator[Service]:
 
 
 def masks(_: argparse.Namespace) -> Rows:
-    """Says which GPUs a worker sees, by how many it has."""
+    """Tells room on disk and in shared memory, and which GPUs a worker sees, by how many it has."""
+    yield {f"free in {folder}, bytes": shutil.disk_usage(folder).free for folder in ("/tmp", "/dev/shm")}
     ray.init(num_gpus=1, include_dashboard=False, log_to_driver=False)
     try:
         visible = ray.remote(lambda: os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -180,7 +180,7 @@ def masks(_: argparse.Namespace) -> Rows:
 
 def way(name: str, options: argparse.Namespace) -> Rows:
     """Yields the rows of a way of sharing the GPU."""
-    sizes: Sizes = options.sizes
+    sizes: LoadSizes = options.sizes
     with (
         mps() if name == "mps" else nullcontext(),
         served(options.pair, WAYS[name]) as service,
@@ -217,8 +217,4 @@ def main(arguments: Sequence[str]) -> None:
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--small", action="store_const", const=SMALL, default=REAL, dest="sizes")
 
-    take_parts((__doc__ or "").partition("\n")[0], PARTS, arguments, seconds=SECONDS, most_s=PART_S, add=add)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    take_parts(__name__, PARTS, arguments, seconds=SECONDS, most_s=PART_S, add=add)

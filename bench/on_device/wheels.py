@@ -1,4 +1,4 @@
-"""Packs Python packages for a machine that reaches no registry: `python -m bench.on_device.wheels FOLDER`.
+"""Packs Python packages for a machine that reaches no registry: `python -m bench on_device wheels FOLDER`.
 
 Writes FOLDER/engine.tar.xz, with which `bench.on_device.engine` runs beside torch, and FOLDER/service.tar.xz,
 which adds Ray and the rest of what the service imports. Versions are those of this environment.
@@ -52,9 +52,7 @@ GLIBCS = range(17, 40)  # minor versions that name a wheel's platform
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.on_device.wheels", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench on_device wheels")
     parser.add_argument("folder", type=Path, help="folder to be made")
     parser.add_argument("--python", default="3.12", help="version of Python there")
     options = parser.parse_args(arguments)
@@ -131,7 +129,3 @@ def pack(wheels: Iterable[Path], path: Path) -> None:
         metadata.parent.mkdir()
         metadata.write_text(own.read_text("METADATA") or "")
         archive.add(folder, ".")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
