@@ -21,6 +21,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
+from outrider.engine.forward import graphs
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Decode, Decoded
@@ -99,7 +100,10 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, nargs="+", default=SEQUENCES)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    with device_apart() as (_, apart), tempfile.TemporaryDirectory() as folder:
+    # The interpreter takes minutes for all graphs that a GPU has.
+    rows = sorted(sequences * tokens for sequences in arguments.sequences for tokens in TOKENS)
+    sizes = patch.multiple(graphs, CAPTURED_SIZES=(*rows,), LEAST_CHUNK=rows[-1] + 1)
+    with sizes, device_apart() as (_, apart), tempfile.TemporaryDirectory() as folder:
         settings = EngineSettings(
             model=str(write_checkpoint(Path(folder), "llama", num_hidden_layers=1)),
             device="cuda",
