@@ -114,12 +114,12 @@ def test_drafts_are_those_of_the_cpu_and_passes_are_replays(drafter: str, settin
             cuda.counts = Counts()
             more = rounds(engine, PROMPTS[:1], 0.7, DEPTH, max_tokens=4)
             replays = sum(n for cause, n in cuda.counts.launches.items() if "graph.replay" in cause)
-            passes = 1  # for each Verdict the target's,
-            of_drafts = sum(len(draft) for draft in more[0].drafts)  # and one for each position
+            passes = len(more[0].ranks)  # for each Verdict the target's,
+            passes += sum(len(draft) for draft in more[0].drafts)  # and one for each position
             if drafter in ("eagle3", "mtp"):
-                passes += 1  # the head's over what stands
-                of_drafts += sum(max(len(draft) - 1, 0) for draft in more[0].drafts)  # and over what is fed
-            assert replays == passes * len(more[0].ranks) + of_drafts
+                # For each Draft the head's over what stands, and over what is fed.
+                passes += sum(len(draft) for draft in more[0].drafts)
+            assert replays == passes
     assert [(text.tokens, text.drafts) for text in found] == [(text.tokens, text.drafts) for text in expected]
     assert any(not draft.is_chain for text in found for draft in text.drafts)
 
