@@ -215,7 +215,8 @@ class Settings(Group):
     def draft_engine(self, name: str) -> EngineSettings:
         """Returns settings of the engine of the draft with that name."""
         draft = self.drafts[name]
-        return self._engine(draft, draft.threads or 1, draft.gpus)
+        engine = self._engine(draft, draft.threads or 1, draft.gpus)
+        return engine.model_copy(update={"is_draft": True})
 
     def _engine(self, model: ModelSettings, threads: int | None, gpus: float | None) -> EngineSettings:
         fields = model.model_dump(include=set(EngineSettings.model_fields))

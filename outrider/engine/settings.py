@@ -166,6 +166,9 @@ class EngineSettings(TargetModelSettings, DraftModelSettings):
         default=1.0, gt=0.0, le=1.0, description="of each device's memory: the rest is for others on it"
     )
     block_size: int = Field(default=16, ge=1, le=1024, description="tokens per cache block")
+    is_draft: bool = Field(
+        default=False, description="it makes Drafts: on CUDA their positions are captured as well"
+    )
     graphs: bool = Field(
         default=True,
         description="on CUDA: capture the forward passes of decoding and verifying, where attention is paged",

@@ -16,8 +16,8 @@ from triton.compiler import ASTSource
 
 from outrider.engine.inputs import choice_input
 from outrider.engine.inputs.context_parts import third_length
-from outrider.engine.inputs.paged_input import FEW_TILE, MANY_TILE, TILE_FIELDS
-from outrider.engine.kernels import choice, layer, paged_attention, verdict
+from outrider.engine.inputs.paged_input import FEW_TILE, MANY_TILE, NO_ROOT, TILE_FIELDS
+from outrider.engine.kernels import advance, choice, layer, paged_attention, verdict
 
 TYPES = {
     "logits": "*bf16",
@@ -120,6 +120,25 @@ TILES: dict[str, dict[str, Any]] = {
     # Rank of four that share Llama 3 70B.
     "shared heads": {"CHAINS": False, "KV_HEADS": 2, "REPEATS": 8},
 }
+# Sequences of a draft with a context of 131,072 tokens.
+CHAIN_TYPES = {
+    **dict.fromkeys(("logit_rows", "seen", "block_table", "token_ids", "position_ids", "slots"), "*i64"),
+    **dict.fromkeys(("work", "tiles", "integers", "progress"), "*i64"),
+    **dict.fromkeys(("next_seen", "next_table", "next_integers"), "*i64"),
+    **dict.fromkeys(("numbers", "next_numbers"), "*fp64"),
+    **dict.fromkeys(("top_tokens", "found"), "*i32"),
+    **dict.fromkeys(("are_finite", "are_valid"), "*i1"),
+    **dict.fromkeys(("num_sequences", "table_stride", "positions", "num_rows"), "i32"),
+}
+CHAINS = {
+    "BLOCK": 16,
+    "BLOCKS": 8192,
+    "RANKS": 6,
+    "FIELDS": TILE_FIELDS,
+    "SPARE_SLOT": 2**20,
+    "NO_ROOT": NO_ROOT,
+    "LANES": advance.LANES,
+}
 SLOTS = {89: 32, 90: 128}  # at a time, as much as their memory holds
 
 
@@ -130,6 +149,11 @@ def of_choice(kernel: Any, capability: int) -> dict[str, int]:
 
 def of_verdict(capability: int) -> dict[str, int]:
     return compiled(verdict.find_path, capability, TYPES, {"BLOCK": verdict.PROGRAM_ROWS}, ALIGNED, {})
+
+
+def of_chains(kernel: Any, capability: int) -> dict[str, int]:
+    aligned = {name for name, kind in CHAIN_TYPES.items() if kind.startswith("*")}
+    return compiled(kernel, capability, CHAIN_TYPES, CHAINS, aligned, {})
 
 
 def of_attention(capability: int, **constants: Any) -> dict[str, int]:
@@ -200,5 +224,10 @@ if __name__ == "__main__":
     }
     said |= {f"_join_parts sm_{capability}": of_joining(capability) for capability in SLOTS}
     said |= {f"{name} sm_{capability}": of_layer(name, capability) for name in LAYER for capability in SLOTS}
+    said |= {
+        f"{kernel.__name__} sm_{capability}": of_chains(kernel, capability)
+        for kernel in (advance.begin_chains, advance.advance_chains)
+        for capability in SLOTS
+    }
     said |= {f"find_path sm_{capability}": of_verdict(capability) for capability in SLOTS}
     print(json.dumps(said))

@@ -42,6 +42,7 @@ class Colocated(TargetDrafter):
         self._vocab_size = target.vocab_size
         of_draft = {
             "model": checkpoint,
+            "is_draft": True,
             "dtype": str(target.dtype).removeprefix("torch."),
             "quantization": settings.drafters[name].quantization,
         }

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from outrider.decoding.outcomes import RANKS
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.forward.batch import Batch, feed_chosen, paged_batch
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.inputs.choice_input import ChoiceInput, fields_of_choice
 from outrider.engine.inputs.paged_input import FEW_QUERIES, PagedInput, PagedLayout, fill
-from outrider.engine.inputs.step_buffer import buffer_size
+from outrider.engine.inputs.step_buffer import Field, buffer_size
 from outrider.engine.inputs.step_input import Feed
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
@@ -82,6 +83,27 @@ def layout_of(
 def feed_bytes(layout: PagedLayout) -> int:
     """Returns the bytes of a step's input, with the choice of tokens after each row of logits."""
     return buffer_size(layout.fields | fields_of_choice(layout.logits))
+
+
+def sizes_of_drafts(settings: EngineSettings) -> tuple[int, ...]:
+    """Rows of the graphs for positions of Drafts, a row for each sequence, ascending, as far as there are."""
+    return CAPTURED_SIZES[: bisect_left(CAPTURED_SIZES, settings.max_sequences) + 1]
+
+
+def draft_layout(rows: int, blocks: int) -> PagedLayout:
+    """Returns the layout of a position of Drafts, without the block table, which all such graphs share."""
+    return replace(layout_of(rows, rows, blocks, as_chains=False), lanes=0)
+
+
+def draft_bytes(settings: EngineSettings, blocks: int) -> int:
+    """Returns the bytes that graphs of positions of Drafts keep. blocks: blocks of the longest sequence."""
+    sizes = sizes_of_drafts(settings)
+    kept = Field((sizes[-1], 1 + min(blocks, MOST_BLOCKS))).size
+    for rows in sizes:
+        fields = draft_layout(rows, blocks).fields | fields_of_choice(rows, draft_numbers=0)
+        found = Field((MAX_DEPTH, rows, RANKS + 1), "int32")
+        kept += buffer_size(fields) + Field((2, rows)).size + found.size
+    return kept
 
 
 class CudaCapture:

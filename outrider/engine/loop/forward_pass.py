@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from outrider.decoding.outcomes import RANKS
 from outrider.engine.cache.paged_cache import LayerShape, PagedCache
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import CacheLostError, UnsupportedModelError
@@ -31,6 +32,7 @@ from outrider.engine.forward.graphs import (
     chunk_logits,
     chunk_sizes,
     drafting_sizes,
+    sizes_of_drafts,
 )
 from outrider.engine.forward.kernel import Kernel, find_kernel
 from outrider.engine.forward.linear import join_projections, optimize_for_cpu
@@ -43,6 +45,7 @@ from outrider.engine.loading.context import context_because, context_length
 from outrider.engine.loading.quantized_checkpoint import is_quantized
 from outrider.engine.loading.self_check.check import SelfCheck
 from outrider.engine.loading.self_check.script import blocks_needed
+from outrider.engine.loading.special_tokens import mask_token
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loading.weights import attach, load_model, resolve_device, resolve_prefill_chunk
 from outrider.engine.parallel.rank_group import RankGroup
@@ -52,6 +55,9 @@ from outrider.engine.planning.memory_plan import resolve_cache
 from outrider.engine.planning.promise import first_promise
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from outrider.engine.forward.draft_graphs import DraftGraphs
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +122,7 @@ class ForwardPass:
         self._hidden_layers = drafters.hidden_layers if self._is_leader else ()
         self._graphs: Graphs | None = None
         self._chunk_graphs: Graphs | None = None  # graphs for steps that take prompts along
+        self.draft_graphs: DraftGraphs | None = None
         self._decoder: Decoder | None = None
         is_slower = device.type == "cpu" and dtype == torch.bfloat16  # if a sequence feeds several tokens
         self.kernel: Kernel | None = None
@@ -162,7 +169,25 @@ class ForwardPass:
         if sizes and not settings.batch_invariant:
             self._chunk_graphs = self._graphs_of(self._compute, sizes, as_chains=False, logits=logits)
             reasons += self._chunk_graphs.capture()
+        if settings.is_draft and mask_token(self.model.config) is None:
+            reasons += self._capture_draft_graphs()
         return reasons
+
+    def _capture_draft_graphs(self) -> tuple[str, ...]:
+        """Captures the positions of Drafts; returns why some are missing."""
+        from outrider.engine.forward.draft_graphs import DraftGraphs
+
+        self.draft_graphs = DraftGraphs(
+            self._compute,
+            self._capture,
+            self.cache,
+            self.dtype,
+            self.device,
+            blocks=self._most_blocks,
+            sizes=sizes_of_drafts(self.settings),
+            ranks=min(RANKS, self.model.config.get_text_config().vocab_size),
+        )
+        return self.draft_graphs.capture()
 
     def graphs_of(self, compute: Callable[[Batch], ForwardOutput]) -> Graphs:
         """Returns graphs for passes of the target drafter."""
@@ -188,21 +213,24 @@ class ForwardPass:
         as_chains: bool,
         logits: int | None = None,
     ) -> Graphs:
-        cache = self.cache
-        blocks = cache.blocks_for(min(context_length(self.model), cache.capacity))
         return Graphs(
             compute,
             self._capture,
-            cache,
+            self.cache,
             self.dtype,
             self.device,
             sequences=self.settings.max_sequences,
-            blocks=blocks,
+            blocks=self._most_blocks,
             sizes=sizes,
             group=self.group,
             as_chains=as_chains,
             logits=logits,
         )
+
+    @property
+    def _most_blocks(self) -> int:
+        """Blocks of the longest sequence."""
+        return self.cache.blocks_for(min(context_length(self.model), self.cache.capacity))
 
     @torch.inference_mode()
     def _compile_kernels(self) -> None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -13,12 +13,14 @@ from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
 from outrider.engine.blame import is_out_of_memory, says_broken
 from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.choosing.drafted_tokens import DraftedTokens
 from outrider.engine.choosing.sampler import Choices, Choosing, begin_choosing, compile_kernels
 from outrider.engine.device_time import Mark, is_over, mark, seconds_between, wait_for
 from outrider.engine.drafters.target_drafter import feed_of
-from outrider.engine.forward.batch import Item
+from outrider.engine.forward.batch import Batch, Item
+from outrider.engine.forward.batch_invariant import Passes
 from outrider.engine.forward.output import ForwardOutput
-from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
+from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loading.context import context_length
 from outrider.engine.loading.special_tokens import end_of_sequence, mask_token
@@ -29,10 +31,13 @@ from outrider.engine.planning.memory import free_memory
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT
 from outrider.engine.settings import EngineSettings
-from outrider.engine.step_timings import Path, StepTimings
+from outrider.engine.step_timings import StepTimings
 from outrider.engine.tasks.decode import UNKNOWN, DecodeTask
 from outrider.engine.tasks.task import Task
 from outrider.pace.step import Step, StepSize
+
+if TYPE_CHECKING:
+    from outrider.engine.forward.draft_graphs import DraftChains
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +58,8 @@ ONE_POSITION = Reach()
 class Pass:
     """A forward pass that a device was given."""
 
+    batch: Batch | Passes
     output: ForwardOutput
-    rows: PackedRows | None  # rows that choose; None: the pass did not bring their numbers
-    num_tokens: int
-    path: Path
     built: float  # seconds of the host's clock when it was packed
     started: Mark
     ended: Mark
@@ -69,16 +72,12 @@ class Launched:
     tasks: Sequence[Task]
     counts: list[int]  # tokens that each task feeds
     forward: Pass
-    choosing: Choosing
+    choosing: Choosing | DraftedTokens
     started: float  # seconds of the host's clock when packing began
     before: Mark | None = None  # end of the step before, if this step was launched early
     logit_rows: "_LogitRows | None" = None  # None: all rows choose a token
-    further: Sequence["Launched"] = ()  # further positions that the step drafts for all its tasks
-
-    @property
-    def passes(self) -> list[Pass]:
-        """Passes of all positions."""
-        return [self.forward, *(position.forward for position in self.further)]
+    positions: int = 1  # positions that the step drafts for each of its tasks
+    further: Sequence["Launched"] = ()  # positions after the first, unless ``choosing`` has them
 
     @property
     def arrival(self) -> Mark:
@@ -88,21 +87,23 @@ class Launched:
     def with_own_states(self) -> "Launched":
         """Returns the step with a copy of its hidden states, which the next replay of a graph overwrites."""
         output = self.forward.output
-        if output.hidden is None or self.forward.path != "graph":
+        if output.hidden is None or self.forward.batch.path != "graph":
             return self
         return replace(self, forward=replace(self.forward, output=output.with_own_states()))
 
     def timings(self, now: float) -> StepTimings:
         """Returns the timings of a finished step. An early one begins with the end of the step before."""
-        forward = sum(seconds_between(each.started, each.ended) for each in self.passes)
+        passes = [self.forward, *(position.forward for position in self.further)]
+        forward = sum(seconds_between(each.started, each.ended) for each in passes)
         if self.before is None:
             build, total = self.forward.built - self.started, now - self.started
         else:
             build = seconds_between(self.before, self.forward.started)  # the device waited for this step
             total = seconds_between(self.before, self.choosing.arrival)
         sample = total - build - forward  # choosing tokens has waited for the device
-        num_tokens = sum(each.num_tokens for each in self.passes)
-        return StepTimings(build, forward, sample, total, len(self.tasks), num_tokens, self.passes[-1].path)
+        num_tokens = self.forward.batch.num_tokens + (self.positions - 1) * len(self.tasks)
+        path = self.forward.batch.path
+        return StepTimings(build, forward, sample, total, len(self.tasks), num_tokens, path)
 
 
 @dataclass(frozen=True)
@@ -195,28 +196,60 @@ class ModelRunner:
         following: Sequence[DecodeTask] = (),
         reach: Reach = ONE_POSITION,
     ) -> Finished:
-        launched, next_step = launched or self._launch(selected), None
+        if self.settings.shortest_step_s:
+            reach = ONE_POSITION
+        launched, next_step = launched or self._launch(selected, reach), None
         if following:
             launched = launched.with_own_states()
             next_step = self._launch_early(launched, following)
-        if reach.positions > 1 and not self.settings.shortest_step_s:
-            launched = replace(launched, further=self._launch_further(launched, selected, reach))
+        if isinstance(launched.choosing, Choosing) and reach.positions > 1:
+            further = self._launch_further(launched, selected, reach)
+            launched = replace(launched, further=further, positions=1 + len(further))
         return self._finish(launched, selected, next_step)
 
-    def _launch(self, selected: Selected) -> Launched:
+    def _launch(self, selected: Selected, reach: Reach) -> Launched:
         started, items = time.perf_counter(), [item for _, item in selected]
         tasks, feeds = [task for task, _ in selected], [item.feed() for item in items]
         drafts = [task.judged if item.num_logits else NO_DRAFT for task, item in selected]
         counts = [item.num_logits if task.nodes() else 0 for task, item in selected]
         forward = self._pass(feeds, self._choice_input(feeds, tasks, counts, drafts))
         rows = [task.rows() if item.num_logits else [] for task, item in selected]
-        logits = forward.output.logits
+        logits, fed = forward.output.logits, [len(item.tokens) for item in items]
+        if (chains := self._begin_chains(tasks, forward, reach)) is not None:
+            arriving, ended, arrival = self._drafted(chains, reach)
+            drafted = DraftedTokens(rows, fed, logits, arriving, arrival)
+            forward = replace(forward, ended=ended)
+            return Launched(tasks, fed, forward, drafted, started, positions=chains.positions)
         ranks = min(max(task.ranks for task, _ in selected), logits.shape[1])
         logit_rows = _LogitRows(items, rows)
         chosen = logit_rows.choosing(logits)
-        choosing = begin_choosing(chosen, rows, forward.output.are_finite, ranks, drafts, forward.rows)
-        fed = [len(item.tokens) for item in items]
+        packed = forward.batch.choice
+        choosing = begin_choosing(chosen, rows, forward.output.are_finite, ranks, drafts, packed)
         return Launched(tasks, fed, forward, choosing, started, logit_rows=logit_rows)
+
+    def _begin_chains(self, tasks: Sequence[Task], forward: Pass, reach: Reach) -> "DraftChains | None":
+        """Chooses the first tokens of Drafts that the device can make by itself; None: it cannot.
+
+        Biases and bans of single tokens, also in settings that need no text, are applied by the host.
+        """
+        graphs, sequences = self._forward.draft_graphs, [task.sequence for task in tasks]
+        if graphs is None or reach.positions == 1 or not all(each.needs_no_text for each in sequences):
+            return None
+        assert isinstance(forward.batch, Batch)
+        return graphs.begin(forward.batch, forward.output, reach.positions)
+
+    def _drafted(self, chains: "DraftChains", reach: Reach) -> tuple[torch.Tensor, Mark, Mark]:
+        """Launches positions as far as the step reaches.
+
+        Returns:
+            What ``DraftChains.sent`` does, the end of the last position, and the arrival of its tokens.
+        """
+        device = self._forward.device
+        ends = [mark(device)]
+        while chains.positions < reach.positions and not _is_interrupted(ends, reach):
+            chains.advance()
+            ends.append(mark(device))
+        return chains.sent(), ends[-1], mark(device)
 
     def _launch_early(self, before: Launched, tasks: Sequence[DecodeTask]) -> Launched | None:
         """Launches the next step, which feeds the tokens that this step chooses; None if that fails."""
@@ -236,13 +269,15 @@ class ModelRunner:
         started, rows = time.perf_counter(), {task: row for row, task in enumerate(before.tasks)}
         feeds = [feed_of(task.sequence, [rows[task]], len(task.sequence.tokens), 1) for task in tasks]
         choice = self._choice_input(feeds, tasks, [1] * len(tasks), [NO_DRAFT] * len(tasks))
+        assert isinstance(before.choosing, Choosing)
         forward = self._pass(feeds, choice, before.choosing.tokens)
         output, next_rows = forward.output, [[task.next_row()] for task in tasks]
-        choosing = begin_choosing(output.logits, next_rows, output.are_finite, packed=forward.rows)
+        packed = forward.batch.choice
+        choosing = begin_choosing(output.logits, next_rows, output.are_finite, packed=packed)
         return Launched(tasks, [1] * len(tasks), forward, choosing, started, before.choosing.arrival)
 
     def _launch_further(self, launched: Launched, selected: Selected, reach: Reach) -> list[Launched]:
-        """Launches further positions of a step. A GPU is never given more than one position in advance."""
+        """Launches further positions of a step."""
         steps = [launched]
         try:
             while len(steps) < reach.positions and not self._ends_now(steps, selected, reach):
@@ -255,20 +290,17 @@ class ModelRunner:
 
     def _ends_now(self, steps: list[Launched], selected: Selected, reach: Reach) -> bool:
         """Whether the step ends with the positions that are launched."""
+        newest = steps[-1].choosing
+        assert isinstance(newest, Choosing)
         if not self._forward.is_asynchronous:
-            tokens = steps[-1].choosing.result.top_tokens[:, 0].tolist()
-            pairs = zip(tokens, selected, strict=True)
+            pairs = zip(newest.result.top_tokens[:, 0].tolist(), selected, strict=True)
             if all(token in item.sequence.end_token_ids for token, (_, item) in pairs):
                 return True
-        if reach.is_interrupted is None:
-            return False
-        while len(steps) > 1 and not is_over(steps[-2].choosing.arrival):
-            if reach.is_interrupted():
-                return True
-        return reach.is_interrupted()
+        return _is_interrupted([position.choosing.arrival for position in steps], reach)
 
     def _launch_position(self, before: Launched, selected: Selected, position: int) -> Launched:
         """Launches a position, counted from the first position of the step, which feeds the best tokens."""
+        assert isinstance(before.choosing, Choosing)
         started, result, chosen = time.perf_counter(), before.choosing.result, None
         ranks = result.top_tokens.shape[1]
         if self._forward.is_asynchronous:
@@ -286,8 +318,8 @@ class ModelRunner:
             [replace(row, position=row.position + 1, path=(*row.path, UNKNOWN))]
             for (row,) in before.choosing.rows
         ]
-        output = forward.output
-        choosing = begin_choosing(output.logits, rows, output.are_finite, ranks, packed=forward.rows)
+        output, packed = forward.output, forward.batch.choice
+        choosing = begin_choosing(output.logits, rows, output.are_finite, ranks, packed=packed)
         return Launched(before.tasks, [1] * count, forward, choosing, started)
 
     def _choice_input(
@@ -308,9 +340,7 @@ class ModelRunner:
             built = time.perf_counter()
             started = mark(self._forward.device)
             output = self._forward.run(batch, chosen)
-        return Pass(
-            output, batch.choice, batch.num_tokens, batch.path, built, started, mark(self._forward.device)
-        )
+        return Pass(batch, output, built, started, mark(self._forward.device))
 
     def _finish(self, launched: Launched, selected: Selected, next_step: Launched | None) -> Finished:
         """Waits for the choices, and returns those of the selected tasks."""
@@ -331,39 +361,54 @@ class ModelRunner:
             kept = [places[task] for task, _ in selected]
             choices, are_finite = [choices[place] for place in kept], [are_finite[place] for place in kept]
         if launched.further:
-            of_items = self._further_tokens(launched, items)
+            of_items = _further_tokens(launched.further, len(items))
             choices = [
                 replace(choice, further=tokens) for choice, tokens in zip(choices, of_items, strict=True)
             ]
+        for item, choice in zip(items, choices, strict=True):
+            known = 1 + len(choice.further)
+            if known < launched.positions:  # a mask would not hide numbers that are not finite
+                self.cache.clear(item.sequence, item.sequence.written + len(item.tokens) + known - 1)
         shortest = self.settings.shortest_step_s
         if shortest:
             time.sleep(max(launched.started + shortest - time.perf_counter(), 0.0))
         now = time.perf_counter()
         self.last_step = timings = launched.timings(now)
         self._steps += 1
-        size, positions = size_of(items, self.settings.block_size), len(launched.passes)
-        if launched.further:
+        size, positions = size_of(items, self.settings.block_size), launched.positions
+        if positions > 1:
             size = replace(size, tokens=timings.tokens / positions)
         step = Step(self._steps, size, timings.total / positions)
         for task, _ in selected:
             task.took_part(now - timings.total, timings.forward, timings.sample, step, positions)
         return Finished(step, choices, are_finite, next_step)
 
-    def _further_tokens(self, launched: Launched, items: Sequence[Item]) -> list[list[tuple[int, ...]]]:
-        """Returns the top tokens of the further positions of each item, before the first invalid position.
 
-        The cache beyond is cleared: a mask would not hide numbers that are not finite.
-        """
-        found = [list[tuple[int, ...]]() for _ in items]
-        of_positions = [position.choosing.read() for position in launched.further]
-        for place, (item, own) in enumerate(zip(items, found, strict=True)):
-            for choices, are_finite in of_positions:
-                if not (choices[place].are_valid[0] and are_finite[place]):
-                    fed = item.sequence.written + len(item.tokens) + len(own)
-                    self.cache.clear(item.sequence, fed)
-                    break
-                own.append(choices[place].top_tokens[0])
-        return found
+def _is_interrupted(ends: Sequence[Mark], reach: Reach) -> bool:
+    """Whether other work has come before the device is given the next position.
+
+    It is given one position in advance: so the host returns once the position before the newest is over.
+
+    ends: ends of the positions that are launched.
+    """
+    if reach.is_interrupted is None:
+        return False
+    while len(ends) > 1 and not is_over(ends[-2]):
+        if reach.is_interrupted():
+            return True
+    return reach.is_interrupted()
+
+
+def _further_tokens(further: Sequence[Launched], count: int) -> list[list[tuple[int, ...]]]:
+    """Returns the top tokens of further positions of each item, before the first invalid position."""
+    found = [list[tuple[int, ...]]() for _ in range(count)]
+    of_positions = [position.choosing.read() for position in further]
+    for place, own in enumerate(found):
+        for choices, are_finite in of_positions:
+            if not (choices[place].are_valid[0] and are_finite[place]):
+                break
+            own.append(choices[place].top_tokens[0])
+    return found
 
 
 def size_of(items: Sequence[Item], block_size: int) -> StepSize:

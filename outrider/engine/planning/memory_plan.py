@@ -14,6 +14,7 @@ from outrider.engine.forward.graphs import (
     captured_sizes,
     chunk_logits,
     chunk_sizes,
+    draft_bytes,
     drafting_sizes,
     feed_bytes,
     layout_of,
@@ -194,6 +195,8 @@ def _graph_bytes(model: ModelSkeleton, settings: EngineSettings, num_blocks: int
         rows = sizes[-1]
         total += kept(rows, logits=logits)
         computing = max(computing, model.activation_bytes(rows, min(rows, logits)))
+    if settings.is_draft:
+        total += draft_bytes(settings, blocks)
     of_drafts = drafting_sizes(settings)[-1]
     layout = layout_of(of_drafts, sequences, blocks, as_chains=False)
     if drafting := model.drafting_graph_bytes(of_drafts, feed_bytes(layout)):

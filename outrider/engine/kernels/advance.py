@@ -1,0 +1,292 @@
+"""Feeding back of chosen tokens on the device: from one position of a Draft to the next, without the host.
+
+A position feeds a token of each sequence, whose row of the batch has the sequence's number in the step. Rows
+beyond the sequences are padding.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outrider.engine.inputs import context_parts, paged_input
+from outrider.engine.inputs.choice_input import PackedRows
+from outrider.engine.inputs.paged_input import NO_ROOT, TILE_FIELDS, PagedInput
+from outrider.engine.kernels.choice import DeviceChoice
+
+LANES = 512  # sequences that a program looks at: a single kernel for all sizes of graphs up to here
+
+_SPLIT_TILES, _SHORTEST = tl.constexpr(paged_input.SPLIT_TILES), tl.constexpr(context_parts.SHORTEST)
+# Places of a tile's fields, and of the numbers of PagedInput.work.
+_LANE, _ROW, _COUNT, _END, _ROOT = (tl.constexpr(place) for place in range(TILE_FIELDS))
+_MANY, _FEW, _SPLIT, _LONGEST, _ROWS = (tl.constexpr(place) for place in range(len(paged_input.WORK)))
+_AT_ONCE = tl.constexpr(128)  # numbers that a program copies or reads together
+_INFINITY = tl.constexpr(math.inf)
+
+
+@dataclass(frozen=True)
+class ChainMemory:
+    """What the device holds of Drafts under way: what is fed next, and the tokens of the positions before."""
+
+    paged: PagedInput[Tensor]  # a row and a tile of a single row for each sequence
+    rows: PackedRows
+    progress: Tensor  # int64 [2, num_rows] positions whose tokens are known, and the tile of each row
+    # int32 [positions, num_rows, ranks + 1]: the best tokens, and whether a token may come from the row
+    found: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences for which there is room."""
+        return self.progress.shape[1]
+
+
+def begin(
+    first: PagedInput[Tensor],
+    rows: PackedRows,
+    are_finite: Tensor,
+    choice: DeviceChoice,
+    memory: ChainMemory,
+    positions: int,
+    block_size: int,
+    spare_slot: int,
+) -> None:
+    """Stores the tokens of the first position, and lays out the second position.
+
+    Args:
+        first: input of the first position: any number of tokens of each sequence, of which the last chooses.
+        rows: rows that choose, one for each sequence.
+        are_finite: bool [num_tokens] of the tokens that were fed.
+        positions: positions for which the sequences have blocks.
+        spare_slot: slot of no sequence, to which padding is written.
+    """
+    chosen = are_finite, choice.top_tokens, choice.are_valid
+    arguments, constants = _beginning(first, rows, chosen, memory, positions, block_size, spare_slot)
+    begin_chains[(memory.num_rows,)](*arguments, **constants)
+
+
+def compile_begin(memory: ChainMemory, block_size: int, spare_slot: int) -> None:
+    """Compiles the kernel of ``begin``: no Draft is to wait for it."""
+    flags = torch.empty_like(memory.progress[0], dtype=torch.bool)
+    chosen = flags, torch.empty_like(memory.found[0, :, 1:]), flags
+    arguments, constants = _beginning(memory.paged, memory.rows, chosen, memory, 1, block_size, spare_slot)
+    begin_chains.warmup(*arguments, grid=(memory.num_rows,), **constants)
+
+
+def _beginning(
+    first: PagedInput[Tensor],
+    rows: PackedRows,
+    chosen: tuple[Tensor, Tensor, Tensor],
+    memory: ChainMemory,
+    positions: int,
+    block_size: int,
+    spare_slot: int,
+) -> tuple[tuple[Any, ...], dict[str, int]]:
+    """Returns arguments and constants of ``begin_chains``. chosen: are_finite, top_tokens and are_valid."""
+    paged = memory.paged
+    arguments = (
+        *(first.logit_rows, first.seen, first.block_table, rows.integers, rows.numbers, *chosen),
+        *(rows.integers.shape[1], first.block_table.shape[1], positions, *_fed(paged)),
+        *(memory.rows.integers, memory.rows.numbers, memory.progress, memory.found, memory.num_rows),
+    )
+    constants = {
+        "BLOCK": block_size,
+        "BLOCKS": paged.block_table.shape[1],
+        "RANKS": memory.found.shape[2] - 1,
+        "FIELDS": TILE_FIELDS,
+        "SPARE_SLOT": spare_slot,
+        "NO_ROOT": NO_ROOT,
+        "LANES": max(LANES, triton.next_power_of_2(memory.num_rows)),
+    }
+    return arguments, constants
+
+
+def advance(choice: DeviceChoice, are_finite: Tensor, memory: ChainMemory, block_size: int) -> None:
+    """Stores the tokens of a position, and lays out the next position. are_finite: bool [num_rows]."""
+    advance_chains[(memory.num_rows,)](
+        choice.top_tokens,
+        choice.are_valid,
+        are_finite,
+        *_fed(memory.paged),
+        memory.rows.integers,
+        memory.progress,
+        memory.found,
+        memory.num_rows,
+        BLOCK=block_size,
+        BLOCKS=memory.paged.block_table.shape[1],
+        RANKS=memory.found.shape[2] - 1,
+        FIELDS=TILE_FIELDS,
+    )
+
+
+def _fed(paged: PagedInput[Tensor]) -> tuple[Tensor, ...]:
+    """Returns what changes from one position to the next, and the block table."""
+    rows = (paged.token_ids, paged.position_ids, paged.slots, paged.seen)
+    return *rows, paged.work, paged.few_tiles, paged.block_table
+
+
+@triton.jit(do_not_specialize=["num_sequences", "table_stride", "positions", "num_rows"])
+def begin_chains(
+    # Input and choice of the first position, which feeds any number of tokens of each sequence.
+    logit_rows,  # int64 [num_sequences] last row of each sequence
+    seen,  # int64 [rows] slots up to each row's own
+    block_table,  # int64 [num_sequences, table_stride]
+    integers,  # int64 [4, num_sequences] as PackedRows has them
+    numbers,  # float64 [3, num_sequences] as PackedRows has them
+    are_finite,  # bool [rows]
+    top_tokens,  # int32 [num_sequences, RANKS]
+    are_valid,  # bool [num_sequences]
+    num_sequences,
+    table_stride,
+    positions,
+    # Input of the further positions, see advance_chains.
+    token_ids,
+    position_ids,
+    slots,
+    next_seen,
+    work,
+    tiles,
+    next_table,
+    next_integers,
+    next_numbers,
+    progress,
+    found,
+    num_rows,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    RANKS: tl.constexpr,
+    FIELDS: tl.constexpr,
+    SPARE_SLOT: tl.constexpr,
+    NO_ROOT: tl.constexpr,
+    LANES: tl.constexpr,  # num_rows at least, a power of two
+):
+    """Stores the tokens of the first position, and lays out the second position."""
+    row = tl.program_id(0)
+    # Tiles whose contexts several programs share come first: see outrider/engine/inputs/paged_input.py.
+    lanes = tl.arange(0, LANES)
+    inside = lanes < num_sequences
+    every_last = tl.load(logit_rows + lanes, mask=inside, other=0)
+    every_end = tl.where(inside, tl.load(seen + every_last, mask=inside, other=0) + 1, 0)
+    are_split = (every_end > _SHORTEST) & (every_end * _SPLIT_TILES > tl.sum(every_end))
+    num_split = tl.sum(are_split.to(tl.int32))
+    before = lanes < row
+    place_of_tile = num_split + tl.sum((inside & ~are_split & before).to(tl.int32))
+    if tl.sum((are_split & (lanes == row)).to(tl.int32)) > 0:
+        place_of_tile = tl.sum((are_split & before).to(tl.int32))
+    is_real = row < num_sequences
+    place_of_tile = tl.where(is_real, place_of_tile, row)
+    if row == 0:
+        tl.store(work + _MANY, 0)
+        tl.store(work + _FEW, num_sequences)
+        tl.store(work + _SPLIT, num_split)
+        tl.store(work + _LONGEST, tl.max(tl.where(are_split, every_end, 0)))
+        tl.store(work + _ROWS, num_sequences)
+    tile = tiles + place_of_tile * FIELDS
+    tl.store(tile + _LANE, row)
+    tl.store(tile + _ROW, row)
+    tl.store(tile + _COUNT, is_real.to(tl.int32))
+    tl.store(tile + _END, 0)
+    tl.store(tile + _ROOT, NO_ROOT)
+    tl.store(progress + row, 1)
+    tl.store(progress + num_rows + row, place_of_tile)
+    if is_real:
+        last, first = tl.load(logit_rows + row), tl.full((), 0, tl.int64)
+        if row > 0:
+            first = tl.load(logit_rows + row - 1) + 1
+        is_valid = tl.load(are_valid + row).to(tl.int32)
+        for start in range(first, last + 1, _AT_ONCE):
+            rows = start + tl.arange(0, _AT_ONCE)
+            finite = tl.load(are_finite + rows, mask=rows <= last, other=True).to(tl.int32)
+            is_valid = tl.minimum(is_valid, tl.min(finite))
+        place = tl.load(seen + last)
+        held = block_table + row.to(tl.int64) * table_stride
+        for start in range(0, tl.minimum((place + positions) // BLOCK + 1, table_stride), _AT_ONCE):
+            blocks = start + tl.arange(0, _AT_ONCE)
+            known = blocks < tl.minimum(table_stride, BLOCKS)
+            copied = tl.load(held + blocks, mask=known, other=0)
+            tl.store(next_table + row.to(tl.int64) * BLOCKS + blocks, copied, mask=known)
+        for field in tl.static_range(4):
+            number = tl.load(integers + field * num_sequences + row)
+            if field == 1:  # position of the token that is chosen
+                number += 1
+            tl.store(next_integers + field * num_rows + row, number)
+        for field in tl.static_range(3):
+            setting = tl.load(numbers + field * num_sequences + row)
+            tl.store(next_numbers + field * num_rows + row, setting)
+        _tell(row, 0, top_tokens, is_valid, found, num_rows, RANKS)
+        token = tl.load(top_tokens + row * RANKS)
+        _feed(row, token, place, (token_ids, position_ids, slots, next_seen, tile), held, table_stride, BLOCK)
+    else:
+        for field in tl.static_range(4):
+            tl.store(next_integers + field * num_rows + row, 0)
+        tl.store(next_numbers + row, 1.0)  # temperature
+        tl.store(next_numbers + num_rows + row, 1.0)  # top_p
+        tl.store(next_numbers + 2 * num_rows + row, -_INFINITY)  # logarithm of min_p
+        tl.store(token_ids + row, 0)
+        tl.store(position_ids + row, 0)
+        tl.store(slots + row, SPARE_SLOT)
+        tl.store(next_seen + row, 0)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def advance_chains(
+    top_tokens,  # int32 [num_rows, RANKS] best tokens after each row
+    are_valid,  # bool [num_rows]
+    are_finite,  # bool [num_rows]
+    token_ids,  # int64 [num_rows]
+    position_ids,  # int64 [num_rows]
+    slots,  # int64 [num_rows]
+    seen,  # int64 [num_rows] slots up to each row's own; 0: padding
+    work,  # int64 [5]
+    tiles,  # int64 [num_rows, FIELDS]
+    block_table,  # int64 [num_rows, BLOCKS]
+    integers,  # int64 [4, num_rows] as PackedRows has them
+    progress,  # int64 [2, num_rows] as ChainMemory has them
+    found,  # int32 [positions, num_rows, RANKS + 1] as ChainMemory has them
+    num_rows,
+    BLOCK: tl.constexpr,  # slots of a cache block
+    BLOCKS: tl.constexpr,
+    RANKS: tl.constexpr,
+    FIELDS: tl.constexpr,
+):
+    """Stores the tokens of a position, and lays out the next position, which feeds the best tokens."""
+    row = tl.program_id(0)
+    if row == 0:
+        longest = tl.load(work + _LONGEST)
+        tl.store(work + _LONGEST, longest + (longest > 0).to(tl.int64))
+    place = tl.load(seen + row)
+    if place > 0:
+        position, at = tl.load(progress + row), integers + num_rows + row
+        is_valid = tl.load(are_valid + row).to(tl.int32) & tl.load(are_finite + row).to(tl.int32)
+        _tell(row, position, top_tokens, is_valid, found, num_rows, RANKS)
+        tl.store(progress + row, position + 1)
+        tl.store(at, tl.load(at) + 1)
+        token, held = tl.load(top_tokens + row * RANKS), block_table + row.to(tl.int64) * BLOCKS
+        tile = tiles + tl.load(progress + num_rows + row) * FIELDS
+        _feed(row, token, place, (token_ids, position_ids, slots, seen, tile), held, BLOCKS, BLOCK)
+
+
+@triton.jit
+def _tell(row, position, top_tokens, is_valid, found, num_rows, RANKS: tl.constexpr):
+    """Stores the best tokens of a row at a position, and whether a token may come from the row."""
+    at = found + (position * num_rows + row) * (RANKS + 1)
+    for rank in tl.static_range(RANKS):
+        tl.store(at + rank, tl.load(top_tokens + row * RANKS + rank))
+    tl.store(at + RANKS, is_valid)
+
+
+@triton.jit
+def _feed(row, token, place, fields, held, num_blocks, BLOCK: tl.constexpr):
+    """Has a row feed a token at a place of its sequence, counted in slots. held: blocks of the sequence."""
+    token_ids, position_ids, slots, seen, tile = fields
+    index = place // BLOCK
+    # The token after the last position is never fed, and may have no block.
+    block = tl.load(held + index, mask=index < num_blocks, other=0)
+    tl.store(token_ids + row, token.to(tl.int64))
+    tl.store(position_ids + row, place)
+    tl.store(slots + row, block * BLOCK + place % BLOCK)
+    tl.store(seen + row, place + 1)
+    tl.store(tile + _END, place + 1)
