@@ -15,6 +15,7 @@ BENCHMARKS = {
     "host": "the service beside its own engine, and what each of its processes spends on a token",
     "load": "the running service by load: plain, fixed depths, the pace (20 minutes, four cores)",
     "ahead": "draft-ahead and without, where a round's time goes (20 minutes, four cores)",
+    "costs": "the model of a step's costs beside an H100's steps, and a round of a 70B",
     "simulate": "the gateway and its pace at GPU cost ratios",
     "identity": "same seed, same text: how many requests differ",
     "checking": "what `outrider check` finds of planted defects, and how much it asks for that",

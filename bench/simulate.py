@@ -6,24 +6,21 @@ other, tasks mixed. The first table compares plain decoding, fixed depths and th
 of all streams together. The second table has the best fixed depth with draft-ahead and without. The rate at
 which the draft's second guess is correct if its first is wrong is given (``--hit-rate``).
 
-The tables below are rooflines from the data sheets that `outrider plan` reads too
-(outrider/engine/planning/step_costs.py). ``--table`` takes others, and other acceptance, from a JSON file
-of the shape of bench/results/simulate.json: {"hardware": {"a pair":
-{"target": {...}, "draft": {...}}}, "acceptance": {"a task": 0.8}}.
+Steps take what `outrider plan` says too (outrider/engine/planning/step_costs.py), with the engine as it is
+(today) and with repairs that are still to come (bench/costs.py). Prompts are in the cache already.
 """
 
 import argparse
 import asyncio
-import json
 import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from bench import virtual
+from bench.costs import FEWER_HOPS_S, H100, HOPS_S, L4, NO_HOST, costs_of, repaired
 from bench.report import save, table
 from bench.simulated import (
     Ahead,
@@ -33,53 +30,68 @@ from bench.simulated import (
     rank_at,
     simulated_fleet,
 )
-from bench.simulated_runner import Hardware
+from bench.simulated_runner import Cost
 from gateway.loop.factory import LoopFactory
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
-from outrider.engine.planning.step_costs import ACCELERATORS, ALL_REDUCE_S, ARITHMETIC, MEMORY, STEP_S
+from outrider.engine.planning.accelerators import Accelerator
+from outrider.engine.planning.step_costs import StepCosts
 from outrider.pace.settings import PaceSettings
+from outrider.pace.step import StepSize
 
-HOP_S = 0.3e-3  # seconds of one way, the gateway's work included
+HOPS = 4  # ways of a round's messages: to the draft, to the target, and back
 FAR_AHEAD_S = 1e6  # seconds; small enough for a clock with nanoseconds
 NO_AHEAD = Ahead()
 BRANCHES = 12
 AHEAD_STREAMS = (1, 8)
-AHEAD_DEPTHS = (1, 2, 3, 4, 6, 8)
-COUNTED_S = 60.0  # seconds of all streams together: one stream needs longer to see as many answers
+AHEAD_DEPTHS = (4, 8)
+COUNTED_S = 24.0  # seconds of all streams together: one stream needs longer to see as many answers
 SETTINGS = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e6)
 
-H100, L4 = ACCELERATORS["H100"], ACCELERATORS["L4"]
-TARGET_70B = Hardware(
-    weight_bytes=139.0e9,
-    bytes_per_s=4 * MEMORY * H100.bytes_per_s,
-    flops_per_token=139.0e9,
-    flops_per_s=4 * ARITHMETIC * H100.flops_per_s,
-    cache_bytes_per_token=327_680,  # 80 layers, 8 heads of 128, keys and values
-    constant_s=STEP_S + 161 * ALL_REDUCE_S,  # two per layer and the embedding's
-)
-DRAFT_1B = Hardware(
-    weight_bytes=2.47e9,
-    bytes_per_s=MEMORY * L4.bytes_per_s,
-    flops_per_token=2.47e9,
-    flops_per_s=ARITHMETIC * L4.flops_per_s,
-    cache_bytes_per_token=32_768,  # 16 layers, 8 heads of 64
-    constant_s=STEP_S,
-)
-PAIRS = {
-    "1B on an L4": (TARGET_70B, DRAFT_1B),
-    "1B in 4 bit on an L4": (TARGET_70B, replace(DRAFT_1B, weight_bytes=0.7e9)),
-}
-AHEAD_PAIRS = PAIRS | {
-    "1B on an H100": (
-        TARGET_70B,
-        replace(DRAFT_1B, bytes_per_s=MEMORY * H100.bytes_per_s, flops_per_s=ARITHMETIC * H100.flops_per_s),
-    )
-}
-ACCEPTANCE = {"code": 0.8, "prose": 0.6, "extraction": 0.9, "creative": 0.3}  # per position
+
+@dataclass(frozen=True)
+class Pair:
+    """Steps of a target and of a draft."""
+
+    target: Cost
+    draft: Cost
+    hop_s: float = HOPS_S / HOPS  # seconds of one way, the gateway's work included
+    is_beside: bool = False  # whether the draft shares the target's device
+
+
+def on(accelerator: Accelerator, costs: StepCosts) -> Cost:
+    """Returns the seconds of steps on that device, to which prompts add nothing."""
+
+    def seconds(size: StepSize, is_early: bool) -> float:
+        if not size.tokens:
+            return 0.0
+        return costs.seconds(accelerator, replace(size, prompt_tokens=0.0), is_early=is_early)
+
+    return seconds
+
+
+def pairs(engine: str) -> dict[str, Pair]:
+    """Returns the pairs by their names. engine: a name of ENGINES."""
+    target, draft, in_4_bit = costs_of("70B", 4), costs_of("1B draft"), costs_of("1B draft", 1, "int4")
+    hop_s = HOPS_S / HOPS
+    if engine == "repaired":
+        hop_s = FEWER_HOPS_S / HOPS
+        target, draft, in_4_bit = (repaired(costs) for costs in (target, draft, in_4_bit))
+        draft, in_4_bit = (replace(costs, following_host=NO_HOST) for costs in (draft, in_4_bit))
+    of_target = on(H100, target)
+    return {
+        "1B on an H100": Pair(of_target, on(H100, draft), hop_s),
+        "1B on an L4": Pair(of_target, on(L4, draft), hop_s),
+        "1B in 4 bit on an L4": Pair(of_target, on(L4, in_4_bit), hop_s),
+        "1B beside the target": Pair(of_target, on(H100, draft), hop_s, is_beside=True),
+    }
+
+
+ENGINES = ("today", "repaired")
+ACCEPTANCE = {"code": 0.8}  # per position
 MODES = {
     "plain": Speculation(mode="off"),
     "fixed 2": Speculation(mode="fixed", depth=2),
@@ -181,17 +193,16 @@ class Streams:
 
 
 async def closed_loop(
-    pair: tuple[Hardware, Hardware],
+    pair: Pair,
     acceptance: Mapping[str, float],
     speculation: Speculation,
     load: SimulatedLoad,
     ahead: Ahead = NO_AHEAD,
 ) -> Counter:
     streams = Streams(dict.fromkeys(acceptance, speculation), load, SETTINGS)
-    target, draft = pair
     rank_of = partial(streams.rank_of, acceptance, ahead.hit_rate)
-    drafts = {"model": SimulatedDraft(draft.seconds, rank_of, ahead)}
-    async with simulated_fleet(target.seconds, drafts, HOP_S) as fleet:
+    drafts = {"model": SimulatedDraft(pair.draft, rank_of, ahead, pair.is_beside)}
+    async with simulated_fleet(pair.target, drafts, pair.hop_s) as fleet:
         await streams.run(fleet)
     return streams.counter
 
@@ -219,10 +230,10 @@ def predicted(
     """
     hit_rate = hit_rate_for(foreseen_rate, acceptance, depth)
     fleet = simulated_fleet(
-        lambda size: target_step_s(size.tokens + size.prompt_tokens),
+        lambda size, is_early: target_step_s(size.tokens + size.prompt_tokens),
         {
             "model": SimulatedDraft(
-                lambda size: draft_step_s,
+                lambda size, is_early: draft_step_s,
                 partial(rank_at, acceptance, hit_rate),
                 Ahead(BRANCHES, hit_rate) if ahead else NO_AHEAD,
             )
@@ -247,9 +258,7 @@ async def _rate_of_one(
     return (last - first) / (ended - started)
 
 
-def measure(
-    pair: tuple[Hardware, Hardware], acceptance: Mapping[str, float], load: SimulatedLoad
-) -> dict[str, Any]:
+def measure(pair: Pair, acceptance: Mapping[str, float], load: SimulatedLoad) -> dict[str, Any]:
     """Returns a row: tokens per second by mode, and what the pace did."""
     row: dict[str, Any] = {"streams": load.streams}
     for name, speculation in MODES.items():
@@ -263,7 +272,7 @@ def measure(
 
 
 def measure_ahead(
-    pair: tuple[Hardware, Hardware], acceptance: Mapping[str, float], load: SimulatedLoad, ahead: Ahead
+    pair: Pair, acceptance: Mapping[str, float], load: SimulatedLoad, ahead: Ahead
 ) -> dict[str, Any]:
     """A row: tokens per second with draft-ahead and without, each at its best depth."""
 
@@ -287,50 +296,40 @@ def measure_ahead(
     }
 
 
-def read(path: Path) -> tuple[dict[str, tuple[Hardware, Hardware]], dict[str, float]]:
-    """Pairs and acceptance by their names."""
-    table = json.loads(path.read_text())
-    pairs = {
-        name: (Hardware(**pair["target"]), Hardware(**pair["draft"]))
-        for name, pair in table["hardware"].items()
-    }
-    return pairs, table["acceptance"]
-
-
-def hardware_of(pairs: Mapping[str, tuple[Hardware, Hardware]]) -> dict[str, Any]:
-    """Returns the hardware that a table of costs describes."""
-    return {
-        name: {"target": asdict(target), "draft": asdict(draft)} for name, (target, draft) in pairs.items()
-    }
+def acceptance_of(text: str) -> tuple[str, float]:
+    """Returns a task and its acceptance per position, of TASK=RATE."""
+    task, _, rate = text.partition("=")
+    return task, float(rate)
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench simulate", description=__doc__.partition("\n")[0])
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16, 64, 128])
-    parser.add_argument("--prompt-tokens", type=int, default=512, help="mean")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--contexts", type=int, nargs="+", default=[200, 4096, 32768], help="tokens, mean")
+    parser.add_argument("--engine", choices=ENGINES, default="today")
     parser.add_argument("--answer-tokens", type=int, default=256, help="mean")
-    parser.add_argument("--warm-s", type=float, default=8.0, help="virtual seconds before tokens count")
-    parser.add_argument(
-        "--counted-s", type=float, default=15.0, help="virtual seconds, more where streams are few"
-    )
+    parser.add_argument("--warm-s", type=float, default=2.0, help="virtual seconds before tokens count")
+    parser.add_argument("--counted-s", type=float, default=2.0, help="virtual seconds, more of few streams")
     parser.add_argument("--hit-rate", type=float, default=0.5, help="of second guesses, draft-ahead")
-    parser.add_argument("--table", type=Path, help="JSON with other costs")
+    parser.add_argument(
+        "--acceptance", type=acceptance_of, nargs="+", metavar="TASK=RATE", default=[*ACCEPTANCE.items()]
+    )
     options = parser.parse_args(arguments)
-    pairs, acceptance = (PAIRS, ACCEPTANCE) if options.table is None else read(options.table)
-    ahead_pairs = AHEAD_PAIRS if options.table is None else pairs
-    load = SimulatedLoad(1, options.prompt_tokens, options.answer_tokens, options.warm_s, options.counted_s)
-    rows = []
-    for name, pair in pairs.items():
-        for streams in options.streams:
-            rows.append({"draft": name, **measure(pair, acceptance, load.of(streams))})
-            print(table(rows[-1:]), flush=True)
+    acceptance, rows, ahead_rows = dict(options.acceptance), [], []
     ahead = Ahead(BRANCHES, options.hit_rate)
-    inputs = {**asdict(ahead), "hop_s": HOP_S, "acceptance": acceptance}
-    print("draft-ahead:", inputs)
-    ahead_rows = []
-    for name, pair in ahead_pairs.items():
-        for streams in AHEAD_STREAMS:
-            ahead_rows.append({"draft": name, **measure_ahead(pair, acceptance, load.of(streams), ahead)})
-            print(table(ahead_rows[-1:]), flush=True)
-    facts = {**inputs, "hardware": hardware_of(ahead_pairs), "rows": ahead_rows}
-    print(save("simulate", rows, hardware=hardware_of(pairs), acceptance=acceptance, ahead=facts))
+    for context in options.contexts:
+        load = SimulatedLoad(1, context, options.answer_tokens, options.warm_s, options.counted_s)
+        for name, pair in pairs(options.engine).items():
+            found = {"context": context, "draft": name}
+            for streams in options.streams:
+                rows.append({**found, **measure(pair, acceptance, load.of(streams))})
+                print(table(rows[-1:]), flush=True)
+            if pair.is_beside:
+                continue
+            for streams in AHEAD_STREAMS if context == options.contexts[0] else ():
+                row = measure_ahead(pair, acceptance, load.of(streams), ahead)
+                ahead_rows.append({**found, **row})
+                print(table(ahead_rows[-1:]), flush=True)
+    facts = {**asdict(ahead), "rows": ahead_rows}
+    name = "simulate" if options.engine == "today" else "simulate_repaired"
+    print(save(name, rows, acceptance=acceptance, ahead=facts))

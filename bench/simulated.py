@@ -44,20 +44,26 @@ class SimulatedDraft:
     cost: Cost
     rank_of: RankOf
     ahead: Ahead = Ahead()
+    is_beside: bool = False  # whether it shares the target's device, where no message has a way to go
 
     def guesses(self, row: ChoiceContext) -> tuple[int, ...]:
         rank = self.rank_of(row.noise_key, row.position)
         return WRONG[:RANKS] if rank is None else (*WRONG[:rank], RIGHT, *WRONG[rank : RANKS - 1])
 
-    def worker(self) -> SimulatedWorker:
+    def worker(self, of_target: asyncio.Lock) -> SimulatedWorker:
+        """of_target: the target's device."""
+        device = of_target if self.is_beside else asyncio.Lock()
         settings = SETTINGS.model_copy(update={"draft_ahead": self.ahead.branches})
-        return SimulatedWorker("draft", settings, self.cost, self.guesses)
+        return SimulatedWorker("draft", settings, self.cost, self.guesses, device)
 
 
 class SimulatedFleet(Fleet):
     """One target, and a worker for each draft."""
 
-    def __init__(self, target: SimulatedWorker, drafts: Mapping[str, SimulatedWorker], hop_s: float) -> None:
+    def __init__(
+        self, target: SimulatedWorker, drafts: Mapping[str, tuple[SimulatedWorker, float]], hop_s: float
+    ) -> None:
+        """drafts: each with the seconds of its hops."""
         super().__init__(self._all, Trust(token="of a simulated fleet"))
         self._target, self._drafts, self._hop_s = target, drafts, hop_s
 
@@ -69,7 +75,8 @@ class SimulatedFleet(Fleet):
         return SimulatedStream(self._target, sequence, self._hop_s)
 
     def open_draft(self, draft: str, sequence: GatewaySequence, *, is_isolated: bool = False) -> Any:
-        return SimulatedStream(self._drafts[draft], sequence, self._hop_s)
+        worker, hop_s = self._drafts[draft]
+        return SimulatedStream(worker, sequence, hop_s)
 
 
 @asynccontextmanager
@@ -78,10 +85,14 @@ async def simulated_fleet(
     drafts: Mapping[str, SimulatedDraft],
     hop_s: float,  # seconds one way
 ) -> AsyncIterator[SimulatedFleet]:
-    targets = SimulatedWorker("target", SETTINGS, target, lambda row: (RIGHT,))
-    workers = {name: draft.worker() for name, draft in drafts.items()}
+    device = asyncio.Lock()
+    targets = SimulatedWorker("target", SETTINGS, target, lambda row: (RIGHT,), device)
+    workers = {
+        name: (draft.worker(device), 0.0 if draft.is_beside else hop_s) for name, draft in drafts.items()
+    }
     async with asyncio.TaskGroup() as running:
-        tasks = [running.create_task(worker.run()) for worker in (targets, *workers.values())]
+        every = targets, *(worker for worker, _ in workers.values())
+        tasks = [running.create_task(worker.run()) for worker in every]
         yield SimulatedFleet(targets, workers, hop_s)
         for task in tasks:
             task.cancel()

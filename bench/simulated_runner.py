@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -18,10 +19,11 @@ from outrider.engine.sequence import NO_DRAFT
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import StepTimings
 from outrider.engine.tasks.decode import DecodeTask
+from outrider.engine.tasks.task import Task
 from outrider.pace.step import Step, StepSize
 
 MAX_LENGTH = 1 << 20  # tokens of a sequence
-NUM_BLOCKS = 1 << 14
+NUM_BLOCKS = 1 << 16
 VOCAB_SIZE = 1 << 16
 RIGHT = 0  # the target always says so
 WRONG = tuple(range(1, RANKS + 1))  # another token that a draft may say
@@ -30,28 +32,15 @@ NOTHING = torch.empty(0)
 NO_VALUES = np.empty((0, 0), np.float32)
 
 
-@dataclass(frozen=True)
-class Hardware:
-    """Time of a forward pass: the roofline of one model on its devices.
-
-    The longer of reading weights and cache and of computing, and a constant for launches and collectives.
-    """
-
-    weight_bytes: float
-    bytes_per_s: float  # all devices together, as far as it can be reached
-    flops_per_token: float
-    flops_per_s: float  # all devices together, as far as it can be reached
-    cache_bytes_per_token: float  # bytes of each token of context
-    constant_s: float
-
-    def seconds(self, size: StepSize) -> float:
-        tokens = size.tokens + size.prompt_tokens
-        read = (self.weight_bytes + self.cache_bytes_per_token * size.context_tokens) / self.bytes_per_s
-        return self.constant_s + max(read, tokens * self.flops_per_token / self.flops_per_s)
-
-
-Cost = Callable[[StepSize], float]  # seconds
+Cost = Callable[[StepSize, bool], float]  # size, and whether it is launched early -> seconds
 RankOf = Callable[[int, int], int | None]  # noise key and position -> of the target's token among the draft's
+
+
+@dataclass(frozen=True)
+class EarlyStep:
+    """Stands for a step that was launched during the step before."""
+
+    tasks: Sequence[Task]
 
 
 class StepClock:
@@ -83,7 +72,7 @@ class SimulatedRunner:
     vocab_size = VOCAB_SIZE
     context_length = MAX_LENGTH
     end_token_ids = frozenset[int]()
-    launches_early = False
+    launches_early = True
     mask_token: int | None = None
 
     def __init__(
@@ -105,6 +94,7 @@ class SimulatedRunner:
         self._rank = rank
         self._clock = clock
         self._steps = 0
+        self._drafting: Sequence[Task] = ()  # tasks of the newest step, if they draft further positions
 
     def run(
         self,
@@ -113,11 +103,14 @@ class SimulatedRunner:
         following: Sequence[DecodeTask] = (),
         reach: Reach = ONE_POSITION,
     ) -> Finished:
-        """Moves the clock on by one pass, however far the step may draft."""
+        """Moves the clock on by one pass. Further positions of a Draft are steps that are launched early."""
         self.selected = selected
+        tasks = [task for task, _ in selected]
+        is_early = launched is not None or tasks == self._drafting
+        self._drafting = tasks if reach.positions > 1 else ()
         self.cache.take_changes()  # changes of numbers that are not there
         size = size_of([item for _, item in selected], self.settings.block_size)
-        started, seconds = self._clock(), self._cost(size)
+        started, seconds = self._clock(), self._cost(size, is_early)
         self._clock.advance(seconds)
         self._steps += 1
         step = Step(self._steps, size, seconds)
@@ -129,7 +122,8 @@ class SimulatedRunner:
             path = verify_coupled(draft, [best[0] for best in top_tokens]).accepted if draft else ()
             choices.append(Choices(rows, NOTHING, top_tokens, NO_VALUES, [True] * len(rows), path=path))
             task.took_part(started, seconds, 0.0, step)
-        return Finished(step, choices, [[True] * len(item.tokens) for _, item in selected])
+        next_step = cast(Launched, EarlyStep(following)) if following else None
+        return Finished(step, choices, [[True] * len(item.tokens) for _, item in selected], next_step)
 
     def free_memory(self) -> int:
         """There is no device."""

@@ -29,7 +29,9 @@ class SimulatedWorker:
         settings: EngineSettings,
         cost: Cost,
         rank: Callable[[ChoiceContext], tuple[int, ...]],
+        device: asyncio.Lock,
     ) -> None:
+        """device: held during a step, by all workers that share it."""
         self.role: Role = role
         self._translation = TargetTranslation if role == "target" else DraftTranslation
         loop = asyncio.get_running_loop()
@@ -39,6 +41,7 @@ class SimulatedWorker:
         self._streams: dict[int, SimulatedStream] = {}  # streams by number of their sequence
         self._arrived: list[tuple[int, Any, float]] = []  # number, message, and when it came
         self._woken = asyncio.Event()
+        self._device = device
 
     def open(self, stream: "SimulatedStream") -> int:
         """Returns the number of its sequence."""
@@ -69,7 +72,9 @@ class SimulatedWorker:
             patience = self._engine.patience()
             if patience > 0.0 and await self._is_woken_within(patience):
                 continue
-            await self._step()
+            async with self._device:
+                self._submit()
+                await self._step()
 
     def _submit(self) -> None:
         arrived, self._arrived = self._arrived, []

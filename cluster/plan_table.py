@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from cluster.plan import GB, DeploymentPlan, Device, Part
-from outrider.engine.planning.step_costs import ACCELERATORS, ARITHMETIC, MEMORY
+from outrider.engine.planning.accelerators import ACCELERATORS
+from outrider.pace.step import StepSize
 
 CONTEXTS = (1024, 4096, 16384, 65536)
 STEP_SEQUENCES = (1, 8, 64)
@@ -63,7 +64,7 @@ def step_table(deployment: DeploymentPlan, accelerators: Mapping[str, str | None
         _row("GB of weights read", [f"{cost.weight_bytes / GB:.3f}" for cost in each]),
         _row("MB of a 1,000 of context", [f"{cost.cache_bytes_per_token / 1e3:.1f}" for cost in each]),
         _row("Gflop of a token", [f"{cost.flops_per_token / 1e9:.1f}" for cost in each]),
-        _row("kernels, not captured", [f"{cost.kernels:,}" for cost in each]),
+        _row("kernels", [f"{cost.kernels:,}" for cost in each]),
         _row("all-reduces", [f"{cost.all_reduces:,}" for cost in each]),
     ]
     for part, cost in costs:
@@ -73,13 +74,21 @@ def step_table(deployment: DeploymentPlan, accelerators: Mapping[str, str | None
         titles = ["plain" if count == 1 else f"{count} tokens" for count in tokens]
         lines += ["", _row(f"ms, {part.title} on {name}", titles)]
         for sequences in STEP_SEQUENCES:
-            seconds = (cost.seconds(ACCELERATORS[name], sequences, count, STEP_CONTEXT) for count in tokens)
+            seconds = (
+                cost.seconds(ACCELERATORS[name], _size(sequences, count), is_early=count == 1)
+                for count in tokens
+            )
             lines.append(_row(f"sequences: {sequences}", [f"{1e3 * second:.2f}" for second in seconds]))
     lines += [
-        f"Sequences of {STEP_CONTEXT:,} tokens. By the data sheet: memory at {MEMORY:.0%}, products at "
-        f"{ARITHMETIC:.0%} of the peak.",
+        f"Sequences of {STEP_CONTEXT:,} tokens. By data sheets and what an H100 reached of its own, with the",
+        "host's part: a step with a Draft waits for it, a plain step and a draft's step run beside it.",
     ]
     return "\n".join(lines)
+
+
+def _size(sequences: int, tokens: int) -> StepSize:
+    """tokens: tokens of each sequence."""
+    return StepSize(sequences, sequences * tokens, context_tokens=sequences * STEP_CONTEXT)
 
 
 def _model(part: Part) -> str:

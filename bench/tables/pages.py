@@ -5,6 +5,7 @@ from pathlib import Path
 
 from bench.tables import (
     checking,
+    costs,
     gpu,
     host,
     in_process,
@@ -27,6 +28,8 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "load_creative": (None, service.load_creative),
     "simulate": ("simulate", simulated.simulate),
     "simulate_ahead": (None, simulated.simulate_ahead),
+    "costs": ("costs", costs.costs),
+    "costs_rounds": (None, costs.costs_rounds),
     "ahead": ("ahead", service.ahead),
     "host": ("host", host.host),
     "host_costs": (None, host.host_costs),

@@ -80,7 +80,7 @@ def _advise(options: argparse.Namespace) -> None:
 
 def _accelerators(options: argparse.Namespace) -> Any:
     """Returns both accelerators; a draft without its own runs on the target's."""
-    from outrider.engine.planning.step_costs import ACCELERATORS
+    from outrider.engine.planning.accelerators import ACCELERATORS
     from workshop.advice.advise import Accelerators
 
     names = options.accelerator, options.draft_accelerator or options.accelerator

@@ -95,7 +95,7 @@ def read_deployment(options: argparse.Namespace) -> "tuple[Settings, dict[str, i
 
 def check_accelerator(name: str | None) -> None:
     """Raises ValueError if the data sheet of a named accelerator is not known."""
-    from outrider.engine.planning.step_costs import ACCELERATORS
+    from outrider.engine.planning.accelerators import ACCELERATORS
 
     if name is not None and name not in ACCELERATORS:
         raise ValueError(f"accelerator {name!r} is not known: give one of {', '.join(ACCELERATORS)}")

@@ -35,7 +35,7 @@ def _print_plan(options: argparse.Namespace) -> None:
 
 def _known(named: str | None, set_to: str | None) -> str | None:
     """Returns an accelerator whose data sheet is known. Raises ValueError if the named one is not known."""
-    from outrider.engine.planning.step_costs import ACCELERATORS
+    from outrider.engine.planning.accelerators import ACCELERATORS
 
     check_accelerator(named)
     return named or (set_to if set_to in ACCELERATORS else None)

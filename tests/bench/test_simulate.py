@@ -8,22 +8,17 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaConfig
 
 from bench import simulate, virtual
 from bench.simulate import (
-    ACCEPTANCE,
-    DRAFT_1B,
     FAR_AHEAD_S,
-    HOP_S,
     MODES,
-    PAIRS,
     SETTINGS,
-    TARGET_70B,
+    Pair,
     SimulatedLoad,
     closed_loop,
     measure_ahead,
+    pairs,
     predicted,
 )
 from bench.simulated import (
@@ -33,23 +28,25 @@ from bench.simulated import (
     rank_at,
     simulated_fleet,
 )
-from bench.simulated_runner import RIGHT, Hardware
+from bench.simulated_runner import RIGHT
 from bench.simulated_worker import Hop
 from gateway.loop.factory import LoopFactory
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
 from outrider.decoding.settings import Sampling
-from outrider.engine.planning.skeleton import ModelSkeleton
-from outrider.engine.planning.step_costs import step_costs
-from outrider.engine.settings import EngineSettings
 from outrider.pace.settings import PaceSettings
 from outrider.pace.step import StepSize
 from tests.support.patience import LIMIT_S
 
 TARGET_S = 15e-3
 ACCEPTANCE_RATE = 0.7
-FAST_DRAFT = PAIRS["1B in 4 bit on an L4"]
+ACCEPTANCE = {"code": 0.8, "prose": 0.6, "extraction": 0.9, "creative": 0.3}  # rates per position
+FAST_DRAFT = Pair(
+    target=lambda size, is_early: TARGET_S + 50e-6 * size.tokens,
+    draft=lambda size, is_early: 2e-3 if is_early else 3e-3,
+    hop_s=0.3e-3,
+)
 LOAD = SimulatedLoad(streams=2, prompt_tokens=64, answer_tokens=64, warm_s=2.0, counted_s=4.0)
 
 
@@ -63,10 +60,9 @@ def answered(mode: str, lengths: list[int], ahead: Ahead) -> Stats:
     async def answers() -> Stats:
         stats, paces = Stats(), Paces(PaceSettings())
         speculation = MODES[mode].resolved("model", paces.settings)
-        target, draft = FAST_DRAFT
         rank_of = partial(rank_at, ACCEPTANCE_RATE, ahead.hit_rate)
-        drafts = {"model": SimulatedDraft(draft.seconds, rank_of, ahead)}
-        async with simulated_fleet(target.seconds, drafts, HOP_S) as fleet:
+        drafts = {"model": SimulatedDraft(FAST_DRAFT.draft, rank_of, ahead)}
+        async with simulated_fleet(FAST_DRAFT.target, drafts, FAST_DRAFT.hop_s) as fleet:
 
             async def answer(number: int, length: int) -> None:
                 sequence = GatewaySequence((0,) * 100, Sampling(max_tokens=length), noise_key=number)
@@ -107,8 +103,7 @@ def test_messages_that_are_sent_at_once_arrive_in_their_order():
 
 
 def test_plain_decoding_takes_a_step_a_token():
-    target, _ = FAST_DRAFT
-    step = target.seconds(StepSize(2, 2, context_tokens=200))
+    step = FAST_DRAFT.target(StepSize(2, 2, context_tokens=200), True)
     assert rate("plain") == pytest.approx(2 / step, rel=0.05)
 
 
@@ -194,38 +189,42 @@ def test_drafts_pay_where_the_target_reads_its_weights_for_one_token_as_for_five
     assert rate("pace", load) > 1.1 * rate("plain", load)
 
 
-def test_roofline_is_the_longer_of_reading_and_computing():
-    hardware = Hardware(
-        weight_bytes=100.0,
-        bytes_per_s=10.0,
-        flops_per_token=1.0,
-        flops_per_s=1.0,
-        cache_bytes_per_token=1.0,
-        constant_s=0.5,
-    )
-    assert hardware.seconds(StepSize(1, 1)) == 10.5
-    assert hardware.seconds(StepSize(1, 1, context_tokens=50)) == 15.5
-    assert hardware.seconds(StepSize(1, 20, prompt_tokens=10)) == 30.5
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_positions_after_the_first_are_launched_early(is_beside: bool) -> None:
+    early: list[bool] = []
+
+    def draft(size: StepSize, is_early: bool) -> float:
+        early.append(is_early)
+        return 1e-3
+
+    pair = replace(FAST_DRAFT, draft=draft, is_beside=is_beside)
+    load = replace(LOAD, streams=1, prompt_tokens=2, answer_tokens=10_000)
+    virtual.run(closed_loop(pair, {"code": 1.0}, MODES["fixed 4"], load))
+    rounds = early[1 : 1 + 4 * 20]  # the first step reads the prompt
+    assert rounds == [False, True, True, True] * 20
 
 
-@pytest.mark.parametrize(
-    ("simulated", "shape", "devices"),
-    [
-        (DRAFT_1B, {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}, 1),
-        pytest.param(
-            TARGET_70B,
-            {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80},
-            4,
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_simulated_models_are_those_that_a_plan_counts(simulated, shape, devices):
-    heads = {"num_attention_heads": 32 if devices == 1 else 64, "num_key_value_heads": 8}
-    config = LlamaConfig(**shape, **heads, vocab_size=128256, tie_word_embeddings=devices == 1)
-    model = ModelSkeleton(config, "m", torch.bfloat16)
-    step = step_costs(model, EngineSettings(model="m", tensor_parallel=devices))
-    assert simulated.weight_bytes == pytest.approx(devices * step.weight_bytes, rel=0.01)
-    assert simulated.flops_per_token == pytest.approx(devices * step.flops_per_token, rel=0.01)
-    assert simulated.cache_bytes_per_token == devices * step.cache_bytes_per_token
-    assert simulated.constant_s == step.constant_s
+def test_draft_beside_the_target_waits_for_its_steps() -> None:
+    load = replace(LOAD, streams=8, counted_s=10.0)
+    apart, beside = (replace(FAST_DRAFT, hop_s=0.0, is_beside=beside) for beside in (False, True))
+    rates = [
+        virtual.run(closed_loop(pair, {"code": 0.8}, MODES["fixed 4"], load)).rate(load)
+        for pair in (beside, apart)
+    ]
+    assert rates[0] < rates[1]
+
+
+def test_pairs_when_repaired_take_less_time() -> None:
+    size = StepSize(8, 8, context_tokens=8 * 4096)
+    today, repaired = pairs("today"), pairs("repaired")
+    for name, pair in today.items():
+        assert repaired[name].target(size, False) < pair.target(size, False)
+        assert repaired[name].draft(size, False) < pair.draft(size, False)
+        assert repaired[name].draft(size, True) <= pair.draft(size, True)
+
+
+def test_prompts_are_in_the_cache() -> None:
+    pair = pairs("today")["1B on an L4"]
+    assert pair.draft(StepSize(1, 0, prompt_tokens=512, context_tokens=512), False) == 0.0
+    both = StepSize(2, 1, prompt_tokens=512, context_tokens=712)
+    assert pair.draft(both, False) == pair.draft(replace(both, prompt_tokens=0.0), False)

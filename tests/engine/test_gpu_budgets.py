@@ -14,6 +14,8 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.choosing.sampler import choose_tokens
 from outrider.engine.forward.batch_invariant import PASS_TOKENS
 from outrider.engine.loop.engine import Engine
+from outrider.engine.planning.skeleton import skeleton
+from outrider.engine.planning.step_costs import KERNELS_OF_PASS
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import plain_decoding
 from tests.support.checkpoints import write_checkpoint
@@ -149,6 +151,16 @@ def test_masks_of_grammars_are_one_copy_more(engines: dict[int, Engine]) -> None
 def test_more_layers_launch_nothing_more(measured) -> None:
     fewer, more = (measured("4x5 tree", "greedy", layers) for layers in LAYERS)
     assert more.totals() == fewer.totals(), more.report()
+
+
+def test_plan_counts_the_kernels_of_a_pass(engines: dict[int, Engine]) -> None:
+    for layers in LAYERS:
+        settings = engines[layers].settings.model_copy(update={"graphs": False})
+        counts = counts_of_step(
+            Engine.from_settings(settings), 1, 1, Sampling(temperature=0.0, max_tokens=64)
+        )
+        planned = skeleton(settings).layer_kernels() + KERNELS_OF_PASS
+        assert planned == counts.launches.total(), counts.report()
 
 
 @pytest.mark.parametrize("case", FLAT, ids=" ".join)

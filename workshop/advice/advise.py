@@ -14,7 +14,8 @@ from outrider.drafters.registry import DrafterInfo, Place, drafter
 from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.errors import EngineError
 from outrider.engine.loop.engine import Engine
-from outrider.engine.planning.step_costs import Accelerator, StepCosts
+from outrider.engine.planning.accelerators import Accelerator
+from outrider.engine.planning.step_costs import StepCosts
 from outrider.engine.settings import EngineSettings, Quantization
 from outrider.pace.tuning import TUNING
 from workshop.advice.advice import Advice, Finding, Judgement

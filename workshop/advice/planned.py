@@ -58,6 +58,9 @@ def _target_drafter_steps(engine: EngineSettings, target: StepCosts) -> StepCost
             weight_bytes=round(share * target.weight_bytes),
             cache_bytes_per_token=share * target.cache_bytes_per_token,
             flops_per_token=share * target.flops_per_token,
+            kernels=round(share * target.kernels),
+            layers=round(share * target.layers),
+            all_reduces=round(share * target.all_reduces),
         )
     per_token = 1.0 * drafter.weight_bytes  # operations: a product and a sum for each weight of two bytes
-    return StepCosts(drafter.weight_bytes, 0.0, per_token, 0.0, kernels=0, all_reduces=0)
+    return StepCosts(drafter.weight_bytes, 0.0, per_token, 0.0, kernels=0)

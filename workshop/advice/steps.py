@@ -11,8 +11,10 @@ import numpy as np
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
-from outrider.engine.planning.step_costs import Accelerator, StepCosts
+from outrider.engine.planning.accelerators import Accelerator
+from outrider.engine.planning.step_costs import StepCosts
 from outrider.engine.work import Decode
+from outrider.pace.step import StepSize
 from workshop.advice.progress import Progress
 
 PROMPT = tuple(range(10, 74))
@@ -102,9 +104,9 @@ class DataSheetSteps:
     context: float  # tokens of each sequence's context
 
     def seconds(self, sequences: float, tokens: float) -> float:
-        """Returns seconds for reading and computing."""
-        each = tokens / sequences
-        return self.costs.seconds(self.accelerator, sequences, each, self.context)
+        """Returns seconds of a step; a step of one token of each sequence runs beside the host."""
+        size = StepSize(sequences, tokens, context_tokens=sequences * self.context)
+        return self.costs.seconds(self.accelerator, size, is_early=tokens == sequences)
 
 
 def measured_steps(

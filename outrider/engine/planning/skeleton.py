@@ -3,7 +3,6 @@
 import math
 import weakref
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +29,15 @@ from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is
 from outrider.engine.loading.shares import heads_of_rank, numbers_of, ranks_that_share
 from outrider.engine.loading.stored import check_stored
 from outrider.engine.loading.weights import attach, resolve_device
+from outrider.engine.models.registry import architecture_of
 from outrider.engine.parallel.plan import generic
 from outrider.engine.planning.promise import first_promise
 from outrider.engine.settings import EngineSettings, Quantization
 
 PASSED = torch.bfloat16  # type of the tensors without content: experts take no other type
 BITS_ON_CUDA = {"int8": 8.0, "int4": 4.5}  # per weight, with 32 bits for 64 weights in 4 bit
+DECODER_KERNELS = 10  # kernels of a layer of the decoder; norms of query and key heads are another
 BYTES_OF_OUTPUT = 16  # in 8 bit: a scale, a zero, the sum that oneDNN keeps
-
-
-@dataclass(frozen=True)
-class CountedPass:
-    """Counts of a forward pass of a model, on a single device."""
-
-    flops_per_token: float  # operations of products with weights
-    kernels: int  # operations that make or change a tensor; attention is one for each layer
 
 
 class ModelSkeleton:
@@ -90,6 +83,7 @@ class ModelSkeleton:
         self._attentions = {layer: names[module] for layer, module in probe.modules.items()}
         text = self._model.config.get_text_config()
         self.vocab_size: int = text.vocab_size
+        self.hidden_size: int = text.hidden_size
         self.context_length = context_length(self._model)
         self.parameters = sum(weight.numel() for weight in self._model.parameters())
         self.query_heads = max(numbers_of(text, "num_attention_heads"))  # heads of the widest layer
@@ -188,12 +182,23 @@ class ModelSkeleton:
         """Returns the bytes for states that wait until a target drafter takes them in."""
         return self._drafters.waiting_bytes()
 
-    def counted_pass(self) -> CountedPass:
-        """Counts the pass of a token, its logits included."""
+    def flops_per_token(self) -> float:
+        """Returns the operations of a token's products with weights, its logits included."""
         tokens = 8
         with FlopCounterMode(display=False) as flops:
-            alive = self._pass(tokens, tokens)
-        return CountedPass(flops.get_total_flops() / tokens, alive.kernels)
+            self._pass(tokens, tokens)
+        return float(flops.get_total_flops()) / tokens
+
+    def layer_kernels(self, quantization: Quantization | None = None) -> int:
+        """Returns the kernels of a pass of a GPU through all layers.
+
+        Without the decoder (outrider/engine/forward/decoder.py) they are what transformers' layers launch.
+        """
+        architecture = architecture_of(self._model)
+        is_plain = quantization is None and self._stored is None and not self._fp8
+        if is_plain and architecture and getattr(self._model.config, architecture.activation) == "silu":
+            return (DECODER_KERNELS + bool(architecture.query_key_norm)) * len(self.layers)
+        return self._pass(1, 1).kernels + len(self.layers)  # each layer also writes into its cache
 
     def looked_up_bytes(self, devices: int) -> int:
         """Returns the bytes of weights that no step reads as a whole: an embedding that is not tied."""

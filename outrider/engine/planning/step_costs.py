@@ -1,73 +1,154 @@
-"""Bytes, operations and launches of a model's step, and its time by a data sheet."""
+"""Costs of a model's step: what it reads, computes, exchanges and launches, and what it costs the host."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.forward.graphs import CAPTURED_SIZES
+from outrider.engine.forward.kernel import PROGRAMS
+from outrider.engine.inputs.context_parts import PARTS, SECOND, SHORTEST, third_length
+from outrider.engine.inputs.paged_input import FEW_QUERIES
+from outrider.engine.planning.accelerators import ARITHMETIC, ATTENTION, Accelerator
 from outrider.engine.planning.memory import block_bytes
 from outrider.engine.planning.skeleton import ModelSkeleton
 from outrider.engine.settings import EngineSettings
+from outrider.pace.step import StepSize
 
-MEMORY, ARITHMETIC = 0.8, 0.5  # shares of the peaks that are reached
-# Seconds of a step apart from its model: its graph's launch, choosing tokens, the host's part.
-STEP_S = 0.5e-3
-ALL_REDUCE_S = 12.5e-6  # seconds for a few hundred KB between devices of one machine
+KERNEL_S = 1.67e-6  # seconds of a small kernel in a graph: H100, thirty a layer were 1.6 ms of the 8B's step
+LAUNCH_S = 50e-6  # seconds of the host to launch a kernel without a graph: H100, steps without graphs
+SLOTS, SLOTS_S = 128, 1.75e-6  # slots that attention reads at a time, and seconds for that: an estimate
+KERNELS_OF_PASS = 32  # kernels beside the layers': embedding, rotation, logits, checks of the cache, choice
 SPLIT_INPUTS = ("rowwise", "rowwise_rep", "embedding_rowwise")  # styles after which devices add up outputs
+GATHERED_OUTPUT = ("colwise_gather_output",)  # style of an output projection whose logits rank 0 gathers
 
 
 @dataclass(frozen=True)
-class Accelerator:
-    """Peaks of a device in its maker's data sheet."""
+class HostCosts:
+    """Seconds of the host for a step, without waiting for the device."""
 
-    bytes_per_s: float
-    flops_per_s: float  # operations of products in bfloat16, without sparsity
+    step_s: float
+    sequence_s: float
+    row_s: float  # each token that is decoded or verified
+
+    def seconds(self, size: StepSize) -> float:
+        return self.step_s + self.sequence_s * size.sequences + self.row_s * size.tokens
 
 
-ACCELERATORS: Mapping[str, Accelerator] = MappingProxyType(
-    {
-        "A10G": Accelerator(600e9, 70e12),
-        "A100": Accelerator(2.04e12, 312e12),
-        "B200": Accelerator(8.0e12, 2250e12),
-        "H100": Accelerator(3.35e12, 989e12),
-        "H200": Accelerator(4.8e12, 989e12),
-        "L4": Accelerator(300e9, 121e12),
-        "L40S": Accelerator(864e9, 362e12),
-    }
-)
+@dataclass(frozen=True)
+class ExchangeCosts:
+    """Cost of a sum over the ranks of one machine."""
+
+    latency_s: float
+    share: float = 1.0  # seconds of a byte, in those of NCCL
+
+
+# `python -m tests.support.simulated_cuda.host_time`: 1.6 ms for 1 sequence of 1 token, 10.7 for 256, 16.8
+# for 256 of 5 tokens each.
+HOST = HostCosts(1.55e-3, 30e-6, 6e-6)
+# NCCL in a graph takes 10 to 13 us for 16 KB over NVLink, an estimate.
+NCCL = ExchangeCosts(12e-6)
+# Seconds in which a step's numbers reach the other ranks by gloo, and of each byte of them: an estimate.
+SEND_S, SENT_BYTE_S = 0.2e-3, 1e-9
+INDEX_BYTES = 8  # size of an int64
 
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Costs of a step on each of the devices that share a model."""
+    """Costs of a step on each of the devices that share a model.
+
+    What a step takes depends on how the engine goes on from one step to the next. In rounds the device waits
+    for the host. Plain decoding launches a step before the host knows the tokens of the step before, so the
+    longer of host and device counts. So it is for the positions of a Draft after its first position.
+    """
 
     weight_bytes: int  # read once a step
     cache_bytes_per_token: float  # read for each token of context, once a step and sequence
     flops_per_token: float  # operations of products with weights
     flops_per_looked_at: float  # operations of attention, for each pair of a token and a token before it
-    kernels: int  # launches of a pass that is not captured
-    all_reduces: int
+    kernels: int  # kernels of a pass
+    layers: int = 0  # layers with attention
+    programs: int = 1  # programs of attention for a sequence's part of its context
+    third_part: int = SHORTEST  # slots of a part far into a context
+    block_size: int = 1  # slots of a block, whose numbers the ranks are sent
+    all_reduces: int = 0
+    row_bytes: int = 0  # bytes of a token in each of them
+    logit_bytes: int = 0  # bytes of a token's logits that rank 0 gathers
+    exchange: ExchangeCosts = NCCL
+    host: HostCosts = HOST
+    following_host: HostCosts = HOST  # host's part of a step that is launched early
+    has_graphs: bool = True
 
     def read(self, context_tokens: float) -> float:
         """Returns the bytes that a step reads. context_tokens: sum over its sequences."""
         return self.weight_bytes + self.cache_bytes_per_token * context_tokens
 
-    def flops(self, sequences: float, tokens: float, context: float) -> float:
-        """Returns the operations of a step. tokens, context: tokens and context of each sequence."""
-        return sequences * tokens * (self.flops_per_token + self.flops_per_looked_at * context)
+    def flops(self, size: StepSize) -> float:
+        """Returns the operations of a step."""
+        return _rows(size) * (self.flops_per_token + self.flops_per_looked_at * _context(size))
 
-    def seconds(self, accelerator: Accelerator, sequences: float, tokens: float, context: float) -> float:
-        """Returns the seconds of a step: the longer of reading and computing, and the rest.
+    def seconds(self, accelerator: Accelerator, size: StepSize, *, is_early: bool = False) -> float:
+        """Returns the seconds of a step. is_early: it was launched during the step before."""
+        device = self.device_seconds(accelerator, size)
+        if is_early:
+            return max(device, self.following_host.seconds(size) + self._sending(size))
+        return device + self.host.seconds(size) + self._sending(size)
 
-        Arguments: those of ``flops``.
+    def device_seconds(self, accelerator: Accelerator, size: StepSize) -> float:
+        """Returns the seconds of a pass, or of launching its kernels if no graph has its size."""
+        rows = _rows(size)
+        reading = self.weight_bytes * accelerator.read_s
+        computing = rows * self.flops_per_token / (ARITHMETIC * accelerator.flops_per_s)
+        exchanging = 0.0
+        if self.all_reduces:
+            byte_s = self.exchange.share * accelerator.exchange_s
+            exchanging = self.all_reduces * (self.exchange.latency_s + rows * self.row_bytes * byte_s)
+            exchanging += self.exchange.latency_s + size.tokens * self.logit_bytes * accelerator.exchange_s
+        attending = self.layers * self._attention(accelerator, size)
+        pass_s = max(reading, computing) + attending + exchanging + self.kernels * KERNEL_S
+        return pass_s if self._has_graph(size) else max(pass_s, self.kernels * LAUNCH_S)
+
+    def _has_graph(self, size: StepSize) -> bool:
+        is_padded = size.prompt_tokens > 0 or size.tokens <= FEW_QUERIES * size.sequences
+        return self.has_graphs and is_padded and _rows(size) <= CAPTURED_SIZES[-1]
+
+    def _attention(self, accelerator: Accelerator, size: StepSize) -> float:
+        """Returns the seconds of a layer: reading the cache, by as many programs as work on it, or computing.
+
+        A program reads a part's slots one batch after the other, and then another part's if there are more
+        parts than programs.
         """
-        reading = self.read(sequences * context) / (MEMORY * accelerator.bytes_per_s)
-        computing = self.flops(sequences, tokens, context) / (ARITHMETIC * accelerator.flops_per_s)
-        return self.constant_s + max(reading, computing)
+        if not self.layers:
+            return 0.0
+        context = _context(size)
+        longest = math.ceil(min(context, self._part(context)) / SLOTS)
+        batches = size.sequences * self.programs * math.ceil(context / SLOTS)
+        turns = math.ceil(batches / (PROGRAMS * accelerator.processors))
+        read = self.cache_bytes_per_token * size.context_tokens / self.layers * accelerator.read_s
+        looked_at = self.flops_per_looked_at / self.layers * _rows(size) * context
+        computed = looked_at / (ATTENTION * accelerator.flops_per_s)
+        return max(max(longest, turns) * SLOTS_S, read, computed)
 
-    @property
-    def constant_s(self) -> float:
-        return STEP_S + self.all_reduces * ALL_REDUCE_S
+    def _part(self, context: float) -> int:
+        """Returns the slots of the last part of a context."""
+        if context <= PARTS * SHORTEST:
+            return SHORTEST
+        return SECOND if context <= PARTS * (SHORTEST + SECOND) else self.third_part
+
+    def _sending(self, size: StepSize) -> float:
+        """Returns the seconds in which the other ranks are told of a step, with each sequence's blocks."""
+        if not self.all_reduces:
+            return 0.0
+        return SEND_S + size.context_tokens / self.block_size * INDEX_BYTES * SENT_BYTE_S
+
+
+def _rows(size: StepSize) -> float:
+    return size.tokens + size.prompt_tokens
+
+
+def _context(size: StepSize) -> float:
+    """Returns the mean context of a sequence, in tokens."""
+    return size.context_tokens / size.sequences
 
 
 def step_costs(model: ModelSkeleton, settings: EngineSettings, *, on_cuda: bool = True) -> StepCosts:
@@ -75,15 +156,23 @@ def step_costs(model: ModelSkeleton, settings: EngineSettings, *, on_cuda: bool 
     devices = settings.tensor_parallel
     layers = model.layers_of(devices)
     weights = model.weight_bytes(devices, settings.quantization, on_cuda=on_cuda)
-    passed = model.counted_pass()
     heads = -(-model.query_heads // devices)
+    row_bytes = model.hidden_size * model.dtype.itemsize
+    gathers = devices > 1 and model.modules_in(GATHERED_OUTPUT)
     return StepCosts(
         weight_bytes=weights - model.looked_up_bytes(devices),
         cache_bytes_per_token=block_bytes(settings, layers, model.dtype) / settings.block_size,
-        flops_per_token=passed.flops_per_token / devices,
+        flops_per_token=model.flops_per_token() / devices,
         flops_per_looked_at=_attention_flops(heads, layers),
-        kernels=passed.kernels + len(layers),  # each layer also writes into its cache
+        kernels=model.layer_kernels(settings.quantization) + KERNELS_OF_PASS,
+        layers=len(layers),
+        programs=max(kv_heads for kv_heads, _, _ in layers.values()),
+        third_part=third_length(model.context_length),
+        block_size=settings.block_size,
         all_reduces=model.modules_in(SPLIT_INPUTS) if devices > 1 else 0,
+        row_bytes=row_bytes,
+        has_graphs=settings.graphs,
+        logit_bytes=model.vocab_size * model.dtype.itemsize if gathers else 0,
     )
 
 

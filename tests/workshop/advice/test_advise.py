@@ -14,7 +14,7 @@ from cluster.arguments import read_settings
 from outrider.cli.command_line import main
 from outrider.demo.prompts import DEMO, prompts
 from outrider.drafters.registry import Place
-from outrider.engine.planning.step_costs import ACCELERATORS
+from outrider.engine.planning.accelerators import ACCELERATORS
 from outrider.engine.settings import TargetDrafterSettings
 from tests.support.heads import write_medusa
 from workshop.advice.advice import Advice, Judgement

@@ -6,8 +6,10 @@ from random import Random
 import pytest
 
 from outrider.drafters.registry import Place, drafter
-from outrider.engine.planning.step_costs import ACCELERATORS, StepCosts
+from outrider.engine.planning.accelerators import ACCELERATORS
+from outrider.engine.planning.step_costs import StepCosts
 from outrider.pace.acceptance import expected_tokens
+from outrider.pace.step import StepSize
 from workshop.advice.advice import Advice, Finding, Judgement
 from workshop.advice.judged import Counts, DraftStart, JudgedAnswer, counted
 from workshop.advice.speed import Expected, ExpectedCosts, Prices, could_pay, expected, round_time
@@ -100,9 +102,11 @@ def test_measured_steps_are_told_between_sizes_and_beyond_by_the_sequence() -> N
 
 
 def test_data_sheet_tells_of_tokens_as_they_are_shared_out() -> None:
-    step = StepCosts(10**9, 100.0, 2e9, 10.0, kernels=0, all_reduces=0)
+    step = StepCosts(10**9, 100.0, 2e9, 10.0, kernels=0)
     steps, card = DataSheetSteps(step, ACCELERATORS["L4"], context=512), ACCELERATORS["L4"]
-    assert steps.seconds(8, 40) == step.seconds(card, 8, 5, 512)
+    verified, plain = (StepSize(8, tokens, context_tokens=8 * 512) for tokens in (40, 8))
+    assert steps.seconds(8, 40) == step.seconds(card, verified)
+    assert steps.seconds(8, 8) == step.seconds(card, plain, is_early=True)
 
 
 def test_million_tokens_cost_the_hours_of_the_devices_that_say_them() -> None:

@@ -1,0 +1,166 @@
+"""Checks the model of a step's costs, and what it says of the real deployment: `python -m bench costs`.
+
+The first table compares the model (outrider/engine/planning/step_costs.py) with each step, each answer and
+each prompt that an H100 was measured with (bench/results/gpu.json). The second table adds up a round of a 70B
+target on four H100 with a 1B draft, with the engine as it is and with repairs that are still to come.
+"""
+
+import argparse
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import LlamaConfig
+
+from bench.checkpoints import LLAMAS
+from bench.report import save, table
+from bench.tables.reading import results
+from outrider.engine.planning.accelerators import ACCELERATORS
+from outrider.engine.planning.skeleton import ModelSkeleton
+from outrider.engine.planning.step_costs import ExchangeCosts, HostCosts, StepCosts, step_costs
+from outrider.engine.settings import EngineSettings, Quantization
+from outrider.pace.acceptance import expected_tokens
+from outrider.pace.step import StepSize
+
+H100, L4 = ACCELERATORS["H100"], ACCELERATORS["L4"]
+PROMPT, ANSWER, CHUNK = 200, 128, 512  # tokens, of the answers that were measured
+MOST_ROWS = 512  # rows of the largest graph when they were measured
+# The measured steps leave out scheduling and handing out of tokens, about a third of the host's part.
+WITHOUT_SCHEDULING = HostCosts(1.0e-3, 20e-6, 6e-6)
+SHAPE_70B: dict[str, Any] = {
+    **LLAMAS["8B"],
+    "hidden_size": 8192,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "intermediate_size": 28672,
+    "max_position_embeddings": 131072,
+}
+SHAPE_1B = {**LLAMAS["1B"], "max_position_embeddings": 131072}
+# Repairs, as far as a step's costs change by them. Their figures are estimates.
+IN_RANK_ORDER = ExchangeCosts(5e-6, 0.6)  # a kernel of ours that adds up parts in rank order over NVLink
+NO_HOST = HostCosts(0.0, 0.0, 0.0)  # a Draft as one program of the device
+IN_ARRAYS = HostCosts(0.6e-3, 6e-6, 1e-6)  # what the host keeps of sequences in arrays
+HOPS_S, FEWER_HOPS_S = 3e-3, 2e-3  # seconds of a round's messages with gateways and frontends, and aimed at
+DEPTH, ACCEPTANCE = 4, 0.8
+
+
+@cache
+def costs_of(name: str, devices: int = 1, quantization: Quantization | None = None) -> StepCosts:
+    """Returns the costs of a model of Llama's shapes in bfloat16, as the engine is."""
+    shapes = {**LLAMAS, "70B": SHAPE_70B, "1B draft": SHAPE_1B}
+    model = ModelSkeleton(LlamaConfig(**shapes[name]), name, torch.bfloat16)
+    return step_costs(
+        model, EngineSettings(model="m", tensor_parallel=devices, quantization=quantization, device="cuda")
+    )
+
+
+def repaired(costs: StepCosts) -> StepCosts:
+    """Returns the costs after the repairs."""
+    return replace(
+        costs,
+        exchange=IN_RANK_ORDER,
+        host=IN_ARRAYS,
+        following_host=IN_ARRAYS,
+    )
+
+
+def compared() -> list[dict[str, Any]]:
+    """Returns a row for each measurement of bench/results/gpu.json that has a like in the model."""
+    found = results("gpu")
+    rows = [*_steps(found["steps"]), *_answers(found["speculation"]), *_prompts(found["prompts"])]
+    return [{**row, "predicted / measured": row["predicted ms"] / row["measured ms"]} for row in rows]
+
+
+def _steps(measured: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    for row in measured:
+        has_graphs = row["path"] == "graph"
+        costs = replace(costs_of(row["model"]), host=WITHOUT_SCHEDULING, has_graphs=has_graphs)
+        sequences, tokens = row["sequences"], row["tokens each"]
+        seconds = costs.seconds(H100, StepSize(sequences, sequences * tokens, 0.0, sequences * PROMPT))
+        what = f"step, {row['asked']}, {row['draft']}, {row['sampling']}"
+        yield _row(what, row, f"{sequences} x {tokens}", seconds, row["ms"])
+
+
+def _answers(measured: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Batch-invariant numerics, which split a step, and transformers' own `generate` are left out."""
+    for row in measured:
+        if row.get("numerics") != "usual":
+            continue
+        costs, batch, depth = costs_of(row["model"]), row["batch"], row["depth"]
+        size = StepSize(batch, batch * (1 + depth), 0.0, batch * (PROMPT + ANSWER / 2))
+        costs = replace(costs, has_graphs=size.tokens <= MOST_ROWS)
+        seconds = ANSWER / row["tokens / pass"] * costs.seconds(H100, size, is_early=not depth)
+        seconds += _prompt_s(costs, batch * PROMPT, PROMPT, CHUNK)
+        measured_ms = 1e3 * batch * ANSWER / row["tokens/s"]
+        yield _row("answer", row, f"{batch} x {1 + depth}", seconds, measured_ms)
+
+
+def _prompts(measured: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    for row in measured:
+        seconds = _prompt_s(costs_of(row["model"]), row["prompt"], row["prompt"], row["chunk"])
+        shape = f"{row['prompt']} by {row['chunk']}"
+        yield _row("prompt", row, shape, seconds, 1e3 * row["first token s"])
+
+
+def _prompt_s(costs: StepCosts, tokens: int, length: int, chunk: int) -> float:
+    """Returns the seconds of prompts of a length, of which each token looks back at half on average."""
+    chunks = -(-tokens // chunk)
+    return chunks * replace(costs, has_graphs=False).seconds(
+        H100, StepSize(1, 0, tokens / chunks, length / 2)
+    )
+
+
+def _row(what: str, row: Mapping[str, Any], shape: str, seconds: float, measured_ms: float) -> dict[str, Any]:
+    """shape: sequences and tokens of each, or a prompt and its chunk."""
+    found = {"what": what, "model": row["model"], "shape": shape}
+    return {**found, "predicted ms": 1e3 * seconds, "measured ms": measured_ms}
+
+
+def rounds() -> list[dict[str, Any]]:
+    """Returns a row for each stage of the engine and each context: what a round of one stream takes."""
+    rows = []
+    for context in (PROMPT, 4096, 32768):
+        target, draft = costs_of("70B", 4), costs_of("1B draft")
+        better, better_draft = repaired(target), repaired(draft)
+        program, better_program = (replace(costs, following_host=NO_HOST) for costs in (draft, better_draft))
+        rows += [
+            _round("today", context, target, draft, HOPS_S),
+            _round("Drafts as one program", context, target, program, HOPS_S),
+            _round("all repairs", context, better, better_program, FEWER_HOPS_S),
+        ]
+    return rows
+
+
+def _round(stage: str, context: int, target: StepCosts, draft: StepCosts, hops_s: float) -> dict[str, Any]:
+    one = StepSize(1, 1, context_tokens=context)
+    plain_s = target.seconds(H100, one, is_early=True)
+    target_s = target.seconds(H100, replace(one, tokens=1 + DEPTH))
+    drafting_s = draft.seconds(H100, one) + (DEPTH - 1) * draft.seconds(H100, one, is_early=True)
+    round_s = target_s + drafting_s + hops_s
+    rate = expected_tokens(ACCEPTANCE, DEPTH) / round_s
+    return {
+        "engine": stage,
+        "context": context,
+        "target ms": 1e3 * target_s,
+        "draft ms": 1e3 * drafting_s,
+        "hops ms": 1e3 * hops_s,
+        "round ms": 1e3 * round_s,
+        "tokens/s": rate,
+        "plain": 1 / plain_s,
+        "to plain": rate * plain_s,
+    }
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench costs", description=__doc__.partition("\n")[0])
+    parser.parse_args(arguments)
+    rows = compared()
+    print(table(rows))
+    ratios = sorted(row["predicted / measured"] for row in rows)
+    print(f"median {statistics.median(ratios):.2f}, from {ratios[0]:.2f} to {ratios[-1]:.2f}")
+    of_rounds = rounds()
+    print(f"\n70B on four H100, 1B on another, K = {DEPTH}, acceptance {ACCEPTANCE}:\n{table(of_rounds)}")
+    print(save("costs", rows, rounds=of_rounds))
