@@ -319,7 +319,7 @@ def test_phone_s_width_needs_no_scrolling_sideways(page: Page) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
     ask(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    for control in page.locator("input:visible, select, textarea, button").all():
+    for control in page.locator(":is(input, select, textarea, button):visible").all():
         box = control.bounding_box()
         assert box is not None
         assert box["x"] >= 0

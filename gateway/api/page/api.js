@@ -7,6 +7,8 @@ function headers() {
   return { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
 }
 
+byId("access").addEventListener("submit", (event) => event.preventDefault());
+
 // Returns what went wrong in the service's words, and what helps.
 async function refusal(response) {
   const { message } = (await response.json()).error;
@@ -17,7 +19,7 @@ async function refusal(response) {
 
 export async function fetched(path, options = {}) {
   const response = await fetch(path, { headers: headers(), ...options });
-  if (response.status === 401) byId("key-label").hidden = false;
+  if (response.status === 401) byId("access").hidden = false;
   if (!response.ok && response.status !== 503) throw await refusal(response);
   return response;
 }
