@@ -1,5 +1,6 @@
 """Rounds in this process with Drafts that come with the verdicts, on the demo target."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -91,11 +92,15 @@ def rounds(
     alternatives: int = 0,
     plain: tuple[int, int] = (0, 0),
     drafter: str = "",
+    seed: int = 1,
     **sampling: object,
 ) -> list[Drafted]:
     """What the gateway does, without it: each Verdict brings the Draft of the next round.
 
-    plain: from so many tokens to so many decoding is plain. drafter: empty for the target's first drafter.
+    Args:
+        plain: decoding is plain from the first number of tokens to the second.
+        drafter: name of a target drafter; empty: the target's first.
+        seed: seed of the first prompt, one more for each further prompt that equals it.
     """
     settings = Sampling.model_validate(
         {"max_tokens": TOKENS, "ignore_eos": True, "temperature": temperature, **sampling}
@@ -105,8 +110,10 @@ def rounds(
     )
     found: dict[int, Drafted] = {}
     number_of_rounds: dict[int, int] = {}
+    equal = Counter[tuple[int, ...]]()
     for prompt in prompts:
-        sequence = target.open(len(prompt), noise_key(1, 0, prompt), settings)
+        sequence = target.open(len(prompt), noise_key(seed + equal[prompt], 0, prompt), settings)
+        equal[prompt] += 1
         found[sequence.number], number_of_rounds[sequence.number] = Drafted(), 1
         target.submit(Decode(sequence.number, 0, prompt, Draft(), 1, lease))
     while target.has_work:

@@ -1,11 +1,15 @@
 """A draft model in the target's process: equal texts, a draft worker's Drafts, bounded work, its memory."""
 
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from scipy.stats import chisquare
 from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
 
 from outrider.decoding.draft import Draft
 from outrider.decoding.lease import Lease
@@ -37,6 +41,7 @@ from tests.support.target_drafters import (
 )
 
 DEPTH = 4
+LENGTH = 2  # tokens of a text whose distribution is compared
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +165,43 @@ def test_colocated_under_other_rules_sends_the_distributions_of_its_tokens(targe
     (found,) = rounds(target, [prompt_of("code")], 1.0, DEPTH, verification=rule)
     assert any(found.drafts)
     assert all(len(draft.draft_probs) == len(draft) for draft in found.drafts)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_colocated_under_other_rules_gives_the_distribution_of_the_target(target: Engine, rule: str) -> None:
+    """1,280 texts against the model's probabilities: their second token is drafted and judged."""
+    prompt, temperature, kept, company = prompt_of("prose"), 2.0, 3, 64
+    counts, accepted = Counter[tuple[int, ...]](), 0
+    for seed in range(1, 1281, company):
+        prompts, last = [prompt] * company, LENGTH + 2
+        found = rounds(
+            target, prompts, temperature, DEPTH, seed=seed, verification=rule, max_tokens=last, top_k=kept
+        )
+        counts.update(drafted.tokens[:LENGTH] for drafted in found)
+        accepted += sum(drafted.accepted for drafted in found)
+    probs = probabilities(prompt, temperature, kept)
+    assert accepted > 500
+    assert counts.keys() == probs.keys()
+    expected = [counts.total() * probability for probability in probs.values()]
+    assert chisquare([*map(counts.__getitem__, probs)], expected, sum_check=False).pvalue > 1e-4
+
+
+def probabilities(prompt: tuple[int, ...], temperature: float, kept: int) -> dict[tuple[int, ...], float]:
+    """Returns probabilities of texts of LENGTH tokens, each among the likeliest ``kept`` of its position."""
+    model = AutoModelForCausalLM.from_pretrained(DEMO / "target", dtype=torch.float32)
+    texts: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(LENGTH):
+        with torch.inference_mode():
+            logits = model(torch.tensor([[*prompt, *text] for text in texts])).logits[:, -1]
+        values, tokens = logits.topk(kept)
+        texts = {
+            (*text, token): before * share
+            for (text, before), row, shares in zip(
+                texts.items(), tokens.tolist(), (values / temperature).softmax(-1).tolist(), strict=True
+            )
+            for token, share in zip(row, shares, strict=True)
+        }
+    return texts
 
 
 def test_colocated_whose_engine_fails_costs_drafts_alone(
