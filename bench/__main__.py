@@ -24,6 +24,7 @@ BENCHMARKS = {
 }
 ALONE = {  # not among those that are run in turn
     "pace_figure": "the figure and the tables of docs/pace.md",
+    "idle_head": "what a head that does not draft costs plain decoding",
     "gpu": "the engine on a GPU, which it needs",
     "on_device": "what a GPU can show within minutes, the service too: a script for each",
     "peers": "other servers beside ours, each installed first (5 GB)",

@@ -91,3 +91,18 @@ def plain() -> str:
             for row in results("plain")["rows"]
         ),
     )
+
+
+def idle_head() -> str:
+    return table(
+        ["streams", "ms of a step", "ms beside an idle head", "ratio"],
+        (
+            [
+                str(row["streams"]),
+                number(row["ms"], 1),
+                number(row["ms with the head"], 1),
+                number(row["ratio"], 3),
+            ]
+            for row in results("idle_head")["rows"]
+        ),
+    )

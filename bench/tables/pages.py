@@ -17,7 +17,8 @@ from bench.tables.reading import source
 from workshop.pages.marks import begin, rewritten
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "checking.md", ROOT / "README.md")
+DOCS = ROOT / "docs"
+PAGES = (DOCS / "benchmarks.md", DOCS / "checking.md", DOCS / "heads.md", ROOT / "README.md")
 COMMAND = "python -m bench tables"
 
 # Benchmark whose source stands above the table, or None if it stands there already; function of the table.
@@ -38,6 +39,7 @@ TABLES: dict[str, tuple[str | None, Callable[[], str]]] = {
     "batch_invariant": ("batch_invariant", in_process.batch_invariant),
     "step": ("step", in_process.step),
     "plain": ("plain", in_process.plain),
+    "idle_head": ("idle_head", in_process.idle_head),
     "checking": ("checking", checking.checking),
     "gpu_steps": ("gpu", gpu.gpu_steps),
     "gpu_speculation": (None, gpu.gpu_speculation),
