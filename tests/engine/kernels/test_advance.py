@@ -1,0 +1,99 @@
+"""The device lays out the next position of a Draft as the host does; without a GPU in the interpreter."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.decoding.choice_context import ChoiceContext
+from outrider.decoding.settings import Sampling
+from outrider.engine.inputs.choice_input import ChoiceInput
+from outrider.engine.inputs.context_parts import SHORTEST
+from outrider.engine.inputs.paged_input import PagedInput, PagedLayout, fill
+from outrider.engine.inputs.step_input import Feed
+
+kernels = pytest.importorskip("outrider.engine.kernels.advance", reason="needs triton: pip install triton")
+choices = pytest.importorskip("outrider.engine.kernels.choice", reason="needs triton: pip install triton")
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+BLOCK, SPARE, ROWS, RANKS, POSITIONS = 4, 999, 8, 2, 3
+BLOCKS = 2 * SHORTEST // BLOCK
+FED = [
+    (5, 1),
+    (SHORTEST + 30, 3),
+    (7, 2),
+    (SHORTEST + 1, 1),
+]  # slots written, and tokens fed, of each sequence
+ROWS_OF = [
+    ChoiceContext(Sampling(temperature=0.5 + number, top_k=number, min_p=0.1), 2**63 + number, 9, (), ())
+    for number in range(len(FED))
+]
+
+
+def laid_out(feeds: list[Feed], layout: PagedLayout) -> PagedInput[torch.Tensor]:
+    return PagedInput.of(fill(layout, feeds, BLOCK, SPARE, device=DEVICE).sent())
+
+
+def feeds_of(positions: int, tokens: list[int]) -> list[Feed]:
+    """Feeds of the first position, or of a later one, which feeds a token of each sequence."""
+    feeds = []
+    for number, (written, fed) in enumerate(FED):
+        start = written + (fed + positions - 1 if positions else 0)
+        of_feed = [tokens[number]] if positions else [3] * fed
+        blocks = np.random.default_rng(number).permutation(BLOCKS)
+        feeds.append(Feed(of_feed, 1, start, blocks, None))
+    return feeds
+
+
+def choice_of(rows: int, tokens: list[int], valid: list[bool]) -> Any:
+    top_tokens = torch.zeros(rows, RANKS, dtype=torch.int32, device=DEVICE)
+    top_tokens[: len(tokens), 0] = torch.tensor(tokens, dtype=torch.int32, device=DEVICE)
+    are_valid = torch.zeros(rows, dtype=torch.bool, device=DEVICE)
+    are_valid[: len(valid)] = torch.tensor(valid, device=DEVICE)
+    return choices.DeviceChoice(top_tokens, torch.empty(0), are_valid, torch.empty(0))
+
+
+def check(memory: Any, position: int, tokens: list[int]) -> None:
+    """Compares what is fed next with the host's layout of the same feeds."""
+    expected = laid_out(feeds_of(position, tokens), PagedLayout.padded(ROWS, BLOCKS, as_chains=False))
+    for name in ("token_ids", "position_ids", "slots", "seen", "work"):
+        assert torch.equal(getattr(memory.paged, name), getattr(expected, name)), (name, position)
+    count = len(FED)
+    assert torch.equal(memory.paged.few_tiles[:count], expected.few_tiles[:count])
+    assert not memory.paged.few_tiles[count:, 2].any(), "padding has no rows"
+    packed = ChoiceInput.of_rows([replace(row, position=row.position + position) for row in ROWS_OF])
+    assert memory.rows.integers[:, :count].tolist() == packed.integers.tolist()
+    assert memory.rows.numbers[:, :count].tolist() == packed.numbers.tolist()
+
+
+def test_next_positions_are_laid_out_as_the_host_lays_them_out() -> None:
+    """Contexts are long and short, and some begin a block. Two rows are not valid, each at one position."""
+    first_feeds = feeds_of(0, [])
+    first = laid_out(
+        first_feeds, PagedLayout.of([replace(feed, start=feed.start + 8) for feed in first_feeds], BLOCK)
+    )
+    rows = ChoiceInput.of_rows(ROWS_OF).copied(DEVICE)
+    padded = laid_out([], PagedLayout.padded(ROWS, BLOCKS, as_chains=False))
+    memory = kernels.ChainMemory(
+        padded,
+        ChoiceInput.of_rows([ROWS_OF[0]] * ROWS).copied(DEVICE),
+        torch.full((2, ROWS), -1, device=DEVICE),
+        torch.full((POSITIONS, ROWS, RANKS + 1), -1, dtype=torch.int32, device=DEVICE),
+    )
+    tokens = [11, 12, 13, 14]
+    are_finite = torch.ones(sum(fed for _, fed in FED), dtype=torch.bool, device=DEVICE)
+    are_finite[2] = False  # a token of the second sequence
+    kernels.begin(first, rows, are_finite, choice_of(4, tokens, [True] * 4), memory, POSITIONS, BLOCK, SPARE)
+    assert memory.found[0, :4].tolist() == [[11, 0, 1], [12, 0, 0], [13, 0, 1], [14, 0, 1]]
+    check(memory, 1, tokens)
+    for position in range(1, POSITIONS):
+        tokens = [token + 10 for token in tokens]
+        finite = torch.ones(ROWS, dtype=torch.bool, device=DEVICE)
+        valid = [True, True, position != 1, True]
+        kernels.advance(choice_of(ROWS, tokens, valid), finite, memory, BLOCK)
+        found = [[token, 0, int(is_valid)] for token, is_valid in zip(tokens, valid, strict=True)]
+        assert memory.found[position, :4].tolist() == found
+        assert (memory.found[position, 4:] == -1).all(), "padding finds nothing"
+        check(memory, position + 1, tokens)
