@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from bench import virtual
-from bench.costs import FEWER_HOPS_S, H100, HOPS_S, L4, NO_HOST, costs_of, repaired
+from bench.costs import FEWER_HOPS_S, H100, HOPS_S, L4, costs_of, repaired
 from bench.report import save, table
 from bench.simulated import (
     Ahead,
@@ -80,7 +80,6 @@ def pairs(engine: str) -> dict[str, Pair]:
     if engine == "repaired":
         hop_s = FEWER_HOPS_S / HOPS
         target, draft, in_4_bit = (repaired(costs) for costs in (target, draft, in_4_bit))
-        draft, in_4_bit = (replace(costs, following_host=NO_HOST) for costs in (draft, in_4_bit))
     of_target = on(H100, target)
     return {
         "1B on an H100": Pair(of_target, on(H100, draft), hop_s),

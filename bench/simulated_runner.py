@@ -27,7 +27,7 @@ NUM_BLOCKS = 1 << 16
 VOCAB_SIZE = 1 << 16
 RIGHT = 0  # the target always says so
 WRONG = tuple(range(1, RANKS + 1))  # another token that a draft may say
-SETTINGS = EngineSettings(model="simulated", block_size=64, prefill_chunk=512, max_sequences=256)
+SETTINGS = EngineSettings(model="simulated", block_size=64, prefill_chunk=1 << 20, max_sequences=256)
 NOTHING = torch.empty(0)
 NO_VALUES = np.empty((0, 0), np.float32)
 

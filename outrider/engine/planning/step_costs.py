@@ -46,6 +46,8 @@ class ExchangeCosts:
 # `python -m tests.support.simulated_cuda.host_time`: 1.6 ms for 1 sequence of 1 token, 10.7 for 256, 16.8
 # for 256 of 5 tokens each.
 HOST = HostCosts(1.55e-3, 30e-6, 6e-6)
+# The positions of a Draft are replays that nothing on the host waits for.
+NO_HOST = HostCosts(0.0, 0.0, 0.0)
 # NCCL in a graph takes 10 to 13 us for 16 KB over NVLink, an estimate.
 NCCL = ExchangeCosts(12e-6)
 # Seconds in which a step's numbers reach the other ranks by gloo, and of each byte of them: an estimate.
@@ -59,7 +61,7 @@ class StepCosts:
 
     What a step takes depends on how the engine goes on from one step to the next. In rounds the device waits
     for the host. Plain decoding launches a step before the host knows the tokens of the step before, so the
-    longer of host and device counts. So it is for the positions of a Draft after its first position.
+    longer of host and device counts. A Draft's positions after the first are the device's alone.
     """
 
     weight_bytes: int  # read once a step
@@ -171,6 +173,7 @@ def step_costs(model: ModelSkeleton, settings: EngineSettings, *, on_cuda: bool 
         block_size=settings.block_size,
         all_reduces=model.modules_in(SPLIT_INPUTS) if devices > 1 else 0,
         row_bytes=row_bytes,
+        following_host=NO_HOST if settings.is_draft and settings.graphs else HOST,
         has_graphs=settings.graphs,
         logit_bytes=model.vocab_size * model.dtype.itemsize if gathers else 0,
     )

@@ -14,8 +14,8 @@ from outrider.engine.planning.step_costs import (
     HOST,
     KERNEL_S,
     LAUNCH_S,
+    NO_HOST,
     SLOTS_S,
-    HostCosts,
     StepCosts,
     step_costs,
 )
@@ -30,7 +30,6 @@ NORMS = (2 * LAYERS + 1) * HIDDEN
 
 
 H100, L4 = ACCELERATORS["H100"], ACCELERATORS["L4"]
-NO_HOST = HostCosts(0.0, 0.0, 0.0)
 
 
 def costs(
@@ -156,3 +155,12 @@ def test_step_without_a_graph_takes_as_long_as_launching_its_kernels(size: StepS
     for captured in (StepSize(1, FEW_QUERIES), StepSize(1, 1, prompt_tokens=64)):
         assert step.device_seconds(H100, captured) < step.kernels * LAUNCH_S
     assert replace(step, has_graphs=False).device_seconds(H100, StepSize(1, 1)) == step.kernels * LAUNCH_S
+
+
+@pytest.mark.parametrize(("has_graphs", "expected"), [(True, NO_HOST), (False, HOST)])
+def test_positions_of_a_draft_are_the_devices_alone_if_they_are_captured(has_graphs, expected) -> None:
+    settings = EngineSettings(model="m", is_draft=True, graphs=has_graphs)
+    config = LlamaConfig(**SHAPE, **HEADS, num_hidden_layers=1)
+    step = step_costs(ModelSkeleton(config, "m", torch.bfloat16), settings)
+    assert step.following_host == expected
+    assert step.host == HOST
