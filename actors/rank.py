@@ -65,7 +65,7 @@ class Rank:
         from actors.watchdog import loading
         from outrider.engine.drafters.target_drafters import TargetDrafters
         from outrider.engine.loop.follower import follow
-        from outrider.engine.loop.forward_pass import ForwardPass
+        from outrider.engine.loop.load import load_forward_pass
         from outrider.engine.planning.device_room import bound_allocator
 
         def end_all(reason: str) -> None:
@@ -78,7 +78,7 @@ class Rank:
                 bound_allocator(settings)
                 load.doing = f"rank {rank} at {self._host} does not reach rank 0 at {host}:{port}"
                 group = meet(settings, TCPStore(host, port), rank, address(self._host, self._place), load)
-                forward = ForwardPass(settings, group, TargetDrafters.of(settings))
+                forward = load_forward_pass(settings, group, TargetDrafters.of(settings))
             follow(forward, group)
         except BaseException as error:
             leave(f"rank {rank} of the target: {error!r}")

@@ -21,7 +21,7 @@ from outrider.demo import written_out
 from outrider.demo.prompts import DEMO
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.loop.engine import Engine
-from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.loop.runner import ModelRunner
 from outrider.engine.offline.speculate import OfflineRequest
 from outrider.engine.sequence import EngineSequence
@@ -75,7 +75,7 @@ def engines() -> list[Engine]:
         drafters={HEAD: TargetDrafterSettings(checkpoint=str(target.with_name(HEAD)))},
     )
     drafters = TargetDrafters.of(settings)
-    forward = ForwardPass(settings, drafters=drafters)
+    forward = load_forward_pass(settings, drafters=drafters)
     alone = copy(forward)
     alone._hidden_layers, alone._decoder = (), alone._decoder_of(alone.model, ())
     return [Engine(ModelRunner(alone, None)), Engine(ModelRunner(forward, None), drafters)]

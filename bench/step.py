@@ -19,6 +19,7 @@ from outrider.engine.forward.linear import PackedLinear
 from outrider.engine.kernels.cpu.product import PanelProduct
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.loop.runner import ModelRunner
 from outrider.engine.settings import EngineSettings
 from workshop.advice.steps import Steps
@@ -50,7 +51,7 @@ def measure(threads: int, repetitions: int) -> tuple[list[dict[str, Any]], dict[
     settings = EngineSettings(
         model=str(inflated_target("190M")), dtype="float32", threads=threads, cache_memory=2**29
     )
-    forward = ForwardPass(settings)
+    forward = load_forward_pass(settings)
     runner = ModelRunner(forward, group=None)
     engine = Engine(runner)
     num_bytes = weight_bytes(runner.model)

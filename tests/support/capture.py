@@ -6,6 +6,7 @@ import pytest
 
 import outrider.engine.forward.graphs
 import outrider.engine.loop.forward_pass
+import outrider.engine.loop.load
 from tests.support.paged_attention import PlainAttention
 
 SIZES = (1, 4, 8, 32)
@@ -31,8 +32,8 @@ class Capture:
 def capturing(monkeypatch: pytest.MonkeyPatch) -> Capture:
     """Has engines believe that they have kernels, and capture."""
     capture = Capture()
-    owner = outrider.engine.loop.forward_pass
-    monkeypatch.setattr(owner, "find_kernel", lambda *_, block_size, **__: PlainAttention(block_size))
-    monkeypatch.setattr(owner, "CudaCapture", lambda: capture)
+    load, forward_pass = outrider.engine.loop.load, outrider.engine.loop.forward_pass
+    monkeypatch.setattr(load, "find_kernel", lambda *_, block_size, **__: PlainAttention(block_size))
+    monkeypatch.setattr(forward_pass, "CudaCapture", lambda: capture)
     monkeypatch.setattr(outrider.engine.forward.graphs, "CAPTURED_SIZES", SIZES)
     return capture

@@ -14,7 +14,7 @@ from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.drafters.target_drafter import Target, TargetDrafter
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.inputs.step_input import Feed, StepInput
-from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.settings import EngineSettings
 
 BLOCK_SIZE = 8
@@ -43,7 +43,7 @@ class Passed:
 def pass_of(folder: Path, layers: tuple[int, ...], **settings: object) -> Passed:
     """Both prompts in one step."""
     given = {"block_size": BLOCK_SIZE, "cache_memory": 2**21, "self_check": False, **settings}
-    passed = ForwardPass(
+    passed = load_forward_pass(
         EngineSettings.model_validate({"model": str(folder), **given}),
         drafters=TargetDrafters([Reader(layers)]),
     )

@@ -17,6 +17,7 @@ from outrider.engine.drafters.target_drafter import CommittedStates, TargetDraft
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.loop.runner import ONE_POSITION, Finished, Launched, ModelRunner, Reach
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT, EngineSequence
@@ -85,7 +86,7 @@ class TargetDrafterJudge:
         drafters = TargetDrafters.of(settings)
         self._drafter: TargetDrafter
         (self._drafter,) = drafters
-        self._runner = _StateRecorder(ForwardPass(settings, drafters=drafters))
+        self._runner = _StateRecorder(load_forward_pass(settings, drafters=drafters))
         self._engine = Engine(self._runner)
         self._taken: dict[int, list[float]] = {}  # seconds of the drafter's steps, by sequences
 

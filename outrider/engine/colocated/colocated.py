@@ -16,7 +16,7 @@ from outrider.engine.drafters.target_drafter import Target, TargetDrafter
 from outrider.engine.loading.head_checkpoint import TargetShape, checkpoint_of
 from outrider.engine.loading.vocabulary import check_vocabulary
 from outrider.engine.loop.engine import Engine
-from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.loop.runner import ModelRunner
 from outrider.engine.planning.memory import block_bytes
 from outrider.engine.planning.memory_plan import plan_memory
@@ -68,7 +68,7 @@ class Colocated(TargetDrafter):
         if not self._is_leader:
             return
         cache = {"cache_memory": num_blocks * self._block}
-        runner = ModelRunner(ForwardPass(self._settings.model_copy(update=cache)), None)
+        runner = ModelRunner(load_forward_pass(self._settings.model_copy(update=cache)), None)
         engine = Engine(runner)  # grammars are compiled by the target's engine
         self._slow_because = engine.slow_because
         self._model = DraftModel(engine, self._vocab_size)

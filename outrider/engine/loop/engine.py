@@ -18,8 +18,8 @@ from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch import Item
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loop.blame_search import BlameSearch, Outcome
-from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.loop.grammars import Grammars
+from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.loop.runner import Launched, ModelRunner, Reach, Runner
 from outrider.engine.loop.target_drafting import TargetDrafting
 from outrider.engine.loop.validation import check_sampling, check_work
@@ -92,7 +92,7 @@ class Engine:
             CacheTooSmallError: the memory budget buys no block.
         """
         drafters = TargetDrafters.of(settings)
-        runner = ModelRunner(ForwardPass(settings, group, drafters), group)
+        runner = ModelRunner(load_forward_pass(settings, group, drafters), group)
         return cls(runner, drafters, _grammars_of(runner))
 
     def open(

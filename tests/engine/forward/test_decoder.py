@@ -11,6 +11,7 @@ from outrider.decoding.draft import ROOT, Draft
 from outrider.engine.forward.decoder import Decoder
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
 from tests.support.decoder_steps import BLOCK_SIZE, BLOCKS, OTHER, PROMPT, STEPS, steps_logits
@@ -27,7 +28,7 @@ FIELDS = [
 
 def load(folder: Path, **fields: Any) -> ForwardPass:
     settings = {"model": str(folder), "block_size": BLOCK_SIZE, "cache_memory": 2**20, "threads": 1, **fields}
-    return ForwardPass(EngineSettings.model_validate(settings))
+    return load_forward_pass(EngineSettings.model_validate(settings))
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=str)

@@ -16,6 +16,7 @@ import torch
 
 import outrider.engine.forward.graphs
 import outrider.engine.loop.forward_pass
+import outrider.engine.loop.load
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.forward.batch import paged_batch
@@ -25,7 +26,7 @@ from outrider.engine.inputs.paged_input import FEW_QUERIES
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.kernels.cpu.attention import CpuAttention
 from outrider.engine.loop.engine import Engine
-from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 from tests.support.capture import Capture, capturing
@@ -127,7 +128,7 @@ def test_chunk_graph_without_room_for_the_logits_of_a_step_is_not_taken(checkpoi
     """A scored prompt wants logits of all its tokens."""
     monkeypatch.setattr(outrider.engine.forward.graphs, "CAPTURED_SIZES", (1, 64))
     monkeypatch.setattr(outrider.engine.forward.graphs, "MOST_CHUNK_LOGITS", 8)
-    forward = ForwardPass(settings_of(checkpoint, self_check=False))
+    forward = load_forward_pass(settings_of(checkpoint, self_check=False))
     blocks = np.arange(8)
     for num_logits, path in ((8, "graph"), (9, "kernels")):
         step = StepInput.of([Feed([1] * (FEW_QUERIES + 1), num_logits, 0, blocks, None)])
@@ -168,7 +169,7 @@ def test_size_that_one_rank_cannot_capture_no_rank_replays(checkpoint, capture):
         return 0 if len(asked) == 3 else number  # after the number of blocks, 32 rows and 8
 
     group = SimpleNamespace(rank=0, least=least, agree=lambda flags: None)
-    forward = ForwardPass(settings_of(checkpoint, self_check=False), group)
+    forward = load_forward_pass(settings_of(checkpoint, self_check=False), group)
     (reason,) = forward.slow_because
     assert "no CUDA graph of 8 tokens" in reason
     assert "another rank cannot" in reason
@@ -197,7 +198,7 @@ def test_memory_that_a_graph_reads_lives_as_long_as_the_graph(checkpoint, captur
 
 def of_passes(caplog) -> list[logging.LogRecord]:
     """What is said of passes: of linear layers a processor may give reason to speak."""
-    return [record for record in caplog.records if record.name == outrider.engine.loop.forward_pass.__name__]
+    return [record for record in caplog.records if record.name == outrider.engine.loop.load.__name__]
 
 
 def test_graph_that_cannot_be_captured_is_gone_without(checkpoint, expected, capture, monkeypatch, caplog):
@@ -268,4 +269,4 @@ def test_bfloat16_on_a_cpu_takes_the_kernel_for_batch_invariant_numerics_alone(
     """Else gathered blocks are faster, if a sequence feeds several tokens."""
     folder = write_checkpoint(tmp_path, "llama")
     settings = settings_of(folder, dtype="bfloat16", self_check=False, batch_invariant=batch_invariant)
-    assert (ForwardPass(settings).kernel is not None) == takes_kernel
+    assert (load_forward_pass(settings).kernel is not None) == takes_kernel

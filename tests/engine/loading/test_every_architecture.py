@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-import outrider.engine.loop.forward_pass
+import outrider.engine.loop.load
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.settings import EngineSettings
 from tests.support.small_models import small
 
@@ -27,9 +27,9 @@ NOT_ROUTED = ("does not route its attention", "keep no keys and values")
 
 def refusal(model: Any, kind: str) -> str | None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outrider.engine.loop.forward_pass, "load_model", lambda settings: model)
+        patch.setattr(outrider.engine.loop.load, "load_model", lambda settings: model)
         try:
-            ForwardPass(EngineSettings(model=kind, block_size=8, cache_memory=2**22, device="cpu"))
+            load_forward_pass(EngineSettings(model=kind, block_size=8, cache_memory=2**22, device="cpu"))
         except UnsupportedModelError as error:
             return str(error)
     return None

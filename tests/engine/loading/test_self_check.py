@@ -15,6 +15,7 @@ from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Paged, attend
 from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan
 from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import ARCHITECTURES, COMMON, write_checkpoint
 from tests.support.functions import needs_functions
@@ -26,7 +27,7 @@ Change = Callable[[int, dict[str, Any]], None]  # what a layer's attention is gi
 
 def load(folder: Path, **fields: Any) -> ForwardPass:
     settings = {"model": str(folder), "block_size": 8, "cache_memory": 2**20, "threads": 1, **fields}
-    return ForwardPass(EngineSettings.model_validate(settings))
+    return load_forward_pass(EngineSettings.model_validate(settings))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.follower import follow
-from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
@@ -37,7 +37,7 @@ def texts_of_rank_0(group: RankGroup, shared: EngineSettings) -> list[list[tuple
 
 
 def other_rank(group: RankGroup, shared: EngineSettings) -> None:
-    follow(ForwardPass(shared, group), group)
+    follow(load_forward_pass(shared, group), group)
 
 
 @needs_functions

@@ -11,7 +11,7 @@ from torch import nn
 from outrider.engine.errors import RankLostError
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.follower import follow
-from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Failed
@@ -63,7 +63,7 @@ def lead(group: RankGroup, settings: EngineSettings, how: str) -> Any:
 
 
 def follow_to_the_end(group: RankGroup, settings: EngineSettings, how: str) -> str:
-    forward = ForwardPass(settings, group)
+    forward = load_forward_pass(settings, group)
     harm(forward.model, how, 1)
     follow(forward, group)
     return "dismissed"
@@ -96,7 +96,7 @@ def lead_until_left(group: RankGroup, settings: EngineSettings) -> str:
 
 
 def follow_and_leave(group: RankGroup, settings: EngineSettings) -> None:
-    forward = ForwardPass(settings, group)
+    forward = load_forward_pass(settings, group)
 
     def leaving(_: nn.Module, ids: tuple[torch.Tensor], states: torch.Tensor) -> None:
         if (ids[0] == POISON).any():

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from outrider.engine.forward.decoder import Decoder
-from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
@@ -68,11 +68,11 @@ def counted_passes() -> Iterator[list[Decoder]]:
 def logits_and_passes(group: RankGroup, settings: EngineSettings) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Returns this rank's logits by the decoder and by its layers, and the number of the decoder's passes."""
     with counted_passes() as used:
-        forward = ForwardPass(settings, group)
+        forward = load_forward_pass(settings, group)
         used.clear()  # the self-check is not what counts
         by_decoder, passes = steps_logits(forward), len(used)
         with patch("outrider.engine.loop.forward_pass.decoder_of", lambda *_: None):
-            by_layers = steps_logits(ForwardPass(settings, group))
+            by_layers = steps_logits(load_forward_pass(settings, group))
         assert len(used) == passes
     return by_decoder, by_layers, passes
 
@@ -112,7 +112,7 @@ def passes_where_one_rank_is_wrong(group: RankGroup, settings: EngineSettings, w
         return normed(self, states) * (2 if dist.get_rank() == wrong else 1)
 
     with counted_passes() as used, patch.object(Decoder, "_normed", doubled):
-        forward = ForwardPass(settings, group)
+        forward = load_forward_pass(settings, group)
         checked = len(used)
         steps_logits(forward)
     return checked, len(used) - checked

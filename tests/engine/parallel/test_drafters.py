@@ -17,7 +17,7 @@ from outrider.engine.drafters.shared_head import SharedHead
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.follower import follow
-from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.memory_plan import plan_memory
@@ -62,7 +62,7 @@ def lead(group: RankGroup, settings: EngineSettings, temperatures: tuple[float, 
 
 
 def follow_on(group: RankGroup, settings: EngineSettings, *_: object) -> None:
-    follow(ForwardPass(settings, group, TargetDrafters.of(settings)), group)
+    follow(load_forward_pass(settings, group, TargetDrafters.of(settings)), group)
 
 
 def check(ranks: Ranks, drafter: str, head: Path | None, *temperatures: float, **fields: Any) -> None:
@@ -209,7 +209,7 @@ class Held:
 
 
 def hold(group: RankGroup, settings: EngineSettings) -> Held:
-    forward = ForwardPass(settings, group, TargetDrafters.of(settings))
+    forward = load_forward_pass(settings, group, TargetDrafters.of(settings))
     own: Any
     (own,) = forward.drafters
     parts = {"medusa": "_heads", "eagle3": "_head", "mtp": "_model"}

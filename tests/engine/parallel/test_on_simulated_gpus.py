@@ -27,6 +27,7 @@ from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.follower import follow
 from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.loop.runner import ModelRunner
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import OfflineRequest, generate
@@ -88,7 +89,7 @@ def answer(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
 def follow_on(group: RankGroup, settings: EngineSettings) -> int:
     """Returns how often it waited for its device."""
     with few_graphs():
-        forward = ForwardPass(settings, group, TargetDrafters.of(settings))
+        forward = load_forward_pass(settings, group, TargetDrafters.of(settings))
     cuda = simulated()
     cuda.counts = Counts()
     follow(forward, group)
@@ -122,7 +123,7 @@ def test_ranks_replay_graphs_and_say_what_one_process_says(
 
 def launches_of_a_pass(group: RankGroup, settings: EngineSettings) -> Counts:
     """Returns counts of a pass of three tokens that is launched kernel by kernel."""
-    forward = ForwardPass(settings, group)
+    forward = load_forward_pass(settings, group)
     with torch.inference_mode():
         batch = forward.prepare(StepInput.of([Feed([5, 9, 33], 3, 0, np.arange(1), None)]))
         simulated().counts = Counts()
@@ -251,7 +252,7 @@ def lead_past_a_failure(group: RankGroup, settings: EngineSettings) -> tuple[Any
 
 def follow_past_a_failure(group: RankGroup, settings: EngineSettings) -> list[bool]:
     with few_graphs():
-        forward = ForwardPass(settings, group)
+        forward = load_forward_pass(settings, group)
     passes = failing_early(forward)
     follow(forward, group)
     return passes
@@ -287,7 +288,7 @@ def lead_without_the_other(group: RankGroup, settings: EngineSettings) -> tuple[
 
 def leave_after_two_steps(group: RankGroup, settings: EngineSettings) -> None:
     with few_graphs():
-        forward = ForwardPass(settings, group)
+        forward = load_forward_pass(settings, group)
     for _ in range(2):
         received = group.receive()
         assert isinstance(received, tuple)
@@ -386,7 +387,7 @@ def search(group: RankGroup, settings: EngineSettings) -> tuple[list[tuple[int, 
 
 def captured_by_the_other(group: RankGroup, settings: EngineSettings) -> tuple[Any, bool]:
     with few_graphs():
-        forward = ForwardPass(settings, group, TargetDrafters.of(settings))
+        forward = load_forward_pass(settings, group, TargetDrafters.of(settings))
     follow(forward, group)
     drafter: Any
     (drafter,) = forward.drafters

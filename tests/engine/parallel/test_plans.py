@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from outrider.engine.inputs.step_input import Feed, StepInput
-from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
@@ -26,7 +26,7 @@ def settings_of(folder: Path, **fields: Any) -> EngineSettings:
 @torch.inference_mode()
 def logits(group: RankGroup, settings: EngineSettings) -> torch.Tensor:
     """[tokens of the prompt, vocab_size] at rank 0, by the paged cache."""
-    forward = ForwardPass(settings, group)
+    forward = load_forward_pass(settings, group)
     blocks = torch.arange(-(-len(PROMPT) // settings.block_size)).numpy()
     step = StepInput.of([Feed(PROMPT, len(PROMPT), 0, blocks, None)])
     return forward.run(forward.prepare(step)).logits.clone()

@@ -19,7 +19,7 @@ from outrider.engine.loading.shares import check_shares
 from outrider.engine.loading.weights import load_model
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.follower import follow
-from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.skeleton import skeleton
@@ -52,7 +52,7 @@ def say(group: RankGroup, settings: EngineSettings, in_fp8: bool) -> list[tuple[
 
 def follow_on(group: RankGroup, settings: EngineSettings, in_fp8: bool) -> None:
     with fp8_on_cpu() if in_fp8 else nullcontext():
-        follow(ForwardPass(settings, group), group)
+        follow(load_forward_pass(settings, group), group)
 
 
 @pytest.mark.parametrize(

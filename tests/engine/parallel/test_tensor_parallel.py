@@ -21,7 +21,7 @@ from outrider.engine.forward.attention import ATTENTION, Paged, attend
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.follower import follow
-from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import OfflineRequest, Output, generate
 from outrider.engine.parallel.rank_group import FRAME, RankGroup
@@ -102,7 +102,7 @@ def lead(group: RankGroup, shared: EngineSettings, others: dict[str, EngineSetti
 
 
 def follow_to_the_end(group: RankGroup, shared: EngineSettings, *_: Any) -> None:
-    follow(ForwardPass(shared, group), group)
+    follow(load_forward_pass(shared, group), group)
 
 
 def margin_at(folder: Path, request: OfflineRequest, tokens: tuple[int, ...], place: int) -> float:
@@ -199,7 +199,7 @@ def refuse_to_load(group: RankGroup, settings: EngineSettings, wrong_rank: int) 
 
     AttentionInterface.register(ATTENTION, broken)
     try:
-        ForwardPass(settings, group)
+        load_forward_pass(settings, group)
     except UnsupportedModelError as error:
         return str(error)
     finally:
@@ -270,7 +270,7 @@ def test_rank_that_failed_alone_goes_no_further(ranks: Ranks) -> None:
 
 def load_and_look(group: RankGroup, small: EngineSettings, settings: EngineSettings) -> tuple[int, int]:
     """Private bytes at most while loading, and afterwards, beyond those before."""
-    ForwardPass(small, group)  # imports what is imported late, which takes memory too
+    load_forward_pass(small, group)  # imports what is imported late, which takes memory too
     before, most, ends = private_bytes(), [0], threading.Event()
 
     def look() -> None:
@@ -279,7 +279,7 @@ def load_and_look(group: RankGroup, small: EngineSettings, settings: EngineSetti
 
     watch = threading.Thread(target=look)
     watch.start()
-    forward = ForwardPass(settings, group)
+    forward = load_forward_pass(settings, group)
     ends.set()
     watch.join()
     after = private_bytes()
@@ -307,7 +307,7 @@ def test_no_rank_ever_holds_the_whole_model(ranks: Ranks, tmp_path: Path) -> Non
 
 
 def hold(group: RankGroup, settings: EngineSettings) -> tuple[int, int]:
-    forward = ForwardPass(settings, group)
+    forward = load_forward_pass(settings, group)
     return allocated_weights(forward.model), allocated_cache(forward.cache)
 
 

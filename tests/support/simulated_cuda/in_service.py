@@ -33,10 +33,10 @@ def machine_with_gpus(count: int, notes: Path) -> Iterator[None]:
         yield
 
 
-def simulate(forward_pass: Any) -> None:
+def simulate(loop_load: Any) -> None:
     """Puts simulated GPUs into this process, for as long as it lives. Called by site/sitecustomize.py.
 
-    forward_pass: the module of the forward pass, as it is imported.
+    loop_load: the module that loads forward passes, as it is imported.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = int(os.environ[GPUS]) if visible is None else len([*filter(None, visible.split(","))])
@@ -44,10 +44,10 @@ def simulate(forward_pass: Any) -> None:
         return
     FOREVER.enter_context(simulated_cuda(count))
     outrider.engine.forward.graphs.CAPTURED_SIZES = GRAPH_ROWS
-    load = forward_pass.ForwardPass.__init__
+    load = loop_load.load_forward_pass
 
-    def load_and_note(forward: Any, *given: Any, **named: Any) -> None:
-        load(forward, *given, **named)
+    def load_and_note(*given: Any) -> Any:
+        forward = load(*given)
         told = {
             "visible": visible,
             "device": str(forward.device),
@@ -56,5 +56,6 @@ def simulate(forward_pass: Any) -> None:
             "allocated": torch.cuda.memory_allocated(forward.device),
         }
         (Path(os.environ[NOTES]) / str(os.getpid())).write_text(json.dumps(told))
+        return forward
 
-    forward_pass.ForwardPass.__init__ = load_and_note
+    loop_load.load_forward_pass = load_and_note

@@ -10,7 +10,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-HOLDS_A_MODEL = "outrider.engine.loop.forward_pass"
+HOLDS_A_MODEL = "outrider.engine.loop.load"
 
 
 class _Watch(MetaPathFinder):

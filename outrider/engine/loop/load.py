@@ -1,0 +1,189 @@
+"""Loads a forward pass: weights, self-check, cache and graphs, in the order in which they take memory."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outrider.engine.cache.paged_cache import LayerShape, PagedCache
+from outrider.engine.drafters.target_drafters import TargetDrafters
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.forward.attention import Probe
+from outrider.engine.forward.batch_invariant import why_rows_mix
+from outrider.engine.forward.kernel import Kernel, find_kernel
+from outrider.engine.forward.linear import join_projections, optimize_for_cpu
+from outrider.engine.inputs.paged_input import FEW_QUERIES
+from outrider.engine.inputs.step_input import Feed, StepInput
+from outrider.engine.kernels.cache_folder import use_writable_cache_folder
+from outrider.engine.loading.context import context_because, context_length
+from outrider.engine.loading.quantized_checkpoint import is_quantized
+from outrider.engine.loading.self_check.check import SelfCheck
+from outrider.engine.loading.self_check.script import blocks_needed
+from outrider.engine.loading.timings import LoadTimings
+from outrider.engine.loading.weights import attach, load_model, resolve_device, resolve_prefill_chunk
+from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.planning.device_room import DeviceRoom
+from outrider.engine.planning.memory import block_bytes, blocks_in, empty_cache
+from outrider.engine.planning.memory_plan import resolve_cache
+from outrider.engine.planning.promise import first_promise
+from outrider.engine.planning.skeleton import skeleton
+from outrider.engine.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+
+def load_forward_pass(
+    settings: EngineSettings, group: RankGroup | None = None, drafters: TargetDrafters | None = None
+) -> ForwardPass:
+    """Loads a checkpoint, or this rank's share of it, and returns its forward pass.
+
+    Args:
+        group: group of this process, if ``settings.tensor_parallel`` is above 1; all its ranks load at once.
+        drafters: drafters of the target, loaded with it at all ranks; None: it has none.
+
+    Raises:
+        UnsupportedModelError: the checkpoint cannot run here, with the reason.
+        CacheTooSmallError: the memory budget buys no block.
+        DeviceTooSmallError: the weights or the cache do not fit into the device.
+    """
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    drafters, timings = drafters or TargetDrafters(), LoadTimings()
+    room = DeviceRoom.of(resolve_device(settings.device), settings.device_share)
+    if room.device.type == "cuda":
+        use_writable_cache_folder()
+    with timings.timed("weights"):
+        with room.for_weights(settings):
+            model = load_model(settings)
+        layers = attach(model, settings.model)
+    if because := context_because(model):
+        logger.info("model=%r: %s", settings.model, because)
+    shapes = layers.shapes | drafters.numbered_shapes
+    kernel, why_none = _kernel_of(settings, model, shapes)
+    promise = _promise_of(settings, model, why_none)
+    with timings.timed("cache"):
+        settings = _in_force(settings, model, room)
+    forward = ForwardPass(model, settings, kernel, group, drafters, promise, timings)
+    _check_and_optimize(forward, layers)
+    empty_cache(room.device)  # joined weights and checks leave pieces that are too small for the cache
+    with timings.timed("weights"):
+        drafters.load(forward)
+    with timings.timed("cache"):
+        num_blocks = blocks_in(room.memory, settings, shapes, model.dtype)
+        room.check_cache(settings, num_blocks * block_bytes(settings, shapes, model.dtype))
+        if group is not None:
+            num_blocks = group.least(num_blocks)
+        forward.cache = _cache_of(forward, layers, num_blocks)
+        drafters.allocate(num_blocks)
+    forward.slow_because = _why_slow(forward, why_none)
+    return forward
+
+
+def _kernel_of(
+    settings: EngineSettings, model: Any, shapes: Mapping[int, LayerShape]
+) -> tuple[Kernel | None, str | None]:
+    """Returns the kernel of attention, or None, and why the device has none for these shapes."""
+    found = find_kernel(
+        shapes,
+        model.dtype,
+        model.device,
+        block_size=settings.block_size,
+        context_length=context_length(model),
+    )
+    if isinstance(found, str):
+        return None, found
+    # On a CPU it is slower than gathering if a sequence feeds several tokens in bfloat16.
+    is_slower = model.device.type == "cpu" and model.dtype == torch.bfloat16
+    return (found if settings.batch_invariant or not is_slower else None), None
+
+
+def _promise_of(settings: EngineSettings, model: Any, why_no_kernel: str | None) -> str:
+    """Returns a sentence on how far the same seed gives the same text.
+
+    Raises:
+        UnsupportedModelError: batch-invariant numerics are refused.
+    """
+    why_refused = why_rows_mix(model) or why_no_kernel
+    if settings.batch_invariant and why_refused is not None:
+        raise UnsupportedModelError(f"batch_invariant=True with model={settings.model!r}: {why_refused}")
+    return first_promise(
+        settings,
+        _name_of(model.dtype),
+        is_quantized=settings.quantization is not None or is_quantized(model.config),
+        why_refused=why_refused,
+    )
+
+
+def _in_force(settings: EngineSettings, model: Any, room: DeviceRoom) -> EngineSettings:
+    """Returns the settings with what the load has found: nothing is left open. Raises CacheTooSmallError."""
+    found = {
+        "dtype": _name_of(model.dtype),
+        "device": str(model.device),
+        "threads": torch.get_num_threads(),
+        "prefill_chunk": resolve_prefill_chunk(settings),
+    }
+    settings = settings.model_copy(update=found)
+    if settings.cache_memory is None:
+        settings = resolve_cache(skeleton(settings), settings, room.plannable)
+    return settings
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
+    """Checks the model with a cache of its own, before there is much else in memory.
+
+    Raises:
+        UnsupportedModelError: it does not compute what transformers computes.
+    """
+    model, settings, timings = forward.model, forward.settings, forward.load_timings
+    limit = context_length(model)
+    check = SelfCheck(model, layers.modules, settings.block_size, limit, forward.group)
+
+    def logits(step: StepInput) -> Tensor:
+        return forward.run(forward.prepare(step)).logits
+
+    if settings.self_check:
+        with timings.timed("self_check"):
+            forward.cache = _cache_of(forward, layers, blocks_needed(settings.block_size))
+            check.check(settings.model, logits)
+    with timings.timed("weights"):
+        if forward.device.type == "cpu":
+            optimize_for_cpu(model)
+        else:
+            join_projections(model)
+    if forward.use_decoder() and (difference := check.differs(logits)):
+        logger.error("steps are slower than they could be: the fast decoder is not used: %s", difference)
+        forward.use_layers()
+
+
+def _cache_of(forward: ForwardPass, layers: Probe, num_blocks: int) -> PagedCache:
+    return PagedCache(layers.shapes, num_blocks, forward.settings.block_size, forward.dtype, forward.device)
+
+
+def _why_slow(forward: ForwardPass, why_no_kernel: str | None) -> tuple[str, ...]:
+    """Compiles kernels and captures graphs on a GPU; returns a sentence for each thing that is slow there."""
+    reasons: tuple[str, ...] = ()
+    if why_no_kernel is not None and forward.device.type == "cuda":
+        reasons = (f"attention gathers its blocks, and no step has a CUDA graph: {why_no_kernel}",)
+    if forward.is_asynchronous:
+        with forward.load_timings.timed("graphs"):
+            _compile_kernels(forward)
+            reasons += forward.capture_graphs()
+    for reason in reasons:
+        logger.error("steps are slower than they could be on %s: %s", forward.device, reason)
+    return reasons
+
+
+@torch.inference_mode()
+def _compile_kernels(forward: ForwardPass) -> None:
+    """Runs a prompt and a single token of no sequence, so that no request waits for a compiler."""
+    blocks = np.full(min(FEW_QUERIES + 1, context_length(forward.model)), forward.cache.spare_block)
+    feeds = [Feed([0] * count, 1, 0, blocks, None) for count in (len(blocks), 1)]
+    forward.run(forward.prepare(StepInput.of(feeds)))
