@@ -89,19 +89,22 @@ TILE_ALIGNED = {
     "query_row_stride",
     *(n for n, kind in TILE_TYPES.items() if "*" in kind),
 }
-# A layer of Llama 3 8B, but for its products.
+# A layer of Llama 3 8B, but for its products, and the sum over eight ranks of a 70B.
 LAYER_TYPES = {
     **dict.fromkeys(
         ("rows", "weight", "output", "product", "cosines", "sines", "query", "keys", "values", "gate_up"),
         "*bf16",
     ),
+    **dict.fromkeys(("parts", "states"), "*bf16"),
     "slots": "*i64",
     "stride": "i32",
     "output_stride": "i32",
+    "num_tokens": "i32",
     "epsilon": "fp32",
 }
 LAYER: dict[str, dict[str, Any]] = {
     "_norm": {"SIZE": 4096, "WIDTH": 4096},
+    "_sum_and_norm": {"RANKS": 8, "SIZE": 8192, "WIDTH": 8192},
     "_rotate_and_store": {
         "HEADS": 32,
         "KV_HEADS": 8,
@@ -111,7 +114,7 @@ LAYER: dict[str, dict[str, Any]] = {
     },
     "_gate": {"SIZE": 14336, "WIDTH": layer.NUMBERS_AT_ONCE},
 }
-LAYER_WARPS = {"_norm": 8}
+LAYER_WARPS = {"_norm": 8, "_sum_and_norm": 16}
 PROMPT = {"THIRD": 0, "M": paged_attention.MANY.lines, "GROUP": 2, "TILE": MANY_TILE}
 TILES: dict[str, dict[str, Any]] = {
     "trees": {"CHAINS": False},
@@ -177,9 +180,8 @@ def of_joining(capability: int) -> dict[str, int]:
 
 def of_layer(name: str, capability: int) -> dict[str, int]:
     options = {"num_warps": LAYER_WARPS.get(name, 4)}
-    return compiled(
-        getattr(layer, name), capability, LAYER_TYPES, LAYER[name], set(LAYER_TYPES) - {"epsilon"}, options
-    )
+    aligned = set(LAYER_TYPES) - {"num_tokens", "epsilon"}
+    return compiled(getattr(layer, name), capability, LAYER_TYPES, LAYER[name], aligned, options)
 
 
 def compiled(

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor, get_num_threads
 
 from outrider.engine.forward.attention import Paged
-from outrider.engine.forward.layer_operations import Heads, Norm
+from outrider.engine.forward.layer_operations import Heads, LayerOperations, Norm
 from outrider.engine.kernels.cpu.functions import functions
 
 
-class CpuOperations:
+class CpuOperations(LayerOperations):
     """Implements outrider.engine.forward.layer_operations.LayerOperations."""
 
     def __init__(self) -> None:

@@ -4,12 +4,19 @@ import torch
 from torch import Tensor
 
 from outrider.engine.forward.attention import Paged
-from outrider.engine.forward.layer_operations import Heads, Norm
+from outrider.engine.forward.layer_operations import Heads, LayerOperations, Norm
 from outrider.engine.kernels import layer
 
+# Compute capabilities of GPUs on which the kernel that sums up ranks has passed its tests: none so far.
+SUMS_ON: frozenset[tuple[int, int]] = frozenset()
 
-class FusedOperations:
+
+class FusedOperations(LayerOperations):
     """Implements outrider.engine.forward.layer_operations.LayerOperations."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        """capability: compute capability of the GPU."""
+        self._sums_ranks = capability in SUMS_ON
 
     def normed(self, rows: Tensor, norm: Norm) -> Tensor:
         output = torch.empty_like(rows)
@@ -27,3 +34,8 @@ class FusedOperations:
 
     def gated(self, gate_up: Tensor) -> Tensor:
         return layer.gate(gate_up)
+
+    def summed_and_normed(self, parts: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        if not self._sums_ranks:
+            return super().summed_and_normed(parts, norm)
+        return layer.sum_and_norm(parts, norm.weight, norm.epsilon)

@@ -30,6 +30,7 @@ from outrider.engine.kernels.cpu.functions import compiled
 from outrider.engine.models.architecture import Architecture
 from outrider.engine.models.registry import architecture_of
 from outrider.engine.parallel.layers import RowParallelLinear
+from outrider.engine.parallel.sums import add_up_in_order, gathered
 
 
 class Decoder:
@@ -46,7 +47,13 @@ class Decoder:
         part = model.get_submodule
         self._operations = operations
         self._embedding = part(architecture.embedding)
-        self._layers = [_Layer(layer, architecture, operations) for layer in part(architecture.layers)]
+        layers = part(architecture.layers)
+        norms = [_norm_of(layer.get_submodule(architecture.attention_norm)) for layer in layers]
+        self._first_norm = norms[0]
+        self._layers = [
+            _Layer(layer, next_norm, architecture, operations)
+            for layer, next_norm in zip(layers, [*norms[1:], None], strict=True)
+        ]
         self._rotary = part(architecture.rotary)
         self._norm = norm = part(architecture.last_norm)  # another module in a part of the model
         self._usual_norm = _norm_of(norm) if hasattr(norm, "variance_epsilon") else None
@@ -65,8 +72,9 @@ class Decoder:
         rotation = self._rotation(batch.position_ids[0], states.dtype)
         last = len(self._layers)
         kept = {0: states.clone()} if 0 in self._hidden_layers else {}
+        normed = self._operations.normed(states, self._first_norm)
         for number, layer in enumerate(self._layers, 1):
-            states = layer(states, rotation, paged)
+            states, normed = layer(states, normed, rotation, paged)
             if number in self._hidden_layers and number < last:
                 kept[number] = states.clone()  # a layer adds to the states in place
         if last in self._hidden_layers:  # states of the last layer are kept normed
@@ -94,7 +102,10 @@ class Decoder:
 class _Layer:
     """Decoder layer."""
 
-    def __init__(self, layer: Any, architecture: Architecture, operations: LayerOperations) -> None:
+    def __init__(
+        self, layer: Any, next_norm: Norm | None, architecture: Architecture, operations: LayerOperations
+    ) -> None:
+        """next_norm: norm of the next layer's attention; None: it is the last layer."""
         attention: Any = layer.get_submodule(architecture.attention)
         mlp: Any = layer.get_submodule(architecture.mlp)
         self._operations = operations
@@ -102,22 +113,33 @@ class _Layer:
         self._scaling: float = attention.scaling
         # Read at each step: the self-check shortens windows for a while.
         self._window = None if architecture.window is None else attrgetter(architecture.window)
-        self._attention_norm = _norm_of(layer.get_submodule(architecture.attention_norm))
         shared = getattr(attention, architecture.query_key_value[0]).shared
         self._query_key_value = _function_of(shared.product)
         dim: int = attention.head_dim
         queries, kv, _ = (width // dim for width in shared.widths)
         norms = [getattr(attention, name) for name in architecture.query_key_norm or ()]
         self._heads = Heads(attention.layer_idx, queries, kv, dim, _norm_of_heads(norms, queries, kv))
-        self._add_output = _adding(getattr(attention, architecture.attention_output))
-        self._mlp_norm = _norm_of(layer.get_submodule(architecture.mlp_norm))
+        mlp_norm = _norm_of(layer.get_submodule(architecture.mlp_norm))
+        output = getattr(attention, architecture.attention_output)
+        self._add_output = _adding_and_norming(output, mlp_norm, operations)
         self._gate_up = _function_of(getattr(mlp, architecture.gate_up[0]).shared.product)
-        self._add_down = _adding(getattr(mlp, architecture.down))
+        self._add_down = _adding_and_norming(getattr(mlp, architecture.down), next_norm, operations)
 
-    def __call__(self, states: Tensor, rotation: tuple[Tensor, Tensor], paged: Paged) -> Tensor:
-        """Returns states [num_tokens, hidden_size], possibly in the memory of ``states``."""
+    def __call__(
+        self, states: Tensor, normed: Tensor, rotation: tuple[Tensor, Tensor], paged: Paged
+    ) -> tuple[Tensor, Tensor]:
+        """Computes the layer.
+
+        Args:
+            states: [num_tokens, hidden_size]
+            normed: states by the norm of this layer's attention
+
+        Returns:
+            states, possibly in the memory of ``states``, and the states by the norm of the next layer's
+            attention; after the last layer the states twice.
+        """
         operations, heads = self._operations, self._heads
-        product = self._query_key_value(operations.normed(states, self._attention_norm))
+        product = self._query_key_value(normed)
         product = product.view(states.shape[0], -1, heads.dim)
         query = operations.rotated_and_stored(product, heads, rotation, paged)
         output = attended(
@@ -127,9 +149,8 @@ class _Layer:
             scaling=self._scaling,
             window=None if self._window is None else self._window(self._attention),
         )
-        states = self._add_output(states, output.flatten(1))
-        gate_up = self._gate_up(operations.normed(states, self._mlp_norm))
-        return self._add_down(states, operations.gated(gate_up))
+        states, normed = self._add_output(states, output.flatten(1))
+        return self._add_down(states, operations.gated(self._gate_up(normed)))
 
 
 def _norm_of(module: Any) -> Norm:
@@ -150,6 +171,28 @@ def _function_of(product: nn.Module) -> Callable[[Tensor], Tensor]:
     return product.multiply if isinstance(product, PackedLinear) else product
 
 
+def _adding_and_norming(
+    product: nn.Module, norm: Norm | None, operations: LayerOperations
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Returns a function that adds the product of rows to states, and norms the sum.
+
+    The function returns the sum and its norm; without ``norm`` the sum twice.
+    """
+    add = _adding(product)
+    if norm is None:
+        return lambda states, rows: (add(states, rows),) * 2
+    in_order = isinstance(product, RowParallelLinear) and product.add is add_up_in_order
+    if in_order and product.bias is None:
+        part = _part_of(product)
+        return lambda states, rows: operations.summed_and_normed(gathered(part(states, rows)), norm)
+
+    def add_and_norm(states: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        states = add(states, rows)
+        return states, operations.normed(states, norm)
+
+    return add_and_norm
+
+
 def _adding(product: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     """Returns a function that adds the product of rows to states, in place if possible."""
     if isinstance(product, RowParallelLinear):
@@ -168,18 +211,18 @@ def _adding_over_ranks(product: RowParallelLinear) -> Callable[[Tensor, Tensor],
 
     Rank 0 exchanges its part with the states in it, so that no rank needs another kernel to add them.
     """
-    add_up, bias = product.add, product.bias
-    if dist.get_rank() == 0:
-        part = _adding(product.linear)
-    else:
-        multiply = _function_of(product.linear)
-
-        def part(states: Tensor, rows: Tensor) -> Tensor:
-            return multiply(rows)
-
+    add_up, bias, part = product.add, product.bias, _part_of(product)
     if bias is None:
         return lambda states, rows: add_up(part(states, rows))
     return lambda states, rows: add_up(part(states, rows)).add_(bias)
+
+
+def _part_of(product: RowParallelLinear) -> Callable[[Tensor, Tensor], Tensor]:
+    """Returns a function from states and rows to this rank's part of their sum."""
+    if dist.get_rank() == 0:
+        return _adding(product.linear)
+    multiply = _function_of(product.linear)
+    return lambda states, rows: multiply(rows)
 
 
 def decoder_of(model: Any, hidden_layers: Collection[int], operations: LayerOperations) -> Decoder | None:
@@ -205,4 +248,4 @@ def layer_operations(kernel: Kernel | None, device: torch.device, dtype: torch.d
         return PlainOperations()
     from outrider.engine.forward.cuda_operations import FusedOperations
 
-    return FusedOperations()
+    return FusedOperations(torch.cuda.get_device_capability(device))

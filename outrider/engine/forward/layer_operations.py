@@ -1,6 +1,6 @@
 """Operations of a Llama-family decoder layer between its matrix products, by torch.
 
-On a GPU each of the three is one kernel instead: outrider.engine.forward.cuda_operations.
+On a GPU each of them is one kernel instead: outrider.engine.forward.cuda_operations.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.engine.forward.attention import Paged, store
+from outrider.engine.parallel.sums import summed
 
 
 class Norm:
@@ -59,8 +60,16 @@ class LayerOperations(Protocol):
     def gated(self, gate_up: Tensor) -> Tensor:
         """Returns silu(gate) * up [num_tokens, size] of gate and up [num_tokens, 2 * size]."""
 
+    def summed_and_normed(self, parts: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
+        """Returns the sum of the parts as sums.summed adds them, and the sum's norm: [num_tokens, size] each.
 
-class PlainOperations:
+        parts: [ranks, num_tokens, size].
+        """
+        states = summed(parts)
+        return states, self.normed(states, norm)
+
+
+class PlainOperations(LayerOperations):
     """Implements the operations by torch, for a CPU, and for a GPU without kernels of ours."""
 
     def normed(self, rows: Tensor, norm: Norm) -> Tensor:

@@ -1,4 +1,4 @@
-"""Operations of a decoder layer between its matrix products, as three Triton kernels.
+"""Operations of a decoder layer between its matrix products, as four Triton kernels.
 
 Each replaces two to five kernels of torch: in a step of decoding a kernel's start takes longer than its
 arithmetic. Each row is computed alone, so its result does not depend on the batch. Rounding is transformers':
@@ -12,6 +12,14 @@ from torch import Tensor
 HEADS_AT_ONCE = 8  # heads of a program that rotates
 NUMBERS_AT_ONCE = 1024  # numbers of a program that gates, at most
 NUMBERS_OF_A_WARP = 512  # numbers of a normed row for each warp
+
+
+@triton.jit
+def _normed(numbers, scale, epsilon, SIZE: tl.constexpr, TYPE: tl.constexpr):
+    """Returns the RMS norm of float32 [WIDTH], of which SIZE numbers count."""
+    mean = tl.sum(numbers * numbers, 0) / SIZE
+    normed = (numbers * tl.rsqrt(mean + epsilon)).to(TYPE).to(tl.float32)
+    return (normed * scale).to(TYPE)
 
 
 @triton.jit
@@ -29,11 +37,36 @@ def _norm(
     of = tl.arange(0, WIDTH)
     inside = of < SIZE
     numbers = tl.load(rows + token * stride + group * SIZE + of, mask=inside, other=0.0).to(tl.float32)
-    mean = tl.sum(numbers * numbers, 0) / SIZE
-    normed = (numbers * tl.rsqrt(mean + epsilon)).to(output.dtype.element_ty).to(tl.float32)
     scale = tl.load(weight + group * SIZE + of, mask=inside, other=0.0).to(tl.float32)
     to = output + token * output_stride + group * SIZE + of
-    tl.store(to, (normed * scale).to(output.dtype.element_ty), mask=inside)
+    tl.store(to, _normed(numbers, scale, epsilon, SIZE, output.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _sum_and_norm(
+    parts,  # [RANKS, num_tokens, SIZE], contiguous
+    weight,  # [SIZE]
+    states,  # [num_tokens, SIZE]
+    output,  # [num_tokens, SIZE]
+    num_tokens,
+    epsilon,
+    RANKS: tl.constexpr,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,  # a power of two
+):
+    token = tl.program_id(0).to(tl.int64)
+    of = tl.arange(0, WIDTH)
+    inside = of < SIZE
+    own = parts + token * SIZE + of
+    total = tl.load(own, mask=inside, other=0.0).to(tl.float32)
+    for rank in tl.static_range(1, RANKS):
+        part = tl.load(own + num_tokens.to(tl.int64) * rank * SIZE, mask=inside, other=0.0)
+        total += part.to(tl.float32)
+    rounded = total.to(states.dtype.element_ty)
+    tl.store(states + token * SIZE + of, rounded, mask=inside)
+    scale = tl.load(weight + of, mask=inside, other=0.0).to(tl.float32)
+    normed = _normed(rounded.to(tl.float32), scale, epsilon, SIZE, output.dtype.element_ty)
+    tl.store(output + token * SIZE + of, normed, mask=inside)
 
 
 @triton.jit
@@ -108,8 +141,41 @@ def norm(rows: Tensor, weight: Tensor, epsilon: float, output: Tensor) -> None:
         epsilon,
         SIZE=size,
         WIDTH=width,
-        num_warps=min(max(width // NUMBERS_OF_A_WARP, 1), 16),
+        num_warps=_warps(width),
     )
+
+
+def sum_and_norm(parts: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Sums up the ranks' parts, in float32 in their order, rounds once, and norms the sum.
+
+    Args:
+        parts: [ranks, num_tokens, size], contiguous.
+        weight: [size].
+
+    Returns:
+        sum and its RMS norm, [num_tokens, size] each, of the parts' dtype
+    """
+    ranks, num_tokens, size = parts.shape
+    width = triton.next_power_of_2(size)
+    states, output = parts.new_empty(2, num_tokens, size)
+    _sum_and_norm[(num_tokens,)](
+        parts,
+        weight,
+        states,
+        output,
+        num_tokens,
+        epsilon,
+        RANKS=ranks,
+        SIZE=size,
+        WIDTH=width,
+        num_warps=_warps(width),
+    )
+    return states, output
+
+
+def _warps(width: int) -> int:
+    """Returns the warps of a program that norms a row."""
+    return min(max(width // NUMBERS_OF_A_WARP, 1), 16)
 
 
 def rotate_and_store(

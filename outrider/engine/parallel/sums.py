@@ -24,11 +24,19 @@ def add_up_in_order(part: Tensor) -> Tensor:
     A row's sum depends on its parts alone: this is the batch-invariant form. It sends more than ``add_up``,
     which costs little for the few rows of such a pass.
     """
-    size = dist.get_world_size()
-    parts = part.new_empty(size * len(part), *part.shape[1:])
-    dist.all_gather_single(parts, part.contiguous())
-    first, *others = parts.chunk(size)
-    total = first.float()
-    for other in others:
-        total += other
-    return total.to(part.dtype)
+    return summed(gathered(part))
+
+
+def gathered(part: Tensor) -> Tensor:
+    """Returns the parts of all ranks in their order, [ranks, *shape of part]."""
+    parts = part.new_empty(dist.get_world_size(), *part.shape)
+    dist.all_gather_single(parts.view(-1, *part.shape[1:]), part.contiguous())
+    return parts
+
+
+def summed(parts: Tensor) -> Tensor:
+    """Returns the sum over the first dimension, added in float32 in its order, and rounded once."""
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part
+    return total.to(parts.dtype)

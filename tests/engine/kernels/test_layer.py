@@ -29,7 +29,7 @@ def of_triton() -> LayerOperations:
     layer = pytest.importorskip(
         "outrider.engine.forward.cuda_operations", reason="needs triton: pip install triton"
     )
-    operations: LayerOperations = layer.FusedOperations()
+    operations: LayerOperations = layer.FusedOperations((9, 0))
     return operations
 
 

@@ -121,39 +121,58 @@ def test_ranks_replay_graphs_and_say_what_one_process_says(
     assert totals["launches"] <= 5  # the graph, what chooses and what verifies
 
 
-def launches_of_a_pass(group: RankGroup, settings: EngineSettings) -> Counts:
-    """Returns counts of a pass of three tokens that is launched kernel by kernel."""
-    forward = load_forward_pass(settings, group)
+def pass_of(
+    group: RankGroup, settings: EngineSettings, sums_by_kernel: bool = False
+) -> tuple[Counts, torch.Tensor]:
+    """Returns counts and logits of a pass of three tokens that is launched kernel by kernel."""
+    from outrider.engine.forward import cuda_operations  # needs triton
+
+    capabilities = frozenset({torch.cuda.get_device_capability()} if sums_by_kernel else ())
+    with patch.object(cuda_operations, "SUMS_ON", capabilities):
+        forward = load_forward_pass(settings, group)
     with torch.inference_mode():
         batch = forward.prepare(StepInput.of([Feed([5, 9, 33], 3, 0, np.arange(1), None)]))
         simulated().counts = Counts()
-        forward.run(batch)
-    return simulated().counts
+        output = forward.run(batch)
+    return simulated().counts, output.logits.cpu()
+
+
+def settings_of_layers(folder: Path, layers: int, **fields: Any) -> EngineSettings:
+    """Returns settings of two ranks of a model with that many layers."""
+    model = write_checkpoint(folder / str(layers), "llama", num_hidden_layers=layers)
+    given = {"device": "cuda", "dtype": "float16", "cache_memory": 2**21, "tensor_parallel": 2}
+    rest = {"model": str(model), "self_check": False, "graphs": False, **fields}
+    return EngineSettings.model_validate({**given, **rest})
+
+
+def launches_of_a_layer(ranks: Ranks, folder: Path, *given: Any, **fields: Any) -> list[int]:
+    """Returns the launches of a layer at each rank; prints them, and those beside the layers."""
+    fewer, more = (
+        [
+            counts.launches.total()
+            for counts, _ in ranks.run(pass_of, pass_of, settings_of_layers(folder, layers, **fields), *given)
+        ]
+        for layers in (2, 3)
+    )
+    found = [after - before for before, after in zip(fewer, more, strict=True)]
+    beside = [before - 2 * of_a_layer for before, of_a_layer in zip(fewer, found, strict=True)]
+    print(f"{fields}: launches of a rank: {found} a layer, {beside} beside the layers")
+    return found
 
 
 @pytest.mark.parametrize(("batch_invariant", "budget"), [(False, 12), (True, 18)])
 def test_layer_of_a_rank_stays_within_its_budget_of_launches(
     ranks: Ranks, tmp_path: Path, batch_invariant: bool, budget: int
 ) -> None:
-    counts = []
-    for layers in (1, 2):
-        folder = write_checkpoint(tmp_path / str(layers), "llama", num_hidden_layers=layers)
-        settings = EngineSettings(
-            model=str(folder),
-            dtype="float16",
-            device="cuda",
-            cache_memory=2**21,
-            tensor_parallel=2,
-            batch_invariant=batch_invariant,
-            self_check=False,
-            graphs=False,
-        )
-        counts.append(ranks.run(launches_of_a_pass, launches_of_a_pass, settings))
-    for rank, (fewer, more) in enumerate(zip(*counts, strict=True)):
-        beside = 2 * fewer.launches.total() - more.launches.total()
-        of_a_layer = more.launches.total() - fewer.launches.total()
-        print(f"rank {rank}, {batch_invariant=}: {of_a_layer} launches a layer, {beside} beside the layers")
-        assert of_a_layer <= budget, more.report()
+    assert max(launches_of_a_layer(ranks, tmp_path, batch_invariant=batch_invariant)) <= budget
+
+
+def test_kernel_that_sums_ranks_saves_launches_and_changes_no_bit(ranks: Ranks, tmp_path: Path) -> None:
+    assert max(launches_of_a_layer(ranks, tmp_path, True, batch_invariant=True)) <= 12
+    settings = settings_of_layers(tmp_path, 2, batch_invariant=True)
+    without, by_kernel = (ranks.run(pass_of, pass_of, settings, is_used) for is_used in (False, True))
+    for (_, expected), (_, logits) in zip(without, by_kernel, strict=True):
+        assert torch.equal(logits, expected)
 
 
 # So short that there are graphs for all of them together.
