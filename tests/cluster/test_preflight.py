@@ -53,7 +53,7 @@ def test_refusal_keeps_its_kind(tmp_path: Path) -> None:
 
 
 def test_preflight_of_a_misfit_reports_it_with_its_plan() -> None:
-    found = find(settings({"target.cache_memory": 0.95}), here=True, asked={})
+    found = find(settings({"target.cache_memory": 0.99}), here=True, asked={})
     assert isinstance(found.refusal, ValueError)
     assert "target.cache_memory=" in str(found.refusal)
     assert found.table is not None

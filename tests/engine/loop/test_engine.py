@@ -102,7 +102,12 @@ def verify(
 
 def test_settings_that_were_left_open_are_those_found(folders: dict[str, Path]) -> None:
     settings = EngineSettings(model=str(folders["llama"]), cache_memory=2**22)
-    found = {"dtype": "float32", "device": "cpu", "threads": torch.get_num_threads()}
+    found = {
+        "dtype": "float32",
+        "device": "cpu",
+        "threads": torch.get_num_threads(),
+        "prefill_chunk": 512,
+    }
     assert Engine.from_settings(settings).settings == settings.model_copy(update=found)
 
 
