@@ -34,6 +34,7 @@ DEMO_CACHE_BYTES = 2**28  # 4,096 tokens, so that the whole service fits into 4 
 DEMO_SMALL = "demo-small"  # model of a target: the demo target as it was trained
 DEMO_SMALL_NAME = "outrider-demo-small"
 DEMO_PARALLEL = "outrider-demo-parallel"  # model of a draft: the demo draft trained for parallel drafting
+DEMO_HEAD = "eagle3"  # head of the demo target
 COLOCATED = "colocated"  # drafter with the draft's model in the target's process
 COLOCATED_FIELDS = {
     "model",
@@ -140,7 +141,7 @@ class Settings(Group):
         takes the faster way. On a single GPU it keeps them only if a setting asks for them. Such settings are
         less than a whole GPU for the target, and settings of the draft that the target's process cannot
         follow. A target with another drafter, a named worker drafter and named ``gateway.drafters`` decide
-        for themselves.
+        for themselves. The demo target has its head there too: idle, it costs plain decoding next to nothing.
         """
         target, (draft, *others) = self.target, self.drafts.values() or (None,)
         if draft is None or others or target.drafters or self.gateway.drafters:
@@ -148,7 +149,7 @@ class Settings(Group):
         if target.resources or draft.resources or draft.worker_drafter is not None:
             return self  # they may be on different nodes
         own = TargetDrafterSettings(checkpoint=draft.model, quantization=draft.quantization)
-        beside = {"drafters": {COLOCATED: own}}
+        beside = {"drafters": {COLOCATED: own, **self._demo_heads}}
         if gpus < 1 or (target.gpus == 0 and draft.gpus == 0):
             return self.changed(target=beside, drafts={})
         asks_for_workers = draft.model_fields_set - COLOCATED_FIELDS or draft.dtype != target.dtype
@@ -192,6 +193,13 @@ class Settings(Group):
     def has_written_out_demo(self) -> bool:
         """Whether the target is the demo target, written out at a realistic cost."""
         return written_out.is_written_out(self.target.model)
+
+    @property
+    def _demo_heads(self) -> dict[str, TargetDrafterSettings]:
+        """Returns the heads that stand beside the demo target, if it is the target."""
+        if not self.has_written_out_demo:
+            return {}
+        return {DEMO_HEAD: TargetDrafterSettings.model_validate(_demo_drafter(DEMO_HEAD, {}, False))}
 
     def gateway_settings(self) -> GatewaySettings:
         """Returns settings of the gateways, without API keys, which are no setting."""

@@ -61,6 +61,15 @@ def test_written_out_demo_target_has_heads_of_its_size_by_name() -> None:
     assert checkpoints == {"eagle3": str(written_out.target().with_name("eagle3")), "colocated": "own"}
 
 
+@pytest.mark.parametrize(("gpus", "drafts"), [(0, ["model"]), (1, [])])
+def test_written_out_demo_target_has_its_head_beside_the_draft_model(gpus: int, drafts: list[str]) -> None:
+    found = settings().with_gpus(gpus)
+    assert [*found.target.drafters] == ["colocated", "eagle3"]
+    assert found.target.drafters["eagle3"].checkpoint == str(written_out.target().with_name("eagle3"))
+    assert [*found.drafts] == drafts
+    assert [*settings(target=DEMO_SMALL).with_gpus(gpus).target.drafters] == ["colocated"]
+
+
 def test_demo_target_has_a_parallel_draft_by_name() -> None:
     found = read_settings({"draft": DEMO_PARALLEL}).draft_engine("model")
     assert (found.model, found.dtype) == (str(DRAFTERS / "parallel"), "float32")
