@@ -44,7 +44,8 @@ class Rank:
         bound_spinning(os.environ)
         meet_at(os.environ, self._host)
         with importing():
-            import outrider.engine.loop.follower  # noqa: F401
+            import outrider.engine.loop.follower
+            import outrider.engine.loop.load  # noqa: F401
 
     def place(self) -> ProcessPlace:
         """Returns the place of this rank. Raises NoDeviceError."""
