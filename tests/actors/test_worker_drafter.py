@@ -3,11 +3,13 @@
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
+import pytest
 from msgspec import structs
 from opentelemetry.trace import get_tracer
 
 from gateway.workers.fleet import Fleet
 from outrider.demo.prompts import DEMO
+from outrider.drafters import registry
 from outrider.drafters.registry import DrafterInfo, Place
 from outrider.engine.draft_ahead.task_drafter import TokenByToken
 from outrider.engine.settings import EngineSettings
@@ -27,6 +29,12 @@ class Cautious(TokenByToken):
 
 
 ROW = DrafterInfo("cautious", "one token", Place.DRAFT_WORKER, f"{__name__}:Cautious", steps_per_draft=1.5)
+
+
+@pytest.fixture(autouse=True)
+def rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forgets the row after each test: other tests of this process list all drafters."""
+    monkeypatch.setattr(registry, "_ROWS", dict(registry._ROWS))
 
 
 async def test_worker_drafter_of_a_users_row_drafts_and_changes_no_text(spans: Spans) -> None:
