@@ -13,7 +13,8 @@ from outrider.decoding.verify import verify_coupled
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.loading.timings import LoadTimings
-from outrider.engine.loop.runner import ONE_POSITION, Finished, Launched, Reach, size_of
+from outrider.engine.loop.launched import ONE_POSITION, Finished, Launched, Reach
+from outrider.engine.loop.runner import size_of
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT
 from outrider.engine.settings import EngineSettings

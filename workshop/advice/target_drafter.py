@@ -17,8 +17,9 @@ from outrider.engine.drafters.target_drafter import CommittedStates, TargetDraft
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.loop.launched import ONE_POSITION, Finished, Launched, Reach
 from outrider.engine.loop.load import load_forward_pass
-from outrider.engine.loop.runner import ONE_POSITION, Finished, Launched, ModelRunner, Reach
+from outrider.engine.loop.runner import ModelRunner
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.settings import EngineSettings

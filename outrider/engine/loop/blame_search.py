@@ -9,7 +9,8 @@ import torch
 from outrider.engine.blame import NotFiniteError, is_out_of_memory, says_broken
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.forward.batch import Item
-from outrider.engine.loop.runner import ONE_POSITION, Finished, Launched, Reach, Runner
+from outrider.engine.loop.launched import ONE_POSITION, Finished, Launched, Reach
+from outrider.engine.loop.runner import Runner
 from outrider.engine.planning.memory import empty_cache
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import EngineSequence

@@ -19,8 +19,9 @@ from outrider.engine.forward.batch import Item
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loop.blame_search import BlameSearch, Outcome
 from outrider.engine.loop.grammars import Grammars
+from outrider.engine.loop.launched import Launched, Reach
 from outrider.engine.loop.load import load_forward_pass
-from outrider.engine.loop.runner import Launched, ModelRunner, Reach, Runner
+from outrider.engine.loop.runner import ModelRunner, Runner
 from outrider.engine.loop.target_drafting import TargetDrafting
 from outrider.engine.loop.validation import check_sampling, check_work
 from outrider.engine.loop.work_queue import WorkQueue

@@ -16,7 +16,8 @@ from outrider.engine.choosing.sampler import Choices
 from outrider.engine.errors import CacheLostError
 from outrider.engine.forward.batch import Item
 from outrider.engine.loop.blame_search import BlameSearch
-from outrider.engine.loop.runner import ONE_POSITION, Finished, Launched, Reach, Runner
+from outrider.engine.loop.launched import ONE_POSITION, Finished, Launched, Reach
+from outrider.engine.loop.runner import Runner
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.settings import EngineSettings

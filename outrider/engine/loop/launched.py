@@ -1,0 +1,117 @@
+"""Steps that a device was given, and steps whose tokens are known."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from outrider.decoding.choice_context import ChoiceContext
+from outrider.engine.choosing.drafted_tokens import DraftedTokens
+from outrider.engine.choosing.sampler import Choices, Choosing
+from outrider.engine.device_time import Mark, seconds_between
+from outrider.engine.forward.batch import Batch, Item
+from outrider.engine.forward.batch_invariant import Passes
+from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.step_timings import StepTimings
+from outrider.engine.tasks.task import Task
+from outrider.pace.step import Step
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far a step drafts before the host reads its tokens."""
+
+    positions: int = 1  # most positions of each sequence, each after the best token of the position before
+    # Whether other work has come: the step ends with what a device has been given. None: no work can come.
+    is_interrupted: Callable[[], bool] | None = None
+
+
+ONE_POSITION = Reach()
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward pass that a device was given."""
+
+    batch: Batch | Passes
+    output: ForwardOutput
+    built: float  # seconds of the host's clock when it was packed
+    started: Mark
+    ended: Mark
+
+
+class LogitRows:
+    """Rows of a step's logits: some choose a token, the rows of a Score only rate tokens that are there."""
+
+    def __init__(self, items: Sequence[Item], rows: Sequence[list[ChoiceContext]]) -> None:
+        """rows: contexts of the choosing rows of each item."""
+        self._counts = [item.num_logits for item in items]
+        self._choose = [bool(part) for part in rows]
+        self._all = all(
+            chooses or not count for count, chooses in zip(self._counts, self._choose, strict=True)
+        )
+
+    def choosing(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns the choosing rows of ``rows``, which is [num_rows, ...]."""
+        if self._all:
+            return rows
+        parts = zip(rows.split_with_sizes(self._counts), self._choose, strict=True)
+        return torch.cat([rows[:0], *(part for part, chooses in parts if chooses)])
+
+    def with_logits(self, choices: list[Choices], logits: torch.Tensor) -> list[Choices]:
+        """Returns the choices; an item that chooses nothing gets its rows of the logits."""
+        if self._all:
+            return choices
+        parts = zip(choices, logits.split_with_sizes(self._counts), self._choose, strict=True)
+        return [choice if chooses else replace(choice, logits=part) for choice, part, chooses in parts]
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that a device was given."""
+
+    tasks: Sequence[Task]
+    counts: list[int]  # tokens that each task feeds
+    forward: Pass
+    choosing: Choosing | DraftedTokens
+    started: float  # seconds of the host's clock when packing began
+    before: Mark | None = None  # end of the step before, if this step was launched early
+    logit_rows: LogitRows | None = None  # None: all rows choose a token
+    positions: int = 1  # positions that the step drafts for each of its tasks
+    further: Sequence["Launched"] = ()  # positions after the first, unless ``choosing`` has them
+
+    @property
+    def arrival(self) -> Mark:
+        """Moment when the host can read the tokens of all positions."""
+        return (self.further or [self])[-1].choosing.arrival
+
+    def with_own_states(self) -> "Launched":
+        """Returns the step with a copy of its hidden states, which the next replay of a graph overwrites."""
+        output = self.forward.output
+        if output.hidden is None or self.forward.batch.path != "graph":
+            return self
+        return replace(self, forward=replace(self.forward, output=output.with_own_states()))
+
+    def timings(self, now: float) -> StepTimings:
+        """Returns the timings of a finished step. An early one begins with the end of the step before."""
+        passes = [self.forward, *(position.forward for position in self.further)]
+        forward = sum(seconds_between(each.started, each.ended) for each in passes)
+        if self.before is None:
+            build, total = self.forward.built - self.started, now - self.started
+        else:
+            build = seconds_between(self.before, self.forward.started)  # the device waited for this step
+            total = seconds_between(self.before, self.choosing.arrival)
+        sample = total - build - forward  # choosing tokens has waited for the device
+        num_tokens = self.forward.batch.num_tokens + (self.positions - 1) * len(self.tasks)
+        path = self.forward.batch.path
+        return StepTimings(build, forward, sample, total, len(self.tasks), num_tokens, path)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A step whose tokens are known."""
+
+    step: Step
+    choices: list[Choices]  # choices of each item
+    are_finite: list[list[bool]]  # for each item: whether the cache of each token that it fed is finite
+    next_step: Launched | None = None  # next step, if it was launched early
