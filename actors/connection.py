@@ -49,7 +49,7 @@ class Connection(Generic[MessageT]):
         self._socket.sendall(frame_of(messages))
 
     def has_come(self) -> bool:
-        """Whether ``receive`` would not wait."""
+        """Whether messages have come, or the other end is gone: ``receive`` would not wait."""
         return bool(select.select([self._socket], [], [], 0)[0])
 
     def receive(self, timeout: float | None = None) -> list[MessageT]:

@@ -29,9 +29,13 @@ def test_connection_waiting_gets_messages_and_the_end_of_its_peer() -> None:
     one, other = socket.socketpair()
     connection = Connection[ToEngine](other, decode_to_engine)
     assert connection.receive(timeout=0.0) == []
+    assert not connection.has_come()
     Connection[ToEngine](one, decode_to_engine).send(*MESSAGES)
+    assert connection.has_come()
     assert connection.receive() == MESSAGES
+    assert not connection.has_come()
     one.close()
+    assert connection.has_come()
     with pytest.raises(EOFError):
         connection.receive()
     other.close()
