@@ -18,7 +18,7 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Propose, Proposed, Result
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
-from tests.support.gpu import gpu
+from tests.support.gpu import counted, gpu, left_empty
 from tests.support.model import forward_of, model_of
 from tests.support.simulated_cuda.counts import Counts
 from tests.support.simulated_cuda.device import SimulatedCuda
@@ -71,20 +71,13 @@ def loaded(folder: Path) -> Iterator[tuple[Engine, SimulatedCuda | None]]:
 @pytest.fixture
 def engine(loaded: tuple[Engine, SimulatedCuda | None]) -> Iterator[Engine]:
     """A draft on a GPU; no sequence is open before and after."""
-    engine, _ = loaded
-    assert engine.slow_because == ()
-    yield engine
-    for sequence in [*engine._sequences.values()]:
-        engine.close(sequence)
-    assert engine.load().free_blocks == engine.load().total_blocks
+    assert loaded[0].slow_because == ()
+    yield from left_empty(loaded[0])
 
 
 @pytest.fixture
 def cuda(loaded: tuple[Engine, SimulatedCuda | None]) -> SimulatedCuda:
-    _, cuda = loaded
-    if cuda is None:
-        pytest.skip("only the simulated GPU counts waits")
-    return cuda
+    return counted(loaded[1])
 
 
 def run(engine: Engine, is_interrupted: Callable[[], bool] | None = None) -> list[Result]:

@@ -20,9 +20,8 @@ from outrider.engine.loop.runner import ModelRunner
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Decode, Decoded, Failed, Result, plain_decoding
 from tests.support.checkpoints import write_checkpoint
-from tests.support.gpu import gpu
+from tests.support.gpu import counted, gpu, left_empty
 from tests.support.model import model_of
-from tests.support.simulated_cuda.counts import Counts
 from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.graphs import KERNEL_MS
 from tests.support.simulated_cuda.install import needs_compiler
@@ -70,20 +69,12 @@ def loaded(folder: Path, texts: list[list[int]]) -> Iterator[tuple[Engine, Simul
 @pytest.fixture
 def engine(loaded: tuple[Engine, SimulatedCuda | None]) -> Iterator[Engine]:
     """An engine on a GPU; no sequence is open before and after."""
-    engine, _ = loaded
-    yield engine
-    for sequence in [*engine._sequences.values()]:
-        engine.close(sequence)
-    assert engine.load().free_blocks == engine.load().total_blocks
+    yield from left_empty(loaded[0])
 
 
 @pytest.fixture
 def cuda(loaded: tuple[Engine, SimulatedCuda | None]) -> SimulatedCuda:
-    _, cuda = loaded
-    if cuda is None:
-        pytest.skip("only the simulated GPU counts waits")
-    cuda.counts = Counts()
-    return cuda
+    return counted(loaded[1])
 
 
 def start(engine: Engine, prompt: tuple[int, ...], count: int = COUNT, **sampling: Any) -> int:
