@@ -236,7 +236,8 @@ def _refusal(part: Part, memory: int, before: int) -> str:
     options = []
     if cache := part.largest_cache(room):
         options.append(f"{part.group}.cache_memory={cache}")
-    if sequences := part.largest_step(room):
+    sequences = part.largest_step(room)
+    if sequences and sequences < part.engine.max_sequences:  # else the cache alone is too large
         options.append(f"{part.group}.max_sequences={sequences}")
     if options:
         return f"{reason}: {' or '.join(options)} would fit"
