@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 from outrider.engine.inputs import choice_input
 from outrider.engine.inputs.context_parts import third_length
 from outrider.engine.inputs.paged_input import FEW_TILE, MANY_TILE, NO_ROOT, TILE_FIELDS
-from outrider.engine.kernels import advance, choice, layer, paged_attention, verdict
+from outrider.engine.kernels import advance, choice, joined_parts, layer, paged_attention, verdict
 
 TYPES = {
     "logits": "*bf16",
@@ -174,7 +174,7 @@ def of_attention(capability: int, **constants: Any) -> dict[str, int]:
 
 
 def of_joining(capability: int) -> dict[str, int]:
-    kernel, options = paged_attention._join_parts, {"num_warps": 4, "enable_fp_fusion": False}
+    kernel, options = joined_parts.join_parts, {"num_warps": 4, "enable_fp_fusion": False}
     return compiled(kernel, capability, TILE_TYPES, TILE_CONSTANTS, TILE_ALIGNED, options)
 
 
@@ -224,7 +224,7 @@ if __name__ == "__main__":
         for name in TILES
         for capability in SLOTS
     }
-    said |= {f"_join_parts sm_{capability}": of_joining(capability) for capability in SLOTS}
+    said |= {f"join_parts sm_{capability}": of_joining(capability) for capability in SLOTS}
     said |= {f"{name} sm_{capability}": of_layer(name, capability) for name in LAYER for capability in SLOTS}
     said |= {
         f"{kernel.__name__} sm_{capability}": of_chains(kernel, capability)

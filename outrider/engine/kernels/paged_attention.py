@@ -18,9 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
-from outrider.engine.inputs import context_parts
 from outrider.engine.inputs.context_parts import parts_of
 from outrider.engine.inputs.paged_input import FEW_TILE, MANY_TILE, SPLIT_TILES, TILE_FIELDS, PagedInput
+from outrider.engine.kernels.joined_parts import LOG2_E, begin_of, join_parts, joined, num_parts_of, output_of
 
 LEAST_LINES = 16  # lines of a matrix product, at least: what tl.dot takes
 
@@ -42,58 +42,7 @@ STAGES = 2  # stages of reading ahead
 # Registers of a thread, all that there are. Without it ptxas spills some, for more programs than are started.
 MOST_REGISTERS = 255
 SHARE = 0.6  # share of a multiprocessor's memory for the keys and values that are read ahead
-LOG2_E = tl.constexpr(1.4426950408889634)
-
-FIRST, SECOND = tl.constexpr(context_parts.SHORTEST), tl.constexpr(context_parts.SECOND)
-PARTS = tl.constexpr(context_parts.PARTS)
 WORD_BITS = tl.constexpr(64)  # bits of a word of PagedInput.ancestors
-JOINED_AT_ONCE = tl.constexpr(8)  # parts that are loaded together
-
-
-@triton.jit
-def _parts_of(slots, THIRD: tl.constexpr):
-    """Returns what parts_of returns."""
-    second = tl.maximum(slots - PARTS * FIRST, 0)
-    third = tl.maximum(second - PARTS * SECOND, 0)
-    return (
-        tl.cdiv(tl.minimum(slots, PARTS * FIRST), FIRST)
-        + tl.cdiv(tl.minimum(second, PARTS * SECOND), SECOND)
-        + tl.cdiv(third, THIRD)
-    )
-
-
-@triton.jit
-def _begin_of(part, THIRD: tl.constexpr):
-    """Returns the slots before a part."""
-    second = tl.maximum(part - PARTS, 0)
-    return (
-        tl.minimum(part, PARTS) * FIRST
-        + tl.minimum(second, PARTS) * SECOND
-        + tl.maximum(second - PARTS, 0) * THIRD
-    )
-
-
-@triton.jit
-def _joined(largest, total, summed, next_largest, next_total, next_summed, unit):
-    """Returns the largest score, the sum of weights and the weighted values of two parts together."""
-    new = tl.maximum(largest, next_largest)
-    finite = tl.where(new == float("-inf"), 0.0, new)  # nothing is visible so far
-    fade, share = tl.exp2((largest - finite) * unit), tl.exp2((next_largest - finite) * unit)
-    joined = summed * fade[:, None] + next_summed * share[:, None]
-    return new, total * fade + next_total * share, joined
-
-
-@triton.jit
-def _output_of(largest, total, summed, unit, sinks, query_head, SINKS: tl.constexpr):
-    """Returns the output of lines whose parts are joined."""
-    divisor = tl.where(total == 0.0, 1.0, total)
-    summed = summed / divisor[:, None]
-    if SINKS:
-        weight = tl.where(total == 0.0, float("-inf"), largest * unit + tl.log2(divisor))
-        sink = tl.load(sinks + query_head).to(tl.float32) * LOG2_E
-        top = tl.maximum(weight, sink)
-        summed = summed * (tl.exp2(weight - top) / (tl.exp2(weight - top) + tl.exp2(sink - top)))[:, None]
-    return summed
 
 
 @triton.jit(do_not_specialize=["rows", "table_stride", "words", "path_length", "splits"])
@@ -149,7 +98,7 @@ def _attend_tile(
     num_split, num_parts = 0, 1
     if THIRD > 0:
         num_split = tl.load(work + 1).to(tl.int32)
-        num_parts = _parts_of(tl.load(work + 2).to(tl.int32), THIRD)
+        num_parts = num_parts_of(tl.load(work + 2).to(tl.int32), THIRD)
     split_pieces = num_split * num_parts
     head = tl.program_id(1) * GROUP // REPEATS
     lines = tl.arange(0, M)
@@ -171,11 +120,11 @@ def _attend_tile(
         )
         begin = 0
         if THIRD > 0:
-            begin = _begin_of(part, THIRD)
+            begin = begin_of(part, THIRD)
         if begin < end:
             stop = end
             if THIRD > 0:
-                stop = tl.minimum(end, tl.where(is_split, _begin_of(part + 1, THIRD), end))
+                stop = tl.minimum(end, tl.where(is_split, begin_of(part + 1, THIRD), end))
             row = first + lines // GROUP
             query_head = tl.program_id(1) * GROUP + lines % GROUP
             real = lines // GROUP < count
@@ -190,8 +139,8 @@ def _attend_tile(
             if WINDOW:
                 oldest = tl.maximum(tl.min(tl.where(real, position, 1 << 30), 0) - window + 1, 0)
                 if THIRD > 0:  # a part before the window changes no bit
-                    part = tl.where(is_split, part, _parts_of(oldest + 1, THIRD) - 1)
-                    begin = _begin_of(part, THIRD)
+                    part = tl.where(is_split, part, num_parts_of(oldest + 1, THIRD) - 1)
+                    begin = begin_of(part, THIRD)
             if CHAINS:
                 least = tl.minimum(least, root)  # from there on slots are looked up
             unit = LOG2_E if SOFTCAP else scale * LOG2_E
@@ -201,7 +150,7 @@ def _attend_tile(
             while begin < stop:
                 part_end = stop
                 if THIRD > 0:
-                    part_end = tl.minimum(stop, _begin_of(part + 1, THIRD))
+                    part_end = tl.minimum(stop, begin_of(part + 1, THIRD))
                 start = begin
                 plain_end = tl.maximum(begin, tl.minimum(least, part_end) // N * N)
                 if WINDOW:
@@ -277,7 +226,7 @@ def _attend_tile(
                     summed = tl.dot(probs.to(v.dtype), v, summed * fade[:, None], input_precision=PRECISION)
                     largest = new
                 if THIRD > 0:
-                    all_largest, all_total, all_summed = _joined(
+                    all_largest, all_total, all_summed = joined(
                         all_largest, all_total, all_summed, largest, total, summed, unit
                     )
                 else:
@@ -292,7 +241,7 @@ def _attend_tile(
                 tl.store(weights + 2 * at_part, all_largest, mask=real)
                 tl.store(weights + 2 * at_part + 1, all_total, mask=real)
             else:
-                given = _output_of(all_largest, all_total, all_summed, unit, sinks, query_head, SINKS)
+                given = output_of(all_largest, all_total, all_summed, unit, sinks, query_head, SINKS)
                 to = row * KV_HEADS * REPEATS + query_head
                 tl.store(
                     output + to[:, None] * VALUE_DIM + of_value[None, :],
@@ -330,60 +279,6 @@ def _capped(scores, softcap):
     faded = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E / softcap))
     tanh = (1.0 - faded) / (1.0 + faded)
     return softcap * tl.where(scores < 0, -tanh, tanh)
-
-
-@triton.jit(do_not_specialize=["splits"])
-def _join_parts(
-    parts,  # float32 [split tiles * TILE, heads, splits, value_dim] weighted values
-    weights,  # float32 [split tiles * TILE, heads, splits, 2] largest scores, and sums of weights
-    tiles,  # int64 [num_tiles, TILE_FIELDS]
-    work,  # int64: the number of tiles that there are, and that of split tiles
-    sinks,  # [heads]
-    output,  # [rows, heads, value_dim]
-    splits,
-    scale,
-    HEADS: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    FIELDS: tl.constexpr,
-    TILE: tl.constexpr,
-    THIRD: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    SINKS: tl.constexpr,
-):
-    number, head = tl.program_id(0), tl.program_id(1)
-    if number >= tl.load(work + 1):
-        return
-    tile = tiles + number * FIELDS
-    first, count = tl.load(tile + 1), tl.load(tile + 2)
-    num_parts = _parts_of(tl.load(tile + 3).to(tl.int32), THIRD)
-    lines, of_value = tl.arange(0, TILE), tl.arange(0, VALUE_WIDTH)
-    real, has_value = lines < count, of_value < VALUE_DIM
-    parts_of_line = tl.where(real, num_parts, 0)
-    unit = LOG2_E if SOFTCAP else scale * LOG2_E
-    largest = tl.full((TILE,), float("-inf"), tl.float32)
-    total = tl.zeros((TILE,), tl.float32)
-    summed = tl.zeros((TILE, VALUE_WIDTH), tl.float32)
-    at = ((number * TILE + lines) * HEADS + head).to(tl.int64) * splits
-    for begin in range(0, num_parts, JOINED_AT_ONCE):
-        for next_part in tl.static_range(JOINED_AT_ONCE):
-            part = begin + next_part
-            held = part < parts_of_line
-            values = tl.load(
-                parts + (at + part)[:, None] * VALUE_DIM + of_value[None, :],
-                mask=held[:, None] & has_value[None, :],
-                other=0.0,
-            )
-            part_largest = tl.load(weights + 2 * (at + part), mask=held, other=float("-inf"))
-            part_total = tl.load(weights + 2 * (at + part) + 1, mask=held, other=0.0)
-            largest, total, summed = _joined(largest, total, summed, part_largest, part_total, values, unit)
-    given = _output_of(largest, total, summed, unit, sinks, head, SINKS)
-    to = (first + lines) * HEADS + head
-    tl.store(
-        output + to[:, None] * VALUE_DIM + of_value[None, :],
-        given.to(output.dtype.element_ty),
-        mask=real[:, None] & has_value[None, :],
-    )
 
 
 @dataclass(frozen=True)
@@ -475,7 +370,7 @@ class PagedAttention:
                 enable_fp_fusion=False,
             )
         if split_tiles:
-            _join_parts[(split_tiles, heads)](
+            join_parts[(split_tiles, heads)](
                 parts,
                 weights,
                 paged.few_tiles,

@@ -232,7 +232,7 @@ def test_triton_one_sequence_gives_every_processor_work(monkeypatch, share, cont
     triton = pytest.importorskip("outrider.engine.kernels.paged_attention", reason="pip install triton")
     grids = []
     monkeypatch.setattr(triton, "_attend_tile", Recorder(grids))
-    monkeypatch.setattr(triton, "_join_parts", Recorder([]))
+    monkeypatch.setattr(triton, "join_parts", Recorder([]))
     third = third_length(131_072)
     attend = triton.PagedAttention(16, third, SHARED_MEMORY, programs=2 * PROCESSORS)
     feed = Feed([0], 1, context, np.zeros(8192, np.int64), None)
