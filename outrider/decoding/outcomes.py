@@ -7,6 +7,7 @@ from outrider.learning.mean import Mean, Rate
 TopTokens = tuple[int, ...]  # tokens of a position, best first
 
 RANKS = 6  # guesses for one position that are counted each, the draft's own first
+RANKS_OF_CHAINS = 2  # guesses for a position of a target drafter's chain: the second shows what trees bring
 PRIOR_RATE = 0.7  # acceptance rate before the first verdict
 PRIOR_HITS = (0.4, 0.2, 0.1, 0.06, 0.04)  # shares of alternatives, the best first
 PRIOR_VERDICTS = 10.0  # verdicts that the prior counts as

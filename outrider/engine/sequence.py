@@ -14,6 +14,7 @@ from outrider.decoding.sampling import needs_no_text
 from outrider.decoding.settings import Sampling
 
 NO_DRAFT = Draft()
+UNKNOWN = 0  # placeholder of a token whose position alone counts
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Bytes that a loaded model, its cache and its graphs really take."""
 
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -9,7 +10,6 @@ from torch.distributed.tensor import DTensor
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.forward.graphs import CapturedSizes
 from outrider.engine.forward.linear import PackedLinear
-from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.loading.quantized import Int4Linear, Int8Linear
 
 
@@ -36,24 +36,24 @@ def allocated_cache(cache: PagedCache) -> int:
 
 def kept_by_graphs(*owners: object) -> int:
     """What the graphs of forward passes or drafters read and give, without what they compute with."""
-    kept = {
-        tensor.data_ptr(): tensor.nbytes
+    kept = [
+        tensor.untyped_storage()
         for owner in owners
         for graphs in _tree(vars(owner))
         if isinstance(graphs, CapturedSizes)
         for tensor in _tree(vars(graphs))
         if isinstance(tensor, torch.Tensor) and tensor.numel()
-    }
-    return sum(kept.values())
+    ]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in kept}.values())
 
 
 def _tree(values: Any) -> list[object]:
-    """What lies in an object's attributes, in lists of them too, and in what a pass gives."""
+    """What lies in an object's attributes, in lists of them too, and in memory with named fields."""
     found: list[object] = []
     for value in values.values() if isinstance(values, dict) else values:
-        if isinstance(value, ForwardOutput):
-            found += vars(value).values()
-        elif isinstance(value, list | tuple):
+        if is_dataclass(value):
+            found += _tree(vars(value))
+        elif isinstance(value, dict | list | tuple):
             found += _tree(value)
         else:
             found.append(value)

@@ -131,7 +131,7 @@ CHAIN_TYPES = {
     **dict.fromkeys(("numbers", "next_numbers"), "*fp64"),
     **dict.fromkeys(("top_tokens", "found"), "*i32"),
     **dict.fromkeys(("are_finite", "are_valid"), "*i1"),
-    **dict.fromkeys(("num_sequences", "table_stride", "positions", "num_rows"), "i32"),
+    **dict.fromkeys(("num_sequences", "table_stride", "num_rows"), "i32"),
 }
 CHAINS = {
     "BLOCK": 16,

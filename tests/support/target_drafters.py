@@ -1,7 +1,7 @@
 """Rounds in this process with Drafts that come with the verdicts, on the demo target."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -93,6 +93,7 @@ def rounds(
     plain: tuple[int, int] = (0, 0),
     drafter: str = "",
     seed: int = 1,
+    own: Sequence[Mapping[str, object]] = (),
     **sampling: object,
 ) -> list[Drafted]:
     """What the gateway does, without it: each Verdict brings the Draft of the next round.
@@ -101,17 +102,17 @@ def rounds(
         plain: decoding is plain from the first number of tokens to the second.
         drafter: name of a target drafter; empty: the target's first.
         seed: seed of the first prompt, one more for each further prompt that equals it.
+        own: further sampling settings of each prompt; none: all have the same.
     """
-    settings = Sampling.model_validate(
-        {"max_tokens": TOKENS, "ignore_eos": True, "temperature": temperature, **sampling}
-    )
+    shared = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": temperature, **sampling}
     lease = Lease(
         depth=depth, alternatives=alternatives, drafter=drafter or next(iter(target._drafting._in_use), "")
     )
     found: dict[int, Drafted] = {}
     number_of_rounds: dict[int, int] = {}
     equal = Counter[tuple[int, ...]]()
-    for prompt in prompts:
+    for prompt, of_prompt in zip(prompts, own or [{}] * len(prompts), strict=True):
+        settings = Sampling.model_validate({**shared, **of_prompt})
         sequence = target.open(len(prompt), noise_key(seed + equal[prompt], 0, prompt), settings)
         equal[prompt] += 1
         found[sequence.number], number_of_rounds[sequence.number] = Drafted(), 1

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from outrider.decoding.grammar import Matcher
 from outrider.decoding.settings import Sampling
+from outrider.engine.sequence import EngineSequence
 
 
 class DraftedSequence(Protocol):
@@ -32,3 +33,9 @@ class DraftRequest:
     round: int = 0
     # [num_layers, hidden_size] states of the target from which it chose the newest token.
     hidden: Tensor | None = None
+
+    @property
+    def engine_sequence(self) -> EngineSequence:
+        """Returns the sequence of an engine, with its cache; only a request of an engine has it."""
+        assert isinstance(self.sequence, EngineSequence)
+        return self.sequence

@@ -21,7 +21,7 @@ class DraftedTokens:
     rows: Sequence[list[ChoiceContext]]  # the choosing row of each piece of work, at the first position
     counts: Sequence[int]  # tokens that each piece of work feeds at the first position
     logits: torch.Tensor  # [num_rows, vocab_size] of the first position
-    arriving: torch.Tensor  # int32 [positions, rows, ranks + 1] as DraftChains.sent returns it
+    arriving: torch.Tensor  # int32 [positions, rows, ranks + 1] DraftChains.found
     arrival: Mark
 
     def read(self) -> tuple[list[Choices], list[bool]]:

@@ -15,9 +15,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from outrider.decoding.draft import Draft
 from outrider.engine.cache.paged_cache import KeyValues
 from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
+from outrider.engine.drafters.chain_drafter import ChainsUnderWay, choice_of
 from outrider.engine.drafters.shared_head import SharedHead
 from outrider.engine.drafters.target_drafter import CommittedStates, feed_of, rows_at
 from outrider.engine.drafters.trees import Trees, with_room
@@ -26,9 +26,11 @@ from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.graphs import ByRows, Graphs
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loading.head_checkpoint import TargetShape
 from outrider.engine.parallel.drafter_step import DrafterStep
+from outrider.engine.sequence import UNKNOWN
 from outrider.engine.settings import EngineSettings
 
 
@@ -67,13 +69,15 @@ class AutoregressiveHead(SharedHead):
         self._states = of_logits.taken  # also holds the states of a pass, in front of its padding
         self._project = of_logits
         self._graphs = self._target.graphs_of(self._captured)
-        return *self._graphs.capture(), *of_logits.capture()
+        self._chains = self._target.draft_graphs_of(self._position)
+        self.makes_chains = True
+        return *self._graphs.capture(), *of_logits.capture(), *self._chains.capture()
 
-    def graph_bytes(self, rows: int, feeds: int) -> int:
+    def graph_bytes(self, rows: int, feeds: int, chains: int) -> int:
         """Returns bytes of the states before and after a pass, and of logits."""
         target = self._target_shape
         numbers = rows * (2 * self.state_size + target.vocab_size)
-        return feeds + numbers * target.dtype.itemsize + rows  # a byte a row: whether it is finite
+        return feeds + chains + numbers * target.dtype.itemsize + rows  # a byte a row: whether it is finite
 
     def waiting_bytes(self) -> int:
         target = self._target_shape
@@ -99,9 +103,31 @@ class AutoregressiveHead(SharedHead):
         pairs = zip(committed, last, strict=True)
         self._newest = {part.sequence: state for part, state in pairs if part.is_wanted}
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Drafts with a pass for each position but the last."""
-        requests = [with_room(request, self._target.cache, unwritten=1) for request in requests]
+    def _limited(self, request: DraftRequest) -> DraftRequest:
+        return with_room(request, self._target.cache, unwritten=1)
+
+    def _begin(self, requests: Sequence[DraftRequest]) -> ChainsUnderWay | None:
+        # The head's last token, after whose state the first token of the chain is chosen.
+        sequences = [request.engine_sequence for request in requests]
+        feeds = [feed_of(sequence, [UNKNOWN], sequence.cached - 1, 1) for sequence in sequences]
+        if not self._chains.fits(feeds):
+            return None
+        states = torch.stack([self._newest[request.sequence] for request in requests])
+        positions = tuple(request.depth for request in requests)
+        step = DrafterStep(StepInput.of(feeds), len(states), positions=positions)
+        with self._together(step, states):
+            return ChainsUnderWay.of(self._chained(step, states, choice_of(requests)))
+
+    def _chained(self, step: DrafterStep, states: Tensor, choice: ChoiceInput) -> Tensor:
+        """Makes chains with a pass for each position but the last."""
+        self._states[: len(states)].copy_(states)
+        batch = self._target.lay_out(step.fed.feeds, choice)
+        finite = torch.ones(len(states), dtype=torch.bool, device=states.device)
+        output = ForwardOutput(self._project(states), None, finite)
+        return self._chains.drafted(batch, output, max(step.positions))
+
+    def _grown(self, requests: Sequence[DraftRequest]) -> Trees:
+        """Makes Drafts with a pass for each position but the last."""
         trees = Trees(requests)
         if trees.growing:
             states = torch.stack([self._newest[requests[index].sequence] for index in trees.growing])
@@ -109,8 +135,7 @@ class AutoregressiveHead(SharedHead):
             while going_on := trees.grow(logits):
                 step = DrafterStep(StepInput.of(trees.feeds()), len(going_on))
                 states, logits = self._on_all_ranks(step, rows_at(states, going_on))
-        self.top_tokens = trees.top_tokens
-        return trees.drafts()
+        return trees
 
     def forget(self, sequence: DraftedSequence) -> None:
         self._newest.pop(sequence, None)
@@ -137,6 +162,13 @@ class AutoregressiveHead(SharedHead):
         after = self._after(batch, self._states[: batch.num_tokens])
         finite = torch.ones(len(after), dtype=torch.bool, device=after.device)
         return ForwardOutput(after[:, :0], after[:, None], finite)
+
+    def _position(self, batch: Batch) -> ForwardOutput:
+        """Computes a position of chains: the states after it are those before the next position."""
+        states = self._states[: batch.num_tokens]
+        states.copy_(self._after(batch, states))
+        finite = torch.ones(len(states), dtype=torch.bool, device=states.device)
+        return ForwardOutput(self._logits(states), None, finite)
 
     def _after(self, batch: Batch, states: Tensor) -> Tensor:
         after = self._forward(states, Paged(batch, self._cache, self._target.kernel))

@@ -13,14 +13,15 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from outrider.decoding.draft import Draft
 from outrider.engine.choosing.draft_request import DraftRequest
+from outrider.engine.drafters.chain_drafter import ChainDrafter, ChainsUnderWay, choice_of
 from outrider.engine.drafters.exit_search import ExitSearch, candidates, costs
-from outrider.engine.drafters.target_drafter import Target, TargetDrafter, feed_of
+from outrider.engine.drafters.target_drafter import Target, feed_of
 from outrider.engine.drafters.trained_exits import TrainedExits
 from outrider.engine.drafters.trees import Trees, with_room
 from outrider.engine.drafters.trial import trial
@@ -30,6 +31,7 @@ from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.graphs import Graphs
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.forward.part import part_of
+from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.inputs.step_input import NOTHING_FED, Feed, StepInput
 from outrider.engine.loading.head_checkpoint import TargetShape
 from outrider.engine.parallel.drafter_step import DrafterStep
@@ -37,13 +39,16 @@ from outrider.engine.parallel.rank_group import together
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 
+if TYPE_CHECKING:
+    from outrider.engine.forward.draft_graphs import DraftGraphs
+
 logger = logging.getLogger(__name__)
 
 TRIAL_SHARE = 0.05  # most of the time that a search may take
 LONGEST_STEP_S = 1.0  # seconds; a longer pause between two steps is idle time
 
 
-class EarlyExit(TargetDrafter):
+class EarlyExit(ChainDrafter):
     """Drafter with trees of any depth: the nodes of a position take one pass together."""
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
@@ -57,7 +62,9 @@ class EarlyExit(TargetDrafter):
         self._layers: tuple[int, ...] | None = None  # layers that draft; None: not known yet
         self._search: ExitSearch | None = None
         self._parts: dict[tuple[int, ...], Callable[[Paged], Tensor]] = {}  # passes, by their layers
-        self._graphs: Graphs | None = None  # captured once the layers that draft are known
+        # Captured once the layers that draft are known.
+        self._graphs: Graphs | None = None
+        self._chains: DraftGraphs | None = None
         self._spent = self._watched = 0.0  # seconds of trials and captures, and of all
         self._seen: float | None = None  # time at the end of the step before
 
@@ -73,37 +80,53 @@ class EarlyExit(TargetDrafter):
 
     def capture(self) -> tuple[str, ...]:
         """Captures graphs; the layers that a search finds are captured later, between steps."""
-        self._graphs = self._target.graphs_of(lambda batch: self._compute(self._layers or (), batch))
-        return () if self._search else self._graphs.capture()
 
-    def graph_bytes(self, rows: int, feeds: int) -> int:
+        def compute(batch: Batch) -> ForwardOutput:
+            return self._compute(self._layers or (), batch)
+
+        self._graphs, self._chains = self._target.graphs_of(compute), self._target.draft_graphs_of(compute)
+        self.makes_chains = True
+        return () if self._search else (*self._graphs.capture(), *self._chains.capture())
+
+    def graph_bytes(self, rows: int, feeds: int, chains: int) -> int:
         """Returns bytes of logits, and of a flag for each row: whether it is finite."""
         target = self._target_shape
-        return feeds + rows * target.vocab_size * target.dtype.itemsize + rows
+        return feeds + chains + rows * target.vocab_size * target.dtype.itemsize + rows
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Drafts with a pass over the part for each position."""
+    def _limited(self, request: DraftRequest) -> DraftRequest:
         if self._layers is None:
-            return [Draft() for _ in requests]
-        cache = self._target.cache
-        requests = [with_room(request, cache) for request in requests]
+            return replace(request, depth=0)
+        return with_room(request, self._target.cache)
+
+    def _begin(self, requests: Sequence[DraftRequest]) -> ChainsUnderWay | None:
+        feeds = [_first_feed(request) for request in requests]
+        if self._layers is None or self._chains is None or not self._chains.fits(feeds):
+            return None
+        positions = tuple(request.depth for request in requests)
+        fed = StepInput(*self._target.cache.take_changes(), feeds)
+        with self._together(self._layers, fed, positions):
+            return ChainsUnderWay.of(self._chained(self._layers, fed, choice_of(requests), max(positions)))
+
+    def _grown(self, requests: Sequence[DraftRequest]) -> Trees:
+        """Makes Drafts with a pass over the part for each position."""
         trees = Trees(requests)
-        sequences = [_sequence_of(requests[index]) for index in trees.growing]
-        feeds = [
-            feed_of(sequence, sequence.tokens[-1:], sequence.cached, num_logits=1) for sequence in sequences
-        ]
+        feeds = [_first_feed(requests[index]) for index in trees.growing]
         while feeds:
-            trees.grow(*self._pass(self._layers, feeds))
+            trees.grow(*self._pass(self._layers or (), feeds))
             feeds = trees.feeds(between=1, num_logits=1)
-        for index in trees.invalid:
-            cache.clear(sequence := _sequence_of(requests[index]), sequence.cached)
-        self.top_tokens = trees.top_tokens
-        return trees.drafts()
+        return trees
+
+    def _clear(self, request: DraftRequest) -> None:
+        sequence = request.engine_sequence
+        self._target.cache.clear(sequence, sequence.cached)
 
     def follow(self, step: DrafterStep) -> None:
-        """Runs a pass over a part; if nothing is fed, captures one of its graphs."""
+        """Runs passes over a part; if nothing is fed, captures one of its graphs."""
         layers = self.candidates[step.part]
-        if step.fed.feeds:
+        if step.positions:
+            choice = ChoiceInput.without_choice(step.positions)
+            self._chained(layers, step.fed, choice, max(step.positions))
+        elif step.fed.feeds:
             self._run(layers, step.fed)
         else:
             self._capture_next(layers)
@@ -113,7 +136,7 @@ class EarlyExit(TargetDrafter):
 
         The part that is found is captured later, also in steps: a graph at a time.
         """
-        if self._search is None and (self._graphs is None or self._graphs.is_complete):
+        if self._search is None and not self._uncaptured:
             return
         started = time.perf_counter()
         if self._seen is not None:
@@ -128,11 +151,12 @@ class EarlyExit(TargetDrafter):
         """Runs a trial, or captures a graph."""
         if self._search is not None:
             self._try(self._search, sequences)
-        elif self._graphs is not None and (layers := self._layers) is not None:
+        elif self._uncaptured and (layers := self._layers) is not None:
+            graphs = self._uncaptured[0]
             with self._together(layers):
                 self._capture_next(layers)
-            if self._graphs.is_complete and self._graphs.slow_because:
-                logger.error("%s: drafting is slower than it could be: %s", self, self._graphs.slow_because)
+            if graphs.is_complete and graphs.slow_because:
+                logger.error("%s: drafting is slower than it could be: %s", self, graphs.slow_because)
 
     def _try(self, search: ExitSearch, sequences: Sequence[EngineSequence]) -> None:
         layers = search.next
@@ -145,7 +169,7 @@ class EarlyExit(TargetDrafter):
         self._layers, self._search = search.best, None
         self._parts = {layers: part for layers, part in self._parts.items() if layers == self._layers}
         if self._layers is None:
-            self._graphs = None
+            self._graphs = self._chains = None
             self.no_drafts_because = f"none of {len(self.candidates)} parts of the target would pay: {search}"
             logger.warning("%s: %s. Decoding is plain from now on.", self, self.no_drafts_because)
         else:
@@ -155,28 +179,45 @@ class EarlyExit(TargetDrafter):
         """Returns logits [num_logits, vocab_size], and bool [num_tokens]: whether its numbers are finite."""
         fed = StepInput(*self._target.cache.take_changes(), feeds)  # what a Verdict moved is read now
         with self._together(layers, fed):
-            computed = self._run(layers, fed)
+            _, computed = self._run(layers, fed)
         return computed.logits, computed.are_finite
 
     def _together(
-        self, layers: tuple[int, ...], fed: StepInput = NOTHING_FED
+        self, layers: tuple[int, ...], fed: StepInput = NOTHING_FED, positions: tuple[int, ...] = ()
     ) -> AbstractContextManager[None]:
         """Runs a step together with all other ranks, which ``follow``."""
         part = self.candidates.index(layers)
-        return together(self._target.group, DrafterStep(fed, part=part, drafter=self.number))
+        step = DrafterStep(fed, part=part, drafter=self.number, positions=positions)
+        return together(self._target.group, step)
 
-    def _run(self, layers: tuple[int, ...], fed: StepInput) -> ForwardOutput:
-        """Runs this rank's part of a pass."""
+    def _chained(
+        self, layers: tuple[int, ...], fed: StepInput, choice: ChoiceInput, positions: int
+    ) -> Tensor:
+        """Makes this rank's part of chains, without a wait for the device; returns ``DraftChains.found``."""
+        assert self._chains is not None
+        return self._chains.drafted(*self._run(layers, fed, choice), positions)
+
+    def _run(
+        self, layers: tuple[int, ...], fed: StepInput, choice: ChoiceInput | None = None
+    ) -> tuple[Batch, ForwardOutput]:
+        """Runs this rank's part of a pass. choice: choosing rows, sent with it."""
         self._target.change_cache(fed)
-        graph = None if self._graphs is None else self._graphs.batch(fed.feeds)
+        graph = None if self._graphs is None else self._graphs.batch(fed.feeds, choice)
         if graph is not None:
-            return graph.compute(None)
-        return self._compute(layers, self._target.lay_out(fed.feeds))
+            return graph, graph.compute(None)
+        batch = self._target.lay_out(fed.feeds, choice)
+        return batch, self._compute(layers, batch)
+
+    @property
+    def _uncaptured(self) -> "list[Graphs | DraftGraphs]":
+        """Graphs of which some sizes are still to be captured."""
+        return [
+            graphs for graphs in (self._graphs, self._chains) if graphs is not None and not graphs.is_complete
+        ]
 
     def _capture_next(self, layers: tuple[int, ...]) -> None:
-        assert self._graphs is not None
         self._layers = layers
-        self._graphs.capture_next()
+        self._uncaptured[0].capture_next()
 
     def _compute(self, layers: tuple[int, ...], batch: Batch) -> ForwardOutput:
         target = self._target
@@ -213,6 +254,7 @@ class EarlyExit(TargetDrafter):
         return UnsupportedModelError(f"{self} for model={self._target_shape.name!r}: {reason}")
 
 
-def _sequence_of(request: DraftRequest) -> EngineSequence:
-    assert isinstance(request.sequence, EngineSequence)
-    return request.sequence
+def _first_feed(request: DraftRequest) -> Feed:
+    """Returns the feed of the newest token, after which the first token of a Draft is chosen."""
+    sequence = request.engine_sequence
+    return feed_of(sequence, sequence.tokens[-1:], sequence.cached, num_logits=1)

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from outrider.decoding.draft import Draft
+from outrider.decoding.outcomes import RANKS_OF_CHAINS
 from outrider.engine.choosing.draft_request import DraftRequest
+from outrider.engine.drafters.chain_drafter import ChainsUnderWay, choice_of
 from outrider.engine.drafters.shared_head import SharedHead
 from outrider.engine.drafters.target_drafter import Target, rows_at
 from outrider.engine.drafters.trees import Trees
 from outrider.engine.forward.graphs import ByRows
 from outrider.engine.forward.linear import optimize_for_cpu
+from outrider.engine.inputs.choice_input import INTEGERS, ChoiceInput
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.layers import ParallelLMHead, keep_outputs
@@ -77,9 +79,10 @@ class Medusa(SharedHead):
 
     def capture(self) -> tuple[str, ...]:
         self._passes = graphs = self._target.row_graphs_of(self._passes, self.state_size)
+        self.makes_chains = True
         return tuple(dict.fromkeys(reason for of_head in graphs for reason in of_head.capture()))
 
-    def graph_bytes(self, rows: int, feeds: int) -> int:
+    def graph_bytes(self, rows: int, feeds: int, chains: int) -> int:
         """Returns bytes of states, and of the logits of one head at a time."""
         target = self._target_shape
         return rows * (self.state_size + target.vocab_size) * target.dtype.itemsize
@@ -105,10 +108,19 @@ class Medusa(SharedHead):
         tensors, dtype = self._checkpoint.tensors, self._checkpoint.target.dtype
         return sum(tensors[name].numel() for name in names) * dtype.itemsize
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Drafts from the state with which each newest token was chosen."""
+    def _limited(self, request: DraftRequest) -> DraftRequest:
+        return replace(request, depth=min(request.depth, len(self._heads)))
+
+    def _begin(self, requests: Sequence[DraftRequest]) -> ChainsUnderWay | None:
         states = torch.stack([_state_of(request) for request in requests])
-        trees = Trees([replace(request, depth=min(request.depth, len(self._heads))) for request in requests])
+        step = DrafterStep(num_states=len(states), positions=tuple(request.depth for request in requests))
+        with self._together(step, states):
+            return ChainsUnderWay.of(self._chained(step, states, choice_of(requests)))
+
+    def _grown(self, requests: Sequence[DraftRequest]) -> Trees:
+        """Makes Drafts from the state with which each newest token was chosen."""
+        states = torch.stack([_state_of(request) for request in requests])
+        trees = Trees(requests)
         rows = trees.growing
         for head in range(len(self._heads)):
             if not rows:
@@ -116,8 +128,24 @@ class Medusa(SharedHead):
             step = DrafterStep(num_states=len(rows), part=head)
             states, logits = self._on_all_ranks(step, rows_at(states, rows))
             rows = trees.grow(logits)
-        self.top_tokens = trees.top_tokens
-        return trees.drafts()
+        return trees
+
+    def _chained(self, step: DrafterStep, states: Tensor, choice: ChoiceInput) -> Tensor:
+        from outrider.engine.kernels.choice import choose_on_device
+
+        rows = choice.copied(states.device)
+        top_tokens, are_valid = list[Tensor](), list[Tensor]()
+        for head in self._passes[: max(step.positions)]:
+            logits = head(states)
+            if self._share[0] == 0:
+                if top_tokens:
+                    rows.integers[INTEGERS.index("position")].add_(1)
+                chosen = choose_on_device(logits, rows, min(RANKS_OF_CHAINS, logits.shape[1]))
+                top_tokens.append(chosen.top_tokens)
+                are_valid.append(chosen.are_valid)
+        if not top_tokens:
+            return rows.integers.new_empty(0)
+        return torch.cat([torch.stack(top_tokens), torch.stack(are_valid)[:, :, None].int()], dim=2)
 
     def _compute(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
         return states, self._passes[step.part](states)

@@ -6,17 +6,21 @@ before. Other ranks keep only their share of the head's cache.
 """
 
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from outrider.engine.drafters.target_drafter import Target, TargetDrafter
+from outrider.engine.drafters.chain_drafter import ChainDrafter
+from outrider.engine.drafters.target_drafter import Target
+from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.rank_group import together
 
 
-class SharedHead(TargetDrafter):
+class SharedHead(ChainDrafter):
     """Head whose share each rank holds. A target on a single device is the only rank."""
 
     state_size: int  # numbers of a state that a step begins with
@@ -35,15 +39,24 @@ class SharedHead(TargetDrafter):
         assert group is not None
         states = torch.empty(step.num_states, self.state_size, dtype=model.dtype, device=model.device)
         group.spread(states)
-        self._compute(step, states)
+        if step.positions:
+            self._chained(step, states, ChoiceInput.without_choice(step.positions))
+        else:
+            self._compute(step, states)
 
     def _on_all_ranks(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the result of ``_compute`` at rank 0. states: [num_states, state_size]."""
+        with self._together(step, states):
+            return self._compute(step, states)
+
+    @contextmanager
+    def _together(self, step: DrafterStep, states: Tensor) -> Iterator[None]:
+        """Runs rank 0's part of a step with these states, which the other ranks get, together with theirs."""
         group = self._target.group
         with together(group, replace(step, drafter=self.number)):
             if group is not None:
                 group.spread(states.contiguous())
-            return self._compute(step, states)
+            yield
 
     @abstractmethod
     def _compute(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,4 +65,17 @@ class SharedHead(TargetDrafter):
         Returns:
             states [num_states, state_size] after what was fed, and logits [num_states, vocab_size] of the
             next tokens, at rank 0 alone; no rows unless they are wanted.
+        """
+
+    @abstractmethod
+    def _chained(self, step: DrafterStep, states: Tensor, choice: ChoiceInput) -> Tensor:
+        """Computes this rank's part of chains, without a wait for the device.
+
+        Args:
+            step: step with the positions of each chain.
+            states: [num_states, state_size] states from which the first tokens are chosen.
+            choice: choosing rows of the first tokens; other ranks choose nothing.
+
+        Returns:
+            ``DraftChains.found``.
         """

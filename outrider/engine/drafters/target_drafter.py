@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,11 +17,15 @@ from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.graphs import ByRows, Graphs, RowGraphs
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from outrider.engine.forward.draft_graphs import DraftGraphs
 
 
 @dataclass(frozen=True)
@@ -51,14 +55,17 @@ class Target(Protocol):
     def change_cache(self, step: StepInput) -> None:
         """Makes the step's changes of the target's cache. Raises CacheLostError."""
 
-    def lay_out(self, feeds: Sequence[Feed]) -> Batch:
-        """Returns a pass over the blocks of the target's cache."""
+    def lay_out(self, feeds: Sequence[Feed], choice: ChoiceInput | None = None) -> Batch:
+        """Returns a pass over the blocks of the target's cache. choice: its choosing rows, sent with it."""
 
     def are_finite(self, batch: Batch) -> Tensor:
         """Returns bool [num_tokens]: whether all numbers that ranks have cached for a token are finite."""
 
     def graphs_of(self, compute: Callable[[Batch], ForwardOutput]) -> Graphs:
         """Returns CUDA graphs of the passes, which all ranks capture together."""
+
+    def draft_graphs_of(self, compute: Callable[[Batch], ForwardOutput]) -> "DraftGraphs":
+        """Returns CUDA graphs of positions of chains, which all ranks capture together."""
 
     def row_graphs_of(self, functions: Sequence[ByRows], size: int) -> list[RowGraphs]:
         """Returns graphs from [num_rows, size] to logits [num_rows, vocab_size]; they share memory."""
@@ -110,10 +117,12 @@ class TargetDrafter(Drafter):
         """Captures passes, once there is a cache. Returns why some passes cannot be captured."""
         return ()
 
-    def graph_bytes(self, rows: int, feeds: int) -> int:
+    def graph_bytes(self, rows: int, feeds: int, chains: int) -> int:
         """Returns the bytes that its graphs keep for up to ``rows`` rows.
 
-        feeds: bytes of the inputs of graphs of passes over the cache.
+        Args:
+            feeds: bytes of the inputs of graphs of passes over the cache.
+            chains: bytes that graphs of positions of chains keep.
         """
         return 0
 

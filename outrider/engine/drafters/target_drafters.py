@@ -61,9 +61,9 @@ class TargetDrafters:
         """Captures their passes. Returns a sentence for each pass that cannot be captured."""
         return tuple(f"{drafter}: {reason}" for drafter in self._drafters for reason in drafter.capture())
 
-    def graph_bytes(self, rows: int, feeds: int) -> int:
+    def graph_bytes(self, rows: int, feeds: int, chains: int) -> int:
         """Returns bytes that their graphs keep. Arguments: as for a drafter's ``graph_bytes``."""
-        return sum(drafter.graph_bytes(rows, feeds) for drafter in self._drafters)
+        return sum(drafter.graph_bytes(rows, feeds, chains) for drafter in self._drafters)
 
     def waiting_bytes(self) -> int:
         """Returns the bytes at rank 0 for states of the target that wait until they are taken in."""

@@ -25,12 +25,11 @@ from torch import Tensor
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import ROOT, Draft, SparseProbs
 from outrider.decoding.grammar import Mask
-from outrider.decoding.outcomes import RANKS, TopTokens
+from outrider.decoding.outcomes import RANKS, RANKS_OF_CHAINS, TopTokens
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.choosing.sampler import Choices, choose_tokens
 from outrider.engine.inputs.step_input import Feed
-from outrider.engine.sequence import EngineSequence
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +45,8 @@ class _Tree:
     """Draft of one sequence. It ends at its depth, and each path at an end token."""
 
     def __init__(self, request: DraftRequest) -> None:
-        assert isinstance(request.sequence, EngineSequence)
-        self.sequence, self.request = request.sequence, request
-        self.is_coupled = request.sequence.sampling.verification == "coupled"
+        self.sequence, self.request = request.engine_sequence, request
+        self.is_coupled = self.sequence.sampling.verification == "coupled"
         self.alternatives = request.alternatives if self.is_coupled else 0
         self.chain: list[_Node] = []
         self.probs: list[
@@ -143,7 +141,7 @@ class Trees:
     def __init__(self, requests: Sequence[DraftRequest]) -> None:
         self._trees = [_Tree(request) for request in requests]
         most = max((tree.alternatives for tree in self._trees), default=0)
-        self._ranks = min(1 + max(most, 1), RANKS)  # the second guess shows the worth of alternatives
+        self._ranks = min(max(1 + most, RANKS_OF_CHAINS), RANKS)
         self.invalid: list[int] = []  # indices of requests whose numbers are not finite
 
     @property
@@ -195,8 +193,7 @@ def with_room(request: DraftRequest, cache: PagedCache, unwritten: int = 0) -> D
 
     unwritten: tokens of a chain that need no slot after the cached tokens.
     """
-    sequence = request.sequence
-    assert isinstance(sequence, EngineSequence)
+    sequence = request.engine_sequence
     end = sequence.cached - unwritten
     if cache.reserve(sequence, end + request.depth + request.alternatives):
         return request

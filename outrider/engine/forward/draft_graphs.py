@@ -6,8 +6,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outrider.decoding.choice_context import ChoiceContext
-from outrider.decoding.settings import Sampling
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.forward.batch import Batch, paged_batch
 from outrider.engine.forward.graphs import (
@@ -15,15 +13,16 @@ from outrider.engine.forward.graphs import (
     Capture,
     CapturedSizes,
     Forward,
-    GraphBatch,
     Replay,
     draft_layout,
 )
 from outrider.engine.forward.output import ForwardOutput
-from outrider.engine.inputs.choice_input import ChoiceInput
+from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
 from outrider.engine.inputs.paged_input import PagedInput, fill
+from outrider.engine.inputs.step_input import Feed
 from outrider.engine.kernels.advance import ChainMemory, advance, begin, compile_begin
-from outrider.engine.kernels.choice import choose_on_device
+from outrider.engine.kernels.choice import DeviceChoice, choose_on_device
+from outrider.engine.parallel.rank_group import RankGroup
 from outrider.pace.settings import MAX_DEPTH
 
 
@@ -40,12 +39,13 @@ class DraftChains:
         self._replay()
         self.positions += 1
 
-    def sent(self) -> Tensor:
-        """Begins to copy the tokens of all positions to the host; returns the memory that they reach.
+    @property
+    def found(self) -> Tensor:
+        """Tokens of all positions on the device, until other chains begin.
 
         int32 [positions, rows, ranks + 1]: the best tokens, and whether a token may come from the row.
         """
-        return self._memory.found[: self.positions].to("cpu", non_blocking=True)  # in pinned memory
+        return self._memory.found[: self.positions]
 
 
 class DraftGraphs(CapturedSizes):
@@ -66,13 +66,14 @@ class DraftGraphs(CapturedSizes):
         blocks: int,
         sizes: Sequence[int],
         ranks: int,
+        group: RankGroup | None = None,
     ) -> None:
         """
         Args:
-            forward, blocks, sizes: arguments of Graphs.
+            forward, blocks, sizes, group: arguments of Graphs. Rank 0 chooses.
             ranks: best tokens that are wanted at each position.
         """
-        super().__init__(capture, sizes)
+        super().__init__(capture, sizes, group)
         self._forward, self._ranks = forward, ranks
         self._block_size, self._spare_slot = cache.block_size, cache.spare_block * cache.block_size
         self._dtype, self._device = dtype, device
@@ -82,22 +83,38 @@ class DraftGraphs(CapturedSizes):
         self._every = torch.arange(sizes[-1], device=device)
         self._memories: dict[int, ChainMemory] = {}  # memories by number of rows
 
-    def begin(self, batch: Batch, output: ForwardOutput, positions: int) -> DraftChains | None:
-        """Chooses the tokens of the first position; None if no graph can go on from there.
+    def fits(self, feeds: Sequence[Feed]) -> bool:
+        """Whether a graph can go on from a first position that these feeds have."""
+        return (
+            self._size_for(len(feeds)) is not None and max(len(feed.blocks) for feed in feeds) <= self._blocks
+        )
+
+    def begin(self, batch: Batch, output: ForwardOutput) -> DraftChains:
+        """Chooses the tokens of the first position.
 
         Args:
-            batch: the first position: any number of tokens of each sequence, of which the last chooses.
+            batch: the first position, which fits: any number of tokens of each sequence, of which the last
+                chooses. It has been sent with its choosing rows.
             output: output of its pass.
-            positions: positions for which the sequences have blocks.
         """
+        assert batch.paged is not None
+        assert batch.choice is not None
         size = self._size_for(len(batch.logit_rows))
-        # Without a graph the block table ends with the blocks of the first position.
-        if size is None or not isinstance(batch, GraphBatch) or batch.paged is None or batch.choice is None:
-            return None
-        choice = choose_on_device(output.logits, batch.choice, self._ranks)
+        assert size is not None
+        choice = self._choose(output.logits, batch.choice)
         memory, places = self._memories[size], (self._block_size, self._spare_slot)
-        begin(batch.paged, batch.choice, output.are_finite, choice, memory, positions, *places)
+        begin(batch.paged, batch.choice, output.are_finite, choice, memory, *places)
         return DraftChains(memory, self._replays[size])
+
+    def drafted(self, batch: Batch, output: ForwardOutput, positions: int) -> Tensor:
+        """Chooses the tokens of this many positions; returns ``DraftChains.found``.
+
+        batch, output: arguments of ``begin``.
+        """
+        chains = self.begin(batch, output)
+        for _ in range(1, positions):
+            chains.advance()
+        return chains.found
 
     def _work(self, rows: int) -> Callable[[], None]:
         self._memories[rows] = memory = self._memory_of(rows)
@@ -107,20 +124,33 @@ class DraftGraphs(CapturedSizes):
 
         def work() -> None:
             computed = self._forward(batch)
-            choice = choose_on_device(computed.logits, memory.rows, self._ranks)
-            advance(choice, computed.are_finite, memory, self._block_size)
+            choice = self._choose(computed.logits, memory.rows)
+            advance(choice, computed.are_finite, memory, self._block_size, self._spare_slot)
 
         return work
+
+    def _choose(self, logits: Tensor, rows: PackedRows) -> DeviceChoice:
+        """Chooses tokens at rank 0, whose device gives them to the other ranks."""
+        count = rows.integers.shape[1]
+        if self._group is None or self._group.rank == 0:
+            choice = choose_on_device(logits, rows, self._ranks)
+        else:
+            top_tokens = torch.empty(count, self._ranks, dtype=torch.int32, device=self._device)
+            are_valid = torch.ones(count, dtype=torch.bool, device=self._device)  # rank 0 alone reads it
+            choice = DeviceChoice(top_tokens, top_tokens[:0], are_valid, are_valid[:0])
+        if self._group is not None:
+            self._group.spread(choice.top_tokens)
+        return choice
 
     def _memory_of(self, rows: int) -> ChainMemory:
         """Returns memory in which all rows are padding."""
         layout = draft_layout(rows, self._blocks)
-        choice = ChoiceInput.of_rows([ChoiceContext(Sampling(temperature=0.0), 0, 0, (), ())] * rows)
+        choice = ChoiceInput.without_choice([0] * rows)
         places = self._block_size, self._spare_slot
         fields = fill(layout, [], *places, choice, device=self._device).sent()
         return ChainMemory(
             replace(PagedInput.of(fields), block_table=self._block_table[:rows]),
             replace(choice.at(fields), are_truncated=True),  # as some rows of a later step may be
-            torch.zeros(2, rows, dtype=torch.int64, device=self._device),
+            torch.ones(2, rows, dtype=torch.int64, device=self._device),  # nothing is left to choose
             torch.zeros(MAX_DEPTH, rows, self._ranks + 1, dtype=torch.int32, device=self._device),
         )

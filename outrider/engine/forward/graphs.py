@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from outrider.decoding.outcomes import RANKS
+from outrider.decoding.outcomes import RANKS, RANKS_OF_CHAINS
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.forward.batch import Batch, feed_chosen, paged_batch
 from outrider.engine.forward.output import ForwardOutput
@@ -87,7 +87,13 @@ def feed_bytes(layout: PagedLayout) -> int:
 
 def sizes_of_drafts(settings: EngineSettings) -> tuple[int, ...]:
     """Rows of the graphs for positions of Drafts, a row for each sequence, ascending, as far as there are."""
-    return CAPTURED_SIZES[: bisect_left(CAPTURED_SIZES, settings.max_sequences) + 1]
+    sizes = CAPTURED_SIZES if settings.is_draft else drafting_sizes(settings)
+    return sizes[: bisect_left(sizes, settings.max_sequences) + 1]
+
+
+def ranks_of_drafts(settings: EngineSettings) -> int:
+    """Best tokens at each position of Drafts that graphs make; a target drafter makes chains alone."""
+    return RANKS if settings.is_draft else RANKS_OF_CHAINS
 
 
 def draft_layout(rows: int, blocks: int) -> PagedLayout:
@@ -101,7 +107,7 @@ def draft_bytes(settings: EngineSettings, blocks: int) -> int:
     kept = Field((sizes[-1], 1 + min(blocks, MOST_BLOCKS))).size
     for rows in sizes:
         fields = draft_layout(rows, blocks).fields | fields_of_choice(rows, draft_numbers=0)
-        found = Field((MAX_DEPTH, rows, RANKS + 1), "int32")
+        found = Field((MAX_DEPTH, rows, ranks_of_drafts(settings) + 1), "int32")
         kept += buffer_size(fields) + Field((2, rows)).size + found.size
     return kept
 

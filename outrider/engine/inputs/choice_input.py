@@ -26,13 +26,15 @@ BLOCK = 64  # tokens whose largest logit stands for them in the bound of top-k
 CAPACITY = 16384  # candidates of a row that are gathered; a row with more is read again
 _LARGEST_TOP_K = 2**31 - 1
 _NO_ROW = -(2**40)  # far below every row
+# Integers of a row. Its ``positions`` are chosen in succession, each after the best token before it.
+INTEGERS = ("noise_key", "position", "top_k", "has_noise", "positions")
 
 
 @dataclass(frozen=True)
 class PackedRows:
     """Input of the kernels about each row, on the device."""
 
-    integers: Tensor  # int64 [4, num_rows] noise key, position, top_k, whether there is noise
+    integers: Tensor  # int64 [5, num_rows] INTEGERS
     numbers: Tensor  # float64 [3, num_rows] temperature, top_p, the logarithm of min_p
     drafts: Tensor  # int64 [2, num_rows] DraftRows.numbers, [0, num_rows]: nothing was drafted
     depth: int  # DraftRows.depth; 0: nothing was drafted
@@ -73,7 +75,7 @@ class DraftRows:
 class ChoiceInput:
     """PackedRows on the host: fields of a step's buffer."""
 
-    integers: Numbers  # [4, num_rows] field of PackedRows
+    integers: Numbers  # [5, num_rows] field of PackedRows
     numbers: NDArray[np.float64]  # [3, num_rows] field of PackedRows
     drafts: Numbers  # DraftRows.numbers [2, num_rows]; [0, num_rows]: nothing was drafted
     depth: int
@@ -86,40 +88,59 @@ class ChoiceInput:
         texts: Sequence[EngineSequence],
         counts: Sequence[int],
         drafts: Sequence[Draft],
+        positions: Sequence[int] = (),
     ) -> "ChoiceInput":
         """Makes the input of choices after the last ``counts`` tokens of each feed.
 
-        drafts: argument of begin_choosing.
+        Args:
+            drafts: argument of begin_choosing.
+            positions: positions to be chosen from each row on; none: a position from each.
         """
-        return cls._of(texts, counts, _positions(feeds, counts), DraftRows.of(drafts, counts))
+        return cls._of(texts, counts, _positions(feeds, counts), DraftRows.of(drafts, counts), positions)
 
     @classmethod
-    def of_rows(cls, rows: Sequence[ChoiceContext], drafts: DraftRows | None = None) -> "ChoiceInput":
-        """Makes the input of rows that are known already."""
-        positions = np.array([row.position for row in rows], np.int64)
-        return cls._of(rows, [1] * len(rows), positions, drafts)
+    def of_rows(
+        cls,
+        rows: Sequence[ChoiceContext],
+        drafts: DraftRows | None = None,
+        positions: Sequence[int] = (),
+    ) -> "ChoiceInput":
+        """Makes the input of rows that are known already. positions: argument of ``of_feeds``."""
+        of_rows = np.array([row.position for row in rows], np.int64)
+        return cls._of(rows, [1] * len(rows), of_rows, drafts, positions)
+
+    @classmethod
+    def without_choice(cls, positions: Sequence[int]) -> "ChoiceInput":
+        """Makes the input of rows that another rank chooses, or of padding. positions: [num_rows]."""
+        row = ChoiceContext(Sampling(temperature=0.0), 0, 0, (), ())
+        return cls.of_rows([row] * len(positions), positions=positions)
 
     @classmethod
     def _of(
         cls,
         texts: Sequence[EngineSequence | ChoiceContext],
         counts: Sequence[int],
-        positions: Numbers,
+        places: Numbers,
         drafts: DraftRows | None,
+        positions: Sequence[int],
     ) -> "ChoiceInput":
-        """counts: rows of each sequence."""
+        """
+        Args:
+            counts: rows of each sequence.
+            places: [num_rows] position of each row.
+        """
         settings: dict[int, tuple[int, bool, float, float, float]] = {}
         for text in texts:
             if id(text.sampling) not in settings:
                 settings[id(text.sampling)] = _settings(text.sampling)
-        integers = np.empty((4, len(positions)), np.int64)
+        integers = np.empty((len(INTEGERS), len(places)), np.int64)
         keys = np.fromiter((text.noise_key for text in texts), np.uint64, len(texts))
         integers[0] = keys.view(np.int64).repeat(counts)  # a key keeps its bits
-        integers[1] = positions
+        integers[1], integers[4] = places, [*positions] or 1
         of_texts = np.array([settings[id(text.sampling)] for text in texts], np.float64).reshape(-1, 5)
         of_rows = of_texts.repeat(counts, axis=0).T
-        integers[2:] = of_rows[:2]
-        nodes = np.empty((0, len(positions)), np.int64) if drafts is None else drafts.numbers
+        integers[2:4] = of_rows[:2]
+        nodes = np.empty((0, len(places)), np.int64) if drafts is None else drafts.numbers
         are_truncated = any(
             setting[0] > 0 or setting[3] < 1.0 or setting[4] > -math.inf for setting in settings.values()
         )
@@ -151,7 +172,7 @@ class ChoiceInput:
 def fields_of_choice(rows: int, draft_numbers: int = 2) -> dict[str, Field]:
     """Fields of ChoiceInput. draft_numbers: 2, or 0 if nothing was drafted."""
     return {
-        "integers": Field((4, rows)),
+        "integers": Field((len(INTEGERS), rows)),
         "numbers": Field((3, rows), "float64"),
         "drafts": Field((draft_numbers, rows)),
     }

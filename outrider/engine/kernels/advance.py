@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.engine.inputs import context_parts, paged_input
+from outrider.engine.inputs import choice_input, context_parts, paged_input
 from outrider.engine.inputs.choice_input import PackedRows
 from outrider.engine.inputs.paged_input import NO_ROOT, TILE_FIELDS, PagedInput
 from outrider.engine.kernels.choice import DeviceChoice
@@ -24,6 +24,11 @@ _SPLIT_TILES, _SHORTEST = tl.constexpr(paged_input.SPLIT_TILES), tl.constexpr(co
 # Places of a tile's fields, and of the numbers of PagedInput.work.
 _LANE, _ROW, _COUNT, _END, _ROOT = (tl.constexpr(place) for place in range(TILE_FIELDS))
 _MANY, _FEW, _SPLIT, _LONGEST, _ROWS = (tl.constexpr(place) for place in range(len(paged_input.WORK)))
+# Places of a row's integers.
+_INTEGERS = tl.constexpr(len(choice_input.INTEGERS))
+_POSITION, _POSITIONS = (
+    tl.constexpr(choice_input.INTEGERS.index(name)) for name in ("position", "positions")
+)
 _AT_ONCE = tl.constexpr(128)  # numbers that a program copies or reads together
 _INFINITY = tl.constexpr(math.inf)
 
@@ -50,7 +55,6 @@ def begin(
     are_finite: Tensor,
     choice: DeviceChoice,
     memory: ChainMemory,
-    positions: int,
     block_size: int,
     spare_slot: int,
 ) -> None:
@@ -58,13 +62,12 @@ def begin(
 
     Args:
         first: input of the first position: any number of tokens of each sequence, of which the last chooses.
-        rows: rows that choose, one for each sequence.
+        rows: rows that choose, one for each sequence, with blocks for all positions that follow from them.
         are_finite: bool [num_tokens] of the tokens that were fed.
-        positions: positions for which the sequences have blocks.
         spare_slot: slot of no sequence, to which padding is written.
     """
     chosen = are_finite, choice.top_tokens, choice.are_valid
-    arguments, constants = _beginning(first, rows, chosen, memory, positions, block_size, spare_slot)
+    arguments, constants = _beginning(first, rows, chosen, memory, block_size, spare_slot)
     begin_chains[(memory.num_rows,)](*arguments, **constants)
 
 
@@ -72,7 +75,7 @@ def compile_begin(memory: ChainMemory, block_size: int, spare_slot: int) -> None
     """Compiles the kernel of ``begin``: no Draft is to wait for it."""
     flags = torch.empty_like(memory.progress[0], dtype=torch.bool)
     chosen = flags, torch.empty_like(memory.found[0, :, 1:]), flags
-    arguments, constants = _beginning(memory.paged, memory.rows, chosen, memory, 1, block_size, spare_slot)
+    arguments, constants = _beginning(memory.paged, memory.rows, chosen, memory, block_size, spare_slot)
     begin_chains.warmup(*arguments, grid=(memory.num_rows,), **constants)
 
 
@@ -81,7 +84,6 @@ def _beginning(
     rows: PackedRows,
     chosen: tuple[Tensor, Tensor, Tensor],
     memory: ChainMemory,
-    positions: int,
     block_size: int,
     spare_slot: int,
 ) -> tuple[tuple[Any, ...], dict[str, int]]:
@@ -89,7 +91,7 @@ def _beginning(
     paged = memory.paged
     arguments = (
         *(first.logit_rows, first.seen, first.block_table, rows.integers, rows.numbers, *chosen),
-        *(rows.integers.shape[1], first.block_table.shape[1], positions, *_fed(paged)),
+        *(rows.integers.shape[1], first.block_table.shape[1], *_fed(paged)),
         *(memory.rows.integers, memory.rows.numbers, memory.progress, memory.found, memory.num_rows),
     )
     constants = {
@@ -104,8 +106,15 @@ def _beginning(
     return arguments, constants
 
 
-def advance(choice: DeviceChoice, are_finite: Tensor, memory: ChainMemory, block_size: int) -> None:
-    """Stores the tokens of a position, and lays out the next position. are_finite: bool [num_rows]."""
+def advance(
+    choice: DeviceChoice, are_finite: Tensor, memory: ChainMemory, block_size: int, spare_slot: int
+) -> None:
+    """Stores the tokens of a position, and lays out the next position.
+
+    Args:
+        are_finite: bool [num_rows].
+        spare_slot: argument of ``begin``.
+    """
     advance_chains[(memory.num_rows,)](
         choice.top_tokens,
         choice.are_valid,
@@ -119,6 +128,7 @@ def advance(choice: DeviceChoice, are_finite: Tensor, memory: ChainMemory, block
         BLOCKS=memory.paged.block_table.shape[1],
         RANKS=memory.found.shape[2] - 1,
         FIELDS=TILE_FIELDS,
+        SPARE_SLOT=spare_slot,
     )
 
 
@@ -128,20 +138,19 @@ def _fed(paged: PagedInput[Tensor]) -> tuple[Tensor, ...]:
     return *rows, paged.work, paged.few_tiles, paged.block_table
 
 
-@triton.jit(do_not_specialize=["num_sequences", "table_stride", "positions", "num_rows"])
+@triton.jit(do_not_specialize=["num_sequences", "table_stride", "num_rows"])
 def begin_chains(
     # Input and choice of the first position, which feeds any number of tokens of each sequence.
     logit_rows,  # int64 [num_sequences] last row of each sequence
     seen,  # int64 [rows] slots up to each row's own
     block_table,  # int64 [num_sequences, table_stride]
-    integers,  # int64 [4, num_sequences] as PackedRows has them
+    integers,  # int64 [5, num_sequences] as PackedRows has them
     numbers,  # float64 [3, num_sequences] as PackedRows has them
     are_finite,  # bool [rows]
     top_tokens,  # int32 [num_sequences, RANKS]
     are_valid,  # bool [num_sequences]
     num_sequences,
     table_stride,
-    positions,
     # Input of the further positions, see advance_chains.
     token_ids,
     position_ids,
@@ -202,15 +211,16 @@ def begin_chains(
             finite = tl.load(are_finite + rows, mask=rows <= last, other=True).to(tl.int32)
             is_valid = tl.minimum(is_valid, tl.min(finite))
         place = tl.load(seen + last)
+        positions = tl.load(integers + _POSITIONS * num_sequences + row)
         held = block_table + row.to(tl.int64) * table_stride
         for start in range(0, tl.minimum((place + positions) // BLOCK + 1, table_stride), _AT_ONCE):
             blocks = start + tl.arange(0, _AT_ONCE)
             known = blocks < tl.minimum(table_stride, BLOCKS)
             copied = tl.load(held + blocks, mask=known, other=0)
             tl.store(next_table + row.to(tl.int64) * BLOCKS + blocks, copied, mask=known)
-        for field in tl.static_range(4):
+        for field in tl.static_range(_INTEGERS):
             number = tl.load(integers + field * num_sequences + row)
-            if field == 1:  # position of the token that is chosen
+            if field == _POSITION:
                 number += 1
             tl.store(next_integers + field * num_rows + row, number)
         for field in tl.static_range(3):
@@ -218,9 +228,12 @@ def begin_chains(
             tl.store(next_numbers + field * num_rows + row, setting)
         _tell(row, 0, top_tokens, is_valid, found, num_rows, RANKS)
         token = tl.load(top_tokens + row * RANKS)
-        _feed(row, token, place, (token_ids, position_ids, slots, next_seen, tile), held, table_stride, BLOCK)
+        fields = (token_ids, position_ids, slots, next_seen, tile)
+        _feed(row, token, place, fields, held, table_stride, BLOCK)
+        if positions <= 1:
+            _stop(row, place, fields, SPARE_SLOT)
     else:
-        for field in tl.static_range(4):
+        for field in tl.static_range(_INTEGERS):
             tl.store(next_integers + field * num_rows + row, 0)
         tl.store(next_numbers + row, 1.0)  # temperature
         tl.store(next_numbers + num_rows + row, 1.0)  # top_p
@@ -243,7 +256,7 @@ def advance_chains(
     work,  # int64 [5]
     tiles,  # int64 [num_rows, FIELDS]
     block_table,  # int64 [num_rows, BLOCKS]
-    integers,  # int64 [4, num_rows] as PackedRows has them
+    integers,  # int64 [5, num_rows] as PackedRows has them
     progress,  # int64 [2, num_rows] as ChainMemory has them
     found,  # int32 [positions, num_rows, RANKS + 1] as ChainMemory has them
     num_rows,
@@ -251,22 +264,30 @@ def advance_chains(
     BLOCKS: tl.constexpr,
     RANKS: tl.constexpr,
     FIELDS: tl.constexpr,
+    SPARE_SLOT: tl.constexpr,
 ):
-    """Stores the tokens of a position, and lays out the next position, which feeds the best tokens."""
+    """Stores the tokens of a position, and lays out the next position, which feeds the best tokens.
+
+    A sequence whose last position was chosen before feeds its last token again, and leaves nothing behind.
+    """
     row = tl.program_id(0)
     if row == 0:
         longest = tl.load(work + _LONGEST)
         tl.store(work + _LONGEST, longest + (longest > 0).to(tl.int64))
-    place = tl.load(seen + row)
-    if place > 0:
-        position, at = tl.load(progress + row), integers + num_rows + row
+    place, position = tl.load(seen + row), tl.load(progress + row)
+    positions = tl.load(integers + _POSITIONS * num_rows + row)
+    if position < positions:
+        at = integers + _POSITION * num_rows + row
         is_valid = tl.load(are_valid + row).to(tl.int32) & tl.load(are_finite + row).to(tl.int32)
         _tell(row, position, top_tokens, is_valid, found, num_rows, RANKS)
         tl.store(progress + row, position + 1)
         tl.store(at, tl.load(at) + 1)
         token, held = tl.load(top_tokens + row * RANKS), block_table + row.to(tl.int64) * BLOCKS
         tile = tiles + tl.load(progress + num_rows + row) * FIELDS
-        _feed(row, token, place, (token_ids, position_ids, slots, seen, tile), held, BLOCKS, BLOCK)
+        fields = (token_ids, position_ids, slots, seen, tile)
+        _feed(row, token, place, fields, held, BLOCKS, BLOCK)
+        if position + 1 >= positions:
+            _stop(row, place, fields, SPARE_SLOT)
 
 
 @triton.jit
@@ -290,3 +311,13 @@ def _feed(row, token, place, fields, held, num_blocks, BLOCK: tl.constexpr):
     tl.store(slots + row, block * BLOCK + place % BLOCK)
     tl.store(seen + row, place + 1)
     tl.store(tile + _END, place + 1)
+
+
+@triton.jit
+def _stop(row, place, fields, SPARE_SLOT: tl.constexpr):
+    """Has a row read the slots before ``place``, and write to no slot of its sequence."""
+    _, position_ids, slots, seen, tile = fields
+    tl.store(position_ids + row, place - 1)
+    tl.store(slots + row, SPARE_SLOT)
+    tl.store(seen + row, place)
+    tl.store(tile + _END, place)

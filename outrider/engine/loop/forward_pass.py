@@ -1,11 +1,11 @@
 """Forward passes of a model over its paged cache, which are alike at all ranks of a group."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from outrider.decoding.outcomes import RANKS
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import CacheLostError
@@ -29,6 +29,7 @@ from outrider.engine.forward.graphs import (
     chunk_logits,
     chunk_sizes,
     drafting_sizes,
+    ranks_of_drafts,
     sizes_of_drafts,
 )
 from outrider.engine.forward.kernel import Kernel
@@ -126,7 +127,9 @@ class ForwardPass:
             return pack(feeds, block_size, dtype, device)
         if not self.is_asynchronous and (batch := self._chain_batches.of(feeds)) is not None:
             return batch
-        layout = PagedLayout.of(feeds, block_size)
+        # Drafts may go on from this pass, into all blocks that their sequences hold.
+        blocks = max(len(feed.blocks) for feed in feeds)
+        layout = replace(PagedLayout.of(feeds, block_size), blocks=blocks)
         fields = fill(layout, feeds, block_size, self._spare_slot, choice, device=device).sent()
         return paged_batch(fields, fields["logit_rows"], block_size, dtype, choice)
 
@@ -223,19 +226,24 @@ class ForwardPass:
 
     def _capture_draft_graphs(self) -> tuple[str, ...]:
         """Captures the positions of Drafts; returns why some are missing."""
+        self.draft_graphs = self.draft_graphs_of(self._compute)
+        return self.draft_graphs.capture()
+
+    def draft_graphs_of(self, compute: Callable[[Batch], ForwardOutput]) -> "DraftGraphs":
+        """Returns graphs of positions of Drafts, each of which ``compute`` passes over."""
         from outrider.engine.forward.draft_graphs import DraftGraphs
 
-        self.draft_graphs = DraftGraphs(
-            self._compute,
+        return DraftGraphs(
+            compute,
             self._capture,
             self.cache,
             self.dtype,
             self.device,
             blocks=self._most_blocks,
             sizes=sizes_of_drafts(self.settings),
-            ranks=min(RANKS, self.model.config.get_text_config().vocab_size),
+            ranks=min(ranks_of_drafts(self.settings), self.model.config.get_text_config().vocab_size),
+            group=self.group,
         )
-        return self.draft_graphs.capture()
 
     def graphs_of(self, compute: Callable[[Batch], ForwardOutput]) -> Graphs:
         """Returns graphs for passes of the target drafter."""

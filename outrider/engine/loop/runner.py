@@ -27,10 +27,10 @@ from outrider.engine.loop.launched import ONE_POSITION, Finished, Launched, Logi
 from outrider.engine.parallel.rank_group import RankGroup, together
 from outrider.engine.planning.memory import free_memory
 from outrider.engine.scheduling.scheduler import Selected
-from outrider.engine.sequence import NO_DRAFT
+from outrider.engine.sequence import NO_DRAFT, UNKNOWN
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import StepTimings
-from outrider.engine.tasks.decode import UNKNOWN, DecodeTask
+from outrider.engine.tasks.decode import DecodeTask
 from outrider.engine.tasks.task import Task
 from outrider.pace.step import Step, StepSize
 
@@ -136,10 +136,11 @@ class ModelRunner:
         tasks, feeds = [task for task, _ in selected], [item.feed() for item in items]
         drafts = [task.judged if item.num_logits else NO_DRAFT for task, item in selected]
         counts = [item.num_logits if task.nodes() else 0 for task, item in selected]
-        forward = self._pass(feeds, self._choice_input(feeds, tasks, counts, drafts))
+        choice = self._choice_input(feeds, tasks, counts, drafts, [reach.positions] * sum(counts))
+        forward = self._pass(feeds, choice)
         rows = [task.rows() if item.num_logits else [] for task, item in selected]
         logits, fed = forward.output.logits, [len(item.tokens) for item in items]
-        if (chains := self._begin_chains(tasks, forward, reach)) is not None:
+        if (chains := self._begin_chains(tasks, feeds, forward, reach)) is not None:
             arriving, ended, arrival = self._drafted(chains, reach)
             drafted = DraftedTokens(rows, fed, logits, arriving, arrival)
             forward = replace(forward, ended=ended)
@@ -151,7 +152,9 @@ class ModelRunner:
         choosing = begin_choosing(chosen, rows, forward.output.are_finite, ranks, drafts, packed)
         return Launched(tasks, fed, forward, choosing, started, logit_rows=logit_rows)
 
-    def _begin_chains(self, tasks: Sequence[Task], forward: Pass, reach: Reach) -> "DraftChains | None":
+    def _begin_chains(
+        self, tasks: Sequence[Task], feeds: Sequence[Feed], forward: Pass, reach: Reach
+    ) -> "DraftChains | None":
         """Chooses the first tokens of Drafts that the device can make by itself; None: it cannot.
 
         Biases and bans of single tokens, also in settings that need no text, are applied by the host.
@@ -160,20 +163,21 @@ class ModelRunner:
         if graphs is None or reach.positions == 1 or not all(each.needs_no_text for each in sequences):
             return None
         assert isinstance(forward.batch, Batch)
-        return graphs.begin(forward.batch, forward.output, reach.positions)
+        return graphs.begin(forward.batch, forward.output) if graphs.fits(feeds) else None
 
     def _drafted(self, chains: "DraftChains", reach: Reach) -> tuple[torch.Tensor, Mark, Mark]:
         """Launches positions as far as the step reaches.
 
         Returns:
-            What ``DraftChains.sent`` does, the end of the last position, and the arrival of its tokens.
+            ``DraftChains.found`` on its way to the host, the end of the last position, and the arrival.
         """
         device = self._forward.device
         ends = [mark(device)]
         while chains.positions < reach.positions and not _is_interrupted(ends, reach):
             chains.advance()
             ends.append(mark(device))
-        return chains.sent(), ends[-1], mark(device)
+        arriving = chains.found.to("cpu", non_blocking=True)  # in pinned memory
+        return arriving, ends[-1], mark(device)
 
     def _launch_early(self, before: Launched, tasks: Sequence[DecodeTask]) -> Launched | None:
         """Launches the next step, which feeds the tokens that this step chooses; None if that fails."""
@@ -247,12 +251,17 @@ class ModelRunner:
         return Launched(before.tasks, [1] * count, forward, choosing, started)
 
     def _choice_input(
-        self, feeds: list[Feed], tasks: Sequence[Task], counts: list[int], drafts: list[Draft]
+        self,
+        feeds: list[Feed],
+        tasks: Sequence[Task],
+        counts: list[int],
+        drafts: list[Draft],
+        positions: Sequence[int] = (),
     ) -> ChoiceInput | None:
         """Makes the input of kernels that choose tokens. Arguments: those of ChoiceInput.of_feeds."""
         if not self._forward.is_asynchronous:
             return None
-        return ChoiceInput.of_feeds(feeds, [task.sequence for task in tasks], counts, drafts)
+        return ChoiceInput.of_feeds(feeds, [task.sequence for task in tasks], counts, drafts, positions)
 
     def _pass(
         self, feeds: list[Feed], choice: ChoiceInput | None, chosen: torch.Tensor | None = None

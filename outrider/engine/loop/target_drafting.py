@@ -202,8 +202,7 @@ class TargetDrafting:
         made: dict[int, _Made] = {}
         top_tokens = drafter.top_tokens or [()] * len(drafts)
         for request, draft, of_draft in zip(requests, drafts, top_tokens, strict=True):
-            assert isinstance(request.sequence, EngineSequence)
-            number = request.sequence.number
+            number = request.engine_sequence.number
             made[number] = _Made(name, draft, step)
             self._newest[number] = _Newest(name, draft.tokens[: draft.chain_length], of_draft)
         return made

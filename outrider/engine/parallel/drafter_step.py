@@ -16,13 +16,16 @@ class DrafterStep:
     part: int = 0  # which of several heads, or of several parts of the target
     wants_logits: bool = True
     drafter: int = 0  # number of the drafter among those of the target
+    positions: tuple[int, ...] = ()  # positions of each sequence's chain; none: rank 0 sends each position
 
     def to_numbers(self) -> Numbers:
-        numbers = np.array([self.num_states, self.part, self.wants_logits, self.drafter], np.int64)
-        return np.concatenate([numbers, self.fed.to_numbers()])
+        sizes = self.num_states, self.part, self.wants_logits, self.drafter, len(self.positions)
+        return np.concatenate([np.array([*sizes, *self.positions], np.int64), self.fed.to_numbers()])
 
     @classmethod
     def from_numbers(cls, numbers: Numbers) -> "DrafterStep":
         """Returns the step that ``to_numbers`` was called on."""
-        num_states, part, wants_logits, drafter = numbers[:4].tolist()
-        return cls(StepInput.from_numbers(numbers[4:]), num_states, part, bool(wants_logits), drafter)
+        num_states, part, wants_logits, drafter, count = numbers[:5].tolist()
+        positions, rest = numbers[5 : 5 + count], numbers[5 + count :]
+        fed = StepInput.from_numbers(rest)
+        return cls(fed, num_states, part, bool(wants_logits), drafter, tuple(positions.tolist()))

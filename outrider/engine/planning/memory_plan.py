@@ -195,11 +195,12 @@ def _graph_bytes(model: ModelSkeleton, settings: EngineSettings, num_blocks: int
         rows = sizes[-1]
         total += kept(rows, logits=logits)
         computing = max(computing, model.activation_bytes(rows, min(rows, logits)))
+    chains = draft_bytes(settings, blocks)
     if settings.is_draft:
-        total += draft_bytes(settings, blocks)
+        total += chains
     of_drafts = drafting_sizes(settings)[-1]
     layout = layout_of(of_drafts, sequences, blocks, as_chains=False)
-    if drafting := model.drafting_graph_bytes(of_drafts, feed_bytes(layout)):
+    if drafting := model.drafting_graph_bytes(of_drafts, feed_bytes(layout), chains):
         total += drafting
         computing = max(computing, model.activation_bytes(of_drafts, of_drafts))
     return total + computing + parts

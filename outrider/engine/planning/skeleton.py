@@ -174,9 +174,9 @@ class ModelSkeleton:
         size: int = self._model.config.get_text_config().hidden_size
         return num_tokens * len(self._drafters.hidden_layers) * size * self.dtype.itemsize
 
-    def drafting_graph_bytes(self, rows: int, feeds: int) -> int:
+    def drafting_graph_bytes(self, rows: int, feeds: int, chains: int) -> int:
         """Returns the bytes of captured passes of its target drafters. Arguments as of ``graph_bytes``."""
-        return self._drafters.graph_bytes(rows, feeds)
+        return self._drafters.graph_bytes(rows, feeds, chains)
 
     def waiting_bytes(self) -> int:
         """Returns the bytes for states that wait until a target drafter takes them in."""

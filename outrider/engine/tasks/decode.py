@@ -11,12 +11,11 @@ from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.asked_logprobs import comes_along
 from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.choosing.sampler import Choices
-from outrider.engine.sequence import NO_DRAFT, EngineSequence
+from outrider.engine.sequence import NO_DRAFT, UNKNOWN, EngineSequence
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import NOTHING_FORCED, Decoded, Forced, Result
 
 NOTHING_CONSTRAINED = Constrained(NO_DRAFT, (), ())
-UNKNOWN = 0  # placeholder of a token whose position alone counts
 
 
 class DecodeTask(Task):

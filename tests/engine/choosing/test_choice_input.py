@@ -40,7 +40,13 @@ class Compared:
         self.differing: list[tuple[ChoiceInput, ChoiceInput]] = []
 
     def choice_input(
-        self, _: ModelRunner, feeds: list[Feed], tasks: Sequence[Task], counts: list[int], drafts: list[Draft]
+        self,
+        _: ModelRunner,
+        feeds: list[Feed],
+        tasks: Sequence[Task],
+        counts: list[int],
+        drafts: list[Draft],
+        positions: Sequence[int] = (),
     ) -> None:
         self._sent = ChoiceInput.of_feeds(feeds, [task.sequence for task in tasks], counts, drafts)
         self.trees += sum(feed.tree is not None for feed in feeds)
