@@ -108,7 +108,7 @@ class SimulatedRunner:
         self.selected = selected
         tasks = [task for task, _ in selected]
         is_early = launched is not None or tasks == self._drafting
-        self._drafting = tasks if reach.positions > 1 else ()
+        self._drafting = tasks if reach.longest > 1 else ()
         self.cache.take_changes()  # changes of numbers that are not there
         size = size_of([item for _, item in selected], self.settings.block_size)
         started, seconds = self._clock(), self._cost(size, is_early)

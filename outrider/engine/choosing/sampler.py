@@ -144,7 +144,7 @@ class Choosing:
             best = (
                 top_tokens[own]
                 if self.result.top_tokens.shape[1] == 1
-                else [*map(_allowed_ones, part, top_tokens[own])]
+                else [*map(allowed_ones, part, top_tokens[own])]
             )
             processed = None if self.processed is None else self.processed[own]
             path = _path(draft, best, are_accepted[own] if are_accepted else None) if draft else ()
@@ -214,7 +214,7 @@ def _begin(
             if packed is None:
                 of_drafts = DraftRows.of(drafts, [*map(len, rows)])
                 packed = ChoiceInput.of_rows(every, of_drafts).copied(logits.device)
-            choice = _choose_on_device(logits, every, packed, ranks)
+            choice = choose_adjusted(logits, every, packed, ranks)
             best, perturbed = choice.top_tokens, choice.perturbed
             are_valid, are_accepted = choice.are_valid, choice.are_accepted
         else:
@@ -231,7 +231,7 @@ def _begin(
     return Choosing(rows, drafts, logits, processed, result, arriving, arrival, asked)
 
 
-def _allowed_ones(row: ChoiceContext, top_tokens: tuple[int, ...]) -> tuple[int, ...]:
+def allowed_ones(row: ChoiceContext, top_tokens: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the top tokens that the grammar allows, or at least the first token."""
     return top_tokens if row.num_allowed is None else top_tokens[: max(row.num_allowed, 1)]
 
@@ -248,9 +248,10 @@ def _has_kernels(logits: torch.Tensor) -> bool:
     return logits.is_cuda and _HAS_TRITON
 
 
-def _choose_on_device(
+def choose_adjusted(
     logits: torch.Tensor, rows: list[ChoiceContext], packed: PackedRows, ranks: int
 ) -> "DeviceChoice":
+    """Chooses tokens on a GPU after all settings, without a wait. Arguments: those of ``begin_choosing``."""
     from outrider.engine.kernels.choice import choose_on_device, joined
 
     others = [setting for setting in TOKEN_ADJUSTMENTS if setting is not GRAMMAR]

@@ -74,7 +74,7 @@ class DraftGraphs(CapturedSizes):
             ranks: best tokens that are wanted at each position.
         """
         super().__init__(capture, sizes, group)
-        self._forward, self._ranks = forward, ranks
+        self._forward, self.ranks = forward, ranks
         self._block_size, self._spare_slot = cache.block_size, cache.spare_block * cache.block_size
         self._dtype, self._device = dtype, device
         self._blocks = min(blocks, MOST_BLOCKS)
@@ -89,29 +89,32 @@ class DraftGraphs(CapturedSizes):
             self._size_for(len(feeds)) is not None and max(len(feed.blocks) for feed in feeds) <= self._blocks
         )
 
-    def begin(self, batch: Batch, output: ForwardOutput) -> DraftChains:
-        """Chooses the tokens of the first position.
+    def begin(self, batch: Batch, are_finite: Tensor, choice: DeviceChoice) -> DraftChains:
+        """Begins with the tokens of the first position.
 
         Args:
             batch: the first position, which fits: any number of tokens of each sequence, of which the last
                 chooses. It has been sent with its choosing rows.
-            output: output of its pass.
+            are_finite: bool [num_tokens] of its pass.
+            choice: the tokens, of each sequence as many as ``ranks`` says.
         """
         assert batch.paged is not None
         assert batch.choice is not None
         size = self._size_for(len(batch.logit_rows))
         assert size is not None
-        choice = self._choose(output.logits, batch.choice)
         memory, places = self._memories[size], (self._block_size, self._spare_slot)
-        begin(batch.paged, batch.choice, output.are_finite, choice, memory, *places)
+        begin(batch.paged, batch.choice, are_finite, choice, memory, *places)
         return DraftChains(memory, self._replays[size])
 
     def drafted(self, batch: Batch, output: ForwardOutput, positions: int) -> Tensor:
         """Chooses the tokens of this many positions; returns ``DraftChains.found``.
 
-        batch, output: arguments of ``begin``.
+        Args:
+            batch: argument of ``begin``.
+            output: output of its pass.
         """
-        chains = self.begin(batch, output)
+        assert batch.choice is not None
+        chains = self.begin(batch, output.are_finite, self._choose(output.logits, batch.choice))
         for _ in range(1, positions):
             chains.advance()
         return chains.found
@@ -133,9 +136,9 @@ class DraftGraphs(CapturedSizes):
         """Chooses tokens at rank 0, whose device gives them to the other ranks."""
         count = rows.integers.shape[1]
         if self._group is None or self._group.rank == 0:
-            choice = choose_on_device(logits, rows, self._ranks)
+            choice = choose_on_device(logits, rows, self.ranks)
         else:
-            top_tokens = torch.empty(count, self._ranks, dtype=torch.int32, device=self._device)
+            top_tokens = torch.empty(count, self.ranks, dtype=torch.int32, device=self._device)
             are_valid = torch.ones(count, dtype=torch.bool, device=self._device)  # rank 0 alone reads it
             choice = DeviceChoice(top_tokens, top_tokens[:0], are_valid, are_valid[:0])
         if self._group is not None:
@@ -152,5 +155,5 @@ class DraftGraphs(CapturedSizes):
             replace(PagedInput.of(fields), block_table=self._block_table[:rows]),
             replace(choice.at(fields), are_truncated=True),  # as some rows of a later step may be
             torch.ones(2, rows, dtype=torch.int64, device=self._device),  # nothing is left to choose
-            torch.zeros(MAX_DEPTH, rows, self._ranks + 1, dtype=torch.int32, device=self._device),
+            torch.zeros(MAX_DEPTH, rows, self.ranks + 1, dtype=torch.int32, device=self._device),
         )

@@ -225,7 +225,8 @@ class Engine:
         """Runs a forward pass over all tasks that can take part, and returns the results that it completed.
 
         A sequence for which the pass raises, or whose numbers are not finite, fails alone. If all tasks draft
-        chains, the step drafts as many positions as the shortest of these chains has left.
+        chains, the step drafts further positions: on a GPU all that each chain has left, else as many as the
+        shortest of them has left.
 
         is_interrupted: whether other work has come, which waits for the step: it drafts no further positions.
             None: no work comes meanwhile.

@@ -21,9 +21,20 @@ from outrider.pace.step import Step
 class Reach:
     """How far a step drafts before the host reads its tokens."""
 
-    positions: int = 1  # most positions of each sequence, each after the best token of the position before
+    # Most positions of each sequence, each after the best token of the position before; none: 1 of each.
+    positions: Sequence[int] = ()
     # Whether other work has come: the step ends with what a device has been given. None: no work can come.
     is_interrupted: Callable[[], bool] | None = None
+
+    @property
+    def shortest(self) -> int:
+        """Positions of the sequence with the fewest."""
+        return min(self.positions, default=1)
+
+    @property
+    def longest(self) -> int:
+        """Positions of the sequence with the most."""
+        return max(self.positions, default=1)
 
 
 ONE_POSITION = Reach()
@@ -77,8 +88,13 @@ class Launched:
     started: float  # seconds of the host's clock when packing began
     before: Mark | None = None  # end of the step before, if this step was launched early
     logit_rows: LogitRows | None = None  # None: all rows choose a token
-    positions: int = 1  # positions that the step drafts for each of its tasks
+    reached: Sequence[int] = ()  # positions that the step drafts for each task; none: a position for each
     further: Sequence["Launched"] = ()  # positions after the first, unless ``choosing`` has them
+
+    @property
+    def positions(self) -> int:
+        """Positions of the task with the most."""
+        return max(self.reached, default=1)
 
     @property
     def arrival(self) -> Mark:
@@ -102,7 +118,7 @@ class Launched:
             build = seconds_between(self.before, self.forward.started)  # the device waited for this step
             total = seconds_between(self.before, self.choosing.arrival)
         sample = total - build - forward  # choosing tokens has waited for the device
-        num_tokens = self.forward.batch.num_tokens + (self.positions - 1) * len(self.tasks)
+        num_tokens = self.forward.batch.num_tokens + sum(count - 1 for count in self.reached)
         path = self.forward.batch.path
         return StepTimings(build, forward, sample, total, len(self.tasks), num_tokens, path)
 

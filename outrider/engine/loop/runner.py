@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
 from outrider.engine.blame import is_out_of_memory, says_broken
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.drafted_tokens import DraftedTokens
-from outrider.engine.choosing.sampler import Choosing, begin_choosing, compile_kernels
+from outrider.engine.choosing.sampler import Choosing, begin_choosing, choose_adjusted, compile_kernels
 from outrider.engine.device_time import Mark, is_over, mark, wait_for
 from outrider.engine.drafters.target_drafter import feed_of
 from outrider.engine.forward.batch import Batch, Item
@@ -126,9 +127,9 @@ class ModelRunner:
         if following:
             launched = launched.with_own_states()
             next_step = self._launch_early(launched, following)
-        if isinstance(launched.choosing, Choosing) and reach.positions > 1:
+        if isinstance(launched.choosing, Choosing) and reach.shortest > 1:
             further = self._launch_further(launched, selected, reach)
-            launched = replace(launched, further=further, positions=1 + len(further))
+            launched = replace(launched, further=further, reached=[1 + len(further)] * len(selected))
         return self._finish(launched, selected, next_step)
 
     def _launch(self, selected: Selected, reach: Reach) -> Launched:
@@ -136,15 +137,16 @@ class ModelRunner:
         tasks, feeds = [task for task, _ in selected], [item.feed() for item in items]
         drafts = [task.judged if item.num_logits else NO_DRAFT for task, item in selected]
         counts = [item.num_logits if task.nodes() else 0 for task, item in selected]
-        choice = self._choice_input(feeds, tasks, counts, drafts, [reach.positions] * sum(counts))
-        forward = self._pass(feeds, choice)
+        reach = self._by_device(tasks, feeds, reach)
+        forward = self._pass(feeds, self._choice_input(feeds, tasks, counts, drafts, reach.positions))
         rows = [task.rows() if item.num_logits else [] for task, item in selected]
         logits, fed = forward.output.logits, [len(item.tokens) for item in items]
-        if (chains := self._begin_chains(tasks, feeds, forward, reach)) is not None:
+        if reach.longest > 1:
+            chains = self._begin_chains(forward, rows)
             arriving, ended, arrival = self._drafted(chains, reach)
-            drafted = DraftedTokens(rows, fed, logits, arriving, arrival)
-            forward = replace(forward, ended=ended)
-            return Launched(tasks, fed, forward, drafted, started, positions=chains.positions)
+            reached = [min(count, chains.positions) for count in reach.positions]
+            drafted = DraftedTokens(rows, fed, reached, logits, arriving, arrival)
+            return Launched(tasks, fed, replace(forward, ended=ended), drafted, started, reached=reached)
         ranks = min(max(task.ranks for task, _ in selected), logits.shape[1])
         logit_rows = LogitRows(items, rows)
         chosen = logit_rows.choosing(logits)
@@ -152,18 +154,24 @@ class ModelRunner:
         choosing = begin_choosing(chosen, rows, forward.output.are_finite, ranks, drafts, packed)
         return Launched(tasks, fed, forward, choosing, started, logit_rows=logit_rows)
 
-    def _begin_chains(
-        self, tasks: Sequence[Task], feeds: Sequence[Feed], forward: Pass, reach: Reach
-    ) -> "DraftChains | None":
-        """Chooses the first tokens of Drafts that the device can make by itself; None: it cannot.
+    def _by_device(self, tasks: Sequence[Task], feeds: Sequence[Feed], reach: Reach) -> Reach:
+        """Returns how far the device may draft by itself. The host applies what settings say of tokens."""
+        graphs = self._forward.draft_graphs
+        if graphs is None or not graphs.fits(feeds):
+            return ONE_POSITION
+        pairs = zip(tasks, reach.positions, strict=False)  # there are no positions to be drafted
+        return replace(
+            reach, positions=[count if task.sequence.needs_no_text else 1 for task, count in pairs]
+        )
 
-        Biases and bans of single tokens, also in settings that need no text, are applied by the host.
-        """
-        graphs, sequences = self._forward.draft_graphs, [task.sequence for task in tasks]
-        if graphs is None or reach.positions == 1 or not all(each.needs_no_text for each in sequences):
-            return None
-        assert isinstance(forward.batch, Batch)
-        return graphs.begin(forward.batch, forward.output) if graphs.fits(feeds) else None
+    def _begin_chains(self, forward: Pass, rows: Sequence[list[ChoiceContext]]) -> "DraftChains":
+        """Chooses the first tokens of Drafts that the device goes on with. rows: a row of each task."""
+        graphs, batch, output = self._forward.draft_graphs, forward.batch, forward.output
+        assert graphs is not None
+        assert isinstance(batch, Batch)
+        assert batch.choice is not None
+        choice = choose_adjusted(output.logits, [row for (row,) in rows], batch.choice, graphs.ranks)
+        return graphs.begin(batch, output.are_finite, choice)
 
     def _drafted(self, chains: "DraftChains", reach: Reach) -> tuple[torch.Tensor, Mark, Mark]:
         """Launches positions as far as the step reaches.
@@ -173,7 +181,7 @@ class ModelRunner:
         """
         device = self._forward.device
         ends = [mark(device)]
-        while chains.positions < reach.positions and not _is_interrupted(ends, reach):
+        while chains.positions < reach.longest and not _is_interrupted(ends, reach):
             chains.advance()
             ends.append(mark(device))
         arriving = chains.found.to("cpu", non_blocking=True)  # in pinned memory
@@ -208,7 +216,7 @@ class ModelRunner:
         """Launches further positions of a step."""
         steps = [launched]
         try:
-            while len(steps) < reach.positions and not self._ends_now(steps, selected, reach):
+            while len(steps) < reach.shortest and not self._ends_now(steps, selected, reach):
                 steps.append(self._launch_position(steps[-1], selected, len(steps)))
         except Exception as error:
             if says_broken(error) and not is_out_of_memory(error):
@@ -298,9 +306,10 @@ class ModelRunner:
             choices = [
                 replace(choice, further=tokens) for choice, tokens in zip(choices, of_items, strict=True)
             ]
-        for item, choice in zip(items, choices, strict=True):
+        reached = launched.reached or [1] * len(items)
+        for item, choice, positions in zip(items, choices, reached, strict=True):
             known = 1 + len(choice.further)
-            if known < launched.positions:  # a mask would not hide numbers that are not finite
+            if known < positions:  # a mask would not hide numbers that are not finite
                 self.cache.clear(item.sequence, item.sequence.written + len(item.tokens) + known - 1)
         shortest = self.settings.shortest_step_s
         if shortest:

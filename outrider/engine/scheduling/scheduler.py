@@ -85,24 +85,23 @@ class Scheduler:
             following.append(task)
         return following
 
-    def positions(self, selected: Selected, tasks: Mapping[int, Task]) -> int:
-        """Returns how many positions the step may draft for its sequences, each after the one before.
+    def positions(self, selected: Selected, tasks: Mapping[int, Task]) -> list[int]:
+        """Returns how many positions the step may draft for each sequence, each after the position before.
 
-        It is more than one if no other work waits, all tasks draft chains of that length, and there is cache.
-        No sequence may feed more than a block of its prompt.
+        It is 1 for all sequences if other work waits, or if a sequence feeds more than a block of its prompt.
         """
-        if len(selected) < len(tasks):
-            return 1
-        goes_on = [
-            item.num_logits > 0 and item.tree is None and item.num_committed <= self._cache.block_size
-            for _, item in selected
-        ]
-        count = min(task.positions for task, _ in selected) if all(goes_on) else 1
-        has_room = count > 1 and all(
-            self._cache.reserve(item.sequence, item.sequence.written + len(item.tokens) + count - 1)
-            for _, item in selected
+        reads_prompt = any(
+            not item.num_logits or item.num_committed > self._cache.block_size for _, item in selected
         )
-        return count if has_room else 1
+        if reads_prompt or len(selected) < len(tasks):
+            return [1] * len(selected)
+        return [self._positions_of(task, item) for task, item in selected]
+
+    def _positions_of(self, task: Task, item: Item) -> int:
+        """Returns how many positions a step may draft for a sequence: 1 without cache, or after a tree."""
+        count = task.positions if item.tree is None else 1
+        length = item.sequence.written + len(item.tokens) + count - 1
+        return count if count == 1 or self._cache.reserve(item.sequence, length) else 1
 
     def still_wanted(self, launched: Iterable[Task], tasks: Mapping[int, Task]) -> Selected:
         """Returns items of a step that was launched before the tokens of the step before it were known.

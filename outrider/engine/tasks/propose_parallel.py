@@ -23,7 +23,7 @@ class MaskedProposeTask(ProposeTask):
         """mask_token: id of the model's mask token."""
         super().__init__(given)
         self.mask_token = mask_token
-        self.positions = self.depth  # positions that are guessed
+        self.guesses = self.depth  # positions that are guessed
 
     @property
     def is_known(self) -> bool:
@@ -31,12 +31,10 @@ class MaskedProposeTask(ProposeTask):
         return self.is_empty or self.done
 
     def tree(self) -> Draft:
-        return (
-            self.sequence.pending if self.is_known else Draft.chain([self.mask_token] * (self.positions - 1))
-        )
+        return self.sequence.pending if self.is_known else Draft.chain([self.mask_token] * (self.guesses - 1))
 
     def nodes(self) -> list[int]:
-        return [] if self.is_known else list(range(ROOT, self.positions - 1))
+        return [] if self.is_known else list(range(ROOT, self.guesses - 1))
 
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
         if not self.is_empty:
@@ -61,7 +59,7 @@ class ParallelProposeTask(MaskedProposeTask):
     def __init__(self, given: Assignment, mask_token: int) -> None:
         super().__init__(given, mask_token)
         # The token after the Draft is needed if the whole Draft is accepted.
-        self.positions = self.depth + given.prepares
+        self.guesses = self.depth + given.prepares
         self.top_tokens = top_tokens_after(given.sequence, ROOT, mask_token)
 
     @property
@@ -94,7 +92,7 @@ class ParallelSampledProposeTask(MaskedProposeTask):
         self._drawn: list[tuple[int, SparseProbs]] = []
 
     def guess(self, choices: Choices) -> None:
-        self._drawn = [choices.sample_draft_token(self.work.round, row) for row in range(self.positions)]
+        self._drawn = [choices.sample_draft_token(self.work.round, row) for row in range(self.guesses)]
 
     def draft(self) -> Draft:
         return Draft.chain([token for token, _ in self._drawn], [probs for _, probs in self._drawn])

@@ -147,8 +147,8 @@ def test_colocated_drafts_are_those_of_the_cpu_and_its_engine_has_graphs(given: 
     assert engine.slow_because == ()
 
 
-def counts_of_draft(engine: Engine, cuda: SimulatedCuda, prompts: list[tuple[int, ...]]) -> Counts:
-    """Counts of launches while the deepest chains are drafted for these texts."""
+def counts_of_drafts(engine: Engine, cuda: SimulatedCuda, prompts: list[tuple[int, ...]]) -> list[Counts]:
+    """Counts of launches while Drafts are made for these texts, the deepest chains first."""
     drafter, counted = drafter_of(engine), []
     propose = drafter.propose
 
@@ -162,8 +162,8 @@ def counts_of_draft(engine: Engine, cuda: SimulatedCuda, prompts: list[tuple[int
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(drafter, "propose", counting)
-        rounds(engine, prompts, 0.7, DEPTH, max_tokens=DEPTH + 3)
-    return counted[0]
+        rounds(engine, prompts, 0.7, DEPTH, max_tokens=2 * DEPTH + 3)
+    return counted
 
 
 @pytest.mark.parametrize("drafter", QUICK)
@@ -172,12 +172,25 @@ def test_draft_copies_and_waits_once_however_deep_and_for_however_many(
 ) -> None:
     with simulated_cuda() as cuda:
         engine = engine_of(settings, device="cuda")
-        alone, in_company = (counts_of_draft(engine, cuda, PROMPTS[:count]) for count in (1, 4))
+        alone, in_company = (counts_of_drafts(engine, cuda, PROMPTS[:count])[0] for count in (1, 4))
     totals = in_company.totals()
     assert totals["launches"] <= LAUNCHES[drafter], in_company.report()
     assert totals["waits"] == totals["pinned_copies"] == totals["copies_out"] == 1, in_company.report()
     assert not in_company.pageable_copies
     assert totals == alone.totals(), in_company.report()
+
+
+@slow
+def test_draft_of_a_model_beside_the_target_copies_and_waits_once(given: dict[str, Any]) -> None:
+    """Its first Draft follows the prompt, which is taken in before."""
+    given |= {"cache_memory": 2**22, "device": "cuda"}
+    prompts = [prompt_of(kind)[:8] for kind in ("json", "code")]
+    with simulated_cuda() as cuda:
+        engine = engine_with("colocated", DEMO / "draft", **given)
+        _, counts, *_ = counts_of_drafts(engine, cuda, prompts)
+    totals = counts.totals()
+    assert totals["launches"] <= 4 + DEPTH - 1, counts.report()
+    assert totals["waits"] == totals["pinned_copies"] == totals["copies_out"] == 1, counts.report()
 
 
 @slow

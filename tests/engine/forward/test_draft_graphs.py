@@ -34,6 +34,8 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "plain": {"temperature": 0.8},
     "all": ALL,
     "ends": {"temperature": 1.0, "ignore_eos": False, "stop_token_ids": tuple(range(3, 90))},
+    "bans": {"temperature": 0.8, "bad_token_ids": tuple(range(3, 50))},
+    "reads": {"temperature": 0.8, "repetition_penalty": 1.3},
 }
 
 
@@ -150,6 +152,7 @@ def test_draft_finds_its_kernels_compiled(engine: Engine, cuda: SimulatedCuda) -
     [
         (["greedy"], [16], None),
         (["plain", "all", "greedy", "ends"], [2, 4, 4, 3], 1),
+        (["reads", "plain", "bans", "all"], [3, 4, 2, 1], None),
     ],
 )
 def test_drafts_of_the_device_are_those_made_position_by_position(
@@ -185,6 +188,34 @@ def test_draft_copies_and_waits_once_however_deep_it_is(
         assert totals["waits"] == totals["pinned_copies"] == totals["copies_out"] == 1, cuda.counts.report()
         assert totals["pageable_copies"] == 0, cuda.counts.report()
         assert totals["launches"] <= LAUNCHES[sampling] + depth - 1, cuda.counts.report()
+
+
+def test_drafts_of_different_depths_are_one_program(engine: Engine, cuda: SimulatedCuda) -> None:
+    depths = [1, 4, 8, 2]
+    sequences = Sequences(engine, ["plain", "greedy", "all", "greedy"])
+    sequences.drafts(depths)
+    sequences.go_on()
+    cuda.counts = Counts()
+    drafts = [draft for draft, _ in sequences.drafts(depths)]
+    totals = cuda.counts.totals()
+    assert [draft.chain_length for draft in drafts] == depths
+    assert totals["waits"] == totals["pinned_copies"] == totals["copies_out"] == 1, cuda.counts.report()
+    assert totals["launches"] <= LAUNCHES["all"] + max(depths) - 1, cuda.counts.report()
+
+
+@pytest.mark.parametrize("sampling", ["reads", "bans"])
+def test_sequence_that_needs_the_host_costs_no_other_sequence_its_program(
+    engine: Engine, sampling: str
+) -> None:
+    """Whoever needs no host has its Draft after the first step."""
+    depths = [4, 4, 4]
+    sequences = Sequences(engine, ["plain", sampling, "all"])
+    sequences.drafts(depths)
+    sequences.go_on()
+    sequences.submit(depths)
+    numbers = [sequence.number for sequence in sequences._opened]
+    assert [result.sequence for result in engine.step()] == [numbers[0], numbers[2]]
+    assert [result.sequence for result in run(engine)] == [numbers[1]]
 
 
 def test_device_is_given_one_position_in_advance(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
