@@ -24,7 +24,7 @@ from outrider.engine.work import (
 from protos import generation_pb2, rounds_pb2
 from protos.conversions import draft_from_message, draft_to_message, lease_from_message, step_to_message
 
-RequestT = TypeVar("RequestT", rounds_pb2.DraftRequest, rounds_pb2.TargetRequest)
+RequestT = TypeVar("RequestT", rounds_pb2.DraftWorkerRequest, rounds_pb2.TargetWorkerRequest)
 ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
 
 _FIELDS: dict[type[Message], str] = {rounds_pb2.Opened: "opened", rounds_pb2.Ended: "ended"}
@@ -54,9 +54,9 @@ class Translation(ABC, Generic[RequestT, ReplyT]):
         """Returns the message that carries all these messages."""
 
 
-class DraftTranslation(Translation[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]):
+class DraftTranslation(Translation[rounds_pb2.DraftWorkerRequest, rounds_pb2.DraftReply]):
     @staticmethod
-    def work(sequence: int, request: rounds_pb2.DraftRequest) -> tuple[rounds_pb2.Turn, Work]:
+    def work(sequence: int, request: rounds_pb2.DraftWorkerRequest) -> tuple[rounds_pb2.Turn, Work]:
         if request.WhichOneof("request") != "propose":
             raise ValueError("after Open a draft worker takes Propose and Close")
         propose, turn = request.propose, request.propose.turn
@@ -91,9 +91,9 @@ class DraftTranslation(Translation[rounds_pb2.DraftRequest, rounds_pb2.DraftRepl
         return rounds_pb2.DraftReplies(**_by_field(messages))
 
 
-class TargetTranslation(Translation[rounds_pb2.TargetRequest, rounds_pb2.TargetReply]):
+class TargetTranslation(Translation[rounds_pb2.TargetWorkerRequest, rounds_pb2.TargetReply]):
     @staticmethod
-    def work(sequence: int, request: rounds_pb2.TargetRequest) -> tuple[rounds_pb2.Turn, Work]:
+    def work(sequence: int, request: rounds_pb2.TargetWorkerRequest) -> tuple[rounds_pb2.Turn, Work]:
         match request.WhichOneof("request"):
             case "decode":
                 return request.decode.turn, _decode(sequence, request.decode)

@@ -8,17 +8,17 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class DraftRequests(_message.Message):
+class DraftWorkerRequests(_message.Message):
     __slots__ = ("requests",)
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    requests: _containers.RepeatedCompositeFieldContainer[DraftRequest]
-    def __init__(self, requests: _Optional[_Iterable[_Union[DraftRequest, _Mapping]]] = ...) -> None: ...
+    requests: _containers.RepeatedCompositeFieldContainer[DraftWorkerRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[DraftWorkerRequest, _Mapping]]] = ...) -> None: ...
 
-class TargetRequests(_message.Message):
+class TargetWorkerRequests(_message.Message):
     __slots__ = ("requests",)
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
-    requests: _containers.RepeatedCompositeFieldContainer[TargetRequest]
-    def __init__(self, requests: _Optional[_Iterable[_Union[TargetRequest, _Mapping]]] = ...) -> None: ...
+    requests: _containers.RepeatedCompositeFieldContainer[TargetWorkerRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[TargetWorkerRequest, _Mapping]]] = ...) -> None: ...
 
 class DraftReplies(_message.Message):
     __slots__ = ("opened", "replies", "ended")
@@ -74,7 +74,7 @@ class Ended(_message.Message):
     details: str
     def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., cause: _Optional[_Union[Ended.Cause, str]] = ..., details: _Optional[str] = ...) -> None: ...
 
-class DraftRequest(_message.Message):
+class DraftWorkerRequest(_message.Message):
     __slots__ = ("sequence", "epoch", "open", "propose", "close")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -88,7 +88,7 @@ class DraftRequest(_message.Message):
     close: Close
     def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
 
-class TargetRequest(_message.Message):
+class TargetWorkerRequest(_message.Message):
     __slots__ = ("sequence", "epoch", "open", "decode", "score", "close")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]

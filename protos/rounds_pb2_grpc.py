@@ -36,7 +36,7 @@ class DraftWorkerStub:
         """
         self.Stream = channel.stream_stream(
                 '/outrider.rounds.v1.DraftWorker/Stream',
-                request_serializer=protos_dot_rounds__pb2.DraftRequests.SerializeToString,
+                request_serializer=protos_dot_rounds__pb2.DraftWorkerRequests.SerializeToString,
                 response_deserializer=protos_dot_rounds__pb2.DraftReplies.FromString,
                 _registered_method=True)
 
@@ -55,7 +55,7 @@ def add_DraftWorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Stream': grpc.stream_stream_rpc_method_handler(
                     servicer.Stream,
-                    request_deserializer=protos_dot_rounds__pb2.DraftRequests.FromString,
+                    request_deserializer=protos_dot_rounds__pb2.DraftWorkerRequests.FromString,
                     response_serializer=protos_dot_rounds__pb2.DraftReplies.SerializeToString,
             ),
     }
@@ -84,7 +84,7 @@ class DraftWorker:
             request_iterator,
             target,
             '/outrider.rounds.v1.DraftWorker/Stream',
-            protos_dot_rounds__pb2.DraftRequests.SerializeToString,
+            protos_dot_rounds__pb2.DraftWorkerRequests.SerializeToString,
             protos_dot_rounds__pb2.DraftReplies.FromString,
             options,
             channel_credentials,
@@ -108,7 +108,7 @@ class TargetWorkerStub:
         """
         self.Stream = channel.stream_stream(
                 '/outrider.rounds.v1.TargetWorker/Stream',
-                request_serializer=protos_dot_rounds__pb2.TargetRequests.SerializeToString,
+                request_serializer=protos_dot_rounds__pb2.TargetWorkerRequests.SerializeToString,
                 response_deserializer=protos_dot_rounds__pb2.TargetReplies.FromString,
                 _registered_method=True)
 
@@ -127,7 +127,7 @@ def add_TargetWorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Stream': grpc.stream_stream_rpc_method_handler(
                     servicer.Stream,
-                    request_deserializer=protos_dot_rounds__pb2.TargetRequests.FromString,
+                    request_deserializer=protos_dot_rounds__pb2.TargetWorkerRequests.FromString,
                     response_serializer=protos_dot_rounds__pb2.TargetReplies.SerializeToString,
             ),
     }
@@ -156,7 +156,7 @@ class TargetWorker:
             request_iterator,
             target,
             '/outrider.rounds.v1.TargetWorker/Stream',
-            protos_dot_rounds__pb2.TargetRequests.SerializeToString,
+            protos_dot_rounds__pb2.TargetWorkerRequests.SerializeToString,
             protos_dot_rounds__pb2.TargetReplies.FromString,
             options,
             channel_credentials,

@@ -48,7 +48,7 @@ class WorkerDrafter(SequenceDrafter):
             turn=stream.turn(asked, TRACEPARENT.get()), depth=depth, alternatives=alternatives
         )
         try:
-            stream.send(rounds_pb2.DraftRequest(propose=propose))
+            stream.send(rounds_pb2.DraftWorkerRequest(propose=propose))
         except REFUSALS as error:
             raise self._lost(stream, error) from error
         reply = await self._reply(stream, asked)

@@ -54,7 +54,7 @@ class TargetTurns:
     def score(self, start: int) -> None:
         """Asks for the log-probabilities of the prompt's tokens from position ``start`` on."""
         score = rounds_pb2.Score(turn=self._turn(self._trace.request), start=start)
-        self._stream.send(rounds_pb2.TargetRequest(score=score))
+        self._stream.send(rounds_pb2.TargetWorkerRequest(score=score))
 
     def decode(self, traceparent: str, draft: Draft = NO_DRAFT, lease: Lease | None = None) -> None:
         """Has the target decode on from the committed tokens, or changes the turn under way.
@@ -69,7 +69,7 @@ class TargetTurns:
             draft=draft_to_message(draft) if draft else None,
             lease=None if lease is None else lease_to_message(lease),
         )
-        self._stream.send(rounds_pb2.TargetRequest(decode=decode))
+        self._stream.send(rounds_pb2.TargetWorkerRequest(decode=decode))
 
     def _turn(self, traceparent: str) -> rounds_pb2.Turn:
         return self._stream.turn(self._sequence.round, traceparent)

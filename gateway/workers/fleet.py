@@ -15,8 +15,8 @@ from protos.trust import Trust
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-TargetStream = WorkerStream[rounds_pb2.TargetRequest, rounds_pb2.TargetReply]
-DraftStream = WorkerStream[rounds_pb2.DraftRequest, rounds_pb2.DraftReply]
+TargetStream = WorkerStream[rounds_pb2.TargetWorkerRequest, rounds_pb2.TargetReply]
+DraftStream = WorkerStream[rounds_pb2.DraftWorkerRequest, rounds_pb2.DraftReply]
 
 TARGET = ""  # in place of a draft's name
 IMBALANCE = 4  # sequences that a worker with the prefix may have more than the least busy worker
@@ -59,7 +59,9 @@ class Fleet:
         """
         link = self._choose(TARGET, sequence, self._with_isolated() if is_isolated else ())
         settings = sequence.sampling
-        stream = TargetStream(link, rounds_pb2.TargetRequest, sequence, settings, is_isolated=is_isolated)
+        stream = TargetStream(
+            link, rounds_pb2.TargetWorkerRequest, sequence, settings, is_isolated=is_isolated
+        )
         if is_isolated:
             self._isolated[stream.address] = stream
         return stream
@@ -81,7 +83,7 @@ class Fleet:
         """
         link = self._choose(draft, sequence)
         sampling = _as_drafted(sequence.sampling, range(self.vocab_size(), link.worker.vocab_size))
-        return DraftStream(link, rounds_pb2.DraftRequest, sequence, sampling, is_isolated=is_isolated)
+        return DraftStream(link, rounds_pb2.DraftWorkerRequest, sequence, sampling, is_isolated=is_isolated)
 
     def vocab_size(self) -> int:
         """Returns how many token ids all workers know; 0 without workers."""

@@ -22,7 +22,7 @@ from protos import rounds_pb2, rounds_pb2_grpc
 from protos.conversions import sampling_to_message
 from protos.trust import Trust
 
-RequestT = TypeVar("RequestT", rounds_pb2.DraftRequest, rounds_pb2.TargetRequest)
+RequestT = TypeVar("RequestT", rounds_pb2.DraftWorkerRequest, rounds_pb2.TargetWorkerRequest)
 ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
 Role = Literal["target", "draft"]
 
@@ -34,8 +34,8 @@ _REFUSED = {
     rounds_pb2.Ended.GRAMMAR: "structured_outputs",
 }
 _SERVICES: dict[Role, tuple[Any, Any]] = {
-    "target": (rounds_pb2_grpc.TargetWorkerStub, rounds_pb2.TargetRequests),
-    "draft": (rounds_pb2_grpc.DraftWorkerStub, rounds_pb2.DraftRequests),
+    "target": (rounds_pb2_grpc.TargetWorkerStub, rounds_pb2.TargetWorkerRequests),
+    "draft": (rounds_pb2_grpc.DraftWorkerStub, rounds_pb2.DraftWorkerRequests),
 }
 
 # A silent peer counts as lost after the sum of the first two. It is the ping's own time-out that acts: gRPC

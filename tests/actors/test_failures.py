@@ -118,7 +118,7 @@ async def test_bytes_that_are_no_message_are_refused(reached: Reached) -> None:
     _, channel = reached
     raw: Any = channel.stream_stream("/outrider.rounds.v1.TargetWorker/Stream", None, None)
     good = await target_stream(channel, opening())
-    opened = rounds_pb2.TargetRequests(requests=[rounds_pb2.TargetRequest(open=opening())])
+    opened = rounds_pb2.TargetWorkerRequests(requests=[rounds_pb2.TargetWorkerRequest(open=opening())])
     for begin in ([], [opened]):
         call = raw(metadata=TRUST.metadata)
         for message in begin:

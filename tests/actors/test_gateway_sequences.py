@@ -21,7 +21,7 @@ from tests.support.messages import PROMPT, opening, turn, verify
 async def told(*requests: Any) -> AsyncIterator[Any]:
     for request in requests:
         request.sequence, request.epoch = 1, 1
-    yield rounds_pb2.TargetRequests(requests=requests)
+    yield rounds_pb2.TargetWorkerRequests(requests=requests)
 
 
 async def test_opening_without_work_is_acknowledged_and_not_told_to_the_engine() -> None:
@@ -29,7 +29,7 @@ async def test_opening_without_work_is_acknowledged_and_not_told_to_the_engine()
     said: list[ToEngine] = []
     engine.send = said.append  # type: ignore
     sequences = GatewaySequences(TargetTranslation(), engine)
-    await sequences.read(told(rounds_pb2.TargetRequest(open=opening())))
+    await sequences.read(told(rounds_pb2.TargetWorkerRequest(open=opening())))
     assert [type(message) for message in sequences.outbox.flush()] == [rounds_pb2.Opened]
     assert not said
     await sequences.read(told(verify(turn(1, 0, PROMPT))))
@@ -45,11 +45,11 @@ async def test_turn_after_the_end_of_the_engine_is_not_refused(at: str) -> None:
     sequences = GatewaySequences(TargetTranslation(), engine)
     if at == "between opening and turn":
         engine.send = lambda message: None  # type: ignore[method-assign]
-        await sequences.read(told(rounds_pb2.TargetRequest(open=opening())))
+        await sequences.read(told(rounds_pb2.TargetWorkerRequest(open=opening())))
         assert [type(message) for message in sequences.outbox.flush()] == [rounds_pb2.Opened]
     engine.connection_lost(None)
     if at == "before it is opened":
-        await sequences.read(told(rounds_pb2.TargetRequest(open=opening())))
+        await sequences.read(told(rounds_pb2.TargetWorkerRequest(open=opening())))
     await sequences.read(told(verify(turn(1, 0, PROMPT))))
     assert sequences.outbox.flush() == []
 
@@ -60,7 +60,7 @@ async def test_gateway_sequences_closed_record_the_spans_of_their_last_answers(s
     engine.send = lambda message: None  # type: ignore[method-assign]
     sequences = GatewaySequences(TargetTranslation(), engine)
     asked = verify(rounds_pb2.Turn(round=1, base=0, tokens=PROMPT, traceparent=TRACEPARENT))
-    await sequences.read(told(rounds_pb2.TargetRequest(open=opening()), asked))
+    await sequences.read(told(rounds_pb2.TargetWorkerRequest(open=opening()), asked))
     timings = Timings(
         0.001, 0.002, 0.0005, 0.003, 0.005, Step(1, StepSize(1, 1), 0.003), steps=1, preemptions=0
     )

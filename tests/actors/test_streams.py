@@ -111,11 +111,11 @@ async def test_draft_worker_with_the_model_of_the_target_guesses_every_token(cha
         base = 0 if round_number == 1 else len(PROMPT)
         tokens = PROMPT if round_number == 1 else text[:start]
         propose = rounds_pb2.Propose(turn=turn(round_number, base, tokens), depth=4)
-        await call.write(rounds_pb2.DraftRequest(propose=propose))
+        await call.write(rounds_pb2.DraftWorkerRequest(propose=propose))
         reply = await call.read()
         assert reply.round == round_number
         assert list(reply.proposed.draft.tokens) == text[start : start + 4]
-    await call.write(rounds_pb2.DraftRequest(close=rounds_pb2.Close()))
+    await call.write(rounds_pb2.DraftWorkerRequest(close=rounds_pb2.Close()))
     assert await call.half_close() == grpc.StatusCode.OK
 
 
@@ -144,7 +144,7 @@ async def test_closing_and_cancelling_both_free_the_sequence(channel, engine: En
 async def test_wrong_message_ends_its_own_sequence_only(channel, opened, request_, named: str) -> None:
     text = await plain_text(channel)
     call = await target_stream(channel, opened)
-    beside = rounds_pb2.TargetRequest(sequence=5, epoch=1)
+    beside = rounds_pb2.TargetWorkerRequest(sequence=5, epoch=1)
     beside.open.CopyFrom(opening())
     await call.write(beside)
     await call.write(request_)
@@ -168,7 +168,7 @@ async def test_first_message_must_open(channel) -> None:
 
 async def test_sequence_is_opened_once(channel, engine: Engine) -> None:
     call = await target_stream(channel, opening())
-    await call.write(rounds_pb2.TargetRequest(open=opening()))
+    await call.write(rounds_pb2.TargetWorkerRequest(open=opening()))
     end = await call.ended()
     assert end.cause == rounds_pb2.Ended.INVALID
     assert "open already" in end.details
@@ -180,7 +180,7 @@ async def test_sequences_of_one_message_share_a_step_and_its_message(channel) ->
     text = await plain_text(channel)
     call = await target_stream(channel, opening())
     numbers = range(1, 9)
-    opened = [rounds_pb2.TargetRequest(sequence=number, open=opening()) for number in numbers]
+    opened = [rounds_pb2.TargetWorkerRequest(sequence=number, open=opening()) for number in numbers]
     await call.write(*opened, *(verify(turn(1, 0, PROMPT), *text[:3], sequence=number) for number in numbers))
     told = await call.told(1)
     assert {reply.sequence for reply in told.replies} == {*numbers}
@@ -194,7 +194,7 @@ async def test_sequences_of_one_message_share_a_step_and_its_message(channel) ->
 async def test_end_of_a_stream_frees_all_its_sequences(channel, engine: Engine) -> None:
     call = await target_stream(channel, opening())
     numbers = range(1, 9)
-    opened = [rounds_pb2.TargetRequest(sequence=number, open=opening()) for number in numbers]
+    opened = [rounds_pb2.TargetWorkerRequest(sequence=number, open=opening()) for number in numbers]
     work = [verify(turn(1, 0, PROMPT), sequence=number) for number in numbers]
     await call.write(*opened, *work, plain(turn(1, 0, PROMPT), len(PROMPT) + 24))
     assert await call.read()

@@ -90,7 +90,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     send = WorkerStream.send
 
     def sending(self: Any, request: Any) -> None:
-        if isinstance(request, rounds_pb2.TargetRequest):
+        if isinstance(request, rounds_pb2.TargetWorkerRequest):
             requests.append(request)
         send(self, request)
 

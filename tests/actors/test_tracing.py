@@ -52,7 +52,7 @@ async def test_verdict_has_a_span_and_its_parts(channel, spans):
 async def test_draft_of_several_steps_has_one_span(channel, spans):
     call = await draft_stream(channel, opening())
     propose = rounds_pb2.Propose(turn=turn(1, 0, PROMPT), depth=3)
-    await call.write(rounds_pb2.DraftRequest(propose=propose))
+    await call.write(rounds_pb2.DraftWorkerRequest(propose=propose))
     reply = await call.read()
     call.cancel()
     span = await made(spans, "draft")

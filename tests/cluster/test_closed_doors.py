@@ -94,7 +94,7 @@ def test_worker_answers_no_stranger(closed: Service, authority: Authority) -> No
     ):
         with channel:
             call = rounds_pb2_grpc.TargetWorkerStub(channel).Stream(
-                iter([rounds_pb2.TargetRequest()]), metadata=trust.metadata, timeout=LIMIT_S
+                iter([rounds_pb2.TargetWorkerRequest()]), metadata=trust.metadata, timeout=LIMIT_S
             )
             with pytest.raises(grpc.RpcError) as refused:
                 next(call)

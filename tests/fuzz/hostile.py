@@ -36,7 +36,7 @@ class Misled:
     async def run(self, service: Service) -> str:
         """Raises AssertionError unless the request is answered nevertheless."""
         handler = grpc.stream_stream_rpc_method_handler(
-            self._stream, rounds_pb2.DraftRequests.FromString, None
+            self._stream, rounds_pb2.DraftWorkerRequests.FromString, None
         )
         handlers = grpc.method_handlers_generic_handler(DRAFT_WORKER, {"Stream": handler})
         server, address = await start_server(

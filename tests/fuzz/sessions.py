@@ -21,8 +21,14 @@ from tests.fuzz.values import graded
 from tests.support.service import Service
 from tests.support.trust import TRUST
 
-REQUESTS: dict[Role, type[Message]] = {"target": rounds_pb2.TargetRequest, "draft": rounds_pb2.DraftRequest}
-TOGETHER: dict[Role, Any] = {"target": rounds_pb2.TargetRequests, "draft": rounds_pb2.DraftRequests}
+REQUESTS: dict[Role, type[Message]] = {
+    "target": rounds_pb2.TargetWorkerRequest,
+    "draft": rounds_pb2.DraftWorkerRequest,
+}
+TOGETHER: dict[Role, Any] = {
+    "target": rounds_pb2.TargetWorkerRequests,
+    "draft": rounds_pb2.DraftWorkerRequests,
+}
 REPLIES: dict[Role, Any] = {"target": rounds_pb2.TargetReplies, "draft": rounds_pb2.DraftReplies}
 METHODS: dict[Role, str] = {
     "target": "/outrider.rounds.v1.TargetWorker/Stream",

@@ -120,7 +120,10 @@ def test_messages_have_every_field_of_the_request() -> None:
 def test_streams_to_workers_have_every_field_of_their_messages() -> None:
     expected = {
         (role, *path)
-        for role, request in (("target", rounds_pb2.TargetRequest), ("draft", rounds_pb2.DraftRequest))
+        for role, request in (
+            ("target", rounds_pb2.TargetWorkerRequest),
+            ("draft", rounds_pb2.DraftWorkerRequest),
+        )
         for path in fields_in(descriptor_of(request))
     }
     never = never_said(

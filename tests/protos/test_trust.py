@@ -27,7 +27,7 @@ async def ask(server_trust: Trust, client_trust: Trust) -> int:
     try:
         async with client_trust.connect(f"127.0.0.1:{port}", ()) as channel:
             call = rounds_pb2_grpc.TargetWorkerStub(channel).Stream(
-                iter([rounds_pb2.TargetRequests()]), metadata=client_trust.metadata, timeout=LIMIT_S
+                iter([rounds_pb2.TargetWorkerRequests()]), metadata=client_trust.metadata, timeout=LIMIT_S
             )
             return (await call.read()).replies[0].round
     finally:

@@ -29,14 +29,18 @@ def chain(*tokens: int) -> rounds_pb2.Draft:
     return rounds_pb2.Draft(tokens=tokens, parents=range(-1, len(tokens) - 1))
 
 
-def verify(turn: rounds_pb2.Turn, *draft: int, sequence: int = 0, epoch: int = 0) -> rounds_pb2.TargetRequest:
-    return rounds_pb2.TargetRequest(
+def verify(
+    turn: rounds_pb2.Turn, *draft: int, sequence: int = 0, epoch: int = 0
+) -> rounds_pb2.TargetWorkerRequest:
+    return rounds_pb2.TargetWorkerRequest(
         sequence=sequence, epoch=epoch, decode=rounds_pb2.Decode(turn=turn, draft=chain(*draft))
     )
 
 
-def plain(turn: rounds_pb2.Turn, until: int) -> rounds_pb2.TargetRequest:
-    return rounds_pb2.TargetRequest(decode=rounds_pb2.Decode(turn=turn, lease=rounds_pb2.Lease(until=until)))
+def plain(turn: rounds_pb2.Turn, until: int) -> rounds_pb2.TargetWorkerRequest:
+    return rounds_pb2.TargetWorkerRequest(
+        decode=rounds_pb2.Decode(turn=turn, lease=rounds_pb2.Lease(until=until))
+    )
 
 
 class Conversation:
@@ -98,15 +102,15 @@ class Conversation:
 
 async def target_stream(channel: grpc.aio.Channel, opened: rounds_pb2.Open) -> Conversation:
     call = rounds_pb2_grpc.TargetWorkerStub(channel).Stream(metadata=TRUST.metadata)
-    stream = Conversation(call, rounds_pb2.TargetRequests)
-    await stream.write(rounds_pb2.TargetRequest(open=opened))
+    stream = Conversation(call, rounds_pb2.TargetWorkerRequests)
+    await stream.write(rounds_pb2.TargetWorkerRequest(open=opened))
     return stream
 
 
 async def draft_stream(channel: grpc.aio.Channel, opened: rounds_pb2.Open) -> Conversation:
     call = rounds_pb2_grpc.DraftWorkerStub(channel).Stream(metadata=TRUST.metadata)
-    stream = Conversation(call, rounds_pb2.DraftRequests)
-    await stream.write(rounds_pb2.DraftRequest(open=opened))
+    stream = Conversation(call, rounds_pb2.DraftWorkerRequests)
+    await stream.write(rounds_pb2.DraftWorkerRequest(open=opened))
     return stream
 
 
@@ -123,7 +127,7 @@ async def plain_text(channel: grpc.aio.Channel, count: int = 24) -> list[int]:
 
 
 async def end(call) -> None:
-    await call.write(rounds_pb2.TargetRequest(close=rounds_pb2.Close()))
+    await call.write(rounds_pb2.TargetWorkerRequest(close=rounds_pb2.Close()))
     assert await call.half_close() == grpc.StatusCode.OK
 
 

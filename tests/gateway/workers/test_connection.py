@@ -27,7 +27,7 @@ async def fleet_of_one_that_says(messages):
             for message in messages:
                 yield message
 
-    handler = grpc.stream_stream_rpc_method_handler(stream, rounds_pb2.TargetRequests.FromString, None)
+    handler = grpc.stream_stream_rpc_method_handler(stream, rounds_pb2.TargetWorkerRequests.FromString, None)
     server = grpc.aio.server(options=PINGED)
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(TARGET_WORKER, {"Stream": handler}),)
@@ -47,7 +47,7 @@ async def test_connection_unreadable_message_ends(messages):
     async with fleet_of_one_that_says(messages) as fleet:
         stream = fleet.open_target(GatewaySequence((1, 2, 3), Sampling(), noise_key=1))
         stream.send(
-            rounds_pb2.TargetRequest(
+            rounds_pb2.TargetWorkerRequest(
                 decode=rounds_pb2.Decode(turn=stream.turn(1), lease=rounds_pb2.Lease(until=99))
             )
         )

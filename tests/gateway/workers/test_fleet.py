@@ -128,12 +128,12 @@ async def test_connection_message_not_taken_in_time_ends(monkeypatch):
         streams = [fleet.open_target(sequence(number)) for number in (1, 2)]
         stalled = fleet.links()[0].connection()
         stalled._call.write = lambda message: asyncio.Event().wait()
-        streams[0].send(rounds_pb2.TargetRequest())
+        streams[0].send(rounds_pb2.TargetWorkerRequest())
         for stream in streams:
             with pytest.raises(WorkerLostError, match="no message was taken"):
                 await stream.receive(1)
             with pytest.raises(WorkerLostError):
-                stream.send(rounds_pb2.TargetRequest())
+                stream.send(rounds_pb2.TargetWorkerRequest())
             stream.close()
         assert fleet.links()[0].connection() is not stalled
 
@@ -146,7 +146,7 @@ async def test_connection_requests_of_one_turn_travel_together():
         opened = [fleet.open_target(sequence(number)) for number in range(5)]
         for stream in opened:
             decode = rounds_pb2.Decode(turn=stream.turn(1))
-            stream.send(rounds_pb2.TargetRequest(decode=decode))
+            stream.send(rounds_pb2.TargetWorkerRequest(decode=decode))
         for stream in opened:
             assert list((await stream.receive(1)).tokens) == [7]
             stream.close()

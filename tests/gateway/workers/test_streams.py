@@ -52,7 +52,7 @@ async def talkative():
 
 def turn_of(stream, number: int) -> None:
     decode = rounds_pb2.Decode(turn=stream.turn(number), lease=rounds_pb2.Lease(until=99))
-    stream.send(rounds_pb2.TargetRequest(decode=decode))
+    stream.send(rounds_pb2.TargetWorkerRequest(decode=decode))
 
 
 async def end(fleet, number: int, crossing: str) -> None:
