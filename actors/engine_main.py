@@ -4,7 +4,6 @@ The frontend of its worker, whose process id is FRONTEND, starts it (actors/engi
 inherits a socket, its only connection, and does not outlive the frontend.
 """
 
-import ctypes
 import logging
 import os
 import signal
@@ -17,20 +16,19 @@ from actors.connection import Connection
 from actors.messages import Meeting, ProcessPlace, Ready, StartEngine, ToEngine, Unbuilt, decode_to_engine
 from actors.place import address, place_of
 from actors.process import importing, leave, settle
+from outrider.decoding.parent_process import end_with
 from outrider.demo.written_out import write_out
 
 if TYPE_CHECKING:
     from actors.watchdog import Loading
     from outrider.engine.loop.engine import Engine
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
 logger = logging.getLogger(__name__)
 
 
 def main(arguments: list[str]) -> None:
     descriptor, frontend = map(int, arguments)
-    _end_with(frontend)
+    end_with(frontend)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the frontend handles Ctrl-C and ends this process
     logging.basicConfig(format="%(levelname)s %(asctime)s engine of %(process)d: %(message)s")
     connection = Connection[ToEngine](socket.socket(fileno=descriptor), decode_to_engine)
@@ -94,14 +92,6 @@ def _build(
     connection.send(Meeting(store.port))
     group = meet(start.settings, store, 0, address(start.host, place), load)
     return Engine.from_settings(start.settings, group)
-
-
-def _end_with(frontend: int) -> None:
-    """Has the kernel end this process with the frontend, even if it hangs or is stopped."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != frontend:
-        sys.exit("the frontend of this worker is gone")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ file. The process has one thread and compiles nothing itself, so a fork of it is
 when CONTROL closes, and the kernel ends its forks with it.
 """
 
-import ctypes
 import gc
 import json
 import os
@@ -22,9 +21,9 @@ from llguidance import LLTokenizer
 
 from outrider.decoding.grammar import GrammarError, compiled, token_table
 from outrider.decoding.grammar_trials import MEMORY, STACK, TrialVocabulary
+from outrider.decoding.parent_process import end_with
 
 NICENESS = 10  # nice value: running answers come before grammars
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 MAX_MESSAGE = 16  # bytes: digits of seconds
 
 
@@ -67,7 +66,7 @@ class Program:
         program = os.getpid()
         process = os.fork()
         if process == 0:
-            _end_with(program)
+            end_with(program)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._control.close()
             _try(grammar, self._tokens, int(message), connection)
@@ -133,13 +132,6 @@ def _memory() -> tuple[int, int]:
         fields = dict(line.split(":", 1) for line in file)
     space, most = (int(fields[name].split()[0]) * 2**10 for name in ("VmSize", "VmHWM"))
     return space, most
-
-
-def _end_with(program: int) -> None:
-    """Lets the kernel end this process with its parent."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != program:
-        os._exit(1)
 
 
 def main(arguments: list[str]) -> None:
