@@ -1,4 +1,4 @@
-"""Ranks for all tests of sharing on CPUs: to start processes takes longer than most of these."""
+"""Ranks for all tests of sharing: to start processes takes longer than most of these."""
 
 from collections.abc import Iterator
 
@@ -17,5 +17,12 @@ def ranks() -> Iterator[Ranks]:
 @pytest.fixture(scope="package")
 def four_ranks() -> Iterator[Ranks]:
     ranks = Ranks(4)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="package")
+def gpu_ranks() -> Iterator[Ranks]:
+    ranks = Ranks(2, on_gpus=True)
     yield ranks
     ranks.close()

@@ -3,9 +3,7 @@
 GPUs and NCCL are simulated: tests/support/simulated_cuda/README.md.
 """
 
-import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,34 +15,25 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-import outrider.engine.forward.graphs
 from outrider.decoding.settings import Sampling
 from outrider.drafters.ngram import NgramIndex
 from outrider.engine.drafters import early_exit, exit_search
 from outrider.engine.drafters.target_drafters import TargetDrafters
-from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.follower import follow
-from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.loop.load import load_forward_pass
-from outrider.engine.loop.runner import ModelRunner
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.parallel.rank_group import RankGroup
-from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import plain_decoding
 from tests.support.checkpoints import write_checkpoint
 from tests.support.mtp import write_target
-from tests.support.poison import run
-from tests.support.poison import texts as said_to
 from tests.support.ranks import Ranks
+from tests.support.ranks_on_gpus import few_graphs, follow_on, simulated
 from tests.support.simulated_cuda.counts import Counts
-from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.install import needs_compiler
 from tests.support.simulated_cuda.steps import counts_of_step
-from tests.support.simulated_cuda.tensor import SimulatedTensor
 from tests.support.target_drafters import Drafted, drafter_of, drafters_with, rounds
 
 pytestmark = needs_compiler
@@ -54,17 +43,6 @@ REQUESTS = [
     OfflineRequest((5, 9, 33, 5, 9, 33, 5, 9)[:length], Sampling(max_tokens=6, temperature=heat), length)
     for length, heat in ((8, 0.0), (3, 0.7))
 ]
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    ranks = Ranks(2, on_gpus=True)
-    yield ranks
-    ranks.close()
-
-
-def few_graphs() -> Any:
-    return patch.object(outrider.engine.forward.graphs, "CAPTURED_SIZES", (1, 4, 8))
 
 
 def texts(engine: Engine) -> list[list[tuple[int, ...]]]:
@@ -86,32 +64,16 @@ def answer(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
     return said, engine.slow_because, engine.last_step.path, counts.totals()
 
 
-def follow_on(group: RankGroup, settings: EngineSettings) -> int:
-    """Returns how often it waited for its device."""
-    with few_graphs():
-        forward = load_forward_pass(settings, group, TargetDrafters.of(settings))
-    cuda = simulated()
-    cuda.counts = Counts()
-    follow(forward, group)
-    return cuda.counts.waits.total()
-
-
-def simulated() -> SimulatedCuda:
-    """This process's GPU."""
-    assert isinstance(SimulatedTensor.of, SimulatedCuda)
-    return SimulatedTensor.of
-
-
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_ranks_replay_graphs_and_say_what_one_process_says(
-    ranks: Ranks, tmp_path: Path, batch_invariant: bool
+    gpu_ranks: Ranks, tmp_path: Path, batch_invariant: bool
 ) -> None:
     folder = write_checkpoint(tmp_path, "llama", num_hidden_layers=2)
     fields = {"model": str(folder), "dtype": "float32", "cache_memory": 2**21, "self_check": False}
     alone = texts(Engine.from_settings(EngineSettings.model_validate(fields)))
     fields["batch_invariant"] = batch_invariant
     shared = EngineSettings.model_validate({**fields, "device": "cuda", "tensor_parallel": 2})
-    [(said, slow_because, path, totals), waits_of_the_other] = ranks.run(answer, follow_on, shared)
+    [(said, slow_because, path, totals), waits_of_the_other] = gpu_ranks.run(answer, follow_on, shared)
     assert said == alone
     assert waits_of_the_other == 0
     assert slow_because == ()
@@ -145,12 +107,14 @@ def settings_of_layers(folder: Path, layers: int, **fields: Any) -> EngineSettin
     return EngineSettings.model_validate({**given, **rest})
 
 
-def launches_of_a_layer(ranks: Ranks, folder: Path, *given: Any, **fields: Any) -> list[int]:
+def launches_of_a_layer(gpu_ranks: Ranks, folder: Path, *given: Any, **fields: Any) -> list[int]:
     """Returns the launches of a layer at each rank; prints them, and those beside the layers."""
     fewer, more = (
         [
             counts.launches.total()
-            for counts, _ in ranks.run(pass_of, pass_of, settings_of_layers(folder, layers, **fields), *given)
+            for counts, _ in gpu_ranks.run(
+                pass_of, pass_of, settings_of_layers(folder, layers, **fields), *given
+            )
         ]
         for layers in (2, 3)
     )
@@ -162,170 +126,17 @@ def launches_of_a_layer(ranks: Ranks, folder: Path, *given: Any, **fields: Any) 
 
 @pytest.mark.parametrize(("batch_invariant", "budget"), [(False, 12), (True, 18)])
 def test_layer_of_a_rank_stays_within_its_budget_of_launches(
-    ranks: Ranks, tmp_path: Path, batch_invariant: bool, budget: int
+    gpu_ranks: Ranks, tmp_path: Path, batch_invariant: bool, budget: int
 ) -> None:
-    assert max(launches_of_a_layer(ranks, tmp_path, batch_invariant=batch_invariant)) <= budget
+    assert max(launches_of_a_layer(gpu_ranks, tmp_path, batch_invariant=batch_invariant)) <= budget
 
 
-def test_kernel_that_sums_ranks_saves_launches_and_changes_no_bit(ranks: Ranks, tmp_path: Path) -> None:
-    assert max(launches_of_a_layer(ranks, tmp_path, True, batch_invariant=True)) <= 12
+def test_kernel_that_sums_ranks_saves_launches_and_changes_no_bit(gpu_ranks: Ranks, tmp_path: Path) -> None:
+    assert max(launches_of_a_layer(gpu_ranks, tmp_path, True, batch_invariant=True)) <= 12
     settings = settings_of_layers(tmp_path, 2, batch_invariant=True)
-    without, by_kernel = (ranks.run(pass_of, pass_of, settings, is_used) for is_used in (False, True))
+    without, by_kernel = (gpu_ranks.run(pass_of, pass_of, settings, is_used) for is_used in (False, True))
     for (_, expected), (_, logits) in zip(without, by_kernel, strict=True):
         assert torch.equal(logits, expected)
-
-
-# So short that there are graphs for all of them together.
-PROMPTS: list[tuple[int, ...]] = [(start, start + 1) for start in (3, 40, 80)]
-COUNT = 6
-
-
-def start(engine: Engine, prompt: tuple[int, ...], **given: Any) -> EngineSequence:
-    """A text that goes on by so many tokens."""
-    sampling = Sampling(**{"temperature": 0.7, "max_tokens": COUNT, "ignore_eos": True, **given})
-    sequence = engine.open(len(prompt), prompt[0], sampling)
-    engine.submit(plain_decoding(sequence.number, 0, prompt, COUNT))
-    return sequence
-
-
-def together(engine: Engine, prompts: list[tuple[int, ...]], **given: Any) -> list[list[int]]:
-    """What is said to each of these."""
-    sequences = [start(engine, prompt, **given) for prompt in prompts]
-    results = run(engine)
-    for sequence in sequences:
-        engine.close(sequence)
-    return said_to(results, sequences)
-
-
-def plainly(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
-    """Texts, and what they cost with steps launched early: of one sequence, of three and where one ends."""
-    with few_graphs():
-        engine = Engine.from_settings(settings, group)
-    assert isinstance(engine.runner, ModelRunner)
-    engine.runner.launches_early = False
-    in_turn = together(engine, PROMPTS)
-    engine.runner.launches_early = True
-    counts = []
-    for prompts in (PROMPTS[:1], PROMPTS):
-        simulated().counts = Counts()
-        early = together(engine, prompts)
-        counts.append((simulated().counts.totals(), simulated().counts.busy_waits.total()))
-    ended = together(engine, PROMPTS, stop_token_ids=(in_turn[1][2],))
-    load = engine.load()
-    engine.shut_down()
-    return in_turn, early, ended, counts, load.free_blocks == load.total_blocks
-
-
-def shared_by_two(folder: Path) -> tuple[EngineSettings, EngineSettings]:
-    """Settings of a small model: for one process on the CPU, and for two ranks on GPUs."""
-    write_checkpoint(folder, "llama", num_hidden_layers=2)
-    fields = {"model": str(folder), "dtype": "float32", "cache_memory": 2**21, "self_check": False}
-    on_gpus = {**fields, "device": "cuda", "tensor_parallel": 2}
-    return EngineSettings.model_validate(fields), EngineSettings.model_validate(on_gpus)
-
-
-def test_ranks_are_given_the_next_step_before_the_host_knows_the_tokens_of_this_one(
-    ranks: Ranks, tmp_path: Path
-) -> None:
-    alone, shared = shared_by_two(tmp_path)
-    expected = together(Engine.from_settings(alone), PROMPTS)
-    [(in_turn, early, ended, counts, is_free), waits_of_the_other] = ranks.run(plainly, follow_on, shared)
-    assert in_turn == early == expected
-    stop = expected[1][2]
-    assert ended == [text[: text.index(stop) + 1] if stop in text else text for text in expected]
-    [(of_one, busy), (of_three, busy_with_three)] = counts
-    assert of_one["waits"] == of_three["waits"] == COUNT
-    assert busy == busy_with_three == COUNT - 1, "after the last there is none"
-    assert of_one["launches"] == of_three["launches"]
-    assert waits_of_the_other == 0
-    assert is_free
-
-
-def failing_early(forward: ForwardPass) -> list[bool]:
-    """The second pass that is launched early raises. Returns, of each pass from now on, whether it was."""
-    run_pass, passes = forward.run, list[bool]()
-
-    def harmed(step: Any, chosen: torch.Tensor | None = None) -> ForwardOutput:
-        passes.append(chosen is not None)
-        if chosen is not None and passes.count(True) == 2:
-            raise ZeroDivisionError
-        return run_pass(step, chosen)
-
-    forward.run = harmed  # type: ignore[method-assign]
-    return passes
-
-
-def lead_past_a_failure(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
-    with few_graphs():
-        engine = Engine.from_settings(settings, group)
-    assert isinstance(engine.runner, ModelRunner)
-    passes = failing_early(engine.runner._forward)
-    said = together(engine, PROMPTS)
-    start(engine, PROMPTS[0])
-    engine.step()
-    cuda = simulated()
-    was_under_way = cuda.issued > cuda.done
-    engine.shut_down()
-    return said, passes, was_under_way, cuda.issued == cuda.done
-
-
-def follow_past_a_failure(group: RankGroup, settings: EngineSettings) -> list[bool]:
-    with few_graphs():
-        forward = load_forward_pass(settings, group)
-    passes = failing_early(forward)
-    follow(forward, group)
-    return passes
-
-
-@pytest.mark.slow
-def test_step_that_ranks_cannot_launch_early_harms_nobody(ranks: Ranks, tmp_path: Path) -> None:
-    """And no rank is dismissed while it exchanges with the first."""
-    alone, shared = shared_by_two(tmp_path)
-    expected = together(Engine.from_settings(alone), PROMPTS)
-    [(said, passes, was_under_way, is_over), of_the_other] = ranks.run(
-        lead_past_a_failure, follow_past_a_failure, shared
-    )
-    assert said == expected
-    assert passes == of_the_other
-    assert passes[: COUNT + 1] == [False, True, True, False, *[True] * (COUNT - 3)]
-    assert was_under_way
-    assert is_over
-
-
-def lead_without_the_other(group: RankGroup, settings: EngineSettings) -> tuple[str, bool]:
-    with few_graphs():
-        engine = Engine.from_settings(settings, group)
-    start(engine, PROMPTS[0])
-    engine.step()
-    was_under_way = engine._launched is not None
-    try:
-        run(engine)
-    except Exception as error:
-        return type(error).__name__, was_under_way
-    return "", was_under_way
-
-
-def leave_after_two_steps(group: RankGroup, settings: EngineSettings) -> None:
-    with few_graphs():
-        forward = load_forward_pass(settings, group)
-    for _ in range(2):
-        received = group.receive()
-        assert isinstance(received, tuple)
-        step, chosen = received
-        with torch.inference_mode():
-            forward.run(forward.prepare(step), chosen)
-        group.passes += 1
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.slow
-def test_rank_that_is_lost_while_a_step_is_under_way_is_noticed(tmp_path: Path) -> None:
-    _, shared = shared_by_two(tmp_path)
-    two = Ranks(2, on_gpus=True)
-    try:
-        assert two.lead(lead_without_the_other, leave_after_two_steps, shared) == ("RankLostError", True)
-    finally:
-        two.close()
 
 
 def draft_beside(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
@@ -374,7 +185,7 @@ def first_layer(folder: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("write", [medusa, mtp, first_layer])
 def test_ranks_replay_graphs_of_a_target_and_of_the_drafter_that_they_share(
-    ranks: Ranks, tmp_path: Path, write: Callable[[Path], dict[str, Any]]
+    gpu_ranks: Ranks, tmp_path: Path, write: Callable[[Path], dict[str, Any]]
 ) -> None:
     """Graphs of rank 0 give a head the target's states, those of the others none: the exchanges are the same.
 
@@ -385,7 +196,7 @@ def test_ranks_replay_graphs_of_a_target_and_of_the_drafter_that_they_share(
     expected = rounds(alone, [request.prompt for request in REQUESTS], 0.7, 3, alternatives=2)
     expected += plain_between(alone)
     shared = EngineSettings.model_validate({**fields, "device": "cuda", "tensor_parallel": 2})
-    [(found, path, busy_waits), _] = ranks.run(draft_beside, follow_on, shared)
+    [(found, path, busy_waits), _] = gpu_ranks.run(draft_beside, follow_on, shared)
     assert [(text.tokens, text.drafts) for text in found] == [(text.tokens, text.drafts) for text in expected]
     assert any(text.drafts for text in found)
     assert path == "graph"
@@ -414,7 +225,7 @@ def captured_by_the_other(group: RankGroup, settings: EngineSettings) -> tuple[A
 
 
 @pytest.mark.slow
-def test_part_that_rank_0_has_found_is_captured_by_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+def test_part_that_rank_0_has_found_is_captured_by_all_ranks(gpu_ranks: Ranks, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path, "llama", num_hidden_layers=4)
     weights = load_file(model / "model.safetensors")
     for name, weight in weights.items():
@@ -425,7 +236,7 @@ def test_part_that_rank_0_has_found_is_captured_by_all_ranks(ranks: Ranks, tmp_p
     plain = Engine.from_settings(EngineSettings.model_validate(fields))
     (expected,) = rounds(plain, [REQUESTS[0].prompt], 0.7, 0)
     given = {**fields, "block_size": 8, "device": "cuda", "tensor_parallel": 2, **drafters_with("early_exit")}
-    [(texts, drafted, layers, is_captured), other] = ranks.run(
+    [(texts, drafted, layers, is_captured), other] = gpu_ranks.run(
         search, captured_by_the_other, EngineSettings.model_validate(given)
     )
     assert texts == [expected.tokens] * 3
@@ -471,8 +282,8 @@ def rules(group: RankGroup, *_: object) -> tuple[Any, ...]:
     )
 
 
-def test_simulated_nccl_has_its_rules(ranks: Ranks) -> None:
-    for before, after, launches, waits, other_shape, on_host in ranks.run(rules, rules):
+def test_simulated_nccl_has_its_rules(gpu_ranks: Ranks) -> None:
+    for before, after, launches, waits, other_shape, on_host in gpu_ranks.run(rules, rules):
         assert (before, after) == ([1.0, 1.0], [8.0, 8.0]), "a capture computes nothing, a replay does"
         assert (launches, waits) == (1, 0)
         assert "in different orders" in other_shape
