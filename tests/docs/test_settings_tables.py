@@ -11,7 +11,11 @@ from workshop.pages.settings_tables import pages, sections, tables
 
 
 class Pace(BaseModel):
-    """How deep."""
+    """Depth of Drafts, and
+    who decides it.
+
+    Details stay in the code.
+    """
 
     depth: int = Field(default=4, ge=0, le=16, description="tokens drafted")
 
@@ -85,7 +89,10 @@ def test_field_tells_unit_default_range_and_meaning(name: str, expected: list[st
 def test_models_that_share_a_place_are_told_apart():
     titles = [section.title for section in sections(Nested)]
     assert titles.count("`drafts.NAME`, Small") == titles.count("`drafts.NAME`, Lookup") == 1
-    assert "### `own`\n\nHow deep.\n" in tables(Nested)
+
+
+def test_group_is_told_by_the_whole_first_paragraph_of_its_docstring():
+    assert "### `own`\n\nDepth of Drafts, and who decides it.\n\n| field" in tables(Nested)
 
 
 def test_model_within_itself_ends():

@@ -13,7 +13,7 @@ from outrider.telemetry.reasons import DepthReason
 from protos import generation_pb2
 from tests.support.series import series_of
 from workshop.pages.marks import COMMAND, DOCS
-from workshop.pages.metrics_tables import pages, reasons, table
+from workshop.pages.metrics_tables import metrics, pages, reasons
 
 METRICS = [*OF_GATEWAYS, *OF_WORKERS]
 IN_ANSWERS = [*IN_EVERY_ANSWER, *IN_REPORTS]
@@ -40,7 +40,7 @@ def test_table_has_a_row_for_every_reason():
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 def test_table_has_a_row_for_every_metric_with_unit_and_meaning(metric):
     assert re.fullmatch("[a-z_]+", metric.name)
-    row = next(line for line in table().splitlines() if f"`ray_{metric.name}" in line)
+    row = next(line for line in metrics().splitlines() if f"`ray_{metric.name}" in line)
     assert metric.unit
     assert metric.unit in row
     assert metric.meaning in row

@@ -1,13 +1,10 @@
 """The course of advice: the target answers, candidates guess along the answers, costs are added."""
 
-import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean, median
-
-import torch
 
 from cluster.settings import Settings
 from outrider.drafters.registry import DrafterInfo, Place, drafter
@@ -29,6 +26,7 @@ from workshop.advice.settings import AdviceSettings
 from workshop.advice.speed import ExpectedCosts, Prices, could_pay, expected
 from workshop.advice.steps import DataSheetSteps, MeasuredSteps, StepTimes, measured_steps
 from workshop.advice.target_drafter import TargetDrafterJudge
+from workshop.memory import free_memory
 
 logger = logging.getLogger(__name__)
 
@@ -223,7 +221,7 @@ class Adviser:
             return judged, self._by_data_sheet(plan.draft_steps, self._accelerators.target)
         finally:
             del judge
-            _free_memory()
+            free_memory()
 
     def _of_model(self, candidate: DraftCandidate, plan: Planned) -> ModelJudged:
         """Judges a model once, however many candidates it drafts in. Raises HopelessError."""
@@ -298,20 +296,13 @@ class Adviser:
 
     @contextmanager
     def _loaded(self, settings: EngineSettings) -> Iterator[Engine]:
-        """Loads one engine and frees it: one at a time is in memory."""
+        """Loads one engine: one at a time is in memory."""
+        free_memory()
         engine = Engine.from_settings(settings)
         try:
             yield engine
         finally:
             engine.shut_down()
-            del engine
-            _free_memory()
-
-
-def _free_memory() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _up_to(sizes: Sequence[int], most: int) -> list[int]:

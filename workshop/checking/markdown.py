@@ -1,9 +1,8 @@
 """A report as Markdown: the verdict first, then each part as a table."""
 
-from collections.abc import Iterable, Sequence
-
 from workshop.checking.report import CheckReport, Distributions, Perplexity, Seeded, Tasks
 from workshop.checking.two_sample import POWER
+from workshop.markdown import table
 
 DIFFERENCES = 10  # rows of differences that are shown
 
@@ -13,7 +12,7 @@ def markdown(report: CheckReport) -> str:
     parts = [
         f"# {'They differ' if report.differs else 'No difference found'}\n",
         "".join(f"- {reason}\n" for reason in report.reasons),
-        _table(
+        table(
             ["", "address", "model", "speculation"],
             [[side.name, side.url, side.model, side.speculation] for side in (a, b)],
         ),
@@ -45,8 +44,8 @@ def _seeded(part: Seeded) -> str:
         for difference in part.differences[:DIFFERENCES]
     ]
     header = ["request", "kind", "position", "token of A", "of B", "gap at A", "at B", "near-tie"]
-    shown = f"\nWhere answers part first:\n\n{_table(header, differences)}" if differences else ""
-    return f"## Seeded requests\n\n{_table(['kind', 'requests', 'identical'], rows)}\n{told}\n{shown}"
+    shown = f"\nWhere answers part first:\n\n{table(header, differences)}" if differences else ""
+    return f"## Seeded requests\n\n{table(['kind', 'requests', 'identical'], rows)}\n{told}\n{shown}"
 
 
 def _distributions(part: Distributions) -> str:
@@ -65,7 +64,7 @@ def _distributions(part: Distributions) -> str:
         [str(moved.prompt), str(moved.position), _code(moved.token), str(moved.a), str(moved.b)]
         for moved in test.most_moved
     ]
-    cells = _table(["prompt", "position", "token", "texts of A", "of B"], rows) if part.reasons else ""
+    cells = table(["prompt", "position", "token", "texts of A", "of B"], rows) if part.reasons else ""
     return f"## Distributions\n\n{told}\n" + (f"\nWhat moved most:\n\n{cells}" if cells else "")
 
 
@@ -78,7 +77,7 @@ def _perplexity(part: Perplexity) -> str:
         f"{part.largest_difference:.2g}",
     ]
     header = ["tokens", "perplexity at A", "at B", "mean difference of a token, nats", "largest"]
-    return f"## Perplexity\n\n{_table(header, [row])}"
+    return f"## Perplexity\n\n{table(header, [row])}"
 
 
 def _tasks(part: Tasks) -> str:
@@ -96,12 +95,7 @@ def _tasks(part: Tasks) -> str:
         for metric in part.metrics
     ]
     header = ["task", "metric", "documents", "A", "B", "better at A", "better at B", "p"]
-    return f"## Tasks\n\n{_table(header, rows)}"
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    return f"## Tasks\n\n{table(header, rows)}"
 
 
 def _code(token: str) -> str:

@@ -1,11 +1,8 @@
 """The target's answers to questions without one, written at once, so that a kill loses little."""
 
-import gc
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import torch
 
 from gateway.recorded_answers import RecordedAnswer, read_file, whole_lines
 from outrider.decoding.philox import noise_key
@@ -14,6 +11,7 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 from workshop.distillation.settings import DistilSettings
+from workshop.memory import free_memory
 
 
 def answer_all(
@@ -36,9 +34,7 @@ def answer_all(
         finally:
             engine.shut_down()
             del engine
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            free_memory()
     return read_file(file)
 
 

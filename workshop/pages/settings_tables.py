@@ -20,6 +20,7 @@ from cluster.settings import Settings
 from gateway.settings import Speculation
 from outrider.decoding.settings import RequestedSampling
 from workshop.checking.settings import CheckSettings
+from workshop.markdown import table
 from workshop.pages.marks import COMMAND, DOCS, rewritten
 
 # models by page and mark
@@ -63,7 +64,7 @@ KINDS = {bool: "`true`, `false`", int: "integer", float: "number", str: "text", 
 MAX_PLAIN = 10**15  # larger bounds are powers of two
 ANY_NAME = "NAME"
 LISTS = (list, tuple, set, frozenset)
-HEAD = "| field | unit | default | accepted | meaning |\n|---|---|---|---|---|\n"
+HEADER = ("field", "unit", "default", "accepted", "meaning")
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Section:
 
     path: str
     model: type[BaseModel]
-    rows: list[str]
+    rows: list[list[str]]
     title: str = ""  # empty for the outermost
 
 
@@ -131,10 +132,10 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
-def _row(name: str, field: FieldInfo, default: Any) -> str:
+def _row(name: str, field: FieldInfo, default: Any) -> list[str]:
     accepted = " or ".join(dict.fromkeys(_accepted(field.annotation, field.metadata, default)))
     cells = [f"`{name}`", _unit(name, field), _written(default), accepted, field.description or ""]
-    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+    return [" ".join(cell.split()).replace("|", "\\|") for cell in cells]
 
 
 def _unit(name: str, field: FieldInfo) -> str:
@@ -237,9 +238,10 @@ def tables(model: type[BaseModel]) -> str:
     """Returns a table for the model in Markdown, and below headings the tables of nested models."""
     parts = []
     for section in sections(model):
-        words = (section.model.__dict__.get("__doc__") or "").strip().partition("\n")[0].replace("``", "`")
+        first, _, _ = (section.model.__dict__.get("__doc__") or "").strip().partition("\n\n")
+        words = " ".join(first.split()).replace("``", "`")
         above = [f"### {section.title}", words] if section.title else []
-        parts.append("".join(f"{line}\n\n" for line in above if line) + HEAD + "\n".join(section.rows) + "\n")
+        parts.append("".join(f"{line}\n\n" for line in above if line) + table(HEADER, section.rows))
     return "\n".join(parts)
 
 
