@@ -3,8 +3,7 @@
 import asyncio
 
 from gateway.generation.generation import Generation
-from gateway.generation.timing import Timing
-from gateway.generation.totals import StatsKey
+from gateway.generation.totals import StatsKey, Timing
 from gateway.generation.tracing import PROVIDER
 from gateway.loop.stats import Stats
 from outrider.telemetry.counters import COUNTERS

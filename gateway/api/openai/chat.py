@@ -11,9 +11,8 @@ from gateway.api.openai.field_types import Label
 from gateway.api.openai.fields import Ignored
 from gateway.api.openai.messages import MAX_MESSAGES, Message
 from gateway.api.openai.rendering import KWARGS, ChatPrompts, Rendered
-from gateway.api.openai.response_template import CALLS, THINKING, marks
+from gateway.api.openai.response_template import CALLS, THINKING, marks, thoughts_before
 from gateway.api.openai.schemas import GenerationRequest
-from gateway.api.openai.thinking import thoughts_before
 from gateway.api.openai.tool_grammar import CallFormat
 from gateway.api.openai.tools import MAX_TOOLS, NamedChoice, Tool
 from gateway.errors import InvalidRequestError

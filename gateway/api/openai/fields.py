@@ -19,174 +19,80 @@ MANY_UNKNOWN = 100  # fields of one request; removing more would take long
 IGNORED_HEADER = "outrider-ignored"  # names of ignored fields
 SEED_HEADER = "outrider-seed"  # repeating the request with this seed gives the same text
 
-# Values that ask for nothing, by field. A field may be served at one endpoint and unserved at another.
-UNSERVED: dict[str, tuple[Any, ...]] = {
-    # OpenAI's
-    "audio": (),
-    "best_of": (1,),
-    "context_management": ([],),
-    "conversation": (),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "max_tool_calls": (),
-    "modalities": (["text"],),
-    "previous_response_id": (),
-    "suffix": ("",),
-    "web_search_options": (),
-    # OpenAI's, served at some endpoints
-    "background": (False,),
-    "echo": (False,),
-    "include": ([],),
-    "input": (),
-    "instructions": ("",),
-    "max_output_tokens": (),
-    "messages": ([],),
-    "parallel_tool_calls": (True,),
-    "prompt": (),
-    "reasoning": ({},),
-    "reasoning_effort": (),
-    "text": ({"format": {"type": "text"}}, {}),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
-    "truncation": ("disabled",),
-    # vLLM's
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (True,),
-    "bad_words": ([],),
-    "cache_salt": ("",),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "early_stopping": (False,),
-    "guided_choice": (),
-    "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_whitespace_pattern": (),
-    "include_reasoning": (True,),
-    "include_stop_str_in_output": (False,),
-    "kv_transfer_params": (),
-    "length_penalty": (1.0,),
-    "logit_processors": ([],),
-    "logits_processors": ([],),
-    "media_io_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
-    "prompt_embeds": (),
-    "prompt_logprobs": (),
-    "repetition_detection": (),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "structural_tag": (),
-    "thinking_token_budget": (),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "vllm_xargs": ({},),
-    # SGLang's
-    "custom_logit_processor": (),
-    "custom_params": ({},),
-    "ebnf": (),
-    "image_data": ([],),
-    "input_embeds": (),
-    "input_ids": (),
-    "json_schema": (),
-    "lora_path": (),
-    "max_new_tokens": (),
-    "min_new_tokens": (0,),
-    "no_stop_trim": (False,),
-    "regex": (),
-    "return_hidden_states": (False,),
-    "sampling_params": ({},),
-    "sampling_seed": (),
-    "separate_reasoning": (True,),
-    "session_params": (),
-    "stop_regex": ([],),
-    "stream_reasoning": (True,),
-    # llama.cpp's
-    "add_bos_token": (True,),
-    "adaptive_decay": (),
-    "adaptive_target": (-1,),
-    "dry_allowed_length": (),
-    "dry_base": (),
-    "dry_multiplier": (0,),
-    "dry_penalty_last_n": (),
-    "dry_sequence_breakers": (),
-    "dynatemp_exponent": (),
-    "dynatemp_range": (0,),
-    "grammar": ("",),
-    "grammar_lazy": (False,),
-    "grammar_triggers": ([],),
-    "input_extra": ([],),
-    "input_prefix": ("",),
-    "input_suffix": ("",),
-    "lora": ([],),
-    "min_keep": (0,),
-    "mirostat": (0,),
-    "mirostat_eta": (),
-    "mirostat_tau": (),
-    "n_discard": (),
-    "n_indent": (0,),
-    "n_keep": (0,),
-    "n_predict": (-1,),
-    "n_probs": (0,),
-    "parse_tool_calls": (True,),
-    "penalize_nl": (),
-    "preserved_tokens": ([],),
-    "reasoning_budget": (-1,),
-    "reasoning_format": (),
-    "repeat_last_n": (-1,),
-    "repeat_penalty": (1,),
-    "response_fields": ([],),
-    "samplers": (),
-    "system_prompt": ("",),
-    "t_max_predict_ms": (0, -1),
-    "tfs_z": (1,),
-    "thinking_forced_open": (False,),
-    "top_n_sigma": (-1,),
-    "typical_p": (1,),
-    "xtc_probability": (0,),
-    "xtc_threshold": (),
-    # TGI's
-    "adapter_id": (),
-    "decoder_input_details": (False,),
-    "details": (False,),
-    "do_sample": (True,),
-    "guideline": (),
-    "inputs": (),
-    "parameters": ({},),
-    "return_full_text": (False,),
-    "stop_sequences": ([],),
-    "tool_prompt": (),
-    "top_n_tokens": (),
-    "truncate": (),
-    "typical": (1,),
-    "watermark": (False,),
-    # Fields of services whose clients may be pointed at Outrider
-    "enable_thinking": (),
-    "format": ("",),
-    "images": ([],),
-    "num_ctx": (),
-    "num_predict": (-1,),
-    "options": ({},),
-    "plugins": ([],),
-    "prefix": (),
-    "prompt_mode": (),
-    "provider": (),
-    "random_seed": (),
-    "raw": (False,),
-    "safe_prompt": (False,),
-    "system": ("",),
-    "template": ("",),
-    "think": (),
-    "thinking": (),
-    "thinking_budget": (),
-    "top_a": (0,),
-    "transforms": ([],),
-}
+# Fields by the values that ask for nothing: OpenAI's, vLLM's, SGLang's, llama.cpp's, TGI's, and fields of
+# services whose clients may be pointed at Outrider. Some are served at one endpoint and not at another.
+_BY_NEUTRAL_VALUES: tuple[tuple[tuple[Any, ...], str], ...] = (
+    (
+        (),
+        """
+        adapter_id adaptive_decay audio chat_template conversation custom_logit_processor
+        dry_allowed_length dry_base dry_penalty_last_n dry_sequence_breakers dynatemp_exponent ebnf
+        enable_thinking guided_choice guided_decoding_backend guided_grammar guided_json guided_regex
+        guided_whitespace_pattern guideline input input_embeds input_ids inputs json_schema
+        kv_transfer_params lora_path max_new_tokens max_output_tokens max_tool_calls mirostat_eta
+        mirostat_tau n_discard num_ctx penalize_nl prefix previous_response_id prompt prompt_embeds
+        prompt_logprobs prompt_mode provider random_seed reasoning_effort reasoning_format regex
+        repetition_detection samplers sampling_seed session_params structural_tag think thinking
+        thinking_budget thinking_token_budget tool_prompt top_n_tokens truncate truncate_prompt_tokens
+        web_search_options xtc_threshold
+        """,
+    ),
+    (
+        ([],),
+        """
+        bad_words context_management documents functions grammar_triggers image_data images include
+        input_extra logit_processors logits_processors lora messages plugins preserved_tokens
+        response_fields stop_regex stop_sequences tools transforms
+        """,
+    ),
+    (
+        (False,),
+        """
+        background continue_final_message decoder_input_details details early_stopping echo grammar_lazy
+        include_stop_str_in_output no_stop_trim raw return_full_text return_hidden_states
+        return_token_ids return_tokens_as_token_ids safe_prompt thinking_forced_open use_beam_search
+        watermark
+        """,
+    ),
+    (
+        (True,),
+        """
+        add_bos_token add_generation_prompt add_special_tokens do_sample include_reasoning
+        parallel_tool_calls parse_tool_calls separate_reasoning skip_special_tokens
+        spaces_between_special_tokens stream_reasoning
+        """,
+    ),
+    (
+        (0,),
+        """
+        dry_multiplier dynatemp_range min_keep min_new_tokens mirostat n_indent n_keep n_probs top_a
+        top_logprobs xtc_probability
+        """,
+    ),
+    (
+        ("",),
+        """
+        cache_salt format grammar input_prefix input_suffix instructions suffix system system_prompt
+        template
+        """,
+    ),
+    (
+        ({},),
+        """
+        chat_template_kwargs custom_params media_io_kwargs mm_processor_kwargs options parameters
+        reasoning sampling_params vllm_xargs
+        """,
+    ),
+    ((-1,), "adaptive_target n_predict num_predict reasoning_budget repeat_last_n top_n_sigma"),
+    ((1,), "best_of repeat_penalty tfs_z typical typical_p"),
+    (("none", "auto"), "function_call tool_choice"),
+    ((["text"],), "modalities"),
+    (({"format": {"type": "text"}}, {}), "text"),
+    (("disabled",), "truncation"),
+    ((1.0,), "length_penalty"),
+    ((0, -1), "t_max_predict_ms"),
+)
+UNSERVED = {name: values for values, names in _BY_NEUTRAL_VALUES for name in names.split()}
 
 
 def served(fields: Any, known: Collection[str]) -> Any:

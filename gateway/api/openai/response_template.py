@@ -5,8 +5,11 @@ the formats that many models share, recognized by a mark in the chat template.
 """
 
 import json
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
+
+from gateway.generation.form import Thoughts, mark
 
 CALLS = "tool_calls"
 THINKING = ("reasoning_content", "reasoning", "thinking")  # names of the field, as templates have it
@@ -50,14 +53,14 @@ OTHER_CALLS = ("<function=", "[ARGS]", "<arg_key>")  # marks of formats that FOR
 def of_chat_template(source: str) -> dict[str, Any] | None:
     """Returns the response template that fits a chat template; None: unknown."""
     thinks = "<think>" in source
-    mark = next((mark for mark in FORMATS if mark in source), None)
+    known = next((known for known in FORMATS if known in source), None)
     if any(other in source for other in OTHER_CALLS):
-        mark = None
-    if mark is None and not thinks:
+        known = None
+    if known is None and not thinks:
         return None
     fields: dict[str, Any] = {"content": {}}
-    if mark is not None:
-        fields[CALLS] = FORMATS[mark]
+    if known is not None:
+        fields[CALLS] = FORMATS[known]
     if thinks:
         fields[THINKING[0]] = THOUGHTS
     return {"version": 1, "start_anchor_pattern": TURN, "defaults": {"role": "assistant"}, "fields": fields}
@@ -69,6 +72,30 @@ def thinking_marks(template: dict[str, Any] | None) -> set[str]:
     thinking = [fields[name] for name in THINKING if name in fields]
     found = {marks.get(end) for marks in [*thinking, THOUGHTS] for end in ("open", "close")}
     return {text for text in found if isinstance(text, str)}
+
+
+def thoughts_before(
+    template: dict[str, Any] | None, answer_start: str, added: Mapping[str, int]
+) -> Thoughts | None:
+    """Returns the marks of thoughts; None if there are none, they end in the prompt, or their marks vary.
+
+    Args:
+        template: the model's response template.
+        answer_start: beginning of the answer in the prompt, perhaps with thoughts or with their end.
+        added: ids of the tokenizer's added tokens.
+    """
+    fields = {} if template is None else template["fields"]
+    thinking: dict[str, Any] = next((fields[name] for name in THINKING if name in fields), {})
+    opening, close = thinking.get("open"), thinking.get("close")
+    if not isinstance(opening, str) or not isinstance(close, str):
+        return None
+    from transformers.utils.chat_parsing import ResponseParser  # takes a second, and only chats need it
+
+    events = ResponseParser(template, prefix=answer_start).initial_events
+    written = [event["type"] for event in events if event["field"] in THINKING]
+    if not written:
+        return Thoughts(mark(opening, added), mark(close, added))
+    return None if written[-1] == "region_close" else Thoughts(None, mark(close, added))
 
 
 def with_raw_calls(template: dict[str, Any]) -> dict[str, Any]:

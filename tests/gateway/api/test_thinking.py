@@ -8,8 +8,7 @@ from tokenizers import AddedToken
 
 from gateway.api import http_api
 from gateway.api.openai.chat_template import ChatTemplate
-from gateway.api.openai.response_template import of_chat_template
-from gateway.api.openai.thinking import thoughts_before
+from gateway.api.openai.response_template import of_chat_template, thoughts_before
 from gateway.generation.form import Form, Thoughts, choice, json_schema
 from outrider.decoding.grammar import compiled, token_table
 from tests.fakes.tokenizers import byte_tokenizer
