@@ -9,26 +9,23 @@ from collections.abc import Sequence
 from tests.support.running import end_with_this_process
 
 BENCHMARKS = {
-    "step": "one forward pass: cost by tokens, overhead",
-    "plain": "plain decoding beside transformers' generate",
+    "step": "one forward pass: cost by tokens",
     "engine": "plain and speculative decoding in one process",
     "host": "the service beside its own engine, and what each of its processes spends on a token",
     "load": "the running service by load: plain, fixed depths, the pace (20 minutes, four cores)",
-    "ahead": "draft-ahead and without, where a round's time goes (20 minutes, four cores)",
+    "ahead": "one stream with draft-ahead and without (20 minutes, four cores)",
     "costs": "the model of a step's costs beside an H100's steps, and a round of a 70B",
     "simulate": "the gateway and its pace at GPU cost ratios",
     "identity": "same seed, same text: how many requests differ",
-    "checking": "what `outrider check` finds of planted defects, and how much it asks for that",
     "batch_invariant": "what batch-invariant numerics cost",
-    "tables": "the tables of all these in the docs",
+    "tables": "the tables of all benchmarks in the docs",
 }
-ALONE = {  # not among those that are run in turn
+ALONE = {  # benchmarks that are not run in turn
     "pace_figure": "the figure and the tables of docs/pace.md",
     "idle_head": "what a head that does not draft costs plain decoding",
     "gpu": "the engine on a GPU, which it needs",
     "on_device": "what a GPU can show within minutes, the service too: a script for each",
     "peers": "other servers beside ours, each installed first (5 GB)",
-    "inflate": "writes a Llama checkpoint that computes the same function at a larger cost",
 }
 
 
@@ -52,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def run_all() -> None:
-    """Raises CalledProcessError at the first that fails."""
+    """Runs all benchmarks in turn. Raises CalledProcessError at the first that fails."""
     for number, (name, title) in enumerate(BENCHMARKS.items(), start=1):
         print(f"\n[{number}/{len(BENCHMARKS)}] {name}: {title}", flush=True)
         command = [sys.executable, "-m", "bench", name]

@@ -3,42 +3,30 @@
 Steps of the demo target inflated to 190 M take turns, with these numerics and without. Ratios are medians.
 """
 
-import argparse
 import statistics
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from bench.checkpoints import INFLATED, inflated_target
-from bench.report import save, table
-from outrider.decoding.settings import Sampling
+from bench.engine import CACHE_BYTES, prompt_seconds
+from bench.report import parser_of, save, table
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import plain_decoding
 from workshop.advice.steps import Steps
 
 SHAPES = ((1, 1), (1, 5), (1, 9), (8, 1), (8, 5), (32, 1), (32, 5))  # sequences, tokens of each
 PROMPT_TOKENS = 512
 
 
-def prompt_seconds(engine: Engine, number: int) -> float:
-    """Seconds of a prompt's prefill, without a cached prefix, and of one token."""
-    prompt = tuple((number * 7919 + place * 31) % 2000 + 8 for place in range(PROMPT_TOKENS))
-    sequence = engine.open(len(prompt), 0, Sampling(temperature=0, max_tokens=4))
-    engine.submit(plain_decoding(sequence.number, 0, prompt, 1))
-    started = time.perf_counter()
-    while engine.has_work:
-        engine.step()
-    seconds = time.perf_counter() - started
-    engine.close(sequence)
-    return seconds
+def prompt(number: int) -> tuple[int, ...]:
+    return tuple((number * 7919 + place * 31) % 2000 + 8 for place in range(PROMPT_TOKENS))
 
 
 def measure(model: str, dtype: str, threads: int, repetitions: int) -> list[dict[str, Any]]:
     """Returns a row per shape of a step: milliseconds of both, and their ratio."""
-    fields = {"model": model, "dtype": dtype, "threads": threads, "cache_memory": 2**29}
+    fields = {"model": model, "dtype": dtype, "threads": threads, "cache_memory": CACHE_BYTES}
     usual, apart = (
         Engine.from_settings(EngineSettings.model_validate({**fields, "batch_invariant": value}))
         for value in (False, True)
@@ -51,7 +39,7 @@ def measure(model: str, dtype: str, threads: int, repetitions: int) -> list[dict
         for step in steps:
             step.close()
     pairs[f"prompt of {PROMPT_TOKENS}"] = [
-        (prompt_seconds(usual, number), prompt_seconds(apart, number))
+        (prompt_seconds(usual, prompt(number)), prompt_seconds(apart, prompt(number)))
         for number in range(repetitions // 3 + 2)
     ]
     return [
@@ -67,9 +55,7 @@ def measure(model: str, dtype: str, threads: int, repetitions: int) -> list[dict
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench batch_invariant", description="What batch-invariant numerics cost."
-    )
+    parser = parser_of("batch_invariant", __doc__)
     parser.add_argument("--target", choices=INFLATED, default="190M")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--threads", type=int, default=2)

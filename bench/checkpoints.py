@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from outrider.demo.inflation import Size, inflate
 from outrider.demo.prompts import DEMO
@@ -20,48 +21,53 @@ INFLATED = {
     "60M": Size(hidden=640, layers=12, intermediate=1600, heads=20, kv_heads=10),
     "190M": Size(hidden=1024, layers=16, intermediate=2816, heads=32, kv_heads=16),
 }
+
+
+def llama_fields(size: Size, **others: Any) -> dict[str, Any]:
+    """Returns fields of a Llama's configuration; ``others`` replace those of Llama 3."""
+    return {
+        "hidden_size": size.hidden,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
+        "intermediate_size": size.intermediate,
+        "vocab_size": 128256,
+        "max_position_embeddings": 65536,
+        **others,
+    }
+
+
 # Shapes of Llama 3, 8 B and 1 B, and of a tiny model, which shows that a benchmark runs.
-LLAMAS: dict[str, dict[str, Any]] = {
-    "8B": {
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 14336,
-        "vocab_size": 128256,
-        "max_position_embeddings": 65536,
-    },
-    "1B": {
-        "hidden_size": 2048,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 8192,
-        "vocab_size": 128256,
-        "max_position_embeddings": 65536,
-        "tie_word_embeddings": True,
-    },
-    "tiny": {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 128,
-        "vocab_size": 512,
-        "max_position_embeddings": 1024,
-    },
+SMALL = Size(hidden=2048, layers=16, intermediate=8192, heads=32, kv_heads=8)
+TINY = Size(hidden=64, layers=2, intermediate=128, heads=4, kv_heads=2)
+LLAMAS = {
+    "8B": llama_fields(Size(hidden=4096, layers=32, intermediate=14336, heads=32, kv_heads=8)),
+    "1B": llama_fields(SMALL, tie_word_embeddings=True),
+    "tiny": llama_fields(TINY, vocab_size=512, max_position_embeddings=1024),
 }
 EMBEDDED = 30.0  # standard deviation of embeddings that decide what comes next
 PEAKED = 4.0  # times as wide as usual is the head: a token is about as likely as in trained models
 
 
 def inflated_target(name: str) -> Path:
-    """The demo target inflated to a size of INFLATED, float32."""
-    return _inflated("target", FOLDER / f"target-{name}", INFLATED[name])
+    """Makes the demo target inflated to a size of INFLATED, float32."""
+    path = FOLDER / f"target-{name}"
+    if not (path / "config.json").exists():
+        print(f"making {path}", flush=True)
+        inflate(DEMO / "target", path, torch.float32, **asdict(INFLATED[name]))
+    return path
+
+
+def linear_weights(checkpoint: Path) -> int:
+    """Returns the number of weights of the linear layers, which a step of one token has to read."""
+    config = AutoConfig.from_pretrained(checkpoint)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
 
 
 def llama(name: str, device: str) -> Path:
-    """Random weights in a shape of LLAMAS, bfloat16, made on the device; no token ends a sequence."""
+    """Makes a Llama of random weights in a shape of LLAMAS, bfloat16; no token ends its sequences."""
     path = FOLDER / f"llama-{name}"
     if not (path / "config.json").exists():
         print(f"making {path}", flush=True)
@@ -103,35 +109,3 @@ def _random(name: str, device: str, **fields: Any) -> Any:
     config = LlamaConfig(dtype="bfloat16", eos_token_id=None, **{**LLAMAS[name], **fields})
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-
-
-def _inflated(role: str, path: Path, size: Size) -> Path:
-    if not (path / "config.json").exists():
-        print(f"making {path}", flush=True)
-        inflate(DEMO / role, path, torch.float32, **asdict(size))
-    return path
-
-
-def random_llama() -> Path:
-    """A Llama of 32 M random weights, float32, that never ends a sequence: for plain decoding alone."""
-    path = FOLDER / "random-32M"
-    if not (path / "config.json").exists():
-        print(f"making {path}", flush=True)
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            hidden_size=512,
-            num_hidden_layers=8,
-            num_attention_heads=8,
-            num_key_value_heads=4,
-            intermediate_size=1408,
-            vocab_size=8192,
-            max_position_embeddings=4096,
-            tie_word_embeddings=False,
-            eos_token_id=None,
-        )
-        model = LlamaForCausalLM(config)
-        for weight in model.parameters():
-            if weight.ndim == 2:
-                torch.nn.init.normal_(weight, std=0.04)
-        model.save_pretrained(path)
-    return path

@@ -5,7 +5,6 @@ each prompt that an H100 was measured with (bench/results/gpu.json). The second 
 target on four H100 with a 1B draft, with the engine as it is and with repairs that are still to come.
 """
 
-import argparse
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,9 +14,10 @@ from typing import Any
 import torch
 from transformers import LlamaConfig
 
-from bench.checkpoints import LLAMAS
-from bench.report import save, table
+from bench.checkpoints import LLAMAS, llama_fields
+from bench.report import parser_of, save, table
 from bench.tables.reading import results
+from outrider.demo.inflation import Size
 from outrider.engine.planning.accelerators import ACCELERATORS
 from outrider.engine.planning.skeleton import ModelSkeleton
 from outrider.engine.planning.step_costs import NO_HOST, ExchangeCosts, HostCosts, StepCosts, step_costs
@@ -26,19 +26,16 @@ from outrider.pace.acceptance import expected_tokens
 from outrider.pace.step import StepSize
 
 H100, L4 = ACCELERATORS["H100"], ACCELERATORS["L4"]
-PROMPT, ANSWER, CHUNK = 200, 128, 512  # tokens, of the answers that were measured
+PROMPT, ANSWER, CHUNK = 200, 128, 512  # tokens of the answers that were measured
+LONG = {"max_position_embeddings": 131072}
 MOST_ROWS = 512  # rows of the largest graph when they were measured
 # The measured steps leave out scheduling and handing out of tokens, about a third of the host's part.
 WITHOUT_SCHEDULING = HostCosts(1.0e-3, 20e-6, 6e-6)
-SHAPE_70B: dict[str, Any] = {
-    **LLAMAS["8B"],
-    "hidden_size": 8192,
-    "num_hidden_layers": 80,
-    "num_attention_heads": 64,
-    "intermediate_size": 28672,
-    "max_position_embeddings": 131072,
+SHAPES = {
+    **LLAMAS,
+    "70B": llama_fields(Size(hidden=8192, layers=80, intermediate=28672, heads=64, kv_heads=8), **LONG),
+    "1B draft": {**LLAMAS["1B"], **LONG},
 }
-SHAPE_1B = {**LLAMAS["1B"], "max_position_embeddings": 131072}
 # Repairs, as far as a step's costs change by them. Their figures are estimates.
 IN_RANK_ORDER = ExchangeCosts(5e-6, 0.6)  # a kernel of ours that adds up parts in rank order over NVLink
 IN_ARRAYS = HostCosts(0.6e-3, 6e-6, 1e-6)  # what the host keeps of sequences in arrays
@@ -49,8 +46,7 @@ DEPTH, ACCEPTANCE = 4, 0.8
 @cache
 def costs_of(name: str, devices: int = 1, quantization: Quantization | None = None) -> StepCosts:
     """Returns the costs of a model of Llama's shapes in bfloat16, as the engine is."""
-    shapes = {**LLAMAS, "70B": SHAPE_70B, "1B draft": SHAPE_1B}
-    model = ModelSkeleton(LlamaConfig(**shapes[name]), name, torch.bfloat16)
+    model = ModelSkeleton(LlamaConfig(**SHAPES[name]), name, torch.bfloat16)
     settings = {"tensor_parallel": devices, "quantization": quantization, "is_draft": name == "1B draft"}
     return step_costs(model, EngineSettings.model_validate({"model": "m", "device": "cuda", **settings}))
 
@@ -66,7 +62,7 @@ def repaired(costs: StepCosts) -> StepCosts:
 
 
 def compared() -> list[dict[str, Any]]:
-    """Returns a row for each measurement of bench/results/gpu.json that has a like in the model."""
+    """Returns a row for each measurement of bench/results/gpu.json that the model can predict."""
     found = results("gpu")
     rows = [*_steps(found["steps"]), *_answers(found["speculation"]), *_prompts(found["prompts"])]
     return [{**row, "predicted / measured": row["predicted ms"] / row["measured ms"]} for row in rows]
@@ -83,7 +79,7 @@ def _steps(measured: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _answers(measured: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Batch-invariant numerics, which split a step, and transformers' own `generate` are left out."""
+    """Yields rows without batch-invariant numerics, which split a step, and without `generate`."""
     for row in measured:
         if row.get("numerics") != "usual":
             continue
@@ -106,28 +102,27 @@ def _prompts(measured: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 def _prompt_s(costs: StepCosts, tokens: int, length: int, chunk: int) -> float:
     """Returns the seconds of prompts of a length, of which each token looks back at half on average."""
     chunks = -(-tokens // chunk)
-    return chunks * replace(costs, has_graphs=False).seconds(
-        H100, StepSize(1, 0, tokens / chunks, length / 2)
-    )
+    size = StepSize(1, 0, tokens / chunks, length / 2)
+    return chunks * replace(costs, has_graphs=False).seconds(H100, size)
 
 
 def _row(what: str, row: Mapping[str, Any], shape: str, seconds: float, measured_ms: float) -> dict[str, Any]:
-    """shape: sequences and tokens of each, or a prompt and its chunk."""
+    """Returns a row. shape: sequences and tokens of each, or a prompt and its chunk."""
     found = {"what": what, "model": row["model"], "shape": shape}
     return {**found, "predicted ms": 1e3 * seconds, "measured ms": measured_ms}
 
 
 def rounds() -> list[dict[str, Any]]:
     """Returns a row for each stage of the engine and each context: what a round of one stream takes."""
-    rows = []
-    for context in (PROMPT, 4096, 32768):
-        target, draft = costs_of("70B", 4), costs_of("1B draft")
-        better, better_draft = repaired(target), repaired(draft)
-        rows += [
+    target, draft = costs_of("70B", 4), costs_of("1B draft")
+    return [
+        row
+        for context in (PROMPT, 4096, 32768)
+        for row in (
             _round("today", context, target, draft, HOPS_S),
-            _round("all repairs", context, better, better_draft, FEWER_HOPS_S),
-        ]
-    return rows
+            _round("all repairs", context, repaired(target), repaired(draft), FEWER_HOPS_S),
+        )
+    ]
 
 
 def _round(stage: str, context: int, target: StepCosts, draft: StepCosts, hops_s: float) -> dict[str, Any]:
@@ -151,7 +146,7 @@ def _round(stage: str, context: int, target: StepCosts, draft: StepCosts, hops_s
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench costs", description=__doc__.partition("\n")[0])
+    parser = parser_of("costs", __doc__)
     parser.parse_args(arguments)
     rows = compared()
     print(table(rows))

@@ -13,22 +13,21 @@ under ./checkpoints (19 GB of disk). Each part says which path its steps took, a
 `--models tiny --device cpu` runs anywhere, to see that it runs.
 """
 
-import argparse
-import gc
 import random
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
-from bench.checkpoints import llama, say_after
-from bench.report import save, table
+from bench.checkpoints import linear_weights, llama, say_after
+from bench.engine import prompt_seconds
+from bench.report import parser_of, save, table
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
@@ -36,22 +35,12 @@ from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import plain_decoding
 from workshop.advice.steps import GREEDY, Steps
+from workshop.memory import free_memory
 
 PROMPT = range(10, 210)
-SHAPES = (
-    (1, 1),
-    (1, 2),
-    (1, 3),
-    (1, 5),
-    (1, 9),
-    (8, 1),
-    (8, 5),
-    (64, 1),
-    (64, 5),
-    (256, 1),
-)  # sequences, tokens
+# Sequences, and tokens of each.
+SHAPES = (*product((1,), (1, 2, 3, 5, 9)), *product((8, 64), (1, 5)), (256, 1))
 TREE = (8, 5)
 WAYS: dict[str, dict[str, Any]] = {
     "graphs": {},
@@ -70,7 +59,7 @@ ACCEPTANCE = 0.8  # probability of each drafted token after a correct token
 BUFFER_BYTES = 2**32
 REPETITIONS = 20
 DTYPE = "bfloat16"
-CACHE: int | None = None  # bytes; None: what is left
+CACHE: int | None = None  # bytes of the cache; None: what is left
 
 
 def engine(model: Path, device: str, **settings: Any) -> Engine:
@@ -82,7 +71,7 @@ def engine(model: Path, device: str, **settings: Any) -> Engine:
 
 
 def read_bandwidth(device: str) -> float:
-    """Bytes per second of summing a large buffer, the median of some."""
+    """Returns the bytes per second of summing a large buffer: a median."""
     size = BUFFER_BYTES if device.startswith("cuda") else BUFFER_BYTES // 16
     buffer = torch.ones(size // 4, device=device)
     taken = []
@@ -93,48 +82,36 @@ def read_bandwidth(device: str) -> float:
     return size / statistics.median(taken[1:])
 
 
-def linear_bytes(checkpoint: Path) -> int:
-    """Bytes of the linear layers' weights in bfloat16, which a step of one token has to read."""
-    config = AutoConfig.from_pretrained(checkpoint)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return sum(2 * m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
-
-
 def step_rows(model: Path, device: str, bandwidth: float) -> list[dict[str, Any]]:
     """Returns a row per path, shape of a step, and sampling."""
-    limit = linear_bytes(model) / bandwidth
+    limit = 2 * linear_weights(model) / bandwidth  # seconds in bfloat16
     rows = []
     for way, settings in WAYS.items():
         of = engine(model, device, max_sequences=256, **settings)
-        for sequences, tokens in SHAPES if way == "graphs" else FEW_SHAPES:
-            for sampling in SAMPLINGS if way == "graphs" else ("greedy",):
-                for branches in (False, True) if (sequences, tokens) == TREE else (False,):
-                    steps = Steps(
-                        of,
-                        sequences,
-                        tokens,
-                        branches=branches,
-                        sampling=SAMPLINGS[sampling],
-                        prompt=PROMPT,
-                    )
-                    taken = [steps.take() for _ in range(REPETITIONS)]
-                    steps.close()
-                    assert of.last_step is not None
-                    rows.append(
-                        {
-                            "asked": way,
-                            "path": of.last_step.path,
-                            "sequences": sequences,
-                            "tokens each": tokens,
-                            "draft": "tree" if branches else "chain",
-                            "sampling": sampling,
-                            "ms": statistics.median(taken[3:]) * 1e3,
-                            "share of the bandwidth limit": limit / statistics.median(taken[3:]),
-                        }
-                    )
+        shapes, samplings = (SHAPES, [*SAMPLINGS]) if way == "graphs" else (FEW_SHAPES, ["greedy"])
+        for (sequences, tokens), sampling, branches in product(shapes, samplings, (False, True)):
+            if branches and (sequences, tokens) != TREE:
+                continue
+            steps = Steps(
+                of, sequences, tokens, branches=branches, sampling=SAMPLINGS[sampling], prompt=PROMPT
+            )
+            taken = [steps.take() for _ in range(REPETITIONS)]
+            steps.close()
+            assert of.last_step is not None
+            rows.append(
+                {
+                    "asked": way,
+                    "path": of.last_step.path,
+                    "sequences": sequences,
+                    "tokens each": tokens,
+                    "draft": "tree" if branches else "chain",
+                    "sampling": sampling,
+                    "ms": statistics.median(taken[3:]) * 1e3,
+                    "share of the bandwidth limit": limit / statistics.median(taken[3:]),
+                }
+            )
         del of, steps
-        free()
+        free_memory()
     return rows
 
 
@@ -144,7 +121,8 @@ def prompt_rows(model: Path, device: str, lengths: Sequence[int]) -> list[dict[s
     for chunk in CHUNKS:
         of = engine(model, device, prefill_chunk=chunk, graphs=False, max_sequences=16)
         for length in lengths:
-            taken = [first_token_seconds(of, length, seed) for seed in range(3)]
+            prompts = [tuple(random.Random(seed).choices(range(10, 500), k=length)) for seed in range(3)]
+            taken = [prompt_seconds(of, prompt) for prompt in prompts]
             assert of.last_step is not None
             rows.append(
                 {
@@ -156,20 +134,8 @@ def prompt_rows(model: Path, device: str, lengths: Sequence[int]) -> list[dict[s
                 }
             )
         del of
-        free()
+        free_memory()
     return rows
-
-
-def first_token_seconds(of: Engine, length: int, seed: int) -> float:
-    prompt = tuple(random.Random(seed).choices(range(10, 500), k=length))
-    started = time.perf_counter()
-    sequence = of.open(length, seed, Sampling(temperature=0, max_tokens=1))
-    of.submit(plain_decoding(sequence.number, 0, prompt, 1))
-    while of.has_work:
-        of.step()
-    seconds = time.perf_counter() - started
-    of.close(sequence)
-    return seconds
 
 
 @dataclass
@@ -202,7 +168,7 @@ def speculation_rows(
         of = engine(model, device, **settings)
         rows += [{"numerics": numerics, **row} for row in answered_rows(of, batches, depths, tokens)]
         del of
-        free()
+        free_memory()
     return [*rows, *generate_rows(model, device, batches, tokens)]
 
 
@@ -241,7 +207,7 @@ def answered_rows(
 
 @torch.inference_mode()
 def generate_rows(model: Path, device: str, batches: Sequence[int], tokens: int) -> list[dict[str, Any]]:
-    """transformers' `generate`, plain."""
+    """Measures transformers' `generate` in plain decoding."""
     theirs = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, DTYPE)).to(device).eval()
     rows = []
     for batch in batches:
@@ -264,15 +230,8 @@ def generate_rows(model: Path, device: str, batches: Sequence[int], tokens: int)
     return rows
 
 
-def free() -> None:
-    """Gives memory back to the device."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench gpu", description="The engine on a GPU.")
+    parser = parser_of("gpu", __doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--models", nargs="+", choices=["8B", "1B", "tiny"], default=["8B", "1B"])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
@@ -287,7 +246,7 @@ def main(arguments: Sequence[str]) -> None:
     found: dict[str, list[dict[str, Any]]] = {}
     for name in options.models:
         model = llama(name, device)
-        free()
+        free_memory()
         for part in options.parts:
             if part == "steps":
                 rows = step_rows(model, device, bandwidth)

@@ -29,8 +29,8 @@ from transformers import AutoModelForCausalLM
 
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.engine import CACHE_BYTES, requests_of, run
-from bench.plain import generate_seconds
-from bench.report import save, table
+from bench.peers.transformers_generate import padded
+from bench.report import parser_of, save, table
 from bench.streams import speculation_of
 from outrider.demo.prompts import DEMO, KINDS, prompts
 from outrider.engine.loop.engine import Engine
@@ -52,20 +52,31 @@ SERVICES: tuple[tuple[dict[str, str], tuple[str, ...]], ...] = (
 
 
 def requests(tokenizer: Tokenizer, streams: int, tokens: int) -> list[OfflineRequest]:
-    """Requests of all kinds by turns, greedy."""
+    """Returns greedy requests of all kinds by turns."""
     of_kind = {kind: requests_of(kind, tokenizer, PROMPTS, tokens, 0.0) for kind in KINDS}
     return [of_kind[KINDS[n % len(KINDS)]][n // len(KINDS) % PROMPTS] for n in range(streams)]
 
 
 def in_process(engine: Engine, asked: Sequence[OfflineRequest]) -> float:
-    """Tokens/s, all at once."""
-    done = run(engine, engine, asked, 0)
+    """Returns the tokens per second of all at once."""
+    done = run(engine, None, asked, 0)
     return done.tokens / done.seconds
 
 
 def by_generate(model: Any, asked: Sequence[OfflineRequest], tokens: int) -> float:
-    """Returns the tokens per second of one batch of the prompts."""
-    return len(asked) * tokens / generate_seconds(model, [request.prompt for request in asked], tokens)
+    """Returns the tokens per second of `generate` with one batch of the prompts."""
+    token_ids, mask = padded([request.prompt for request in asked])
+    started = time.perf_counter()
+    with torch.inference_mode():
+        model.generate(
+            token_ids,
+            attention_mask=mask,
+            do_sample=False,
+            min_new_tokens=tokens,
+            max_new_tokens=tokens,
+            pad_token_id=0,
+        )
+    return len(asked) * tokens / (time.perf_counter() - started)
 
 
 async def by_service(address: str, streams: int, mode: str, tokens: int, seconds: float) -> tuple[float, int]:
@@ -121,7 +132,7 @@ def _processes(service: Service) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def _role(name: str) -> str:
-    """Role of a replica, by the name that Ray gives its process."""
+    """Returns the role of a replica, by the name that Ray gives its process."""
     return name.split(":")[-1].partition(".")[0].partition("-")[0]
 
 
@@ -133,57 +144,59 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     of_target = {f"target.{name}": value for name, value in settings.items()}
     models = {"target": path, "draft": DRAFT}
-    measured: dict[int, _Measured] = {streams: _Measured() for streams in options.streams}
+    measured = [Measured(streams) for streams in options.streams]
     for environment, doors in SERVICES:
         with (
             tempfile.TemporaryDirectory() as folder,
             serving(Path(folder), models | of_target, environment=environment) as service,
         ):
-            for streams, of_streams in measured.items():
-                asked = requests(tokenizer, streams, options.tokens)
+            for at in measured:
+                asked = requests(tokenizer, at.streams, options.tokens)
                 for _ in range(options.repetitions):
-                    of_streams.rates[ENGINE].append(in_process(engine, asked))
-                    of_streams.rates[GENERATE].append(by_generate(model, asked, options.tokens))
+                    at.rates[ENGINE].append(in_process(engine, asked))
+                    at.rates[GENERATE].append(by_generate(model, asked, options.tokens))
                     for mode, door in product(options.modes, doors):
                         way, before = f"{mode}, {door}", spent(service)
                         address = service.direct if door == DIRECT else service.grpc
-                        asking = by_service(address, streams, mode, options.tokens, options.seconds)
+                        asking = by_service(address, at.streams, mode, options.tokens, options.seconds)
                         rate, arrived = asyncio.run(asking)
-                        of_streams.rates[way].append(rate)
-                        of_streams.costs[way] += spent(service) - before
-                        of_streams.tokens[way] += arrived
-                print(table([*_rows(streams, of_streams)]), flush=True)
-    return [row for streams, of_streams in measured.items() for row in _rows(streams, of_streams)]
+                        at.rates[way].append(rate)
+                        at.costs[way] += spent(service) - before
+                        at.tokens[way] += arrived
+                print(table(at.rows()), flush=True)
+    return [row for at in measured for row in at.rows()]
 
 
 @dataclass
-class _Measured:
-    """Returns rows by way."""
+class Measured:
+    """What was measured at a number of streams, by way."""
 
+    streams: int
     rates: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     costs: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     tokens: Counter[str] = field(default_factory=Counter)
 
-
-def _rows(streams: int, measured: _Measured) -> Iterator[dict[str, Any]]:
-    medians = {way: statistics.median(of_way) for way, of_way in measured.rates.items()}
-    for way, rate in medians.items():
-        of_way, arrived = measured.costs[way], measured.tokens[way] or 1
-        yield {
-            "streams": streams,
-            "way": way,
-            "tokens/s": rate,
-            "to the engine": rate / medians[ENGINE],
-            "to generate": rate / medians[GENERATE],
-            **{f"{name}, ms": 1e3 * of_way[name] / arrived for name in PROCESSES},
-        }
+    def rows(self) -> list[dict[str, Any]]:
+        medians = {way: statistics.median(of_way) for way, of_way in self.rates.items()}
+        ms_of_token = {way: 1e3 / (self.tokens[way] or 1) for way in medians}
+        return [
+            {
+                "streams": self.streams,
+                "way": way,
+                "tokens/s": rate,
+                "to the engine": rate / medians[ENGINE],
+                "to generate": rate / medians[GENERATE],
+                **{f"{name}, ms": ms_of_token[way] * self.costs[way][name] for name in PROCESSES},
+            }
+            for way, rate in medians.items()
+        ]
 
 
 PROCESSES = ("engine of the target", "target", "engine of the draft", "draft", "gateway", "proxy", "client")
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench host", description=__doc__.partition("\n")[0])
+    parser = parser_of("host", __doc__)
     parser.add_argument("--target", choices=[DEMO_PAIR, *INFLATED], default=DEMO_PAIR)
     parser.add_argument("--threads", type=int, default=1, help="of the target, in the service and here")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])

@@ -5,14 +5,13 @@ float32 none should differ; in bfloat16 rounding depends on the shape of a step,
 changes a text; with batch-invariant numerics none may.
 """
 
-import argparse
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 
-from bench.report import save, table
+from bench.report import parser_of, save, table
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, KINDS, prompts
@@ -27,12 +26,12 @@ from outrider.engine.settings import EngineSettings
 TEMPERATURES = (0.0, 0.7, 1.0)
 PROMPTS = 40  # per kind
 BATCH = 32
-# name: drafter, depth, leaves, requests at a time
+# Name: drafter, depth, alternatives, requests at a time.
 WAYS: dict[str, tuple[str | None, int, int, int]] = {
     "plain, batch 32": (None, 0, 0, BATCH),
     "draft model, chain of 4, alone": ("model", 4, 0, 1),
     "draft model, chain of 4, batch 32": ("model", 4, 0, BATCH),
-    "draft model, chain of 3 and 3 leaves, batch 32": ("model", 3, 3, BATCH),
+    "draft model, chain of 3 and 3 alternatives, batch 32": ("model", 3, 3, BATCH),
     "n-gram, chain of 4, alone": ("ngram", 4, 0, 1),
 }
 
@@ -59,7 +58,7 @@ def measure(dtype: str, batch_invariant: bool, count: int, tokens: int, threads:
     target, draft = engine("target", batch_invariant=batch_invariant), engine("draft")
     asked = requests(count, tokens)
 
-    def answers(name: str | None, depth: int, leaves: int, at_once: int) -> list[Output]:
+    def answers(name: str | None, depth: int, alternatives: int, at_once: int) -> list[Output]:
         drafters: dict[str | None, Drafter | None] = {
             None: None,
             "model": DraftModel(draft),
@@ -68,7 +67,9 @@ def measure(dtype: str, batch_invariant: bool, count: int, tokens: int, threads:
         return [
             output
             for start in range(0, count, at_once)
-            for output in generate(target, drafters[name], asked[start : start + at_once], depth, leaves)
+            for output in generate(
+                target, drafters[name], asked[start : start + at_once], depth, alternatives
+            )
         ]
 
     reference = answers(None, 0, 1, 1)
@@ -83,7 +84,7 @@ def measure(dtype: str, batch_invariant: bool, count: int, tokens: int, threads:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench identity", description="Same seed, same text?")
+    parser = parser_of("identity", __doc__)
     parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"], help="as usual")
     parser.add_argument(
         "--batch-invariant", nargs="*", default=["bfloat16"], help="with batch-invariant numerics"

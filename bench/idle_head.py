@@ -5,7 +5,6 @@ sequences plainly and take their steps in turns, so that whatever else the machi
 the processor's, of one thread.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bench.engine import CACHE_BYTES, requests_of
-from bench.report import save, table
+from bench.report import parser_of, save, table
 from outrider.demo import written_out
 from outrider.demo.prompts import DEMO
 from outrider.engine.drafters.target_drafters import TargetDrafters
@@ -24,7 +23,6 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.loop.runner import ModelRunner
 from outrider.engine.offline.speculate import OfflineRequest
-from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings, TargetDrafterSettings
 from outrider.engine.work import plain_decoding
 
@@ -39,15 +37,14 @@ class PlainDecoding:
 
     def __init__(self, engine: Engine, requests: Sequence[OfflineRequest]) -> None:
         self._engine = engine
-        self._sequences = [self._begun(request) for request in requests]
+        self._sequences = []
+        for request in requests:
+            sequence = engine.open(len(request.prompt), request.noise_key, request.sampling)
+            tokens = request.sampling.max_tokens
+            engine.submit(plain_decoding(sequence.number, 0, request.prompt, tokens))
+            self._sequences.append(sequence)
         engine.step()
         self.seconds = 0.0
-
-    def _begun(self, request: OfflineRequest) -> EngineSequence:
-        sequence = self._engine.open(len(request.prompt), request.noise_key, request.sampling)
-        tokens = request.sampling.max_tokens
-        self._engine.submit(plain_decoding(sequence.number, 0, request.prompt, tokens))
-        return sequence
 
     def step(self) -> None:
         """Takes a step and adds its seconds."""
@@ -88,19 +85,18 @@ def measure(tokens: int, repetitions: int) -> list[dict[str, Any]]:
     rows = []
     for streams in STREAMS:
         seconds: list[list[float]] = []
-        for _ in range(repetitions):
-            for kind in KINDS:
-                requests = [
-                    replace(request, prompt=request.prompt[:PROMPT_TOKENS])
-                    for request in requests_of(kind, tokenizer, streams, tokens, 0.7)
-                ]
-                both = [PlainDecoding(engine, requests) for engine in of_both]
-                for _ in range(tokens - 1):
-                    for decoding in both:
-                        decoding.step()
+        for kind in KINDS * repetitions:
+            requests = [
+                replace(request, prompt=request.prompt[:PROMPT_TOKENS])
+                for request in requests_of(kind, tokenizer, streams, tokens, 0.7)
+            ]
+            both = [PlainDecoding(engine, requests) for engine in of_both]
+            for _ in range(tokens - 1):
                 for decoding in both:
-                    decoding.close()
-                seconds.append([decoding.seconds for decoding in both])
+                    decoding.step()
+            for decoding in both:
+                decoding.close()
+            seconds.append([decoding.seconds for decoding in both])
         of_each = [statistics.median(each) / (tokens - 1) * 1e3 for each in zip(*seconds, strict=True)]
         rows.append(
             {
@@ -114,7 +110,7 @@ def measure(tokens: int, repetitions: int) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench idle_head", description=__doc__.partition("\n")[0])
+    parser = parser_of("idle_head", __doc__)
     parser.add_argument("--tokens", type=int, default=65, help="generated per sequence")
     parser.add_argument("--repetitions", type=int, default=1)
     options = parser.parse_args(arguments)

@@ -1,5 +1,6 @@
-"""Report of a benchmark: its rows, the command that made them, and the machine."""
+"""Options of a benchmark, and its report: rows, the command that made them, and the machine."""
 
+import argparse
 import json
 import os
 import platform
@@ -18,8 +19,13 @@ from outrider.cli.processor import processor_name
 RESULTS = Path(__file__).parent / "results"
 
 
+def parser_of(name: str, about: str) -> argparse.ArgumentParser:
+    """Returns the parser of a benchmark's options. about: its docstring, of which help has the first line."""
+    return argparse.ArgumentParser(prog=f"python -m bench {name}", description=about.partition("\n")[0])
+
+
 def machine() -> dict[str, Any]:
-    """Facts without which a figure says nothing: processor, cores, threads in force, library versions."""
+    """Returns the facts without which a figure says nothing: processor, threads in force, versions."""
     return {
         "processor": processor_name(),
         "cores": os.cpu_count(),
@@ -32,12 +38,12 @@ def machine() -> dict[str, Any]:
 
 
 def command() -> str:
-    """Command that runs the benchmark of this process."""
+    """Returns the command that runs the benchmark of this process."""
     return shlex.join(["python", "-m", "bench", *sys.argv[1:]])
 
 
 def save(name: str, rows: Sequence[Mapping[str, Any]], **facts: Any) -> Path:
-    """Write bench/results/NAME.json: facts of the run, then its rows."""
+    """Writes bench/results/NAME.json: facts of the run, then its rows."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     stats = {
@@ -52,7 +58,7 @@ def save(name: str, rows: Sequence[Mapping[str, Any]], **facts: Any) -> Path:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as aligned text; columns are the first row's keys, floats show three significant digits."""
+    """Returns the rows as aligned text. The first row has all columns; floats show three digits."""
     if not rows:
         return "(no rows)"
     header = list(rows[0])

@@ -13,8 +13,8 @@ Steps take what `outrider plan` says too (outrider/engine/planning/step_costs.py
 import argparse
 import asyncio
 import random
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import Mapping
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -26,7 +26,6 @@ from bench.simulated import (
     Ahead,
     SimulatedDraft,
     SimulatedFleet,
-    hit_rate_for,
     rank_at,
     simulated_fleet,
 )
@@ -101,7 +100,7 @@ MODES = {
 
 
 def fixed(depth: int) -> Speculation:
-    """Drafts of that depth; 0: plain decoding."""
+    """Returns the speculation with Drafts of that depth; 0: plain decoding."""
     if depth == 0:
         return Speculation(mode="off", drafter="model")
     return Speculation(mode="fixed", depth=depth, drafter="model")
@@ -109,12 +108,12 @@ def fixed(depth: int) -> Speculation:
 
 @dataclass(frozen=True)
 class SimulatedLoad:
-    """Closed loop; lengths are means, drawn from half to one and a half times as much."""
+    """Closed loop of streams; lengths are means, drawn from half to one and a half times as much."""
 
     streams: int
     prompt_tokens: int
     answer_tokens: int
-    warm_s: float  # before tokens are counted
+    warm_s: float  # seconds before tokens are counted
     counted_s: float
 
     def of(self, streams: int) -> "SimulatedLoad":
@@ -130,12 +129,12 @@ class Counter:
     stats: Stats = field(default_factory=Stats)  # counts of answers that were finished
 
     def rate(self, load: SimulatedLoad) -> float:
-        """Tokens per second, the beginning left out."""
+        """Returns the tokens per second, the beginning left out."""
         return sum(tokens for time, tokens in self.commits if time >= load.warm_s) / load.counted_s
 
 
 class Streams:
-    """Clients of one gateway; each asks for one answer after the other."""
+    """Clients of one gateway; each asks for one answer after another."""
 
     def __init__(
         self,
@@ -157,11 +156,11 @@ class Streams:
     def rank_of(
         self, acceptance: Mapping[str, float], hit_rate: float, noise_key: int, position: int
     ) -> int | None:
-        """Rank of the target's token among a draft's guesses, if it has that acceptance by task."""
+        """Returns the rank of the target's token among the guesses of a draft of that acceptance."""
         return rank_at(acceptance[self._task_of[noise_key]], hit_rate, noise_key, position)
 
     async def run(self, fleet: SimulatedFleet) -> None:
-        """Streams for as long as the load says."""
+        """Runs all streams for as long as the load says."""
         factory = LoopFactory(fleet, self._paces, self._settings)
         clients = [asyncio.create_task(self._client(factory, number)) for number in range(self._load.streams)]
         done, _ = await asyncio.wait(clients, timeout=self._load.warm_s + self._load.counted_s)
@@ -206,57 +205,6 @@ async def closed_loop(
     return streams.counter
 
 
-def predicted(
-    target_step_s: Callable[[float], float],
-    draft_step_s: float,
-    hop_s: float,
-    acceptance: float,
-    foreseen_rate: float,
-    depth: int,
-    ahead: bool,
-    tokens: int = 3000,
-) -> float:
-    """Tokens per second of one stream from its first Verdict on.
-
-    Args:
-        target_step_s: by the tokens that a step feeds.
-        hop_s: one way.
-        acceptance: rate per position.
-        foreseen_rate: share of verdicts, where there is draft-ahead.
-        depth: of every Draft; 0 for plain decoding.
-        ahead: whether there is draft-ahead.
-        tokens: of the answer; more of them leave less to chance.
-    """
-    hit_rate = hit_rate_for(foreseen_rate, acceptance, depth)
-    fleet = simulated_fleet(
-        lambda size, is_early: target_step_s(size.tokens + size.prompt_tokens),
-        {
-            "model": SimulatedDraft(
-                lambda size, is_early: draft_step_s,
-                partial(rank_at, acceptance, hit_rate),
-                Ahead(BRANCHES, hit_rate) if ahead else NO_AHEAD,
-            )
-        },
-        hop_s,
-    )
-    return virtual.run(
-        _rate_of_one(GatewaySequence((0,), Sampling(max_tokens=tokens), 0), fleet, fixed(depth))
-    )
-
-
-async def _rate_of_one(
-    sequence: GatewaySequence,
-    simulated: AbstractAsyncContextManager[SimulatedFleet],
-    speculation: Speculation,
-) -> float:
-    loop = asyncio.get_running_loop()
-    async with simulated as fleet:
-        rounds = LoopFactory(fleet, Paces(PaceSettings()), SETTINGS).of(sequence, speculation, FAR_AHEAD_S)
-        lengths = [(loop.time(), len(sequence)) async for _ in rounds.steps()]
-    (started, first), (ended, last) = lengths[0], lengths[-1]
-    return (last - first) / (ended - started)
-
-
 def measure(pair: Pair, acceptance: Mapping[str, float], load: SimulatedLoad) -> dict[str, Any]:
     """Returns a row: tokens per second by mode, and what the pace did."""
     row: dict[str, Any] = {"streams": load.streams}
@@ -273,7 +221,7 @@ def measure(pair: Pair, acceptance: Mapping[str, float], load: SimulatedLoad) ->
 def measure_ahead(
     pair: Pair, acceptance: Mapping[str, float], load: SimulatedLoad, ahead: Ahead
 ) -> dict[str, Any]:
-    """A row: tokens per second with draft-ahead and without, each at its best depth."""
+    """Returns a row: tokens per second with draft-ahead and without, each at its best depth."""
 
     def rate(depth: int, side: Ahead) -> float:
         return virtual.run(closed_loop(pair, acceptance, fixed(depth), load, side)).rate(load)

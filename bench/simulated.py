@@ -31,7 +31,7 @@ from protos.trust import Trust
 
 @dataclass(frozen=True)
 class Ahead:
-    """Draft-ahead."""
+    """What a draft prepares ahead, and how often that is correct."""
 
     branches: int = 0  # verdicts, of all streams together, that a draft prepares for in idle time; 0: none
     hit_rate: float = 0.0  # rate at which the second guess is correct if the first is wrong
@@ -39,7 +39,7 @@ class Ahead:
 
 @dataclass(frozen=True)
 class SimulatedDraft:
-    """Draft in its own worker."""
+    """Draft in a worker of its own."""
 
     cost: Cost
     rank_of: RankOf
@@ -51,7 +51,7 @@ class SimulatedDraft:
         return WRONG[:RANKS] if rank is None else (*WRONG[:rank], RIGHT, *WRONG[rank : RANKS - 1])
 
     def worker(self, of_target: asyncio.Lock) -> SimulatedWorker:
-        """of_target: the target's device."""
+        """Returns the draft's worker. of_target: the target's device."""
         device = of_target if self.is_beside else asyncio.Lock()
         settings = SETTINGS.model_copy(update={"draft_ahead": self.ahead.branches})
         return SimulatedWorker("draft", settings, self.cost, self.guesses, device)
@@ -63,7 +63,7 @@ class SimulatedFleet(Fleet):
     def __init__(
         self, target: SimulatedWorker, drafts: Mapping[str, tuple[SimulatedWorker, float]], hop_s: float
     ) -> None:
-        """drafts: each with the seconds of its hops."""
+        """drafts: by name, each with the seconds of its hops."""
         super().__init__(self._all, Trust(token="of a simulated fleet"))
         self._target, self._drafts, self._hop_s = target, drafts, hop_s
 
@@ -103,16 +103,6 @@ def rank_at(acceptance_rate: float, hit_rate: float, noise_key: int, position: i
     if _is_drawn(acceptance_rate, f"{noise_key}/{position}"):
         return 0
     return 1 if _is_drawn(hit_rate, f"{noise_key}/{position}/runner-up") else None
-
-
-def hit_rate_for(foreseen_rate: float, acceptance_rate: float, depth: int) -> float:
-    """Returns the rate of second guesses at which this share of verdicts is foreseen with all branches.
-
-    A verdict is foreseen if all guesses of the draft are correct, including the guess after its Draft. It is
-    also foreseen if the second guess is correct at the first wrong position.
-    """
-    stands = acceptance_rate ** (depth + 1)
-    return min(max((foreseen_rate - stands) / (1.0 - stands), 0.0), 1.0) if stands < 1.0 else 0.0
 
 
 def _is_drawn(rate: float, key: str) -> bool:

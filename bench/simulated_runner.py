@@ -45,7 +45,7 @@ class EarlyStep:
 
 
 class StepClock:
-    """The time of an event loop, ahead of it while a step is simulated that has only begun there."""
+    """Clock of an event loop that runs ahead of it while a step is simulated."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -55,7 +55,7 @@ class StepClock:
         return self._now() + self._ahead_s
 
     def advance(self, seconds: float) -> None:
-        """A step takes so long."""
+        """Moves the clock on by the time of a step."""
         self._ahead_s += seconds
 
     def fall_back(self) -> float:
@@ -127,8 +127,8 @@ class SimulatedRunner:
         return Finished(step, choices, [[True] * len(item.tokens) for _, item in selected], next_step)
 
     def free_memory(self) -> int:
-        """There is no device."""
+        """Returns 0: there is no device."""
         return 0
 
     def shut_down(self) -> None:
-        """There is nothing to be ended."""
+        """Does nothing: no process was started."""

@@ -21,7 +21,7 @@ EPSILON_S = 1e-6  # seconds in which messages that were sent together arrive
 
 
 class SimulatedWorker:
-    """An engine in the event loop: messages are taken on between two steps."""
+    """Engine in the event loop, which takes messages between two steps."""
 
     def __init__(
         self,
@@ -51,17 +51,17 @@ class SimulatedWorker:
         return opened.number
 
     def close(self, number: int) -> None:
-        """Closing twice does nothing more."""
+        """Closes a sequence; closing it twice does nothing more."""
         if self._streams.pop(number, None) is not None:
             self._engine.close(self._engine.sequence(number))
 
     def take(self, number: int, request: Any) -> None:
-        """A message has arrived."""
+        """Takes a message that has arrived."""
         self._arrived.append((number, request, self._now()))
         self._woken.set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Runs the engine until it is cancelled."""
         while True:
             self._submit()
             if not self._engine.has_work:
@@ -93,7 +93,7 @@ class SimulatedWorker:
             return False
 
     async def _step(self) -> None:
-        """Replies go out when the step's time is over."""
+        """Makes a step; replies go out when its time is over."""
         results, load = self._engine.step(), self._engine.load()
         replies = [self._reply(result, load) for result in results]
         await asyncio.sleep(self._clock.fall_back())

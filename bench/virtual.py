@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class _Jump(selectors.DefaultSelector):
-    """Never waits: the time that it was to wait for is over at once."""
+    """Selector that never waits: the time that it was to wait for is over at once."""
 
     now = 0.0
 
@@ -23,7 +23,7 @@ class _Jump(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """``time`` begins at 0 and costs nothing."""
+    """Event loop whose ``time`` begins at 0 and costs nothing."""
 
     def __init__(self) -> None:
         self._jump = _Jump()

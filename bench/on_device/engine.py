@@ -29,7 +29,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench import gpu
-from bench.checkpoints import LLAMAS
+from bench.checkpoints import LLAMAS, linear_weights
 from bench.on_device.figures import Rows, take_parts
 from bench.on_device.pair import prompt
 from outrider.engine.device_time import mark, seconds_between, wait_for
@@ -42,6 +42,7 @@ from outrider.engine.work import Propose
 from tests.support.paged_attention import paged_input
 from tests.support.quantized_checkpoints import quantize
 from workshop.advice.steps import GREEDY, Steps
+from workshop.memory import free_memory
 
 SECONDS, PART_S = 480.0, 120.0
 HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64), "rank of four of a 70B": (16, 2, 128)}  # kv heads, dimensions
@@ -84,19 +85,19 @@ SMALL = {**LLAMAS["tiny"], "head_dim": 16, "num_experts": 8, "moe_intermediate_s
 def bandwidth(device: str) -> float:
     """Returns bytes per second; the buffer that was read is freed."""
     measured = gpu.read_bandwidth(device)
-    gpu.free()
+    free_memory()
     return measured
 
 
 def steps(options: argparse.Namespace) -> Rows:
     yield {"bandwidth, GB/s": bandwidth(options.device) / 1e9}
     for role in ("target", "draft"):
-        limit = gpu.linear_bytes(options.pair / role) / bandwidth(options.device)
+        limit = 2 * linear_weights(options.pair / role) / bandwidth(options.device)
         engine = gpu.engine(options.pair / role, options.device)
         rows = step_rows(engine, SHAPES[: options.most], limit)
         yield from ({"model": role, **row} for row in rows)
         del engine
-        gpu.free()
+        free_memory()
 
 
 def step_rows(engine: Engine, shapes: Sequence[tuple[int, int]], limit: float) -> Rows:
@@ -191,7 +192,7 @@ def decoder(options: argparse.Namespace) -> Rows:
             engine = gpu.engine(options.pair / "target", options.device)
         yield {"layers": layers, **kernels_of(engine)}
         del engine
-        gpu.free()
+        free_memory()
 
 
 def kernels_of(engine: Engine) -> dict[str, Any]:
@@ -237,8 +238,8 @@ def random_steps(options: argparse.Namespace, name: str, shape: dict[str, Any]) 
     path, shape = options.pair / name, shape | (SMALL if options.most else {})
     if not path.exists():
         write_random(path, shape, options.device)
-        gpu.free()
-    limit = gpu.linear_bytes(path) / bandwidth(options.device)
+        free_memory()
+    limit = 2 * linear_weights(path) / bandwidth(options.device)
     engine = gpu.engine(path, options.device)
     layers = {"layers": shape["num_hidden_layers"]}
     yield from ({**layers, **row} for row in step_rows(engine, FEW_SHAPES[: options.most], limit))
@@ -253,7 +254,7 @@ def write_random(path: Path, shape: dict[str, Any], device: str) -> None:
 
 
 def quantized(options: argparse.Namespace) -> Rows:
-    limit = gpu.linear_bytes(options.pair / "draft") / bandwidth(options.device)
+    limit = 2 * linear_weights(options.pair / "draft") / bandwidth(options.device)
     for way in ("int8", "int4", "compressed fp8"):
         settings: dict[str, Any] = {"quantization": way}
         model: Path = options.pair / "draft"
@@ -269,7 +270,7 @@ def quantized(options: argparse.Namespace) -> Rows:
             continue
         yield from ({"weights": way, **row} for row in step_rows(engine, FEW_SHAPES[: options.most], limit))
         del engine
-        gpu.free()
+        free_memory()
 
 
 PARTS = {

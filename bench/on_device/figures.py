@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.gpu import free
+from workshop.memory import free_memory
 
 Rows = Iterable[Mapping[str, Any]]
 Part = Callable[[argparse.Namespace], Rows]
@@ -53,7 +53,7 @@ class Figures:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
-        free()
+        free_memory()
 
     def _tell(self, part: str, row: Mapping[str, Any]) -> None:
         line = json.dumps({"part": part, "at, s": round(self._passed(), 1), **row}, default=str)

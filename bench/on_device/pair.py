@@ -37,12 +37,12 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def target_follows(vocab_size: int) -> np.ndarray:
-    """int64 [vocab_size]: the token that the target says after each token."""
+    """Returns the token that the target says after each token: int64 [vocab_size]."""
     return (np.arange(vocab_size) + 1) % vocab_size
 
 
 def draft_follows(vocab_size: int) -> np.ndarray:
-    """int64 [vocab_size]: the token that the draft says after each token."""
+    """Returns the token that the draft says after each token: int64 [vocab_size]."""
     follows = target_follows(vocab_size)
     wrong = np.random.default_rng(0).permutation(vocab_size)[round(ACCEPTANCE * vocab_size) :]
     follows[wrong] = follows[np.roll(wrong, 1)]

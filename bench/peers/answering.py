@@ -18,9 +18,10 @@ import psutil  # type: ignore[import-untyped]
 
 @dataclass(frozen=True)
 class PeerTask:
-    """
+    """Task of a peer.
+
     draft: None for plain decoding.
-    prompts: token ids of each, more than there are streams.
+    prompts: token ids of each prompt.
     """
 
     target: str
@@ -31,14 +32,15 @@ class PeerTask:
     prompts: list[list[int]]
     tokens: int  # length of every answer
     temperature: float  # temperature of a seeded answer
-    seeded: int  # answers
+    seeded: int  # number of seeded answers
     repetitions: int
     result: str  # file that it writes
 
 
 @dataclass(frozen=True)
 class Answers:
-    """
+    """Answers to some prompts.
+
     passes: passes of the target that gave tokens to a sequence, over all sequences; None: not told.
     """
 

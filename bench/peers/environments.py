@@ -16,8 +16,9 @@ _TORCH = (
 
 @dataclass(frozen=True)
 class Environment:
-    """
-    without: packages that are put off again: they need another build of torch.
+    """Packages of a peer.
+
+    without: packages that are uninstalled again: they need another build of torch.
     """
 
     name: str

@@ -1,12 +1,50 @@
 """The tables of results in the docs and the README, from bench/results/*.json: `python -m bench tables`."""
 
-import argparse
 from collections.abc import Sequence
 
-from bench.tables.pages import COMMAND, PAGES, updated
+from bench.report import parser_of
+from bench.tables import results
+from bench.tables.reading import source
+from bench.tables.readme import summary
+from workshop.pages.marks import DOCS, begin, rewritten
+
+PAGES = (DOCS / "benchmarks.md", DOCS / "heads.md", DOCS.parent / "README.md")
+COMMAND = "python -m bench tables"
+# Tables of each benchmark; their functions have the names of their marks. Its source stands above the first.
+OF_BENCHMARKS = {
+    "engine": (results.engine_one_stream, results.engine_streams),
+    "load": (results.load_closed, results.load_creative),
+    "simulate": (results.simulate, results.simulate_ahead),
+    "costs": (results.costs, results.costs_rounds),
+    "ahead": (results.ahead,),
+    "host": (results.host, results.host_costs),
+    "peers": (results.peers,),
+    "identity": (results.identity,),
+    "batch_invariant": (results.batch_invariant,),
+    "step": (results.step,),
+    "idle_head": (results.idle_head,),
+    "gpu": (results.gpu_steps, results.gpu_speculation),
+}
+
+
+def texts() -> dict[str, str]:
+    """Returns the text between the marks of each table."""
+    of_marks = {"summary": summary()}
+    for benchmark, tables in OF_BENCHMARKS.items():
+        of_marks |= {table.__name__: table() for table in tables}
+        of_marks[tables[0].__name__] = source(benchmark) + tables[0]()
+    return of_marks
+
+
+def updated(page: str) -> str:
+    """Returns the page with every table that it has marks for."""
+    for mark, text in texts().items():
+        if begin(mark, COMMAND) in page:
+            page = rewritten(page, mark, COMMAND, text)
+    return page
 
 
 def main(arguments: Sequence[str]) -> None:
-    argparse.ArgumentParser(prog=COMMAND, description=__doc__).parse_args(arguments)
+    parser_of("tables", __doc__).parse_args(arguments)
     for path in PAGES:
         path.write_text(updated(path.read_text()))

@@ -1,24 +1,14 @@
 """Results as they lie in bench/results, and cells of a table made of them."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parents[1] / "results"
+from bench.report import RESULTS
+from workshop.markdown import table
 
-KINDS = {
-    "code": "code",
-    "prose": "prose",
-    "json": "JSON",
-    "question_answer": "question/answer",
-    "stories": "stories",
-    "arithmetic": "arithmetic",
-    "conversations": "conversations",
-    "tool_calls": "tool calls",
-    "schema_answers": "answers to schemas",
-}
+KINDS = {"json": "JSON", "question_answer": "question/answer"}  # names of kinds of text, if they differ
 MODES = {"plain": "plain", "fixed-4": "K = 4", "fixed-6": "K = 6", "adaptive": "pace"}
 
 Row = Mapping[str, Any]
@@ -30,9 +20,29 @@ def results(name: str) -> dict[str, Any]:
     return stored
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+def written(lines: Iterable[Row]) -> str:
+    """Returns a table of lines, each with its values by heading. Numbers are told with two digits."""
+    every = list(lines)
+    header = dict.fromkeys(heading for line in every for heading in line)
+    return table([*header], ([_cell(line.get(heading, "")) for heading in header] for line in every))
+
+
+def _cell(value: Any) -> str:
+    return number(value) if value is None or isinstance(value, float) else str(value)
+
+
+def pivoted(rows: Iterable[Row], by: Mapping[str, str], told: Callable[[Row], Row]) -> Iterable[Row]:
+    """Returns a line for all rows that have the same values in some fields.
+
+    Args:
+        by: these fields, by heading.
+        told: gives the values by heading that a row adds to its line.
+    """
+    lines: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        same = {heading: row[field] for heading, field in by.items()}
+        lines.setdefault(tuple(same.values()), same).update(told(row))
+    return lines.values()
 
 
 def source(name: str) -> str:
@@ -52,8 +62,7 @@ def _as_code(command: str) -> str:
 
 
 def _threads(stored: Row) -> str:
-    of_machine = stored["machine"]["torch_threads"]
-    threads = stored.get("threads", stored.get("threads_of_each_process", of_machine))
+    threads = stored.get("threads", stored["machine"]["torch_threads"])
     if isinstance(threads, dict):
         return "threads: " + " and ".join(f"{role} {count}" for role, count in threads.items())
     return f"{threads} thread{'s' if threads > 1 else ''}"
@@ -63,15 +72,7 @@ def number(value: float | None, digits: int = 2) -> str:
     return "" if value is None else f"{value:,.{digits}f}"
 
 
-def met(value: bool) -> str:
-    return "yes" if value else "**no**"
-
-
-def found(rows: Iterable[Row], **wanted: Any) -> dict[str, Any]:
+def found(rows: Iterable[Row], **wanted: Any) -> Row:
     """Returns the row with these values."""
     (row,) = (row for row in rows if all(row[name] == value for name, value in wanted.items()))
-    return dict(row)
-
-
-def distinct(rows: Iterable[Row], column: str) -> list[Any]:
-    return list(dict.fromkeys(row[column] for row in rows))
+    return row

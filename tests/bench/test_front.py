@@ -63,11 +63,11 @@ def test_without_a_name_each_runs_in_a_process_of_its_own_until_one_fails(monkey
 
     def noted(command, check, preexec_fn):
         run.append(command[1:])
-        if command[-1] == "plain":
+        if command[-1] == "engine":
             raise subprocess.CalledProcessError(1, command)
 
     monkeypatch.setattr(subprocess, "run", noted)
     with pytest.raises(subprocess.CalledProcessError):
         front.main([])
     names = [*front.BENCHMARKS]
-    assert run == [["-m", "bench", name] for name in names[: names.index("plain") + 1]]
+    assert run == [["-m", "bench", name] for name in names[: names.index("engine") + 1]]

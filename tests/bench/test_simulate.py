@@ -3,28 +3,29 @@
 import asyncio
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 
 from bench import simulate, virtual
 from bench.simulate import (
+    BRANCHES,
     FAR_AHEAD_S,
     MODES,
+    NO_AHEAD,
     SETTINGS,
     Pair,
     SimulatedLoad,
     closed_loop,
+    fixed,
     measure_ahead,
     pairs,
-    predicted,
 )
 from bench.simulated import (
     Ahead,
     SimulatedDraft,
-    hit_rate_for,
     rank_at,
     simulated_fleet,
 )
@@ -48,6 +49,16 @@ FAST_DRAFT = Pair(
     hop_s=0.3e-3,
 )
 LOAD = SimulatedLoad(streams=2, prompt_tokens=64, answer_tokens=64, warm_s=2.0, counted_s=4.0)
+
+
+def hit_rate_for(foreseen_rate: float, acceptance_rate: float, depth: int) -> float:
+    """Returns the rate of second guesses at which this share of verdicts is foreseen with all branches.
+
+    A verdict is foreseen if all guesses of the draft are correct, including the guess after its Draft. It is
+    also foreseen if the second guess is correct at the first wrong position.
+    """
+    stands = acceptance_rate ** (depth + 1)
+    return min(max((foreseen_rate - stands) / (1.0 - stands), 0.0), 1.0) if stands < 1.0 else 0.0
 
 
 def rate(mode: str, load: SimulatedLoad = LOAD) -> float:
@@ -124,37 +135,55 @@ def test_verdicts_are_foreseen_as_often_as_is_said():
     assert answered("fixed 2", [300], Ahead()).prepared_for == 0
 
 
-def predicted_rate(**others: Any) -> float:
-    usual = {
-        "target_step_s": lambda tokens: TARGET_S,
-        "draft_step_s": 2e-3,
-        "hop_s": 1e-3,
-        "acceptance": 1.0,
-        "foreseen_rate": 1.0,
-        "depth": 4,
-        "ahead": True,
-        "tokens": 400,
-    }
-    return predicted(**{**usual, **others})
+def rate_of_one(
+    target_step_s: Callable[[float], float] = lambda tokens: TARGET_S,
+    draft_step_s: float = 2e-3,
+    acceptance: float = 1.0,
+    foreseen_rate: float = 1.0,
+    depth: int = 4,
+    ahead: bool = True,
+    tokens: int = 400,
+) -> float:
+    """Tokens per second of one stream from its first Verdict on. Messages take a millisecond one way.
+
+    foreseen_rate: share of verdicts, if there is draft-ahead.
+    """
+    hit_rate = hit_rate_for(foreseen_rate, acceptance, depth)
+    draft = SimulatedDraft(
+        lambda size, is_early: draft_step_s,
+        partial(rank_at, acceptance, hit_rate),
+        Ahead(BRANCHES, hit_rate) if ahead else NO_AHEAD,
+    )
+
+    async def answered() -> list[tuple[float, int]]:
+        sequence, loop = GatewaySequence((0,), Sampling(max_tokens=tokens), 0), asyncio.get_running_loop()
+        target = lambda size, is_early: target_step_s(size.tokens + size.prompt_tokens)  # noqa: E731
+        async with simulated_fleet(target, {"model": draft}, 1e-3) as fleet:
+            factory = LoopFactory(fleet, Paces(PaceSettings()), SETTINGS)
+            rounds = factory.of(sequence, fixed(depth), FAR_AHEAD_S)
+            return [(loop.time(), len(sequence)) async for _ in rounds.steps()]
+
+    (started, first), *_, (ended, last) = virtual.run(answered())
+    return (last - first) / (ended - started)
 
 
 def test_without_draft_ahead_a_round_is_a_step_of_the_target_those_of_the_draft_and_four_hops():
-    assert predicted_rate(depth=0) == pytest.approx(1 / TARGET_S, rel=0.01)
-    assert predicted_rate(ahead=False) == pytest.approx(5 / (TARGET_S + 4 * 2e-3 + 4 * 1e-3), rel=0.01)
+    assert rate_of_one(depth=0) == pytest.approx(1 / TARGET_S, rel=0.01)
+    assert rate_of_one(ahead=False) == pytest.approx(5 / (TARGET_S + 4 * 2e-3 + 4 * 1e-3), rel=0.01)
 
 
 def test_hops_and_drafts_are_hidden_where_every_verdict_is_foreseen():
     """Five steps of the draft and four hops fit into one step of the target."""
-    assert predicted_rate() == pytest.approx(5 / TARGET_S, rel=0.02)
+    assert rate_of_one() == pytest.approx(5 / TARGET_S, rel=0.02)
 
 
 def test_foreseen_draft_when_unfinished_is_kept_as_far_as_it_has_come():
     """The Verdict reaches the draft after 19 ms, in the fourth of five steps: another one and it is there."""
-    assert predicted_rate(draft_step_s=5e-3) == pytest.approx(5 / 25e-3, rel=0.02)
+    assert rate_of_one(draft_step_s=5e-3) == pytest.approx(5 / 25e-3, rel=0.02)
 
 
 def test_slow_draft_bounds_the_rate_by_a_token_per_step():
-    rates = [predicted_rate(draft_step_s=12e-3, depth=depth) for depth in (1, 2, 4, 8)]
+    rates = [rate_of_one(draft_step_s=12e-3, depth=depth) for depth in (1, 2, 4, 8)]
     assert max(rates) == pytest.approx(1 / 12e-3, rel=0.02)
 
 
@@ -164,14 +193,14 @@ def test_preparing_in_vain_takes_half_a_step_of_the_draft():
     draft_s, delays = 4e-3, []
     for number in range(8):
         settings = {"target_step_s": lambda tokens, n=number: 7e-3 + n * draft_s / 8, "draft_step_s": draft_s}
-        rate = partial(predicted_rate, acceptance=0.0, foreseen_rate=0.0, tokens=100, **settings)
+        rate = partial(rate_of_one, acceptance=0.0, foreseen_rate=0.0, tokens=100, **settings)
         delays.append(1 / rate() - 1 / rate(ahead=False))
     assert max(delays) < 1.01 * draft_s
     assert statistics.mean(delays) == pytest.approx(draft_s / 2, rel=0.2)
 
 
 @pytest.mark.slow
-def test_predicted_compares_the_best_depths(monkeypatch: pytest.MonkeyPatch):
+def test_measure_ahead_compares_the_best_depths(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(simulate, "AHEAD_DEPTHS", (1, 3, 16))
     row = measure_ahead(FAST_DRAFT, {"code": 0.7}, replace(LOAD, streams=1), Ahead(12, 1.0))
     assert row["depth without"] == row["depth with"] == 3

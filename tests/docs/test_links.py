@@ -208,7 +208,7 @@ def test_missing_target_is_seen(text: str) -> None:
         "[a](#a-heading-1)\n## A heading\n## A `heading`!",
         "`/v1/completions`, `http/protobuf`, `owner/name@revision`, `config.json`",
         "`bench/results/*.json`, `tests/fuzz/`, `python -m bench tables`, outrider.yaml, `outrider.Client`",
-        "`gateway.api.proxy.add_generation_servicer`, serve run cluster.app, bench.tables.pages",
+        "`gateway.api.proxy.add_generation_servicer`, serve run cluster.app, bench.tables.reading",
         "`target.tensor_parallel=4`, `drafts.next.cache_memory`, pace.md, `drafts.next`",
         "$ outrider plan target.replica=2\noutrider: target.replica=2 is no setting",
         "`python -m bench`, `python -m bench NAME`, `python -m bench gpu --device cpu`",

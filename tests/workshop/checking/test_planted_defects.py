@@ -30,7 +30,7 @@ async def test_planted_defect_is_found(both: Services, name: str) -> None:
 
 
 async def test_equal_services_have_no_difference(both: Services) -> None:
-    report = await both.checked(Defect("none"), samples=16, sampled_prompts=1, sampled_tokens=4, **FEW)
+    report = await both.checked(Defect(), samples=16, sampled_prompts=1, sampled_tokens=4, **FEW)
     assert report.reasons == ()
     assert report.seeded is not None
     assert report.seeded.identical == report.seeded.requests == 4
@@ -42,7 +42,7 @@ async def test_equal_services_have_no_difference(both: Services) -> None:
 @pytest.mark.slow
 async def test_equal_services_have_no_difference_at_length(both: Services) -> None:
     for settings in ({"requests": 96, "samples": 0}, {"requests": 0, "samples": 128, "sampled_prompts": 4}):
-        assert (await both.checked(Defect("none"), verification="rejection", **settings)).reasons == ()
+        assert (await both.checked(Defect(), verification="rejection", **settings)).reasons == ()
 
 
 @pytest.mark.slow

@@ -1,0 +1,287 @@
+"""Tables of docs/benchmarks.md and docs/heads.md, each written from the results of its benchmark."""
+
+import statistics
+from collections.abc import Iterator
+
+from bench.tables.reading import KINDS, MODES, Row, found, number, pivoted, results, written
+
+
+def engine_one_stream() -> str:
+    stored = results("engine")
+    rows = [{**row, "kind": KINDS.get(row["kind"], row["kind"])} for row in stored["rows"]]
+
+    def told(row: Row) -> Row:
+        depth = f"K = {row['depth']}"
+        return {
+            "plain tokens/s": number(row["plain tokens/s"], 1),
+            f"{depth}: to plain": row["ratio"],
+            f"{depth}: share of bound": row["share of bound"],
+        }
+
+    means = {f"K = {row['depth']}: to plain": row["ratio"] for row in stored["means"] if row["batch"] == 1}
+    lines = pivoted((row for row in rows if row["batch"] == 1), {"text": "kind"}, told)
+    return written([*lines, {"text": "mean", **means}])
+
+
+def engine_streams() -> str:
+    rows = [{**row, "kind": KINDS.get(row["kind"], row["kind"])} for row in results("engine")["rows"]]
+    return written(
+        pivoted(
+            (row for row in rows if row["batch"] > 1),
+            {"to plain": "kind"},
+            lambda row: {f"{row['batch']} streams, K = {row['depth']}": row["ratio"]},
+        )
+    )
+
+
+def _compared(row: Row) -> Row:
+    return {
+        "90 % interval": f"{number(row['low'])} to {number(row['high'])}",
+        "aim": row["bar"],
+        "met": "yes" if row["ok"] else "**no**",
+    }
+
+
+def load_closed() -> str:
+    stored = results("load")
+
+    def lines() -> Iterator[Row]:
+        for row in stored["ratios"]:
+            point = {"streams": row["streams"], "target": row["target"]}
+            by_mode = {mode: found(stored["rows"], mode=mode, **point) for mode in MODES}
+            pace = by_mode["adaptive"]
+            yield {
+                **point,
+                **{f"{MODES[mode]}: tokens/s": number(by_mode[mode]["tokens/s"], 0) for mode in MODES},
+                "best of the others": MODES[row["reference"]],
+                "pace / best": row["adaptive / reference"],
+                **_compared(row),
+                "passes with a Draft": pace["share of passes with a Draft"],
+                "mean depth": number(pace["mean depth"], 1),
+            }
+
+    return written(lines())
+
+
+def load_creative() -> str:
+    return written(
+        {
+            "streams": row["streams"],
+            "target": row["target"],
+            "pace / plain": row["adaptive / reference"],
+            **_compared(row),
+        }
+        for row in results("load")["tasks"]
+        if row["task"] == "creative"
+    )
+
+
+def ahead() -> str:
+    return written(
+        {
+            "draft step / target step": _draft_step(row),
+            "temperature": f"{row['temperature']:g}",
+            "without: K, tokens/s": f"{row['depth without']}: {number(row['tokens/s without'], 1)}",
+            "with: K, tokens/s": f"{row['depth with']}: {number(row['tokens/s with'], 1)}",
+            "with / without": row["with / without"],
+            "verdicts foreseen": row["foreseen"],
+            "rounds that the target began by itself": row["target had it"],
+            "share of the bound": row["share of the bound"],
+        }
+        for row in results("ahead")["rows"]
+    )
+
+
+def _draft_step(row: Row) -> str:
+    share = row["draft / target step"]
+    return f"{share:g}" if share else "the small draft as it is"
+
+
+def simulate() -> str:
+    def told(row: Row) -> Row:
+        rates = {f"K = {name.split()[1]}": row[name] for name in row if name.startswith("fixed ")}
+        rates = {"plain": row["plain"], **rates, "pace": row["pace"]}
+        return {name: number(rate, 0) for name, rate in rates.items()}
+
+    return written(
+        {
+            "draft": row["draft"],
+            "streams": row["streams"],
+            **told(row),
+            "pace / best of the others": row["pace / best"],
+        }
+        for row in results("simulate")["rows"]
+    )
+
+
+def simulate_ahead() -> str:
+    return written(
+        {
+            "draft": row["draft"],
+            "streams": row["streams"],
+            "plain": number(row["plain"], 0),
+            "without: K, tokens/s": f"{row['depth without']}: {number(row['without'], 0)}",
+            "with: K, tokens/s": f"{row['depth with']}: {number(row['with'], 0)}",
+            "with / without": row["with / without"],
+        }
+        for row in results("simulate")["ahead"]["rows"]
+    )
+
+
+MEASURED = {
+    "step, graphs": "steps in graphs",
+    "step, batch_invariant": "steps with batch-invariant numerics",
+    "step, no graphs": "steps without graphs",
+    "answer": "answers, plain and with Drafts",
+    "prompt": "prompts",
+}
+
+
+def costs() -> str:
+    def lines() -> Iterator[Row]:
+        for kind, title in MEASURED.items():
+            rows = [row for row in results("costs")["rows"] if row["what"].startswith(kind)]
+            ratios = [row["predicted / measured"] for row in rows]
+            yield {
+                "measured on an H100": title,
+                "rows": len(ratios),
+                "predicted / measured: median": statistics.median(ratios),
+                "least": min(ratios),
+                "most": max(ratios),
+            }
+
+    return written(lines())
+
+
+def costs_rounds() -> str:
+    return written(
+        {
+            "engine": row["engine"],
+            "context": number(row["context"], 0),
+            **{name: number(row[name], 1) for name in ("target ms", "draft ms", "hops ms", "round ms")},
+            "tokens/s": number(row["tokens/s"], 0),
+            "plain": number(row["plain"], 0),
+            "to plain": row["to plain"],
+        }
+        for row in results("costs")["rounds"]
+    )
+
+
+def host() -> str:
+    return written(
+        {
+            "streams": row["streams"],
+            "way": row["way"],
+            "tokens/s": number(row["tokens/s"], 0),
+            "to the engine": row["to the engine"],
+            "to generate": row["to generate"],
+        }
+        for row in results("host")["rows"]
+    )
+
+
+def host_costs() -> str:
+    """Returns the processor time of a token in each process of a service."""
+    parts = {
+        "engine": ("engine of the target", "engine of the draft"),
+        "frontends": ("target", "draft"),
+        "gateway": ("gateway",),
+        "proxy": ("proxy",),
+        "client": ("client",),
+    }
+
+    def lines() -> Iterator[Row]:
+        for row in results("host")["rows"]:
+            times = {f"{name}, ms": sum(row[f"{part}, ms"] for part in of) for name, of in parts.items()}
+            if any(times.values()):
+                yield {"streams": row["streams"], "way": row["way"], **times}
+
+    return written(lines())
+
+
+def peers() -> str:
+    return written(
+        {
+            **{name: row[name] for name in ("pair", "streams", "peer", "mode")},
+            "tokens/s": number(row["tokens/s"], 0),
+            "to its plain": row["to its plain"],
+            "tokens / pass": row["tokens / pass"],
+            "cores": number(row["cores"], 1),
+            "texts changed": "" if row["mode"] == "plain" else changed(row),
+        }
+        for row in sorted(results("peers")["rows"], key=lambda row: (row["pair"] != "demo", row["streams"]))
+    )
+
+
+def changed(row: Row) -> str:
+    """Returns how many seeded texts of a peer are other texts with Drafts."""
+    return f"{row['seeded texts that differ']} of {row['seeded texts']}"
+
+
+def identity() -> str:
+    rows = results("identity")["rows"]
+    heading = f"differ of {rows[0]['requests']}"
+    return written(pivoted(rows, {heading: "way"}, lambda row: {numerics(row): row["differ"]}))
+
+
+def numerics(row: Row) -> str:
+    return f"{row['dtype']}{', batch-invariant' if row['batch_invariant'] else ''}"
+
+
+def batch_invariant() -> str:
+    rows = results("batch_invariant")["rows"]
+    heading = "sequences x tokens of each"
+    return written(pivoted(rows, {heading: "step"}, lambda row: {row["dtype"]: row["ratio"]}))
+
+
+def step() -> str:
+    return written(
+        {
+            "sequences": row["sequences"],
+            "tokens of each": row["tokens each"],
+            "ms": number(row["ms"], 1),
+            "to reading the weights once": row["to reading the weights"],
+            "to one token": row["to one token"],
+        }
+        for row in results("step")["rows"]
+    )
+
+
+def idle_head() -> str:
+    return written(
+        {
+            "streams": row["streams"],
+            "ms of a step": number(row["ms"], 1),
+            "ms beside an idle head": number(row["ms with the head"], 1),
+            "ratio": number(row["ratio"], 3),
+        }
+        for row in results("idle_head")["rows"]
+    )
+
+
+def gpu_steps() -> str:
+    def told(row: Row) -> Row:
+        share = row["share of the bandwidth limit"]
+        return {f"{row['model']}, ms": number(row["ms"], 1), f"{row['model']}: of the limit": share}
+
+    def shape(row: Row) -> Row:
+        tree = " tree" if row["draft"] == "tree" else ""
+        tokens = f"{row['sequences']} x {row['tokens each']}{tree}"
+        return {**row, "asked": row["asked"].replace("_", "-"), "tokens": tokens}
+
+    by = {"sequences x tokens": "tokens", "choice": "sampling", "asked for": "asked"}
+    return written(pivoted(map(shape, results("gpu")["steps"]), by, told))
+
+
+def gpu_speculation() -> str:
+    rows = results("gpu")["speculation"]
+
+    def told(row: Row) -> Row:
+        if row["depth"]:
+            return {f"K = {row['depth']}, to plain": row["to plain"]}
+        theirs = found(rows, model=row["model"], batch=row["batch"], depth="transformers")
+        ratio = row["tokens/s"] / theirs["tokens/s"]
+        return {"plain tokens/s": number(row["tokens/s"], 0), "to generate": number(ratio, 1)}
+
+    by = {"model": "model", "sequences": "batch", "numerics": "numerics"}
+    return written(pivoted((row for row in rows if "numerics" in row), by, told))
