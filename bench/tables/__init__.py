@@ -13,11 +13,11 @@ COMMAND = "python -m bench tables"
 # Tables of each benchmark; their functions have the names of their marks. Its source stands above the first.
 OF_BENCHMARKS = {
     "engine": (results.engine_one_stream, results.engine_streams),
-    "load": (results.load_closed, results.load_creative),
+    "load": (results.load,),
     "simulate": (results.simulate, results.simulate_ahead),
     "costs": (results.costs, results.costs_rounds),
     "ahead": (results.ahead,),
-    "host": (results.host, results.host_costs),
+    "host": (results.host,),
     "peers": (results.peers,),
     "identity": (results.identity,),
     "batch_invariant": (results.batch_invariant,),

@@ -34,46 +34,32 @@ def engine_streams() -> str:
     )
 
 
-def _compared(row: Row) -> Row:
-    return {
-        "90 % interval": f"{number(row['low'])} to {number(row['high'])}",
-        "aim": row["bar"],
-        "met": "yes" if row["ok"] else "**no**",
-    }
-
-
-def load_closed() -> str:
+def load() -> str:
     stored = results("load")
+    creative = {(row["target"], row["streams"]): row for row in stored["tasks"] if row["task"] == "creative"}
+
+    def interval(row: Row) -> str:
+        return f"{number(row['low'])} to {number(row['high'])}"
 
     def lines() -> Iterator[Row]:
         for row in stored["ratios"]:
             point = {"streams": row["streams"], "target": row["target"]}
             by_mode = {mode: found(stored["rows"], mode=mode, **point) for mode in MODES}
-            pace = by_mode["adaptive"]
+            pace, stories = by_mode["adaptive"], creative.get((row["target"], row["streams"]))
             yield {
                 **point,
                 **{f"{MODES[mode]}: tokens/s": number(by_mode[mode]["tokens/s"], 0) for mode in MODES},
                 "best of the others": MODES[row["reference"]],
                 "pace / best": row["adaptive / reference"],
-                **_compared(row),
+                "90 % interval": interval(row),
+                "met": "yes" if row["ok"] else "**no**",
                 "passes with a Draft": pace["share of passes with a Draft"],
                 "mean depth": number(pace["mean depth"], 1),
+                "stories: pace / plain": stories and stories["adaptive / reference"],
+                "interval": stories and interval(stories),
             }
 
     return written(lines())
-
-
-def load_creative() -> str:
-    return written(
-        {
-            "streams": row["streams"],
-            "target": row["target"],
-            "pace / plain": row["adaptive / reference"],
-            **_compared(row),
-        }
-        for row in results("load")["tasks"]
-        if row["task"] == "creative"
-    )
 
 
 def ahead() -> str:
@@ -168,20 +154,7 @@ def costs_rounds() -> str:
 
 
 def host() -> str:
-    return written(
-        {
-            "streams": row["streams"],
-            "way": row["way"],
-            "tokens/s": number(row["tokens/s"], 0),
-            "to the engine": row["to the engine"],
-            "to generate": row["to generate"],
-        }
-        for row in results("host")["rows"]
-    )
-
-
-def host_costs() -> str:
-    """Returns the processor time of a token in each process of a service."""
+    """Returns the speed of each way, and the processor time of a token in each process of a service."""
     parts = {
         "engine": ("engine of the target", "engine of the draft"),
         "frontends": ("target", "draft"),
@@ -193,24 +166,30 @@ def host_costs() -> str:
     def lines() -> Iterator[Row]:
         for row in results("host")["rows"]:
             times = {f"{name}, ms": sum(row[f"{part}, ms"] for part in of) for name, of in parts.items()}
-            if any(times.values()):
-                yield {"streams": row["streams"], "way": row["way"], **times}
+            yield {
+                "streams": row["streams"],
+                "way": row["way"],
+                "tokens/s": number(row["tokens/s"], 0),
+                "to the engine": row["to the engine"],
+                "to generate": row["to generate"],
+                **(times if any(times.values()) else {}),
+            }
 
     return written(lines())
 
 
 def peers() -> str:
-    return written(
-        {
-            **{name: row[name] for name in ("pair", "streams", "peer", "mode")},
-            "tokens/s": number(row["tokens/s"], 0),
-            "to its plain": row["to its plain"],
-            "tokens / pass": row["tokens / pass"],
-            "cores": number(row["cores"], 1),
-            "texts changed": "" if row["mode"] == "plain" else changed(row),
-        }
-        for row in sorted(results("peers")["rows"], key=lambda row: (row["pair"] != "demo", row["streams"]))
-    )
+    def told(row: Row) -> Row:
+        rate = number(row["tokens/s"], 0)
+        if row["mode"] == "plain":
+            return {"plain: tokens/s": rate}
+        speed = {f"{row['mode']}: tokens/s": rate, f"{row['mode']}, to plain": row["to its plain"]}
+        if row["mode"] == "pace":
+            return speed
+        return {**speed, "tokens / pass": row["tokens / pass"], "texts changed": changed(row)}
+
+    rows = sorted(results("peers")["rows"], key=lambda row: (row["pair"] != "demo", row["streams"]))
+    return written(pivoted(rows, {name: name for name in ("pair", "streams", "peer")}, told))
 
 
 def changed(row: Row) -> str:
@@ -261,15 +240,17 @@ def idle_head() -> str:
 
 def gpu_steps() -> str:
     def told(row: Row) -> Row:
-        share = row["share of the bandwidth limit"]
-        return {f"{row['model']}, ms": number(row["ms"], 1), f"{row['model']}: of the limit": share}
+        ms = {f"{row['model']}, {row['sampling']}: ms": number(row["ms"], 1)}
+        if row["sampling"] == "greedy":
+            ms[f"{row['model']}: of the limit"] = number(row["share of the bandwidth limit"])
+        return ms
 
     def shape(row: Row) -> Row:
         tree = " tree" if row["draft"] == "tree" else ""
         tokens = f"{row['sequences']} x {row['tokens each']}{tree}"
         return {**row, "asked": row["asked"].replace("_", "-"), "tokens": tokens}
 
-    by = {"sequences x tokens": "tokens", "choice": "sampling", "asked for": "asked"}
+    by = {"sequences x tokens": "tokens", "asked for": "asked"}
     return written(pivoted(map(shape, results("gpu")["steps"]), by, told))
 
 
