@@ -1,7 +1,6 @@
 """Numbers of the routing that no user sets, in one table.
 
-Each was chosen, and none was found by a sweep. ``python -m bench routing`` measures what they give together:
-by how much routing misses the best draft of each task. ``tests/gateway/routing`` pins them.
+Each was chosen, and none was found by a sweep. ``tests/gateway/routing`` pins them.
 """
 
 from dataclasses import dataclass

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Chosen, not measured; `python -m bench suffix` shows what they give.
+# Chosen, not measured.
 SIZES = (8, 4, 2, 1)  # tokens of the n-grams by which occurrences are found
 LONGEST_MATCH = 24  # tokens that are compared
 MOST = 32  # newest occurrences of an n-gram that are compared

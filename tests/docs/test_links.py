@@ -115,7 +115,7 @@ def missing_settings(text: str) -> Iterator[str]:
 
 
 def missing_benchmarks(text: str) -> Iterator[str]:
-    """Returns the names that ``python -m bench`` is given on the pages."""
+    """Yields the names that ``python -m bench`` is given and that are none."""
     for space, name in BENCHMARK.findall(text):
         files = [path for path in _files_of(ROOT / "bench" / name) if path.is_file()]
         if space != " " or not any(re.search(r"^def main\(", file.read_text(), re.M) for file in files):
@@ -143,6 +143,13 @@ def test_page_points_only_to_what_exists(name: str) -> None:
     page = ROOT / name
     text = page.read_text()
     assert not [*missing(text, page)], f"{name} points to what does not exist"
+
+
+def test_code_names_only_benchmarks_that_exist() -> None:
+    sources = [ROOT / name for name in files() if name.endswith(".py") and not name.startswith("tests/")]
+    assert len(sources) > 300
+    missing = {path.name: [*missing_benchmarks(path.read_text())] for path in sources}
+    assert {name: names for name, names in missing.items() if names} == {}
 
 
 @pytest.mark.parametrize("name", [name for name in files() if name.endswith(".yaml")])
