@@ -21,8 +21,6 @@ from packaging.utils import canonicalize_name
 
 MOST_BYTES = 45 * 2**20  # beside the repository's 19 MB in the 64 MiB that travel
 ENGINE = (
-    "bitsandbytes",
-    "compressed-tensors",
     "grpcio",
     "llguidance",
     "msgspec",
@@ -44,8 +42,6 @@ NOT_PACKED = (
     "ray/rllib/*",
     "ray/llm/*",
     "ray/dashboard/client/*",
-    "bitsandbytes/libbitsandbytes_cuda1[12]*",
-    "bitsandbytes/libbitsandbytes_[rx]*",
     "*/tests/*",
 )
 GLIBCS = range(17, 40)  # minor versions that name a wheel's platform

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.forward.graphs import CapturedSizes
-from outrider.engine.forward.linear import PackedLinear
+from outrider.engine.forward.linear import PackedLinear, StoredLinear
 from outrider.engine.loading.quantized import Int4Linear, Int8Linear
 
 
@@ -20,10 +20,13 @@ def allocated_weights(model: nn.Module) -> int:
         if isinstance(module, PackedLinear | Int8Linear | Int4Linear):
             kept = vars(module) if isinstance(module, Int4Linear) else vars(module.multiply)
             tensors += [value for value in kept.values() if isinstance(value, torch.Tensor)]
+    stored = [module for module in model.modules() if isinstance(module, StoredLinear)]
+    tensors += [module.bias for module in stored if module.bias is not None]
     whole = [tensor for tensor in tensors if tensor._base is None]  # others are views of these
     packed = [torch.ops.mkldnn._nbytes(tensor) for tensor in whole if tensor.layout != torch.strided]
     plain = [_local(tensor) for tensor in whole if tensor.layout == torch.strided]
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in plain}.values()) + sum(packed)
+    unpacked = sum({tensor.data_ptr(): tensor.nbytes for tensor in plain}.values())
+    return unpacked + sum(packed) + sum(module.weight.num_bytes for module in stored)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

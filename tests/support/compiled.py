@@ -17,7 +17,15 @@ from triton.compiler import ASTSource
 from outrider.engine.inputs import choice_input
 from outrider.engine.inputs.context_parts import third_length
 from outrider.engine.inputs.paged_input import FEW_TILE, MANY_TILE, NO_ROOT, TILE_FIELDS
-from outrider.engine.kernels import advance, choice, joined_parts, layer, paged_attention, verdict
+from outrider.engine.kernels import (
+    advance,
+    choice,
+    joined_parts,
+    layer,
+    paged_attention,
+    stored_product,
+    verdict,
+)
 
 TYPES = {
     "logits": "*bf16",
@@ -142,6 +150,22 @@ CHAINS = {
     "NO_ROOT": NO_ROOT,
     "LANES": advance.LANES,
 }
+# Product of queries, keys and values in Llama 3 8B: of few rows, of some, and of a prompt's.
+STORED_TYPES = {
+    **dict.fromkeys(("rows", "bias", "added", "output"), "*bf16"),
+    "codes": "*u8",
+    "scales": "*bf16",
+    "zeros": "*i16",
+    "factors": "*fp32",
+    "num_rows": "i32",
+}
+STORED: dict[str, tuple[dict[str, Any], set[str]]] = {  # constants, and the parts that it has
+    "fp8": ({"KIND": "e4m3", "GROUP": 4096, "SPAN": 128, "SPANS": 1, "SHARED": 1}, {"factors"}),
+    "fp8 in blocks": ({"KIND": "e4m3", "GROUP": 128, "SPAN": 128, "SPANS": 1, "SHARED": 1}, {"scales"}),
+    "int4": ({"KIND": "int4", "GROUP": 128, "SPAN": 128, "SPANS": 1, "SHARED": 2}, {"scales", "zeros"}),
+    "mxfp4": ({"KIND": "e2m1", "GROUP": 32, "SPAN": 32, "SPANS": 4, "SHARED": 2}, {"scales"}),
+    "nvfp4": ({"KIND": "e2m1", "GROUP": 16, "SPAN": 16, "SPANS": 8, "SHARED": 2}, {"scales", "factors"}),
+}
 SLOTS = {89: 32, 90: 128}  # at a time, as much as their memory holds
 
 
@@ -184,6 +208,18 @@ def of_layer(name: str, capability: int) -> dict[str, int]:
     return compiled(getattr(layer, name), capability, LAYER_TYPES, LAYER[name], aligned, options)
 
 
+def of_stored(form: str, tiling: stored_product.ProductTiling, capability: int) -> dict[str, int]:
+    constants, parts = STORED[form]
+    missing = {"scales", "zeros", "factors", "bias"} - parts
+    types = {name: kind for name, kind in STORED_TYPES.items() if name not in missing}
+    sizes = {"OUTPUTS": 6144, "INPUTS": 4096, "TILE": tiling.outputs, "ROWS": tiling.rows}
+    options = {"num_warps": tiling.warps, "num_stages": tiling.stages, "enable_fp_fusion": True}
+    constants = {**constants, **sizes, **dict.fromkeys(missing)}
+    return compiled(
+        stored_product._multiply, capability, types, constants, set(types) - {"num_rows"}, options
+    )
+
+
 def compiled(
     kernel: Any,
     capability: int,
@@ -192,7 +228,10 @@ def compiled(
     aligned: set[str],
     options: dict[str, Any],
 ) -> dict[str, int]:
-    """Registers of a thread and bytes that it spills; capability is 90 for 9.0."""
+    """Registers of a thread, bytes that it spills, a program's shared memory, and warp group products.
+
+    capability: 90 for 9.0
+    """
     names = kernel.arg_names
     source = ASTSource(
         fn=kernel,
@@ -210,7 +249,12 @@ def compiled(
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     (registers,) = re.findall(r"Used (\d+) registers", said)
     spilled = sum(map(int, re.findall(r"(\d+) bytes spill", said)))
-    return {"registers": int(registers), "spilled": spilled}
+    return {
+        "registers": int(registers),
+        "spilled": spilled,
+        "shared": found.metadata.shared,
+        "wgmma": found.asm["ptx"].count("wgmma.mma_async"),
+    }
 
 
 if __name__ == "__main__":
@@ -229,6 +273,14 @@ if __name__ == "__main__":
     said |= {
         f"{kernel.__name__} sm_{capability}": of_chains(kernel, capability)
         for kernel in (advance.begin_chains, advance.advance_chains)
+        for capability in SLOTS
+    }
+    said |= {
+        f"_multiply {form} {tiling.outputs} by {tiling.rows} sm_{capability}": of_stored(
+            form, tiling, capability
+        )
+        for form in STORED
+        for tiling in stored_product.TILINGS
         for capability in SLOTS
     }
     said |= {f"find_path sm_{capability}": of_verdict(capability) for capability in SLOTS}

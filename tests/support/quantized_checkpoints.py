@@ -1,21 +1,13 @@
 """Small checkpoints in the formats that quantized models are published in, written as their libraries do."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers.integrations import finegrained_fp8
-from transformers.utils import is_compressed_tensors_available
-
-from outrider.engine.loading import quantized_checkpoint
-from outrider.engine.loading.quantized_checkpoint import REQUIREMENTS, Requirement
 
 FP8 = torch.float8_e4m3fn
 LARGEST_FP8 = torch.finfo(FP8).max
@@ -27,11 +19,6 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # magnitudes of MXFP4
 
 Tensors = dict[str, Tensor]
 Quantize = Callable[[Tensor], tuple[Tensors, Tensor]]  # what is stored, by suffix; what it stands for
-
-needs_compressed_tensors = pytest.mark.skipif(
-    not is_compressed_tensors_available(),
-    reason="compressed-tensors is not installed: pip install 'outrider[compressed-tensors]'",
-)
 
 
 def fp8_in_blocks(weight: Tensor) -> tuple[Tensors, Tensor]:
@@ -92,33 +79,94 @@ def mxfp4(weight: Tensor) -> tuple[Tensors, Tensor]:
     return stored, meant.flatten(-2).transpose(1, 2).contiguous()
 
 
-def gptq(weight: Tensor) -> tuple[Tensors, Tensor]:
-    stored, meant = int4_packed(weight)
-    outputs, inputs = weight.shape
-    codes = (meant / stored["weight_scale"].repeat_interleave(GROUP, 1)).round().int() + MIDDLE_INT4
-    zeros = torch.full((inputs // GROUP, outputs), MIDDLE_INT4 - 1)
+def int8_by_output(weight: Tensor) -> tuple[Tensors, Tensor]:
+    scales = weight.abs().amax(1, keepdim=True) / 127
+    codes = (weight / scales).round().to(torch.int8)
+    return {"weight": codes, "weight_scale": scales}, codes.float() * scales
+
+
+def int4_uneven(weight: Tensor) -> tuple[Tensors, Tensor]:
+    """Packs like compressed-tensors with a zero for each group, packed along the outputs."""
+    codes, zeros, scales, meant = _uneven(weight)
+    stored = {
+        "weight_packed": _packed(codes),
+        "weight_scale": scales,
+        "weight_zero_point": _packed(zeros.T).T.contiguous(),
+        "weight_shape": torch.tensor(weight.shape),
+    }
+    return stored, meant
+
+
+def _uneven(weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Codes [outputs, inputs], zeros and scales [outputs, groups], and what they stand for."""
+    groups = weight.view(len(weight), -1, GROUP)
+    least, most = groups.amin(-1), groups.amax(-1)
+    scales = ((most - least) / 15).half().float()
+    zeros = (-least / scales).round().clamp(0, 15)
+    codes = ((groups / scales[..., None]).round() + zeros[..., None]).clamp(0, 15)
+    meant = (codes - zeros[..., None]) * scales[..., None]
+    return codes.view(weight.shape).int(), zeros.int(), scales, meant.view(weight.shape)
+
+
+def gptq(weight: Tensor, less: int = 1) -> tuple[Tensors, Tensor]:
+    codes, zeros, scales, meant = _uneven(weight)
     return {
         "qweight": _packed(codes).T.contiguous(),
-        "qzeros": _packed(zeros),
-        "scales": stored["weight_scale"].T.contiguous().half(),
-        "g_idx": torch.arange(inputs).int() // GROUP,
+        "qzeros": _packed(zeros.T.clamp(min=less) - less),
+        "scales": scales.T.contiguous().half(),
+        "g_idx": torch.arange(weight.shape[1]).int() // GROUP,
     }, meant
+
+
+def gptq_2(weight: Tensor) -> tuple[Tensors, Tensor]:
+    """Keeps zeros as they are."""
+    return gptq(weight, 0)
 
 
 def awq(weight: Tensor) -> tuple[Tensors, Tensor]:
-    stored, meant = int4_packed(weight)
-    outputs, inputs = weight.shape
-    codes = (meant / stored["weight_scale"].repeat_interleave(GROUP, 1)).round().int() + MIDDLE_INT4
+    codes, zeros, scales, meant = _uneven(weight)
     order = [0, 2, 4, 6, 1, 3, 5, 7]
-    shuffled = [
-        rows.unflatten(-1, (-1, PER_INT32))[..., order].flatten(-2)
-        for rows in (codes.T, torch.full((inputs // GROUP, outputs), MIDDLE_INT4))
-    ]
+    shuffled = [rows.unflatten(-1, (-1, PER_INT32))[..., order].flatten(-2) for rows in (codes.T, zeros.T)]
     return {
         "qweight": _packed(shuffled[0]),
         "qzeros": _packed(shuffled[1]),
-        "scales": stored["weight_scale"].T.contiguous().half(),
+        "scales": scales.T.contiguous().half(),
     }, meant
+
+
+def _e2m1(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes, two a byte, the first lowest, and what they stand for. scales: [outputs, groups]"""
+    scaled = weight.view(*scales.shape, -1) / scales[..., None]
+    codes = (scaled.abs()[..., None] - torch.tensor(E2M1)).abs().argmin(-1)
+    meant = torch.tensor(E2M1)[codes] * scaled.sign() * scales[..., None]
+    codes = (codes + 8 * (scaled < 0)).to(torch.uint8).view(weight.shape)
+    return codes[:, ::2] | codes[:, 1::2] << 4, meant.view(weight.shape)
+
+
+def nvfp4(weight: Tensor) -> tuple[Tensors, Tensor]:
+    """Writes what modelopt writes: a scale in FP8 for 16 inputs, and one for all."""
+    of_all = weight.abs().amax() / (E2M1[-1] * LARGEST_FP8)
+    groups = weight.view(len(weight), -1, 16).abs().amax(-1)
+    scales = (groups / E2M1[-1] / of_all).to(FP8)
+    packed, meant = _e2m1(weight, scales.float() * of_all)
+    return {"weight": packed, "weight_scale": scales, "weight_scale_2": of_all}, meant
+
+
+def nvfp4_packed(weight: Tensor) -> tuple[Tensors, Tensor]:
+    """Writes what compressed-tensors writes: the scale for all divides."""
+    stored, meant = nvfp4(weight)
+    of_all = stored["weight_scale_2"].reciprocal().view(1)
+    return {
+        "weight_packed": stored["weight"],
+        "weight_scale": stored["weight_scale"],
+        "weight_global_scale": of_all,
+    }, meant
+
+
+def mxfp4_packed(weight: Tensor) -> tuple[Tensors, Tensor]:
+    exponents = (weight.view(len(weight), -1, GROUP).abs().amax(-1) / E2M1[-1]).log2().ceil()
+    packed, meant = _e2m1(weight, exponents.exp2())
+    return {"weight_packed": packed, "weight_scale": (exponents + 127).to(torch.uint8)}, meant
 
 
 def _compressed(file_format: str, weights: dict[str, Any], inputs: dict[str, Any] | None) -> dict[str, Any]:
@@ -134,12 +182,15 @@ def _compressed(file_format: str, weights: dict[str, Any], inputs: dict[str, Any
 
 INPUTS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
 FP8_BY = {"num_bits": 8, "type": "float"}
+FP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
 IN_FP8 = {
     "quant_method": "fp8",
     "activation_scheme": "dynamic",
     "modules_to_not_convert": ["lm_head", "mlp.gate"],
 }
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False}
+MODELOPT = {"quant_method": "modelopt", "ignore": ["lm_head", "*mlp.gate"]}
 FORMATS: dict[str, tuple[Quantize, dict[str, Any]]] = {
     "fp8": (fp8_in_blocks, {**IN_FP8, "weight_block_size": [BLOCK, BLOCK]}),
     "fp8, one scale": (fp8_in_one_inverse, {**IN_FP8, "weight_block_size": None}),
@@ -151,11 +202,21 @@ FORMATS: dict[str, tuple[Quantize, dict[str, Any]]] = {
         fp8_in_one,
         _compressed("float-quantized", {**FP8_BY, "strategy": "tensor"}, INPUTS),
     ),
-    "compressed int4": (int4_packed, _compressed("pack-quantized", INT4, None)),
-    "gptq": (
-        gptq,
-        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True},
+    "compressed int8": (
+        int8_by_output,
+        _compressed("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}, INPUTS),
     ),
+    "compressed int4": (int4_packed, _compressed("pack-quantized", INT4, None)),
+    "compressed int4, zeros": (
+        int4_uneven,
+        _compressed("pack-quantized", {**INT4, "symmetric": False}, None),
+    ),
+    "compressed nvfp4": (nvfp4_packed, _compressed("nvfp4-pack-quantized", FP4, None)),
+    "compressed mxfp4": (mxfp4_packed, _compressed("mxfp4-pack-quantized", {**FP4, "group_size": 32}, None)),
+    "modelopt fp8": (fp8_in_one, {**MODELOPT, "quant_algo": "FP8"}),
+    "modelopt nvfp4": (nvfp4, {**MODELOPT, "quant_algo": "NVFP4"}),
+    "gptq": (gptq, GPTQ),
+    "gptq, second version": (gptq_2, {**GPTQ, "checkpoint_format": "gptq_v2"}),
     "awq": (
         awq,
         {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
@@ -165,15 +226,6 @@ MXFP4 = {
     "quant_method": "mxfp4",
     "modules_to_not_convert": ["self_attn", "router", "embed_tokens", "lm_head"],
 }
-METHODS = {name: said["quant_method"] for name, (_, said) in FORMATS.items()}
-
-
-def params_of(*names: str) -> list[Any]:
-    """Marks of a test that loads checkpoints in these formats."""
-    return [
-        pytest.param(name, marks=needs_compressed_tensors if name.startswith("compressed") else ())
-        for name in names
-    ]
 
 
 def quantize(folder: Path, name: str, into: Path) -> tuple[Path, Path]:
@@ -218,28 +270,3 @@ def _write_both(
         save_file(tensors, into / kind / "model.safetensors", {"format": "pt"})
         (into / kind / "config.json").write_text(json.dumps({**config, **fields}))
     return into / "quantized", into / "meant"
-
-
-@contextmanager
-def fp8_on_cpu() -> Iterator[None]:
-    """What a GPU keeps in FP8 a CPU keeps too. Products of blocks are computed without rounding inputs."""
-    with ExitStack() as undo:
-        for owner, name, value in (
-            (quantized_checkpoint, "multiplies_fp8", lambda device: True),
-            (torch.cuda, "is_available", lambda: True),
-            (torch.cuda, "get_device_capability", lambda device=None: (9, 0)),
-            (finegrained_fp8, "finegrained_fp8_linear", _product_of_blocks),
-        ):
-            undo.enter_context(patch.object(owner, name, value))
-        undo.enter_context(patch.dict(REQUIREMENTS, fp8=Requirement("fp8", {})))
-        yield
-
-
-def _product_of_blocks(
-    rows: Tensor, codes: Tensor, scales: Tensor, block: list[int] | None, bias: Tensor | None, _: object
-) -> Tensor:
-    """Refuses what the kernel does: scales that are not one for each whole block, or one for all."""
-    if block is not None:
-        assert [size // part for size, part in zip(codes.shape, block, strict=True)] == [*scales.shape]
-        scales = scales.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
-    return torch.nn.functional.linear(rows, (codes.float() * scales).to(rows.dtype), bias)

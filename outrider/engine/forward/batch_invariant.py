@@ -29,7 +29,6 @@ from outrider.engine.step_timings import Path
 
 # Tokens of a pass, by the kind of device: a GPU takes hardly longer for 64 than for a single token.
 PASS_TOKENS = {"cpu": 16, "cuda": 64}
-MIXES_ROWS = {"Linear8bitLt": "8 bit products of bitsandbytes depend on the largest of all inputs"}
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,6 @@ def check_rows_are_apart(model: Any, name: str) -> None:
 
 def why_rows_mix(model: Any) -> str | None:
     """Returns why a token's result depends on others beyond attention in any shape; None: it does not."""
-    reasons = {MIXES_ROWS.get(type(module).__name__) for module in model.modules()} - {None}
     if any(_are_experts(path, module) for path, module in model.named_modules()):
-        reasons.add("how many tokens an expert multiplies at once depends on the others")
-    return "; ".join(sorted(map(str, reasons))) or None
+        return "how many tokens an expert multiplies at once depends on the others"
+    return None

@@ -25,7 +25,7 @@ from outrider.engine.forward.attention import Paged, attended
 from outrider.engine.forward.cpu_operations import CpuOperations
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.layer_operations import Heads, LayerOperations, Norm, PlainOperations
-from outrider.engine.forward.linear import PackedLinear, Projection
+from outrider.engine.forward.linear import AddingLinear, Projection
 from outrider.engine.kernels.cpu.functions import compiled
 from outrider.engine.models.architecture import Architecture
 from outrider.engine.models.registry import architecture_of
@@ -168,7 +168,7 @@ def _norm_of_heads(norms: Sequence[Any], queries: int, kv: int) -> Norm | None:
 
 def _function_of(product: nn.Module) -> Callable[[Tensor], Tensor]:
     """Returns the product of rows [num_rows, in_features], without a module's hooks if possible."""
-    return product.multiply if isinstance(product, PackedLinear) else product
+    return product.multiply if isinstance(product, AddingLinear) else product
 
 
 def _adding_and_norming(
@@ -197,7 +197,7 @@ def _adding(product: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     """Returns a function that adds the product of rows to states, in place if possible."""
     if isinstance(product, RowParallelLinear):
         return _adding_over_ranks(product)
-    if isinstance(product, PackedLinear):
+    if isinstance(product, AddingLinear):
         multiply = product.multiply
         return lambda states, rows: multiply(rows, states)
     if type(product) is nn.Linear and product.bias is None:

@@ -1,4 +1,4 @@
-"""Linear layers on a CPU: weights packed once, projections of one input computed as one product.
+"""Linear layers: weights as they are stored, or packed once on a CPU; projections of an input in one product.
 
 `nn.Linear` multiplies from the weight as it is stored. In float32 four rows cost twice as much as one, and
 the order of a sum depends on the number of rows. From a weight packed at load five rows cost little more than
@@ -8,15 +8,19 @@ In float32 it is within rounding of `nn.Linear`'s, in bfloat16 exactly what `nn.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 from transformers import PreTrainedModel
 
+from outrider.engine.kernels.cpu.functions import compiled
 from outrider.engine.kernels.cpu.product import PanelProduct
+from outrider.engine.kernels.stored_weight import LEAST_SPAN, StoredWeight, joined_weight
 from outrider.engine.models.registry import joined_products
 
 logger = logging.getLogger(__name__)
@@ -68,7 +72,53 @@ PRODUCTS: dict[torch.dtype, type[PanelProduct | OneDnnProduct]] = {  # in float1
 }
 
 
-class PackedLinear(nn.Module):
+class AddingLinear(nn.Module):
+    """`nn.Linear` for inference, which can add its product to something."""
+
+    out_features: int
+    in_features: int
+    multiply: Callable[..., Tensor]  # takes rows [num_rows, in_features], and ``added`` if there is something
+
+    def forward(self, rows: Tensor, added: Tensor | None = None) -> Tensor:
+        """Returns [..., out_features] of rows [..., in_features]; ``added`` has the result's shape."""
+        flat = rows.reshape(-1, self.in_features)
+        product = self.multiply(flat, None if added is None else added.reshape(-1, self.out_features))
+        return product.view(*rows.shape[:-1], self.out_features)
+
+
+class StoredLinear(AddingLinear):
+    """Linear layer whose weight stays as its checkpoint stores it.
+
+    On a GPU with Triton a kernel widens codes in registers. Elsewhere each product widens the whole weight.
+    """
+
+    def __init__(self, weight: StoredWeight, bias: Tensor | None) -> None:
+        """bias: [out_features]"""
+        super().__init__()
+        self.weight, self.bias = weight, bias
+        self.out_features, self.in_features = weight.shape
+        self.multiply = self.multiply_widened
+        if weight.codes.device.type == "cuda" and weight.span >= LEAST_SPAN and find_spec("triton"):
+            self.multiply = self._multiply_fused
+
+    def multiply_widened(self, rows: Tensor, added: Tensor | None = None) -> Tensor:
+        """Widens the weight, multiplies and adds in float32, and rounds the result once."""
+        weight, wide = self.weight.widened(), rows.float()
+        bias = None if self.bias is None else self.bias.float()
+        if rows.device.type == "cpu" and compiled() is not None:
+            product = PanelProduct(weight, bias)(wide, None if added is None else added.float())
+        else:
+            product = linear(wide, weight, bias)
+            product = product if added is None else product + added
+        return product.to(rows.dtype)
+
+    def _multiply_fused(self, rows: Tensor, added: Tensor | None = None) -> Tensor:
+        from outrider.engine.kernels.stored_product import multiply
+
+        return multiply(rows, self.weight, self.bias, added)
+
+
+class PackedLinear(AddingLinear):
     """`nn.Linear` for inference on a CPU from a packed weight, without another copy of the weight."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -85,12 +135,6 @@ class PackedLinear(nn.Module):
         bias = None if bias is None else bias.detach()
         self.multiply = PRODUCTS[weight.dtype](weight.detach(), bias)
 
-    def forward(self, rows: Tensor, added: Tensor | None = None) -> Tensor:
-        """Returns [..., out_features] of rows [..., in_features]; ``added`` has the result's shape."""
-        flat = rows.reshape(-1, self.in_features)
-        product = self.multiply(flat, None if added is None else added.reshape(-1, self.out_features))
-        return product.view(*rows.shape[:-1], self.out_features)
-
 
 Product = Callable[[Tensor, Tensor | None], nn.Module]  # takes weight and bias, as PackedLinear does
 
@@ -102,11 +146,18 @@ class SharedProduct(nn.Module):
     each computes the whole product.
     """
 
-    def __init__(self, projections: list[nn.Linear], product: Product = PackedLinear) -> None:
+    def __init__(
+        self, projections: Sequence[nn.Linear | StoredLinear], product: Product = PackedLinear
+    ) -> None:
+        """product: of the joined weight; stored weights stay as they are."""
         super().__init__()
         biases = [projection.bias for projection in projections if projection.bias is not None]
-        weight = torch.cat([projection.weight.detach() for projection in projections])
-        self.product = product(weight, torch.cat([*biases]) if biases else None)
+        bias = torch.cat(biases) if biases else None
+        stored = [layer.weight for layer in projections if isinstance(layer, StoredLinear)]
+        plain = [layer.weight.detach() for layer in projections if isinstance(layer, nn.Linear)]
+        self.product = (
+            StoredLinear(joined_weight(stored), bias) if stored else product(torch.cat(plain), bias)
+        )
         self.widths = [projection.out_features for projection in projections]
         self.input: Tensor | None = None
         self.parts: dict[int, Tensor] = {}
@@ -138,6 +189,7 @@ def optimize_for_cpu(model: PreTrainedModel) -> None:
     An output projection tied to the input embedding leaves the embedding where it is. Layers that this
     machine cannot pack stay as they are, and the log says why, once for each reason.
     """
+    join_projections(model, StoredLinear)
     reasons: set[str] = set()
     same_input = joined_products(model)
     # The list holds no linear layer: its weight is freed as soon as it is packed.
@@ -158,11 +210,14 @@ def optimize_for_cpu(model: PreTrainedModel) -> None:
         logger.warning("linear layers stay as they are, which is slower: %s", reason)
 
 
-def join_projections(model: PreTrainedModel) -> None:
-    """Computes linear layers of one input as one product, in place, from weights that stay as they are."""
+def join_projections(model: PreTrainedModel, *kinds: type[nn.Module]) -> None:
+    """Computes linear layers of one input as one product, in place, from weights that stay as they are.
+
+    kinds: classes of these layers
+    """
     same_input = joined_products(model)
-    for module in [module for module in model.modules() if type(module) is not nn.Linear]:
-        for names in linear_groups(module, same_input):
+    for module in [module for module in model.modules() if type(module) not in kinds]:
+        for names in linear_groups(module, same_input, kinds):
             if len(names) > 1:
                 replace(module, names, [getattr(module, name) for name in names], joined)
 
@@ -176,30 +231,39 @@ def joined(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return layer
 
 
-def linear_groups(module: nn.Module, same_input: Iterable[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+def linear_groups(
+    module: nn.Module, same_input: Iterable[tuple[str, ...]], kinds: Sequence[type[nn.Module]] = (nn.Linear,)
+) -> Iterator[tuple[str, ...]]:
     """Yields names of the linear layers directly in a module, together if they can share one product.
 
-    same_input: names of layers that are given the same input.
+    Args:
+        same_input: names of layers that are given the same input.
+        kinds: classes of the layers.
     """
-    alone = {
+    alone: dict[str, Any] = {
         name: child
         for name, child in module.named_children()
-        if type(child) is nn.Linear and "forward" not in vars(child)  # else transformers has replaced it
+        if type(child) in kinds and "forward" not in vars(child)  # else transformers has replaced it
     }
     for names in same_input:
-        if alone.keys() >= set(names):
-            together = [alone[name] for name in names]
-            if len({(layer.in_features, layer.weight.dtype, layer.bias is None) for layer in together}) == 1:
-                yield names
-                alone = {name: layer for name, layer in alone.items() if name not in names}
+        if alone.keys() >= set(names) and len({_layout(alone[name]) for name in names}) == 1:
+            yield names
+            alone = {name: layer for name, layer in alone.items() if name not in names}
     for name in alone:
         yield (name,)
+
+
+def _layout(layer: Any) -> tuple[object, ...]:
+    """Returns what layers of one input have in common if one product can compute them."""
+    weight = layer.weight
+    form = weight.layout if isinstance(weight, StoredWeight) else (layer.in_features, weight.dtype)
+    return *form, layer.bias is None
 
 
 def replace(
     module: nn.Module,
     names: tuple[str, ...],
-    projections: list[nn.Linear],
+    projections: Sequence[nn.Linear],
     product: Product = PackedLinear,
 ) -> None:
     """Replaces a linear layer by ``product``, or several linear layers by a shared product."""

@@ -1,31 +1,33 @@
-"""Linear layers with 8 and 4 bit weights on a CPU, made from the checkpoint's weights at load.
+"""Linear layers with 8 and 4 bit weights, made from the checkpoint's weights at load.
+
+A GPU gets stored weights (outrider/engine/kernels/stored_weight.py): in 8 bit a scale for each output, in
+4 bit a scale and a zero for 32 weights. Inputs stay as they are. On a CPU there are faster products:
 
 8 bit: one scale per output; a row of inputs is rounded to 8 bit by a scale of its own, and products are added
 up exactly (outrider/engine/loading/int8_product.py). So a row's result is bit for bit the same beside any
 other rows.
 
 4 bit: a smallest value and a step per 32 weights; inputs stay as they are. It is fast for a row or two, and
-slower with each further row. The output projection, and layers of shapes without a kernel, get 8 bit.
+slower with each further row.
 
-On CUDA transformers quantizes while loading (``bitsandbytes_config``).
+The output projection, and layers of shapes that 4 bit does not take, get 8 bit.
 """
 
-from functools import cache
-from typing import Any
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
-from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.forward.linear import NEAR, linear_groups, replace, tried_outputs
+from outrider.engine.forward.linear import NEAR, StoredLinear, linear_groups, replace, tried_outputs
+from outrider.engine.kernels.stored_weight import MIDDLE_INT4, StoredWeight
 from outrider.engine.loading.int8_product import LARGEST_INT8, ZERO_UINT8, int8_product
 from outrider.engine.models.registry import joined_products
 from outrider.engine.settings import Quantization
 
 GROUP = 32  # weights of one output that share a scale in 4 bit
 LARGEST_INT4 = 15
-MIDDLE_INT4 = 8  # torch's kernel computes (code - 8) * step + zero
 OUTPUTS_INT4 = 16  # its outputs come in multiples of this
 SMALLEST_SCALE = 1e-12  # in place of 0, if all weights or inputs are equal
 TRIED_ROWS = 5  # more than the one or two rows for which kernels have special paths
@@ -77,6 +79,7 @@ class Int4Linear(nn.Module):
         codes = ((groups - least[..., None]) / steps[..., None]).round_().clamp_(0, LARGEST_INT4)
         codes = codes.to(torch.int32).view(weight.shape)
         self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+        # torch's kernel computes (code - 8) * step + the second number.
         rule = torch.stack([steps, least + MIDDLE_INT4 * steps], -1)  # [out_features, groups, 2]
         self.rule = rule.transpose(0, 1).contiguous().to(weight.dtype)
 
@@ -88,8 +91,28 @@ class Int4Linear(nn.Module):
         return result if self.bias is None else result + self.bias
 
 
-def quantize_for_cpu(model: PreTrainedModel, quantization: Quantization) -> None:
-    """Replaces every linear layer, in place; embeddings and norms stay as they are.
+def stored_weight(weight: Tensor, quantization: Quantization) -> StoredWeight:
+    """Returns the nearest weight in 8 bit, or in 4 bit if the inputs are whole groups.
+
+    weight: [outputs, inputs], floating point
+    """
+    outputs, inputs = weight.shape
+    numbers = weight.float()
+    if quantization == "int8" or inputs % GROUP:
+        factors = numbers.abs().amax(1).clamp_min(SMALLEST_SCALE) / LARGEST_INT8
+        return StoredWeight.of("int8", (numbers / factors[:, None]).round().to(torch.int8), factors=factors)
+    groups = numbers.view(outputs, -1, GROUP)
+    least, most = groups.amin(-1).clamp_max(0), groups.amax(-1).clamp_min(0)  # 0 has a code
+    steps = ((most - least) / LARGEST_INT4).to(weight.dtype)
+    steps = steps.where(steps > 0, 1)
+    zeros = (-least / steps).round()
+    codes = ((groups / steps[..., None]).round() + zeros[..., None]).clamp(0, LARGEST_INT4)
+    zeros = (zeros - MIDDLE_INT4).to(torch.int16)
+    return StoredWeight.of("int4", codes.to(torch.uint8).view(outputs, inputs), steps, zeros)
+
+
+def quantize(model: PreTrainedModel, quantization: Quantization, device: torch.device) -> None:
+    """Replaces every linear layer by one on the device, in place; embeddings and norms stay as they are.
 
     Raises:
         UnsupportedModelError: this machine has no right product in 4 bit, or the model no linear layer.
@@ -101,10 +124,8 @@ def quantize_for_cpu(model: PreTrainedModel, quantization: Quantization) -> None
     for module in list(model.modules()):
         for names in linear_groups(module, same_input):
             projections: list[nn.Linear] = [getattr(module, name) for name in names]
-            kind = (
-                Int8Linear if quantization == "int8" or of_head.intersection(projections) else _int4_or_int8
-            )
-            replace(module, names, projections, kind)
+            given = "int8" if of_head.intersection(projections) else quantization
+            replace(module, names, projections, partial(_quantized, given, device))
             is_quantized = True
     if not is_quantized:
         raise UnsupportedModelError(
@@ -112,9 +133,14 @@ def quantize_for_cpu(model: PreTrainedModel, quantization: Quantization) -> None
         )
 
 
-def _int4_or_int8(weight: Tensor, bias: Tensor | None) -> nn.Module:
+def _quantized(
+    quantization: Quantization, device: torch.device, weight: Tensor, bias: Tensor | None
+) -> nn.Module:
+    if device.type == "cuda":
+        bias = None if bias is None else bias.detach().to(device)
+        return StoredLinear(stored_weight(weight.detach().to(device), quantization), bias)
     outputs, inputs = weight.shape
-    if outputs % OUTPUTS_INT4 or inputs % GROUP:
+    if quantization == "int8" or outputs % OUTPUTS_INT4 or inputs % GROUP:
         return Int8Linear(weight, bias)
     reason = why_no_int4(weight.dtype, outputs, inputs)
     if reason is not None:
@@ -143,10 +169,3 @@ def why_no_int4(dtype: torch.dtype, outputs: int, inputs: int) -> str | None:
     if (product.float() - expected).norm() <= NEAR[dtype] * expected.norm():
         return None
     return f"a product of {outputs} outputs by {inputs} inputs in 4 bit is wrong on this processor"
-
-
-def bitsandbytes_config(quantization: Quantization, dtype: Any) -> BitsAndBytesConfig:
-    """Returns transformers' settings on CUDA: 8 bit, or 4 bit in the NF4 format. dtype: type of products."""
-    if quantization == "int8":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)

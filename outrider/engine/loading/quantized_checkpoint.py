@@ -1,67 +1,48 @@
-"""Checkpoint that is quantized already: its needs, the form of its weights, and its shares by rank.
+"""Checkpoint whose weights are stored quantized: its linear layers, and what transformers loads beside them.
 
-transformers loads it, by the library of its ``quant_method``. What becomes of its linear layers:
-
-    fp8                   FP8, with a scale for each block of weights or for all of a layer
-    compressed-tensors    FP8, with a scale for each output, if all layers have weights and inputs in
-                          FP8; else they are dequantized as they load
-    mxfp4                 4 bit on a GPU, by kernels from the hub; elsewhere dequantized at load
-    awq, gptq,            as the library keeps them
-    bitsandbytes
-
-Other methods are refused: transformers would load their stored codes as if these were weights.
-On devices that do not multiply FP8, such weights are dequantized as they load.
+The headers of its files say what there is. A linear layer keeps its weight as it is stored, or a rank's share
+of it. The weights of experts, which are no linear layers in transformers, are widened to the model's type as
+they load.
 """
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import constants
-from transformers.utils import (
-    is_bitsandbytes_available,
-    is_compressed_tensors_available,
-    is_gptqmodel_available,
-    is_kernels_available,
-    is_optimum_available,
-    is_triton_available,
-)
+import torch.distributed as dist
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.quantizers.auto import register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.loading.fp8_weights import SPLITS, Fp8Weight, fp8_weights, schemes
-from outrider.engine.parallel.plan import generic
+from outrider.engine.forward.linear import StoredLinear
+from outrider.engine.kernels.stored_weight import StoredWeight
+from outrider.engine.loading.download import WANTED
+from outrider.engine.loading.stored import ONE_BYTE, Header, headers, local_headers
+from outrider.engine.loading.stored_formats import BESIDE, CODES, METHODS, read_weight
+from outrider.engine.parallel.plan import ROWWISE, WHOLE, style_of_parameter
 
-FP8_CAPABILITY = 8, 9  # capability of the first GPUs that multiply FP8
-MXFP4_CAPABILITY = 7, 5  # capability of the first GPUs that run transformers' kernels for MXFP4
-MXFP4_TRITON = "3.4.0"  # first version of Triton that these kernels take
-ROW_UNIT = 16  # outputs and inputs come in multiples of this to the product with a scale for each output
-
-
-@dataclass(frozen=True)
-class Requirement:
-    """Packages and kernels that a ``quant_method`` needs besides transformers."""
-
-    extra: str  # extra of pyproject.toml that installs the packages
-    libraries: Mapping[str, Callable[[], bool]]  # whether transformers finds a package in a usable version
-    kernels: str | None = None  # repository of the hub whose kernels are fetched at first use
-
-
-REQUIREMENTS = {
-    "awq": Requirement("awq", {"gptqmodel": is_gptqmodel_available}),
-    "bitsandbytes": Requirement("quantized", {"bitsandbytes": is_bitsandbytes_available}),
-    "compressed-tensors": Requirement(
-        "compressed-tensors", {"compressed-tensors": is_compressed_tensors_available}
-    ),
-    "fp8": Requirement("fp8", {"kernels": is_kernels_available}, "kernels-community/finegrained-fp8"),
-    "gptq": Requirement("gptq", {"gptqmodel": is_gptqmodel_available, "optimum": is_optimum_available}),
-    "mxfp4": Requirement(
-        "mxfp4", {"kernels": is_kernels_available}, "kernels-community/gpt-oss-triton-kernels"
-    ),
+CONTENTLESS = torch.device("meta")
+TYPES = {  # types as safetensors names them
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
 }
+QUANTIZER = "outrider"  # name of ours among the quantizers of transformers
 
 
 def is_quantized(config: Any) -> bool:
@@ -69,184 +50,185 @@ def is_quantized(config: Any) -> bool:
     return getattr(config, "quantization_config", None) is not None
 
 
-def multiplies_fp8(device: torch.device) -> bool:
-    """Whether the device multiplies FP8. A GPU outside this machine is assumed to multiply it."""
-    if device.type != "cuda":
-        return False
-    return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= FP8_CAPABILITY
-
-
-def keeps_mxfp4(device: torch.device) -> bool:
-    """Whether transformers keeps MXFP4 on the device. A GPU outside this machine is assumed to keep it."""
-    if device.type != "cuda" or not is_triton_available(MXFP4_TRITON):
-        return False
-    can = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= MXFP4_CAPABILITY
-    return can and all(is_available() for is_available in REQUIREMENTS["mxfp4"].libraries.values())
-
-
-def _are_cached(repository: str) -> bool:
-    """Whether the hub's cache of this machine has a version of the repository."""
-    caches = os.environ.get("KERNELS_CACHE"), constants.HF_HUB_CACHE
-    folder = f"*--{repository.replace('/', '--')}"
-    return any(any(Path(cache).glob(folder)) for cache in caches if cache)
-
-
 class QuantizedCheckpoint:
-    """Quantization of a checkpoint by its config; no weight is read."""
+    """Quantized weights of a checkpoint."""
 
     def __init__(self, config: Any, name: str) -> None:
         """
         Args:
             config: of transformers, of a checkpoint that ``is_quantized``.
-            name: for messages.
+            name: of the checkpoint.
 
         Raises:
-            UnsupportedModelError: the quantization method is not known.
+            UnsupportedModelError: the quantization method is not known, or its files hold unknown codes.
+            OSError: its headers cannot be read.
         """
         self.name = name
-        self._config = config
         self._quantization: dict[str, Any] = config.quantization_config
-        self.method: str = (
-            self._quantization.get("quant_method") or "bitsandbytes"
-        )  # older checkpoints name no method
-        if self.method not in REQUIREMENTS:
+        self._files: dict[Path | None, Any] = {}
+        method = self._quantization.get("quant_method")
+        if method not in METHODS:
             raise UnsupportedModelError(
-                f"model={name!r}: quant_method={self.method!r} is not served; these are:"
-                f" {', '.join(sorted(REQUIREMENTS))}. Give such a checkpoint, or the one it was made from"
+                f"model={name!r}: quant_method={method!r} is not served; these are:"
+                f" {', '.join(METHODS)}. Give such a checkpoint, or the one it was made from"
             )
+        self._use(headers(name))
 
-    def check_libraries(self, device: torch.device) -> None:
-        """Raises UnsupportedModelError naming a package or kernel that is missing, and its source."""
-        requirement = REQUIREMENTS[self.method]
-        if self.is_dequantized(device):
-            return
-        missing = [name for name, is_available in requirement.libraries.items() if not is_available()]
-        if missing:
-            raise UnsupportedModelError(
-                f"model={self.name!r}: quant_method={self.method!r} needs {' and '.join(missing)}, which is"
-                f" not installed here, or not in a version that transformers takes:"
-                f" pip install 'outrider[{requirement.extra}]'"
-            )
-        source = requirement.kernels
-        if source is not None and constants.HF_HUB_OFFLINE and not _are_cached(source):
-            raise UnsupportedModelError(
-                f"model={self.name!r}: quant_method={self.method!r} takes kernels of {source} from the hub,"
-                f" HF_HUB_OFFLINE is set, and {constants.HF_HUB_CACHE} does not have them: load it once with"
-                " the hub in reach, and keep this cache"
-            )
+    def _use(self, found: dict[str, Header]) -> None:
+        self._headers = found
+        self._owners = {
+            tensor.removesuffix(end)
+            for tensor, header in found.items()
+            for end in CODES
+            if tensor.endswith(end) and header.dtype in ("I32", *ONE_BYTE)
+        }
+        known = {owner + end for owner in self._owners for end in (*CODES, *BESIDE)}
+        for tensor, header in found.items():
+            if header.dtype in ONE_BYTE and tensor not in known:
+                raise self._refusal(f"{tensor} is stored in {header.dtype}, in a layout that is not known")
 
-    def is_dequantized(self, device: torch.device) -> bool:
-        """Whether its weights are dequantized as they load, as the device does not multiply them."""
-        if self.method == "mxfp4":
-            return not keeps_mxfp4(device)
-        return self.method == "fp8" and not multiplies_fp8(device)
+    def layers(self, model: Any) -> dict[str, StoredWeight]:
+        """Returns the weights of the model's linear layers that are stored quantized, without content.
 
-    def lacks(self, device: torch.device) -> str | None:
-        """Returns a sentence on what would keep MXFP4 on this GPU; None: nothing is missing."""
-        if self.method != "mxfp4" or device.type != "cuda" or keeps_mxfp4(device):
-            return None
-        return (
-            f"model={self.name!r}: quant_method='mxfp4' is dequantized to some four times its size; it stays"
-            f" in 4 bit on GPUs of compute capability {'.'.join(map(str, MXFP4_CAPABILITY))} or above, with"
-            f" Triton {MXFP4_TRITON} or above and kernels: pip install 'outrider[mxfp4]'"
-        )
+        Raises UnsupportedModelError: tensors of a layer are missing, or not as the config says.
+        """
+        found = {}
+        for name, module in model.named_modules():
+            if type(module) is nn.Linear and name in self._owners:
+                found[name] = weight = self._read(name, CONTENTLESS, module.in_features)
+                if weight.shape != (wanted := (module.out_features, module.in_features)):
+                    raise self._refusal(f"{name} is stored as {weight.shape} and must be {wanted}")
+        return found
 
-    def told_to_transformers(self, device: torch.device) -> dict[str, Any]:
-        """Returns the config's ``quantization_config``, with the form of the weights on this device."""
-        if self.method == "mxfp4":
-            return {**self._quantization, "dequantize": self.is_dequantized(device)}
-        if self.method != "compressed-tensors":
-            return self._quantization
-        if self.keeps_fp8(device):
-            # As if nothing were packed: nothing is left for the library to unpack with the first pass.
-            return {**self._quantization, "use_optimized_inference": True, "quantization_status": "frozen"}
-        # With several groups transformers would dequantize all by one scheme. The library knows each scheme.
-        return (
-            {**self._quantization, "dequantize": True}
-            if len(schemes(self._quantization)) == 1
-            else self._quantization
-        )
+    def load(self, config: Any, device: torch.device, **options: Any) -> tuple[Any, dict[str, Any]]:
+        """Returns the model, and what transformers tells of its tensors.
 
-    def keeps_fp8(self, device: torch.device) -> bool:
-        """Whether weights stay in FP8; else they are dequantized, or kept by another library."""
-        return bool(self.fp8) and multiplies_fp8(device)
-
-    def is_kept_as_stored(self, device: torch.device) -> bool:
-        """Whether a library keeps the weights and multiplies them."""
-        return self.method not in ("fp8", "compressed-tensors") and not self.is_dequantized(device)
-
-    @cached_property
-    def fp8(self) -> dict[str, Fp8Weight]:
-        """Returns the weights that a GPU keeps in FP8, by name; empty if there are none."""
-        return fp8_weights(self._config)
-
-    def check_shares(self, ranks: int) -> None:
-        """Raises UnsupportedModelError if this number of ranks cannot share it, naming numbers that can."""
-        given = f"tensor_parallel={ranks}: model={self.name!r}"
-        if not self.fp8:
-            raise UnsupportedModelError(
-                f"{given} is quantized by quant_method={self.method!r}, and transformers has no plan to share"
-                " such weights between devices; give 1, or a checkpoint with quant_method='fp8', or with"
-                " 'compressed-tensors' and weights and inputs of all linear layers in FP8"
-            )
-        unit = self._unit
-        for name, weight in self.fp8.items():
-            if weight.style not in SPLITS:
-                continue
-            dimension, parts = SPLITS[weight.style]
-            size, block = weight.shape[dimension], unit[dimension]
-            if size % (ranks * parts * block):
-                what = "outputs" if dimension == -2 else "inputs"
-                fitting = [str(n) for n in range(1, ranks) if size % (n * parts * block) == 0] or ["1"]
-                of_config = f"weight_block_size={[*unit]}" if self.method == "fp8" else f"blocks of {block}"
-                raise UnsupportedModelError(
-                    f"{given} has {of_config}, and a rank's share of {name} would be {size / ranks / parts:g}"
-                    f" {what}, which are no whole blocks; give {' or '.join(fitting)}"
-                )
-
-    @property
-    def _unit(self) -> tuple[int, int]:
-        """Returns the numbers whose multiples the outputs and inputs of a share must be."""
-        if self.method != "fp8":
-            return ROW_UNIT, ROW_UNIT
-        outputs, inputs = self._quantization.get("weight_block_size", (128, 128)) or (1, 1)
-        return int(outputs), int(inputs)
-
-    def check_device(self, device: torch.device, ranks: int) -> None:
-        """Checks the share of a rank on its device; ``check_shares`` has accepted this number of ranks.
+        Args:
+            config: of the checkpoint.
+            device: place of its layers.
+            options: arguments of from_pretrained, of which ``dtype`` is a type.
 
         Raises:
-            UnsupportedModelError: weights cannot stay in FP8 on the device, and cannot be dequantized either.
+            UnsupportedModelError: a tensor is missing, or not as the config says.
         """
-        if not self.fp8 or self.keeps_fp8(device):
-            return
-        reason = None
-        if self._has_blocks:
-            blocks = self._unit
-            torn = [
-                f"{name} of {weight.shape[-2]} outputs and {weight.shape[-1]} inputs is no whole blocks"
-                for name, weight in self.fp8.items()
-                if weight.shape[-2] % blocks[0] or weight.shape[-1] % blocks[1]
-            ]
-            if torn:  # transformers would dequantize them by other blocks
-                reason = f"weight_block_size={[*blocks]} cannot be dequantized, as {torn[0]}; give"
-        elif ranks > 1:
-            reason = f"tensor_parallel={ranks} cannot share scales that are not for blocks; give 1, or"
-        if reason is not None:
-            capability = ".".join(map(str, FP8_CAPABILITY))
-            raise UnsupportedModelError(
-                f"model={self.name!r}: {reason} GPUs of compute capability {capability} or above, where it"
-                " stays in FP8"
-            )
+        if any(header.file is None for header in self._headers.values()):
+            self._use(local_headers(Path(snapshot_download(self.name, allow_patterns=WANTED))))
+        with CONTENTLESS:
+            empty = AutoModelForCausalLM.from_config(config)
+        layers = self.layers(empty)
+        unquantized = copy(empty.config)
+        unquantized.quantization_config = None
+        model, found = type(empty).from_pretrained(
+            None,
+            config=unquantized,
+            state_dict=dict(self._others([*layers])),
+            quantization_config=_Named(QUANTIZER, [*layers]),
+            output_loading_info=True,
+            **options,
+        )
+        if missing := sorted(found["missing_keys"]):
+            raise self._refusal(f"{missing[0]} is missing, {len(missing)} such in all")
+        model.config.quantization_config = self._quantization
+        with suppress(OSError):  # not every checkpoint has its file
+            model.generation_config = GenerationConfig.from_pretrained(self.name)
+        rank, ranks = (dist.get_rank(), dist.get_world_size()) if "distributed_config" in options else (0, 1)
+        for name, kept in layers.items():
+            style = style_of_parameter(f"{name}.weight", model.tp_plan)
+            weight = share_of(self._read(name, device, kept.shape[1]), style, rank, ranks)
+            bias = self._tensor(f"{name}.bias", device)
+            if bias is not None:
+                bias = bias.to(model.dtype)
+                bias = bias if len(bias) == weight.shape[0] else bias.chunk(ranks)[rank].clone()
+            model.set_submodule(name, StoredLinear(weight, bias))
+        return model, found
 
-    @property
-    def _has_blocks(self) -> bool:
-        """Whether scales are for blocks of outputs and inputs."""
-        return self.method == "fp8" and self._quantization.get("weight_block_size", True) is not None
+    def _others(self, layers: list[str]) -> Iterator[tuple[str, Any]]:
+        """Yields what transformers loads: tensors that are not quantized, and weights of experts."""
+        ends = (*CODES, *BESIDE)
+        stored = {owner + end for owner in self._owners for end in ends} | {f"{name}.bias" for name in layers}
+        for name in self._headers.keys() - stored:
+            yield name, self._opened(name).get_slice(name)
+        for owner in self._owners.difference(layers):
+            name = owner if f"{owner}_blocks" in self._headers else f"{owner}.weight"
+            yield name, _Widened(self._widened, owner)
 
-    @property
-    def share_plan(self) -> dict[str, str]:
-        """Returns scales that each rank loads as a whole, which transformers' tensor-parallel plan lacks."""
-        if self.method != "compressed-tensors":
-            return {}
-        return {f"{generic(name)}_scale": "replicate" for name in self.fp8}
+    def _widened(self, owner: str) -> Tensor:
+        """Returns the weight of an expert, or of all experts of a layer in the order of transformers."""
+        numbers = self._read(owner, torch.device("cpu"), None).widened()
+        blocks = self._headers.get(f"{owner}_blocks")
+        return numbers if blocks is None else numbers.view(*blocks.shape[:2], -1).transpose(1, 2)
+
+    def _read(self, owner: str, device: torch.device, inputs: int | None) -> StoredWeight:
+        try:
+            return read_weight(lambda end: self._tensor(owner + end, device), self._quantization, inputs)
+        except (ValueError, RuntimeError) as error:  # a RuntimeError comes from shapes that do not fit
+            raise self._refusal(f"{owner} cannot be read: {error}") from error
+
+    def _tensor(self, name: str, device: torch.device) -> Tensor | None:
+        """Returns a tensor by its name; None: there is none."""
+        header = self._headers.get(name)
+        if header is None:
+            return None
+        if device == CONTENTLESS:
+            return torch.empty(header.shape, dtype=TYPES[header.dtype], device=device)
+        tensor: Tensor = self._opened(name).get_tensor(name)
+        return tensor.to(device)
+
+    def _opened(self, name: str) -> Any:
+        """Returns the opened file of a tensor."""
+        file = self._headers[name].file
+        if file not in self._files:
+            self._files[file] = safe_open(file, framework="pt")
+        return self._files[file]
+
+    def _refusal(self, reason: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"model={self.name!r}: {reason}")
+
+
+def share_of(weight: StoredWeight, style: str | None, rank: int, ranks: int) -> StoredWeight:
+    """Returns a rank's share of a weight.
+
+    style: style of the tensor-parallel plan; None: each rank has all of it.
+    """
+    if ranks == 1 or style is None or style in WHOLE:
+        return weight
+    is_of_inputs = style in ROWWISE
+    count = weight.shape[is_of_inputs] // ranks
+    return (weight.inputs_at if is_of_inputs else weight.outputs_at)(rank * count, count)
+
+
+@dataclass(frozen=True)
+class _Widened:
+    """Weight of experts, which transformers asks for as it asks for a slice of a file."""
+
+    read: Callable[[str], Tensor]
+    owner: str
+
+    def __getitem__(self, part: Any) -> Tensor:
+        return self.read(self.owner)[part]
+
+    def get_shape(self) -> list[int]:
+        return [*self.read(self.owner).shape]
+
+
+@dataclass
+class _Named(QuantizationConfigMixin):  # type: ignore[misc]
+    """Linear layers that transformers is not to make."""
+
+    quant_method: str
+    layers: list[str]
+
+
+@register_quantizer(QUANTIZER)
+class _Quantizer(HfQuantizer):  # type: ignore[misc]
+    """Empties the linear layers that will be replaced, so that no memory is taken for them."""
+
+    def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
+        for name in self.quantization_config.layers:
+            layer = model.get_submodule(name)
+            layer.weight = layer.bias = None
+
+    def is_serializable(self) -> bool:
+        return False
+
+    is_trainable = False

@@ -1,14 +1,16 @@
 """Shares of a tensor-parallel model's ranks, by transformers' plan, before any weight is read."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.kernels.stored_weight import StoredWeight
 from outrider.engine.loading.kinds import check_kind
 from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized
-from outrider.engine.parallel.plan import Plan, generic, is_shared, style_of_parameter
+from outrider.engine.parallel.plan import ROWWISE, WHOLE, Plan, generic, is_shared, style_of_parameter
 from outrider.engine.settings import EngineSettings
 
 # Projections whose outputs are keys, by their names in plans. Several ranks may hold a head of the first.
@@ -79,7 +81,7 @@ def check_shares(settings: EngineSettings) -> None:
     _check_heads(config, model.tp_plan, size, given, is_quantized=is_quantized(whole))
     _check_bytes(model, given)
     if is_quantized(whole):
-        QuantizedCheckpoint(whole, settings.model).check_shares(size)
+        _check_stored(QuantizedCheckpoint(whole, settings.model).layers(model), model.tp_plan, size, given)
 
 
 def _check_heads(config: Any, plan: Plan, size: int, given: str, *, is_quantized: bool) -> None:
@@ -100,6 +102,20 @@ def _check_heads(config: Any, plan: Plan, size: int, given: str, *, is_quantized
                 wanted += f", or a multiple of it that divides num_attention_heads={min(heads)}"
             raise UnsupportedModelError(
                 f"{given} has {name}={count}, which they cannot share evenly; give {wanted}"
+            )
+
+
+def _check_stored(layers: Mapping[str, StoredWeight], plan: Plan, size: int, given: str) -> None:
+    """Raises UnsupportedModelError if ranks cannot share a quantized layer evenly."""
+    for name, weight in layers.items():
+        style = style_of_parameter(f"{name}.weight", plan)
+        if style is None or style in WHOLE:
+            continue
+        of, count = ("inputs", weight.shape[1]) if style in ROWWISE else ("outputs", weight.shape[0])
+        if count % size:
+            raise UnsupportedModelError(
+                f"{given} has {count} {of} of {name} in {weight.kind}, which they cannot share evenly;"
+                f" give a divisor of {count}"
             )
 
 

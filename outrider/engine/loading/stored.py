@@ -1,31 +1,65 @@
-"""Checks that a checkpoint's files hold the weights that the model expects."""
+"""Headers of a checkpoint's files, and checks that these hold the weights that the model expects."""
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub import constants, get_safetensors_metadata, snapshot_download
 
 from outrider.engine.errors import UnsupportedModelError
 
 OF_MODELOPT = "hf_quant_config.json"  # file of NVIDIA's tools, beside a config that may say nothing
-FLOATS = ("F8_E4M3", "F8_E5M2")  # one-byte floats as safetensors names them: codes that need a scale
-ONE_BYTE = (*FLOATS, "F8_E8M0", "I8", "U8")
+ONE_BYTE = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8")  # types as safetensors names them
 LENGTH_BYTES = 8  # bytes before a safetensors file's header, which hold its length
 SCALES = re.compile(r"[._](scale|scale_inv|scales|qzeros)$")
 # Scales of activations and of cached keys and values, which do not change the meaning of weights.
 NOT_OF_WEIGHTS = re.compile(r"(^|[._])(input|output|activation|q|k|v|kv)_scale$")
 
 
+@dataclass(frozen=True)
+class Header:
+    """Description of a tensor by its file."""
+
+    dtype: str  # name of safetensors
+    shape: tuple[int, ...]
+    file: Path | None  # None: it is not on this machine
+
+
+def headers(model: str) -> dict[str, Header]:
+    """Returns the headers of a local folder's tensors by name, or of those of a hub id. Raises OSError."""
+    folder = Path(model)
+    if not folder.is_dir():
+        if not constants.HF_HUB_OFFLINE:
+            files = get_safetensors_metadata(model).files_metadata.values()
+            described = [item for file in files for item in file.tensors.items()]
+            return {name: Header(told.dtype, tuple(told.shape), None) for name, told in described}
+        folder = Path(snapshot_download(model, local_files_only=True))
+    return local_headers(folder)
+
+
+def local_headers(folder: Path) -> dict[str, Header]:
+    """Returns the headers of a folder's tensors by name; empty without a folder."""
+    found: dict[str, Header] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as content:
+            length = int.from_bytes(content.read(LENGTH_BYTES), "little")
+            header: dict[str, Any] = json.loads(content.read(length))
+        header.pop("__metadata__", None)
+        found |= {name: Header(told["dtype"], tuple(told["shape"]), file) for name, told in header.items()}
+    return found
+
+
 def check_stored(model: str, config: Any) -> None:
     """Checks the headers of a local folder's files.
 
     Raises:
-        UnsupportedModelError: it is quantized and its config does not say so, or a scale is missing.
+        UnsupportedModelError: it is quantized and its config does not say so.
     """
     folder = Path(model)
     if getattr(config, "quantization_config", None) is not None:
-        _check_scales(model, dict(_stored_types(folder)))
         return
     if (folder / OF_MODELOPT).exists():
         raise UnsupportedModelError(
@@ -33,21 +67,11 @@ def check_stored(model: str, config: Any) -> None:
             " quantization_config, so they would be loaded as if they were not; give the checkpoint it was"
             " made from, or one whose config says it"
         )
-    for name, kind in _stored_types(folder):
-        if kind in ONE_BYTE and name.endswith("weight"):
+    for name, header in local_headers(folder).items():
+        if header.dtype in ONE_BYTE and name.endswith("weight"):
             raise UnsupportedModelError(
-                f"model={model!r}: {name} is stored in {kind}, and config.json has no quantization_config"
-                " that says what its numbers mean; give a checkpoint whose config says it"
-            )
-
-
-def _check_scales(model: str, types: dict[str, str]) -> None:
-    scaled = {SCALES.sub("", name) for name in types if SCALES.search(name)}
-    for name, kind in types.items():
-        if kind in FLOATS and not {name, _owner(name)} & scaled:
-            raise UnsupportedModelError(
-                f"model={model!r}: {name} is stored in {kind} without a scale, so nothing says what its"
-                " numbers mean; give a checkpoint that is complete"
+                f"model={model!r}: {name} is stored in {header.dtype}, and config.json has no"
+                " quantization_config that says what its numbers mean; give a checkpoint whose config says it"
             )
 
 
@@ -73,14 +97,3 @@ def check_unexpected(model: str, loaded: Any, unexpected: Collection[str]) -> No
 def _owner(tensor: str) -> str:
     """Returns the name of the tensor's module."""
     return tensor.rpartition(".")[0]
-
-
-def _stored_types(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yields the name and type of each tensor."""
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as content:
-            length = int.from_bytes(content.read(LENGTH_BYTES), "little")
-            header: dict[str, Any] = json.loads(content.read(length))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                yield name, tensor["dtype"]

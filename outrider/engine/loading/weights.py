@@ -13,7 +13,7 @@ from outrider.engine.forward.attention import ATTENTION, Probe
 from outrider.engine.forward.batch_invariant import check_rows_are_apart
 from outrider.engine.loading.context import fix_rotations
 from outrider.engine.loading.kinds import check_kind
-from outrider.engine.loading.quantized import bitsandbytes_config, quantize_for_cpu
+from outrider.engine.loading.quantized import quantize
 from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized
 from outrider.engine.loading.shares import check_shares
 from outrider.engine.loading.stored import check_stored, check_unexpected
@@ -43,12 +43,10 @@ def resolve_prefill_chunk(settings: EngineSettings) -> int:
 def load_model(settings: EngineSettings) -> Any:
     """Returns the checkpoint as a transformers model in evaluation mode, on its device.
 
-    A quantized checkpoint loads through its library in transformers. With several devices each process loads
-    its share alone, in its process group.
+    With several devices each process loads its share alone, in its process group.
 
     Raises:
-        UnsupportedModelError: transformers cannot load it as a decoder, a library that it needs is missing,
-            or it cannot be quantized or shared.
+        UnsupportedModelError: transformers cannot load it as a decoder, or it cannot be quantized or shared.
     """
     device = resolve_device(settings.device)
     if device.index is not None:
@@ -59,9 +57,12 @@ def load_model(settings: EngineSettings) -> Any:
         options = _loading(config, settings, device)
         check_config(config, settings)
         check_stored(settings.model, config)
-        model, found = AutoModelForCausalLM.from_pretrained(
-            settings.model, output_loading_info=True, **options
-        )
+        if is_quantized(config):
+            model, found = QuantizedCheckpoint(config, settings.model).load(config, device, **options)
+        else:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                settings.model, output_loading_info=True, **options
+            )
     except (ValueError, KeyError, ImportError) as error:
         raise UnsupportedModelError(
             f"model={settings.model!r} does not load as a decoder-only model: {error}"
@@ -69,12 +70,12 @@ def load_model(settings: EngineSettings) -> Any:
     check_unexpected(settings.model, model, found["unexpected_keys"])
     fix_rotations(model)
     model = model.eval()
-    if not is_quantized(model.config):
-        model = model.to(device)
     if settings.tensor_parallel > 1:
         use_parallel_layers(model, in_order=settings.batch_invariant)
-    if device.type == "cpu" and settings.quantization is not None:
-        quantize_for_cpu(model, settings.quantization)
+    if settings.quantization is not None:
+        quantize(model, settings.quantization, device)
+    if not is_quantized(model.config):
+        model = model.to(device)
     return model
 
 
@@ -85,7 +86,7 @@ def check_config(config: Any, settings: EngineSettings) -> None:
         UnsupportedModelError: the model cannot run on the paged cache, or lacks batch-invariant numerics.
     """
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        model = AutoModelForCausalLM.from_config(deepcopy(config), dtype=torch.bfloat16).eval()
     try:
         attach(model, settings.model)
     except UnsupportedModelError as error:
@@ -93,6 +94,11 @@ def check_config(config: Any, settings: EngineSettings) -> None:
             raise
     if settings.batch_invariant:
         check_rows_are_apart(model, settings.model)
+
+
+def type_of(config: Any) -> torch.dtype:
+    """Returns the type of a checkpoint's weights by its config; float32 if that names no type."""
+    return config.dtype or config.get_text_config().dtype or torch.float32
 
 
 def _loading(config: Any, settings: EngineSettings, device: torch.device) -> dict[str, Any]:
@@ -109,27 +115,9 @@ def _loading(config: Any, settings: EngineSettings, device: torch.device) -> dic
                 f"quantization={settings.quantization!r}: model={settings.model!r} is quantized already;"
                 " leave it unset, or name the checkpoint it was made from"
             )
-        checkpoint = QuantizedCheckpoint(config, settings.model)
-        checkpoint.check_libraries(device)
-        if lacks := checkpoint.lacks(device):
-            logger.warning("%s", lacks)
-        options["config"] = deepcopy(config)
-        options["config"].quantization_config = checkpoint.told_to_transformers(device)
-        checkpoint.check_device(device, ranks)
-        if ranks > 1:
-            options["distributed_config"].tp_plan = checkpoint.share_plan or None
-        else:
+        options["dtype"] = type_of(config) if dtype == "auto" else dtype
+        if ranks == 1:
             options["device_map"] = {"": device}
-    elif settings.quantization is not None and device.type == "cuda":
-        if ranks > 1:
-            raise UnsupportedModelError(
-                f"tensor_parallel={ranks}: weights that quantization={settings.quantization!r} makes on a GPU"
-                f" cannot be shared between devices; give 1, or leave quantization unset, for"
-                f" model={settings.model!r}"
-            )
-        compute = config.dtype or torch.bfloat16 if dtype == "auto" else dtype
-        options["quantization_config"] = bitsandbytes_config(settings.quantization, compute)
-        options["device_map"] = {"": device}
     return options
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outrider.engine.cache.paged_cache import LayerShape, PagedCache
 from outrider.engine.drafters.target_drafters import TargetDrafters
@@ -14,7 +14,7 @@ from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Probe
 from outrider.engine.forward.batch_invariant import why_rows_mix
 from outrider.engine.forward.kernel import Kernel, find_kernel
-from outrider.engine.forward.linear import join_projections, optimize_for_cpu
+from outrider.engine.forward.linear import StoredLinear, join_projections, optimize_for_cpu
 from outrider.engine.inputs.paged_input import FEW_QUERIES
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.kernels.cache_folder import use_writable_cache_folder
@@ -157,7 +157,7 @@ def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
         if forward.device.type == "cpu":
             optimize_for_cpu(model)
         else:
-            join_projections(model)
+            join_projections(model, nn.Linear, StoredLinear)
     if forward.use_decoder() and (difference := check.differs(logits)):
         logger.error("steps are slower than they could be: the fast decoder is not used: %s", difference)
         forward.use_layers()

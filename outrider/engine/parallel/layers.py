@@ -5,6 +5,8 @@ weight and activation anew at each call, which costs more than the small product
 common kinds are replaced here.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -15,8 +17,8 @@ from transformers import PreTrainedModel
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.parallel.sums import Sum, add_up, add_up_in_order
 
-# Linear layers whose share is a layer of their kind. Layers in FP8 keep scales beside their weights.
-LINEAR = ("Linear", "FP8Linear", "CompressedTensorsFP8Linear")
+# Names of the classes of linear layers that ranks share.
+LINEAR = ("Linear", "StoredLinear")
 # Layers of one input, of which each rank keeps some outputs, and the layer that reads these outputs.
 DIVIDED = ((("q_proj", "k_proj", "v_proj"), "o_proj"), (("gate_proj", "up_proj"), "down_proj"))
 KEYS_AND_VALUES = ("k_proj", "v_proj")  # projections that may have fewer heads than there are ranks
@@ -118,7 +120,7 @@ def use_parallel_layers(model: PreTrainedModel, *, in_order: bool = False) -> No
         elif style == "embedding_rowwise" and type(module) is nn.Embedding:
             share = VocabParallelEmbedding(_share_of(module.weight), module.num_embeddings)
             model.set_submodule(name, share)
-        elif isinstance(module, nn.Linear) and type(module).__name__ in LINEAR:
+        elif type(module).__name__ in LINEAR:
             if style == "colwise":
                 _take_share(module)
                 parent, _, kind = name.rpartition(".")
@@ -130,7 +132,7 @@ def use_parallel_layers(model: PreTrainedModel, *, in_order: bool = False) -> No
                 width = -(-module.in_features // dist.get_world_size())
                 model.set_submodule(name, RowParallelLinear(_take_share(module), add, width))
             elif style == "colwise_gather_output" and module is model.get_output_embeddings():
-                num_tokens = module.out_features
+                num_tokens = model.config.get_text_config().vocab_size
                 model.set_submodule(name, ParallelLMHead(_take_share(module), num_tokens))
         if in_order and style in SUMMED and not isinstance(model.get_submodule(name), RowParallelLinear):
             raise UnsupportedModelError(
@@ -228,17 +230,17 @@ def _keep(linear: nn.Linear, name: str, dim: int, rank: int, ranks: int) -> None
     linear.out_features, linear.in_features = linear.weight.shape
 
 
-def _take_share(linear: nn.Linear) -> nn.Linear:
-    """Makes an ordinary layer of a layer that transformers sharded, over this rank's part."""
+def _take_share(linear: Any) -> Any:
+    """Makes an ordinary layer of a layer that transformers sharded, over this rank's part.
+
+    A layer with a stored weight has been read as a share.
+    """
+    if type(linear) is not nn.Linear:
+        return linear
     del linear.forward
     for name, weight in linear.named_parameters():
         setattr(linear, name, nn.Parameter(_share_of(weight), requires_grad=False))
     linear.out_features, linear.in_features = linear.weight.shape
-    if type(linear).__name__ == "CompressedTensorsFP8Linear":
-        scales: Tensor = linear.get_parameter("weight_scale")  # [1, outputs of all ranks]
-        parts = scales.chunk(scales.shape[1] // linear.out_features, 1)
-        own = parts[dist.get_rank() % len(parts)].contiguous()
-        linear.register_parameter("weight_scale", nn.Parameter(own, requires_grad=False))
     return linear
 
 

@@ -3,7 +3,6 @@
 import math
 import weakref
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,19 +24,19 @@ from outrider.engine.forward.output import states_of
 from outrider.engine.loading.context import context_length
 from outrider.engine.loading.kinds import check_kind
 from outrider.engine.loading.quantized import GROUP, OUTPUTS_INT4
-from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized, multiplies_fp8
+from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized, share_of
 from outrider.engine.loading.shares import heads_of_rank, numbers_of, ranks_that_share
 from outrider.engine.loading.stored import check_stored
-from outrider.engine.loading.weights import attach, resolve_device
+from outrider.engine.loading.weights import attach, resolve_device, type_of
 from outrider.engine.models.registry import architecture_of
-from outrider.engine.parallel.plan import generic
+from outrider.engine.parallel.plan import generic, style_of_parameter
 from outrider.engine.planning.promise import first_promise
 from outrider.engine.settings import EngineSettings, Quantization
 
 PASSED = torch.bfloat16  # type of the tensors without content: experts take no other type
-BITS_ON_CUDA = {"int8": 8.0, "int4": 4.5}  # per weight, with 32 bits for 64 weights in 4 bit
+BITS_OF_ZERO, BYTES_OF_FACTOR = 16, 4  # a zero of a stored weight's group, a factor of its output
 DECODER_KERNELS = 10  # kernels of a layer of the decoder; norms of query and key heads are another
-BYTES_OF_OUTPUT = 16  # in 8 bit: a scale, a zero, the sum that oneDNN keeps
+BYTES_OF_OUTPUT = 16  # in 8 bit on a CPU: a scale, a zero, the sum that oneDNN keeps
 
 
 class ModelSkeleton:
@@ -48,8 +47,7 @@ class ModelSkeleton:
         config: Any,
         name: str,
         dtype: torch.dtype | None = None,
-        stored: int | None = None,
-        fp8: Mapping[str, int] | None = None,
+        checkpoint: QuantizedCheckpoint | None = None,
         drafters: TargetDrafters | None = None,
     ) -> None:
         """
@@ -57,17 +55,14 @@ class ModelSkeleton:
             config: of transformers.
             name: for messages.
             dtype: type of weights and cache; None: the config's, or float32 if it names no type.
-            stored: bytes of all weights, if a library keeps them as they are stored.
-            fp8: bytes of the weights that a GPU keeps in FP8, by name.
+            checkpoint: its quantized weights; None: they are not quantized.
             drafters: drafters of the model as a target; None: it has none.
 
         Raises:
             UnsupportedModelError: the model cannot run on the paged cache.
         """
         self.name = name
-        self.dtype: torch.dtype = dtype or config.dtype or config.get_text_config().dtype or torch.float32
-        self._stored = stored
-        self._fp8 = fp8 or {}
+        self.dtype: torch.dtype = dtype or type_of(config)
         self._drafters = drafters or TargetDrafters()
         self._fake = FakeTensorMode()
         self._activations: dict[tuple[int, int], int] = {}  # bytes by (tokens, logits)
@@ -78,6 +73,7 @@ class ModelSkeleton:
                 probe = attach(self._model, name)
         except (ValueError, KeyError) as error:
             raise UnsupportedModelError(f"model={name!r} is no decoder-only model: {error}") from error
+        self._stored = {} if checkpoint is None else checkpoint.layers(self._model)
         self.layers: Mapping[int, LayerShape] = probe.shapes
         names = {module: name for name, module in self._model.named_modules()}
         self._attentions = {layer: names[module] for layer, module in probe.modules.items()}
@@ -105,41 +101,42 @@ class ModelSkeleton:
     ) -> int:
         """Returns the bytes of weights on each of ``devices``, shared by transformers' tensor parallelism.
 
-        A tied embedding is stored twice on a CPU that packs the output projection: see
+        A tied embedding is stored twice if the output projection is quantized, or packed on a CPU: see
         outrider/engine/forward/linear.py.
         """
-        if self._stored is not None:
-            return self._stored + self._drafters.weight_bytes
         head = self._model.get_output_embeddings()
         size: int = self._drafters.weight_bytes + sum(buffer.nbytes for buffer in self._model.buffers())
         for name, weight in self._model.named_parameters():
             owner = self._model.get_submodule(name.rpartition(".")[0])
             is_linear = type(owner) is nn.Linear and name.endswith(".weight")
             kind = quantization if is_linear else None
-            stored = self._fp8.get(name, 0) if on_cuda else 0
-            stored = stored or self._bytes_of(weight, kind, on_cuda, is_head=owner is head)
-            size += -(-stored // self._parts_of(name, devices))
+            if is_linear and (kept := self._stored.get(name.removesuffix(".weight"))) is not None:
+                size += share_of(kept, style_of_parameter(name, self._model.tp_plan), 0, devices).num_bytes
+                continue
+            whole = self._bytes_of(weight, kind, on_cuda, is_head=owner is head)
+            size += -(-whole // self._parts_of(name, devices))
         is_tied = head is not None and head.weight is self._model.get_input_embeddings().weight
-        if is_tied and not on_cuda:
-            stored = self._bytes_of(head.weight, quantization, on_cuda, is_head=True)
-            is_copied = quantization is not None or why_unpacked(self.dtype, *head.weight.shape) is None
-            size += -(-stored // devices) if is_copied else 0
+        is_packed = is_tied and not on_cuda and why_unpacked(self.dtype, *head.weight.shape) is None
+        if is_packed or (is_tied and quantization is not None):
+            copied = self._bytes_of(head.weight, quantization, on_cuda, is_head=True)
+            size += -(-copied // devices)
         return size
 
     def _bytes_of(self, weight: Tensor, kind: Quantization | None, on_cuda: bool, is_head: bool) -> int:
-        """Returns the bytes of a weight, which loading/quantized.py or, on CUDA, bitsandbytes keeps."""
+        """Returns the bytes of a weight, which loading/quantized.py keeps."""
         return math.ceil(weight.numel() * self._bits_of(weight, kind, on_cuda, is_head) / 8)
 
     def _bits_of(self, weight: Tensor, kind: Quantization | None, on_cuda: bool, is_head: bool) -> float:
         bits = 8.0 * max(self.dtype.itemsize, weight.itemsize)  # some routers stay in float32
-        if kind is None or (on_cuda and is_head):
+        if kind is None:
             return bits
-        if on_cuda:
-            return BITS_ON_CUDA[kind]
         outputs, inputs = weight.shape
-        if kind == "int4" and not is_head and outputs % OUTPUTS_INT4 == inputs % GROUP == 0:
-            return 4 + 2 * bits / GROUP
-        return 8 + 8 * BYTES_OF_OUTPUT / inputs
+        if kind == "int4" and not is_head and inputs % GROUP == 0:
+            if on_cuda:
+                return 4 + (bits + BITS_OF_ZERO) / GROUP
+            if outputs % OUTPUTS_INT4 == 0:
+                return 4 + 2 * bits / GROUP
+        return 8 + 8 * (BYTES_OF_FACTOR if on_cuda else BYTES_OF_OUTPUT) / inputs
 
     def _parts_of(self, parameter: str, devices: int) -> int:
         """Returns the number of devices that share a parameter; 1: each device holds all of it."""
@@ -189,21 +186,20 @@ class ModelSkeleton:
             self._pass(tokens, tokens)
         return float(flops.get_total_flops()) / tokens
 
-    def layer_kernels(self, quantization: Quantization | None = None) -> int:
+    def layer_kernels(self) -> int:
         """Returns the kernels of a pass of a GPU through all layers.
 
         Without the decoder (outrider/engine/forward/decoder.py) they are what transformers' layers launch.
         """
         architecture = architecture_of(self._model)
-        is_plain = quantization is None and self._stored is None and not self._fp8
-        if is_plain and architecture and getattr(self._model.config, architecture.activation) == "silu":
+        if architecture and getattr(self._model.config, architecture.activation) == "silu":
             return (DECODER_KERNELS + bool(architecture.query_key_norm)) * len(self.layers)
         return self._pass(1, 1).kernels + len(self.layers)  # each layer also writes into its cache
 
     def looked_up_bytes(self, devices: int) -> int:
         """Returns the bytes of weights that no step reads as a whole: an embedding that is not tied."""
         embedding, head = self._model.get_input_embeddings(), self._model.get_output_embeddings()
-        if self._stored is not None or (head is not None and head.weight is embedding.weight):
+        if head is not None and head.weight is embedding.weight:
             return 0
         name = next(name for name, module in self._model.named_modules() if module is embedding)
         size: int = embedding.weight.numel() * self.dtype.itemsize
@@ -237,14 +233,8 @@ def skeleton(settings: EngineSettings) -> ModelSkeleton:
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
     config = AutoConfig.from_pretrained(settings.model)
     check_stored(settings.model, config)
-    stored, fp8 = None, {}
-    if is_quantized(config):
-        checkpoint = QuantizedCheckpoint(config, settings.model)
-        if checkpoint.is_kept_as_stored(resolve_device(settings.device)):
-            stored = sum(file.stat().st_size for file in Path(settings.model).glob("*.safetensors")) or None
-        elif multiplies_fp8(torch.device("cuda")):
-            fp8 = {name: weight.num_bytes for name, weight in checkpoint.fp8.items()}
-    return ModelSkeleton(config, settings.model, dtype, stored, fp8, TargetDrafters.of(settings))
+    checkpoint = QuantizedCheckpoint(config, settings.model) if is_quantized(config) else None
+    return ModelSkeleton(config, settings.model, dtype, checkpoint, TargetDrafters.of(settings))
 
 
 class AliveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -166,7 +166,7 @@ def step_costs(model: ModelSkeleton, settings: EngineSettings, *, on_cuda: bool 
         cache_bytes_per_token=block_bytes(settings, layers, model.dtype) / settings.block_size,
         flops_per_token=model.flops_per_token() / devices,
         flops_per_looked_at=_attention_flops(heads, layers),
-        kernels=model.layer_kernels(settings.quantization) + KERNELS_OF_PASS,
+        kernels=model.layer_kernels() + KERNELS_OF_PASS,
         layers=len(layers),
         programs=max(kv_heads for kv_heads, _, _ in layers.values()),
         third_part=third_length(model.context_length),

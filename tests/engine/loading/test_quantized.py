@@ -16,14 +16,16 @@ from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, prompts
 from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.loading import int8_product, quantized
+from outrider.engine.loading import int8_product
 from outrider.engine.loading.int8_product import KINDS, Int8Product, right_kind
-from outrider.engine.loading.quantized import Int4Linear, Int8Linear, quantize_for_cpu, why_no_int4
+from outrider.engine.loading.quantized import Int4Linear, Int8Linear, quantize, stored_weight, why_no_int4
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings, Quantization
 from tests.support.checkpoints import write_checkpoint
+from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
 
+CPU = torch.device("cpu")
 BITS: list[Quantization] = ["int8", "int4"]
 LAYERS = {"int8": Int8Linear, "int4": Int4Linear}
 LARGEST_ERROR = {
@@ -196,7 +198,7 @@ def test_wrong_product_in_4_bit_is_not_taken(monkeypatch: pytest.MonkeyPatch) ->
 def test_in_4_bit_the_output_projection_and_odd_shapes_get_8(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "llama", intermediate_size=72)
     model = AutoModelForCausalLM.from_pretrained(folder)
-    quantize_for_cpu(model, "int4")
+    quantize(model, "int4", CPU)
     mlp = model.model.layers[0].mlp
     assert isinstance(model.lm_head, Int8Linear)
     assert isinstance(mlp.down_proj, Int8Linear)  # 72 inputs are no groups of 32
@@ -225,7 +227,7 @@ def test_quantized_draft_changes_no_token(kind: Quantization, role: str) -> None
 def test_model_that_is_quantized_already_is_not_quantized_again(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "llama")
     config = folder / "config.json"
-    text = config.read_text().replace("{", '{"quantization_config": {"quant_method": "bitsandbytes"},', 1)
+    text = config.read_text().replace("{", '{"quantization_config": {"quant_method": "fp8"},', 1)
     config.write_text(text)
     with pytest.raises(UnsupportedModelError, match=r"quantization='int8'.*quantized already"):
         Engine.from_settings(EngineSettings(model=str(folder), quantization="int8", cache_memory=2**22))
@@ -248,11 +250,47 @@ def test_model_without_linear_layers_is_refused(tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.lm_head = nn.Identity()
     with pytest.raises(UnsupportedModelError, match=r"no nn\.Linear"):
-        quantize_for_cpu(model, "int8")
+        quantize(model, "int8", CPU)
 
 
+@pytest.mark.parametrize("outputs", [64, 7])
 @pytest.mark.parametrize("kind", BITS)
-def test_on_cuda_transformers_quantizes(kind: Quantization) -> None:
-    """Not executed: what it would be told."""
-    config = quantized.bitsandbytes_config(kind, torch.bfloat16)
-    assert (config.load_in_8bit, config.load_in_4bit) == (kind == "int8", kind == "int4")
+def test_stored_weight_of_a_gpu_is_near_the_weight_it_was_made_from(kind: Quantization, outputs: int) -> None:
+    torch.manual_seed(0)
+    weight, rows = torch.randn(outputs, 192), torch.randn(5, 192)
+    expected = rows @ weight.t()
+    found = rows @ stored_weight(weight, kind).widened().t()
+    assert (found - expected).norm() <= LARGEST_ERROR[kind] * expected.norm()
+
+
+@pytest.mark.parametrize("weight", [torch.zeros(4, 32), torch.full((4, 32), 3.0), -torch.ones(4, 32)])
+@pytest.mark.parametrize("kind", BITS)
+def test_stored_weight_of_equal_numbers_has_these_numbers(kind: Quantization, weight: Tensor) -> None:
+    torch.testing.assert_close(stored_weight(weight, kind).widened(), weight)
+
+
+def test_stored_weight_of_inputs_that_are_no_groups_gets_8_bit() -> None:
+    assert stored_weight(torch.randn(4, 72), "int4").kind == "int8"
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", BITS)
+def test_gpu_quantizes_as_it_loads_and_computes_what_the_weights_stand_for(
+    tmp_path: Path, kind: Quantization
+) -> None:
+    folder = write_checkpoint(tmp_path, "llama")
+    fields = {"model": str(folder), "dtype": "float32", "cache_memory": 2**21, "quantization": kind}
+    asked = [OfflineRequest((5, 9, 33), Sampling(max_tokens=6), 1)]
+    with simulated_cuda():
+        made = Engine.from_settings(EngineSettings.model_validate({**fields, "device": "cuda"}))
+        found = generate(made, None, asked, 0)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, nn.Linear):
+            bits: Quantization = "int8" if name == "lm_head" else kind
+            layer.weight = nn.Parameter(stored_weight(layer.weight.detach(), bits).widened())
+    model.save_pretrained(tmp_path / "meant")
+    meant = Engine.from_settings(
+        EngineSettings(model=str(tmp_path / "meant"), dtype="float32", device="cpu", cache_memory=2**21)
+    )
+    assert [output.tokens for output in found] == [o.tokens for o in generate(meant, None, asked, 0)]

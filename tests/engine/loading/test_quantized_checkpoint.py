@@ -1,27 +1,24 @@
-"""Checkpoints that are quantized already: what they say, what they take, and what they need."""
+"""Checkpoints that are quantized already: each format says what its weights stand for."""
 
-import importlib.util
 import json
-import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from huggingface_hub import constants
-from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from outrider.decoding.settings import Sampling
+from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.loading import quantized_checkpoint
-from outrider.engine.loading.quantized_checkpoint import (
-    REQUIREMENTS,
-    QuantizedCheckpoint,
-    Requirement,
-    keeps_mxfp4,
-)
+from outrider.engine.forward.linear import StoredLinear
+from outrider.engine.loading import stored
+from outrider.engine.loading.quantized_checkpoint import TYPES
 from outrider.engine.loading.weights import load_model
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, generate
@@ -29,22 +26,14 @@ from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
 from tests.support.allocated import allocated_weights
 from tests.support.checkpoints import write_checkpoint
-from tests.support.quantized_checkpoints import (
-    FORMATS,
-    METHODS,
-    MXFP4,
-    fp8_on_cpu,
-    params_of,
-    quantize,
-    quantize_experts,
-)
+from tests.support.quantized_checkpoints import FORMATS, quantize, quantize_experts
 
 REQUESTS = [
     OfflineRequest(prompt, Sampling(max_tokens=16, temperature=heat), 7)
     for prompt, heat in (((5, 9, 33, 17), 0.0), ((8, 21), 0.9))
 ]
-ROOT = Path(__file__).parents[3]
-KEPT = ("fp8", "fp8, one scale", "compressed fp8", "compressed fp8, one scale")
+IDS = torch.tensor([REQUESTS[0].prompt])
+LAYER = "model.layers.1.mlp.up_proj"
 
 
 def settings_of(folder: Path, **fields: Any) -> EngineSettings:
@@ -52,205 +41,145 @@ def settings_of(folder: Path, **fields: Any) -> EngineSettings:
     return EngineSettings.model_validate({"model": str(folder), **given, **fields})
 
 
-def texts(folder: Path) -> list[tuple[int, ...]]:
+def texts(folder: Path, draft: Path | None = None) -> list[tuple[int, ...]]:
     engine = Engine.from_settings(settings_of(folder))
-    return [output.tokens for output in generate(engine, None, REQUESTS, 0)]
+    drafter = None if draft is None else DraftModel(Engine.from_settings(settings_of(draft, is_draft=True)))
+    return [output.tokens for output in generate(engine, drafter, REQUESTS, 0 if draft is None else 3)]
 
 
-def has_gptqmodel() -> bool:
-    return importlib.util.find_spec("gptqmodel") is not None
-
-
-@pytest.mark.parametrize("kind", ["llama", pytest.param("qwen3_moe", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", params_of(*KEPT, "compressed int4"))
-def test_on_a_cpu_it_says_what_its_weights_stand_for(tmp_path: Path, name: str, kind: str) -> None:
-    quantized, meant = quantize(write_checkpoint(tmp_path / "plain", kind), name, tmp_path)
-    assert texts(quantized) == texts(meant)
-    loaded = load_model(settings_of(quantized))
-    assert allocated_weights(loaded) == skeleton(settings_of(quantized)).weight_bytes(on_cuda=False)
-
-
-@pytest.mark.skipif(not has_gptqmodel(), reason="gptqmodel is not installed: pip install 'outrider[gptq]'")
-@pytest.mark.filterwarnings("default")  # gptqmodel warns about what it uses itself
-@pytest.mark.parametrize("name", ["gptq", "awq"])
-def test_model_of_gptqmodel_says_what_its_weights_stand_for(tmp_path: Path, name: str) -> None:
-    quantized, meant = quantize(write_checkpoint(tmp_path / "plain", "llama"), name, tmp_path)
-    ids = torch.tensor([REQUESTS[0].prompt])
-    with torch.inference_mode():
-        logits = load_model(settings_of(quantized))(ids).logits
-        expected = AutoModelForCausalLM.from_pretrained(meant)(ids).logits
-    assert (logits - expected).norm() < 0.02 * expected.norm()  # its scales have 16 bits
-    assert [len(text) for text in texts(quantized)] == [16, 16]
-
-
-@pytest.mark.parametrize("name", params_of(*KEPT))
-def test_gpu_keeps_fp8_as_it_is_stored(tmp_path: Path, name: str) -> None:
-    """Pretends that the CPU multiplies fp8: on a GPU only the kernel differs."""
-    plain = write_checkpoint(tmp_path / "plain", "llama", hidden_size=128)
-    quantized, meant = quantize(plain, name, tmp_path)
-    ids = torch.tensor([REQUESTS[0].prompt])
-    with fp8_on_cpu(), torch.inference_mode():
-        model = load_model(settings_of(quantized))
-        assert not model._forward_pre_hooks  # nothing is unpacked with the first pass
-        logits = model(ids).logits
-        planned = skeleton(settings_of(quantized)).weight_bytes()
-    weights = dict(model.named_parameters())
-    for key, stored in load_file(quantized / "model.safetensors").items():
-        if stored.dtype == torch.float8_e4m3fn:
-            assert weights[key].dtype == stored.dtype
-            assert torch.equal(weights[key].float(), stored.float())
-    expected = AutoModelForCausalLM.from_pretrained(meant)(ids).logits
-    assert (logits - expected).norm() < 0.2 * expected.norm()  # rows are rounded to FP8 too, but for blocks
-    assert allocated_weights(model) == planned
-
-
-@pytest.mark.parametrize(
-    ("change", "kept"),
-    [
-        ({}, True),
-        ({"format": "pack-quantized"}, False),
-        ({"config_groups": {"group_0": {"input_activations": None}}}, False),  # inputs are not to be rounded
-        ({"config_groups": {"group_0": {"weights": {"strategy": "block"}}}}, False),
-        ({"ignore": []}, False),  # the output projection is quantized too
-        ({"config_groups": {"group_1": {"targets": ["re:.*mlp.*"]}}}, False),
-    ],
-)
-def test_compressed_tensors_in_fp8_are_kept_where_torch_has_the_product(
-    tmp_path: Path, change: dict[str, Any], kept: bool
-) -> None:
-    """Told from the config, without the library."""
-    folder = write_checkpoint(tmp_path, "llama")
-    _write_said(folder, _merged(FORMATS["compressed fp8"][1], change))
-    model = skeleton(settings_of(folder))
-    assert (model.weight_bytes() < 0.5 * model.weight_bytes(on_cuda=False)) == kept
-
-
-def test_layers_that_are_ignored_are_planned_whole(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, "llama")
-    said = FORMATS["compressed fp8"][1]
-    planned = []
-    for ignored in ([], ["re:.*down_proj"], ["model.layers.0.mlp.up_proj"]):
-        _write_said(folder, {**said, "ignore": ["lm_head", *ignored]})
-        planned.append(skeleton(settings_of(folder)).weight_bytes())
-    more = 64 * 128 * 3  # bytes of a weight in float32, but for the one that it takes in FP8
-    assert planned[1] - planned[0] == 3 * (more - 4 * 64)
-    assert planned[2] - planned[0] == more - 4 * 128
-
-
-@pytest.mark.parametrize("name", ["gptq", "awq"])
-def test_weights_that_a_library_keeps_take_what_their_files_hold(tmp_path: Path, name: str) -> None:
-    quantized, _ = quantize(write_checkpoint(tmp_path / "plain", "llama"), name, tmp_path)
-    size = (quantized / "model.safetensors").stat().st_size
-    assert skeleton(settings_of(quantized)).weight_bytes() == size
+def stored_layers(model: Any) -> list[StoredLinear]:
+    return [module for module in model.modules() if isinstance(module, StoredLinear)]
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_missing_library_is_named_with_what_installs_it(tmp_path: Path, name: str) -> None:
-    method = METHODS[name]
-    extra, libraries = REQUIREMENTS[method].extra, REQUIREMENTS[method].libraries
-    nothing = Requirement(extra, dict.fromkeys(libraries, lambda: False))
-    quantized, _ = quantize(write_checkpoint(tmp_path / "plain", "llama"), name, tmp_path)
-    with (
-        fp8_on_cpu(),
-        patch.dict(REQUIREMENTS, {method: nothing}),
-        pytest.raises(UnsupportedModelError) as refusal,
-    ):
-        Engine.from_settings(settings_of(quantized))
-    message = str(refusal.value)
-    assert f"model={str(quantized)!r}: quant_method={method!r} needs {' and '.join(libraries)}" in message
-    assert message.endswith(f"pip install 'outrider[{extra}]'")
+def test_format_keeps_its_codes_and_computes_what_they_stand_for(tmp_path: Path, name: str) -> None:
+    quantized, meant = quantize(write_checkpoint(tmp_path / "plain", "llama"), name, tmp_path)
+    settings = settings_of(quantized)
+    model = load_model(settings)
+    with torch.inference_mode():
+        logits = model(IDS).logits
+        expected = AutoModelForCausalLM.from_pretrained(meant)(IDS).logits
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-5)
+    layers = stored_layers(model)
+    assert len(layers) == 3 * 7
+    assert all(layer.weight.codes.dtype == torch.uint8 for layer in layers)
+    assert allocated_weights(model) == skeleton(settings).weight_bytes(on_cuda=False)
 
 
-@pytest.mark.parametrize("method", REQUIREMENTS)
-def test_every_extra_brings_what_is_asked_for(method: str) -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    requirement = REQUIREMENTS[method]
-    names = [line.split(">")[0] for line in extras[requirement.extra]]
-    brought = {name.removeprefix("transformers[").removesuffix("]") for name in names}
-    assert brought == set(requirement.libraries)
+@pytest.mark.parametrize("name", ["fp8", "compressed int4", "modelopt nvfp4"])
+def test_text_of_a_quantized_target_is_that_of_its_weights_with_and_without_drafts(
+    tmp_path: Path, name: str
+) -> None:
+    quantized, meant = quantize(write_checkpoint(tmp_path / "plain", "llama"), name, tmp_path)
+    expected = texts(meant)
+    assert texts(quantized) == expected
+    assert texts(quantized, meant) == expected
+    assert texts(meant, quantized) == expected
 
 
-def test_fp8_needs_no_library_where_it_is_dequantized(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_quantized_target_checks_itself_in_16_bit(tmp_path: Path, dtype: str) -> None:
     quantized, _ = quantize(write_checkpoint(tmp_path / "plain", "llama"), "fp8", tmp_path)
-    nothing = Requirement("fp8", {"kernels": lambda: False})
-    with patch.dict(REQUIREMENTS, fp8=nothing):
-        assert load_model(settings_of(quantized)).dtype == torch.float32
+    engine = Engine.from_settings(settings_of(quantized, dtype=dtype))
+    assert [len(output.tokens) for output in generate(engine, None, REQUESTS, 0)] == [16, 16]
 
 
-def test_weights_of_parts_of_blocks_are_not_dequantized(tmp_path: Path) -> None:
-    """transformers would take 24 outputs with two scales for two blocks of 12."""
-    folder = write_checkpoint(tmp_path, "llama", intermediate_size=24)
-    _write_said(folder, FORMATS["fp8"][1])
-    named = r"weight_block_size=\[16, 16\] .*mlp\.gate_proj\.weight of 24 outputs .* capability 8\.9"
-    with pytest.raises(UnsupportedModelError, match=named):
-        load_model(settings_of(folder))
+@pytest.mark.parametrize("name", ["fp8", "compressed int4", "compressed nvfp4", "gptq"])
+def test_experts_are_widened_as_they_load(tmp_path: Path, name: str) -> None:
+    quantized, meant = quantize(write_checkpoint(tmp_path / "plain", "qwen3_moe"), name, tmp_path)
+    model = load_model(settings_of(quantized))
+    experts = model.model.layers[1].mlp.experts
+    expected = AutoModelForCausalLM.from_pretrained(meant).model.layers[1].mlp.experts
+    torch.testing.assert_close(experts.gate_up_proj, expected.gate_up_proj)
+    torch.testing.assert_close(experts.down_proj, expected.down_proj)
+    assert len(stored_layers(model)) == 3 * 4
+    assert allocated_weights(model) == skeleton(settings_of(quantized)).weight_bytes(on_cuda=False)
 
 
-def test_mxfp4_is_planned_as_large_as_it_becomes(tmp_path: Path) -> None:
-    """MXFP4 is dequantized on a CPU; a GPU keeps it as its files hold it, if kernels are there."""
-    plain = write_checkpoint(tmp_path / "plain", "gpt_oss")
-    quantized, meant = quantize_experts(plain, tmp_path)
+def test_experts_of_gpt_oss_are_widened_as_they_load(tmp_path: Path) -> None:
+    quantized, meant = quantize_experts(write_checkpoint(tmp_path / "plain", "gpt_oss"), tmp_path)
     assert texts(quantized) == texts(meant)
     loaded = load_model(settings_of(quantized))
     assert allocated_weights(loaded) == skeleton(settings_of(quantized)).weight_bytes(on_cuda=False)
-    on_gpu = settings_of(quantized, device="cuda")
-    dequantized = skeleton(on_gpu).weight_bytes()
-    with patch.object(quantized_checkpoint, "keeps_mxfp4", lambda device: device.type == "cuda"):
-        kept = skeleton(on_gpu).weight_bytes()
-    assert kept == (quantized / "model.safetensors").stat().st_size
-    assert dequantized > 2 * kept
 
 
-def test_library_that_would_keep_mxfp4_on_a_gpu_is_named() -> None:
-    checkpoint = QuantizedCheckpoint(AutoConfig.for_model("gpt_oss", quantization_config=MXFP4), "a model")
-    assert checkpoint.lacks(torch.device("cpu")) is None
-    with patch.object(quantized_checkpoint, "keeps_mxfp4", lambda device: False):
-        assert "pip install 'outrider[mxfp4]'" in str(checkpoint.lacks(torch.device("cuda")))
-    with patch.object(quantized_checkpoint, "keeps_mxfp4", lambda device: True):
-        assert checkpoint.lacks(torch.device("cuda")) is None
-
-
-def test_mxfp4_is_kept_where_kernels_are_installed_and_triton_is_new_enough() -> None:
-    found = Requirement("mxfp4", {"kernels": lambda: True})
-    with patch.dict(REQUIREMENTS, mxfp4=found):
-        for version in (True, False):
-            with patch.object(
-                quantized_checkpoint, "is_triton_available", lambda least, version=version: version
-            ):
-                assert keeps_mxfp4(torch.device("cuda")) == version
-                assert not keeps_mxfp4(torch.device("cpu"))
-
-
-@pytest.mark.parametrize("method", ["fp8", "mxfp4"])
-def test_kernels_that_an_offline_worker_cannot_fetch_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    source = REQUIREMENTS[method].kernels
-    assert source is not None
-    monkeypatch.setitem(REQUIREMENTS, method, Requirement(method, {}, source))
-    monkeypatch.setattr(quantized_checkpoint, "keeps_mxfp4", lambda device: True)
-    monkeypatch.setattr(quantized_checkpoint, "multiplies_fp8", lambda device: True)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    config = AutoConfig.for_model("gpt_oss", quantization_config={"quant_method": method})
-    checkpoint = QuantizedCheckpoint(config, "a model")
-    with pytest.raises(UnsupportedModelError, match=f"{source} from the hub, HF_HUB_OFFLINE is set"):
-        checkpoint.check_libraries(torch.device("cuda"))
-    (tmp_path / f"models--{source.replace('/', '--')}").mkdir()
-    checkpoint.check_libraries(torch.device("cuda"))
-
-
-def _merged(said: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """Returns a config whose changed keys lie at any depth."""
-    return {
-        **said,
-        **{
-            key: _merged(said[key], value) if isinstance(value, dict) and key in said else value
-            for key, value in change.items()
-        },
+def test_biases_of_quantized_layers_are_added(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "plain", "qwen2")
+    file = folder / "model.safetensors"
+    tensors = {
+        key: torch.ones_like(weight) if key.endswith("bias") else weight
+        for key, weight in load_file(file).items()
     }
+    save_file(tensors, file, {"format": "pt"})
+    quantized, meant = quantize(folder, "compressed fp8", tmp_path)
+    assert texts(quantized) == texts(meant)
 
 
-def _write_said(folder: Path, said: dict[str, Any]) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
+def test_ends_of_sequence_come_from_the_generation_config(tmp_path: Path) -> None:
+    quantized, _ = quantize(write_checkpoint(tmp_path / "plain", "llama"), "fp8", tmp_path)
+    (quantized / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 4]}))
+    assert load_model(settings_of(quantized)).generation_config.eos_token_id == [3, 4]
+
+
+def without(tensors: dict[str, Tensor], end: str) -> None:
+    del tensors[f"{LAYER}{end}"]
+
+
+def of_other_shape(tensors: dict[str, Tensor], end: str) -> None:
+    tensors[f"{LAYER}{end}"] = tensors[f"{LAYER}{end}"][:-1].clone()
+
+
+def in_order_of_activation(tensors: dict[str, Tensor], end: str) -> None:
+    tensors[f"{LAYER}{end}"] = tensors[f"{LAYER}{end}"].flip(0).contiguous()
+
+
+Change = Callable[[dict[str, Tensor], str], None]
+WRONG: dict[str, tuple[str, Change, str, str]] = {
+    "no scale": ("fp8", without, ".weight_scale_inv", r"up_proj cannot be read: it has no weight_scale"),
+    "no codes": ("fp8", without, ".weight", rf"{LAYER}\.weight is missing, 1 such in all"),
+    "scales of other blocks": (
+        "fp8",
+        of_other_shape,
+        ".weight_scale_inv",
+        r"its scales are \[7, 4\] and must be \[8, 4\]",
+    ),
+    "fewer outputs": ("compressed fp8, one scale", of_other_shape, ".weight", r"\(127, 64\) and must be"),
+    "order of activation": ("gptq", in_order_of_activation, ".g_idx", "order of activations .desc_act"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_layer_that_is_not_stored_as_its_format_says_is_refused_by_name(tmp_path: Path, case: str) -> None:
+    name, change, end, reason = WRONG[case]
+    quantized, _ = quantize(write_checkpoint(tmp_path / "plain", "llama"), name, tmp_path)
+    tensors = load_file(quantized / "model.safetensors")
+    change(tensors, end)
+    save_file(tensors, quantized / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnsupportedModelError, match=f"model='{quantized}': .*{reason}"):
+        load_model(settings_of(quantized))
+
+
+def test_layer_of_other_bits_is_refused(tmp_path: Path) -> None:
+    quantized, _ = quantize(write_checkpoint(tmp_path / "plain", "llama"), "gptq", tmp_path)
+    config = json.loads((quantized / "config.json").read_text())
+    config["quantization_config"]["bits"] = 3
+    (quantized / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModelError, match="its codes have 3 bits, and 4 and 8 are read"):
+        load_model(settings_of(quantized))
+
+
+def test_checkpoint_on_the_hub_is_planned_by_its_headers(tmp_path: Path) -> None:
+    quantized, _ = quantize(write_checkpoint(tmp_path / "plain", "llama"), "fp8", tmp_path)
+    planned = skeleton(settings_of(quantized)).weight_bytes()
+    names = {dtype: name for name, dtype in TYPES.items()}
+    told = {
+        name: SimpleNamespace(dtype=names[tensor.dtype], shape=[*tensor.shape])
+        for name, tensor in load_file(quantized / "model.safetensors").items()
+    }
+    (quantized / "model.safetensors").unlink()
+    metadata = SimpleNamespace(files_metadata={"model.safetensors": SimpleNamespace(tensors=told)})
+    with (
+        patch.object(stored, "get_safetensors_metadata", lambda name: metadata),
+        patch.object(Path, "is_dir", lambda path: False),
+    ):
+        assert skeleton(settings_of(quantized)).weight_bytes() == planned

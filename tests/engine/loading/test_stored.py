@@ -35,13 +35,13 @@ def stored(settings: EngineSettings, tensors: dict[str, torch.Tensor]) -> None:
     save_file({**load_file(file), **tensors}, file, {"format": "pt"})
 
 
-@pytest.mark.parametrize("method", ["modelopt", "nvfp4", "quark", "torchao", "nobody's"])
+@pytest.mark.parametrize("method", ["bitsandbytes", "nvfp4", "quark", "torchao", "nobody's", None])
 def test_method_that_is_not_served_is_refused_with_those_that_are(
     settings: EngineSettings, method: str
 ) -> None:
-    said(settings, {"quant_method": method})
+    said(settings, {"quant_method": method, "load_in_8bit": True})
     for look in (skeleton, load_model):
-        with pytest.raises(UnsupportedModelError, match=f"quant_method=.{method}.*awq, .*fp8.*mxfp4"):
+        with pytest.raises(UnsupportedModelError, match=f"quant_method={method!r}.*awq, .*fp8.*mxfp4"):
             look(settings)
 
 
@@ -76,11 +76,19 @@ def test_scales_of_activations_and_of_layers_that_are_left_out_are_no_matter(
     check_unexpected(settings.model, model, ["model.layers.2.mlp.up_proj.weight_scale_inv"])
 
 
-@pytest.mark.parametrize("name", ["weight", "gate_up_proj"])
 def test_codes_that_a_quantized_checkpoint_keeps_without_a_scale_are_refused(
-    settings: EngineSettings, name: str
+    settings: EngineSettings,
 ) -> None:
     said(settings, {"quant_method": "fp8", "weight_block_size": [16, 16]})
-    stored(settings, {f"{LAYER}.{name}": torch.zeros(128, 64).to(FP8)})
-    with pytest.raises(UnsupportedModelError, match=f"{LAYER}.{name} is stored in F8_E4M3 without a scale"):
-        load_model(settings)
+    stored(settings, {f"{LAYER}.weight": torch.zeros(128, 64).to(FP8)})
+    for look in (skeleton, load_model):
+        with pytest.raises(UnsupportedModelError, match=f"{LAYER} cannot be read: it has no weight_scale"):
+            look(settings)
+
+
+def test_codes_in_a_layout_that_is_not_known_are_refused(settings: EngineSettings) -> None:
+    said(settings, {"quant_method": "fp8"})
+    stored(settings, {f"{LAYER}.gate_up_proj": torch.zeros(128, 64).to(FP8)})
+    for look in (skeleton, load_model):
+        with pytest.raises(UnsupportedModelError, match=rf"{LAYER}\.gate_up_proj is stored in F8_E4M3, in a"):
+            look(settings)

@@ -11,6 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, DynamicCach
 from transformers.masking_utils import eager_mask
 
 from outrider.engine.forward.attention import ATTENTION
+from outrider.engine.forward.linear import StoredLinear
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loading.int8_product import LARGEST_INT8
 from outrider.engine.loading.quantized import Int8Linear
@@ -57,7 +58,8 @@ class Runs:
         with self._recording(self._layers if by_layer else {}):
             ours = [self._step(step, run) for step in script.steps]
             try:
-                whole, again = self._theirs(script)
+                with _widened(self._model):
+                    whole, again = self._theirs(script)
             finally:
                 self._model.set_attn_implementation(ATTENTION)
         rows = [row.path for row in script.rows], [row.position for row in script.rows]
@@ -143,6 +145,20 @@ def _wide_eager(
     wider = WIDER[query.dtype]
     output, _ = eager(module, query.to(wider), key.to(wider), value.to(wider), mask, **kwargs)
     return output.to(query.dtype), None
+
+
+@contextmanager
+def _widened(model: nn.Module) -> Iterator[None]:
+    """Computes products with stored weights from their numbers in this context, without a kernel of ours."""
+    layers = [module for module in model.modules() if isinstance(module, StoredLinear)]
+    products = [layer.multiply for layer in layers]
+    for layer in layers:
+        layer.multiply = layer.multiply_widened
+    try:
+        yield
+    finally:
+        for layer, product in zip(layers, products, strict=True):
+            layer.multiply = product
 
 
 AttentionInterface.register(WIDE, _wide_eager)

@@ -1,0 +1,152 @@
+"""Product of rows with a stored weight on a GPU: one Triton kernel that widens codes in registers.
+
+A code becomes a number of the rows' type exactly. Tensor cores multiply it, sums are float32, and a group's
+scale multiplies the sum of the group. The inputs are added span after span in one order, by instructions that
+do not depend on how many rows there are. So a row's result has the same bits alone and beside other rows.
+"""
+
+from dataclasses import dataclass
+from math import gcd
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from outrider.engine.kernels.stored_weight import BITS, LONGEST_SPAN, StoredWeight
+
+
+@dataclass(frozen=True)
+class ProductTiling:
+    """Size of a program's work, and what it takes."""
+
+    outputs: int  # at least 64, for which an H100 has one kind of instruction
+    rows: int
+    warps: int
+    stages: int  # loads under way
+
+
+# Each for at most its rows, so that a weight is read once; the last for more rows too.
+TILINGS = (ProductTiling(64, 16, 4, 6), ProductTiling(64, 64, 4, 3), ProductTiling(128, 64, 8, 3))
+
+
+@triton.jit
+def _widened(codes, KIND: tl.constexpr, TYPE: tl.constexpr):
+    """Returns the values of codes, uint8, in a type that holds them exactly."""
+    if KIND == "int8":
+        return codes.to(tl.int8, bitcast=True).to(TYPE)
+    if KIND == "int4":
+        return (codes.to(tl.int32) - 8).to(TYPE)
+    bits = codes.to(tl.int32)
+    # As a float32 the bits are the value over a power of 2, those of subnormal numbers included.
+    if KIND == "e4m3":
+        number = ((bits & 127) << 20 | (bits & 128) << 24).to(tl.float32, bitcast=True) * 2.0**120
+    else:
+        number = ((bits & 7) << 22 | (bits & 8) << 28).to(tl.float32, bitcast=True) * 2.0**126
+    return number.to(TYPE)
+
+
+@triton.jit
+def _multiply(
+    rows,  # [num_rows, INPUTS]
+    codes,  # uint8 [OUTPUTS, INPUTS // SHARED]
+    scales,  # [OUTPUTS, INPUTS // GROUP], or None
+    zeros,  # int16 [OUTPUTS, INPUTS // GROUP], or None
+    factors,  # float32 [OUTPUTS], or None
+    bias,  # [OUTPUTS], or None
+    added,  # [num_rows, OUTPUTS], or None
+    output,  # [num_rows, OUTPUTS]
+    num_rows,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SPAN: tl.constexpr,
+    SPANS: tl.constexpr,  # spans of bytes that are loaded together
+    SHARED: tl.constexpr,  # codes in a byte
+    KIND: tl.constexpr,
+    TILE: tl.constexpr,  # outputs of a program
+    ROWS: tl.constexpr,  # rows of a program
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    at = tl.program_id(1).to(tl.int64) * TILE + tl.arange(0, TILE)
+    is_row, is_output = row < num_rows, at < OUTPUTS
+    of = tl.arange(0, SPAN)
+    own_codes = codes + at[:, None] * (INPUTS // SHARED) + of[None, :]
+    own_rows = rows + row[None, :] * INPUTS + of[:, None]
+    total = tl.zeros([TILE, ROWS], tl.float32)
+    for first in range(0, INPUTS // SHARED, SPAN * SPANS):
+        for span in tl.static_range(SPANS):
+            place = first + span * SPAN
+            packed = tl.load(own_codes + place, mask=is_output[:, None], other=0)
+            for half in tl.static_range(SHARED):
+                start = place * SHARED + half * SPAN
+                given = tl.load(own_rows + start, mask=is_row[None, :], other=0.0)
+                code = packed >> (4 * half) & 15 if SHARED == 2 else packed
+                group = at * (INPUTS // GROUP) + start // GROUP
+                if zeros is not None:
+                    zero = tl.load(zeros + group, mask=is_output, other=0).to(tl.float32)
+                    number = (_widened(code, KIND, tl.float32) - zero[:, None]).to(given.dtype)
+                else:
+                    number = _widened(code, KIND, given.dtype)
+                if scales is None:
+                    total = tl.dot(number, given, total, input_precision="ieee")
+                else:
+                    scale = tl.load(scales + group, mask=is_output, other=0.0).to(tl.float32)
+                    total += tl.dot(number, given, input_precision="ieee") * scale[:, None]
+    if factors is not None:
+        total *= tl.load(factors + at, mask=is_output, other=0.0)[:, None]
+    if bias is not None:
+        total += tl.load(bias + at, mask=is_output, other=0.0).to(tl.float32)[:, None]
+    inside = is_output[:, None] & is_row[None, :]
+    place = row[None, :] * OUTPUTS + at[:, None]
+    if added is not None:
+        total += tl.load(added + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(output + place, total.to(output.dtype.element_ty), mask=inside)
+
+
+def multiply(
+    rows: Tensor, weight: StoredWeight, bias: Tensor | None = None, added: Tensor | None = None
+) -> Tensor:
+    """Returns the product, of the rows' dtype, plus bias and ``added``; rounds the sum once.
+
+    Args:
+        rows: [num_rows, inputs].
+        weight: its span is at least LEAST_SPAN.
+        bias: [outputs].
+        added: [num_rows, outputs].
+    """
+    num_rows, outputs = len(rows), weight.shape[0]
+    output = rows.new_empty(num_rows, outputs)
+    tiling = next((each for each in TILINGS if num_rows <= each.rows), TILINGS[-1])
+    _multiply[(triton.cdiv(num_rows, tiling.rows), triton.cdiv(outputs, tiling.outputs))](
+        rows.contiguous(),
+        weight.codes,
+        weight.scales,
+        weight.zeros,
+        weight.factors,
+        bias,
+        None if added is None else added.contiguous(),
+        output,
+        num_rows,
+        **constants(weight),
+        TILE=tiling.outputs,
+        ROWS=tiling.rows,
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
+        enable_fp_fusion=True,
+    )
+    return output
+
+
+def constants(weight: StoredWeight) -> dict[str, int | str]:
+    """Returns what is known of a weight when the kernel is compiled."""
+    outputs, inputs = weight.shape
+    spans = weight.codes.shape[1] // weight.span
+    return {
+        "OUTPUTS": outputs,
+        "INPUTS": inputs,
+        "GROUP": weight.group,
+        "SPAN": weight.span,
+        "SPANS": gcd(LONGEST_SPAN // weight.span, spans),
+        "SHARED": 8 // BITS[weight.kind],
+        "KIND": weight.kind,
+    }

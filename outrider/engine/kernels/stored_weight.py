@@ -1,0 +1,161 @@
+"""Weight of a linear layer in the form in which its checkpoint stores it: codes, and what scales them.
+
+A number of the weight is (value of its code - zero of its group) * scale of its group * factor of its output.
+A group is some neighbouring inputs of one output. The kinds of codes:
+
+    e4m3    8 bit floats with 4 bits of exponent: FP8
+    int8    8 bit integers
+    int4    4 bit integers, stored 8 higher
+    e2m1    4 bit floats with 2 bits of exponent: the codes of MXFP4 and NVFP4
+
+Two codes of 4 bit share a byte. A kernel reads a span of bytes at a time, and finds the codes of a span of
+inputs in their low halves, those of the next span in their high halves.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal["e4m3", "int8", "int4", "e2m1"]
+BITS: dict[Kind, int] = {"e4m3": 8, "int8": 8, "int4": 4, "e2m1": 4}
+MIDDLE_INT4 = 8  # code of the integer 0
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # values of codes 0 to 7; those of 8 to 15 are negative
+# Bytes of an output that a kernel reads at a time, and inputs that tensor cores multiply at a time.
+LONGEST_SPAN, LEAST_SPAN = 128, 16
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """Weight [outputs, inputs]. ``of`` makes it."""
+
+    kind: Kind
+    span: int  # inputs whose codes lie in neighbouring bytes
+    codes: Tensor  # uint8 [outputs, bytes]
+    scales: Tensor | None  # floating point [outputs, groups]; None: 1
+    zeros: Tensor | None  # int16 [outputs, groups], with scales only; None: 0
+    factors: Tensor | None  # float32 [outputs]; None: 1
+
+    @staticmethod
+    def of(
+        kind: Kind,
+        codes: Tensor,
+        scales: Tensor | None = None,
+        zeros: Tensor | None = None,
+        factors: Tensor | None = None,
+    ) -> "StoredWeight":
+        """Packs a weight.
+
+        Args:
+            codes: one-byte type [outputs, inputs], a code a byte.
+            scales, zeros, factors: as the fields. The groups divide the inputs evenly.
+
+        Raises:
+            ValueError: the groups do not divide the inputs, or 4 bit codes are an odd number.
+        """
+        outputs, inputs = codes.shape
+        groups = 1 if scales is None else scales.shape[1]
+        shared = 8 // BITS[kind]
+        if inputs % groups or inputs % shared:
+            raise ValueError(f"{inputs} inputs in {groups} groups, {shared} in a byte")
+        span = gcd(LONGEST_SPAN, inputs // groups, inputs // shared)
+        codes = codes.view(torch.uint8)
+        if shared == 2:
+            low, high = codes.view(outputs, -1, 2, span).unbind(2)
+            codes = (low | high << 4).view(outputs, -1)
+        return StoredWeight(kind, span, codes.contiguous(), scales, zeros, factors)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        outputs, num_bytes = self.codes.shape
+        return outputs, num_bytes * 8 // BITS[self.kind]
+
+    @property
+    def group(self) -> int:
+        """Inputs of a group."""
+        return self.shape[1] // (1 if self.scales is None else self.scales.shape[1])
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.nbytes for part in (self.codes, *self._parts) if part is not None)
+
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """Form that weights of one input have in common if they can be joined."""
+        parts = (None if part is None else (part.dtype, part.shape[1:]) for part in self._parts)
+        return self.kind, self.span, self.shape[1], *parts
+
+    @property
+    def _parts(self) -> tuple[Tensor | None, ...]:
+        return self.scales, self.zeros, self.factors
+
+    def values(self) -> Tensor:
+        """Returns the values of the codes, float32 [outputs, inputs]."""
+        codes = self._unpacked()
+        if self.kind == "e4m3":
+            return codes.view(torch.float8_e4m3fn).float()
+        if self.kind == "int8":
+            return codes.view(torch.int8).float()
+        if self.kind == "int4":
+            return codes.float().sub_(MIDDLE_INT4)
+        table = torch.tensor(E2M1, device=codes.device)
+        return torch.cat([table, -table])[codes.int()]
+
+    def widened(self) -> Tensor:
+        """Returns the numbers of the weight, float32 [outputs, inputs]."""
+        numbers = self.values()
+        if self.scales is not None:
+            grouped = numbers.view(*self.scales.shape, -1)
+            if self.zeros is not None:
+                grouped.sub_(self.zeros[..., None])
+            grouped.mul_(self.scales[..., None])
+        return numbers if self.factors is None else numbers.mul_(self.factors[:, None])
+
+    def outputs_at(self, first: int, count: int) -> "StoredWeight":
+        """Returns the weight of some of its outputs, in memory of its own."""
+
+        def cut(part: Tensor | None) -> Tensor | None:
+            return None if part is None else part[first : first + count].clone()
+
+        codes = self.codes[first : first + count].clone()
+        return StoredWeight(self.kind, self.span, codes, *map(cut, self._parts))
+
+    def inputs_at(self, first: int, count: int) -> "StoredWeight":
+        """Returns the weight of some of its inputs. A group that would be torn becomes several groups.
+
+        Raises ValueError: 4 bit codes are an odd number.
+        """
+        group = gcd(self.group, first, count)
+
+        def cut(part: Tensor | None) -> Tensor | None:
+            if part is None:
+                return None
+            fine = part.repeat_interleave(self.group // group, 1)
+            return fine[:, first // group : (first + count) // group].contiguous()
+
+        codes = self._unpacked()[:, first : first + count]
+        return StoredWeight.of(self.kind, codes.contiguous(), cut(self.scales), cut(self.zeros), self.factors)
+
+    def _unpacked(self) -> Tensor:
+        """Returns the codes, uint8 [outputs, inputs]."""
+        if BITS[self.kind] == 8:
+            return self.codes
+        spans = self.codes.view(len(self.codes), -1, 1, self.span)
+        return torch.cat([spans & 15, spans >> 4], 2).view(len(self.codes), -1)
+
+
+def joined_weight(weights: Sequence[StoredWeight]) -> StoredWeight:
+    """Returns one weight with the outputs of several weights, which have one layout."""
+    first = weights[0]
+
+    def join(parts: tuple[Tensor | None, ...]) -> Tensor | None:
+        found = [part for part in parts if part is not None]
+        return torch.cat(found) if found else None
+
+    codes = torch.cat([weight.codes for weight in weights])
+    parts = map(join, zip(*(weight._parts for weight in weights), strict=True))
+    return StoredWeight(first.kind, first.span, codes, *parts)

@@ -1,0 +1,175 @@
+"""Formats in which quantized checkpoints store the weight of a linear layer, each read into a StoredWeight.
+
+    fp8                  weight, and weight_scale_inv for blocks of outputs and inputs, or one for all
+    compressed-tensors   weight or weight_packed, and weight_scale for outputs, groups, blocks, or all
+    modelopt             weight, and weight_scale for all; NVFP4 has it for groups, and weight_scale_2 for all
+    mxfp4                experts: blocks and scales
+    awq, gptq            qweight, qzeros, scales
+
+Scales of inputs are left out: inputs stay as they are.
+"""
+
+from collections.abc import Callable, Mapping
+from math import gcd
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.engine.kernels.stored_weight import MIDDLE_INT4, Kind, StoredWeight
+
+Read = Callable[[str], Tensor | None]  # takes the end of a name, returns the tensor; None: there is none
+
+METHODS = ("awq", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4")
+# Ends of names: tensors that hold codes, and tensors beside them.
+CODES = (".weight", ".weight_packed", ".qweight", "_blocks")
+BESIDE = (
+    *(".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".weight_global_scale", ".weight_shape"),
+    *(".weight_zero_point", ".weight_g_idx", ".qzeros", ".scales", ".g_idx", "_scales"),
+    *(".input_scale", ".input_global_scale"),
+)
+KINDS: dict[torch.dtype, Kind] = {torch.float8_e4m3fn: "e4m3", torch.int8: "int8", torch.uint8: "e2m1"}
+USUAL_BLOCK = [128, 128]  # outputs and inputs of a scale, if the config does not say
+PLACES_OF_AWQ = [0, 4, 1, 5, 2, 6, 3, 7]  # places of eight neighbouring columns in 32 bits
+MIDDLE_INT8 = 128  # code of the integer 0 in 8 bit without a sign
+EXPONENT_AT = 7  # lowest bit of the exponent of a bfloat16
+
+
+def read_weight(read: Read, quantization: Mapping[str, Any], inputs: int | None = None) -> StoredWeight:
+    """Reads a weight.
+
+    Args:
+        read: of the tensors of one layer; tensors without content give a weight without content.
+        quantization: ``quantization_config`` of the checkpoint.
+        inputs: input features of the layer; None: its tensors say it.
+
+    Raises:
+        ValueError: the tensors are not as their format has them.
+    """
+    if (blocks := read("_blocks")) is not None:  # uint8 [experts, outputs, groups, bytes]
+        scales = _wanted(read, "_scales").flatten(0, 1)
+        return StoredWeight.of("e2m1", _halves(blocks.flatten(0, 1).flatten(1)), _powers(scales))
+    if (packed := read(".qweight")) is not None:
+        is_awq = quantization["quant_method"] == "awq"
+        return (_of_awq if is_awq else _of_gptq)(packed, read, quantization)
+    packed = read(".weight_packed")
+    if packed is not None and packed.dtype == torch.int32:
+        return _of_integers(packed, read, inputs)
+    return _of_rows(_wanted(read, ".weight") if packed is None else packed, read, quantization)
+
+
+def _wanted(read: Read, name: str) -> Tensor:
+    found = read(name)
+    if found is None:
+        raise ValueError(f"it has no {name[1:]}")
+    return found
+
+
+def _of_rows(codes: Tensor, read: Read, quantization: Mapping[str, Any]) -> StoredWeight:
+    """Reads codes of floating point or int8, which lie in the order of the inputs."""
+    kind = KINDS.get(codes.dtype)
+    if kind is None:
+        raise ValueError(f"its codes are {codes.dtype}")
+    codes = _halves(codes) if kind == "e2m1" else codes
+    outputs, inputs = codes.shape
+    zeros, scales = read(".weight_zero_point"), read(".weight_scale_inv")
+    scales = _wanted(read, ".weight_scale") if scales is None else scales
+    factors = read(".weight_scale_2")
+    if (divisor := read(".weight_global_scale")) is not None:
+        factors = divisor.float().reciprocal()
+    if scales.dtype in (torch.uint8, torch.float8_e8m0fnu):
+        scales = _powers(scales)
+    elif kind == "e2m1" and (scales.itemsize > 1 or factors is None):
+        raise ValueError(f"its scales are {scales.dtype}, and those of 4 bit floats have a byte")
+    if scales.numel() == 1 or scales.shape == (outputs,):
+        scales = scales.view(-1, 1).expand(outputs, 1)
+    height, width = 1, inputs // scales.shape[1]
+    if len(scales) != outputs:
+        height, width = _block(quantization)
+    wanted = [-(-outputs // height), -(-inputs // width)]
+    if [*scales.shape] != wanted:
+        raise ValueError(f"its scales are {[*scales.shape]} and must be {wanted}")
+    group = gcd(width, inputs)
+
+    def of_each(part: Tensor) -> Tensor:
+        of_outputs = part.repeat_interleave(height, 0)[:outputs]
+        return of_outputs.repeat_interleave(width // group, 1)[:, : inputs // group].contiguous()
+
+    if zeros is factors is None and scales.shape[1] == 1:
+        return StoredWeight.of(kind, codes, factors=of_each(scales.float()).flatten())
+    scales = of_each(scales.bfloat16() if scales.itemsize == 1 else scales)  # which holds FP8 exactly
+    zeros = None if zeros is None else of_each(zeros.to(torch.int16).view(-1, wanted[1]))
+    factors = None if factors is None else factors.float().flatten().expand(outputs).contiguous()
+    return StoredWeight.of(kind, codes, scales, zeros, factors)
+
+
+def _block(quantization: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns the outputs and inputs that share a scale."""
+    groups = (quantization.get("config_groups") or {}).values()
+    named = [(group.get("weights") or {}).get("block_structure") for group in groups]
+    outputs, inputs = next(filter(None, [quantization.get("weight_block_size"), *named]), USUAL_BLOCK)
+    return int(outputs), int(inputs)
+
+
+def _of_integers(packed: Tensor, read: Read, inputs: int | None) -> StoredWeight:
+    """Reads integers that compressed-tensors packs into 32 bits, neighbouring inputs together."""
+    if inputs is None:
+        inputs = int(_wanted(read, ".weight_shape")[1])
+    scales, zeros = _wanted(read, ".weight_scale"), read(".weight_zero_point")
+    bits = packed.shape[1] * 32 // inputs
+    if zeros is not None:  # neighbouring outputs together
+        zeros = _integers(zeros.T, bits)[:, : len(packed)].T
+    return _of_unsigned(_integers(packed, bits), bits, scales, zeros)
+
+
+def _of_awq(packed: Tensor, read: Read, quantization: Mapping[str, Any]) -> StoredWeight:
+    """Reads [inputs, outputs] and zeros [groups, outputs], neighbouring outputs together."""
+    bits = int(quantization.get("bits", 4))
+
+    def in_order(part: Tensor) -> Tensor:
+        eights = _integers(part, bits).view(len(part), -1, len(PLACES_OF_AWQ))
+        return eights[:, :, PLACES_OF_AWQ].flatten(1).T
+
+    scales, zeros = _wanted(read, ".scales"), _wanted(read, ".qzeros")
+    return _of_unsigned(in_order(packed), bits, scales.T, in_order(zeros))
+
+
+def _of_gptq(packed: Tensor, read: Read, quantization: Mapping[str, Any]) -> StoredWeight:
+    """Reads [inputs, outputs], neighbouring inputs together, and zeros as AWQ's but for their order."""
+    bits, scales = int(quantization["bits"]), _wanted(read, ".scales")
+    codes, order = _integers(packed.T, bits), read(".g_idx")
+    if order is not None and not order.is_meta:
+        usual = torch.arange(len(order), device=order.device) // (codes.shape[1] // len(scales))
+        if not torch.equal(order, usual.to(order.dtype)):
+            raise ValueError("its groups are of inputs in the order of activations (desc_act)")
+    zeros = _integers(_wanted(read, ".qzeros"), bits).to(torch.int16)
+    if quantization.get("checkpoint_format", "gptq") == "gptq":  # the first version stores them less 1
+        zeros = zeros + 1
+    return _of_unsigned(codes, bits, scales.T, zeros.T)
+
+
+def _of_unsigned(codes: Tensor, bits: int, scales: Tensor, zeros: Tensor | None) -> StoredWeight:
+    """Returns a weight of integers without a sign; without ``zeros`` their middle is 0."""
+    if bits not in (4, 8):
+        raise ValueError(f"its codes have {bits} bits, and 4 and 8 are read")
+    middle = MIDDLE_INT4 if bits == 4 else MIDDLE_INT8
+    zeros = None if zeros is None else (zeros.to(torch.int16) - middle).contiguous()
+    scales = scales.expand(len(codes), -1).contiguous()
+    codes = codes if bits == 4 else codes ^ MIDDLE_INT8
+    return StoredWeight.of("int4" if bits == 4 else "int8", codes.contiguous(), scales, zeros)
+
+
+def _integers(packed: Tensor, bits: int) -> Tensor:
+    """Returns the numbers of 4 or 8 bit [rows, columns] that 32 bits [rows, words] hold, the lowest first."""
+    whole = packed.contiguous().view(torch.uint8)
+    return _halves(whole) if bits == 4 else whole
+
+
+def _halves(packed: Tensor) -> Tensor:
+    """Returns the low half of each byte [rows, bytes] and, behind it, the high half."""
+    return torch.stack([packed & 15, packed >> 4], 2).flatten(1)
+
+
+def _powers(exponents: Tensor) -> Tensor:
+    """Returns powers of 2, bfloat16, of their exponents in 8 bit as floating point has them."""
+    return (exponents.view(torch.uint8).to(torch.int16) << EXPONENT_AT).view(torch.bfloat16)
