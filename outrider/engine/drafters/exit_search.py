@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from outrider.engine.drafters.trial import Judged
 from outrider.engine.forward.part import layers_of
+from outrider.engine.loading.text_part import served_config
 from outrider.engine.settings import EngineSettings
 from outrider.pace.acceptance import expected_tokens
 from outrider.pace.settings import MAX_DEPTH
@@ -33,7 +34,7 @@ def candidates(count: int) -> list[Layers]:
 def costs(settings: EngineSettings, parts: Sequence[Layers]) -> dict[Layers, float]:
     """Returns the cost of a step of each part, in steps of the target, by the weights that it reads."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(settings.model))
+        model = AutoModelForCausalLM.from_config(served_config(settings.model))
     sizes = [_weights(layer) for layer in layers_of(model)]
     head = _weights(model.get_output_embeddings())
     whole = sum(sizes) + head

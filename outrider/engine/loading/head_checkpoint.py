@@ -14,9 +14,9 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoConfig
 
 from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.loading.text_part import served_config
 from outrider.engine.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class TargetShape:
     @classmethod
     def of(cls, settings: EngineSettings) -> "TargetShape":
         """Shape of the settings' target, from its config alone."""
-        config = AutoConfig.from_pretrained(settings.model)
+        config = served_config(settings.model)
         text = config.get_text_config()
         stored = config.dtype or text.dtype or torch.float32
         return cls(

@@ -28,6 +28,7 @@ from outrider.engine.kernels.stored_weight import StoredWeight
 from outrider.engine.loading.download import WANTED
 from outrider.engine.loading.stored import ONE_BYTE, Header, headers, local_headers
 from outrider.engine.loading.stored_formats import BESIDE, CODES, METHODS, read_weight
+from outrider.engine.loading.text_part import OTHER_PARTS, name_in_text
 from outrider.engine.parallel.plan import ROWWISE, WHOLE, style_of_parameter
 
 CONTENTLESS = torch.device("meta")
@@ -75,7 +76,9 @@ class QuantizedCheckpoint:
         self._use(headers(name))
 
     def _use(self, found: dict[str, Header]) -> None:
-        self._headers = found
+        self._headers = found = {
+            name_in_text(name): header for name, header in found.items() if not OTHER_PARTS.search(name)
+        }
         self._owners = {
             tensor.removesuffix(end)
             for tensor, header in found.items()
@@ -147,7 +150,7 @@ class QuantizedCheckpoint:
         ends = (*CODES, *BESIDE)
         stored = {owner + end for owner in self._owners for end in ends} | {f"{name}.bias" for name in layers}
         for name in self._headers.keys() - stored:
-            yield name, self._opened(name).get_slice(name)
+            yield name, self._opened(name).get_slice(self._headers[name].name)
         for owner in self._owners.difference(layers):
             name = owner if f"{owner}_blocks" in self._headers else f"{owner}.weight"
             yield name, _Widened(self._widened, owner)
@@ -171,7 +174,7 @@ class QuantizedCheckpoint:
             return None
         if device == CONTENTLESS:
             return torch.empty(header.shape, dtype=TYPES[header.dtype], device=device)
-        tensor: Tensor = self._opened(name).get_tensor(name)
+        tensor: Tensor = self._opened(name).get_tensor(header.name)
         return tensor.to(device)
 
     def _opened(self, name: str) -> Any:

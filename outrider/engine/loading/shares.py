@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.kernels.stored_weight import StoredWeight
 from outrider.engine.loading.kinds import check_kind
 from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized
+from outrider.engine.loading.text_part import served_config
 from outrider.engine.parallel.plan import ROWWISE, WHOLE, Plan, generic, is_shared, style_of_parameter
 from outrider.engine.settings import EngineSettings
 
@@ -67,7 +68,7 @@ def check_shares(settings: EngineSettings) -> None:
     size = settings.tensor_parallel
     if size == 1:
         return
-    whole = AutoConfig.from_pretrained(settings.model)
+    whole = served_config(settings.model)
     config = whole.get_text_config()
     check_kind(whole, settings.model)
     given = f"tensor_parallel={size}: model={settings.model!r}"

@@ -23,6 +23,7 @@ NOT_OF_WEIGHTS = re.compile(r"(^|[._])(input|output|activation|q|k|v|kv)_scale$"
 class Header:
     """Description of a tensor by its file."""
 
+    name: str
     dtype: str  # name of safetensors
     shape: tuple[int, ...]
     file: Path | None  # None: it is not on this machine
@@ -35,7 +36,7 @@ def headers(model: str) -> dict[str, Header]:
         if not constants.HF_HUB_OFFLINE:
             files = get_safetensors_metadata(model).files_metadata.values()
             described = [item for file in files for item in file.tensors.items()]
-            return {name: Header(told.dtype, tuple(told.shape), None) for name, told in described}
+            return {name: Header(name, told.dtype, tuple(told.shape), None) for name, told in described}
         folder = Path(snapshot_download(model, local_files_only=True))
     return local_headers(folder)
 
@@ -48,7 +49,9 @@ def local_headers(folder: Path) -> dict[str, Header]:
             length = int.from_bytes(content.read(LENGTH_BYTES), "little")
             header: dict[str, Any] = json.loads(content.read(length))
         header.pop("__metadata__", None)
-        found |= {name: Header(told["dtype"], tuple(told["shape"]), file) for name, told in header.items()}
+        found |= {
+            name: Header(name, told["dtype"], tuple(told["shape"]), file) for name, told in header.items()
+        }
     return found
 
 

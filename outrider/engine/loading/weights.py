@@ -5,7 +5,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from outrider.engine.errors import UnsupportedModelError
@@ -17,6 +17,7 @@ from outrider.engine.loading.quantized import quantize
 from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized
 from outrider.engine.loading.shares import check_shares
 from outrider.engine.loading.stored import check_stored, check_unexpected
+from outrider.engine.loading.text_part import NAMES, check_tensors, is_text_part, served_config
 from outrider.engine.parallel.layers import use_parallel_layers
 from outrider.engine.settings import EngineSettings
 
@@ -52,7 +53,7 @@ def load_model(settings: EngineSettings) -> Any:
     if device.index is not None:
         torch.cuda.set_device(device)  # Triton's kernels and our graphs run on the current device
     try:
-        config = AutoConfig.from_pretrained(settings.model)
+        config = served_config(settings.model)
         check_kind(config, settings.model)
         options = _loading(config, settings, device)
         check_config(config, settings)
@@ -60,6 +61,8 @@ def load_model(settings: EngineSettings) -> Any:
         if is_quantized(config):
             model, found = QuantizedCheckpoint(config, settings.model).load(config, device, **options)
         else:
+            if is_text_part(config):
+                options |= {"config": config, "key_mapping": NAMES}
             model, found = AutoModelForCausalLM.from_pretrained(
                 settings.model, output_loading_info=True, **options
             )
@@ -68,6 +71,8 @@ def load_model(settings: EngineSettings) -> Any:
             f"model={settings.model!r} does not load as a decoder-only model: {error}"
         ) from error
     check_unexpected(settings.model, model, found["unexpected_keys"])
+    if is_text_part(config):
+        check_tensors(settings.model, found)
     fix_rotations(model)
     model = model.eval()
     if settings.tensor_parallel > 1:

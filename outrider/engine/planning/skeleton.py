@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.drafters.target_drafters import TargetDrafters
@@ -27,6 +27,7 @@ from outrider.engine.loading.quantized import GROUP, OUTPUTS_INT4
 from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized, share_of
 from outrider.engine.loading.shares import heads_of_rank, numbers_of, ranks_that_share
 from outrider.engine.loading.stored import check_stored
+from outrider.engine.loading.text_part import served_config
 from outrider.engine.loading.weights import attach, resolve_device, type_of
 from outrider.engine.models.registry import architecture_of
 from outrider.engine.parallel.plan import generic, style_of_parameter
@@ -231,7 +232,7 @@ class ModelSkeleton:
 def skeleton(settings: EngineSettings) -> ModelSkeleton:
     """Returns the skeleton of a checkpoint. Raises OSError if there is none, UnsupportedModelError."""
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
-    config = AutoConfig.from_pretrained(settings.model)
+    config = served_config(settings.model)
     check_stored(settings.model, config)
     checkpoint = QuantizedCheckpoint(config, settings.model) if is_quantized(config) else None
     return ModelSkeleton(config, settings.model, dtype, checkpoint, TargetDrafters.of(settings))

@@ -33,7 +33,6 @@ REASONS = {
     "minimax": STATE,
     "nemotron": "cannot find the cache",
     "diffllama": "several attentions in a layer",
-    "mistral3": ALONE,
     "kimi_k25": ALONE,
     "llava": ALONE,
     "minimax_m3_vl": ALONE,
