@@ -13,7 +13,7 @@ import numpy as np
 from outrider.demo.prompts import KINDS, prompts
 from protos import generation_pb2, generation_pb2_grpc
 
-TASKS = (*KINDS, "creative")  # stories at a temperature at which no draft guesses well
+CREATIVE = "creative"  # task: stories at a temperature at which no draft guesses well
 CREATIVE_TEMPERATURE = 1.5
 TEMPERATURES = (0.0, 0.7)  # temperatures of all other tasks, taking turns
 PROMPTS = 16  # per task, few enough that both workers keep all of them in their caches
@@ -22,7 +22,6 @@ LONGEST_STEP_S = 1.0  # longest wait for a step at the end of a slice
 POLL_S = 0.01
 GOLDEN = 0.618034  # its multiples, less their whole part, are spread evenly however many they are
 
-Steps = Sequence[tuple[float, int]]  # seconds, and how many streams are busy during them
 RequestOf = Callable[[int, int], generation_pb2.GenerateRequest]  # number, and tokens of the answer
 
 
@@ -72,9 +71,9 @@ def speculation_of(mode: str) -> generation_pb2.SpeculationSettings:
 
 
 def request_of(tasks: Sequence[str], mode: str, number: int, tokens: int) -> generation_pb2.GenerateRequest:
-    """The request with this number: the tasks take turns, the seed is the number."""
+    """Returns the request with this number: the tasks take turns, the seed is the number."""
     task, turn = tasks[number % len(tasks)], number // len(tasks)
-    creative = task == "creative"
+    creative = task == CREATIVE
     return generation_pb2.GenerateRequest(
         text=prompts("stories" if creative else task, PROMPTS)[turn % PROMPTS],
         task=task,
@@ -96,7 +95,7 @@ def arrival_of(chunk: generation_pb2.GenerateChunk, time: float) -> Arrival:
 
 
 def first_tokens(stream: int, tokens: int) -> int:
-    """Length of a stream's first answer: streams that begin together must not go on in step."""
+    """Returns the length of a stream's first answer: streams that begin together must not go on in step."""
     return max(2, round(tokens * (1 - (stream * GOLDEN + 0.75) % 1)))
 
 
@@ -116,31 +115,16 @@ class LoadClient:
         self._numbers = itertools.count(first)
         self.answers: list[StreamAnswer] = []
 
-    async def follow(self, steps: Steps) -> float:
-        """Keeps as many streams busy as each step says, one request after another; returns when it began."""
-        started = until = _now()
-        running: list[asyncio.Task[None]] = []
+    async def follow(self, seconds: float, streams: int) -> float:
+        """Keeps that many streams busy, each with one request after another; returns when it began."""
+        started = _now()
         async with asyncio.TaskGroup() as group:
-            for seconds, streams in steps:
-                while len(running) > streams:
-                    running.pop().cancel()
-                while len(running) < streams:
-                    running.append(group.create_task(self._stream(len(running))))
-                until += seconds
-                await asyncio.sleep(until - _now())
-            await self._caught_up(until)
+            running = [group.create_task(self._stream(number)) for number in range(streams)]
+            await asyncio.sleep(seconds)
+            await self._caught_up(started + seconds)
             for stream in running:
                 stream.cancel()
         await idle(self._stub)
-        return started
-
-    async def arrive(self, times: Sequence[float]) -> float:
-        """Sends a request at each of these seconds and reads all to their ends; returns when it began."""
-        started = _now()
-        async with asyncio.TaskGroup() as group:
-            for time in times:
-                await asyncio.sleep(started + time - _now())
-                group.create_task(self._ask(self._tokens))
         return started
 
     async def _stream(self, stream: int) -> None:
@@ -173,7 +157,7 @@ class LoadClient:
 
 @contextlib.asynccontextmanager
 async def connected(address: str) -> AsyncIterator[Any]:
-    """A stub of the service at host:port, every prompt in the workers' caches."""
+    """Yields a stub of the service at host:port, every prompt in the workers' caches."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
         await _prime(stub)
@@ -194,34 +178,12 @@ async def _prime(stub: Any) -> None:
 
 
 async def idle(stub: Any) -> None:
-    """Until the gateway has let go of requests that were cancelled."""
+    """Waits until the gateway has let go of requests that were cancelled."""
     while True:
         loads = await stub.GetLoads(generation_pb2.GetLoadsRequest())
         if loads.running == 0:
             return
         await asyncio.sleep(POLL_S)
-
-
-def arrivals(per_second: float, seconds: float, seed: int) -> list[float]:
-    """A Poisson process: when requests come, from 0 to ``seconds``."""
-    generator, times, time = np.random.default_rng(seed), [], 0.0
-    while (time := time + float(generator.exponential(1 / per_second))) < seconds:
-        times.append(time)
-    return times
-
-
-def window_starts(steps: Steps, seconds: int) -> list[int]:
-    """Returns the starts of windows, one a second, as many as fit."""
-    return list(range(int(sum(duration for duration, _ in steps)) - seconds + 1))
-
-
-def streams_at(steps: Steps, time: float) -> int:
-    """How many are busy ``time`` seconds after the beginning."""
-    for seconds, streams in steps:
-        if time < seconds:
-            return streams
-        time -= seconds
-    return 0
 
 
 def slice_of(answers: Sequence[StreamAnswer], start: float, end: float) -> Slice:
@@ -260,14 +222,14 @@ def _last(answer: StreamAnswer) -> float:
 
 
 def _per_token(answer: StreamAnswer) -> Iterator[float]:
-    """Seconds from the first token to the last, over the tokens between; none for a single chunk."""
+    """Yields the seconds from the first token to the last, over the tokens between; nothing for one chunk."""
     first, *others = answer.arrivals
     if others:
         yield (_last(answer) - first.time) / sum(arrival.tokens for arrival in others)
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """None of no values."""
+    """Returns the percentile; None of no values."""
     return float(np.percentile(values, percent)) if values else None
 
 

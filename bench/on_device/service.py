@@ -94,7 +94,7 @@ class Load:
         sizes, before = self.sizes, spent(self.service)
         client = LoadClient(self.stub, partial(self._request, mode, longest), sizes.tokens, 0)
         with gpu_busy() as busy:
-            start = sizes.warm_up_s + await client.follow([(sizes.warm_up_s + sizes.seconds, streams)])
+            start = sizes.warm_up_s + await client.follow(sizes.warm_up_s + sizes.seconds, streams)
         after = spent(self.service)
         measured = slice_of(client.answers, start, start + sizes.seconds)
         reached = sum(stats.reached for stats in measured.finished)

@@ -36,7 +36,7 @@ def engine_streams() -> str:
 
 def load() -> str:
     stored = results("load")
-    creative = {(row["target"], row["streams"]): row for row in stored["tasks"] if row["task"] == "creative"}
+    creative = {(row["target"], row["streams"]): row for row in stored["creative"]}
 
     def interval(row: Row) -> str:
         return f"{number(row['low'])} to {number(row['high'])}"

@@ -8,27 +8,24 @@ import pytest
 
 from bench import load, report
 from bench.load import keep, rotated
-from bench.load_rows import CROSSING_BAR, against_best, crossing_rows, interval, summary
+from bench.load_rows import against_best, interval, summary
 from bench.streams import (
-    TASKS,
+    CREATIVE,
     Arrival,
     Slice,
     StreamAnswer,
     arrival_of,
-    arrivals,
     first_tokens,
     percentile,
     rate_between,
     request_of,
     slice_of,
     speculation_of,
-    streams_at,
-    window_starts,
 )
 from outrider.demo.prompts import KINDS
 from protos import generation_pb2
 
-STEPS = [(6.0, 1), (10.0, 64), (6.0, 1)]
+TASKS = [*KINDS, CREATIVE]
 
 
 def answered(sent: float, *arrivals: tuple[float, int], **stats: Any) -> StreamAnswer:
@@ -112,30 +109,28 @@ def test_nothing_finished_leaves_gaps() -> None:
     assert row["share of passes with a Draft"] is None
 
 
+def compared(**rates: list[float]) -> list[dict[str, Any]]:
+    return against_best({mode: [a_slice(rate) for rate in of_mode] for mode, of_mode in rates.items()})
+
+
 def test_reference_is_the_best_median_and_ratios_are_paired() -> None:
-    rates = {
-        "plain": [100.0, 10.0, 100.0],
-        "fixed-2": [90.0, 90.0, 300.0],
-        "adaptive": [95.0, 9.9, 102.0],
-    }
-    (row,) = against_best(rates, bar=0.97)
+    (row,) = compared(plain=[100.0, 10.0, 100.0], fixed=[90.0, 90.0, 300.0], adaptive=[95.0, 9.9, 102.0])
     assert row["reference"] == "plain"
     assert row["adaptive / reference"] == pytest.approx(0.99)  # a ratio of medians would be 0.95
     assert row["ok"]
 
 
 def test_below_the_bar_with_its_whole_interval_is_not_ok() -> None:
-    assert not against_best({"plain": [100.0] * 7, "adaptive": [96.0] * 7}, bar=0.97)[0]["ok"]
-    assert against_best({"plain": [100.0] * 7, "adaptive": [97.0] * 7}, bar=0.97)[0]["ok"]
-    scattered = [90.0, 92.0, 94.0, 95.0, 99.0, 100.0, 101.0]
-    row = against_best({"plain": [100.0] * 7, "adaptive": scattered}, bar=0.97)[0]
+    assert not compared(plain=[100.0] * 7, adaptive=[96.0] * 7)[0]["ok"]
+    assert compared(plain=[100.0] * 7, adaptive=[97.0] * 7)[0]["ok"]
+    (row,) = compared(plain=[100.0] * 7, adaptive=[90.0, 92.0, 94.0, 95.0, 99.0, 100.0, 101.0])
     assert row["adaptive / reference"] < 0.97 <= row["high"]
     assert row["ok"]
 
 
-@pytest.mark.parametrize("rates", [{"plain": [1.0]}, {"adaptive": [1.0]}, {}])
-def test_nothing_to_compare(rates: dict[str, list[float]]) -> None:
-    assert against_best(rates, bar=0.97) == []
+@pytest.mark.parametrize("mode", ["plain", "adaptive"])
+def test_mode_alone_is_compared_with_nothing(mode: str) -> None:
+    assert compared(**{mode: [1.0]}) == []
 
 
 def test_interval_repeated_is_the_same_and_holds_the_median() -> None:
@@ -144,33 +139,6 @@ def test_interval_repeated_is_the_same_and_holds_the_median() -> None:
     assert (low, high) == interval(values)
     assert 0.9 <= low < 1.0 < high <= 1.1
     assert interval([1.0] * 7) == (1.0, 1.0)
-
-
-def test_arrivals_follow_the_seed_and_the_rate() -> None:
-    times = arrivals(20.0, 100.0, seed=3)
-    assert times == arrivals(20.0, 100.0, seed=3) != arrivals(20.0, 100.0, seed=4)
-    assert times == sorted(times)
-    assert 0 < times[0] < times[-1] < 100.0
-    assert len(times) == pytest.approx(2000, rel=0.1)
-
-
-def test_steps_of_a_script_set_the_streams() -> None:
-    assert [streams_at(STEPS, time) for time in (0.0, 5.9, 6.0, 15.9, 16.0, 22.0)] == [1, 1, 64, 64, 1, 0]
-    assert window_starts(STEPS, 5) == list(range(18))
-
-
-def test_crossing_rows_find_the_worst_window_whatever_pairs_did_elsewhere() -> None:
-    plain = [100.0] * 18
-    pairs = [
-        {"plain": plain, "adaptive": [*[ratio] * 9, 80.0, *[ratio] * 8]} for ratio in (90.0, 110.0, 120.0)
-    ]
-    rows = crossing_rows(STEPS, pairs)
-    assert len(rows) == 18
-    worst = min(rows, key=lambda row: row["adaptive / plain"])
-    assert (worst["from, s"], worst["streams"]) == (9, 64)
-    assert worst["adaptive / plain"] == pytest.approx(0.8)
-    assert [row["ok"] for row in rows] == [row["adaptive / plain"] >= CROSSING_BAR for row in rows]
-    assert sum(not row["ok"] for row in rows) == 1
 
 
 def test_every_mode_is_first_in_turn() -> None:
@@ -218,17 +186,23 @@ def test_section_measured_alone_leaves_the_other_sections(
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     monkeypatch.setattr(load, "RESULTS", tmp_path)
     monkeypatch.setattr("sys.argv", ["bench", "load", "closed"])
-    keep({"rows": [{"streams": 1}], "ratios": [{"ok": True}]}, "closed", 2)
-    monkeypatch.setattr("sys.argv", ["bench", "load", "open", "--rates", "0.5"])
-    keep({"open": [{"share": 0.5}]}, "open", 2)
+    of_target = {"target": "60M"}
+    keep({"rows": [of_target], "ratios": [of_target]}, "closed", "60M", 2)
+    monkeypatch.setattr("sys.argv", ["bench", "load", "creative", "--slices", "3"])
+    keep({"creative": [of_target]}, "creative", "60M", 2)
     kept = json.loads((tmp_path / "load.json").read_text())
-    assert (kept["rows"], kept["ratios"], kept["open"]) == (
-        [{"streams": 1}],
-        [{"ok": True}],
-        [{"share": 0.5}],
-    )
-    assert kept["crossing"] == kept["tasks"] == []
+    assert kept["rows"] == kept["ratios"] == kept["creative"] == [of_target]
     assert kept["commands"] == {
-        "closed": "python -m bench load closed",
-        "open": "python -m bench load open --rates 0.5",
+        "closed, 60M": "python -m bench load closed",
+        "creative, 60M": "python -m bench load creative --slices 3",
     }
+
+
+def test_target_measured_anew_replaces_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    monkeypatch.setattr(load, "RESULTS", tmp_path)
+    for target, rate in (("60M", 1), ("190M", 2), ("60M", 3)):
+        rows = [{"target": target, "rate": rate}]
+        keep({"rows": rows, "ratios": rows}, "closed", target, 2)
+    kept = json.loads((tmp_path / "load.json").read_text())
+    assert [row["rate"] for row in kept["rows"]] == [2, 3]
