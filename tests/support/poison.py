@@ -3,7 +3,8 @@
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import EngineSequence
-from outrider.engine.work import Decoded, Result, plain_decoding
+from outrider.engine.work import plain_decoding
+from tests.support.engine_runs import run, texts
 
 BLOCK = 8
 COUNT = 8
@@ -17,24 +18,6 @@ def start(engine: Engine, prompt: tuple[int, ...], key: int = 1) -> EngineSequen
     sequence = engine.open(len(prompt), key, SAMPLING)
     engine.submit(plain_decoding(sequence.number, 0, prompt, COUNT))
     return sequence
-
-
-def run(engine: Engine) -> list[Result]:
-    results = []
-    while engine.has_work:
-        results += engine.step()
-    return results
-
-
-def texts(results: list[Result], sequences: list[EngineSequence]) -> list[list[int]]:
-    return [
-        [
-            result.verdict.tokens[-1]
-            for result in results
-            if isinstance(result, Decoded) and result.sequence == sequence.number
-        ]
-        for sequence in sequences
-    ]
 
 
 def text_alone(engine: Engine, prompt: tuple[int, ...]) -> list[int]:

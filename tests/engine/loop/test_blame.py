@@ -19,20 +19,10 @@ from outrider.engine.settings import EngineSettings
 from outrider.engine.tasks.decode import DecodeTask
 from outrider.engine.work import Decode, Decoded, Failed, Propose, Proposed, Score, Scored, plain_decoding
 from tests.support.checkpoints import write_checkpoint
+from tests.support.engine_runs import run, texts
 from tests.support.gpu import gpu
 from tests.support.model import before_passes, model_of
-from tests.support.poison import (
-    BLOCK,
-    COUNT,
-    POISON,
-    POISONED,
-    PROMPTS,
-    SAMPLING,
-    run,
-    start,
-    text_alone,
-    texts,
-)
+from tests.support.poison import BLOCK, COUNT, POISON, POISONED, PROMPTS, SAMPLING, start, text_alone
 
 
 @pytest.fixture(scope="module")

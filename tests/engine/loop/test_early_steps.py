@@ -20,6 +20,7 @@ from outrider.engine.loop.runner import ModelRunner
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Decode, Decoded, Failed, Result, plain_decoding
 from tests.support.checkpoints import write_checkpoint
+from tests.support.engine_runs import run
 from tests.support.gpu import counted, gpu, left_empty
 from tests.support.model import model_of
 from tests.support.simulated_cuda.device import SimulatedCuda
@@ -82,13 +83,6 @@ def start(engine: Engine, prompt: tuple[int, ...], count: int = COUNT, **samplin
     sequence = engine.open(len(prompt), len(prompt) + prompt[0], Sampling(**{**PLAIN, **sampling}))
     engine.submit(plain_decoding(sequence.number, 0, prompt, count))
     return sequence.number
-
-
-def run(engine: Engine) -> list[Result]:
-    results: list[Result] = []
-    while engine.has_work:
-        results += engine.step()
-    return results
 
 
 def text(results: list[Result], number: int) -> list[int]:

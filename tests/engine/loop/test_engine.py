@@ -16,9 +16,10 @@ from outrider.engine.loop.validation import check_sampling
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Decode, Decoded, Propose, Proposed, Result, plain_decoding
+from outrider.engine.work import Decode, Decoded, Propose, Proposed, plain_decoding
 from outrider.pace.step import StepSize
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.support.engine_runs import run
 from tests.support.functions import needs_functions
 
 BLOCK = 4
@@ -70,13 +71,6 @@ def test_engine_says_how_far_it_keeps_the_first_promise_as_its_plan_does(
     engine = Engine.from_settings(asked)
     assert re.match(f"same seed, same text: {told}", engine.promise)
     assert skeleton(asked).promise(asked) == engine.promise
-
-
-def run(engine: Engine) -> list[Result]:
-    results = []
-    while engine.has_work:
-        results += engine.step()
-    return results
 
 
 def plain(engine: Engine, sampling: Sampling, prompt: tuple[int, ...] = PROMPT) -> list[Decoded]:

@@ -16,8 +16,9 @@ from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Failed
 from tests.support.checkpoints import write_checkpoint
+from tests.support.engine_runs import run, texts
 from tests.support.model import model_of
-from tests.support.poison import BLOCK, POISON, POISONED, PROMPTS, run, start, text_alone, texts
+from tests.support.poison import BLOCK, POISON, POISONED, PROMPTS, start, text_alone
 from tests.support.ranks import Ranks
 
 HARMS = ["raises at every rank", "NaN at rank 0", "NaN at rank 1"]

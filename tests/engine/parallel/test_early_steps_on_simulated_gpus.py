@@ -23,8 +23,7 @@ from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import plain_decoding
 from tests.support.checkpoints import write_checkpoint
-from tests.support.poison import run
-from tests.support.poison import texts as said_to
+from tests.support.engine_runs import run, texts
 from tests.support.ranks import Ranks
 from tests.support.ranks_on_gpus import few_graphs, follow_on, simulated
 from tests.support.simulated_cuda.counts import Counts
@@ -51,7 +50,7 @@ def together(engine: Engine, prompts: list[tuple[int, ...]], **given: Any) -> li
     results = run(engine)
     for sequence in sequences:
         engine.close(sequence)
-    return said_to(results, sequences)
+    return texts(results, sequences)
 
 
 def plainly(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
