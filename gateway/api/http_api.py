@@ -36,7 +36,7 @@ from gateway.api.text_api import add_texts
 from gateway.errors import InvalidRequestError, UnauthenticatedError
 from gateway.generation.generation import Generation
 from gateway.generation.request import Prepared
-from gateway.generation.token_bytes import TokenBytes
+from gateway.generation.vocabulary import TokenBytes
 from gateway.observe.loads import loads
 
 HEALTH = TypeAdapter(Health)

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 from tokenizers import Encoding, Tokenizer
 
-from gateway.generation.token_bytes import BYTE_OF
-from gateway.generation.vocabulary import decoder_of
+from gateway.generation.vocabulary import BYTE_OF, decoder_of
 
 # Longer work goes to a thread: it takes about a millisecond, ten times as long as handing it over.
 LONG_TEXT = 2048  # characters

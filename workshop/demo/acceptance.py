@@ -36,7 +36,7 @@ class RoundOutcome(NamedTuple):
 
 @dataclass(frozen=True)
 class PairAgreement:
-    """PairAgreement of two models along one text."""
+    """Agreement of two models along one text."""
 
     overlap: list[float]  # for each position, the sum over tokens of min(draft_probs, target_probs)
     ranks: list[int]  # for each position, tokens that the draft prefers to the target's, under one noise

@@ -20,7 +20,7 @@ from gateway.api.openai.chat import Chat
 from gateway.api.openai.schemas import finite
 from gateway.api.openai.usage import final_usage
 from gateway.generation.request import AnswerUsage, Chunk, Prepared
-from gateway.generation.token_bytes import TokenBytes
+from gateway.generation.vocabulary import TokenBytes
 from gateway.sequence import Token
 
 

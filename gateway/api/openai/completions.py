@@ -23,7 +23,7 @@ from gateway.api.openai.usage import final_usage
 from gateway.errors import InvalidRequestError
 from gateway.generation.generation import Generation
 from gateway.generation.request import AnswerUsage, Chunk, Prepared, Prompt, Request
-from gateway.generation.token_bytes import TokenBytes
+from gateway.generation.vocabulary import TokenBytes
 from gateway.sequence import GatewaySequence
 from protos.generation_pb2 import TokenLogprobs
 

@@ -16,7 +16,7 @@ from gateway.api.openai.usage import token_counts
 from gateway.api.round_message import round_message
 from gateway.errors import DEFECT, GatewayError
 from gateway.generation.request import Chunk
-from gateway.generation.token_bytes import TokenBytes
+from gateway.generation.vocabulary import TokenBytes
 
 Event = CompletionEvent | ChatEvent
 

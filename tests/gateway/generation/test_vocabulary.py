@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.generation.token_bytes import TokenBytes
+from gateway.generation.vocabulary import TokenBytes
 from tests.fakes.tokenizers import byte_tokenizer, word_tokenizer
 
 BYTES, WORDS = byte_tokenizer(), word_tokenizer()
