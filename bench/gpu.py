@@ -57,7 +57,7 @@ CHUNKS = (512, 2048, 8192)
 PARTS = ("steps", "speculation", "prompts")
 ACCEPTANCE = 0.8  # probability of each drafted token after a correct token
 BUFFER_BYTES = 2**32
-REPETITIONS = 20
+WARM_UPS, REPETITIONS = 2, 20
 DTYPE = "bfloat16"
 CACHE: int | None = None  # bytes of the cache; None: what is left
 
@@ -92,27 +92,38 @@ def step_rows(model: Path, device: str, bandwidth: float) -> list[dict[str, Any]
         for (sequences, tokens), sampling, branches in product(shapes, samplings, (False, True)):
             if branches and (sequences, tokens) != TREE:
                 continue
-            steps = Steps(
-                of, sequences, tokens, branches=branches, sampling=SAMPLINGS[sampling], prompt=PROMPT
-            )
-            taken = [steps.take() for _ in range(REPETITIONS)]
-            steps.close()
-            assert of.last_step is not None
-            rows.append(
-                {
-                    "asked": way,
-                    "path": of.last_step.path,
-                    "sequences": sequences,
-                    "tokens each": tokens,
-                    "draft": "tree" if branches else "chain",
-                    "sampling": sampling,
-                    "ms": statistics.median(taken[3:]) * 1e3,
-                    "share of the bandwidth limit": limit / statistics.median(taken[3:]),
-                }
-            )
-        del of, steps
+            row = step_row(of, (sequences, tokens), limit, branches=branches, sampling=SAMPLINGS[sampling])
+            drawn = {"draft": "tree" if branches else "chain", "sampling": sampling}
+            rows.append({"asked": way, **drawn, **row})
+        del of
         free_memory()
     return rows
+
+
+def step_row(engine: Engine, shape: tuple[int, int], limit: float, **options: Any) -> dict[str, Any]:
+    """Measures a step.
+
+    Args:
+        shape: sequences, and tokens of each.
+        limit: seconds in which the weights are read once.
+        options: of ``Steps``.
+    """
+    steps = Steps(engine, *shape, prompt=PROMPT, **options)
+    taken, on_device, path = [], [], ""
+    for _ in range(WARM_UPS + REPETITIONS):
+        taken.append(steps.take())
+        if engine.last_step is not None:
+            path = engine.last_step.path
+            on_device.append(engine.last_step.forward)
+    steps.close()
+    return {
+        "sequences": shape[0],
+        "tokens each": shape[1],
+        "path": path,
+        "ms": statistics.median(taken[WARM_UPS:]) * 1e3,
+        "device ms": statistics.median(on_device[WARM_UPS:]) * 1e3,
+        "share of the bandwidth limit": limit / statistics.median(taken[WARM_UPS:]),
+    }
 
 
 def prompt_rows(model: Path, device: str, lengths: Sequence[int]) -> list[dict[str, Any]]:

@@ -49,7 +49,6 @@ HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64), "rank of four of a 70B": (16, 2,
 CONTEXT_LENGTH = 131_072  # tokens of the longest sequence that the kernel is for
 BLOCK = 16  # slots
 ROUNDS = 8  # Drafts of each depth
-WARM_UPS = 2
 
 
 SHAPES = ((1, 1), (1, 5), (8, 1), (8, 5), (64, 1), (64, 5), (64, 9), (256, 1))  # sequences, tokens of each
@@ -94,32 +93,10 @@ def steps(options: argparse.Namespace) -> Rows:
     for role in ("target", "draft"):
         limit = 2 * linear_weights(options.pair / role) / bandwidth(options.device)
         engine = gpu.engine(options.pair / role, options.device)
-        rows = step_rows(engine, SHAPES[: options.most], limit)
-        yield from ({"model": role, **row} for row in rows)
+        for shape in SHAPES[: options.most]:
+            yield {"model": role, **gpu.step_row(engine, shape, limit)}
         del engine
         free_memory()
-
-
-def step_rows(engine: Engine, shapes: Sequence[tuple[int, int]], limit: float) -> Rows:
-    """Yields a row per shape.
-
-    limit: seconds in which the weights are read once.
-    """
-    for sequences, tokens in shapes:
-        of_shape = Steps(engine, sequences, tokens, prompt=gpu.PROMPT)
-        taken, timings = [], []
-        for _ in range(WARM_UPS + gpu.REPETITIONS):
-            taken.append(of_shape.take())
-            timings += [engine.last_step] if engine.last_step else []
-        of_shape.close()
-        yield {
-            "sequences": sequences,
-            "tokens each": tokens,
-            "path": timings[-1].path,
-            "ms": statistics.median(taken[WARM_UPS:]) * 1e3,
-            "device ms": statistics.median(step.forward for step in timings[WARM_UPS:]) * 1e3,
-            "share of the bandwidth limit": limit / statistics.median(taken[WARM_UPS:]),
-        }
 
 
 def propose(options: argparse.Namespace) -> Rows:
@@ -127,7 +104,7 @@ def propose(options: argparse.Namespace) -> Rows:
     for sequences, depth in PROPOSED[: options.most]:
         opened = [engine.open(len(gpu.PROMPT), number, GREEDY) for number in range(sequences)]
         taken, on_device = [], []
-        for round in range(WARM_UPS + ROUNDS):
+        for round in range(gpu.WARM_UPS + ROUNDS):
             started = time.perf_counter()
             for sequence in opened:
                 base = len(sequence.tokens)
@@ -143,9 +120,9 @@ def propose(options: argparse.Namespace) -> Rows:
         yield {
             "sequences": sequences,
             "depth": depth,
-            "ms": statistics.median(taken[WARM_UPS:]) * 1e3,
-            "device ms": statistics.median(on_device[WARM_UPS:]) * 1e3,
-            "ms a token": statistics.median(taken[WARM_UPS:]) * 1e3 / depth,
+            "ms": statistics.median(taken[gpu.WARM_UPS :]) * 1e3,
+            "device ms": statistics.median(on_device[gpu.WARM_UPS :]) * 1e3,
+            "ms a token": statistics.median(taken[gpu.WARM_UPS :]) * 1e3 / depth,
         }
 
 
@@ -242,7 +219,8 @@ def random_steps(options: argparse.Namespace, name: str, shape: dict[str, Any]) 
     limit = 2 * linear_weights(path) / bandwidth(options.device)
     engine = gpu.engine(path, options.device)
     layers = {"layers": shape["num_hidden_layers"]}
-    yield from ({**layers, **row} for row in step_rows(engine, FEW_SHAPES[: options.most], limit))
+    for few in FEW_SHAPES[: options.most]:
+        yield {**layers, **gpu.step_row(engine, few, limit)}
     yield {**layers, **kernels_of(engine)}
 
 
@@ -268,7 +246,8 @@ def quantized(options: argparse.Namespace) -> Rows:
         except Exception as error:
             yield {"weights": way, "skipped": repr(error)[-500:]}
             continue
-        yield from ({"weights": way, **row} for row in step_rows(engine, FEW_SHAPES[: options.most], limit))
+        for shape in FEW_SHAPES[: options.most]:
+            yield {"weights": way, **gpu.step_row(engine, shape, limit)}
         del engine
         free_memory()
 
