@@ -186,9 +186,10 @@ def speculation_rows(
 def answered_rows(
     of: Engine, batches: Sequence[int], depths: Sequence[int], tokens: int
 ) -> list[dict[str, Any]]:
-    """Measures one engine, whose model says one token again and again."""
+    """Measures one engine, whose model says one token again and again on a GPU."""
     model: Any = of.runner.model  # type: ignore[attr-defined]
-    say_after(model, torch.arange(of.vocab_size, device=model.device))
+    if of.settings.device != "cpu":  # packed weights of a processor cannot be changed
+        say_after(model, torch.arange(of.vocab_size, device=model.device))
     sampling = Sampling(temperature=0.8, top_p=0.95, max_tokens=tokens, ignore_eos=True)
     rows = []
     for batch in batches:
