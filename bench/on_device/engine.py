@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -34,6 +35,7 @@ from bench.on_device.figures import Rows, take_parts
 from bench.on_device.pair import prompt
 from outrider.engine.device_time import mark, seconds_between, wait_for
 from outrider.engine.forward.kernel import find_kernel
+from outrider.engine.held_blocks import HeldBlocks
 from outrider.engine.inputs.paged_input import PagedInput
 from outrider.engine.inputs.step_input import Feed
 from outrider.engine.loop.engine import Engine
@@ -148,8 +150,9 @@ def attention_seconds(
     kernel = find_kernel(shapes, dtype, device, block_size=BLOCK, context_length=CONTEXT_LENGTH)
     assert not isinstance(kernel, str), kernel
     blocks = np.arange(sequences * -(-context // BLOCK)).reshape(sequences, -1)
-    feeds = [Feed([0], 1, context - 1, own, None) for own in blocks]
+    feeds = [Feed([0], 1, context - 1, HeldBlocks(own), None) for own in blocks]
     paged = PagedInput(**{name: field.to(device) for name, field in vars(paged_input(feeds, BLOCK)).items()})
+    paged = replace(paged, block_tables=paged.block_tables.int())
     query = torch.randn(query_heads, sequences, dim, dtype=dtype, device=device)
     keys, values = torch.randn(2, blocks.size * BLOCK, kv_heads, dim, dtype=dtype, device=device)
     kernel(paged, query, keys, values)  # compiles

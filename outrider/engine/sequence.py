@@ -12,6 +12,7 @@ from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.grammar import GrammarError, Mask, Matcher
 from outrider.decoding.sampling import needs_no_text
 from outrider.decoding.settings import Sampling
+from outrider.engine.held_blocks import HeldBlocks
 
 NO_DRAFT = Draft()
 UNKNOWN = 0  # placeholder of a token whose position alone counts
@@ -61,15 +62,12 @@ class EngineSequence:
     draft: DraftSequenceState = field(default_factory=DraftSequenceState)
     target: TargetSequenceState = field(default_factory=TargetSequenceState)
     matcher: Matcher | None = None  # matcher of its grammar, once that is compiled
-    blocks: list[int] = field(default_factory=list)
+    blocks: HeldBlocks = field(default_factory=HeldBlocks)
     preemptions: int = 0  # since its last result
     digests: list[bytes] = field(default_factory=list)  # digests of the leading blocks that are published
     hashes: list[bytes] = field(
         default_factory=list
     )  # hashes of leading blocks of tokens, as far as they were asked for
-    table: NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros(8, np.int64)
-    )  # blocks, then room to grow
 
     def __post_init__(self) -> None:
         self.lists = TokenLists.of(self.sampling, self.end_token_ids)
@@ -134,14 +132,6 @@ class EngineSequence:
     def forget_pending(self) -> None:
         """Forgets all pending nodes."""
         self.pending, self.draft.top_tokens = NO_DRAFT, {}
-
-    def push_blocks(self, blocks: list[int]) -> None:
-        """Appends cache blocks, the table grown by doubling."""
-        start, end = len(self.blocks), len(self.blocks) + len(blocks)
-        if end > len(self.table):
-            self.table = np.resize(self.table, max(end, 2 * len(self.table)))
-        self.table[start:end] = blocks
-        self.blocks += blocks
 
     @property
     def has_ended(self) -> bool:

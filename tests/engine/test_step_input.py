@@ -4,12 +4,15 @@ import random
 
 import numpy as np
 import pytest
+import torch
 
 from outrider.decoding.draft import ROOT, Draft
+from outrider.engine.held_blocks import HeldBlocks
+from outrider.engine.inputs.block_tables import BlockTables
 from outrider.engine.inputs.step_input import Feed, Move, StepInput
 
 
-def random_step(rng: random.Random) -> StepInput:
+def random_step(rng: random.Random, tables: BlockTables) -> StepInput:
     moves = [
         Move(np.array(rng.sample(range(999), count)), np.arange(count)) for count in range(rng.randrange(4))
     ]
@@ -19,14 +22,18 @@ def random_step(rng: random.Random) -> StepInput:
         parents = tuple(rng.randrange(ROOT, node) if node else ROOT for node in range(nodes))
         tree = Draft(tuple(rng.sample(range(256), nodes)), parents) if nodes else None
         tokens = [rng.randrange(128_000) for _ in range(count)]
-        feeds.append(Feed(tokens, rng.randrange(count), rng.randrange(99), np.arange(rng.randrange(7)), tree))
-    return StepInput(moves, np.array(rng.sample(range(999), rng.randrange(5)), np.int64), feeds)
+        blocks = HeldBlocks(rng.sample(range(999), rng.randrange(7)))
+        feeds.append(Feed(tokens, rng.randrange(count), rng.randrange(99), blocks, tree))
+    cleared = np.array(rng.sample(range(999), rng.randrange(5)), np.int64)
+    return StepInput.of(tables, feeds, moves, cleared)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_step_is_read_as_it_was_written(seed: int) -> None:
-    step = random_step(random.Random(seed))
-    read = StepInput.from_numbers(step.to_numbers())
+    tables, others = (BlockTables((4, 6), 8, 0, torch.device("cpu")) for _ in range(2))
+    step = random_step(random.Random(seed), tables)
+    read = StepInput.from_numbers(step.to_numbers(), others)
+    assert (others.on_host == tables.on_host).all()
     assert len(read.moves) == len(step.moves)
     for ours, theirs in zip(step.moves, read.moves, strict=True):
         assert (ours.source == theirs.source).all()
@@ -35,4 +42,4 @@ def test_step_is_read_as_it_was_written(seed: int) -> None:
     assert len(read.feeds) == len(step.feeds)
     for feed, other in zip(step.feeds, read.feeds, strict=True):
         assert (feed.tokens, feed.num_logits, feed.start) == (other.tokens, other.num_logits, other.start)
-        assert (feed.blocks.tolist(), feed.tree) == (other.blocks.tolist(), other.tree)
+        assert (feed.row, feed.tree) == (other.row, other.tree)

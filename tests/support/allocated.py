@@ -38,7 +38,10 @@ def allocated_cache(cache: PagedCache) -> int:
 
 
 def kept_by_graphs(*owners: object) -> int:
-    """What the graphs of forward passes or drafters read and give, without what they compute with."""
+    """What the graphs of forward passes or drafters read and give, without what they compute with.
+
+    The block tables are there without graphs too.
+    """
     kept = [
         tensor.untyped_storage()
         for owner in owners
@@ -53,7 +56,8 @@ def kept_by_graphs(*owners: object) -> int:
 def _tree(values: Any) -> list[object]:
     """What lies in an object's attributes, in lists of them too, and in memory with named fields."""
     found: list[object] = []
-    for value in values.values() if isinstance(values, dict) else values:
+    named = values.items() if isinstance(values, dict) else (("", value) for value in values)
+    for value in (value for name, value in named if name != "block_tables"):
         if is_dataclass(value):
             found += _tree(vars(value))
         elif isinstance(value, dict | list | tuple):

@@ -19,6 +19,7 @@ from outrider.engine.inputs.context_parts import third_length
 from outrider.engine.inputs.paged_input import FEW_TILE, MANY_TILE, NO_ROOT, TILE_FIELDS
 from outrider.engine.kernels import (
     advance,
+    block_tables,
     choice,
     joined_parts,
     layer,
@@ -61,7 +62,8 @@ ALIGNED = {"row_stride", "vocab_size", *(name for name, kind in TYPES.items() if
 # A tile of decoding and verifying in the shape of Llama 3 8B.
 TILE_TYPES = {
     **dict.fromkeys(("query", "keys", "values", "output"), "*bf16"),
-    **dict.fromkeys(("block_table", "tiles", "work", "seen", "ancestors", "paths", "positions"), "*i64"),
+    **dict.fromkeys(("tiles", "work", "seen", "ancestors", "paths", "positions"), "*i64"),
+    **dict.fromkeys(("block_tables", "new_blocks"), "*i32"),
     **dict.fromkeys(("parts", "weights"), "*fp32"),
     **dict.fromkeys(
         (
@@ -133,13 +135,13 @@ TILES: dict[str, dict[str, Any]] = {
 }
 # Sequences of a draft with a context of 131,072 tokens.
 CHAIN_TYPES = {
-    **dict.fromkeys(("logit_rows", "seen", "block_table", "token_ids", "position_ids", "slots"), "*i64"),
+    **dict.fromkeys(("logit_rows", "seen", "sequence_lanes", "token_ids", "position_ids", "slots"), "*i64"),
     **dict.fromkeys(("work", "tiles", "integers", "progress"), "*i64"),
-    **dict.fromkeys(("next_seen", "next_table", "next_integers"), "*i64"),
+    **dict.fromkeys(("next_seen", "next_integers"), "*i64"),
     **dict.fromkeys(("numbers", "next_numbers"), "*fp64"),
-    **dict.fromkeys(("top_tokens", "found"), "*i32"),
+    **dict.fromkeys(("top_tokens", "found", "block_tables"), "*i32"),
     **dict.fromkeys(("are_finite", "are_valid"), "*i1"),
-    **dict.fromkeys(("num_sequences", "table_stride", "num_rows"), "i32"),
+    **dict.fromkeys(("num_sequences", "num_rows"), "i32"),
 }
 CHAINS = {
     "BLOCK": 16,
@@ -195,6 +197,11 @@ def of_attention(capability: int, **constants: Any) -> dict[str, int]:
     }
     kernel = paged_attention._attend_tile
     return compiled(kernel, capability, TILE_TYPES, constants, TILE_ALIGNED, options)
+
+
+def of_new_blocks(capability: int) -> dict[str, int]:
+    constants = {"AT_ONCE": block_tables.NEW_BLOCKS_AT_ONCE}
+    return compiled(block_tables.take_in_blocks, capability, TILE_TYPES, constants, TILE_ALIGNED, {})
 
 
 def of_joining(capability: int) -> dict[str, int]:
@@ -268,6 +275,7 @@ if __name__ == "__main__":
         for name in TILES
         for capability in SLOTS
     }
+    said |= {f"take_in_blocks sm_{capability}": of_new_blocks(capability) for capability in SLOTS}
     said |= {f"join_parts sm_{capability}": of_joining(capability) for capability in SLOTS}
     said |= {f"{name} sm_{capability}": of_layer(name, capability) for name in LAYER for capability in SLOTS}
     said |= {

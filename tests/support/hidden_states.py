@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -13,6 +12,7 @@ from outrider.decoding.draft import Draft
 from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.drafters.target_drafter import Target, TargetDrafter
 from outrider.engine.drafters.target_drafters import TargetDrafters
+from outrider.engine.held_blocks import HeldBlocks
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.settings import EngineSettings
@@ -54,8 +54,11 @@ def pass_of(folder: Path, layers: tuple[int, ...], **settings: object) -> Passed
         kept.update(layer for layer, state in enumerate(states) if state is not None)
 
     passed.model.register_forward_hook(see)
-    feeds = [Feed(tokens, 1, 0, np.arange(2) + 2 * place, None) for place, tokens in enumerate(PROMPTS)]
-    output = passed.run(passed.prepare(StepInput.of(feeds)))
+    feeds = [
+        Feed(tokens, 1, 0, HeldBlocks([2 * place, 2 * place + 1]), None)
+        for place, tokens in enumerate(PROMPTS)
+    ]
+    output = passed.run(passed.prepare(StepInput.of(passed.tables, feeds)))
     assert output.hidden is not None
     return Passed(output.hidden.cpu(), sorted(kept))
 

@@ -1,21 +1,40 @@
 """Attention over the paged cache in plain arithmetic: what kernels must say, and what stands in for them."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from outrider.engine.inputs.block_tables import NOTHING_NEW, BlockTables
 from outrider.engine.inputs.paged_input import PagedInput, PagedLayout, fill
-from outrider.engine.inputs.step_input import Feed
+from outrider.engine.inputs.step_input import Feed, StepInput
+
+CPU = torch.device("cpu")
 
 
 def paged_input(
     feeds: list[Feed], block_size: int, spare_slot: int = 0, layout: PagedLayout | None = None
 ) -> PagedInput[torch.Tensor]:
     """Returns the input of a batch on the CPU, with no more room than it takes, or with a layout's."""
-    layout = layout or PagedLayout.of(feeds, block_size)
-    return PagedInput.of(fill(layout, feeds, block_size, spare_slot, device=torch.device("cpu")).sent())
+    tables = tables_for(feeds, block_size, spare_slot)
+    return laid_out(StepInput.of(tables, feeds), tables, layout)
+
+
+def tables_for(
+    feeds: list[Feed], block_size: int, spare_slot: int = 0, device: torch.device = CPU
+) -> BlockTables:
+    """Returns block tables with a row for each feed, and room for the blocks of the longest."""
+    shape = max(len(feeds), 1), max((len(feed.blocks) for feed in feeds), default=1)
+    return BlockTables(shape, block_size, spare_slot, device)
+
+
+def laid_out(
+    step: StepInput, tables: BlockTables, layout: PagedLayout | None = None
+) -> PagedInput[torch.Tensor]:
+    """Returns the input of a step whose blocks are in the tables, in a layout that fits if none is given."""
+    step = replace(step, new_blocks=NOTHING_NEW)
+    return PagedInput.of(fill(layout or PagedLayout.of(step), step, tables).sent(), tables.on_device)
 
 
 @dataclass
@@ -50,13 +69,17 @@ class PlainAttention:
                 output[own] = torch.einsum("hqk,khd->qhd", probs, own_values).to(output.dtype)
         return output
 
+    def take_in(self, paged):
+        pass
+
     def slots(self, paged: PagedInput[torch.Tensor], tile: list[int]) -> torch.Tensor:
         """int64 [end] of the tile's sequence, in order."""
         lane, first, _, end, root = tile
         places = torch.arange(end)
         if paged.paths.shape[1] and root < end:
             places[root:] = root + paged.paths[first, : end - root]
-        return paged.block_table[lane, places // self.block_size] * self.block_size + places % self.block_size
+        blocks = paged.block_tables[lane, places // self.block_size].long()
+        return blocks * self.block_size + places % self.block_size
 
 
 def visible_slots(paged: PagedInput[torch.Tensor], tile: list[int], window: int | None) -> torch.Tensor:

@@ -102,9 +102,8 @@ class PagedCache(KeyValues):
         if missing > self.pool.available:
             return False
         if missing > 0:
-            sequence.push_blocks(
-                self.pool.allocate(missing, sequence.blocks[-1] if sequence.blocks else None)
-            )
+            last = int(sequence.blocks[-1]) if sequence.blocks else None
+            sequence.blocks.push(self.pool.allocate(missing, last))
         return True
 
     def release(self, sequence: EngineSequence) -> None:
@@ -135,7 +134,7 @@ class PagedCache(KeyValues):
                 break
             self._drop_blocks(sequence, index)  # blocks that were reserved, but not written yet
             self.pool.share(block)
-            sequence.push_blocks([block])
+            sequence.blocks.push([block])
             sequence.digests.append(self._digest(sequence, index))
             index += 1
             sequence.cached = index * self.block_size
@@ -154,7 +153,7 @@ class PagedCache(KeyValues):
         for index in range(len(sequence.digests), sequence.cached // self.block_size):
             digest = self._digest(sequence, index)
             sequence.digests.append(digest)
-            self.pool.publish(sequence.blocks[index], digest)
+            self.pool.publish(int(sequence.blocks[index]), digest)
 
     def roll_back(self, sequence: EngineSequence, length: int) -> None:
         """Forgets the cached tokens beyond ``length``, and all pending nodes.
@@ -224,7 +223,7 @@ class PagedCache(KeyValues):
             self._moves.append(Move(source, self._slots(sequence, start + np.arange(len(nodes)))))
 
     def _slots(self, sequence: EngineSequence, places: Numbers) -> Numbers:
-        blocks: Numbers = sequence.table[places // self.block_size]
+        blocks: Numbers = sequence.blocks[places // self.block_size]
         return blocks * self.block_size + places % self.block_size
 
     def _digest(self, sequence: EngineSequence, index: int) -> bytes:
@@ -237,9 +236,10 @@ class PagedCache(KeyValues):
         return sequence.hashes[index]
 
     def _drop_blocks(self, sequence: EngineSequence, keep: int) -> None:
-        for block in reversed(sequence.blocks[keep:]):  # the end of a prefix is evicted before its beginning
+        # The end of a prefix is evicted before its beginning.
+        for block in reversed(sequence.blocks.drop(keep)):
             self.pool.release(block)
-        del sequence.blocks[keep:], sequence.digests[keep:]
+        del sequence.digests[keep:]
         sequence.cached = min(sequence.cached, keep * self.block_size)
         sequence.forget_pending()
 

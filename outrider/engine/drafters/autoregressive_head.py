@@ -27,7 +27,7 @@ from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.graphs import ByRows, Graphs
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.inputs.choice_input import ChoiceInput
-from outrider.engine.inputs.step_input import Feed, StepInput
+from outrider.engine.inputs.step_input import StepInput
 from outrider.engine.loading.head_checkpoint import TargetShape
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.sequence import UNKNOWN
@@ -97,7 +97,7 @@ class AutoregressiveHead(SharedHead):
         # A number that is not finite would stay in the cache, and no mask hides it.
         hidden = torch.cat([part.hidden for part in committed]).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         before = self._reduced(hidden)
-        step = DrafterStep(StepInput.of(feeds), len(before), wants_logits=False)
+        step = DrafterStep(StepInput.of(self._target.tables, feeds), len(before), wants_logits=False)
         states, _ = self._on_all_ranks(step, before)
         last = rows_at(states, [end - 1 for end in accumulate(len(part.hidden) for part in committed)])
         pairs = zip(committed, last, strict=True)
@@ -114,14 +114,15 @@ class AutoregressiveHead(SharedHead):
             return None
         states = torch.stack([self._newest[request.sequence] for request in requests])
         positions = tuple(request.depth for request in requests)
-        step = DrafterStep(StepInput.of(feeds), len(states), positions=positions)
+        fed = StepInput.of(self._target.tables, feeds)
+        step = DrafterStep(fed, len(states), positions=positions)
         with self._together(step, states):
             return ChainsUnderWay.of(self._chained(step, states, choice_of(requests)))
 
     def _chained(self, step: DrafterStep, states: Tensor, choice: ChoiceInput) -> Tensor:
         """Makes chains with a pass for each position but the last."""
         self._states[: len(states)].copy_(states)
-        batch = self._target.lay_out(step.fed.feeds, choice)
+        batch = self._target.lay_out(step.fed, choice)
         finite = torch.ones(len(states), dtype=torch.bool, device=states.device)
         output = ForwardOutput(self._project(states), None, finite)
         return self._chains.drafted(batch, output, max(step.positions))
@@ -133,7 +134,8 @@ class AutoregressiveHead(SharedHead):
             states = torch.stack([self._newest[requests[index].sequence] for index in trees.growing])
             _, logits = self._on_all_ranks(DrafterStep(num_states=len(states)), states)
             while going_on := trees.grow(logits):
-                step = DrafterStep(StepInput.of(trees.feeds()), len(going_on))
+                fed = StepInput.of(self._target.tables, trees.feeds())
+                step = DrafterStep(fed, len(going_on))
                 states, logits = self._on_all_ranks(step, rows_at(states, going_on))
         return trees
 
@@ -143,15 +145,15 @@ class AutoregressiveHead(SharedHead):
 
     def _compute(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
         if step.fed.feeds:
-            states = self._pass(step.fed.feeds, states)
+            states = self._pass(step.fed, states)
         logits = self._project(states) if step.wants_logits else states.new_empty(0, 0)
         return states, logits
 
-    def _pass(self, feeds: Sequence[Feed], states: Tensor) -> Tensor:
+    def _pass(self, step: StepInput, states: Tensor) -> Tensor:
         """Returns the states after the tokens, from the states before them: [num_tokens, state_size]."""
-        graph = None if self._graphs is None else self._graphs.batch(feeds)
+        graph = None if self._graphs is None else self._graphs.batch(step)
         if graph is None:
-            return self._after(self._target.lay_out(feeds), states)
+            return self._after(self._target.lay_out(step), states)
         self._states[: len(states)].copy_(states)
         after = graph.compute(None).hidden
         assert after is not None

@@ -103,7 +103,7 @@ class EarlyExit(ChainDrafter):
         if self._layers is None or self._chains is None or not self._chains.fits(feeds):
             return None
         positions = tuple(request.depth for request in requests)
-        fed = StepInput(*self._target.cache.take_changes(), feeds)
+        fed = StepInput.of(self._target.tables, feeds, *self._target.cache.take_changes())
         with self._together(self._layers, fed, positions):
             return ChainsUnderWay.of(self._chained(self._layers, fed, choice_of(requests), max(positions)))
 
@@ -177,7 +177,8 @@ class EarlyExit(ChainDrafter):
 
     def _pass(self, layers: tuple[int, ...], feeds: list[Feed]) -> tuple[Tensor, Tensor]:
         """Returns logits [num_logits, vocab_size], and bool [num_tokens]: whether its numbers are finite."""
-        fed = StepInput(*self._target.cache.take_changes(), feeds)  # what a Verdict moved is read now
+        changes = self._target.cache.take_changes()  # what a Verdict moved is read now
+        fed = StepInput.of(self._target.tables, feeds, *changes)
         with self._together(layers, fed):
             _, computed = self._run(layers, fed)
         return computed.logits, computed.are_finite
@@ -188,7 +189,7 @@ class EarlyExit(ChainDrafter):
         """Runs a step together with all other ranks, which ``follow``."""
         part = self.candidates.index(layers)
         step = DrafterStep(fed, part=part, drafter=self.number, positions=positions)
-        return together(self._target.group, step)
+        return together(self._target.group, self._target.tables, step)
 
     def _chained(
         self, layers: tuple[int, ...], fed: StepInput, choice: ChoiceInput, positions: int
@@ -202,10 +203,10 @@ class EarlyExit(ChainDrafter):
     ) -> tuple[Batch, ForwardOutput]:
         """Runs this rank's part of a pass. choice: choosing rows, sent with it."""
         self._target.change_cache(fed)
-        graph = None if self._graphs is None else self._graphs.batch(fed.feeds, choice)
+        graph = None if self._graphs is None else self._graphs.batch(fed, choice)
         if graph is not None:
             return graph, graph.compute(None)
-        batch = self._target.lay_out(fed.feeds, choice)
+        batch = self._target.lay_out(fed, choice)
         return batch, self._compute(layers, batch)
 
     @property

@@ -52,8 +52,8 @@ class SharedHead(ChainDrafter):
     @contextmanager
     def _together(self, step: DrafterStep, states: Tensor) -> Iterator[None]:
         """Runs rank 0's part of a step with these states, which the other ranks get, together with theirs."""
-        group = self._target.group
-        with together(group, replace(step, drafter=self.number)):
+        group, tables = self._target.group, self._target.tables
+        with together(group, tables, replace(step, drafter=self.number)):
             if group is not None:
                 group.spread(states.contiguous())
             yield

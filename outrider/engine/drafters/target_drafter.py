@@ -17,6 +17,7 @@ from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.graphs import ByRows, Graphs, RowGraphs
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.inputs.block_tables import BlockTables
 from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.parallel.drafter_step import DrafterStep
@@ -47,6 +48,7 @@ class Target(Protocol):
     group: RankGroup | None  # group of this rank; None: the model is whole
     settings: EngineSettings  # settings in force
     cache: PagedCache
+    tables: BlockTables  # tables of the blocks of its cache
     kernel: Kernel | None  # kernel of attention; None: blocks are gathered
 
     def pass_over(self, part: Any) -> Callable[[Paged], Tensor]:
@@ -55,7 +57,7 @@ class Target(Protocol):
     def change_cache(self, step: StepInput) -> None:
         """Makes the step's changes of the target's cache. Raises CacheLostError."""
 
-    def lay_out(self, feeds: Sequence[Feed], choice: ChoiceInput | None = None) -> Batch:
+    def lay_out(self, step: StepInput, choice: ChoiceInput | None = None) -> Batch:
         """Returns a pass over the blocks of the target's cache. choice: its choosing rows, sent with it."""
 
     def are_finite(self, batch: Batch) -> Tensor:
@@ -144,7 +146,7 @@ def rows_at(rows: Tensor, places: list[int]) -> Tensor:
 
 def feed_of(sequence: EngineSequence, tokens: list[int], start: int, num_logits: int = 0) -> Feed:
     """Returns the feed of a sequence's tokens, or of drafted tokens after them, at a position."""
-    return Feed(tokens, num_logits, start, sequence.table[: len(sequence.blocks)], None)
+    return Feed(tokens, num_logits, start, sequence.blocks, None)
 
 
 def target_drafter(settings: EngineSettings, name: str) -> TargetDrafter:

@@ -114,7 +114,7 @@ class _Tree:
         count = len(self.open)
         tokens, tree = [node.token for node in self.fed[-count:]], _draft_of(self.fed)
         start = self.sequence.cached + between + len(self.fed) - count
-        blocks = self.sequence.table[: len(self.sequence.blocks)]
+        blocks = self.sequence.blocks
         return Feed(tokens, count * num_logits, start, blocks, None if tree.is_chain else tree)
 
     def _tokens(self, choices: Choices, row: int, parent: _Node | None) -> TopTokens:

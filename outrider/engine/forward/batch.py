@@ -1,6 +1,6 @@
 """One step's work packed into one forward pass: tokens of many sequences in a row."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +10,8 @@ import torch
 from outrider.decoding.draft import Draft
 from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan, as_rows, form_groups
 from outrider.engine.forward.output import ForwardOutput
-from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
+from outrider.engine.inputs.block_tables import BlockTables
+from outrider.engine.inputs.choice_input import PackedRows
 from outrider.engine.inputs.paged_input import PagedInput
 from outrider.engine.inputs.step_input import Feed, Rows
 from outrider.engine.sequence import EngineSequence
@@ -30,8 +31,7 @@ class Item:
     def feed(self) -> Feed:
         """Returns the item for the forward pass. Its sequence must hold blocks for all fed tokens."""
         sequence = self.sequence
-        blocks = sequence.table[: len(sequence.blocks)]
-        return Feed(self.tokens, self.num_logits, sequence.written, blocks, self.tree)
+        return Feed(self.tokens, self.num_logits, sequence.written, sequence.blocks, self.tree)
 
 
 @dataclass(frozen=True)
@@ -77,20 +77,17 @@ def feed_chosen(token_ids: torch.Tensor, chosen: torch.Tensor) -> None:
     token_ids.copy_(chosen[token_ids])
 
 
-def pack(
-    feeds: Sequence[Feed],
-    block_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Batch:
+def pack(feeds: Sequence[Feed], tables: BlockTables, dtype: torch.dtype) -> Batch:
     """Lays out the feeds one after the other, for attention that gathers blocks."""
+    block_size, device = tables.block_size, tables.device
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     logit_rows: list[int] = []
     spans = []
     for feed in feeds:
-        span = QuerySpan(feed.blocks, len(tokens), len(feed.tokens), feed.start, feed.tree)
+        blocks = tables.on_host[feed.row]
+        span = QuerySpan(blocks, len(tokens), len(feed.tokens), feed.start, feed.tree)
         tokens += feed.tokens
         positions += span.positions()
         slots += _slots(span, block_size)
@@ -110,20 +107,19 @@ def pack(
 
 
 def paged_batch(
-    fields: Mapping[str, torch.Tensor],
+    given: PagedInput[torch.Tensor],
     logit_rows: torch.Tensor,
     block_size: int,
     dtype: torch.dtype,
-    choice: ChoiceInput | None = None,
+    choice: PackedRows | None = None,
 ) -> Batch:
     """Makes a batch for a kernel that reads the cache in place.
 
     Args:
-        fields: the step's buffer on the device.
+        given: the step's input on the device.
         logit_rows: int64 [num_logits].
-        choice: input of the choice of tokens that lies in the buffer too; None: there is none.
+        choice: choosing rows that lie in the step's buffer too; None: there are none.
     """
-    given = PagedInput.of(fields)
     return Batch(
         given.token_ids,
         given.position_ids,
@@ -133,7 +129,7 @@ def paged_batch(
         block_size,
         dtype,
         given,
-        None if choice is None else choice.at(fields),
+        choice,
     )
 
 

@@ -13,7 +13,6 @@ ranks of a tensor-parallel model run the same passes, and add up in the order of
 (outrider/engine/parallel/sums.py).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,9 +21,10 @@ import torch
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.inputs.block_tables import NOTHING_NEW, BlockTables
 from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
 from outrider.engine.inputs.paged_input import PagedInput, PagedLayout, fill
-from outrider.engine.inputs.step_input import Feed
+from outrider.engine.inputs.step_input import NOTHING_FED, Feed, StepInput
 from outrider.engine.step_timings import Path
 
 # Tokens of a pass, by the kind of device: a GPU takes hardly longer for 64 than for a single token.
@@ -69,11 +69,14 @@ class PaddedPass(Batch):
         return ForwardOutput(logits, hidden, output.are_finite[: self.num_real])
 
 
-def cut(feeds: Sequence[Feed], rows: int) -> list[list[Feed]]:
-    """Returns the parts of the step's tokens in order; all but the last are full."""
+def cut(step: StepInput, rows: int) -> list[StepInput]:
+    """Returns the parts of the step's tokens in order; all but the last are full.
+
+    The first part brings the new blocks of all. No part changes the cache before it.
+    """
     parts: list[list[Feed]] = []
     room = 0
-    for feed in feeds:
+    for feed in step.feeds:
         first = 0
         while first < len(feed.tokens):
             if not room:
@@ -83,7 +86,8 @@ def cut(feeds: Sequence[Feed], rows: int) -> list[list[Feed]]:
             parts[-1].append(_part(feed, first, stop))
             room -= stop - first
             first = stop
-    return parts
+    new = [step.new_blocks, *[NOTHING_NEW] * len(parts)]
+    return [replace(NOTHING_FED, feeds=part, new_blocks=own) for part, own in zip(parts, new, strict=False)]
 
 
 def _part(feed: Feed, first: int, stop: int) -> Feed:
@@ -99,28 +103,23 @@ def _part(feed: Feed, first: int, stop: int) -> Feed:
 
 
 def padded_pass(
-    feeds: Sequence[Feed],
-    block_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    spare_slot: int,
-    choice: ChoiceInput | None = None,
+    step: StepInput, tables: BlockTables, dtype: torch.dtype, choice: ChoiceInput | None = None
 ) -> PaddedPass:
-    """Makes a pass of feeds that fit into it. Padding is written to ``spare_slot``."""
-    fitting, rows = PagedLayout.of(feeds, block_size), PASS_TOKENS[device.type]
-    room = PagedLayout.padded(rows, fitting.blocks, as_chains=True)
-    longest = max(max(feed.tree.depths) + 1 if feed.tree else 0 for feed in feeds)
+    """Makes a pass of a step that fits into it."""
+    fitting, rows = PagedLayout.of(step), PASS_TOKENS[tables.device.type]
+    room = PagedLayout.padded(rows, as_chains=True)
+    longest = max(max(feed.tree.depths) + 1 if feed.tree else 0 for feed in step.feeds)
     path_length = max(room.path_length, longest)
-    layout = replace(room, lanes=len(feeds), path_length=path_length)
-    fields = fill(layout, feeds, block_size, spare_slot, choice, device=device).sent()
-    given = PagedInput.of(fields)
+    layout = replace(room, lanes=fitting.lanes, new_blocks=fitting.new_blocks, path_length=path_length)
+    fields = fill(layout, step, tables, choice).sent()
+    given = PagedInput.of(fields, tables.on_device)
     return PaddedPass(
         given.token_ids,
         given.position_ids,
         given.slots,
-        torch.arange(rows if fitting.logits else 0, device=device),
+        torch.arange(rows if fitting.logits else 0, device=tables.device),
         [],
-        block_size,
+        tables.block_size,
         dtype,
         given,
         None if choice is None else choice.at(fields),

@@ -1,6 +1,7 @@
 """Batches of a few tokens per sequence, each after the other: plain decoding, and Drafts that are chains."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -8,15 +9,15 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.engine.forward.batch import Batch, paged_batch
-from outrider.engine.inputs.paged_input import END, FEW_TILE, LANE, PagedInput, PagedLayout, fill
-from outrider.engine.inputs.step_input import Feed
+from outrider.engine.inputs.block_tables import NOTHING_NEW, BlockTables
+from outrider.engine.inputs.paged_input import END, FEW_TILE, FIRST, LANE, PagedInput, PagedLayout, fill
+from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.learning.lru import Lru
 
-_CPU = torch.device("cpu")
 _KEPT = 4  # batches; a draft alternates between the first step of a Draft and the others
 
-# Tokens and rows of logits of each feed, and the blocks of the longest.
-Sizes = tuple[tuple[tuple[int, int], ...], int]
+Sizes = tuple[tuple[int, int], ...]  # tokens and rows of logits of each feed
+Numbers = NDArray[np.int64]
 
 
 class ChainBatches:
@@ -25,37 +26,38 @@ class ChainBatches:
     A pass must be over before the next batch is asked for, so this is for a CPU.
     """
 
-    def __init__(self, block_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, tables: BlockTables, dtype: torch.dtype) -> None:
         """dtype: type of queries."""
-        self._block_size, self._dtype = block_size, dtype
-        self._laid_out = Lru[Sizes, tuple[PagedInput[NDArray[np.int64]], Batch]](_KEPT)
+        self._tables, self._dtype = tables, dtype
+        self._laid_out = Lru[Sizes, tuple[PagedInput[Numbers], Numbers, Batch]](_KEPT)
 
-    def of(self, feeds: Sequence[Feed]) -> Batch | None:
-        """Returns the batch of these feeds; None: a feed is a tree, or longer than a tile of few rows."""
+    def of(self, step: StepInput) -> Batch | None:
+        """Returns the batch of the step; None: a feed is a tree, or longer than a tile of few rows."""
+        feeds = step.feeds
         if any(feed.tree is not None or len(feed.tokens) > FEW_TILE for feed in feeds):
             return None
-        longest = max(feed.start + len(feed.tokens) for feed in feeds)
-        counts = tuple((len(feed.tokens), feed.num_logits) for feed in feeds)
-        sizes = counts, -(-longest // self._block_size)
+        sizes = tuple((len(feed.tokens), feed.num_logits) for feed in feeds)
         is_known = sizes in self._laid_out
-        numbers, batch = self._laid_out.get(sizes, lambda: self._lay_out(feeds))
+        numbers, of_tiles, batch = self._laid_out.get(sizes, lambda: self._lay_out(step))
         if is_known:
-            self._write(numbers, feeds)
+            self._write(numbers, of_tiles, feeds)
         return batch
 
-    def _lay_out(self, feeds: Sequence[Feed]) -> tuple[PagedInput[NDArray[np.int64]], Batch]:
-        layout = PagedLayout.of(feeds, self._block_size)
-        buffer = fill(layout, feeds, self._block_size, spare_slot=0, device=_CPU)  # there is no padding
-        fields = buffer.sent()  # views of the buffer's memory
-        batch = paged_batch(fields, fields["logit_rows"], self._block_size, self._dtype)
-        return PagedInput.of(buffer.arrays), batch
+    def _lay_out(self, step: StepInput) -> tuple[PagedInput[Numbers], Numbers, Batch]:
+        """Returns a batch, its numbers, and the place of each tile's sequence among the feeds."""
+        tables, step = self._tables, replace(step, new_blocks=NOTHING_NEW)  # which the tables have here
+        buffer = fill(PagedLayout.of(step), step, tables)
+        numbers = PagedInput.of(buffer.arrays, tables.on_host)
+        given = PagedInput.of(buffer.sent(), tables.on_device)  # views of the buffer's memory
+        ends = np.cumsum([len(feed.tokens) for feed in step.feeds])
+        of_tiles = np.searchsorted(ends, numbers.few_tiles[:, FIRST], side="right")
+        batch = paged_batch(given, given.logit_rows, tables.block_size, self._dtype)
+        return numbers, of_tiles, batch
 
-    def _write(self, numbers: PagedInput[NDArray[np.int64]], feeds: Sequence[Feed]) -> None:
-        size, width = self._block_size, numbers.block_table.shape[1]
-        slots = list[int]()
-        for row, feed in zip(numbers.block_table, feeds, strict=True):
-            blocks = feed.blocks[:width]
-            row[: len(blocks)] = blocks
+    def _write(self, numbers: PagedInput[Numbers], of_tiles: Numbers, feeds: Sequence[Feed]) -> None:
+        size, slots = self._tables.block_size, list[int]()
+        for feed in feeds:
+            blocks = self._tables.on_host[feed.row]
             for place in range(feed.start, feed.start + len(feed.tokens)):
                 slots.append(int(blocks[place // size]) * size + place % size)
         ends = [feed.start + len(feed.tokens) for feed in feeds]
@@ -64,4 +66,6 @@ class ChainBatches:
         numbers.position_ids[0] = [*chain.from_iterable(places)]
         numbers.slots[:] = slots
         numbers.seen[:] = numbers.position_ids[0] + 1
-        numbers.few_tiles[:, END] = np.array(ends)[numbers.few_tiles[:, LANE]]
+        numbers.lanes[:] = [feed.row for feed in feeds]
+        numbers.few_tiles[:, LANE] = numbers.lanes[of_tiles]
+        numbers.few_tiles[:, END] = np.array(ends)[of_tiles]

@@ -6,10 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.forward.batch import Batch, paged_batch
 from outrider.engine.forward.graphs import (
-    MOST_BLOCKS,
     Capture,
     CapturedSizes,
     Forward,
@@ -17,9 +15,10 @@ from outrider.engine.forward.graphs import (
     draft_layout,
 )
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.inputs.block_tables import BlockTables
 from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
 from outrider.engine.inputs.paged_input import PagedInput, fill
-from outrider.engine.inputs.step_input import Feed
+from outrider.engine.inputs.step_input import NOTHING_FED, Feed
 from outrider.engine.kernels.advance import ChainMemory, advance, begin, compile_begin
 from outrider.engine.kernels.choice import DeviceChoice, choose_on_device
 from outrider.engine.parallel.rank_group import RankGroup
@@ -60,34 +59,26 @@ class DraftGraphs(CapturedSizes):
         self,
         forward: Forward,
         capture: Capture,
-        cache: PagedCache,
+        tables: BlockTables,
         dtype: torch.dtype,
-        device: torch.device,
-        blocks: int,
         sizes: Sequence[int],
         ranks: int,
         group: RankGroup | None = None,
     ) -> None:
         """
         Args:
-            forward, blocks, sizes, group: arguments of Graphs. Rank 0 chooses.
+            forward, tables, sizes, group: arguments of Graphs. Rank 0 chooses.
             ranks: best tokens that are wanted at each position.
         """
         super().__init__(capture, sizes, group)
         self._forward, self.ranks = forward, ranks
-        self._block_size, self._spare_slot = cache.block_size, cache.spare_block * cache.block_size
-        self._dtype, self._device = dtype, device
-        self._blocks = min(blocks, MOST_BLOCKS)
-        # Graphs of all sizes share the largest of their memory, as one runs at a time.
-        self._block_table = torch.zeros(sizes[-1], self._blocks, dtype=torch.int64, device=device)
-        self._every = torch.arange(sizes[-1], device=device)
+        self._tables, self._dtype = tables, dtype
+        self._every = torch.arange(sizes[-1], device=tables.device)
         self._memories: dict[int, ChainMemory] = {}  # memories by number of rows
 
     def fits(self, feeds: Sequence[Feed]) -> bool:
         """Whether a graph can go on from a first position that these feeds have."""
-        return (
-            self._size_for(len(feeds)) is not None and max(len(feed.blocks) for feed in feeds) <= self._blocks
-        )
+        return self._size_for(len(feeds)) is not None
 
     def begin(self, batch: Batch, are_finite: Tensor, choice: DeviceChoice) -> DraftChains:
         """Begins with the tokens of the first position.
@@ -102,7 +93,7 @@ class DraftGraphs(CapturedSizes):
         assert batch.choice is not None
         size = self._size_for(len(batch.logit_rows))
         assert size is not None
-        memory, places = self._memories[size], (self._block_size, self._spare_slot)
+        memory, places = self._memories[size], (self._tables.block_size, self._tables.spare_slot)
         begin(batch.paged, batch.choice, are_finite, choice, memory, *places)
         return DraftChains(memory, self._replays[size])
 
@@ -121,14 +112,13 @@ class DraftGraphs(CapturedSizes):
 
     def _work(self, rows: int) -> Callable[[], None]:
         self._memories[rows] = memory = self._memory_of(rows)
-        compile_begin(memory, self._block_size, self._spare_slot)
-        every, paged = self._every[:rows], vars(memory.paged)
-        batch = paged_batch(paged, every, self._block_size, self._dtype)
+        compile_begin(memory, self._tables.block_size, self._tables.spare_slot)
+        batch = paged_batch(memory.paged, self._every[:rows], self._tables.block_size, self._dtype)
 
         def work() -> None:
             computed = self._forward(batch)
             choice = self._choose(computed.logits, memory.rows)
-            advance(choice, computed.are_finite, memory, self._block_size, self._spare_slot)
+            advance(choice, computed.are_finite, memory, self._tables.block_size, self._tables.spare_slot)
 
         return work
 
@@ -138,8 +128,9 @@ class DraftGraphs(CapturedSizes):
         if self._group is None or self._group.rank == 0:
             choice = choose_on_device(logits, rows, self.ranks)
         else:
-            top_tokens = torch.empty(count, self.ranks, dtype=torch.int32, device=self._device)
-            are_valid = torch.ones(count, dtype=torch.bool, device=self._device)  # rank 0 alone reads it
+            device = self._tables.device
+            top_tokens = torch.empty(count, self.ranks, dtype=torch.int32, device=device)
+            are_valid = torch.ones(count, dtype=torch.bool, device=device)  # rank 0 alone reads it
             choice = DeviceChoice(top_tokens, top_tokens[:0], are_valid, are_valid[:0])
         if self._group is not None:
             self._group.spread(choice.top_tokens)
@@ -147,13 +138,12 @@ class DraftGraphs(CapturedSizes):
 
     def _memory_of(self, rows: int) -> ChainMemory:
         """Returns memory in which all rows are padding."""
-        layout = draft_layout(rows, self._blocks)
         choice = ChoiceInput.without_choice([0] * rows)
-        places = self._block_size, self._spare_slot
-        fields = fill(layout, [], *places, choice, device=self._device).sent()
+        device = self._tables.device
+        fields = fill(draft_layout(rows), NOTHING_FED, self._tables, choice).sent()
         return ChainMemory(
-            replace(PagedInput.of(fields), block_table=self._block_table[:rows]),
+            PagedInput.of(fields, self._tables.on_device),
             replace(choice.at(fields), are_truncated=True),  # as some rows of a later step may be
-            torch.ones(2, rows, dtype=torch.int64, device=self._device),  # nothing is left to choose
-            torch.zeros(MAX_DEPTH, rows, self.ranks + 1, dtype=torch.int32, device=self._device),
+            torch.ones(2, rows, dtype=torch.int64, device=device),  # nothing is left to choose
+            torch.zeros(MAX_DEPTH, rows, self.ranks + 1, dtype=torch.int32, device=device),
         )

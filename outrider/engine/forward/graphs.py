@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from outrider.decoding.outcomes import RANKS, RANKS_OF_CHAINS
-from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.forward.batch import Batch, feed_chosen, paged_batch
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.inputs.block_tables import BlockTables
 from outrider.engine.inputs.choice_input import ChoiceInput, fields_of_choice
 from outrider.engine.inputs.paged_input import FEW_QUERIES, PagedInput, PagedLayout, fill
 from outrider.engine.inputs.step_buffer import Field, buffer_size
-from outrider.engine.inputs.step_input import Feed
+from outrider.engine.inputs.step_input import NOTHING_FED, Feed, StepInput
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import Path
@@ -31,7 +31,8 @@ CAPTURED_SIZES = (
 LEAST_CHUNK = 64  # rows of the smallest graph for steps that take prompts along
 MOST_DRAFTED = 512  # rows of the graphs of target drafters
 MOST_CHUNK_LOGITS = 512  # rows of logits of a step that takes prompts along
-MOST_BLOCKS = 2**14  # blocks of a sequence: a longer sequence has no graph
+# New blocks of a step, 128 KB: more than a prompt of 131,072 tokens has. A step with more has no graph.
+MOST_NEW_BLOCKS = 2**14
 
 Forward = Callable[[Batch], ForwardOutput]
 ByRows = Callable[[torch.Tensor], torch.Tensor]  # [num_rows, ...] to [num_rows, ...], each row by itself
@@ -64,19 +65,16 @@ def chunk_logits(settings: EngineSettings) -> int:
     return min(settings.max_sequences * (1 + MAX_DEPTH), MOST_CHUNK_LOGITS)
 
 
-def layout_of(
-    rows: int, sequences: int, blocks: int, *, as_chains: bool, logits: int | None = None
-) -> PagedLayout:
+def layout_of(rows: int, sequences: int, *, as_chains: bool, logits: int | None = None) -> PagedLayout:
     """Returns the layout of a graph's input.
 
     Args:
         sequences: sequences of a step, at most.
-        blocks: blocks of the longest sequence.
         as_chains: argument of PagedLayout.padded.
         logits: rows of logits, at most, of a step that takes prompts along; None: it takes none along.
     """
-    layout = PagedLayout.padded(rows, min(blocks, MOST_BLOCKS), as_chains=as_chains)
-    layout = replace(layout, lanes=min(rows, sequences))
+    layout = PagedLayout.padded(rows, as_chains=as_chains)
+    layout = replace(layout, lanes=min(rows, sequences), new_blocks=MOST_NEW_BLOCKS)
     return layout if logits is None else layout.with_prompts(min(rows, logits))
 
 
@@ -96,17 +94,17 @@ def ranks_of_drafts(settings: EngineSettings) -> int:
     return RANKS if settings.is_draft else RANKS_OF_CHAINS
 
 
-def draft_layout(rows: int, blocks: int) -> PagedLayout:
-    """Returns the layout of a position of Drafts, without the block table, which all such graphs share."""
-    return replace(layout_of(rows, rows, blocks, as_chains=False), lanes=0)
+def draft_layout(rows: int) -> PagedLayout:
+    """Returns the layout of a position of Drafts, whose blocks the first position has brought."""
+    return replace(PagedLayout.padded(rows, as_chains=False), lanes=0)
 
 
-def draft_bytes(settings: EngineSettings, blocks: int) -> int:
-    """Returns the bytes that graphs of positions of Drafts keep. blocks: blocks of the longest sequence."""
+def draft_bytes(settings: EngineSettings) -> int:
+    """Returns the bytes that graphs of positions of Drafts keep."""
     sizes = sizes_of_drafts(settings)
-    kept = Field((sizes[-1], 1 + min(blocks, MOST_BLOCKS))).size
+    kept = Field((sizes[-1],)).size
     for rows in sizes:
-        fields = draft_layout(rows, blocks).fields | fields_of_choice(rows, draft_numbers=0)
+        fields = draft_layout(rows).fields | fields_of_choice(rows, draft_numbers=0)
         found = Field((MAX_DEPTH, rows, ranks_of_drafts(settings) + 1), "int32")
         kept += buffer_size(fields) + Field((2, rows)).size + found.size
     return kept
@@ -258,11 +256,9 @@ class Graphs(CapturedSizes):
         self,
         forward: Forward,
         capture: Capture,
-        cache: PagedCache,
+        tables: BlockTables,
         dtype: torch.dtype,
-        device: torch.device,
         sequences: int,
-        blocks: int,
         sizes: Sequence[int],
         group: RankGroup | None = None,
         *,
@@ -272,23 +268,24 @@ class Graphs(CapturedSizes):
         """
         Args:
             forward: a pass, without a wait for the device.
-            sequences, blocks, as_chains, logits: arguments of layout_of.
+            tables: tables of the blocks of the cache.
+            sequences, as_chains, logits: arguments of layout_of.
             sizes, group: arguments of CapturedSizes.
         """
         super().__init__(capture, sizes, group)
         self._forward = forward
-        self._spare_slot = cache.spare_block * cache.block_size
-        self._block_size, self._dtype = cache.block_size, dtype
+        self._tables, self._dtype = tables, dtype
         self._layouts = {
-            rows: layout_of(rows, sequences, blocks, as_chains=as_chains, logits=logits) for rows in sizes
+            rows: layout_of(rows, sequences, as_chains=as_chains, logits=logits) for rows in sizes
         }
         # What a graph reads lives as long as the graph.
         size = feed_bytes(self._layouts[sizes[-1]])
-        self._buffer = torch.empty(size, dtype=torch.uint8, device=device)
+        self._buffer = torch.empty(size, dtype=torch.uint8, device=tables.device)
         self._output: ForwardOutput | None = None  # output of the largest graph, whose memory all share
 
-    def batch(self, feeds: Sequence[Feed], choice: ChoiceInput | None = None) -> GraphBatch | None:
+    def batch(self, step: StepInput, choice: ChoiceInput | None = None) -> GraphBatch | None:
         """Returns the step in a graph's memory; None without a graph for it. choice: argument of fill."""
+        feeds = step.feeds
         rows = sum(len(feed.tokens) for feed in feeds)
         num_logits = sum(feed.num_logits for feed in feeds)
         size = self._size_for(rows)
@@ -298,12 +295,13 @@ class Graphs(CapturedSizes):
         if num_logits > layout.logits or not all(_has_room(layout, feed) for feed in feeds):
             return None
         replay = self._replays[size]
-        layout = replace(layout, lanes=len(feeds))
-        filled = fill(layout, feeds, self._block_size, self._spare_slot, choice, device=self._buffer.device)
-        if filled.size > len(self._buffer):  # batch-invariant passes carry the rows of earlier passes
+        layout = replace(layout, new_blocks=len(step.new_blocks))
+        filled = fill(layout, step, self._tables, choice)
+        # Batch-invariant passes carry the rows of earlier passes, and blocks may be many.
+        if filled.size > len(self._buffer):
             return None
         fields = filled.at(self._buffer)
-        given = PagedInput.of(fields)
+        given = PagedInput.of(fields, self._tables.on_device)
         token_ids = given.token_ids[:, :rows]
 
         def compute(chosen: torch.Tensor | None) -> ForwardOutput:
@@ -321,7 +319,7 @@ class Graphs(CapturedSizes):
             given.slots[:rows],
             given.logit_rows[:num_logits],
             [],
-            self._block_size,
+            self._tables.block_size,
             self._dtype,
             given,
             None if choice is None else choice.at(fields),
@@ -329,11 +327,10 @@ class Graphs(CapturedSizes):
         )
 
     def _work(self, rows: int) -> Callable[[], None]:
-        layout, device = self._layouts[rows], self._buffer.device
-        filled = fill(layout, [], self._block_size, self._spare_slot, device=device)
+        filled = fill(self._layouts[rows], NOTHING_FED, self._tables)
         filled.send_to(self._buffer)
-        fields = filled.at(self._buffer)
-        batch = paged_batch(fields, fields["logit_rows"], self._block_size, self._dtype)
+        given = PagedInput.of(filled.at(self._buffer), self._tables.on_device)
+        batch = paged_batch(given, given.logit_rows, self._tables.block_size, self._dtype)
 
         def work() -> None:
             computed = self._forward(batch)
@@ -346,8 +343,6 @@ class Graphs(CapturedSizes):
 
 def _has_room(layout: PagedLayout, feed: Feed) -> bool:
     """Whether a sequence of a step fits into a graph's layout."""
-    if len(feed.blocks) > layout.blocks:
-        return False
     if layout.path_length:
         return feed.tree is None or max(feed.tree.depths) < layout.path_length
     return layout.many_tiles > 0 or len(feed.tokens) <= FEW_QUERIES

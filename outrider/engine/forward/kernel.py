@@ -22,6 +22,9 @@ class Kernel(Protocol):
     def is_asynchronous(self) -> bool:
         """Whether the host continues meanwhile. Then steps have graphs, and are launched early."""
 
+    def take_in(self, paged: PagedInput[torch.Tensor]) -> None:
+        """Writes new blocks into the block tables on the device."""
+
     def __call__(
         self,
         paged: PagedInput[torch.Tensor],

@@ -8,9 +8,13 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.decoding.draft import Draft
+from outrider.engine.held_blocks import HeldBlocks
+from outrider.engine.inputs.block_tables import NOTHING_NEW, BlockTables
 
 Numbers = NDArray[np.int64]
 Rows = slice | torch.Tensor  # indices; a slice if they are consecutive
+
+NO_SLOTS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -20,8 +24,14 @@ class Feed:
     tokens: list[int]
     num_logits: int  # wanted rows of logits, for the last tokens
     start: int  # number of slots written before
-    blocks: Numbers  # blocks of its slots, including the slots fed now
+    blocks: HeldBlocks  # blocks of its slots, including the slots fed now
     tree: Draft | None  # pending and fed nodes, if they branch; None: each token sees all tokens before it
+
+    @property
+    def row(self) -> int:
+        """Row of the block tables that its sequence has in a step."""
+        assert self.blocks.row is not None
+        return self.blocks.row
 
 
 @dataclass(frozen=True)
@@ -39,44 +49,53 @@ class StepInput:
     moves: list[Move]
     cleared: Numbers  # slots to fill with zeros
     feeds: list[Feed]
+    new_blocks: Numbers  # [num_new, 2] what BlockTables.update returned for the feeds
 
     def to_numbers(self) -> Numbers:
-        """Returns each list after its length."""
-        numbers: list[Sequence[int] | Numbers] = [[len(self.moves), len(self.cleared), len(self.feeds)]]
+        """Returns each list after its length, and the row of each sequence in place of its blocks."""
+        counts = len(self.moves), len(self.cleared), len(self.new_blocks), len(self.feeds)
+        numbers: list[Sequence[int] | Numbers] = [counts]
         for move in self.moves:
             numbers += [[len(move.source)], move.source, move.target]
-        numbers += [self.cleared]
+        numbers += [self.cleared, self.new_blocks.ravel()]
         for feed in self.feeds:
             tree = feed.tree or Draft()
-            numbers += [[feed.num_logits, feed.start, len(feed.tokens), len(feed.blocks), len(tree)]]
-            numbers += [feed.tokens, feed.blocks, tree.tokens, tree.parents]
+            numbers += [[feed.num_logits, feed.start, feed.row, len(feed.tokens), len(tree)]]
+            numbers += [feed.tokens, tree.tokens, tree.parents]
         return np.concatenate([np.asarray(part, np.int64) for part in numbers])
 
     @classmethod
-    def of(cls, feeds: Sequence[Feed]) -> "StepInput":
-        """Returns the input with these feeds, and no change of the cache before them."""
-        return cls([], np.zeros(0, np.int64), [*feeds])
+    def of(
+        cls,
+        tables: BlockTables,
+        feeds: Sequence[Feed],
+        moves: Sequence[Move] = (),
+        cleared: Numbers = NO_SLOTS,
+    ) -> "StepInput":
+        """Returns the input with these feeds, whose sequences get rows. Raises as ``BlockTables.update``."""
+        return cls([*moves], cleared, [*feeds], tables.update([feed.blocks for feed in feeds]))
 
     @classmethod
-    def from_numbers(cls, numbers: Numbers) -> "StepInput":
-        """Returns the object that ``to_numbers`` was called on."""
+    def from_numbers(cls, numbers: Numbers, tables: BlockTables) -> "StepInput":
+        """Returns the object that ``to_numbers`` was called on, and writes its new blocks into the tables."""
         read = _Reader(numbers)
-        num_moves, num_cleared, num_feeds = read.list(3)
+        num_moves, num_cleared, num_new, num_feeds = read.list(4)
         moves = []
         for _ in range(num_moves):
             (count,) = read.list(1)
             moves.append(Move(read.array(count), read.array(count)))
-        cleared = read.array(num_cleared)
+        cleared, new_blocks = read.array(num_cleared), read.array(2 * num_new).reshape(-1, 2)
+        tables.write(new_blocks)
         feeds = []
         for _ in range(num_feeds):
-            num_logits, start, num_tokens, num_blocks, nodes = read.list(5)
-            tokens, blocks = read.list(num_tokens), read.array(num_blocks)
+            num_logits, start, row, num_tokens, nodes = read.list(5)
+            tokens, blocks = read.list(num_tokens), tables.held_at(row)
             tree = Draft(tuple(read.list(nodes)), tuple(read.list(nodes)))
             feeds.append(Feed(tokens, num_logits, start, blocks, tree if nodes else None))
-        return cls(moves, cleared, feeds)
+        return cls(moves, cleared, feeds, new_blocks)
 
 
-NOTHING_FED = StepInput.of([])
+NOTHING_FED = StepInput([], NO_SLOTS, [], NOTHING_NEW)
 
 
 class _Reader:

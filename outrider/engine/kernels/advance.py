@@ -23,7 +23,8 @@ LANES = 512  # sequences that a program looks at: a single kernel for all sizes 
 _SPLIT_TILES, _SHORTEST = tl.constexpr(paged_input.SPLIT_TILES), tl.constexpr(context_parts.SHORTEST)
 # Places of a tile's fields, and of the numbers of PagedInput.work.
 _LANE, _ROW, _COUNT, _END, _ROOT = (tl.constexpr(place) for place in range(TILE_FIELDS))
-_MANY, _FEW, _SPLIT, _LONGEST, _ROWS = (tl.constexpr(place) for place in range(len(paged_input.WORK)))
+_WORK = tuple(tl.constexpr(place) for place in range(len(paged_input.WORK)))
+_MANY, _FEW, _SPLIT, _LONGEST, _ROWS, _NEW_BLOCKS = _WORK
 # Places of a row's integers.
 _INTEGERS = tl.constexpr(len(choice_input.INTEGERS))
 _POSITION, _POSITIONS = (
@@ -90,13 +91,13 @@ def _beginning(
     """Returns arguments and constants of ``begin_chains``. chosen: are_finite, top_tokens and are_valid."""
     paged = memory.paged
     arguments = (
-        *(first.logit_rows, first.seen, first.block_table, rows.integers, rows.numbers, *chosen),
-        *(rows.integers.shape[1], first.block_table.shape[1], *_fed(paged)),
+        *(first.logit_rows, first.seen, first.lanes, rows.integers, rows.numbers, *chosen),
+        *(rows.integers.shape[1], *_fed(paged)),
         *(memory.rows.integers, memory.rows.numbers, memory.progress, memory.found, memory.num_rows),
     )
     constants = {
         "BLOCK": block_size,
-        "BLOCKS": paged.block_table.shape[1],
+        "BLOCKS": paged.block_tables.shape[1],
         "RANKS": memory.found.shape[2] - 1,
         "FIELDS": TILE_FIELDS,
         "SPARE_SLOT": spare_slot,
@@ -125,7 +126,7 @@ def advance(
         memory.found,
         memory.num_rows,
         BLOCK=block_size,
-        BLOCKS=memory.paged.block_table.shape[1],
+        BLOCKS=memory.paged.block_tables.shape[1],
         RANKS=memory.found.shape[2] - 1,
         FIELDS=TILE_FIELDS,
         SPARE_SLOT=spare_slot,
@@ -133,24 +134,23 @@ def advance(
 
 
 def _fed(paged: PagedInput[Tensor]) -> tuple[Tensor, ...]:
-    """Returns what changes from one position to the next, and the block table."""
+    """Returns what changes from one position to the next, and the block tables."""
     rows = (paged.token_ids, paged.position_ids, paged.slots, paged.seen)
-    return *rows, paged.work, paged.few_tiles, paged.block_table
+    return *rows, paged.work, paged.few_tiles, paged.block_tables
 
 
-@triton.jit(do_not_specialize=["num_sequences", "table_stride", "num_rows"])
+@triton.jit(do_not_specialize=["num_sequences", "num_rows"])
 def begin_chains(
     # Input and choice of the first position, which feeds any number of tokens of each sequence.
     logit_rows,  # int64 [num_sequences] last row of each sequence
     seen,  # int64 [rows] slots up to each row's own
-    block_table,  # int64 [num_sequences, table_stride]
+    sequence_lanes,  # int64 [num_sequences] rows of the block tables
     integers,  # int64 [5, num_sequences] as PackedRows has them
     numbers,  # float64 [3, num_sequences] as PackedRows has them
     are_finite,  # bool [rows]
     top_tokens,  # int32 [num_sequences, RANKS]
     are_valid,  # bool [num_sequences]
     num_sequences,
-    table_stride,
     # Input of the further positions, see advance_chains.
     token_ids,
     position_ids,
@@ -158,7 +158,7 @@ def begin_chains(
     next_seen,
     work,
     tiles,
-    next_table,
+    block_tables,
     next_integers,
     next_numbers,
     progress,
@@ -193,8 +193,10 @@ def begin_chains(
         tl.store(work + _SPLIT, num_split)
         tl.store(work + _LONGEST, tl.max(tl.where(are_split, every_end, 0)))
         tl.store(work + _ROWS, num_sequences)
+        tl.store(work + _NEW_BLOCKS, 0)
     tile = tiles + place_of_tile * FIELDS
-    tl.store(tile + _LANE, row)
+    lane = tl.load(sequence_lanes + row, mask=is_real, other=0)
+    tl.store(tile + _LANE, lane)
     tl.store(tile + _ROW, row)
     tl.store(tile + _COUNT, is_real.to(tl.int32))
     tl.store(tile + _END, 0)
@@ -212,12 +214,6 @@ def begin_chains(
             is_valid = tl.minimum(is_valid, tl.min(finite))
         place = tl.load(seen + last)
         positions = tl.load(integers + _POSITIONS * num_sequences + row)
-        held = block_table + row.to(tl.int64) * table_stride
-        for start in range(0, tl.minimum((place + positions) // BLOCK + 1, table_stride), _AT_ONCE):
-            blocks = start + tl.arange(0, _AT_ONCE)
-            known = blocks < tl.minimum(table_stride, BLOCKS)
-            copied = tl.load(held + blocks, mask=known, other=0)
-            tl.store(next_table + row.to(tl.int64) * BLOCKS + blocks, copied, mask=known)
         for field in tl.static_range(_INTEGERS):
             number = tl.load(integers + field * num_sequences + row)
             if field == _POSITION:
@@ -227,9 +223,9 @@ def begin_chains(
             setting = tl.load(numbers + field * num_sequences + row)
             tl.store(next_numbers + field * num_rows + row, setting)
         _tell(row, 0, top_tokens, is_valid, found, num_rows, RANKS)
-        token = tl.load(top_tokens + row * RANKS)
+        token, held = tl.load(top_tokens + row * RANKS), block_tables + lane * BLOCKS
         fields = (token_ids, position_ids, slots, next_seen, tile)
-        _feed(row, token, place, fields, held, table_stride, BLOCK)
+        _feed(row, token, place, fields, held, BLOCKS, BLOCK)
         if positions <= 1:
             _stop(row, place, fields, SPARE_SLOT)
     else:
@@ -253,9 +249,9 @@ def advance_chains(
     position_ids,  # int64 [num_rows]
     slots,  # int64 [num_rows]
     seen,  # int64 [num_rows] slots up to each row's own; 0: padding
-    work,  # int64 [5]
+    work,  # int64 [6]
     tiles,  # int64 [num_rows, FIELDS]
-    block_table,  # int64 [num_rows, BLOCKS]
+    block_tables,  # int32 [sequences, BLOCKS]
     integers,  # int64 [5, num_rows] as PackedRows has them
     progress,  # int64 [2, num_rows] as ChainMemory has them
     found,  # int32 [positions, num_rows, RANKS + 1] as ChainMemory has them
@@ -282,8 +278,8 @@ def advance_chains(
         _tell(row, position, top_tokens, is_valid, found, num_rows, RANKS)
         tl.store(progress + row, position + 1)
         tl.store(at, tl.load(at) + 1)
-        token, held = tl.load(top_tokens + row * RANKS), block_table + row.to(tl.int64) * BLOCKS
         tile = tiles + tl.load(progress + num_rows + row) * FIELDS
+        token, held = tl.load(top_tokens + row * RANKS), block_tables + tl.load(tile + _LANE) * BLOCKS
         fields = (token_ids, position_ids, slots, seen, tile)
         _feed(row, token, place, fields, held, BLOCKS, BLOCK)
         if position + 1 >= positions:
@@ -305,7 +301,7 @@ def _feed(row, token, place, fields, held, num_blocks, BLOCK: tl.constexpr):
     token_ids, position_ids, slots, seen, tile = fields
     index = place // BLOCK
     # The token after the last position is never fed, and may have no block.
-    block = tl.load(held + index, mask=index < num_blocks, other=0)
+    block = tl.load(held + index, mask=index < num_blocks, other=0).to(tl.int64)
     tl.store(token_ids + row, token.to(tl.int64))
     tl.store(position_ids + row, place)
     tl.store(slots + row, block * BLOCK + place % BLOCK)

@@ -20,6 +20,7 @@ import triton.language as tl
 
 from outrider.engine.inputs.context_parts import parts_of
 from outrider.engine.inputs.paged_input import FEW_TILE, MANY_TILE, SPLIT_TILES, TILE_FIELDS, PagedInput
+from outrider.engine.kernels.block_tables import NEW_BLOCKS_AT_ONCE, take_in_blocks
 from outrider.engine.kernels.joined_parts import LOG2_E, begin_of, join_parts, joined, num_parts_of, output_of
 
 LEAST_LINES = 16  # lines of a matrix product, at least: what tl.dot takes
@@ -50,7 +51,7 @@ def _attend_tile(
     query,  # [heads, rows, key_dim], by strides
     keys,  # [slots, kv_heads, key_dim]
     values,  # [slots, kv_heads, value_dim]
-    block_table,  # int64 [lanes, table_stride]
+    block_tables,  # int32 [sequences, table_stride]
     tiles,  # int64 [num_tiles, TILE_FIELDS]
     # int64: the number of tiles that there are. If contexts have parts, three more numbers: split tiles, the
     # slots of their longest context, and rows without padding.
@@ -161,7 +162,7 @@ def _attend_tile(
                 summed = tl.zeros((M, VALUE_WIDTH), tl.float32)
                 for place in range(start, plain_end, N):
                     slots = place + tl.arange(0, N)
-                    block = tl.load(block_table + lane * table_stride + slots // BLOCK)
+                    block = tl.load(block_tables + lane * table_stride + slots // BLOCK).to(tl.int64)
                     slot = (block * BLOCK + slots % BLOCK) * KV_HEADS + head
                     k = tl.load(
                         keys + slot[None, :] * KEY_DIM + of_key[:, None], mask=has_key[:, None], other=0.0
@@ -191,8 +192,8 @@ def _attend_tile(
                         held = tl.where(
                             drafted, root + tl.load(path, mask=drafted, other=0).to(tl.int32), slots
                         )
-                    block = tl.load(block_table + lane * table_stride + held // BLOCK, mask=inside, other=0)
-                    slot = (block * BLOCK + held % BLOCK) * KV_HEADS + head
+                    block = tl.load(block_tables + lane * table_stride + held // BLOCK, mask=inside, other=0)
+                    slot = (block.to(tl.int64) * BLOCK + held % BLOCK) * KV_HEADS + head
                     k = tl.load(
                         keys + slot[None, :] * KEY_DIM + of_key[:, None],
                         mask=inside[None, :] & has_key[:, None],
@@ -291,6 +292,9 @@ class PagedAttention:
     programs: int  # programs that share the work of few queries
     is_asynchronous: bool = True
 
+    def take_in(self, paged: PagedInput[torch.Tensor]) -> None:
+        take_in_blocks[(1,)](paged.block_tables, paged.new_blocks, paged.work, AT_ONCE=NEW_BLOCKS_AT_ONCE)
+
     def __call__(
         self,
         paged: PagedInput[torch.Tensor],
@@ -307,7 +311,7 @@ class PagedAttention:
         kv_heads, value_dim = values.shape[1:]
         repeats = heads // kv_heads
         output = query.new_empty(rows, heads, value_dim)
-        splits = parts_of(paged.block_table.shape[1] * self.block_size, self.third_length)
+        splits = parts_of(paged.block_tables.shape[1] * self.block_size, self.third_length)
         split_tiles = min(len(paged.few_tiles), SPLIT_TILES)
         held = (split_tiles * FEW_TILE, heads, splits)
         parts = query.new_empty(*held, value_dim, dtype=torch.float32)
@@ -325,7 +329,7 @@ class PagedAttention:
                 query,
                 keys,
                 values,
-                paged.block_table,
+                paged.block_tables,
                 tiles,
                 paged.work[at:],
                 paged.seen,
@@ -339,7 +343,7 @@ class PagedAttention:
                 rows,
                 query.stride(0),
                 query.stride(1),
-                paged.block_table.shape[1],
+                paged.block_tables.shape[1],
                 paged.ancestors.shape[1],
                 paged.paths.shape[1],
                 splits,

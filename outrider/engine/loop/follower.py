@@ -24,7 +24,7 @@ def follow(forward: ForwardPass, group: RankGroup) -> None:
         RankLostError: rank 0 or another rank is gone, or a rank has failed alone.
         Exception: the device is broken, or out of memory.
     """
-    while (received := group.receive()) is not None:
+    while (received := group.receive(forward.tables)) is not None:
         try:
             if isinstance(received, DrafterStep):
                 forward.drafters.follow(received)

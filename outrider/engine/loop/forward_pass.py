@@ -1,7 +1,6 @@
 """Forward passes of a model over its paged cache, which are alike at all ranks of a group."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,9 +33,10 @@ from outrider.engine.forward.graphs import (
 )
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.output import ForwardOutput, joined, states_of
+from outrider.engine.inputs.block_tables import BlockTables, shape_of_tables
 from outrider.engine.inputs.choice_input import ChoiceInput
-from outrider.engine.inputs.paged_input import PagedLayout, fill
-from outrider.engine.inputs.step_input import Feed, StepInput
+from outrider.engine.inputs.paged_input import PagedInput, PagedLayout, fill
+from outrider.engine.inputs.step_input import StepInput
 from outrider.engine.loading.context import context_length
 from outrider.engine.loading.special_tokens import mask_token
 from outrider.engine.loading.timings import LoadTimings
@@ -55,6 +55,7 @@ class ForwardPass:
     """
 
     cache: PagedCache
+    tables: BlockTables
     slow_because: tuple[str, ...]  # on a GPU: a sentence for each thing that could be faster
 
     def __init__(
@@ -84,11 +85,18 @@ class ForwardPass:
         self.is_asynchronous = kernel is not None and kernel.is_asynchronous
         self._is_leader = group is None or group.rank == 0  # states are read there alone
         self._hidden_layers = drafters.hidden_layers if self._is_leader else ()
-        self._chain_batches = ChainBatches(settings.block_size, self.dtype)
         self._graphs: Graphs | None = None
         self._chunk_graphs: Graphs | None = None  # graphs for steps that take prompts along
         self.draft_graphs: DraftGraphs | None = None
         self._decoder: Decoder | None = None
+
+    def use_cache(self, cache: PagedCache) -> None:
+        """Computes over this cache from now on."""
+        self.cache = cache
+        sequences, size = self.settings.max_sequences, cache.block_size
+        shape = shape_of_tables(sequences, context_length(self.model), cache.capacity, size)
+        self.tables = BlockTables(shape, size, cache.spare_block * size, self.device)
+        self._chain_batches = ChainBatches(self.tables, self.dtype)
 
     def prepare(self, step: StepInput, choice: ChoiceInput | None = None) -> Batch | Passes:
         """Makes the step's changes of the cache; returns its tensors. Raises CacheLostError.
@@ -97,10 +105,10 @@ class ForwardPass:
         """
         self.change_cache(step)
         if self.settings.batch_invariant:
-            parts = cut(step.feeds, PASS_TOKENS[self.device.type])
+            parts = cut(step, PASS_TOKENS[self.device.type])
             pairs = zip(parts, [*[None] * (len(parts) - 1), choice], strict=True)
             return Passes([self._graph_of(*part) or self._pass_of(*part) for part in pairs])
-        return self._graph_of(step.feeds, choice) or self.lay_out(step.feeds, choice)
+        return self._graph_of(step, choice) or self.lay_out(step, choice)
 
     def change_cache(self, step: StepInput) -> None:
         """Makes the step's changes of the cache. Raises CacheLostError."""
@@ -109,34 +117,33 @@ class ForwardPass:
         except Exception as error:
             raise CacheLostError(f"tokens could not be moved in the cache: {error!r}") from error
 
-    def _graph_of(self, feeds: Sequence[Feed], choice: ChoiceInput | None) -> GraphBatch | None:
+    def _graph_of(self, step: StepInput, choice: ChoiceInput | None) -> GraphBatch | None:
         for graphs in (self._graphs, self._chunk_graphs):
-            if graphs is not None and (batch := graphs.batch(feeds, choice)) is not None:
+            if graphs is not None and (batch := graphs.batch(step, choice)) is not None:
                 return batch
         return None
 
-    def _pass_of(self, feeds: Sequence[Feed], choice: ChoiceInput | None) -> Batch:
+    def _pass_of(self, step: StepInput, choice: ChoiceInput | None) -> Batch:
         """Returns a pass of batch-invariant numerics."""
-        block_size, dtype, device = self.settings.block_size, self.dtype, self.device
-        return padded_pass(feeds, block_size, dtype, device, self._spare_slot, choice)
+        return self._with_new_blocks(padded_pass(step, self.tables, self.dtype, choice))
 
-    def lay_out(self, feeds: Sequence[Feed], choice: ChoiceInput | None = None) -> Batch:
+    def lay_out(self, step: StepInput, choice: ChoiceInput | None = None) -> Batch:
         """Returns the tensors of a pass over the blocks of this cache, or of a target drafter's cache."""
-        block_size, dtype, device = self.settings.block_size, self.dtype, self.device
+        tables, dtype = self.tables, self.dtype
         if self.kernel is None:
-            return pack(feeds, block_size, dtype, device)
-        if not self.is_asynchronous and (batch := self._chain_batches.of(feeds)) is not None:
+            return pack(step.feeds, tables, dtype)
+        if not self.is_asynchronous and (batch := self._chain_batches.of(step)) is not None:
             return batch
-        # Drafts may go on from this pass, into all blocks that their sequences hold.
-        blocks = max(len(feed.blocks) for feed in feeds)
-        layout = replace(PagedLayout.of(feeds, block_size), blocks=blocks)
-        fields = fill(layout, feeds, block_size, self._spare_slot, choice, device=device).sent()
-        return paged_batch(fields, fields["logit_rows"], block_size, dtype, choice)
+        fields = fill(PagedLayout.of(step), step, tables, choice).sent()
+        given = PagedInput.of(fields, tables.on_device)
+        rows = None if choice is None else choice.at(fields)
+        return self._with_new_blocks(paged_batch(given, given.logit_rows, tables.block_size, dtype, rows))
 
-    @property
-    def _spare_slot(self) -> int:
-        """Slot of no sequence, for padding to write to."""
-        return self.cache.spare_block * self.settings.block_size
+    def _with_new_blocks(self, batch: Batch) -> Batch:
+        """Brings the new blocks of a batch into the tables on the device."""
+        if self.kernel is not None and batch.paged is not None and len(batch.paged.new_blocks):
+            self.kernel.take_in(batch.paged)
+        return batch
 
     def run(self, step: Batch | Passes, chosen: torch.Tensor | None = None) -> ForwardOutput:
         """Computes the batch or its passes, and returns their output. chosen: argument of feed_chosen."""
@@ -236,10 +243,8 @@ class ForwardPass:
         return DraftGraphs(
             compute,
             self._capture,
-            self.cache,
+            self.tables,
             self.dtype,
-            self.device,
-            blocks=self._most_blocks,
             sizes=sizes_of_drafts(self.settings),
             ranks=min(ranks_of_drafts(self.settings), self.model.config.get_text_config().vocab_size),
             group=self.group,
@@ -269,21 +274,17 @@ class ForwardPass:
         as_chains: bool,
         logits: int | None = None,
     ) -> Graphs:
+        def computed(batch: Batch) -> ForwardOutput:
+            return compute(self._with_new_blocks(batch))
+
         return Graphs(
-            compute,
+            computed,
             self._capture,
-            self.cache,
+            self.tables,
             self.dtype,
-            self.device,
             sequences=self.settings.max_sequences,
-            blocks=self._most_blocks,
             sizes=sizes,
             group=self.group,
             as_chains=as_chains,
             logits=logits,
         )
-
-    @property
-    def _most_blocks(self) -> int:
-        """Blocks of the longest sequence."""
-        return self.cache.blocks_for(min(context_length(self.model), self.cache.capacity))

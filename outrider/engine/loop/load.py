@@ -1,10 +1,9 @@
 """Loads a forward pass: weights, self-check, cache and graphs, in the order in which they take memory."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +14,7 @@ from outrider.engine.forward.attention import Probe
 from outrider.engine.forward.batch_invariant import why_rows_mix
 from outrider.engine.forward.kernel import Kernel, find_kernel
 from outrider.engine.forward.linear import StoredLinear, join_projections, optimize_for_cpu
+from outrider.engine.held_blocks import HeldBlocks
 from outrider.engine.inputs.paged_input import FEW_QUERIES
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.kernels.cache_folder import use_writable_cache_folder
@@ -77,7 +77,7 @@ def load_forward_pass(
         room.check_cache(settings, num_blocks * block_bytes(settings, shapes, model.dtype))
         if group is not None:
             num_blocks = group.least(num_blocks)
-        forward.cache = _cache_of(forward, layers, num_blocks)
+        forward.use_cache(_cache_of(forward, layers, num_blocks))
         drafters.allocate(num_blocks)
     forward.slow_because = _why_slow(forward, why_none)
     return forward
@@ -146,12 +146,12 @@ def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
     limit = context_length(model)
     check = SelfCheck(model, layers.modules, settings.block_size, limit, forward.group)
 
-    def logits(step: StepInput) -> Tensor:
-        return forward.run(forward.prepare(step)).logits
+    def logits(feeds: Sequence[Feed]) -> Tensor:
+        return forward.run(forward.prepare(StepInput.of(forward.tables, feeds))).logits
 
     if settings.self_check:
         with timings.timed("self_check"):
-            forward.cache = _cache_of(forward, layers, blocks_needed(settings.block_size))
+            forward.use_cache(_cache_of(forward, layers, blocks_needed(settings.block_size)))
             check.check(settings.model, logits)
     with timings.timed("weights"):
         if forward.device.type == "cpu":
@@ -184,6 +184,8 @@ def _why_slow(forward: ForwardPass, why_no_kernel: str | None) -> tuple[str, ...
 @torch.inference_mode()
 def _compile_kernels(forward: ForwardPass) -> None:
     """Runs a prompt and a single token of no sequence, so that no request waits for a compiler."""
-    blocks = np.full(min(FEW_QUERIES + 1, context_length(forward.model)), forward.cache.spare_block)
-    feeds = [Feed([0] * count, 1, 0, blocks, None) for count in (len(blocks), 1)]
-    forward.run(forward.prepare(StepInput.of(feeds)))
+    count = min(FEW_QUERIES + 1, context_length(forward.model))
+    blocks = HeldBlocks([forward.cache.spare_block] * forward.cache.blocks_for(count))
+    feeds = [Feed([0] * tokens, 1, 0, blocks, None) for tokens in (count, 1)]
+    forward.run(forward.prepare(StepInput.of(forward.tables, feeds)))
+    blocks.drop(0)

@@ -275,8 +275,8 @@ class ModelRunner:
         self, feeds: list[Feed], choice: ChoiceInput | None, chosen: torch.Tensor | None = None
     ) -> Pass:
         """chosen: as feed_chosen takes it."""
-        fed = StepInput(*self.cache.take_changes(), feeds)
-        with together(self._group, fed, chosen):
+        fed = StepInput.of(self._forward.tables, feeds, *self.cache.take_changes())
+        with together(self._group, self._forward.tables, fed, chosen):
             batch = self._forward.prepare(fed, choice)
             built = time.perf_counter()
             started = mark(self._forward.device)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outrider.engine.inputs.block_tables import BlockTables
 from outrider.engine.inputs.step_input import NOTHING_FED, Numbers, StepInput
 
 
@@ -23,9 +24,9 @@ class DrafterStep:
         return np.concatenate([np.array([*sizes, *self.positions], np.int64), self.fed.to_numbers()])
 
     @classmethod
-    def from_numbers(cls, numbers: Numbers) -> "DrafterStep":
+    def from_numbers(cls, numbers: Numbers, tables: BlockTables) -> "DrafterStep":
         """Returns the step that ``to_numbers`` was called on."""
         num_states, part, wants_logits, drafter, count = numbers[:5].tolist()
         positions, rest = numbers[5 : 5 + count], numbers[5 + count :]
-        fed = StepInput.from_numbers(rest)
+        fed = StepInput.from_numbers(rest, tables)
         return cls(fed, num_states, part, bool(wants_logits), drafter, tuple(positions.tolist()))

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from outrider.engine.errors import RankLostError
+from outrider.engine.inputs.block_tables import BlockTables
 from outrider.engine.inputs.step_input import Numbers, StepInput
 from outrider.engine.parallel.drafter_step import DrafterStep
 
@@ -80,8 +81,10 @@ class RankGroup:
         """Sends the end of work for this model from rank 0 to the other ranks."""
         self._send(np.zeros(0, np.int64))
 
-    def receive(self) -> tuple[StepInput, torch.Tensor | None] | DrafterStep | None:
+    def receive(self, tables: BlockTables) -> tuple[StepInput, torch.Tensor | None] | DrafterStep | None:
         """Waits for the next work, at a rank other than 0; None: no more work comes.
+
+        tables: block tables of this rank, into which new blocks are written.
 
         Raises:
             RankLostError: rank 0 is gone, or rank 0 or this rank has failed alone.
@@ -100,12 +103,12 @@ class RankGroup:
             _broadcast(rest)
             numbers = torch.cat([numbers, rest])
         if is_drafters:
-            return DrafterStep.from_numbers(numbers.numpy())
+            return DrafterStep.from_numbers(numbers.numpy(), tables)
         chosen = None
         if num_chosen:
             chosen = torch.empty(num_chosen, dtype=torch.int32, device=self._device)
             _broadcast(chosen)
-        return StepInput.from_numbers(numbers.numpy()), chosen
+        return StepInput.from_numbers(numbers.numpy(), tables), chosen
 
     def _send(self, numbers: Numbers, is_drafters: int = 0, num_chosen: int = 0) -> None:
         content = torch.from_numpy(numbers)
@@ -120,24 +123,27 @@ class RankGroup:
 
 @contextmanager
 def together(
-    group: RankGroup | None, step: StepInput | DrafterStep, chosen: torch.Tensor | None = None
+    group: RankGroup | None,
+    tables: BlockTables,
+    step: StepInput | DrafterStep,
+    chosen: torch.Tensor | None = None,
 ) -> Iterator[None]:
     """Context of rank 0 for its part of a step; without a group its part is the whole step.
 
-    A step that raises does not count. Arguments and errors: those of ``RankGroup.send``. An exchange in the
-    middle of a pass raises these errors as well.
+    A step that raises does not count, and its new blocks are told again. Arguments and errors: those of
+    ``RankGroup.send``. An exchange in the middle of a pass raises these errors as well.
     """
-    if group is None:
-        yield
-        return
-    group.send(step, chosen)
+    if group is not None:
+        group.send(step, chosen)
     try:
         yield
-    except RuntimeError as error:
-        if GLOO in str(error):
+    except Exception as error:
+        tables.forget()
+        if isinstance(error, RuntimeError) and GLOO in str(error):
             raise RankLostError(f"a rank of the group is gone: {error}") from error
         raise
-    group.passes += 1
+    if group is not None:
+        group.passes += 1
 
 
 def _broadcast(numbers: torch.Tensor) -> None:

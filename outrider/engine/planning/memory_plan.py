@@ -20,9 +20,11 @@ from outrider.engine.forward.graphs import (
     layout_of,
 )
 from outrider.engine.forward.kernel import why_no_cpu_kernel, why_no_gpu_kernel
+from outrider.engine.inputs.block_tables import shape_of_tables
 from outrider.engine.inputs.choice_input import bytes_to_choose
 from outrider.engine.inputs.context_parts import parts_of, third_length
 from outrider.engine.inputs.paged_input import FEW_TILE, SPLIT_TILES
+from outrider.engine.inputs.step_buffer import Field
 from outrider.engine.loading.weights import resolve_device, resolve_prefill_chunk
 from outrider.engine.planning.memory import block_bytes, blocks_in
 from outrider.engine.planning.skeleton import ModelSkeleton
@@ -140,10 +142,12 @@ def plan_memory(
     activations += of_torch * model.vocab_size * (CHOICE_BYTES if depth else RANKING_BYTES)
     graphs = 0
     if on_cuda:
-        parts = _part_bytes(model, settings)
-        activations += parts + bytes_to_choose(num_logits, model.vocab_size)
+        size = settings.block_size
+        tables = shape_of_tables(settings.max_sequences, model.context_length, num_blocks * size, size)
+        parts = _part_bytes(model, settings, tables[1] * size)
+        activations += parts + bytes_to_choose(num_logits, model.vocab_size) + Field(tables, "int32").size
         if settings.graphs:
-            graphs = _graph_bytes(model, settings, num_blocks, parts)
+            graphs = _graph_bytes(model, settings, parts)
     if _are_gathered(layers, model.dtype, settings):
         longest = min(num_blocks * settings.block_size, settings.max_sequences * model.context_length)
         activations += _gather_bytes(layers, longest, model.dtype)
@@ -164,26 +168,28 @@ def plan_memory(
     )
 
 
-def _part_bytes(model: ModelSkeleton, settings: EngineSettings) -> int:
-    """Returns the bytes of what attention computes of a step's contexts part by part."""
-    parts = parts_of(model.context_length, third_length(model.context_length))
+def _part_bytes(model: ModelSkeleton, settings: EngineSettings, slots: int) -> int:
+    """Returns the bytes of what attention computes of a step's contexts part by part.
+
+    slots: slots of the longest context for which the block tables have room.
+    """
+    parts = parts_of(slots, third_length(model.context_length))
     heads = -(-model.query_heads // settings.tensor_parallel)
     widest = max(value_dim for _, _, value_dim in model.layers_of(settings.tensor_parallel).values())
     return SPLIT_TILES * FEW_TILE * parts * heads * (widest + 2) * PART_BYTES
 
 
-def _graph_bytes(model: ModelSkeleton, settings: EngineSettings, num_blocks: int, parts: int) -> int:
+def _graph_bytes(model: ModelSkeleton, settings: EngineSettings, parts: int) -> int:
     """Returns the bytes of captured passes, passes of a target drafter included.
 
     Each keeps its input and its output. They share memory for the rest, as one runs at a time.
 
     parts: bytes of the parts of contexts.
     """
-    blocks = min(-(-model.context_length // settings.block_size), num_blocks)
     sequences = settings.max_sequences
 
     def kept(rows: int, *, as_chains: bool = False, logits: int | None = None) -> int:
-        layout = layout_of(rows, sequences, blocks, as_chains=as_chains, logits=logits)
+        layout = layout_of(rows, sequences, as_chains=as_chains, logits=logits)
         given = layout.logits * model.vocab_size * model.dtype.itemsize + rows  # whether a row is finite
         return feed_bytes(layout) + model.state_bytes(rows) + given
 
@@ -195,11 +201,11 @@ def _graph_bytes(model: ModelSkeleton, settings: EngineSettings, num_blocks: int
         rows = sizes[-1]
         total += kept(rows, logits=logits)
         computing = max(computing, model.activation_bytes(rows, min(rows, logits)))
-    chains = draft_bytes(settings, blocks)
+    chains = draft_bytes(settings)
     if settings.is_draft:
         total += chains
     of_drafts = drafting_sizes(settings)[-1]
-    layout = layout_of(of_drafts, sequences, blocks, as_chains=False)
+    layout = layout_of(of_drafts, sequences, as_chains=False)
     if drafting := model.drafting_graph_bytes(of_drafts, feed_bytes(layout), chains):
         total += drafting
         computing = max(computing, model.activation_bytes(of_drafts, of_drafts))

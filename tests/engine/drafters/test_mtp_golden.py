@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from outrider.decoding.settings import Sampling
 from outrider.engine.drafters.mtp import Mtp
-from outrider.engine.inputs.step_input import Feed
+from outrider.engine.inputs.step_input import Feed, StepInput
 from tests.support.mtp import KINDS, golden_inputs, write_target
 from tests.support.target_drafters import drafter_of, engine_with
 
@@ -26,11 +26,15 @@ def test_logits_are_those_of_published_implementations(tmp_path: Path, kind: str
     hidden, tokens = golden_inputs()
     sequence = engine.open(len(tokens), 0, Sampling())
     assert engine._cache.reserve(sequence, len(tokens))
-    blocks = sequence.table[: len(sequence.blocks)]
-    states = drafter._pass([Feed(tokens, 0, 0, blocks, None)], drafter._reduced(hidden[:, None]))
+    tables = drafter._target.tables
+    states = drafter._pass(
+        StepInput.of(tables, [Feed(tokens, 0, 0, sequence.blocks, None)]), drafter._reduced(hidden[:, None])
+    )
     torch.testing.assert_close(drafter._logits(states), GOLDEN[f"{kind}.first"], atol=1e-4, rtol=1e-4)
     # Its own state is fed back one position before the end, with the last token.
     place = len(tokens) - 1
-    second = drafter._pass([Feed(tokens[-1:], 0, place, blocks, None)], states[place - 1 : place])
+    second = drafter._pass(
+        StepInput.of(tables, [Feed(tokens[-1:], 0, place, sequence.blocks, None)]), states[place - 1 : place]
+    )
     logits = drafter._logits(second)[0]
     torch.testing.assert_close(logits, GOLDEN[f"{kind}.second"], atol=1e-4, rtol=1e-4)

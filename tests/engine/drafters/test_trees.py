@@ -16,6 +16,7 @@ from outrider.decoding.sampling import choose
 from outrider.decoding.settings import Sampling
 from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.drafters.trees import Trees
+from outrider.engine.held_blocks import HeldBlocks
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.sequence import EngineSequence
@@ -85,7 +86,7 @@ def test_no_more_nodes_are_fed_than_are_asked_for_and_later_positions_have_their
 
 def test_node_is_fed_with_the_branch_that_it_is_on() -> None:
     asked = text()
-    asked.cached, asked.blocks = 1, [0]
+    asked.cached, asked.blocks = 1, HeldBlocks([0])
     trees = Trees([DraftRequest(asked, 4, 4)])
     logits = torch.full((VOCABULARY,), -torch.inf)
     logits[3:5] = torch.tensor([0.6, 0.4]).log()

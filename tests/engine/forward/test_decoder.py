@@ -14,7 +14,7 @@ from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
-from tests.support.decoder_steps import BLOCK_SIZE, BLOCKS, OTHER, PROMPT, STEPS, steps_logits
+from tests.support.decoder_steps import BLOCK_SIZE, BLOCKS, OTHER, OTHERS, PROMPT, STEPS, steps_logits
 from tests.support.functions import needs_functions
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
@@ -50,11 +50,12 @@ def test_decoder_computes_what_the_model_computes(
 def test_in_float32_a_token_is_the_same_bits_in_any_company(tmp_path: Path, kind: str) -> None:
     forward, tokens = load(write_checkpoint(tmp_path, kind)), [*PROMPT, 60, 61, 62]
     length = len(PROMPT)
-    beside = Feed(OTHER, 0, 0, BLOCKS[-1:] + 6, None)
+    beside = Feed(OTHER, 0, 0, OTHERS, None)
 
     def logits(*steps: list[Feed]) -> torch.Tensor:
         with torch.inference_mode():
-            return torch.cat([forward.run(forward.prepare(StepInput.of(feeds))).logits for feeds in steps])
+            fed = (StepInput.of(forward.tables, feeds) for feeds in steps)
+            return torch.cat([forward.run(forward.prepare(step)).logits for step in fed])
 
     whole = logits([Feed(tokens, len(tokens), 0, BLOCKS, None)])
     cut = [slice(0, 7), slice(7, 8), slice(8, 29), slice(29, len(tokens))]

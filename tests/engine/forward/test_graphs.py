@@ -1,32 +1,45 @@
 """Steps that a graph computes, by the tokens of their sequences."""
 
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
+from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.graphs import Graphs, captured_sizes, chunk_logits, chunk_sizes
-from outrider.engine.inputs.step_input import Feed
+from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.held_blocks import HeldBlocks
+from outrider.engine.inputs.block_tables import NOTHING_NEW, BlockTables
+from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.settings import EngineSettings
+from tests.support.simulated_cuda.counts import Counts
+from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
 
 SETTINGS = EngineSettings(model="any", max_sequences=128)
 BLOCKS = 256  # blocks of the longest sequence
 CPU = torch.device("cpu")
 
 
-def graphs_of(sizes: tuple[int, ...], logits: int | None) -> Graphs:
-    """Returns graphs whose passes nobody computes."""
-    cache: Any = SimpleNamespace(spare_block=0, block_size=16)
+def graphs_of(
+    sizes: tuple[int, ...], logits: int | None, blocks: int = BLOCKS, device: torch.device = CPU
+) -> Graphs:
+    """Returns graphs whose passes compute nothing."""
+
+    def nothing(batch: Batch) -> ForwardOutput:
+        flags = torch.ones(batch.num_tokens, dtype=torch.bool, device=device)
+        return ForwardOutput(torch.zeros(batch.num_tokens, 1, device=device), None, flags)
+
+    def capture(work: Callable[[], None]) -> Callable[[], None]:
+        work()
+        return lambda: None
+
     graphs = Graphs(
-        lambda batch: pytest.fail("a pass is computed"),
-        lambda work: lambda: None,
-        cache,
+        nothing,
+        capture,
+        BlockTables((SETTINGS.max_sequences, blocks), 16, 0, device),
         torch.bfloat16,
-        CPU,
         sequences=SETTINGS.max_sequences,
-        blocks=BLOCKS,
         sizes=sizes,
         as_chains=False,
         logits=logits,
@@ -46,7 +59,11 @@ def with_prompts() -> Graphs:
 
 
 def feeds(sequences: int, tokens: int, *, num_logits: int) -> list[Feed]:
-    return [Feed([0] * tokens, num_logits, 0, np.arange(BLOCKS), None) for _ in range(sequences)]
+    return [Feed([0] * tokens, num_logits, 0, HeldBlocks(range(BLOCKS)), None) for _ in range(sequences)]
+
+
+def has_batch(graphs: Graphs, fed: list[Feed]) -> bool:
+    return graphs.batch(replace(StepInput.of(graphs._tables, fed), new_blocks=NOTHING_NEW)) is not None
 
 
 @pytest.mark.parametrize(
@@ -57,7 +74,7 @@ def test_graphs_of_decoding_take_drafts_of_up_to_32_tokens(
     decoding: Graphs, sequences: int, tokens: int, has_graph: bool
 ) -> None:
     step = feeds(sequences, tokens, num_logits=tokens)
-    assert (decoding.batch(step) is not None) == has_graph
+    assert has_batch(decoding, step) == has_graph
 
 
 @pytest.mark.parametrize(
@@ -71,14 +88,34 @@ def test_graphs_with_prompts_take_a_chunk_beside_drafts(
     shares = [chunk // 2, chunk - chunk // 2]
     prompts = [feeds(1, share, num_logits=1)[0] for share in shares]
     step = [*prompts, *feeds(64, drafted, num_logits=drafted)]
-    assert (with_prompts.batch(step) is not None) == has_graph
+    assert has_batch(with_prompts, step) == has_graph
 
 
 def test_graphs_with_prompts_have_room_for_any_number_of_prompts(with_prompts: Graphs) -> None:
     """Their tiles are most if each prompt is the shortest that is none of few tokens."""
-    assert with_prompts.batch(feeds(62, 33, num_logits=1)) is not None
+    assert has_batch(with_prompts, feeds(62, 33, num_logits=1))
+
+
+@needs_compiler
+def test_graph_step_of_64_sequences_at_32k_copies_kilobytes() -> None:
+    """Whole block tables were 64 x 2,112 numbers, a megabyte. Each fifth sequence begins a block here."""
+    with simulated_cuda() as cuda, torch.inference_mode():
+        graphs = graphs_of((320,), None, blocks=2112, device=torch.device("cuda"))
+        held = [HeldBlocks(range(2048)) for _ in range(64)]
+        first = [Feed([0] * 5, 5, 32_763, blocks, None) for blocks in held]
+        StepInput.of(graphs._tables, first)
+        for blocks in held[::5]:
+            blocks.push([2048])
+        step = StepInput.of(graphs._tables, [replace(feed, start=32_766) for feed in first])
+        cuda.counts = Counts()
+        batch = graphs.batch(step)
+        assert batch is not None
+        batch.compute(None)
+        assert len(step.new_blocks) == 13
+        assert cuda.counts.pinned_copies.total() == 1
+        assert cuda.counts.bytes_in < 96 * 1024, cuda.counts.report()
 
 
 def test_graph_with_prompts_too_many_rows_of_logits_get_none(with_prompts: Graphs) -> None:
-    assert with_prompts.batch(feeds(1, 512, num_logits=512)) is not None
-    assert with_prompts.batch(feeds(1, 513, num_logits=513)) is None
+    assert has_batch(with_prompts, feeds(1, 512, num_logits=512))
+    assert not has_batch(with_prompts, feeds(1, 513, num_logits=513))

@@ -10,7 +10,6 @@ import sys
 from itertools import pairwise
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -22,6 +21,7 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.forward.batch import paged_batch
 from outrider.engine.forward.batch_invariant import PASS_TOKENS
 from outrider.engine.forward.kernel import find_kernel
+from outrider.engine.held_blocks import HeldBlocks
 from outrider.engine.inputs.paged_input import FEW_QUERIES
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.kernels.cpu.attention import CpuAttention
@@ -129,9 +129,9 @@ def test_chunk_graph_without_room_for_the_logits_of_a_step_is_not_taken(checkpoi
     monkeypatch.setattr(outrider.engine.forward.graphs, "CAPTURED_SIZES", (1, 64))
     monkeypatch.setattr(outrider.engine.forward.graphs, "MOST_CHUNK_LOGITS", 8)
     forward = load_forward_pass(settings_of(checkpoint, self_check=False))
-    blocks = np.arange(8)
+    blocks = HeldBlocks(range(8))
     for num_logits, path in ((8, "graph"), (9, "kernels")):
-        step = StepInput.of([Feed([1] * (FEW_QUERIES + 1), num_logits, 0, blocks, None)])
+        step = StepInput.of(forward.tables, [Feed([1] * (FEW_QUERIES + 1), num_logits, 0, blocks, None)])
         assert forward.prepare(step).path == path
 
 
@@ -173,8 +173,8 @@ def test_size_that_one_rank_cannot_capture_no_rank_replays(checkpoint, capture):
     (reason,) = forward.slow_because
     assert "no CUDA graph of 8 tokens" in reason
     assert "another rank cannot" in reason
-    feeds = [Feed([1, 2], 1, 8 * place, np.array([place, place + 4]), None) for place in range(4)]
-    step = StepInput.of(feeds)
+    feeds = [Feed([1, 2], 1, 8 * place, HeldBlocks([place, place + 4]), None) for place in range(4)]
+    step = StepInput.of(forward.tables, feeds)
     assert forward.prepare(step).paged.token_ids.shape[1] == 32
     assert asked[1:] == [True] * 4
 
@@ -190,9 +190,10 @@ def test_memory_that_a_graph_reads_lives_as_long_as_the_graph(checkpoint, captur
     monkeypatch.setattr(outrider.engine.forward.graphs, "paged_batch", noted)
     engine = engine_of(checkpoint)
     graphs = engine.runner._forward._graphs
-    held = {graphs._buffer.untyped_storage().data_ptr()}
-    for fields, logit_rows, *_ in seen:
-        read = [*fields.values(), logit_rows]
+    kept = graphs._buffer, graphs._tables.on_device
+    held = {tensor.untyped_storage().data_ptr() for tensor in kept}
+    for given, logit_rows, *_ in seen:
+        read = [*vars(given).values(), logit_rows]
         assert {tensor.untyped_storage().data_ptr() for tensor in read} <= held
 
 

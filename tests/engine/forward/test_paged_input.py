@@ -9,6 +9,7 @@ import torch
 from outrider.decoding.draft import MAX_NODES, ROOT, Draft
 from outrider.engine.forward.attention_groups import QuerySpan, form_groups
 from outrider.engine.forward.batch import pack
+from outrider.engine.held_blocks import HeldBlocks
 from outrider.engine.inputs import paged_input as paged_input_module
 from outrider.engine.inputs.context_parts import SHORTEST
 from outrider.engine.inputs.paged_input import (
@@ -16,19 +17,23 @@ from outrider.engine.inputs.paged_input import (
     FEW_TILE,
     MANY_TILE,
     WORD_BITS,
-    PagedInput,
     PagedLayout,
-    fill,
 )
 from outrider.engine.inputs.step_buffer import buffer_size, split
-from outrider.engine.inputs.step_input import Feed
-from tests.support.paged_attention import PlainAttention, paged_input, visible_slots
+from outrider.engine.inputs.step_input import Feed, StepInput
+from tests.support.paged_attention import (
+    PlainAttention,
+    laid_out,
+    paged_input,
+    tables_for,
+    visible_slots,
+)
 
 BLOCK = 8
 CPU = torch.device("cpu")
 TREE = Draft((1, 2, 3, 4, 5), (ROOT, 0, 0, 1, 2))
 WIDE = Draft(tuple(range(100)), (ROOT,) * 100)
-AS_CHAINS = PagedLayout.padded(16, 50, as_chains=True)
+AS_CHAINS = PagedLayout.padded(16, as_chains=True)
 
 
 def feeds_of(*specs: tuple[int, int, Draft | None]) -> list[Feed]:
@@ -38,7 +43,8 @@ def feeds_of(*specs: tuple[int, int, Draft | None]) -> list[Feed]:
     for number, (start, count, tree) in enumerate(specs):
         blocks = order[taken : taken + -(-(start + count) // BLOCK) + 1]  # one that is reserved
         taken += len(blocks)
-        feeds.append(Feed(list(range(number, number + count)), min(count, 3), start, blocks, tree))
+        tokens = list(range(number, number + count))
+        feeds.append(Feed(tokens, min(count, 3), start, HeldBlocks(blocks), tree))
     return feeds
 
 
@@ -55,8 +61,9 @@ STEPS = {
 @pytest.mark.parametrize("specs", STEPS.values(), ids=STEPS)
 def test_rows_tokens_places_and_masks(specs):
     feeds = feeds_of(*specs)
-    given = paged_input(feeds, BLOCK)
-    batch = pack(feeds, BLOCK, torch.float32, CPU)
+    tables = tables_for(feeds, BLOCK)
+    given = laid_out(StepInput.of(tables, feeds), tables)
+    batch = pack(feeds, tables, torch.float32)
     assert given.token_ids.tolist() == batch.token_ids.tolist()
     assert given.position_ids.tolist() == batch.position_ids.tolist()
     assert given.logit_rows.tolist() == batch.logit_rows.tolist()
@@ -72,7 +79,7 @@ def test_rows_tokens_places_and_masks(specs):
             seen[first + row] = visible.nonzero().flatten().tolist()
     first = 0
     for feed in feeds:
-        span = QuerySpan(feed.blocks, first, len(feed.tokens), feed.start, feed.tree)
+        span = QuerySpan(feed.blocks[:], first, len(feed.tokens), feed.start, feed.tree)
         (group,) = form_groups([span], BLOCK, torch.float32, CPU)
         mask = group.mask(None, 1, CPU)
         for row in range(span.count):
@@ -88,12 +95,12 @@ def test_fill_long_contexts_are_split_and_come_first(monkeypatch):
     prompt = (0, FEW_QUERIES + 1, None)
     given = paged_input(feeds_of((200, 1, None), (600, 2, None), prompt, (506, 1, None)), BLOCK)
     assert [tile[0] for tile in given.few_tiles.tolist()] == [1, 3, 0]
-    assert given.work.tolist() == [1, 3, 2, 602, 4 + FEW_QUERIES + 1]
+    assert given.work.tolist() == [1, 3, 2, 602, 4 + FEW_QUERIES + 1, 0]
 
 
 def test_fill_context_of_a_single_part_is_not_split():
     given = paged_input(feeds_of((SHORTEST - 1, 1, None)), BLOCK)
-    assert given.work.tolist() == [0, 1, 0, 0, 1]
+    assert given.work.tolist() == [0, 1, 0, 0, 1, 0]
 
 
 def test_as_chains_a_node_off_the_chain_is_a_tile_that_reads_its_path():
@@ -124,10 +131,9 @@ def test_as_chains_a_node_off_the_chain_is_a_tile_that_reads_its_path():
 
 def test_rest_of_a_larger_layout_is_padding_that_nobody_reads():
     feeds = feeds_of((20, 6, TREE), (9, 1, None))
-    room = PagedLayout.padded(16, 50, as_chains=False)
+    room = PagedLayout.padded(16, as_chains=False)
     assert room.words * WORD_BITS == MAX_NODES
-    layout = replace(room, lanes=len(feeds))
-    padded = PagedInput.of(fill(layout, feeds, BLOCK, spare_slot=999, device=CPU).arrays)
+    padded = paged_input(feeds, BLOCK, 999, replace(room, lanes=len(feeds)))
     exact = paged_input(feeds, BLOCK)
     for name in ("token_ids", "position_ids"):
         assert getattr(padded, name)[0, :7].tolist() == getattr(exact, name)[0].tolist()
@@ -140,11 +146,11 @@ def test_rest_of_a_larger_layout_is_padding_that_nobody_reads():
     assert padded.ancestors[:7, :1].tolist() == exact.ancestors.tolist()
 
 
-def test_part_of_the_sequences_is_a_part_of_the_buffer():
+def test_part_of_the_new_blocks_is_a_part_of_the_buffer():
     """So that no more of it has to be copied to the device."""
     room = PagedLayout(16, 16, 16, 50, 1, 16, 0)
     buffer = torch.arange(buffer_size(room.fields) // 8).view(torch.uint8)
-    part = replace(room, lanes=3).fields
+    part = replace(room, new_blocks=3).fields
     for name, own in split(part, buffer[: buffer_size(part)]).items():
         whole = split(room.fields, buffer)[name]
         assert own.tolist() == whole[: len(own)].tolist()

@@ -9,10 +9,13 @@ import torch
 
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.settings import Sampling
+from outrider.engine.held_blocks import HeldBlocks
+from outrider.engine.inputs.block_tables import BlockTables
 from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.inputs.context_parts import SHORTEST
-from outrider.engine.inputs.paged_input import PagedInput, PagedLayout, fill
-from outrider.engine.inputs.step_input import Feed
+from outrider.engine.inputs.paged_input import PagedInput, PagedLayout
+from outrider.engine.inputs.step_input import Feed, StepInput
+from tests.support import paged_attention as support
 
 kernels = pytest.importorskip("outrider.engine.kernels.advance", reason="needs triton: pip install triton")
 choices = pytest.importorskip("outrider.engine.kernels.choice", reason="needs triton: pip install triton")
@@ -33,8 +36,14 @@ ROWS_OF = [
 ]
 
 
-def laid_out(feeds: list[Feed], layout: PagedLayout) -> PagedInput[torch.Tensor]:
-    return PagedInput.of(fill(layout, feeds, BLOCK, SPARE, device=DEVICE).sent())
+HELD = [HeldBlocks(np.random.default_rng(number).permutation(BLOCKS)) for number in range(len(FED))]
+TABLES = BlockTables((len(FED), BLOCKS), BLOCK, SPARE, DEVICE)
+TABLES.update(HELD[::-1])  # a sequence's row is not its place in the step
+TABLES.on_device.copy_(torch.from_numpy(TABLES.on_host))
+
+
+def laid_out(feeds: list[Feed], layout: PagedLayout | None = None) -> PagedInput[torch.Tensor]:
+    return support.laid_out(StepInput.of(TABLES, feeds), TABLES, layout)
 
 
 def feeds_of(positions: int, tokens: list[int]) -> list[Feed]:
@@ -43,8 +52,7 @@ def feeds_of(positions: int, tokens: list[int]) -> list[Feed]:
     for number, (written, fed) in enumerate(FED):
         start = written + (fed + positions - 1 if positions else 0)
         of_feed = [tokens[number]] if positions else [3] * fed
-        blocks = np.random.default_rng(number).permutation(BLOCKS)
-        feeds.append(Feed(of_feed, 1, start, blocks, None))
+        feeds.append(Feed(of_feed, 1, start, HELD[number], None))
     return feeds
 
 
@@ -58,11 +66,10 @@ def choice_of(rows: int, tokens: list[int], valid: list[bool]) -> Any:
 
 def begun(positions: list[int]) -> Any:
     """Memory after the first position. positions: positions of each sequence."""
-    feeds = feeds_of(0, [])
-    first = laid_out(feeds, PagedLayout.of([replace(feed, start=feed.start + 8) for feed in feeds], BLOCK))
+    first = laid_out(feeds_of(0, []))
     rows = ChoiceInput.of_rows(ROWS_OF, positions=positions).copied(DEVICE)
     memory = kernels.ChainMemory(
-        laid_out([], PagedLayout.padded(ROWS, BLOCKS, as_chains=False)),
+        laid_out([], PagedLayout.padded(ROWS, as_chains=False)),
         ChoiceInput.of_rows([ROWS_OF[0]] * ROWS).copied(DEVICE),
         torch.full((2, ROWS), -1, device=DEVICE),
         torch.full((POSITIONS, ROWS, RANKS + 1), -1, dtype=torch.int32, device=DEVICE),
@@ -80,7 +87,7 @@ def advance(memory: Any, tokens: list[int], valid: list[bool]) -> None:
 
 def check(memory: Any, position: int, tokens: list[int]) -> None:
     """Compares what is fed next with the host's layout of the same feeds."""
-    expected = laid_out(feeds_of(position, tokens), PagedLayout.padded(ROWS, BLOCKS, as_chains=False))
+    expected = laid_out(feeds_of(position, tokens), PagedLayout.padded(ROWS, as_chains=False))
     for name in ("token_ids", "position_ids", "slots", "seen", "work"):
         assert torch.equal(getattr(memory.paged, name), getattr(expected, name)), (name, position)
     count = len(FED)

@@ -14,6 +14,7 @@ from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import paged_batch
 from outrider.engine.forward.cpu_operations import CpuOperations
 from outrider.engine.forward.layer_operations import Heads, LayerOperations, Norm, PlainOperations
+from outrider.engine.held_blocks import HeldBlocks
 from outrider.engine.inputs.step_input import Feed
 from outrider.engine.kernels.cpu.functions import compiled
 from tests.support.paged_attention import paged_input
@@ -75,11 +76,11 @@ def test_heads_are_rotated_and_stored(
 ) -> None:
     """And nothing else in the cache changes."""
     feeds = [
-        Feed([0] * 5, 1, 3, torch.tensor([2, 0]).numpy(), None),
-        Feed([0], 1, 0, torch.tensor([4]).numpy(), None),
+        Feed([0] * 5, 1, 3, HeldBlocks([2, 0]), None),
+        Feed([0], 1, 0, HeldBlocks([4]), None),
     ]
-    fields = vars(paged_input(feeds, BLOCK_SIZE))
-    batch = paged_batch(fields, fields["logit_rows"], BLOCK_SIZE, dtype)
+    fed = paged_input(feeds, BLOCK_SIZE)
+    batch = paged_batch(fed, fed.logit_rows, BLOCK_SIZE, dtype)
     heads = Heads(0, queries, kv, dim, norm(queries + kv, dim, dtype=dtype) if has_norm else None)
     product = random(6, queries + 2 * kv, dim, dtype=dtype)
     rotation = random(6, 1, dim, dtype=dtype), -random(6, 1, dim, dtype=dtype)

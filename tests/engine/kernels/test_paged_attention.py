@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.decoding.draft import ROOT, Draft
+from outrider.engine.held_blocks import HeldBlocks
 from outrider.engine.inputs import paged_input as paged_input_module
 from outrider.engine.inputs.context_parts import parts_of, third_length
 from outrider.engine.inputs.paged_input import PagedInput, PagedLayout
@@ -45,7 +46,7 @@ def feeds_of(specs, block_size):
     for start, count, tree in specs:
         blocks = order[taken : taken + -(-(start + count) // block_size)]
         taken += len(blocks)
-        feeds.append(Feed([0] * count, 1, start, blocks, tree))
+        feeds.append(Feed([0] * count, 1, start, HeldBlocks(blocks), tree))
     return feeds
 
 
@@ -129,7 +130,7 @@ def test_cpu_rounds_means_of_two_values_to_bfloat16_as_torch_does():
     generator = torch.Generator().manual_seed(0)
     keys, values = torch.zeros(16, 1, 16), torch.rand(16, 1, 4096, generator=generator)
     values[0, 0, 0] = torch.nan
-    given = paged_input([Feed([0], 1, 1, np.array([0]), None)], 16)
+    given = paged_input([Feed([0], 1, 1, HeldBlocks([0]), None)], 16)
     keys, values = keys.bfloat16(), values.bfloat16()
     output = CpuAttention(16)(given, keys[:1], keys, values)
     expected = values[:2, 0].float().mean(0).bfloat16()
@@ -169,7 +170,7 @@ def test_triton_row_at_a_boundary_of_parts_is_the_same_alone_in_company_in_a_cha
 ):
     """Bit for bit, whether programs share its context or a program reads all of it."""
     count, start = 6, boundary - 3
-    blocks = np.random.default_rng(0).permutation(start // 16 + 4)
+    blocks = HeldBlocks(np.random.default_rng(0).permutation(start // 16 + 4))
     keys, values, query = with_long_context(len(blocks) * 16)
     attend = of_triton(16)
 
@@ -188,12 +189,12 @@ def test_triton_row_at_a_boundary_of_parts_is_the_same_alone_in_company_in_a_cha
         assert torch.equal(alone[0], expected[place]), place
     before = query.new_zeros(10, 2, 16)
     chunk = Feed([0] * (10 + count), 1, start - 10, blocks, None)
-    chunk_layout = replace(PagedLayout.padded(24, len(blocks), as_chains=True), lanes=1)
+    chunk_layout = replace(PagedLayout.padded(24, as_chains=True), lanes=1)
     _, in_chunk = rows([chunk], torch.cat([before, query[:count], before[:8]]), chunk_layout)
     assert torch.equal(in_chunk[10:16], expected)
     assert not in_chunk[16:].any()
     monkeypatch.setattr(paged_input_module, "SPLIT_TILES", 1)
-    company = Feed([0] * 8, 1, 60, blocks, None)
+    company = Feed([0] * 8, 1, 60, HeldBlocks(blocks[:]), None)
     given, together = rows([chain, company], query[: count + 8])
     assert given.work[2] == 0, "a program reads all of a context"
     assert torch.equal(together[:count], expected)
@@ -206,8 +207,8 @@ def test_triton_node_of_a_tree_at_a_boundary_of_parts_is_what_it_is_when_it_is_c
     """Bit for bit: the node 2 is the child of the root."""
     monkeypatch.setattr(paged_input_module, "SPLIT_TILES", split_tiles)
     keys, values, query = with_long_context(4128)
-    attend, blocks = of_triton(16), np.arange(258)
-    layout = replace(PagedLayout.padded(8, 258, as_chains=True), lanes=1)
+    attend, blocks = of_triton(16), HeldBlocks(range(258))
+    layout = replace(PagedLayout.padded(8, as_chains=True), lanes=1)
 
     def rows(feed, query):
         padded = torch.cat([query, query.new_zeros(8 - len(query), 2, 16)])
@@ -235,7 +236,7 @@ def test_triton_one_sequence_gives_every_processor_work(monkeypatch, share, cont
     monkeypatch.setattr(triton, "join_parts", Recorder([]))
     third = third_length(131_072)
     attend = triton.PagedAttention(16, third, SHARED_MEMORY, programs=2 * PROCESSORS)
-    feed = Feed([0], 1, context, np.zeros(8192, np.int64), None)
+    feed = Feed([0], 1, context, HeldBlocks([0] * 8192), None)
     keys = torch.empty(16, kv_heads, dim)
     attend(paged_input([feed], 16), torch.empty(heads, 1, dim), keys, keys)
     ((programs, head_groups),) = grids
@@ -261,7 +262,7 @@ def test_as_chains_a_drafted_row_is_what_it_is_when_it_is_committed(attention, w
     keys, values = (torch.randn(NUM_BLOCKS * 16, 2, 16, generator=generator) for _ in range(2))
     query = torch.randn(6, 4, 16, generator=generator)
     attend = attention(16)
-    room = PagedLayout.padded(16, 12, as_chains=True)
+    room = PagedLayout.padded(16, as_chains=True)
 
     def attended(feed, rows):
         layout = replace(room, lanes=1)
@@ -293,7 +294,7 @@ def trees(draw):
 def test_cpu_row_is_the_same_alone_in_a_batch_padded_and_in_a_tree(dtype, tree, start, window, beside):
     """Bit for bit, in either layout of a tree."""
     generator = torch.Generator().manual_seed(start)
-    path_blocks = np.arange(NUM_BLOCKS, NUM_BLOCKS + 16)  # blocks beside those of the sequences
+    path_blocks = HeldBlocks(range(NUM_BLOCKS, NUM_BLOCKS + 16))  # blocks beside those of the sequences
     slots = (NUM_BLOCKS + 16) * 8
     keys, values = (torch.randn(slots, 2, 32, generator=generator).to(dtype) for _ in range(2))
     feed, *others = feeds_of([(start, 1 + len(tree), tree), *[(beside, 3, None)] * (beside > 0)], 8)
@@ -304,7 +305,7 @@ def test_cpu_row_is_the_same_alone_in_a_batch_padded_and_in_a_tree(dtype, tree, 
         given = paged_input(feeds, 8, layout=layout)
         return attend(given, query.transpose(0, 1), keys, values, window=window)
 
-    padded = rows([feed], query, replace(PagedLayout.padded(16, 16, as_chains=True), lanes=1))
+    padded = rows([feed], query, replace(PagedLayout.padded(16, as_chains=True), lanes=1))
     assert not padded[count:].any()
     together = rows([feed, *others], query[: count + 3 * len(others)])
     assert torch.equal(together[:count], padded[:count])

@@ -165,7 +165,7 @@ def leave_after_two_steps(group: RankGroup, settings: EngineSettings) -> None:
     with few_graphs():
         forward = load_forward_pass(settings, group)
     for _ in range(2):
-        received = group.receive()
+        received = group.receive(forward.tables)
         assert isinstance(received, tuple)
         step, chosen = received
         with torch.inference_mode():

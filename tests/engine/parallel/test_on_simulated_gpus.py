@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,6 +18,7 @@ from outrider.decoding.settings import Sampling
 from outrider.drafters.ngram import NgramIndex
 from outrider.engine.drafters import early_exit, exit_search
 from outrider.engine.drafters.target_drafters import TargetDrafters
+from outrider.engine.held_blocks import HeldBlocks
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.follower import follow
@@ -93,7 +93,8 @@ def pass_of(
     with patch.object(cuda_operations, "SUMS_ON", capabilities):
         forward = load_forward_pass(settings, group)
     with torch.inference_mode():
-        batch = forward.prepare(StepInput.of([Feed([5, 9, 33], 3, 0, np.arange(1), None)]))
+        step = StepInput.of(forward.tables, [Feed([5, 9, 33], 3, 0, HeldBlocks([0]), None)])
+        batch = forward.prepare(step)
         simulated().counts = Counts()
         output = forward.run(batch)
     return simulated().counts, output.logits.cpu()

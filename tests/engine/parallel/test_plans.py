@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from outrider.engine.held_blocks import HeldBlocks
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.parallel.rank_group import RankGroup
@@ -27,8 +28,8 @@ def settings_of(folder: Path, **fields: Any) -> EngineSettings:
 def logits(group: RankGroup, settings: EngineSettings) -> torch.Tensor:
     """[tokens of the prompt, vocab_size] at rank 0, by the paged cache."""
     forward = load_forward_pass(settings, group)
-    blocks = torch.arange(-(-len(PROMPT) // settings.block_size)).numpy()
-    step = StepInput.of([Feed(PROMPT, len(PROMPT), 0, blocks, None)])
+    blocks = HeldBlocks(range(-(-len(PROMPT) // settings.block_size)))
+    step = StepInput.of(forward.tables, [Feed(PROMPT, len(PROMPT), 0, blocks, None)])
     return forward.run(forward.prepare(step)).logits.clone()
 
 

@@ -5,7 +5,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,6 +17,8 @@ from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.errors import RankLostError, UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Paged, attend
+from outrider.engine.held_blocks import HeldBlocks
+from outrider.engine.inputs.block_tables import BlockTables
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.follower import follow
@@ -214,19 +215,22 @@ def test_all_ranks_refuse_a_model_that_one_computes_wrongly(ranks: Ranks, tmp_pa
     assert ranks.run(refuse_to_load, refuse_to_load, settings, -1) == ["", ""]
 
 
+def few_tables() -> BlockTables:
+    return BlockTables((2, 4), 8, 0, torch.device("cpu"))
+
+
 def send(group: RankGroup, lengths: list[int]) -> None:
     """Steps of so many tokens, every second of which feeds what the one before chose."""
     for number, length in enumerate(lengths):
-        nothing = np.zeros(0, np.int64)
         chosen = torch.arange(length) if number % 2 else None
-        group.send(StepInput.of([Feed([7] * length, 1, 0, nothing, None)]), chosen)
+        group.send(StepInput.of(few_tables(), [Feed([7] * length, 1, 0, HeldBlocks([3]), None)]), chosen)
     group.dismiss()
 
 
 def receive(group: RankGroup, lengths: list[int]) -> list[tuple[int, int | None]]:
     """How many tokens came, and chosen ones with them."""
-    came = []
-    while (received := group.receive()) is not None:
+    came, tables = [], few_tables()
+    while (received := group.receive(tables)) is not None:
         assert isinstance(received, tuple)
         step, chosen = received
         assert set(step.feeds[0].tokens) == {7}
@@ -252,7 +256,7 @@ def go_on_after(group: RankGroup, ran: tuple[bool, bool]) -> str:
         else:
             receive(group, [1])
     except RankLostError as error:
-        if group.receive() is None:
+        if group.receive(few_tables()) is None:
             return str(error)
     finally:
         group.passes = before

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -21,17 +21,21 @@ class Counts:
     copies_out: Counter[str] = field(default_factory=Counter)  # from the device
     waits: Counter[str] = field(default_factory=Counter)  # for what was launched
     busy_waits: Counter[str] = field(default_factory=Counter)  # waits while the device had more to do
+    bytes_in: int = 0  # bytes of all copies to the device
 
     def totals(self) -> dict[str, int]:
-        return {field.name: getattr(self, field.name).total() for field in fields(self)}
+        return {name: counter.total() for name, counter in self._counters()}
 
     def report(self) -> str:
         """Every line that caused something, the most expensive first."""
         return "\n".join(
-            f"{field.name}: {count} x {cause}"
-            for field in fields(self)
-            for cause, count in getattr(self, field.name).most_common()
+            f"{name}: {count} x {cause}"
+            for name, counter in self._counters()
+            for cause, count in counter.most_common()
         )
+
+    def _counters(self) -> list[tuple[str, Counter[str]]]:
+        return [(name, counter) for name, counter in vars(self).items() if isinstance(counter, Counter)]
 
 
 def cause(operation: object) -> str:

@@ -95,6 +95,8 @@ class Transfers:
         self, source: torch.Tensor, target: torch.Tensor, operation: object, *, non_blocking: bool
     ) -> None:
         """Copies the CPU tensor into what lies on the device."""
+        if self.capturing is None:
+            self.counts.bytes_in += source.nbytes
         if not self.is_pinned(source):
             self.must_not_capture(operation)
             self.counts.pageable_copies[cause(operation)] += 1

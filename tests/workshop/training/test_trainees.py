@@ -16,7 +16,7 @@ from outrider.demo.prompts import DEMO
 from outrider.engine.drafters.eagle3 import Eagle3
 from outrider.engine.drafters.early_exit import EarlyExit
 from outrider.engine.drafters.medusa import Medusa
-from outrider.engine.inputs.step_input import Feed
+from outrider.engine.inputs.step_input import Feed, StepInput
 from tests.support.demo_pair import prompt_of
 from tests.support.target_drafters import drafter_of, engine_with
 from workshop.training.eagle3 import Eagle3Trainee
@@ -103,13 +103,14 @@ def test_eagle3_head_guesses_as_it_drafts_in_the_engine(tmp_path: Path) -> None:
     start, tokens = 11, read.tokens[0].tolist()
     sequence = engine.open(len(tokens), 0, Sampling())
     assert engine._cache.reserve(sequence, len(tokens))
-    blocks = sequence.table[: len(sequence.blocks)]
+    tables = drafter._target.tables
     states = drafter._head.reduce(read.hidden[0, : start + 1])
-    states = drafter._pass([Feed(tokens[1 : start + 2], 0, 0, blocks, None)], states)[-1:]
+    feed = Feed(tokens[1 : start + 2], 0, 0, sequence.blocks, None)
+    states = drafter._pass(StepInput.of(tables, [feed]), states)[-1:]
     for position, guess in enumerate(guesses):
         if position:
-            feed = Feed([tokens[start + position + 1]], 0, start + position, blocks, None)
-            states = drafter._pass([feed], states)
+            feed = Feed([tokens[start + position + 1]], 0, start + position, sequence.blocks, None)
+            states = drafter._pass(StepInput.of(tables, [feed]), states)
         torch.testing.assert_close(drafter._logits(states), guess.logits[:, start], atol=1e-3, rtol=1e-3)
 
 
@@ -139,7 +140,7 @@ def test_exit_guesses_as_it_drafts_in_the_engine(tmp_path: Path) -> None:
         tokens = read.tokens[0].tolist()
         sequence = engine.open(len(tokens), 0, Sampling())
         assert engine._cache.reserve(sequence, len(tokens))
-        feed = Feed(tokens, len(tokens), 0, sequence.table[: len(sequence.blocks)], None)
+        feed = Feed(tokens, len(tokens), 0, sequence.blocks, None)
         logits, _ = drafter._pass(tuple(range(number)), [feed])
         torch.testing.assert_close(logits, guess.logits[0], atol=1e-3, rtol=1e-3)
 

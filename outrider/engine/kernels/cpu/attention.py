@@ -38,6 +38,9 @@ class CpuAttention:
         library = functions()
         self._attend = dict(zip(DTYPES, (library.attend_float32, library.attend_bfloat16), strict=True))
 
+    def take_in(self, paged: PagedInput[Tensor]) -> None:
+        pass  # the tables of the host are those of the device
+
     def __call__(
         self,
         paged: PagedInput[Tensor],
@@ -59,7 +62,7 @@ class CpuAttention:
             keys.data_ptr(),
             values.data_ptr(),
             None if sinks is None else sinks.data_ptr(),
-            paged.block_table.data_ptr(),
+            paged.block_tables.data_ptr(),
             tuple(of_kind.data_ptr() for of_kind in tiles),
             paged.seen.data_ptr(),
             paged.ancestors.data_ptr(),
@@ -73,7 +76,7 @@ class CpuAttention:
             key_dim,
             value_dim,
             self._block_size,
-            paged.block_table.shape[1],
+            paged.block_tables.shape[1],
             tuple(of_kind.shape[0] for of_kind in tiles),
             paged.ancestors.shape[1],
             paged.paths.shape[1],

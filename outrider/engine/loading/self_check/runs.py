@@ -12,14 +12,14 @@ from transformers.masking_utils import eager_mask
 
 from outrider.engine.forward.attention import ATTENTION
 from outrider.engine.forward.linear import StoredLinear
-from outrider.engine.inputs.step_input import Feed, StepInput
+from outrider.engine.inputs.step_input import Feed
 from outrider.engine.loading.int8_product import LARGEST_INT8
 from outrider.engine.loading.quantized import Int8Linear
 from outrider.engine.loading.self_check.outputs import Outputs, is_rounding
 from outrider.engine.loading.self_check.script import SINGLES, Script
 from outrider.engine.parallel.rank_group import RankGroup
 
-Run = Callable[[StepInput], Tensor]  # returns logits [num_logits, vocab_size] of a step over our cache
+Run = Callable[[Sequence[Feed]], Tensor]  # returns logits [num_logits, vocab_size] of a step over our cache
 WINDOW = 8  # positions that a sliding window is shortened to
 HEAD = -1  # number of the logits among layers
 WIDE = "outrider_wide_eager"
@@ -79,7 +79,7 @@ class Runs:
         return torch.cat([self._step(step, run)[HEAD] for step in script.steps], 1)[0]
 
     def _step(self, feeds: list[Feed], run: Run) -> dict[int, Tensor]:
-        self._record(HEAD, run(StepInput.of(feeds))[None])
+        self._record(HEAD, run(feeds)[None])
         count = sum(len(feed.tokens) for feed in feeds)  # batch-invariant numerics pad beyond it
         return {layer: output[:, :count] for layer, output in self._take().items()}
 

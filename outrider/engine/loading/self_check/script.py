@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from outrider.decoding.draft import ROOT, Draft
-from outrider.engine.inputs.step_input import Feed, Numbers
+from outrider.engine.held_blocks import HeldBlocks
+from outrider.engine.inputs.step_input import Feed
 
 LENGTH, SHORTEST = 26, 14  # tokens of a path: at most, and the shortest context that is checked
 PARENTS = (ROOT, ROOT, 0, 0, 1, 2, 3, 4, 5, 6, 7)  # parents of the tree's nodes, level by level
@@ -43,7 +44,8 @@ def write_script(length: int, tokens: Iterator[int], block_size: int, window: in
     root, chunk = length - LEVELS, length // 3
     prompt = root - 1  # the last committed token is fed with the drafted ones
     blocks = np.arange(blocks_needed(block_size))
-    one, other = blocks[1::2][::-1], blocks[::2]  # no two blocks of a text are neighbours in order
+    # No two blocks of a text are neighbours in order.
+    one, other = HeldBlocks(blocks[1::2][::-1]), HeldBlocks(blocks[::2])
     near = prompt if window is None else min(window, prompt)
     rows = _rows("packed prompts", 0, 0, near) + _rows("beyond the sliding window", 0, near, prompt)
     rows += _rows("packed prompts", 1, 0, chunk)
@@ -67,7 +69,7 @@ def write_script(length: int, tokens: Iterator[int], block_size: int, window: in
     )
 
 
-def _feed(tokens: list[int], start: int, blocks: Numbers, tree: Draft | None = None) -> Feed:
+def _feed(tokens: list[int], start: int, blocks: HeldBlocks, tree: Draft | None = None) -> Feed:
     return Feed(tokens, len(tokens), start, blocks, tree)
 
 
