@@ -18,12 +18,12 @@ from protos.conversions import sampling_from_message
 
 logger = logging.getLogger("ray.serve")
 
-_CAUSES: tuple[tuple[type[Exception], rounds_pb2.Ended.Cause], ...] = (
-    (LeavingError, rounds_pb2.Ended.LEAVING),
-    (SequenceFailedError, rounds_pb2.Ended.FAILED),
-    (EngineError, rounds_pb2.Ended.TOO_LARGE),
-    (GrammarError, rounds_pb2.Ended.GRAMMAR),
-    (ValueError, rounds_pb2.Ended.INVALID),
+_CAUSES: tuple[tuple[type[Exception], rounds_pb2.SequenceEnded.Cause], ...] = (
+    (LeavingError, rounds_pb2.SequenceEnded.LEAVING),
+    (SequenceFailedError, rounds_pb2.SequenceEnded.FAILED),
+    (EngineError, rounds_pb2.SequenceEnded.TOO_LARGE),
+    (GrammarError, rounds_pb2.SequenceEnded.GRAMMAR),
+    (ValueError, rounds_pb2.SequenceEnded.INVALID),
 )
 
 
@@ -46,7 +46,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
     def __init__(self, translation: Translation[RequestT, ReplyT], engine: EngineClient) -> None:
         self._translation: Translation[RequestT, ReplyT] = translation
         self._engine = engine
-        self.outbox: Outbox[rounds_pb2.Opened | ReplyT | rounds_pb2.Ended] = Outbox()
+        self.outbox: Outbox[rounds_pb2.Opened | ReplyT | rounds_pb2.SequenceEnded] = Outbox()
         self._spans = DelayedSpans()
         self._served: dict[Name, Served] = {}
 
@@ -137,7 +137,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
             if isinstance(error, kind):
                 sequence, epoch = name
                 self.outbox.append(
-                    rounds_pb2.Ended(sequence=sequence, epoch=epoch, cause=cause, details=details)
+                    rounds_pb2.SequenceEnded(sequence=sequence, epoch=epoch, cause=cause, details=details)
                 )
                 return
 

@@ -27,7 +27,7 @@ from protos.conversions import draft_from_message, draft_to_message, lease_from_
 RequestT = TypeVar("RequestT", rounds_pb2.DraftWorkerRequest, rounds_pb2.TargetWorkerRequest)
 ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
 
-_FIELDS: dict[type[Message], str] = {rounds_pb2.Opened: "opened", rounds_pb2.Ended: "ended"}
+_FIELDS: dict[type[Message], str] = {rounds_pb2.Opened: "opened", rounds_pb2.SequenceEnded: "ended"}
 
 
 class Translation(ABC, Generic[RequestT, ReplyT]):
@@ -49,7 +49,7 @@ class Translation(ABC, Generic[RequestT, ReplyT]):
     @staticmethod
     @abstractmethod
     def replies(
-        messages: Iterable[rounds_pb2.Opened | ReplyT | rounds_pb2.Ended],
+        messages: Iterable[rounds_pb2.Opened | ReplyT | rounds_pb2.SequenceEnded],
     ) -> rounds_pb2.DraftReplies | rounds_pb2.TargetReplies:
         """Returns the message that carries all these messages."""
 
@@ -78,7 +78,7 @@ class DraftTranslation(Translation[rounds_pb2.DraftWorkerRequest, rounds_pb2.Dra
         )
         draft = draft_to_message(result.draft)
         if isinstance(result, PreparedTree):
-            reply.prepared.CopyFrom(rounds_pb2.Prepared(draft=draft))
+            reply.prepared.CopyFrom(rounds_pb2.PreparedTree(draft=draft))
         else:
             ahead = None if result.ahead is None else _ahead_outcome(result.ahead)
             reply.proposed.CopyFrom(rounds_pb2.Proposed(draft=draft, ahead=ahead))
@@ -86,7 +86,7 @@ class DraftTranslation(Translation[rounds_pb2.DraftWorkerRequest, rounds_pb2.Dra
 
     @staticmethod
     def replies(
-        messages: Iterable[rounds_pb2.Opened | rounds_pb2.DraftReply | rounds_pb2.Ended],
+        messages: Iterable[rounds_pb2.Opened | rounds_pb2.DraftReply | rounds_pb2.SequenceEnded],
     ) -> rounds_pb2.DraftReplies:
         return rounds_pb2.DraftReplies(**_by_field(messages))
 
@@ -129,7 +129,7 @@ class TargetTranslation(Translation[rounds_pb2.TargetWorkerRequest, rounds_pb2.T
 
     @staticmethod
     def replies(
-        messages: Iterable[rounds_pb2.Opened | rounds_pb2.TargetReply | rounds_pb2.Ended],
+        messages: Iterable[rounds_pb2.Opened | rounds_pb2.TargetReply | rounds_pb2.SequenceEnded],
     ) -> rounds_pb2.TargetReplies:
         return rounds_pb2.TargetReplies(**_by_field(messages))
 

@@ -40,7 +40,7 @@ class StreamAnswer:
 
     sent: float
     arrivals: list[Arrival] = field(default_factory=list)
-    speculation: generation_pb2.Speculation | None = None  # once it is finished
+    speculation: generation_pb2.SpeculationCounts | None = None  # once it is finished
     is_open: bool = True
 
 
@@ -53,7 +53,7 @@ class Slice:
     per_token_s: list[float]  # seconds of each request that was finished in the window, after its first token
     rounds: int  # passes of the target over a Draft
     passes: int
-    finished: list[generation_pb2.Speculation]  # reports of requests that were finished in the window
+    finished: list[generation_pb2.SpeculationCounts]  # reports of requests that were finished in the window
 
 
 def speculation_of(mode: str) -> generation_pb2.SpeculationSettings:

@@ -111,11 +111,11 @@ class StructuredOutputs(_message.Message):
     json_object: bool
     json: str
     regex: str
-    choice: Choices
+    choice: Texts
     grammar: str
-    def __init__(self, json_object: _Optional[bool] = ..., json: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choices, _Mapping]] = ..., grammar: _Optional[str] = ...) -> None: ...
+    def __init__(self, json_object: _Optional[bool] = ..., json: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Texts, _Mapping]] = ..., grammar: _Optional[str] = ...) -> None: ...
 
-class Choices(_message.Message):
+class Texts(_message.Message):
     __slots__ = ("texts",)
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     texts: _containers.RepeatedScalarFieldContainer[str]
@@ -228,10 +228,10 @@ class Usage(_message.Message):
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
-    speculation: Speculation
-    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ...) -> None: ...
+    speculation: SpeculationCounts
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationCounts, _Mapping]] = ...) -> None: ...
 
-class Speculation(_message.Message):
+class SpeculationCounts(_message.Message):
     __slots__ = ("mode", "drafter", "rounds", "drafted", "reached", "accepted", "accepted_lengths", "mean_accepted_length", "target_passes", "late_drafts", "lost_drafts", "lost_targets", "seed", "prepared_for", "ahead_hit_ranks", "continued", "saved_ms", "wasted", "forced", "empty_drafts", "drafted_by", "routed", "judged")
     class DraftedByEntry(_message.Message):
         __slots__ = ("key", "value")
@@ -520,10 +520,10 @@ class Model(_message.Message):
     id: str
     vocab_size: int
     max_length: int
-    workers: _containers.RepeatedCompositeFieldContainer[Worker]
-    def __init__(self, id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_length: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[Worker, _Mapping]]] = ...) -> None: ...
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerInfo]
+    def __init__(self, id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_length: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ...) -> None: ...
 
-class Worker(_message.Message):
+class WorkerInfo(_message.Message):
     __slots__ = ("role", "model", "address", "pid", "node")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]

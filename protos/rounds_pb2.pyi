@@ -27,8 +27,8 @@ class DraftReplies(_message.Message):
     ENDED_FIELD_NUMBER: _ClassVar[int]
     opened: _containers.RepeatedCompositeFieldContainer[Opened]
     replies: _containers.RepeatedCompositeFieldContainer[DraftReply]
-    ended: _containers.RepeatedCompositeFieldContainer[Ended]
-    def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[DraftReply, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ...) -> None: ...
+    ended: _containers.RepeatedCompositeFieldContainer[SequenceEnded]
+    def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[DraftReply, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[SequenceEnded, _Mapping]]] = ...) -> None: ...
 
 class TargetReplies(_message.Message):
     __slots__ = ("opened", "replies", "ended")
@@ -37,8 +37,8 @@ class TargetReplies(_message.Message):
     ENDED_FIELD_NUMBER: _ClassVar[int]
     opened: _containers.RepeatedCompositeFieldContainer[Opened]
     replies: _containers.RepeatedCompositeFieldContainer[TargetReply]
-    ended: _containers.RepeatedCompositeFieldContainer[Ended]
-    def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[TargetReply, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ...) -> None: ...
+    ended: _containers.RepeatedCompositeFieldContainer[SequenceEnded]
+    def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[TargetReply, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[SequenceEnded, _Mapping]]] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("sequence", "epoch")
@@ -48,31 +48,31 @@ class Opened(_message.Message):
     epoch: int
     def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
-class Ended(_message.Message):
+class SequenceEnded(_message.Message):
     __slots__ = ("sequence", "epoch", "cause", "details")
     class Cause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
-        CAUSE_UNSPECIFIED: _ClassVar[Ended.Cause]
-        INVALID: _ClassVar[Ended.Cause]
-        TOO_LARGE: _ClassVar[Ended.Cause]
-        FAILED: _ClassVar[Ended.Cause]
-        LEAVING: _ClassVar[Ended.Cause]
-        GRAMMAR: _ClassVar[Ended.Cause]
-    CAUSE_UNSPECIFIED: Ended.Cause
-    INVALID: Ended.Cause
-    TOO_LARGE: Ended.Cause
-    FAILED: Ended.Cause
-    LEAVING: Ended.Cause
-    GRAMMAR: Ended.Cause
+        CAUSE_UNSPECIFIED: _ClassVar[SequenceEnded.Cause]
+        INVALID: _ClassVar[SequenceEnded.Cause]
+        TOO_LARGE: _ClassVar[SequenceEnded.Cause]
+        FAILED: _ClassVar[SequenceEnded.Cause]
+        LEAVING: _ClassVar[SequenceEnded.Cause]
+        GRAMMAR: _ClassVar[SequenceEnded.Cause]
+    CAUSE_UNSPECIFIED: SequenceEnded.Cause
+    INVALID: SequenceEnded.Cause
+    TOO_LARGE: SequenceEnded.Cause
+    FAILED: SequenceEnded.Cause
+    LEAVING: SequenceEnded.Cause
+    GRAMMAR: SequenceEnded.Cause
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     DETAILS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     epoch: int
-    cause: Ended.Cause
+    cause: SequenceEnded.Cause
     details: str
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., cause: _Optional[_Union[Ended.Cause, str]] = ..., details: _Optional[str] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., cause: _Optional[_Union[SequenceEnded.Cause, str]] = ..., details: _Optional[str] = ...) -> None: ...
 
 class DraftWorkerRequest(_message.Message):
     __slots__ = ("sequence", "epoch", "open", "propose", "close")
@@ -201,10 +201,10 @@ class DraftReply(_message.Message):
     epoch: int
     round: int
     proposed: Proposed
-    prepared: Prepared
+    prepared: PreparedTree
     timings: Timings
     load: Load
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., proposed: _Optional[_Union[Proposed, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., proposed: _Optional[_Union[Proposed, _Mapping]] = ..., prepared: _Optional[_Union[PreparedTree, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
 
 class Proposed(_message.Message):
     __slots__ = ("draft", "ahead")
@@ -214,7 +214,7 @@ class Proposed(_message.Message):
     ahead: AheadOutcome
     def __init__(self, draft: _Optional[_Union[Draft, _Mapping]] = ..., ahead: _Optional[_Union[AheadOutcome, _Mapping]] = ...) -> None: ...
 
-class Prepared(_message.Message):
+class PreparedTree(_message.Message):
     __slots__ = ("draft",)
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     draft: Draft

@@ -6,6 +6,15 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+# Messages and enumerations whose name a class has too, because one is made of the other.
+CONVERTED = {
+    "AheadOutcome", "Close", "Decode", "Draft", "Lease", "Open", "Origin", "PreparedTree", "Propose",
+    "Proposed", "Rollout", "Sampling", "Score", "SparseProbs", "Step", "StructuredOutputs", "Timings",
+    "TokenLogprobs", "WorkerInfo",
+}  # fmt: skip
+# Messages that say what an answer or a request of the HTTP API says under its name.
+IN_BOTH_APIS = {"Completion", "DetokenizeRequest", "Model", "TokenizeRequest", "Usage"}
+COUNTED = {"Routed"}  # messages that count events of their name
 PRODUCT = ("outrider", "protos", "actors", "gateway", "cluster", "workshop", "bench", "examples")
 
 
@@ -32,6 +41,12 @@ PLACES = product_classes()
 def test_class_names_of_the_product_are_defined_once() -> None:
     twice = {name: places for name, places in PLACES.items() if len(places) > 1}
     assert twice == {}
+
+
+def test_messages_share_their_names_only_with_what_becomes_of_them() -> None:
+    protos = "".join(path.read_text() for path in (ROOT / "protos").glob("*.proto"))
+    messages = {*re.findall(r"^(?:message|enum) (\w+)", protos, re.MULTILINE)}
+    assert messages & PLACES.keys() == CONVERTED | IN_BOTH_APIS | COUNTED
 
 
 def test_classes_of_a_source_include_nested_ones() -> None:

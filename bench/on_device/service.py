@@ -73,7 +73,7 @@ LONG_EVERY = 32
 
 
 @dataclass(frozen=True)
-class Load:
+class ServiceLoad:
     """Requests to a running service."""
 
     service: Service
@@ -83,7 +83,7 @@ class Load:
     sizes: LoadSizes
 
     @classmethod
-    async def of(cls, service: Service, sizes: LoadSizes) -> "Load":
+    async def of(cls, service: Service, sizes: LoadSizes) -> "ServiceLoad":
         channel = grpc.aio.insecure_channel(service.direct)
         stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
         model = await stub.GetModel(generation_pb2.GetModelRequest())
@@ -186,7 +186,7 @@ def way(name: str, options: argparse.Namespace) -> Rows:
         served(options.pair, WAYS[name]) as service,
         asyncio.Runner() as runner,
     ):
-        load = runner.run(Load.of(service, sizes))
+        load = runner.run(ServiceLoad.of(service, sizes))
         for streams in sizes.streams:
             plain = None
             for mode in sizes.modes:

@@ -202,7 +202,7 @@ class GenerationServicer:
     ) -> generation_pb2.Model:
         generation = self.generation
         workers = [
-            generation_pb2.Worker(
+            generation_pb2.WorkerInfo(
                 role=worker.role,
                 model=worker.model,
                 address=worker.address,
@@ -304,12 +304,12 @@ def _tokens(tokens: tuple[Token, ...]) -> dict[str, Any]:
 def _usage(usage: AnswerUsage, seed: int) -> generation_pb2.Usage:
     stats, asked = usage.stats, usage.speculation
     if asked.report:
-        speculation = counters(stats, generation_pb2.Speculation)
+        speculation = counters(stats, generation_pb2.SpeculationCounts)
         speculation |= {"mode": asked.mode, "drafter": asked.drafter}
     else:
         speculation = {counter.name: getattr(stats, counter.name) for counter in IN_EVERY_ANSWER}
     return generation_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
-        speculation=generation_pb2.Speculation(seed=seed, **speculation),
+        speculation=generation_pb2.SpeculationCounts(seed=seed, **speculation),
     )

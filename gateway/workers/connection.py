@@ -14,7 +14,9 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 SEND_TIMEOUT_S = 2.0  # a worker that takes no message for so long counts as lost
 _BROKEN = (grpc.RpcError, asyncio.InvalidStateError, TimeoutError)
-_LEFT = rounds_pb2.Ended(cause=rounds_pb2.Ended.LEAVING, details="the worker ended the stream")
+_LEFT = rounds_pb2.SequenceEnded(
+    cause=rounds_pb2.SequenceEnded.LEAVING, details="the worker ended the stream"
+)
 
 Name = tuple[int, int]  # number of a sequence, epoch of its stream
 
@@ -28,7 +30,7 @@ class StreamListener(Protocol):
     def put(self, reply: Any) -> None:
         """Called with each reply to it."""
 
-    def ended(self, end: rounds_pb2.Ended) -> None:
+    def ended(self, end: rounds_pb2.SequenceEnded) -> None:
         """Called when the worker ended the sequence; nothing more comes."""
 
     def broken(self, reason: str) -> None:

@@ -29,9 +29,9 @@ Role = Literal["target", "draft"]
 LOAD_AGE_S = 2.0  # an older reported load is not believed
 SUSPECT_S = 5.0  # after it was lost, a worker is the last choice
 _REFUSED = {
-    rounds_pb2.Ended.INVALID: "prompt",
-    rounds_pb2.Ended.TOO_LARGE: "max_tokens",
-    rounds_pb2.Ended.GRAMMAR: "structured_outputs",
+    rounds_pb2.SequenceEnded.INVALID: "prompt",
+    rounds_pb2.SequenceEnded.TOO_LARGE: "max_tokens",
+    rounds_pb2.SequenceEnded.GRAMMAR: "structured_outputs",
 }
 _SERVICES: dict[Role, tuple[Any, Any]] = {
     "target": (rounds_pb2_grpc.TargetWorkerStub, rounds_pb2.TargetWorkerRequests),
@@ -258,12 +258,12 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         self._replies.append(reply)
         self._has_reply.set()
 
-    def ended(self, end: rounds_pb2.Ended) -> None:
+    def ended(self, end: rounds_pb2.SequenceEnded) -> None:
         """Ends the stream, as the worker ended the sequence."""
         place = self._link.place
         if end.cause in _REFUSED:
             self._finish(lambda: InvalidRequestError(_REFUSED[end.cause], end.details))
-        elif end.cause == rounds_pb2.Ended.FAILED:
+        elif end.cause == rounds_pb2.SequenceEnded.FAILED:
             self._finish(lambda: GenerationFailedError(f"{place}: {end.details}"))
         else:  # the worker is being drained
             self._link.mark_suspect()

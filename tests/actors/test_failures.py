@@ -75,7 +75,7 @@ async def test_only_the_stream_of_the_sequence_that_harms_ends(
     with caplog.at_level(logging.ERROR):
         await harmful.write(plain(turn(1, 0, HARMFUL), len(PROMPT) + 24))
         end_of_it = await harmful.ended()
-    assert end_of_it.cause == rounds_pb2.Ended.FAILED
+    assert end_of_it.cause == rounds_pb2.SequenceEnded.FAILED
     assert end_of_it.details == "the engine cannot go on with this sequence: LookupError in a step"
     assert "LookupError" in caplog.text
     assert await asyncio.gather(*beside) == [expected] * 3
@@ -90,7 +90,7 @@ async def test_refused_opening_ends_its_own_stream(reached: Reached, monkeypatch
         patched.setattr(worker.engine, "open", harm)
         call = await target_stream(channel, opening())
         await call.write(plain(turn(1, 0, PROMPT), len(PROMPT) + 24))  # the engine opens it for its work
-        assert (await call.ended()).cause == rounds_pb2.Ended.FAILED
+        assert (await call.ended()).cause == rounds_pb2.SequenceEnded.FAILED
     assert len(await plain_text(channel)) == 24
 
 
@@ -106,7 +106,7 @@ async def test_draining_ends_every_stream_at_once_and_says_so(
     worker.client.leave()
     late = await target_stream(channel, opening())
     for stream in (call, idle):
-        assert (await stream.ended()).cause == rounds_pb2.Ended.LEAVING
+        assert (await stream.ended()).cause == rounds_pb2.SequenceEnded.LEAVING
         assert await stream.code() == grpc.StatusCode.OK
     assert await late.read() is None  # it was never taken
     assert await late.code() == grpc.StatusCode.OK

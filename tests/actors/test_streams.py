@@ -149,7 +149,7 @@ async def test_wrong_message_ends_its_own_sequence_only(channel, opened, request
     await call.write(beside)
     await call.write(request_)
     end = await call.ended()
-    assert end.cause == rounds_pb2.Ended.INVALID
+    assert end.cause == rounds_pb2.SequenceEnded.INVALID
     assert named in end.details
     await call.write(verify(turn(1, 0, PROMPT), *text[:2], sequence=5, epoch=1))
     [reply] = (await call.told(5)).replies
@@ -162,7 +162,7 @@ async def test_first_message_must_open(channel) -> None:
     call = await target_stream(channel, opening())
     await call.write(verify(turn(1, 0, PROMPT), sequence=3, epoch=1))
     end = await call.ended()
-    assert (end.sequence, end.epoch, end.cause) == (3, 1, rounds_pb2.Ended.INVALID)
+    assert (end.sequence, end.epoch, end.cause) == (3, 1, rounds_pb2.SequenceEnded.INVALID)
     assert "first message must be Open" in end.details
 
 
@@ -170,7 +170,7 @@ async def test_sequence_is_opened_once(channel, engine: Engine) -> None:
     call = await target_stream(channel, opening())
     await call.write(rounds_pb2.TargetWorkerRequest(open=opening()))
     end = await call.ended()
-    assert end.cause == rounds_pb2.Ended.INVALID
+    assert end.cause == rounds_pb2.SequenceEnded.INVALID
     assert "open already" in end.details
     await all_closed(engine)
     call.cancel()

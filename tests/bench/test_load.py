@@ -30,12 +30,12 @@ TASKS = [*KINDS, CREATIVE]
 
 def answered(sent: float, *arrivals: tuple[float, int], **stats: Any) -> StreamAnswer:
     """A finished one if anything is said of its record; a chunk of several tokens is a round."""
-    speculation = generation_pb2.Speculation(**stats) if stats else None
+    speculation = generation_pb2.SpeculationCounts(**stats) if stats else None
     return StreamAnswer(sent, [Arrival(time, n, int(n > 1), 1) for time, n in arrivals], speculation)
 
 
 def a_slice(rate: float = 1.0, first: list[float] | None = None, per: list[float] | None = None) -> Slice:
-    stats = generation_pb2.Speculation(rounds=2, drafted=5)
+    stats = generation_pb2.SpeculationCounts(rounds=2, drafted=5)
     return Slice(rate, first or [], per or [], rounds=4, passes=5, finished=[stats])
 
 

@@ -39,7 +39,7 @@ class Gateway(generation_pb2_grpc.GenerationServicer):
                 text_lengths=[1],
                 seed=sampling.seed,
             )
-        speculation = generation_pb2.Speculation(target_passes=3, drafted=4, accepted=2)
+        speculation = generation_pb2.SpeculationCounts(target_passes=3, drafted=4, accepted=2)
         usage = generation_pb2.Usage(completion_tokens=3, speculation=speculation)
         yield generation_pb2.GenerateChunk(finish_reason="length", usage=usage)
 

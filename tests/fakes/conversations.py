@@ -8,7 +8,7 @@ import grpc
 
 from protos import rounds_pb2
 
-Cause = rounds_pb2.Ended.Cause
+Cause = rounds_pb2.SequenceEnded.Cause
 
 
 class EndedError(Exception):
@@ -69,7 +69,9 @@ async def serve(requests: AsyncIterator[Any], context: Any, replies: type[Any], 
                 await write(replies=[reply])
         except EndedError as end:
             if end.cause is not None:
-                ended = rounds_pb2.Ended(sequence=sequence, epoch=epoch, cause=end.cause, details=str(end))
+                ended = rounds_pb2.SequenceEnded(
+                    sequence=sequence, epoch=epoch, cause=end.cause, details=str(end)
+                )
                 await write(ended=[ended])
             elif not broken.done():
                 broken.set_result(str(end))

@@ -215,7 +215,7 @@ class ScriptedDraft(Script, rounds_pb2_grpc.DraftWorkerServicer):
                 yield self._reply(propose.turn, proposed=rounds_pb2.Proposed(draft=draft))
                 if self.prepares and propose.depth:
                     more = self._draft(generated, 2 * propose.depth)
-                    yield self._reply(propose.turn, prepared=rounds_pb2.Prepared(draft=more))
+                    yield self._reply(propose.turn, prepared=rounds_pb2.PreparedTree(draft=more))
                 if len(self.requests) in self.gone_after:
                     raise EndedError(self.lost_with, "gone by the script")
         finally:

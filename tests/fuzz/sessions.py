@@ -39,7 +39,11 @@ ENDS = (  # the only ways in which a worker ends a stream
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNAUTHENTICATED,
 )
-REFUSALS = (rounds_pb2.Ended.INVALID, rounds_pb2.Ended.TOO_LARGE, rounds_pb2.Ended.GRAMMAR)
+REFUSALS = (
+    rounds_pb2.SequenceEnded.INVALID,
+    rounds_pb2.SequenceEnded.TOO_LARGE,
+    rounds_pb2.SequenceEnded.GRAMMAR,
+)
 LEFT = "left"  # the sender left before the worker's last reply
 CROSSED = "Internal error from Core"  # error of gRPC's own client if a refusal crosses a message
 PATIENCE_S = 0.1  # for a reply: none may come, for what is void gets none
@@ -65,7 +69,7 @@ class Session:
             stub: Any = channel.stream_stream(METHODS[self.role], None, REPLIES[self.role].FromString)
             call = stub(metadata=((TOKEN, self.token),))
             replies: asyncio.Queue[Any] = asyncio.Queue()
-            refused: list[rounds_pb2.Ended] = []
+            refused: list[rounds_pb2.SequenceEnded] = []
             reading = asyncio.create_task(_read(call, replies, refused))
             await self._write(call, replies)
             if self.ending == "half-close" and not call.done():
@@ -85,7 +89,7 @@ class Session:
         for end in refused:
             assert end.cause in REFUSALS, end
             assert end.details, end
-            return rounds_pb2.Ended.Cause.Name(end.cause)
+            return rounds_pb2.SequenceEnded.Cause.Name(end.cause)
         return str(code.name)
 
     async def _write(self, call: Any, replies: "asyncio.Queue[Any]") -> None:
@@ -116,7 +120,7 @@ class Session:
             yield TOGETHER[self.role](requests=gathered).SerializeToString()
 
 
-async def _read(call: Any, replies: "asyncio.Queue[Any]", refused: list[rounds_pb2.Ended]) -> None:
+async def _read(call: Any, replies: "asyncio.Queue[Any]", refused: list[rounds_pb2.SequenceEnded]) -> None:
     try:
         async for told in call:
             refused += told.ended

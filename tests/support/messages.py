@@ -50,7 +50,7 @@ class Conversation:
         self._call = call
         self._requests = requests
         self._replies: deque[Any] = deque()
-        self._end: rounds_pb2.Ended | None = None
+        self._end: rounds_pb2.SequenceEnded | None = None
 
     async def write(self, *requests: Message) -> None:
         """Puts requests into one message."""
@@ -77,7 +77,7 @@ class Conversation:
             if any(reply.sequence == sequence for reply in told.replies):
                 return told
 
-    async def ended(self) -> rounds_pb2.Ended:
+    async def ended(self) -> rounds_pb2.SequenceEnded:
         """How the worker ended the sequence. Raises AssertionError where it ended the stream instead."""
         while await self.read() is not None:
             pass

@@ -64,7 +64,7 @@ def test_metric_of_the_table_is_counted_in_the_code_of_its_process(metrics, pack
 def test_counters_of_answers_have_a_row_in_the_docs_and_a_field_on_the_wire():
     rows = (DOCS / "requests.md").read_text()
     assert not [counter.name for counter in IN_ANSWERS if f"`{counter.name}`" not in rows]
-    fields = generation_pb2.Speculation.DESCRIPTOR.fields_by_name
+    fields = generation_pb2.SpeculationCounts.DESCRIPTOR.fields_by_name
     lacking = {counter.name for counter in IN_ANSWERS if counter.name not in fields}
     assert lacking == {"fallbacks"}  # the sum of three counters
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from outrider.engine.drafters.trial import Judged
+from outrider.engine.drafters.trial import TrialResult
 from outrider.engine.forward.part import layers_of
 from outrider.engine.loading.text_part import served_config
 from outrider.engine.settings import EngineSettings
@@ -62,7 +62,7 @@ class ExitSearch:
         """Candidate to be judged next: it has the fewest judged positions."""
         return min(self._positions, key=self._positions.__getitem__)
 
-    def observe(self, layers: Layers, judged: Judged) -> None:
+    def observe(self, layers: Layers, judged: TrialResult) -> None:
         """Counts a trial."""
         self._agreed[layers] += judged.agreed
         self._positions[layers] += judged.positions

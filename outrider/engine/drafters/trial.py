@@ -22,14 +22,14 @@ Pass = Callable[[list[Feed]], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class Judged:
+class TrialResult:
     """Guesses that were compared with what the target said."""
 
     agreed: int
     positions: int
 
 
-def trial(sequences: Sequence[EngineSequence], cache: PagedCache, run: Pass) -> Judged | None:
+def trial(sequences: Sequence[EngineSequence], cache: PagedCache, run: Pass) -> TrialResult | None:
     """Judges a pass over the newest tokens of a sequence; None: no sequence has enough tokens.
 
     The pass writes to blocks of its own: what the target has cached stays.
@@ -52,7 +52,7 @@ def _start(sequence: EngineSequence, cache: PagedCache) -> int | None:
     return start
 
 
-def _judged(sequence: EngineSequence, start: int, cache: PagedCache, run: Pass) -> Judged | None:
+def _judged(sequence: EngineSequence, start: int, cache: PagedCache, run: Pass) -> TrialResult | None:
     copied = EngineSequence(
         sequence.number,
         sequence.prompt_length,
@@ -76,6 +76,6 @@ def _judged(sequence: EngineSequence, start: int, cache: PagedCache, run: Pass) 
         if not all(finite):
             cache.clear(copied, start)
         pairs = zip(choices.chosen, said, strict=True)
-        return Judged(sum(guess == token for guess, token in pairs), len(said))
+        return TrialResult(sum(guess == token for guess, token in pairs), len(said))
     finally:
         cache.release(copied)

@@ -3,7 +3,7 @@
 import pytest
 
 from outrider.engine.drafters.exit_search import POSITIONS, ExitSearch, candidates, promised
-from outrider.engine.drafters.trial import Judged
+from outrider.engine.drafters.trial import TrialResult
 
 EARLY, LATE = (0,), (0, 1, 2)
 
@@ -29,7 +29,7 @@ def test_promise_of_a_part_grows_with_acceptance_and_falls_with_cost() -> None:
 def judge(right: dict[tuple[int, ...], float], search: ExitSearch) -> None:
     while not search.is_over:
         layers = search.next
-        search.observe(layers, Judged(round(16 * right[layers]), 16))
+        search.observe(layers, TrialResult(round(16 * right[layers]), 16))
 
 
 def test_best_is_what_promises_most_whatever_it_costs() -> None:
@@ -52,6 +52,6 @@ def test_each_candidate_is_judged_as_often() -> None:
     search = ExitSearch(dict.fromkeys(candidates(32), 0.5))
     trials = 0
     while not search.is_over:
-        search.observe(search.next, Judged(8, 16))
+        search.observe(search.next, TrialResult(8, 16))
         trials += 1
     assert trials == len(candidates(32)) * POSITIONS / 16

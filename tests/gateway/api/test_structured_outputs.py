@@ -254,7 +254,7 @@ def grpc_request(speculation: dict[str, Any] | None = None, **form: Any) -> gene
 GRPC_FORMS: dict[str, dict[str, Any]] = {
     "json": {"json": json.dumps(PERSON)},
     "regex": {"regex": r"(19|20)\d\d-[01]\d"},
-    "choice": {"choice": generation_pb2.Choices(texts=FORMS["choice"][0]["structured_outputs"]["choice"])},
+    "choice": {"choice": generation_pb2.Texts(texts=FORMS["choice"][0]["structured_outputs"]["choice"])},
     "grammar": {"grammar": LARK},
 }
 
@@ -274,7 +274,7 @@ async def test_grpc_gives_the_same_answer_as_http(service: Service, form: str) -
     [
         ({"json": '{"type": "nonsense"}'}, "structured_outputs.json"),
         ({"regex": "("}, "structured_outputs.regex"),
-        ({"choice": generation_pb2.Choices()}, "structured_outputs.choice"),
+        ({"choice": generation_pb2.Texts()}, "structured_outputs.choice"),
         ({"grammar": "start: thing"}, "structured_outputs.grammar"),
         ({"json_object": False}, "structured_outputs"),
     ],

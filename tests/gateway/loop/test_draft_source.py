@@ -293,7 +293,7 @@ class SecondIsNeverThere(ScriptedDraft):
                 propose.turn, proposed=rounds_pb2.Proposed(draft=self._draft(generated, propose.depth))
             )
             more = self._draft(generated, 2 * propose.depth)
-            yield self._reply(propose.turn, prepared=rounds_pb2.Prepared(draft=more))
+            yield self._reply(propose.turn, prepared=rounds_pb2.PreparedTree(draft=more))
 
 
 class LeavesInPlainDecoding(ScriptedTarget):
@@ -305,7 +305,7 @@ class LeavesInPlainDecoding(ScriptedTarget):
         async for request, generated in super().turns(requests):
             if self.kinds()[-1] == "plain" and not self.has_left:
                 self.has_left = True
-                raise EndedError(rounds_pb2.Ended.LEAVING, "drained")
+                raise EndedError(rounds_pb2.SequenceEnded.LEAVING, "drained")
             yield request, generated
 
 
