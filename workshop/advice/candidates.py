@@ -12,7 +12,6 @@ from cluster.settings import COLOCATED, Settings
 from outrider.drafters.registry import DrafterInfo, Place, drafter
 from outrider.engine.drafters.early_exit import EarlyExit
 from outrider.engine.drafters.target_drafter import target_drafter
-from outrider.engine.loading.quantized_checkpoint import is_quantized
 from outrider.engine.loading.special_tokens import drafts_in_parallel
 from outrider.engine.loading.vocabulary import check_vocabulary
 from outrider.engine.settings import EngineSettings, Quantization, TargetDrafterSettings
@@ -147,10 +146,10 @@ def checked(candidate: DraftCandidate, target: str) -> DraftCandidate:
 def _forms(model: str) -> tuple[Quantization | None, ...]:
     """Returns the quantized forms of a checkpoint. Raises ValueError if there is no such model."""
     try:
-        config = AutoConfig.from_pretrained(model)
+        AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as error:
         raise ValueError(f"{model!r} is no model that can draft: {error}") from None
-    return (None,) if is_quantized(config) else FORMS
+    return FORMS
 
 
 def _with_form(label: str, form: Quantization | None) -> str:

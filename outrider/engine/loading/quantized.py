@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.forward.linear import NEAR, StoredLinear, linear_groups, replace, tried_outputs
+from outrider.engine.forward.linear import NEAR, StoredLinear, joined, linear_groups, replace, tried_outputs
 from outrider.engine.kernels.stored_weight import MIDDLE_INT4, StoredWeight
 from outrider.engine.loading.int8_product import LARGEST_INT8, ZERO_UINT8, int8_product
 from outrider.engine.models.registry import joined_products
@@ -122,15 +122,21 @@ def quantize(model: PreTrainedModel, quantization: Quantization, device: torch.d
     is_quantized = False
     same_input = joined_products(model)
     for module in list(model.modules()):
-        for names in linear_groups(module, same_input):
-            projections: list[nn.Linear] = [getattr(module, name) for name in names]
-            given = "int8" if of_head.intersection(projections) else quantization
+        for names in linear_groups(module, same_input, (nn.Linear, StoredLinear)):
+            layers = [getattr(module, name) for name in names]
+            projections = [_widened(layer, model.dtype) for layer in layers]
+            given = "int8" if of_head.intersection(layers) else quantization
             replace(module, names, projections, partial(_quantized, given, device))
             is_quantized = True
     if not is_quantized:
         raise UnsupportedModelError(
             f"quantization={quantization!r}: {type(model).__name__} has no nn.Linear; leave it unset"
         )
+
+
+def _widened(layer: nn.Linear | StoredLinear, dtype: torch.dtype) -> nn.Linear:
+    """Returns the layer with its weight's numbers, if they are stored quantized already."""
+    return joined(layer.weight.widened().to(dtype), layer.bias) if isinstance(layer, StoredLinear) else layer
 
 
 def _quantized(

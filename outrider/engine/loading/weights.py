@@ -115,11 +115,6 @@ def _loading(config: Any, settings: EngineSettings, device: torch.device) -> dic
         check_shares(settings)
         options["distributed_config"] = DistributedConfig(tp_size=ranks)
     if is_quantized(config):
-        if settings.quantization is not None:
-            raise UnsupportedModelError(
-                f"quantization={settings.quantization!r}: model={settings.model!r} is quantized already;"
-                " leave it unset, or name the checkpoint it was made from"
-            )
         options["dtype"] = type_of(config) if dtype == "auto" else dtype
         if ranks == 1:
             options["device_map"] = {"": device}

@@ -111,7 +111,8 @@ class ModelSkeleton:
             owner = self._model.get_submodule(name.rpartition(".")[0])
             is_linear = type(owner) is nn.Linear and name.endswith(".weight")
             kind = quantization if is_linear else None
-            if is_linear and (kept := self._stored.get(name.removesuffix(".weight"))) is not None:
+            kept = self._stored.get(name.removesuffix(".weight"))
+            if kept is not None and kind is None:
                 size += share_of(kept, style_of_parameter(name, self._model.tp_plan), 0, devices).num_bytes
                 continue
             whole = self._bytes_of(weight, kind, on_cuda, is_head=owner is head)

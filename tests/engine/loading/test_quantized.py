@@ -16,13 +16,18 @@ from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, prompts
 from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.forward.linear import StoredLinear
 from outrider.engine.loading import int8_product
 from outrider.engine.loading.int8_product import KINDS, Int8Product, right_kind
 from outrider.engine.loading.quantized import Int4Linear, Int8Linear, quantize, stored_weight, why_no_int4
+from outrider.engine.loading.weights import load_model
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, generate
+from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings, Quantization
+from tests.support.allocated import allocated_weights
 from tests.support.checkpoints import write_checkpoint
+from tests.support.quantized_checkpoints import quantize as in_format
 from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
 
 CPU = torch.device("cpu")
@@ -224,13 +229,20 @@ def test_quantized_draft_changes_no_token(kind: Quantization, role: str) -> None
     assert rate > (0.75 if role == "target" else 0.3)
 
 
-def test_model_that_is_quantized_already_is_not_quantized_again(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, "llama")
-    config = folder / "config.json"
-    text = config.read_text().replace("{", '{"quantization_config": {"quant_method": "fp8"},', 1)
-    config.write_text(text)
-    with pytest.raises(UnsupportedModelError, match=r"quantization='int8'.*quantized already"):
-        Engine.from_settings(EngineSettings(model=str(folder), quantization="int8", cache_memory=2**22))
+@pytest.mark.parametrize("kind", BITS)
+def test_target_in_fp8_drafts_with_its_own_copy_in_fewer_bits(tmp_path: Path, kind: Quantization) -> None:
+    folder, _ = in_format(write_checkpoint(tmp_path / "plain", "llama"), "fp8", tmp_path)
+    fields = {"model": str(folder), "dtype": "float32", "device": "cpu", "cache_memory": 2**21}
+    target = EngineSettings.model_validate(fields)
+    draft = EngineSettings.model_validate({**fields, "quantization": kind, "is_draft": True})
+    asked = [OfflineRequest((5, 9, 33), Sampling(max_tokens=24, temperature=heat), 1) for heat in (0.0, 0.8)]
+    plain = generate(Engine.from_settings(target), None, asked, 0)
+    model = load_model(draft)
+    assert not any(type(module) in (nn.Linear, StoredLinear) for module in model.modules())
+    assert allocated_weights(model) == skeleton(draft).weight_bytes(1, kind, on_cuda=False)
+    drafted = generate(Engine.from_settings(target), DraftModel(Engine.from_settings(draft)), asked, 3)
+    assert [output.tokens for output in drafted] == [output.tokens for output in plain]
+    assert sum(output.accepted for output in drafted) > 0
 
 
 @pytest.mark.usefixtures("tried_anew")
