@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from outrider.engine.loading.quantized_checkpoint import is_quantized
+from outrider.engine.loading.stored_checkpoint import is_quantized
 
 BESIDE_WEIGHTS = (
     "tokenizer.json",

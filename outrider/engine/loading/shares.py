@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.kernels.stored_weight import StoredWeight
 from outrider.engine.loading.kinds import check_kind
-from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized
+from outrider.engine.loading.stored_checkpoint import StoredCheckpoint, is_quantized
 from outrider.engine.loading.text_part import served_config
 from outrider.engine.parallel.plan import ROWWISE, WHOLE, Plan, generic, is_shared, style_of_parameter
 from outrider.engine.settings import EngineSettings
@@ -82,7 +82,7 @@ def check_shares(settings: EngineSettings) -> None:
     _check_heads(config, model.tp_plan, size, given, is_quantized=is_quantized(whole))
     _check_bytes(model, given)
     if is_quantized(whole):
-        _check_stored(QuantizedCheckpoint(whole, settings.model).layers(model), model.tp_plan, size, given)
+        _check_stored(StoredCheckpoint(whole, settings.model).layers(model), model.tp_plan, size, given)
 
 
 def _check_heads(config: Any, plan: Plan, size: int, given: str, *, is_quantized: bool) -> None:

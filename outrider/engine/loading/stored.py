@@ -42,12 +42,18 @@ def headers(model: str) -> dict[str, Header]:
 
 
 def local_headers(folder: Path) -> dict[str, Header]:
-    """Returns the headers of a folder's tensors by name; empty without a folder."""
+    """Returns the headers of a folder's tensors by name; empty without a folder.
+
+    Raises UnsupportedModelError: a file cannot be read.
+    """
     found: dict[str, Header] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as content:
-            length = int.from_bytes(content.read(LENGTH_BYTES), "little")
-            header: dict[str, Any] = json.loads(content.read(length))
+        try:
+            with file.open("rb") as content:
+                length = int.from_bytes(content.read(LENGTH_BYTES), "little")
+                header: dict[str, Any] = json.loads(content.read(min(length, file.stat().st_size)))
+        except (OSError, ValueError) as error:
+            raise UnsupportedModelError(f"{file} cannot be read as tensors: {error}") from error
         header.pop("__metadata__", None)
         found |= {
             name: Header(name, told["dtype"], tuple(told["shape"]), file) for name, told in header.items()

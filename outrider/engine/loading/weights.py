@@ -14,9 +14,9 @@ from outrider.engine.forward.batch_invariant import check_rows_are_apart
 from outrider.engine.loading.context import fix_rotations
 from outrider.engine.loading.kinds import check_kind
 from outrider.engine.loading.quantized import quantize
-from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized
 from outrider.engine.loading.shares import check_shares
 from outrider.engine.loading.stored import check_stored, check_unexpected
+from outrider.engine.loading.stored_checkpoint import StoredCheckpoint, is_quantized
 from outrider.engine.loading.text_part import NAMES, check_tensors, is_text_part, served_config
 from outrider.engine.parallel.layers import use_parallel_layers
 from outrider.engine.settings import EngineSettings
@@ -59,7 +59,7 @@ def load_model(settings: EngineSettings) -> Any:
         check_config(config, settings)
         check_stored(settings.model, config)
         if is_quantized(config):
-            model, found = QuantizedCheckpoint(config, settings.model).load(config, device, **options)
+            model, found = StoredCheckpoint(config, settings.model).load(config, device, **options)
         else:
             if is_text_part(config):
                 options |= {"config": config, "key_mapping": NAMES}

@@ -19,9 +19,9 @@ from outrider.engine.inputs.paged_input import FEW_QUERIES
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.kernels.cache_folder import use_writable_cache_folder
 from outrider.engine.loading.context import context_because, context_length
-from outrider.engine.loading.quantized_checkpoint import is_quantized
 from outrider.engine.loading.self_check.check import SelfCheck
 from outrider.engine.loading.self_check.script import blocks_needed
+from outrider.engine.loading.stored_checkpoint import is_quantized
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loading.weights import attach, load_model, resolve_device, resolve_prefill_chunk
 from outrider.engine.loop.forward_pass import ForwardPass

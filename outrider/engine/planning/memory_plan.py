@@ -137,7 +137,7 @@ def plan_memory(
     block = block_bytes(settings, layers, model.dtype)
     num_logits = settings.max_sequences * (1 + depth)
     activations = model.activation_bytes(resolve_prefill_chunk(settings) + num_logits, num_logits)
-    activations += model.waiting_bytes()
+    activations += model.waiting_bytes() + (0 if on_cuda else model.widened_bytes())
     of_torch = min(num_logits, ADJUSTED_AT_ONCE) if on_cuda else num_logits
     activations += of_torch * model.vocab_size * (CHOICE_BYTES if depth else RANKING_BYTES)
     graphs = 0

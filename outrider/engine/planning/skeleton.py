@@ -2,6 +2,7 @@
 
 import math
 import weakref
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -24,9 +25,9 @@ from outrider.engine.forward.output import states_of
 from outrider.engine.loading.context import context_length
 from outrider.engine.loading.kinds import check_kind
 from outrider.engine.loading.quantized import GROUP, OUTPUTS_INT4
-from outrider.engine.loading.quantized_checkpoint import QuantizedCheckpoint, is_quantized, share_of
 from outrider.engine.loading.shares import heads_of_rank, numbers_of, ranks_that_share
 from outrider.engine.loading.stored import check_stored
+from outrider.engine.loading.stored_checkpoint import StoredCheckpoint, is_quantized, share_of
 from outrider.engine.loading.text_part import served_config
 from outrider.engine.loading.weights import attach, resolve_device, type_of
 from outrider.engine.models.registry import architecture_of
@@ -48,7 +49,7 @@ class ModelSkeleton:
         config: Any,
         name: str,
         dtype: torch.dtype | None = None,
-        checkpoint: QuantizedCheckpoint | None = None,
+        checkpoint: StoredCheckpoint | None = None,
         drafters: TargetDrafters | None = None,
     ) -> None:
         """
@@ -168,6 +169,16 @@ class ModelSkeleton:
             self._activations[size] = self._pass(num_tokens, num_logits).peak
         return self._activations[size] * self.dtype.itemsize // PASSED.itemsize
 
+    def widened_bytes(self) -> int:
+        """Returns the bytes of the largest layer whose stored weights are widened at a time, on a CPU.
+
+        In float32 its numbers are there twice: as they are widened, and as a product reads them.
+        """
+        sizes: Counter[str] = Counter()
+        for name, weight in self._stored.items():
+            sizes[name.rpartition(".")[0]] += math.prod(weight.shape)
+        return max(sizes.values(), default=0) * 2 * torch.float32.itemsize
+
     def state_bytes(self, num_tokens: int) -> int:
         """Returns the bytes of a step's states that its target drafters read."""
         size: int = self._model.config.get_text_config().hidden_size
@@ -235,7 +246,7 @@ def skeleton(settings: EngineSettings) -> ModelSkeleton:
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
     config = served_config(settings.model)
     check_stored(settings.model, config)
-    checkpoint = QuantizedCheckpoint(config, settings.model) if is_quantized(config) else None
+    checkpoint = StoredCheckpoint(config, settings.model) if is_quantized(config) else None
     return ModelSkeleton(config, settings.model, dtype, checkpoint, TargetDrafters.of(settings))
 
 

@@ -170,11 +170,11 @@ def test_layers_after_the_first_are_left_out(tmp_path: Path) -> None:
     [
         ("qwen3", "fp8"),
         pytest.param("qwen3", "compressed fp8", marks=pytest.mark.slow),
+        pytest.param("qwen3", "compressed int4", marks=pytest.mark.slow),
         pytest.param("glm4_moe", "fp8", marks=pytest.mark.slow),
     ],
 )
-def test_layer_in_fp8_drafts_what_its_weights_stand_for(tmp_path: Path, kind: str, name: str) -> None:
-    """Together with its target's, which a CPU dequantizes too."""
+def test_quantized_layer_drafts_what_its_weights_stand_for(tmp_path: Path, kind: str, name: str) -> None:
     quantized, meant = quantize(write_target(tmp_path, kind), name, tmp_path / "in")
     found, expected = (rounds(target_in(folder), PROMPTS, 0.7, 4) for folder in (quantized, meant))
     assert found == expected
@@ -206,7 +206,8 @@ def test_target_in_fp8_with_a_layer_that_it_cannot_read_is_refused_by_the_weight
     packed = {**kept, "mtp.layers.0.mlp.up_proj.qweight": torch.zeros(2, 2, dtype=torch.int32)}
     (tmp_path / "packed").mkdir()
     said = refusal(write_target(tmp_path / "packed", "qwen3", packed))
-    assert "mtp.layers.0.mlp.up_proj.qweight is packed" in said
+    assert "its MTP layer has no" in said
+    assert "mlp.up_proj.weight" in said
 
     (tmp_path / "whole").mkdir()
     in_fp8, _ = quantize(write_target(tmp_path / "whole", "qwen3"), "fp8", tmp_path / "in")
@@ -214,10 +215,11 @@ def test_target_in_fp8_with_a_layer_that_it_cannot_read_is_refused_by_the_weight
     stored = load_file(file)
     scale = next(other for other in stored if other.startswith(f"{name}_scale"))
     save_file({**stored, scale: torch.ones(3, 1)}, file, {"format": "pt"})
-    assert f"the scales of {name} are [3, 1] and must be [" in refusal(in_fp8)
+    owner = name.removesuffix(".weight")
+    assert f"{owner} cannot be read: its scales are [3, 1] and must be [" in refusal(in_fp8)
     del stored[scale]
     save_file(stored, file, {"format": "pt"})
-    assert f"{name} is torch.float8_e4m3fn, and there is no scale for it" in refusal(in_fp8)
+    assert f"{owner} cannot be read: it has no weight_scale" in refusal(in_fp8)
 
 
 def test_layer_that_lacks_something_is_refused_by_its_name(tmp_path: Path) -> None:

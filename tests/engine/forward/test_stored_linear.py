@@ -26,6 +26,11 @@ stored_product = pytest.importorskip(
 ASKED = [OfflineRequest((5, 9, 33), Sampling(max_tokens=6, temperature=0.9), 1)]
 
 
+def checkpoints(folder: Path, name: str) -> tuple[Path, Path]:
+    """A checkpoint in this format, and the weights that it stands for."""
+    return quantize(write_checkpoint(folder / "plain", "llama", num_hidden_layers=1), name, folder)
+
+
 def settings_of(folder: Path, **fields: Any) -> EngineSettings:
     given = {"dtype": "float32", "cache_memory": 2**21, "graphs": False, "block_size": 8}
     return EngineSettings.model_validate({"model": str(folder), **given, **fields})
@@ -38,14 +43,18 @@ def text(settings: EngineSettings) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("name", ["fp8", "compressed int8", "compressed int4, zeros", "modelopt nvfp4"])
 def test_text_on_a_gpu_is_that_of_the_weights_numbers(tmp_path: Path, name: str) -> None:
-    quantized, meant = quantize(write_checkpoint(tmp_path / "plain", "llama"), name, tmp_path)
+    quantized, meant = quantize(
+        write_checkpoint(tmp_path / "plain", "llama", num_hidden_layers=1), name, tmp_path
+    )
     with simulated_cuda():
         found = text(settings_of(quantized, device="cuda"))
     assert found == text(settings_of(meant, device="cpu"))
 
 
 def test_layers_launch_as_many_kernels_as_if_they_were_not_quantized(tmp_path: Path) -> None:
-    quantized, meant = quantize(write_checkpoint(tmp_path / "plain", "llama"), "fp8", tmp_path)
+    quantized, meant = quantize(
+        write_checkpoint(tmp_path / "plain", "llama", num_hidden_layers=1), "fp8", tmp_path
+    )
     sampling = Sampling(temperature=0.0, max_tokens=64)
     with simulated_cuda():
         for folder in (quantized, meant):
@@ -56,7 +65,9 @@ def test_layers_launch_as_many_kernels_as_if_they_were_not_quantized(tmp_path: P
 
 
 def test_wrong_kernel_is_refused_by_the_self_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quantized, _ = quantize(write_checkpoint(tmp_path / "plain", "llama"), "fp8", tmp_path)
+    quantized, _ = quantize(
+        write_checkpoint(tmp_path / "plain", "llama", num_hidden_layers=1), "fp8", tmp_path
+    )
     right = stored_product.multiply
 
     def multiply(

@@ -290,11 +290,13 @@ def test_stored_weight_of_inputs_that_are_no_groups_gets_8_bit() -> None:
 def test_gpu_quantizes_as_it_loads_and_computes_what_the_weights_stand_for(
     tmp_path: Path, kind: Quantization
 ) -> None:
-    folder = write_checkpoint(tmp_path, "llama")
-    fields = {"model": str(folder), "dtype": "float32", "cache_memory": 2**21, "quantization": kind}
+    folder = write_checkpoint(tmp_path, "llama", num_hidden_layers=1)
+    fields = {"model": str(folder), "dtype": "float32", "cache_memory": 2**21, "graphs": False}
     asked = [OfflineRequest((5, 9, 33), Sampling(max_tokens=6), 1)]
     with simulated_cuda():
-        made = Engine.from_settings(EngineSettings.model_validate({**fields, "device": "cuda"}))
+        made = Engine.from_settings(
+            EngineSettings.model_validate({**fields, "device": "cuda", "quantization": kind})
+        )
         found = generate(made, None, asked, 0)
     model = AutoModelForCausalLM.from_pretrained(folder)
     for name, layer in list(model.named_modules()):

@@ -1,11 +1,11 @@
-"""Checkpoint whose weights are stored quantized: its linear layers, and what transformers loads beside them.
+"""Checkpoint whose weights may be quantized: its linear layers, and what transformers loads beside them.
 
 The headers of its files say what there is. A linear layer keeps its weight as it is stored, or a rank's share
 of it. The weights of experts, which are no linear layers in transformers, are widened to the model's type as
 they load.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
@@ -51,13 +51,13 @@ def is_quantized(config: Any) -> bool:
     return getattr(config, "quantization_config", None) is not None
 
 
-class QuantizedCheckpoint:
-    """Quantized weights of a checkpoint."""
+class StoredCheckpoint:
+    """Tensors of a checkpoint by the names of its model, or of its text part."""
 
     def __init__(self, config: Any, name: str) -> None:
         """
         Args:
-            config: of transformers, of a checkpoint that ``is_quantized``.
+            config: of transformers.
             name: of the checkpoint.
 
         Raises:
@@ -65,10 +65,10 @@ class QuantizedCheckpoint:
             OSError: its headers cannot be read.
         """
         self.name = name
-        self._quantization: dict[str, Any] = config.quantization_config
+        self._quantization: dict[str, Any] = getattr(config, "quantization_config", None) or {}
         self._files: dict[Path | None, Any] = {}
         method = self._quantization.get("quant_method")
-        if method not in METHODS:
+        if self._quantization and method not in METHODS:
             raise UnsupportedModelError(
                 f"model={name!r}: quant_method={method!r} is not served; these are:"
                 f" {', '.join(METHODS)}. Give such a checkpoint, or the one it was made from"
@@ -76,19 +76,22 @@ class QuantizedCheckpoint:
         self._use(headers(name))
 
     def _use(self, found: dict[str, Header]) -> None:
-        self._headers = found = {
-            name_in_text(name): header for name, header in found.items() if not OTHER_PARTS.search(name)
-        }
-        self._owners = {
-            tensor.removesuffix(end)
-            for tensor, header in found.items()
-            for end in CODES
-            if tensor.endswith(end) and header.dtype in ("I32", *ONE_BYTE)
-        }
+        self._headers = {name_in_text(name): header for name, header in found.items()}
+        self._owners: set[str] = set()
+        if not self._quantization:
+            return
+        for tensor, header in self._headers.items():
+            ends = [end for end in CODES if tensor.endswith(end) and header.dtype in ("I32", *ONE_BYTE)]
+            self._owners |= {tensor.removesuffix(end) for end in ends}
         known = {owner + end for owner in self._owners for end in (*CODES, *BESIDE)}
-        for tensor, header in found.items():
+        for tensor, header in self._headers.items():
             if header.dtype in ONE_BYTE and tensor not in known:
                 raise self._refusal(f"{tensor} is stored in {header.dtype}, in a layout that is not known")
+
+    def fetch(self) -> None:
+        """Downloads a checkpoint of the hub, unless it is there."""
+        if any(header.file is None for header in self._headers.values()):
+            self._use(local_headers(Path(snapshot_download(self.name, allow_patterns=WANTED))))
 
     def layers(self, model: Any) -> dict[str, StoredWeight]:
         """Returns the weights of the model's linear layers that are stored quantized, without content.
@@ -114,8 +117,7 @@ class QuantizedCheckpoint:
         Raises:
             UnsupportedModelError: a tensor is missing, or not as the config says.
         """
-        if any(header.file is None for header in self._headers.values()):
-            self._use(local_headers(Path(snapshot_download(self.name, allow_patterns=WANTED))))
+        self.fetch()
         with CONTENTLESS:
             empty = AutoModelForCausalLM.from_config(config)
         layers = self.layers(empty)
@@ -124,7 +126,9 @@ class QuantizedCheckpoint:
         model, found = type(empty).from_pretrained(
             None,
             config=unquantized,
-            state_dict=dict(self._others([*layers])),
+            state_dict={
+                name: tensor for name, tensor in self.tensors(layers) if not OTHER_PARTS.search(name)
+            },
             quantization_config=_Named(QUANTIZER, [*layers]),
             output_loading_info=True,
             **options,
@@ -145,15 +149,23 @@ class QuantizedCheckpoint:
             model.set_submodule(name, StoredLinear(weight, bias))
         return model, found
 
-    def _others(self, layers: list[str]) -> Iterator[tuple[str, Any]]:
-        """Yields what transformers loads: tensors that are not quantized, and weights of experts."""
-        ends = (*CODES, *BESIDE)
-        stored = {owner + end for owner in self._owners for end in ends} | {f"{name}.bias" for name in layers}
+    def names(self, layers: Collection[str] = ()) -> Iterator[tuple[str, str | None]]:
+        """Yields names as transformers has them, of tensors that are no part of the layers.
+
+        With each comes the owner of codes that are to be widened; None: it is not quantized.
+        """
+        stored = {owner + end for owner in self._owners for end in (*CODES, *BESIDE)}
+        stored |= {f"{name}.bias" for name in layers}
         for name in self._headers.keys() - stored:
-            yield name, self._opened(name).get_slice(self._headers[name].name)
+            yield name, None
         for owner in self._owners.difference(layers):
-            name = owner if f"{owner}_blocks" in self._headers else f"{owner}.weight"
-            yield name, _Widened(self._widened, owner)
+            yield owner if f"{owner}_blocks" in self._headers else f"{owner}.weight", owner
+
+    def tensors(self, layers: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
+        """Yields the tensors of ``names``, each to be read by indexing it."""
+        for name, owner in self.names(layers):
+            slices = None if owner is not None else self._opened(name).get_slice(self._headers[name].name)
+            yield name, slices if owner is None else _Widened(self._widened, owner)
 
     def _widened(self, owner: str) -> Tensor:
         """Returns the weight of an expert, or of all experts of a layer in the order of transformers."""

@@ -18,10 +18,11 @@ from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.linear import StoredLinear
 from outrider.engine.loading import stored
-from outrider.engine.loading.quantized_checkpoint import TYPES
+from outrider.engine.loading.stored_checkpoint import TYPES
 from outrider.engine.loading.weights import load_model
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, generate
+from outrider.engine.planning.memory_plan import plan_memory
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
 from tests.support.allocated import allocated_weights
@@ -166,6 +167,18 @@ def test_layer_of_other_bits_is_refused(tmp_path: Path) -> None:
     (quantized / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedModelError, match="its codes have 3 bits, and 4 and 8 are read"):
         load_model(settings_of(quantized))
+
+
+def test_plan_of_a_cpu_counts_the_layer_that_is_widened(tmp_path: Path) -> None:
+    quantized, meant = quantize(write_checkpoint(tmp_path / "plain", "llama"), "fp8", tmp_path)
+    mlp = 3 * 64 * 128  # numbers
+    assert skeleton(settings_of(quantized)).widened_bytes() == 2 * 4 * mlp
+    assert skeleton(settings_of(meant)).widened_bytes() == 0
+    plans = [
+        plan_memory(skeleton(settings), settings, 2**34).activations
+        for settings in (settings_of(quantized), settings_of(meant))
+    ]
+    assert plans[0] - plans[1] == 2 * 4 * mlp
 
 
 def test_checkpoint_on_the_hub_is_planned_by_its_headers(tmp_path: Path) -> None:
