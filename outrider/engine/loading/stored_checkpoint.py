@@ -34,6 +34,7 @@ from outrider.engine.parallel.plan import ROWWISE, WHOLE, style_of_parameter
 CONTENTLESS = torch.device("meta")
 TYPES = {  # types as safetensors names them
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
     "F8_E8M0": torch.float8_e8m0fnu,
     "I8": torch.int8,
     "U8": torch.uint8,

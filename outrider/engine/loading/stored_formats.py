@@ -26,11 +26,12 @@ CODES = (".weight", ".weight_packed", ".qweight", "_blocks")
 BESIDE = (
     *(".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".weight_global_scale", ".weight_shape"),
     *(".weight_zero_point", ".weight_g_idx", ".qzeros", ".scales", ".g_idx", "_scales"),
-    *(".input_scale", ".input_global_scale"),
+    *(".input_scale", ".input_global_scale", ".input_zero_point"),
 )
 KINDS: dict[torch.dtype, Kind] = {torch.float8_e4m3fn: "e4m3", torch.int8: "int8", torch.uint8: "e2m1"}
 USUAL_BLOCK = [128, 128]  # outputs and inputs of a scale, if the config does not say
 PLACES_OF_AWQ = [0, 4, 1, 5, 2, 6, 3, 7]  # places of eight neighbouring columns in 32 bits
+GPTQ_1, GPTQ_2 = "gptq", "gptq_v2"  # checkpoint_formats
 MIDDLE_INT8 = 128  # code of the integer 0 in 8 bit without a sign
 EXPONENT_AT = 7  # lowest bit of the exponent of a bfloat16
 
@@ -51,7 +52,7 @@ def read_weight(read: Read, quantization: Mapping[str, Any], inputs: int | None 
         return StoredWeight.of("e2m1", _halves(blocks.flatten(0, 1).flatten(1)), _powers(scales))
     if (packed := read(".qweight")) is not None:
         is_awq = quantization["quant_method"] == "awq"
-        return (_of_awq if is_awq else _of_gptq)(packed, read, quantization)
+        return (_of_awq if is_awq else _of_gptq)(packed, read, quantization, inputs)
     packed = read(".weight_packed")
     if packed is not None and packed.dtype == torch.int32:
         return _of_integers(packed, read, inputs)
@@ -116,42 +117,51 @@ def _of_integers(packed: Tensor, read: Read, inputs: int | None) -> StoredWeight
     if inputs is None:
         inputs = int(_wanted(read, ".weight_shape")[1])
     scales, zeros = _wanted(read, ".weight_scale"), read(".weight_zero_point")
+    _check_order(read(".weight_g_idx"), scales.shape[1])
     bits = packed.shape[1] * 32 // inputs
     if zeros is not None:  # neighbouring outputs together
         zeros = _integers(zeros.T, bits)[:, : len(packed)].T
     return _of_unsigned(_integers(packed, bits), bits, scales, zeros)
 
 
-def _of_awq(packed: Tensor, read: Read, quantization: Mapping[str, Any]) -> StoredWeight:
+def _of_awq(packed: Tensor, read: Read, quantization: Mapping[str, Any], inputs: int | None) -> StoredWeight:
     """Reads [inputs, outputs] and zeros [groups, outputs], neighbouring outputs together."""
-    bits = int(quantization.get("bits", 4))
+    if (version := quantization.get("version", "gemm").lower()) != "gemm":
+        raise ValueError(f"version={version!r} of AWQ is not served, 'gemm' is")
+    scales, zeros = _wanted(read, ".scales"), _wanted(read, ".qzeros")
+    bits = packed.shape[1] * 32 // scales.shape[1]
 
     def in_order(part: Tensor) -> Tensor:
         eights = _integers(part, bits).view(len(part), -1, len(PLACES_OF_AWQ))
         return eights[:, :, PLACES_OF_AWQ].flatten(1).T
 
-    scales, zeros = _wanted(read, ".scales"), _wanted(read, ".qzeros")
     return _of_unsigned(in_order(packed), bits, scales.T, in_order(zeros))
 
 
-def _of_gptq(packed: Tensor, read: Read, quantization: Mapping[str, Any]) -> StoredWeight:
+def _of_gptq(packed: Tensor, read: Read, quantization: Mapping[str, Any], inputs: int | None) -> StoredWeight:
     """Reads [inputs, outputs], neighbouring inputs together, and zeros as AWQ's but for their order."""
-    bits, scales = int(quantization["bits"]), _wanted(read, ".scales")
-    codes, order = _integers(packed.T, bits), read(".g_idx")
-    if order is not None and not order.is_meta:
-        usual = torch.arange(len(order), device=order.device) // (codes.shape[1] // len(scales))
-        if not torch.equal(order, usual.to(order.dtype)):
-            raise ValueError("its groups are of inputs in the order of activations (desc_act)")
+    form, scales = quantization.get("checkpoint_format", "gptq"), _wanted(read, ".scales")
+    if form not in (GPTQ_1, GPTQ_2):
+        raise ValueError(f"checkpoint_format={form!r} is not served, {GPTQ_1!r} and {GPTQ_2!r} are")
+    bits = int(quantization["bits"]) if inputs is None else len(packed) * 32 // inputs
+    _check_order(read(".g_idx"), len(scales))
     zeros = _integers(_wanted(read, ".qzeros"), bits).to(torch.int16)
-    if quantization.get("checkpoint_format", "gptq") == "gptq":  # the first version stores them less 1
-        zeros = zeros + 1
-    return _of_unsigned(codes, bits, scales.T, zeros.T)
+    zeros = zeros + 1 if form == GPTQ_1 else zeros  # the first version stores them less 1
+    return _of_unsigned(_integers(packed.T, bits), bits, scales.T, zeros.T)
+
+
+def _check_order(group_of_each: Tensor | None, groups: int) -> None:
+    """Checks that groups are of neighbouring inputs. group_of_each: [inputs]; None: they are."""
+    if group_of_each is None or group_of_each.is_meta:
+        return
+    inputs = len(group_of_each)
+    usual = torch.arange(inputs, device=group_of_each.device) // (inputs // groups)
+    if not torch.equal(group_of_each, usual.to(group_of_each.dtype)):
+        raise ValueError("its groups are of inputs in the order of activations (desc_act, actorder)")
 
 
 def _of_unsigned(codes: Tensor, bits: int, scales: Tensor, zeros: Tensor | None) -> StoredWeight:
     """Returns a weight of integers without a sign; without ``zeros`` their middle is 0."""
-    if bits not in (4, 8):
-        raise ValueError(f"its codes have {bits} bits, and 4 and 8 are read")
     middle = MIDDLE_INT4 if bits == 4 else MIDDLE_INT8
     zeros = None if zeros is None else (zeros.to(torch.int16) - middle).contiguous()
     scales = scales.expand(len(codes), -1).contiguous()
@@ -161,6 +171,8 @@ def _of_unsigned(codes: Tensor, bits: int, scales: Tensor, zeros: Tensor | None)
 
 def _integers(packed: Tensor, bits: int) -> Tensor:
     """Returns the numbers of 4 or 8 bit [rows, columns] that 32 bits [rows, words] hold, the lowest first."""
+    if bits not in (4, 8):
+        raise ValueError(f"its codes have {bits} bits, and 4 and 8 are read")
     whole = packed.contiguous().view(torch.uint8)
     return _halves(whole) if bits == 4 else whole
 

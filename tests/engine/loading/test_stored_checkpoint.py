@@ -134,6 +134,14 @@ def in_order_of_activation(tensors: dict[str, Tensor], end: str) -> None:
     tensors[f"{LAYER}{end}"] = tensors[f"{LAYER}{end}"].flip(0).contiguous()
 
 
+def with_an_order(tensors: dict[str, Tensor], end: str) -> None:
+    tensors[f"{LAYER}{end}"] = torch.arange(64, dtype=torch.int32).flip(0) // 32
+
+
+def in_other_floats(tensors: dict[str, Tensor], end: str) -> None:
+    tensors[f"{LAYER}{end}"] = tensors[f"{LAYER}{end}"].float().to(torch.float8_e5m2)
+
+
 Change = Callable[[dict[str, Tensor], str], None]
 WRONG: dict[str, tuple[str, Change, str, str]] = {
     "no scale": ("fp8", without, ".weight_scale_inv", r"up_proj cannot be read: it has no weight_scale"),
@@ -146,6 +154,13 @@ WRONG: dict[str, tuple[str, Change, str, str]] = {
     ),
     "fewer outputs": ("compressed fp8, one scale", of_other_shape, ".weight", r"\(127, 64\) and must be"),
     "order of activation": ("gptq", in_order_of_activation, ".g_idx", "order of activations .desc_act"),
+    "order of compressed-tensors": (
+        "compressed int4",
+        with_an_order,
+        ".weight_g_idx",
+        "order of activations .desc_act, actorder",
+    ),
+    "other floats": ("fp8", in_other_floats, ".weight", r"its codes are torch\.float8_e5m2"),
 }
 
 
@@ -160,11 +175,30 @@ def test_layer_that_is_not_stored_as_its_format_says_is_refused_by_name(tmp_path
         load_model(settings_of(quantized))
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("awq", {"version": "gemv"}, "version='gemv' of AWQ is not served, 'gemm' is"),
+        ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format='marlin' is not served, 'gptq' and"),
+    ],
+)
+def test_layout_that_is_not_served_is_refused_with_those_that_are(
+    tmp_path: Path, name: str, change: dict[str, str], reason: str
+) -> None:
+    quantized, _ = quantize(write_checkpoint(tmp_path / "plain", "llama"), name, tmp_path)
+    config = json.loads((quantized / "config.json").read_text())
+    config["quantization_config"].update(change)
+    (quantized / "config.json").write_text(json.dumps(config))
+    for look in (skeleton, load_model):
+        with pytest.raises(UnsupportedModelError, match=reason):
+            look(settings_of(quantized))
+
+
 def test_layer_of_other_bits_is_refused(tmp_path: Path) -> None:
     quantized, _ = quantize(write_checkpoint(tmp_path / "plain", "llama"), "gptq", tmp_path)
-    config = json.loads((quantized / "config.json").read_text())
-    config["quantization_config"]["bits"] = 3
-    (quantized / "config.json").write_text(json.dumps(config))
+    tensors = load_file(quantized / "model.safetensors")
+    tensors[f"{LAYER}.qweight"] = tensors[f"{LAYER}.qweight"][:6].clone()
+    save_file(tensors, quantized / "model.safetensors", {"format": "pt"})
     with pytest.raises(UnsupportedModelError, match="its codes have 3 bits, and 4 and 8 are read"):
         load_model(settings_of(quantized))
 

@@ -40,8 +40,8 @@ def test_experts_of_gpt_oss_are_read_as_transformers_reads_them() -> None:
 
 
 def test_eight_bit_integers_of_gptq_are_read() -> None:
-    codes, zeros = torch.randint(0, 256, (64, 8)), torch.randint(0, 255, (2, 8))
-    scales = torch.rand(2, 8)
+    codes, zeros = torch.randint(0, 256, (128, 8)), torch.randint(0, 255, (4, 8))
+    scales = torch.rand(4, 8)
     stored = {
         "qweight": packed(codes.T).T.contiguous(),
         "qzeros": packed(zeros),
