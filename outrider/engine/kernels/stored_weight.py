@@ -23,7 +23,6 @@ from torch import Tensor
 Kind = Literal["e4m3", "int8", "int4", "e2m1"]
 BITS: dict[Kind, int] = {"e4m3": 8, "int8": 8, "int4": 4, "e2m1": 4}
 MIDDLE_INT4 = 8  # code of the integer 0
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # values of codes 0 to 7; those of 8 to 15 are negative
 # Bytes of an output that a kernel reads at a time, and inputs that tensor cores multiply at a time.
 LONGEST_SPAN, LEAST_SPAN = 128, 16
 
@@ -96,14 +95,15 @@ class StoredWeight:
     def values(self) -> Tensor:
         """Returns the values of the codes, float32 [outputs, inputs]."""
         codes = self._unpacked()
-        if self.kind == "e4m3":
-            return codes.view(torch.float8_e4m3fn).float()
         if self.kind == "int8":
             return codes.view(torch.int8).float()
         if self.kind == "int4":
             return codes.float().sub_(MIDDLE_INT4)
-        table = torch.tensor(E2M1, device=codes.device)
-        return torch.cat([table, -table])[codes.int()]
+        # As a float32 the bits are the value over a power of 2. torch converts FP8 thirty times as slowly.
+        signed = (codes if self.kind == "e4m3" else codes << 4).view(torch.int8).int()
+        shift, copies_of_sign, power = (20, 15 << 27, 120) if self.kind == "e4m3" else (18, 63 << 25, 126)
+        bits = signed.bitwise_left_shift_(shift).bitwise_and_(~copies_of_sign)
+        return bits.view(torch.float32).mul_(2.0**power)
 
     def widened(self) -> Tensor:
         """Returns the numbers of the weight, float32 [outputs, inputs]."""
