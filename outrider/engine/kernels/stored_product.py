@@ -45,7 +45,7 @@ def _widened(codes, KIND: tl.constexpr, TYPE: tl.constexpr):
     return number.to(TYPE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _multiply(
     rows,  # [num_rows, INPUTS]
     codes,  # uint8 [OUTPUTS, INPUTS // SHARED]
