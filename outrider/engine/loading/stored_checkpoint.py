@@ -165,8 +165,10 @@ class StoredCheckpoint:
     def tensors(self, layers: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
         """Yields the tensors of ``names``, each to be read by indexing it."""
         for name, owner in self.names(layers):
-            slices = None if owner is not None else self._opened(name).get_slice(self._headers[name].name)
-            yield name, slices if owner is None else _Widened(self._widened, owner)
+            if owner is None:
+                yield name, self._opened(name).get_slice(self._headers[name].name)
+            else:
+                yield name, _Widened(self._widened, owner)
 
     def _widened(self, owner: str) -> Tensor:
         """Returns the weight of an expert, or of all experts of a layer in the order of transformers."""
@@ -177,6 +179,8 @@ class StoredCheckpoint:
     def _read(self, owner: str, device: torch.device, inputs: int | None) -> StoredWeight:
         try:
             return read_weight(lambda end: self._tensor(owner + end, device), self._quantization, inputs)
+        except torch.OutOfMemoryError:
+            raise
         except (ValueError, RuntimeError) as error:  # a RuntimeError comes from shapes that do not fit
             raise self._refusal(f"{owner} cannot be read: {error}") from error
 
