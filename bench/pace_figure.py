@@ -22,7 +22,7 @@ LOADS = (1, 8, 16, 32, 64)  # sequences
 class ExampleCosts:
     """Costs of the example's target and draft."""
 
-    calibration = 1.0
+    calibration = plain_factor = 1.0
     draft_in_step = False
 
     def step(self, sequences: Vector, tokens: Vector) -> Vector:

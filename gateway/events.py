@@ -62,6 +62,7 @@ class FellBack:
     reason: str  # DepthReason LATE, LOST or EMPTY
     detail: str
     is_fault: bool = True  # False: an index has nothing to say
+    waited_s: float | None = None  # seconds that the target waited for a late Draft; None: none was late
 
 
 class Resumed(WithReason):

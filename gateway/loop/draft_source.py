@@ -1,6 +1,7 @@
 """Drafts of one sequence: how deep the next Draft is, and asking the drafter for it."""
 
 import asyncio
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -147,19 +148,24 @@ class DraftSource:
         if self._health.reason is not None:
             return None
         await self._follow()
-        return await self._propose(depth)
+        return await self._propose(depth, is_awaited=True)
 
-    async def _propose(self, depth: int) -> Proposal | None:
+    async def _propose(self, depth: int, *, is_awaited: bool) -> Proposal | None:
+        """Returns the Draft, or None.
+
+        is_awaited: whether the target waits for the Draft. If it does not, plain decoding may be what keeps
+            the drafter's device busy: such a Draft may take its time.
+        """
         loop = asyncio.get_running_loop()
         drafter, decision = self._route.current().drafter, self._policy.paced.decision
-        patience_s = min(decision.patience_s, self._longest_wait_s)
+        patience_s = min(decision.patience_s if is_awaited else math.inf, self._longest_wait_s)
         self._newest, started = NO_PROPOSAL, loop.time()
         loop.call_soon(self._policy.pace.refresh)  # while the drafter works
         try:
             async with asyncio.timeout(patience_s):
                 proposal = await drafter.propose(depth, decision.alternatives)
         except TimeoutError:
-            self._health.late(patience_s)
+            self._health.late(patience_s, is_awaited=is_awaited)
             return None
         except WorkerLostError as lost:
             self._health.lost(lost)
@@ -212,7 +218,7 @@ class DraftSource:
                 # Its Draft comes with the Verdict on an empty Draft, and only a round can judge it.
                 self._policy.paced.try_round()
                 return self._resumed(NO_PROPOSAL, reason)
-            proposal = await self._propose(depth or min(TUNING.probe_depth, room))
+            proposal = await self._propose(depth or min(TUNING.probe_depth, room), is_awaited=False)
             if proposal is None or not proposal.draft:
                 continue
             if depth > 0:

@@ -101,10 +101,15 @@ class DrafterHealth:
         self._fall_back(silent, f"{empty} in a row", is_fault=is_fault)
         return True
 
-    def late(self, patience_s: float) -> None:
-        """Ends rounds: no Draft came within that many seconds."""
+    def late(self, patience_s: float, *, is_awaited: bool) -> None:
+        """Ends rounds: no Draft came within that many seconds.
+
+        is_awaited: whether the target waited for it.
+        """
         state = DraftsLate(retry_at=self._retry_at(), losses=self._state.losses)
-        self._fall_back(state, f"no Draft after {patience_s:.3f} s")
+        self._fall_back(
+            state, f"no Draft after {patience_s:.3f} s", waited_s=patience_s if is_awaited else 0.0
+        )
 
     def lost(self, lost: WorkerLostError) -> None:
         """Ends rounds, if they have not ended: a draft worker was lost."""
@@ -170,11 +175,15 @@ class DrafterHealth:
         return asyncio.get_running_loop().time() + pause_s
 
     def _fall_back(
-        self, state: DraftsLate | DraftsSilent | DraftsLost, detail: str, is_fault: bool = True
+        self,
+        state: DraftsLate | DraftsSilent | DraftsLost,
+        detail: str,
+        is_fault: bool = True,
+        waited_s: float | None = None,
     ) -> None:
         """Ends rounds, until the drafter has recovered."""
         self._become(state)
-        self._events.emit(FellBack(state.reason, detail, is_fault))
+        self._events.emit(FellBack(state.reason, detail, is_fault, waited_s))
 
     def _become(self, state: DraftState) -> None:
         if type(state) is not type(self._state):

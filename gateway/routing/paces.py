@@ -6,6 +6,7 @@ from gateway.events import (
     Compared,
     Drafted,
     Event,
+    FellBack,
     GuessJudged,
     Overtaken,
     TokenDecoded,
@@ -100,6 +101,8 @@ class PaceObserver:
                 self._observe_drafting(self.pace, paced, event.proposal)
                 if event.proposal.ahead is not None and event.proposal.ahead.rank is not None:
                     self._paced.acceptance.task.observe_rank(event.proposal.ahead.rank)
+            case FellBack() if event.waited_s is not None:
+                self.pace.observe_late(self._paced, event.waited_s)
             case Overtaken():
                 self._paced.acceptance.observe(event.correct, event.reached)
             case Compared():

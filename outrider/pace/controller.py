@@ -30,6 +30,7 @@ class Pace:
         self._running = 0.0  # sequences of all gateways that decode at the target
         self._costs = TargetCosts()
         self._trials = Trials()
+        self._is_trying_plain = False  # whether sequences in rounds try plain decoding
         self._observations = 0  # since the last decision
         self._decided_for = 0  # sequences
 
@@ -66,7 +67,9 @@ class Pace:
         self._running = running
         if self._costs.observe_step(step):
             self._observations += 1
-            self._trials.observe_step(step.had_drafts)
+            in_rounds = [sequence for sequence in self._sequences if sequence.depth > 0]
+            self._is_trying_plain = any(sequence.is_trying for sequence in in_rounds)
+            self._trials.observe_step(bool(in_rounds))
 
     def observe_drafting(self, sequence: PacedSequence, step: Step) -> None:
         """Learns from a step of the model that makes the sequence's Drafts."""
@@ -90,17 +93,36 @@ class Pace:
             other.depth > 0 and other.worker == sequence.worker and other.drafter == sequence.drafter
             for other in self._sequences
         )
+        sequence.late_s = None
         self._costs.observe_round(sequence.drafter, sequence.worker, in_rounds, times)
+
+    def observe_late(self, sequence: PacedSequence, waited_s: float) -> None:
+        """Learns that a Draft did not come within so many seconds."""
+        if sequence.depth > 0:
+            sequence.late_s = waited_s
 
     def observe_plain(self, sequence: PacedSequence, seconds: float) -> None:
         """Learns from a token of plain decoding, that many seconds after the token before it."""
         is_trial = sequence.depth > 0
-        if is_trial and not sequence.is_trying:
-            return  # the sequence waits for its Draft
+        if is_trial and not sequence.is_trying:  # the sequence waits for its Draft
+            self._observe_instead_of_round(sequence, seconds)
+            return
         if is_trial:
             sequence.turns.left -= 1
-        if sequence.decision.decided_by == MEASURED:
+        if sequence.decision.decided_by == MEASURED and (is_trial or not self._is_trying_plain):
             self._costs.compare_plain(seconds, len(self._sequences), is_trial)
+
+    def _observe_instead_of_round(self, sequence: PacedSequence, seconds: float) -> None:
+        """Learns what rounds come to if Drafts are late: a token, after a vain wait.
+
+        Otherwise only Drafts in time would count, and rounds would look faster than they are.
+        """
+        if sequence.late_s is None or sequence.decision.decided_by != MEASURED:
+            return
+        expected = expected_tokens_by_position(sequence.acceptance.rates()[: sequence.depth])
+        times = RoundTimes(sequence.depth, sequence.late_s, 0.0, seconds)
+        self._costs.compare_round(sequence.drafter.name, times, 1.0, expected)
+        sequence.late_s = 0.0
 
     def observe_probe(self, sequence: PacedSequence, accepted: int, reached: int) -> None:
         """Learns from a guess that the text has judged, made while the sequence was in plain decoding."""
@@ -190,8 +212,9 @@ class Pace:
             self._decide_by_costs(measured)
         if plain_tokens := self._trials.begin(self._settings, len(self._sequences)):
             logger.debug("a trial of the other kind of decoding begins, or %d plain tokens", plain_tokens)
-            for sequence in filter(self.may_draft, self._sequences):
-                sequence.turns.try_kind(sequence.depth > 0, plain_tokens)
+            drafting = [sequence for sequence in self._sequences if sequence.depth > 0]
+            for sequence in drafting or filter(self.may_draft, self._sequences):
+                sequence.turns.try_kind(bool(drafting), plain_tokens)
 
     def _decide_by_costs(self, sequences: list[PacedSequence]) -> None:
         context = sum(sequence.length for sequence in sequences) / len(sequences)

@@ -32,7 +32,8 @@ class Expectation:
     """Predicted times behind the newest decision."""
 
     round_s: float = math.nan  # seconds from Verdict to Verdict
-    step_s: float = math.nan  # seconds of a token of plain decoding, or of its trial
+    step_s: float = math.nan  # seconds of a token of plain decoding beside the sequences in rounds
+    plain_s: float = math.nan  # seconds of a token of plain decoding, if no sequence were in rounds
     in_rounds: Counter[str] = field(default_factory=Counter)  # sequences in rounds, by drafter
 
 
@@ -44,6 +45,7 @@ class BatchCosts:
     drafters: list[tuple[DrafterCost, float]]  # each with its share of the sequences
     context: float  # tokens per sequence
     calibration: Vector  # [sequences, MAX_DEPTH]
+    plain_factor: float
     draft_in_step: bool
 
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
@@ -82,7 +84,7 @@ class TargetCosts:
         if not self._target.observe(step):
             return False
         self._busy_s += step.seconds
-        self._calibration.observe_step(self.expected.in_rounds.keys() if step.had_drafts else ())
+        self._calibration.observe_step(self.expected.in_rounds.keys())
         return True
 
     def observe_drafting(self, drafter: DrafterInfo, worker: str, step: Step) -> None:
@@ -107,13 +109,17 @@ class TargetCosts:
     def compare_plain(self, seconds: float, sequences: int, is_trial: bool) -> None:
         """Compares a token of plain decoding with the time that was expected.
 
-        sequences: sequences at the target; some may have left since the decision.
+        Args:
+            sequences: sequences at the target; some may have left since the decision.
+            is_trial: whether the sequence is in rounds, but for these few tokens.
         """
-        plain = sequences - self.expected.in_rounds.total()
-        if is_trial and plain > 0:
-            return
-        count = sequences if is_trial else max(plain, 1)
-        self._calibration.observe_plain(seconds, self.expected.step_s, count, is_trial=is_trial)
+        in_rounds = self.expected.in_rounds.total()
+        plain = max(sequences - in_rounds, 1)
+        if is_trial or not in_rounds:
+            count = max(in_rounds, 1) if is_trial else plain
+            self._calibration.observe_plain(seconds, self.expected.plain_s, count, is_trial=is_trial)
+        else:
+            self._calibration.observe_plain_beside_rounds(seconds, self.expected.step_s, plain)
 
     def batch(self, drafted_by: Sequence[tuple[DrafterInfo, str]], context: float) -> BatchCosts:
         """Returns the costs of a batch.
@@ -127,7 +133,7 @@ class TargetCosts:
         shares = [(cost, count / len(drafted_by)) for cost, count in counts.items()]
         calibration = np.array([self._calibration.factors(drafter.name) for drafter, _ in drafted_by])
         in_step = all(drafter.waits_in_step for drafter, _ in drafted_by)
-        return BatchCosts(self._target, shares, context, calibration, in_step)
+        return BatchCosts(self._target, shares, context, calibration, self._calibration.plain_factor, in_step)
 
     def average_plain(self, running: float, context: float) -> None:
         """Adds the present cost of plain decoding to the published average.

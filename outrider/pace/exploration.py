@@ -5,8 +5,9 @@ shows how good Drafts would be. While all sequences are in rounds, no step shows
 take. A drafter that never drafts stays unknown. So each choice would confirm itself for ever. Three small,
 bounded expenses keep every choice open:
 
-- A *trial* of the other kind of decoding shows what that costs. All sequences of a target make a few turns of
-  it, after 150 steps without any (``Trials``). Early trials come sooner: first measurements are the worst.
+- A *trial* of the other kind of decoding shows what that costs. The sequences in rounds decode a few tokens
+  plainly, or all sequences make a few rounds if none is in rounds (``Trials``). It comes after 600 steps of
+  one kind. Early trials come sooner: first measurements are the worst.
 - A *probe* shows how good Drafts would be for a sequence in plain decoding. Its drafter guesses, and the text
   or a round judges the guess (``Probes``). Probes that change nothing get rarer.
 - A *watch* shows how good a drafter is that does not draft. It guesses for another drafter's sequence, and
@@ -30,15 +31,15 @@ class Trials:
     """When all sequences of a target try the other kind of decoding, for its cost."""
 
     def __init__(self) -> None:
-        self._steps = 0.0  # steps of one kind, with Drafts or without, since the newest of the other kind
-        self._had_drafts = False
+        self._steps = 0  # steps since the kind of decoding in force changed or was tried
+        self._is_drafting = False
         self._wait = TUNING.first_trial  # steps of one kind before a trial
         self._sequences = 1  # sequences at the last trial; twice as many call for another trial
 
-    def observe_step(self, had_drafts: bool) -> None:
-        """Counts a step of the target."""
-        self._steps = self._steps + 1.0 if had_drafts is self._had_drafts else 0.0
-        self._had_drafts = had_drafts
+    def observe_step(self, is_drafting: bool) -> None:
+        """Counts a step of the target. is_drafting: whether any sequence is in rounds."""
+        self._steps = self._steps + 1 if is_drafting is self._is_drafting else 0
+        self._is_drafting = is_drafting
 
     def observe_load(self, sequences: int) -> None:
         """Hastens the next trial if the load has doubled since the last one."""
@@ -51,8 +52,8 @@ class Trials:
         wait = min(self._wait, settings.trial_steps)
         if not settings.explores or settings.policy != "measured" or self._steps < wait:
             return 0
-        self._steps = 0.0
-        self._wait = min(2 * wait, settings.trial_steps)
+        self._steps = 0
+        self._wait = min(TUNING.rarer_trials * wait, settings.trial_steps)
         self._sequences = sequences
         return max(wait // TUNING.trial_steps_per_token, 1)
 

@@ -30,6 +30,10 @@ class Costs(Protocol):
         by the factor of plain decoding; or a single factor."""
 
     @property
+    def plain_factor(self) -> float:
+        """Factor by which plain decoding takes longer while other sequences are in rounds."""
+
+    @property
     def draft_in_step(self) -> bool:
         """Whether Drafts are made in the target's own steps, so that all wait for the deepest."""
 
@@ -134,6 +138,7 @@ def _mixed(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
 def log_rate(mix: Mix, costs: Costs) -> Vector:
     """Mean over all sequences of the logarithm of their tokens per second."""
     round_, step = round_seconds(mix, costs)
+    step = step * np.where(mix.rounds > 0, costs.plain_factor, 1.0)
     total = mix.log_tokens - mix.log_overrun - mix.rounds * np.log(round_) - mix.plain * np.log(step)
     return np.asarray(total / (mix.plain + mix.rounds))
 

@@ -81,12 +81,14 @@ def by_costs(
     in_rounds = Counter(
         sequence.drafter.name for sequence, depth in zip(sequences, depths, strict=True) if depth
     )
+    everyone = mix.plain + mix.rounds
+    plain_s = float(costs.step(everyone, everyone))
     patience = _patience(depths, reach, mix, costs)
     decisions = [
         Decision(int(depth), MEASURED, int(count), float(seconds))
         for depth, count, seconds in zip(depths, alternatives, patience, strict=True)
     ]
-    return decisions, Expectation(round_s, step_s, in_rounds)
+    return decisions, Expectation(round_s, step_s, plain_s, in_rounds)
 
 
 def best_rate(max_depth: int, rates: Sequence[float], costs: BatchCosts, running: float) -> float:

@@ -36,6 +36,9 @@ class PacedSequence:
         self.length = 0  # tokens, prompt included
         self.decision = Decision(max_depth, THRESHOLDS)
         self.turns = Turns()
+        self.late_s: float | None = (
+            None  # seconds of a vain wait, not counted yet; None: its Draft was in time
+        )
 
     @property
     def depth(self) -> int:
@@ -59,7 +62,7 @@ class PacedSequence:
     def apply(self, decision: Decision) -> None:
         """Puts a decision in force. A trial of the kind of decoding that it chooses is over."""
         if (decision.depth > 0) is not (self.depth > 0):
-            self.turns.left = 0
+            self.turns.left, self.late_s = 0, None
         self.decision = decision
 
     def is_like(self, other: "PacedSequence") -> bool:

@@ -51,7 +51,7 @@ class PaceSettings(BaseModel):
         " judged; drafters with a model, if there are several drafters",
     )
     trial_steps: int = Field(
-        default=150,
+        default=600,
         ge=1,
         description="steps of one kind, with Drafts or without, after which the other kind is tried",
     )

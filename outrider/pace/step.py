@@ -20,8 +20,3 @@ class Step:
     number: int  # the worker counts its passes
     size: StepSize
     seconds: float  # from building the batch to token ids on the host
-
-    @property
-    def had_drafts(self) -> bool:
-        """Whether the target verified a Draft in it."""
-        return self.size.tokens > self.size.sequences

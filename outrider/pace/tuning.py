@@ -56,7 +56,8 @@ class PaceTuning:
     calibration_depth_memory: float = 128.0  # times: 1/e after these, for rounds of one depth
     calibration_trial_memory: float = 4.0  # times: 1/e after these, in trials, which are rare
     calibration_fading: float = 400.0  # steps without rounds: their calibration is 1/e
-    calibration_error: float = math.log(2.0)  # logarithm: largest error of one time
+    calibration_doublings: int = 2  # doublings: of that time, after rounds that were soon given up
+    calibration_limit: float = 2.0  # factor: a time further off counts as just as far off
     calibration_depths: tuple[int, ...] = (2, 4, 8, MAX_DEPTH)  # tokens: up to each, depths share it
 
     # Optimizer and policy
@@ -71,6 +72,7 @@ class PaceTuning:
     trial_rounds: int = 3  # rounds: before the first one no Verdict could be foreseen
     trial_steps_per_token: int = 64  # steps before a trial, per token of plain decoding
     first_trial: int = 16  # steps to the first trial, or to one after a doubling of load
+    rarer_trials: int = 4  # factor: by it the wait for the next trial is longer, up to the setting
     probe_depth: int = 4  # tokens: depth of a guess that the text judges
     probe_doublings: int = 2  # doublings: of the wait, after probes that changed nothing
     probers: int = 8  # sequences: twice as many probe half as often each

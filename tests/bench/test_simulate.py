@@ -61,6 +61,20 @@ def hit_rate_for(foreseen_rate: float, acceptance_rate: float, depth: int) -> fl
     return min(max((foreseen_rate - stands) / (1.0 - stands), 0.0), 1.0) if stands < 1.0 else 0.0
 
 
+ON_ONE_DEVICE = replace(FAST_DRAFT, is_beside=True)
+
+
+@pytest.mark.parametrize(("streams", "least"), [(1, 1.8), (8, 0.85), (32, 0.85)])
+def test_pace_with_two_workers_on_one_device_notices_that_each_slows_the_other_down(streams, least):
+    """Plain decoding keeps the device from the draft, so that many Drafts are late."""
+    load = SimulatedLoad(streams, prompt_tokens=64, answer_tokens=256, warm_s=3.0, counted_s=6.0)
+
+    def tokens_per_second(mode: str) -> float:
+        return virtual.run(closed_loop(ON_ONE_DEVICE, {"code": 0.8}, MODES[mode], load)).rate(load)
+
+    assert tokens_per_second("pace") >= least * tokens_per_second("plain")
+
+
 def rate(mode: str, load: SimulatedLoad = LOAD) -> float:
     return virtual.run(closed_loop(FAST_DRAFT, ACCEPTANCE, MODES[mode], load)).rate(load)
 

@@ -1,7 +1,5 @@
 """How far rounds fall short of what they were expected to be."""
 
-import math
-
 import pytest
 
 from outrider.pace.calibration import Calibration
@@ -59,11 +57,9 @@ def test_calibration_believes_a_trial_soon():
 def test_calibration_changes_little_after_an_outlier():
     calibration = Calibration()
     calibration.observe_round("model", 4, 100.0, 0.1, 1)
+    more = TUNING.calibration_limit - 1.0
     assert overrun(calibration, "model") == pytest.approx(
-        math.exp(
-            TUNING.calibration_error / TUNING.calibration_memory
-            + TUNING.calibration_error / TUNING.calibration_depth_memory
-        )
+        (1.0 + more / TUNING.calibration_memory) * (1.0 + more / TUNING.calibration_depth_memory)
     )
 
 
@@ -84,6 +80,44 @@ def test_calibration_of_rounds_not_seen_fades_to_plain_decoding():
     for _ in range(int(10 * TUNING.calibration_fading)):
         calibration.observe_step(())
     assert overrun(calibration, "model") == pytest.approx(1.0, abs=1e-3)
+
+
+def test_calibration_of_rounds_given_up_soon_again_and_again_fades_more_slowly():
+    def after_a_pause(vain_trials: int) -> float:
+        calibration = Calibration()
+        for _ in range(vain_trials):
+            for _ in range(LONG):
+                calibration.observe_round("model", 4, 0.15, 0.1, 1)
+            calibration.observe_step({"model"})
+            calibration.observe_step(())
+        for _ in range(int(TUNING.calibration_fading)):
+            calibration.observe_step(())
+        return overrun(calibration, "model")
+
+    assert 1.0 < after_a_pause(1) < after_a_pause(2) < after_a_pause(3) < 1.5
+
+
+def test_rounds_and_single_tokens_instead_of_them_count_by_the_time_that_they_take():
+    """A late Draft leaves a short time with one token: such rounds are half of these, and most of the tokens'
+    time goes to the others."""
+    calibration = Calibration()
+    for _ in range(LONG):
+        calibration.observe_round("model", 4, 0.18, 0.1, 1)
+        calibration.observe_tokens("model", 3.0, 3.0, 1)
+        calibration.observe_round("model", 4, 0.06, 0.1, 1)
+        calibration.observe_tokens("model", 1.0, 3.0, 1)
+    assert overrun(calibration, "model") == pytest.approx((0.24 / 4.0) / (0.1 / 3.0), rel=0.05)
+
+
+def test_plain_decoding_beside_rounds_has_a_factor_of_its_own():
+    calibration = Calibration()
+    for _ in range(LONG):
+        calibration.observe_plain(0.05, 0.05, 1)
+        calibration.observe_plain_beside_rounds(0.08, 0.05, 1)
+    assert calibration.plain_factor == pytest.approx(1.6, rel=1e-3)
+    for _ in range(int(10 * TUNING.calibration_fading)):
+        calibration.observe_step(())
+    assert calibration.plain_factor == pytest.approx(1.0, abs=1e-3)
 
 
 def test_each_drafter_has_rounds_of_its_own():

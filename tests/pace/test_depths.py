@@ -20,6 +20,7 @@ class Machine:
     draft: float = 2e-3
     hops: float = 1e-3
     calibration: float = 1.0
+    plain_factor: float = 1.0
     draft_in_step: bool = False
 
     def step(self, sequences, tokens):

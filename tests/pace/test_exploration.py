@@ -15,17 +15,17 @@ def trial_steps(trials: Trials, settings: PaceSettings, steps: int) -> list[int]
     """Numbers of the steps, all with Drafts, after which a trial begins."""
     started = []
     for step in range(steps):
-        trials.observe_step(had_drafts=True)
+        trials.observe_step(is_drafting=True)
         if trials.begin(settings, 1):
             started.append(step)
     return started
 
 
 def test_trials_begin_early_then_get_rarer_up_to_the_setting():
-    started = trial_steps(Trials(), SETTINGS, 1000)
+    started = trial_steps(Trials(), SETTINGS, 1600)
     assert [started[0], *(after - before for before, after in pairwise(started))] == [
-        *(TUNING.first_trial, 2 * TUNING.first_trial, 4 * TUNING.first_trial, 8 * TUNING.first_trial),
-        *[SETTINGS.trial_steps] * ((1000 - 15 * TUNING.first_trial) // SETTINGS.trial_steps),
+        *(TUNING.first_trial, 4 * TUNING.first_trial, 16 * TUNING.first_trial),
+        *[SETTINGS.trial_steps] * 2,
     ]
 
 
@@ -40,11 +40,11 @@ def test_trials_of_plain_decoding_that_are_rare_have_more_tokens():
     trials = Trials()
     tokens = []
     for _ in range(1000):
-        trials.observe_step(had_drafts=True)
+        trials.observe_step(is_drafting=True)
         tokens.append(trials.begin(SETTINGS, 1))
     assert (tokens[TUNING.first_trial], tokens[-1] or max(tokens[-SETTINGS.trial_steps :])) == (
         1,
-        150 // TUNING.trial_steps_per_token,
+        SETTINGS.trial_steps // TUNING.trial_steps_per_token,
     )
 
 

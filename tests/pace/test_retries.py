@@ -52,6 +52,20 @@ def test_pace_gives_up_rounds_slower_than_their_costs_and_tries_them_again():
     assert mean(service.run(200)) > 1
 
 
+def test_pace_gives_up_a_drafter_whose_drafts_are_late_and_tries_it_again():
+    """The few Drafts in time are good, and would make rounds look fast."""
+    service = Service(streams=8)
+    service.run(100)
+    service.late = 0.9
+    service.run(500)
+    given_up = service.run(1000)
+    assert mean(given_up) < 0.2
+    assert max(given_up) > 1
+    service.late = 0.0
+    service.run(2000)
+    assert mean(service.run(200)) > 1
+
+
 def test_pace_in_rounds_finds_out_that_the_draft_slows_the_target():
     """Only a trial of plain decoding shows it: each step was made while the draft ran."""
     service = Service(streams=8)

@@ -30,6 +30,7 @@ class Service:
         self.token = 0.3e-3  # seconds per token beyond 32
         self.deep_waiting = 0.0  # waiting of a Draft with more than 2 tokens
         self.waiting = 0.0  # waiting of a Draft at the target, as a share of its step; not part of its costs
+        self.late = 0.0  # share of the Drafts that do not come in time, after a wait of a step
         self.slowed = 0.0  # share of the target's step that a draft on its device adds
         self.steps = 0
         self.sequences: list[PacedSequence] = []
@@ -68,7 +69,10 @@ class Service:
         for sequence, depth in depths.items():
             sequence.length += 1
             self.pace.observe_target(step, running=streams)
-            if depth:
+            if depth and self.late and self.drawn.random() < self.late:
+                self.pace.observe_late(sequence, step.seconds)
+                self.pace.observe_plain(sequence, step.seconds)
+            elif depth:
                 self.pace.observe_drafting(
                     sequence, Step(self.steps, StepSize(1, 1), self._about(self.draft_step))
                 )
@@ -87,6 +91,7 @@ class Service:
                         foreseen,
                     ),
                 )
+            if depth:
                 continue
             self.pace.observe_plain(sequence, step.seconds)
             self.since_probe[sequence] += 1

@@ -26,6 +26,7 @@ class ExpectedCosts:
     hidden: float  # share of drafting that draft-ahead hides behind a step of the target
     asked_share: float = 1.0  # share of rounds that ask the model
     calibration: float = 1.0
+    plain_factor: float = 1.0
 
     @property
     def draft_in_step(self) -> bool:
