@@ -28,6 +28,18 @@ def random_step(rng: random.Random, tables: BlockTables) -> StepInput:
     return StepInput.of(tables, feeds, moves, cleared)
 
 
+def test_step_of_64_sequences_at_32k_tells_a_rank_kilobytes() -> None:
+    """Whole lists of blocks were a megabyte. Each fifth sequence begins a block here."""
+    tables = BlockTables((64, 2112), 16, 0, torch.device("cpu"))
+    held = [HeldBlocks(range(2048)) for _ in range(64)]
+    tables.update(held)
+    for blocks in held[::5]:
+        blocks.push([2048])
+    step = StepInput.of(tables, [Feed([7] * 5, 5, 32_766, blocks, None) for blocks in held])
+    assert len(step.new_blocks) == 13
+    assert step.to_numbers().nbytes < 8 * 1024
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_step_is_read_as_it_was_written(seed: int) -> None:
     tables, others = (BlockTables((4, 6), 8, 0, torch.device("cpu")) for _ in range(2))

@@ -7,11 +7,13 @@ from contextlib import nullcontext
 from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore, device_mesh  # type: ignore[attr-defined]
 
+from outrider.engine.parallel import step_channel
 from outrider.engine.parallel.rank_group import RankGroup
 from tests.support.patience import START_S
 from tests.support.simulated_cuda.install import simulated_cuda
@@ -22,14 +24,18 @@ Part = Callable[..., Any]  # takes the group first; importable by name
 class Ranks:
     """Processes of one group, which do one thing after another."""
 
-    def __init__(self, size: int, *, on_gpus: bool = False) -> None:
-        """on_gpus: simulated ones."""
+    def __init__(self, size: int, *, on_gpus: bool = False, are_apart: bool = False) -> None:
+        """
+        Args:
+            on_gpus: simulated ones.
+            are_apart: they share no memory.
+        """
         spawn = multiprocessing.get_context("spawn")
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         pipes = [spawn.Pipe() for _ in range(size)]
         self._ends = [ours for ours, _ in pipes]
         self.processes = [
-            spawn.Process(target=_serve, args=(theirs, self._store.port, rank, size, on_gpus))
+            spawn.Process(target=_serve, args=(theirs, self._store.port, rank, size, on_gpus, are_apart))
             for rank, (_, theirs) in enumerate(pipes)
         ]
         for process, (_, theirs) in zip(self.processes, pipes, strict=True):
@@ -57,12 +63,13 @@ def _answer(end: Connection) -> Any:
     return end.recv()
 
 
-def _serve(orders: Connection, port: int, rank: int, size: int, on_gpus: bool) -> None:
+def _serve(orders: Connection, port: int, rank: int, size: int, on_gpus: bool, are_apart: bool) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(1)
     # Each mesh has connections of its own, and gloo has threads look at each: one does for all models.
     dist.init_device_mesh = cache(device_mesh.init_device_mesh)  # type: ignore[assignment, attr-defined]
-    with simulated_cuda() if on_gpus else nullcontext():
+    nowhere = patch.object(step_channel, "_reached", return_value=None)
+    with simulated_cuda() if on_gpus else nullcontext(), nowhere if are_apart else nullcontext():
         device = torch.device("cuda" if on_gpus else "cpu")
         group = RankGroup(TCPStore("127.0.0.1", port), rank, size, device)
         while True:

@@ -50,9 +50,8 @@ HOST = HostCosts(1.55e-3, 30e-6, 6e-6)
 NO_HOST = HostCosts(0.0, 0.0, 0.0)
 # NCCL in a graph takes 10 to 13 us for 16 KB over NVLink, an estimate.
 NCCL = ExchangeCosts(12e-6)
-# Seconds in which a step's numbers reach the other ranks by gloo, and of each byte of them: an estimate.
-SEND_S, SENT_BYTE_S = 0.2e-3, 1e-9
-INDEX_BYTES = 8  # size of an int64
+# Seconds in which the ranks of a node hear of a step: 0.03 ms of rank 0 on a CPU, and the others wake up.
+SEND_S = 0.05e-3
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,6 @@ class StepCosts:
     layers: int = 0  # layers with attention
     programs: int = 1  # programs of attention for a sequence's part of its context
     third_part: int = SHORTEST  # slots of a part far into a context
-    block_size: int = 1  # slots of a block, whose numbers the ranks are sent
     all_reduces: int = 0
     row_bytes: int = 0  # bytes of a token in each of them
     logit_bytes: int = 0  # bytes of a token's logits that rank 0 gathers
@@ -93,8 +91,8 @@ class StepCosts:
         """Returns the seconds of a step. is_early: it was launched during the step before."""
         device = self.device_seconds(accelerator, size)
         if is_early:
-            return max(device, self.following_host.seconds(size) + self._sending(size))
-        return device + self.host.seconds(size) + self._sending(size)
+            return max(device, self.following_host.seconds(size) + self._sending)
+        return device + self.host.seconds(size) + self._sending
 
     def device_seconds(self, accelerator: Accelerator, size: StepSize) -> float:
         """Returns the seconds of a pass, or of launching its kernels if no graph has its size."""
@@ -137,11 +135,10 @@ class StepCosts:
             return SHORTEST
         return SECOND if context <= PARTS * (SHORTEST + SECOND) else self.third_part
 
-    def _sending(self, size: StepSize) -> float:
-        """Returns the seconds in which the other ranks are told of a step, with each sequence's blocks."""
-        if not self.all_reduces:
-            return 0.0
-        return SEND_S + size.context_tokens / self.block_size * INDEX_BYTES * SENT_BYTE_S
+    @property
+    def _sending(self) -> float:
+        """Seconds in which the other ranks, if there are any, are told of a step."""
+        return SEND_S if self.all_reduces else 0.0
 
 
 def _rows(size: StepSize) -> float:
@@ -170,7 +167,6 @@ def step_costs(model: ModelSkeleton, settings: EngineSettings, *, on_cuda: bool 
         layers=len(layers),
         programs=max(kv_heads for kv_heads, _, _ in layers.values()),
         third_part=third_length(model.context_length),
-        block_size=settings.block_size,
         all_reduces=model.modules_in(SPLIT_INPUTS) if devices > 1 else 0,
         row_bytes=row_bytes,
         following_host=NO_HOST if settings.is_draft and settings.graphs else HOST,

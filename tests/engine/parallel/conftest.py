@@ -15,6 +15,14 @@ def ranks() -> Iterator[Ranks]:
 
 
 @pytest.fixture(scope="package")
+def apart() -> Iterator[Ranks]:
+    """Two ranks that share no memory, as on two nodes."""
+    ranks = Ranks(2, are_apart=True)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="package")
 def four_ranks() -> Iterator[Ranks]:
     ranks = Ranks(4)
     yield ranks

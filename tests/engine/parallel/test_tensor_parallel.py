@@ -25,7 +25,8 @@ from outrider.engine.loop.follower import follow
 from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import OfflineRequest, Output, generate
-from outrider.engine.parallel.rank_group import FRAME, RankGroup
+from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.parallel.step_channel import FRAME, RING
 from outrider.engine.planning.memory_plan import plan_memory
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
@@ -239,10 +240,10 @@ def receive(group: RankGroup, lengths: list[int]) -> list[tuple[int, int | None]
     return came
 
 
-def test_step_of_any_length_reaches_the_other_ranks(ranks: Ranks) -> None:
-    around = [FRAME - 13, FRAME - 12, FRAME - 11, FRAME - 10]
-    lengths = [1, *around, 5 * FRAME, 2]
-    [_, came] = ranks.run(send, receive, lengths)
+@pytest.mark.parametrize("group", ["ranks", "apart"])
+def test_step_of_any_length_reaches_the_other_ranks(request: pytest.FixtureRequest, group: str) -> None:
+    lengths = [1, *range(FRAME - 18, FRAME - 11), 2 * RING, 2]
+    [_, came] = request.getfixturevalue(group).run(send, receive, lengths)
     assert came == [(length, length if number % 2 else None) for number, length in enumerate(lengths)]
 
 
