@@ -126,10 +126,13 @@ LAYER: dict[str, dict[str, Any]] = {
 }
 LAYER_WARPS = {"_norm": 8, "_sum_and_norm": 16}
 PROMPT = {"THIRD": 0, "M": paged_attention.MANY.lines, "GROUP": 2, "TILE": MANY_TILE}
+WINDOW = {"WINDOW": True, "window": 4096}
 TILES: dict[str, dict[str, Any]] = {
     "trees": {"CHAINS": False},
     "chains": {"CHAINS": True},
     "prompts": {"CHAINS": False, **PROMPT},
+    "prompts by window": {"CHAINS": False, **PROMPT, **WINDOW},
+    "trees by window": {"CHAINS": False, **WINDOW},
     # Rank of four that share Llama 3 70B.
     "shared heads": {"CHAINS": False, "KV_HEADS": 2, "REPEATS": 8},
 }
@@ -188,7 +191,8 @@ def of_chains(kernel: Any, capability: int) -> dict[str, int]:
 def of_attention(capability: int, **constants: Any) -> dict[str, int]:
     constants = {**TILE_CONSTANTS, "N": SLOTS[capability], **constants}
     tiling = paged_attention.FEW if constants["THIRD"] else paged_attention.MANY
-    constants["N"] = min(constants["N"], tiling.slots)
+    most = paged_attention.WINDOW_SLOTS if constants["WINDOW"] else tiling.slots
+    constants["N"] = min(constants["N"], tiling.slots, most)
     options = {
         "num_warps": tiling.warps,
         "num_stages": paged_attention.STAGES,

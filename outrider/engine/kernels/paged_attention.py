@@ -39,7 +39,9 @@ class Tiling:
 # With 64 lines or 64 slots of few rows a thread's registers do not hold what it works on.
 FEW = Tiling(FEW_TILE, lines=32, slots=32, warps=4)
 MANY = Tiling(MANY_TILE, lines=128, slots=128, warps=8)
+WINDOW_SLOTS = 64  # slots at a time, at most, with a window: a thread then holds the masks of all of them
 STAGES = 2  # stages of reading ahead
+AHEAD = tl.constexpr(STAGES)
 # Registers of a thread, all that there are. Without it ptxas spills some, for more programs than are started.
 MOST_REGISTERS = 255
 SHARE = 0.6  # share of a multiprocessor's memory for the keys and values that are read ahead
@@ -182,7 +184,8 @@ def _attend_tile(
                     )
                     summed = tl.dot(probs.to(v.dtype), v, summed * fade[:, None], input_precision=PRECISION)
                     largest = new
-                for place in range(plain_end, part_end, N):
+                # Without a window these are few slots: reading them ahead would only take registers.
+                for place in tl.range(plain_end, part_end, N, num_stages=AHEAD if WINDOW else 1):
                     slots = place + tl.arange(0, N)
                     inside = slots < part_end
                     held = slots
@@ -360,7 +363,11 @@ class PagedAttention:
                 BLOCK=self.block_size,
                 FIELDS=TILE_FIELDS,
                 M=max(LEAST_LINES, group * tiling.rows),
-                N=min(tiling.slots, self._slots(sum(widths) * query.element_size())),
+                N=min(
+                    tiling.slots,
+                    tiling.slots if window is None else WINDOW_SLOTS,
+                    self._slots(sum(widths) * query.element_size()),
+                ),
                 TILE=tiling.rows,
                 THIRD=third,
                 WINDOW=window is not None,

@@ -11,8 +11,12 @@ import pytest
 pytest.importorskip("triton.backends.nvidia", reason="needs triton with ptxas: pip install triton")
 
 ROOT = Path(__file__).parents[3]
-TILES = ("trees", "chains", "shared heads")
-MOST_REGISTERS = {"_attend_tile prompts": 255, **{f"_attend_tile {name}": 240 for name in TILES}}
+TILES = ("trees", "chains", "shared heads", "trees by window")
+PROMPTS = ("prompts", "prompts by window")
+MOST_REGISTERS = {
+    **{f"_attend_tile {name}": 255 for name in PROMPTS},
+    **{f"_attend_tile {name}": 240 for name in TILES},
+}
 SHARED_MEMORY = {"sm_89": 99 * 2**10, "sm_90": 227 * 2**10}  # bytes that a program may take
 
 
@@ -24,7 +28,7 @@ def test_kernels_keep_what_they_work_on_in_registers(tmp_path: Path) -> None:
     assert not run.returncode, run.stderr
     found = json.loads(run.stdout)
     print(found)
-    assert len(found) == 62
+    assert len(found) == 66
     for name, used in found.items():
         kernel, _, capability = name.rpartition(" ")
         assert used["shared"] <= SHARED_MEMORY[capability], name
@@ -33,7 +37,7 @@ def test_kernels_keep_what_they_work_on_in_registers(tmp_path: Path) -> None:
             assert bool(used["wgmma"]) == (capability == "sm_90"), name
             assert used["spilled"] == 0, name
             continue
-        # Two registers at most: for so few ptxas has three programs share a multiprocessor of sm_89.
-        assert used["spilled"] <= 8, name
+        # Two registers of a prompt on sm_89: a tile that has none reads keys and values twice as often.
+        assert used["spilled"] <= (8 if name == "_attend_tile prompts sm_89" else 0), name
         # So that two programs share a multiprocessor. A program that attends to a prompt has it for itself.
         assert used["registers"] <= MOST_REGISTERS.get(kernel, 128), name
