@@ -11,7 +11,7 @@ from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.outcomes import RANKS
 from outrider.decoding.verify import verify_coupled
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.choosing.sampler import Choices
+from outrider.engine.choosing.sampler import Choices, RowNumbers
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loop.launched import ONE_POSITION, Finished, Launched, Reach
 from outrider.engine.loop.runner import size_of
@@ -20,7 +20,7 @@ from outrider.engine.sequence import NO_DRAFT
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import StepTimings
 from outrider.engine.tasks.decode import DecodeTask
-from outrider.engine.tasks.task import Task
+from outrider.engine.tasks.task import StepPart, Task
 from outrider.pace.step import Step, StepSize
 
 MAX_LENGTH = 1 << 20  # tokens of a sequence
@@ -29,8 +29,8 @@ VOCAB_SIZE = 1 << 16
 RIGHT = 0  # the target always says so
 WRONG = tuple(range(1, RANKS + 1))  # another token that a draft may say
 SETTINGS = EngineSettings(model="simulated", block_size=64, prefill_chunk=1 << 20, max_sequences=256)
-NOTHING = torch.empty(0)
-NO_VALUES = np.empty((0, 0), np.float32)
+NOTHING = RowNumbers(torch.empty(0), np.empty((0, 0), np.float32), are_all_valid=True)
+ALL = slice(None)  # rows
 
 
 Cost = Callable[[StepSize, bool], float]  # size, and whether it is launched early -> seconds
@@ -115,16 +115,17 @@ class SimulatedRunner:
         self._clock.advance(seconds)
         self._steps += 1
         step = Step(self._steps, size, seconds)
-        choices = []
+        part, choices = StepPart(started, seconds, 0.0, step), list[Choices]()
         for task, item in selected:
             rows = task.rows() if item.num_logits else []
             top_tokens = [self._rank(row) for row in rows]
-            draft = task.judged if rows else NO_DRAFT
-            path = verify_coupled(draft, [best[0] for best in top_tokens]).accepted if draft else ()
-            choices.append(Choices(rows, NOTHING, top_tokens, NO_VALUES, [True] * len(rows), path=path))
-            task.took_part(started, seconds, 0.0, step)
+            draft, chosen = task.judged if rows else NO_DRAFT, [best[0] for best in top_tokens]
+            path = verify_coupled(draft, chosen).accepted if draft else ()
+            are_valid = [True] * len(rows)
+            choices.append(Choices(NOTHING, ALL, chosen, are_valid, rows, top_tokens, path=path))
+            task.steps.append(part)
         next_step = cast(Launched, EarlyStep(following)) if following else None
-        return Finished(step, choices, [[True] * len(item.tokens) for _, item in selected], next_step)
+        return Finished(step, choices, None, next_step)
 
     def free_memory(self) -> int:
         """Returns 0: there is no device."""

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from msgspec import Struct
+
 MAX_NODES = 1024  # nodes of a verified Draft, with what was prepared to follow it
 SUM_TOLERANCE = 1e-3  # difference of the probabilities' sum from 1
 ROOT = -1  # parent of a node that follows the last committed token
@@ -86,10 +88,10 @@ class Draft:
             depths.append(0 if parent == ROOT else depths[parent] + 1)
         return tuple(depths)
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """Number of tokens of the longest path."""
-        return max(self.depths, default=-1) + 1
+        return len(self) if self.is_chain else max(self.depths, default=-1) + 1
 
     def path(self, node: int) -> tuple[int, ...]:
         """Returns the nodes from the root down to ``node``, itself included; none for ROOT."""
@@ -167,8 +169,7 @@ class Draft:
         return mask
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """Verdict on a Draft: the tokens of its accepted nodes are emitted, and then the target's own token."""
 
     accepted: tuple[int, ...]  # nodes along the accepted path, root first

@@ -1,7 +1,6 @@
 """Classifies exceptions of a step: either a single sequence cannot go on, or the whole process cannot."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import NoReturn
 
 import torch
 
@@ -37,15 +36,16 @@ def reason_of(error: BaseException) -> str:
     )
 
 
-@contextmanager
-def blaming(sequence: EngineSequence) -> Iterator[None]:
-    """Blames the sequence for an exception under it, unless the exception means a broken process."""
-    try:
-        yield
-    except Exception as error:
-        if says_broken(error) or isinstance(error, BlamedError):
-            raise
-        raise BlamedError(sequence) from error
+def blame(sequence: EngineSequence, error: Exception) -> NoReturn:
+    """Blames the sequence for an exception that is handled, unless it means a broken process.
+
+    Raises:
+        BlamedError: the sequence cannot continue.
+        Exception: the given error, if the process is broken.
+    """
+    if says_broken(error):
+        raise error
+    raise BlamedError(sequence) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

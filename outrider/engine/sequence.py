@@ -13,6 +13,7 @@ from outrider.decoding.grammar import GrammarError, Mask, Matcher
 from outrider.decoding.sampling import needs_no_text
 from outrider.decoding.settings import Sampling
 from outrider.engine.held_blocks import HeldBlocks
+from outrider.engine.row_settings import row_settings
 
 NO_DRAFT = Draft()
 UNKNOWN = 0  # placeholder of a token whose position alone counts
@@ -55,6 +56,7 @@ class EngineSequence:
     clock: Callable[[], float] = time.perf_counter  # the engine's, seconds
     lists: TokenLists = field(init=False)  # what the sampling settings name
     needs_no_text: bool = field(init=False)  # as a ChoiceContext has it
+    row_settings: NDArray[np.float64] = field(init=False)  # settings of its rows, as kernels read them
     prompt: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     tokens: list[int] = field(default_factory=list)  # committed
     cached: int = 0
@@ -72,6 +74,17 @@ class EngineSequence:
     def __post_init__(self) -> None:
         self.lists = TokenLists.of(self.sampling, self.end_token_ids)
         self.needs_no_text = needs_no_text(self.sampling)
+        self.row_settings = row_settings(self.sampling)
+        tells = self.sampling.logprobs is not None or self.sampling.verification != "coupled"
+        self._asks_for_more = tells or not self.needs_no_text
+
+    @property
+    def is_special(self) -> bool:
+        """Whether its settings ask for more than noise.
+
+        They change or ban single tokens, want log-probabilities, or judge by distributions.
+        """
+        return self._asks_for_more or self.matcher is not None
 
     @property
     def written(self) -> int:

@@ -71,8 +71,7 @@ class Score(Struct, frozen=True, tag=True):
 Work = Decode | Propose | Score
 
 
-@dataclass(frozen=True)
-class Timings:
+class Timings(Struct, frozen=True):
     """Seconds of the parts of a piece of work."""
 
     queue: float  # before its first forward pass

@@ -99,11 +99,12 @@ class PagedCache(KeyValues):
     def reserve(self, sequence: EngineSequence, length: int) -> bool:
         """Gives the sequence blocks for ``length`` slots. Returns False if too few are free."""
         missing = self.blocks_for(length) - len(sequence.blocks)
+        if missing <= 0:
+            return True
         if missing > self.pool.available:
             return False
-        if missing > 0:
-            last = int(sequence.blocks[-1]) if sequence.blocks else None
-            sequence.blocks.push(self.pool.allocate(missing, last))
+        last = int(sequence.blocks[-1]) if sequence.blocks else None
+        sequence.blocks.push(self.pool.allocate(missing, last))
         return True
 
     def release(self, sequence: EngineSequence) -> None:

@@ -1,6 +1,6 @@
 """Log-probabilities that come with a step's tokens, so that the host reads once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -8,25 +8,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.sampling import SCORED_AT_ONCE, log_probabilities, process, told_logprobs
 from outrider.decoding.settings import Sampling, TokenLogprobs
+from outrider.engine.choosing.choosing_rows import ChoosingRows
 
 
 class LogprobRequest:
     """Request for log-probabilities of some rows of a step, under coupled verification."""
 
-    def __init__(self, rows: Sequence[ChoiceContext]) -> None:
-        """rows: contexts of all rows of the step."""
-        asking = {
-            index: row.sampling
-            for index, row in enumerate(rows)
+    def __init__(self, rows: ChoosingRows) -> None:
+        self._asking = {
+            rows.starts[place] + index: row
+            for place, part in rows.special.items()
+            for index, row in enumerate(part)
             if row.sampling.logprobs is not None and row.sampling.verification == "coupled"
         }
-        self._rows = rows
-        self._raw = [index for index, sampling in asking.items() if sampling.logprobs_of == "raw"]
-        self._processed = [index for index, sampling in asking.items() if sampling.logprobs_of == "processed"]
-        self._most = max((sampling.logprobs or 0 for sampling in asking.values()), default=0)
+        asking = self._asking.items()
+        self._raw = [index for index, row in asking if row.sampling.logprobs_of == "raw"]
+        self._processed = [index for index, row in asking if row.sampling.logprobs_of == "processed"]
+        self._most = max((row.sampling.logprobs or 0 for _, row in asking), default=0)
         self.size = len(asking) * (1 + 2 * self._most)  # integers of the result
 
     def found(self, logits: Tensor, processed: Tensor | None, chosen: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class LogprobRequest:
         for first in range(0, len(self._processed), SCORED_AT_ONCE):
             indices = self._processed[first : first + SCORED_AT_ONCE]
             if processed is None:
-                source = process(_at(logits, indices), [self._rows[index] for index in indices])
+                source = process(_at(logits, indices), [self._asking[index] for index in indices])
             else:
                 source = _at(processed, indices)
             yield source, _at(chosen, indices)
@@ -63,7 +63,7 @@ class LogprobRequest:
         bits = numbers.reshape(-1, 1 + 2 * self._most)
         values, told = bits.view(np.float32), {}
         for place, index in enumerate((*self._raw, *self._processed)):
-            end = 1 + (self._rows[index].sampling.logprobs or 0)
+            end = 1 + (self._asking[index].sampling.logprobs or 0)
             ids, likeliest = bits[place, 1:end], values[place, self._most + 1 : self._most + end]
             told[index] = told_logprobs(float(values[place, 0]), ids.tolist(), likeliest.tolist())
         return told

@@ -7,8 +7,8 @@ from itertools import takewhile
 import numpy as np
 import torch
 
-from outrider.decoding.choice_context import ChoiceContext
-from outrider.engine.choosing.sampler import Choices, allowed_ones
+from outrider.engine.choosing.choosing_rows import ChoosingRows
+from outrider.engine.choosing.sampler import Choices, RowNumbers, allowed_ones
 from outrider.engine.device_time import Mark
 
 _NOT_TOLD = np.empty((1, 0), np.float32)  # perturbed logits stay on the device
@@ -18,7 +18,7 @@ _NOT_TOLD = np.empty((1, 0), np.float32)  # perturbed logits stay on the device
 class DraftedTokens:
     """Tokens of a step that drafts several positions on a device, on their way to the host."""
 
-    rows: Sequence[list[ChoiceContext]]  # the choosing row of each piece of work, at the first position
+    rows: ChoosingRows  # the choosing row of each piece of work, at the first position
     counts: Sequence[int]  # tokens that each piece of work feeds at the first position
     reached: Sequence[int]  # positions of each piece of work
     logits: torch.Tensor  # [num_rows, vocab_size] of the first position
@@ -27,12 +27,17 @@ class DraftedTokens:
 
     def read(self) -> tuple[list[Choices], list[bool]]:
         """Returns what ``Choosing.read`` does; rows whose cache is not finite are not valid."""
-        choices = []
-        by_row = self.arriving[:, : len(self.rows)].transpose(0, 1).tolist()
-        pairs = zip(self.rows, self.reached, by_row, strict=True)
-        for place, (part, reached, ((*best, is_valid), *positions)) in enumerate(pairs):
+        are_all_valid = bool(self.arriving[0, : len(self.counts), -1].all())
+        numbers, choices = RowNumbers(self.logits, _NOT_TOLD, are_all_valid), list[Choices]()
+        by_row = self.arriving[:, : len(self.counts)].transpose(0, 1).tolist()
+        pairs = zip(self.reached, by_row, strict=True)
+        for place, (reached, ((*best, is_valid), *positions)) in enumerate(pairs):
             known = takewhile(lambda found: found[-1], positions[: reached - 1])
-            further = [tuple(tokens) for *tokens, _ in known]
-            first, logits = allowed_ones(part[0], tuple(best)), self.logits[place : place + 1]
-            choices.append(Choices(part, logits, [first], _NOT_TOLD, [bool(is_valid)], further=further))
+            further, first = [tuple(tokens) for *tokens, _ in known], tuple(best)
+            if contexts := self.rows.special.get(place):
+                first = allowed_ones(contexts[0], first)
+            row, are_valid = slice(place, place + 1), [bool(is_valid)]
+            choices.append(
+                Choices(numbers, row, best[:1], are_valid, given_top_tokens=[first], further=further)
+            )
         return choices, [True] * sum(self.counts)

@@ -5,14 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from outrider.decoding.choice_context import ChoiceContext
-from outrider.decoding.draft import ROOT, Draft, SparseProbs, Verdict
+from outrider.decoding.draft import Draft, SparseProbs, Verdict
 from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.sampling import (
     GRAMMAR,
@@ -24,6 +26,7 @@ from outrider.decoding.sampling import (
 from outrider.decoding.settings import TokenLogprobs
 from outrider.decoding.verify import sample_draft_token, verify_coupled
 from outrider.engine.choosing.asked_logprobs import LogprobRequest
+from outrider.engine.choosing.choosing_rows import ChoosingRows
 from outrider.engine.choosing.step_result import StepResult
 from outrider.engine.device_time import Mark, mark, wait_for
 from outrider.engine.inputs.choice_input import ChoiceInput, DraftRows, PackedRows
@@ -37,17 +40,25 @@ _HAS_TRITON = find_spec("triton") is not None
 
 
 @dataclass(frozen=True)
-class Choices:
+class RowNumbers:
+    """Numbers of all rows of a step."""
+
+    logits: torch.Tensor  # [num_rows, vocab_size]
+    # float32 [num_rows, ranks] perturbed logits of the best tokens, -inf for banned tokens
+    perturbed: NDArray[np.float32]
+    are_all_valid: bool  # whether a token may come from each row
+    processed: torch.Tensor | None = None  # float32 [num_rows, vocab_size]; None: not computed
+
+
+class Choices(Struct, frozen=True, eq=False, dict=True):
     """Choices from the logits of a piece of work."""
 
-    rows: list[ChoiceContext]
-    logits: torch.Tensor  # [num_rows, vocab_size]
-    # [num_rows] best tokens of each row under the keyed noise, best first, at least one token
-    top_tokens: list[tuple[int, ...]]
-    # [num_rows, ranks] perturbed logits of these tokens, -inf for banned tokens
-    perturbed: NDArray[np.float32]
+    numbers: RowNumbers
+    rows: slice  # its rows among those of the step
+    chosen: list[int]  # [num_rows] tokens that the coupled rule chooses
     are_valid: list[bool]  # [num_rows] false if no token may come from the row: a number is not finite
-    given_processed: torch.Tensor | None = None  # None: computed on first use
+    contexts: Sequence[ChoiceContext] = ()  # [num_rows] unless no setting asks for more than noise
+    given_top_tokens: list[tuple[int, ...]] | None = None  # None: the chosen tokens alone
     # [num_tokens, num_layers, hidden_size] states at all fed tokens, the last of which are the rows
     hidden: torch.Tensor | None = None
     path: tuple[int, ...] = ()  # nodes of its Draft that the coupled rule accepts, root first
@@ -55,15 +66,26 @@ class Choices:
     # Top tokens of further positions, up to an invalid position: each follows the best token before it.
     further: Sequence[tuple[int, ...]] = ()
 
+    @property
+    def logits(self) -> torch.Tensor:
+        """Logits before any sampling setting, [num_rows, vocab_size]."""
+        return self.numbers.logits[self.rows]
+
+    @property
+    def perturbed(self) -> NDArray[np.float32]:
+        """Perturbed logits of ``top_tokens``, float32 [num_rows, ranks]."""
+        return self.numbers.perturbed[self.rows]
+
+    @property
+    def top_tokens(self) -> list[tuple[int, ...]]:
+        """[num_rows] best tokens of each row under the keyed noise, best first, at least one token."""
+        return [(token,) for token in self.chosen] if self.given_top_tokens is None else self.given_top_tokens
+
     @cached_property
     def processed(self) -> torch.Tensor:
         """Logits after every sampling setting, float32 [num_rows, vocab_size]."""
-        return process(self.logits, self.rows) if self.given_processed is None else self.given_processed
-
-    @property
-    def chosen(self) -> list[int]:
-        """[num_rows] tokens that the coupled rule chooses."""
-        return [best[0] for best in self.top_tokens]
+        processed = self.numbers.processed
+        return process(self.logits, self.contexts) if processed is None else processed[self.rows]
 
     def limited(self, are_finite: list[bool]) -> "Choices":
         """Returns choices without tokens after a fed token whose keys and values are not finite.
@@ -72,18 +94,21 @@ class Choices:
         """
         if all(are_finite):
             return self
-        of_rows = are_finite[len(are_finite) - len(self.rows) :]
-        return replace(self, are_valid=[*map(operator.and_, self.are_valid, of_rows)])
+        of_rows = are_finite[len(are_finite) - len(self.are_valid) :]
+        return structs.replace(self, are_valid=[*map(operator.and_, self.are_valid, of_rows)])
 
     def with_own_memory(self) -> "Choices":
         """Returns a copy that outlives the next replay of a graph."""
         hidden = None if self.hidden is None else self.hidden.clone()
-        return replace(self, logits=self.logits.clone(), hidden=hidden)
+        processed = None if self.numbers.processed is None else self.numbers.processed[self.rows]
+        numbers = RowNumbers(self.logits.clone(), self.perturbed, all(self.are_valid), processed)
+        return structs.replace(self, numbers=numbers, rows=slice(None), hidden=hidden)
 
     def verdict(self, count: int) -> Verdict:
         """Returns the Verdict of coupled verification on the leading ``count`` nodes of the Draft."""
-        accepted = tuple(node for node in self.path if node < count)
-        return Verdict(accepted, tuple(self.top_tokens[1 + node][0] for node in (ROOT, *accepted)))
+        path, chosen = self.path, self.chosen
+        accepted = path if not path or path[-1] < count else tuple(node for node in path if node < count)
+        return Verdict(accepted, (chosen[0], *[chosen[1 + node] for node in accepted]))
 
     def target_probs(self) -> torch.Tensor:
         """Returns probabilities [num_rows, vocab_size]."""
@@ -91,25 +116,27 @@ class Choices:
 
     def sample_draft_token(self, round: int, index: int = 0) -> tuple[int, SparseProbs]:
         """Returns a row's sampled token and its distribution, for verification other than coupled."""
-        row = self.rows[index]
+        row = self.contexts[index]
         return sample_draft_token(self.processed[index], row.noise_key, row.position, round)
 
-    def logprobs(self, indices: Sequence[int], tokens: Sequence[int]) -> tuple[TokenLogprobs, ...]:
-        """Returns log-probabilities of ``tokens``, chosen at the rows ``indices``; empty unless wanted."""
-        sampling = self.rows[0].sampling
+    def logprobs(self, verdict: Verdict) -> tuple[TokenLogprobs, ...]:
+        """Returns log-probabilities of the Verdict's tokens; empty unless they are asked for."""
+        if not self.contexts:
+            return ()
+        sampling, rows = self.contexts[0].sampling, [0, *(1 + node for node in verdict.accepted)]
         if sampling.logprobs is None:
             return ()
         if self.told:
-            return tuple(self.told[index] for index in indices)
+            return tuple(self.told[row] for row in rows)
         source = self.logits if sampling.logprobs_of == "raw" else self.processed
-        return scores(source[[*indices]], tokens, sampling.logprobs)
+        return scores(source[rows], verdict.tokens, sampling.logprobs)
 
 
 @dataclass(frozen=True)
 class Choosing:
     """Tokens that a device is choosing, on their way to the host."""
 
-    rows: Sequence[list[ChoiceContext]]  # a list for each piece of work
+    rows: ChoosingRows
     drafts: Sequence[Draft]  # a Draft for each piece of work
     logits: torch.Tensor  # [num_rows, vocab_size]
     processed: torch.Tensor | None  # float32 [num_rows, vocab_size] after every setting; None: not computed
@@ -134,34 +161,45 @@ class Choosing:
 
         ``arrival`` must be over.
         """
-        choices, start = list[Choices](), 0
         result = self.result.on_host() if self.arriving is None else self.result.unpacked(self.arriving)
-        logprobs = self.asked.of_rows(result.logprobs)
-        top_tokens, are_valid = [*map(tuple, result.top_tokens.tolist())], result.are_valid.tolist()
-        are_accepted = result.are_accepted.tolist() or None
-        for part, draft in zip(self.rows, self.drafts, strict=True):
-            own = slice(start, start + len(part))
-            best = (
-                top_tokens[own]
-                if self.result.top_tokens.shape[1] == 1
-                else [*map(allowed_ones, part, top_tokens[own])]
+        numbers = RowNumbers(self.logits, result.perturbed, bool(result.are_valid.all()), self.processed)
+        chosen, are_valid = result.top_tokens[:, 0].tolist(), result.are_valid.tolist()
+        paths, starts = self._paths(chosen, result.are_accepted), self.rows.starts
+        has_more = result.top_tokens.shape[1] > 1
+        top_tokens = [*map(tuple, result.top_tokens.tolist())] if has_more else None
+        choices = [
+            Choices(
+                numbers,
+                slice(first, end),
+                chosen[first:end],
+                are_valid[first:end],
+                given_top_tokens=top_tokens and top_tokens[first:end],
+                path=path,
             )
-            processed = None if self.processed is None else self.processed[own]
-            path = _path(draft, best, are_accepted[own] if are_accepted else None) if draft else ()
-            numbers = best, result.perturbed[own], are_valid[own], processed
-            of_part = tuple(logprobs[row] for row in range(start, own.stop) if row in logprobs)
-            choices.append(Choices(part, self.logits[own], *numbers, path=path, told=of_part))
-            start = own.stop
+            for first, end, path in zip(starts, starts[1:], paths, strict=False)
+        ]
+        logprobs = self.asked.of_rows(result.logprobs)
+        for place, contexts in self.rows.special.items():
+            choice, rows = choices[place], range(starts[place], starts[place + 1])
+            told = tuple(logprobs[row] for row in rows if row in logprobs)
+            best = choice.given_top_tokens and [*map(allowed_ones, contexts, choice.given_top_tokens)]
+            choices[place] = structs.replace(choice, contexts=contexts, told=told, given_top_tokens=best)
         return choices, result.are_finite.tolist()
 
-
-def _path(
-    draft: Draft, top_tokens: list[tuple[int, ...]], are_accepted: list[bool] | None
-) -> tuple[int, ...]:
-    """Returns the path of accepted nodes. are_accepted: [1 + nodes], if the device has found it."""
-    if are_accepted is None:
-        return verify_coupled(draft, [best[0] for best in top_tokens]).accepted
-    return tuple(node for node in range(len(draft)) if are_accepted[1 + node])
+    def _paths(self, chosen: list[int], are_accepted: NDArray[np.bool_]) -> list[tuple[int, ...]]:
+        """Returns the path of accepted nodes of each Draft, unless the device has found it."""
+        starts = self.rows.starts
+        if not len(are_accepted):
+            pairs = zip(self.drafts, starts, strict=False)
+            return [
+                verify_coupled(draft, chosen[first : first + 1 + len(draft)]).accepted if draft else ()
+                for draft, first in pairs
+            ]
+        accepted = are_accepted.tolist()
+        return [
+            tuple(compress(range(len(draft)), accepted[first + 1 : first + 1 + len(draft)])) if draft else ()
+            for draft, first in zip(self.drafts, starts, strict=False)
+        ]
 
 
 def choose_tokens(
@@ -170,13 +208,18 @@ def choose_tokens(
     are_finite: torch.Tensor,
     ranks: int = 1,
 ) -> tuple[list[Choices], list[bool]]:
-    """Chooses tokens without log-probabilities and waits until the host knows them."""
-    return _begin(logits, rows, are_finite, ranks, [NO_DRAFT] * len(rows), None, LogprobRequest([])).wait()
+    """Chooses tokens without log-probabilities and waits until the host knows them.
+
+    rows: contexts of the rows of each piece of work.
+    """
+    nothing = [NO_DRAFT] * len(rows)
+    asked = LogprobRequest(ChoosingRows.of([]))
+    return _begin(logits, ChoosingRows.of(rows), are_finite, ranks, nothing, None, asked).wait()
 
 
 def begin_choosing(
     logits: torch.Tensor,
-    rows: Sequence[list[ChoiceContext]],
+    rows: ChoosingRows,
     are_finite: torch.Tensor,
     ranks: int = 1,
     drafts: Sequence[Draft] | None = None,
@@ -185,41 +228,40 @@ def begin_choosing(
     """Begins to choose tokens; on a GPU the host does not wait.
 
     Args:
-        rows: contexts of each piece of work, in the order of ``logits`` [num_rows, vocab_size].
+        logits: [num_rows, vocab_size], in the order of the rows.
         are_finite: bool [num_tokens] of the pass, which reach the host with the result.
         ranks: tokens to be found for each row.
         drafts: Drafts to verify by the coupled rule. Such a piece of work has a row for the root and for each
             node. None: no Drafts.
         packed: input of the kernels about rows and Drafts, if it is on the device already.
     """
-    asked = LogprobRequest([row for part in rows for row in part])
-    return _begin(logits, rows, are_finite, ranks, drafts or [NO_DRAFT] * len(rows), packed, asked)
+    nothing = [NO_DRAFT] * len(rows.counts)
+    return _begin(logits, rows, are_finite, ranks, drafts or nothing, packed, LogprobRequest(rows))
 
 
 def _begin(
     logits: torch.Tensor,
-    rows: Sequence[list[ChoiceContext]],
+    rows: ChoosingRows,
     are_finite: torch.Tensor,
     ranks: int,
     drafts: Sequence[Draft],
     packed: PackedRows | None,
     asked: LogprobRequest,
 ) -> Choosing:
-    every = [row for part in rows for row in part]
     processed, nothing = None, are_finite.new_empty(0)
     are_valid, are_accepted, logprobs = nothing, nothing, logits.new_empty(0, dtype=torch.int32)
     best, perturbed = (logits.new_empty(0, ranks, dtype=dtype) for dtype in (torch.int32, torch.float32))
-    if every:
+    if any(rows.counts):
         if _has_kernels(logits):
             if packed is None:
-                of_drafts = DraftRows.of(drafts, [*map(len, rows)])
-                packed = ChoiceInput.of_rows(every, of_drafts).copied(logits.device)
-            choice = choose_adjusted(logits, every, packed, ranks)
+                of_drafts = DraftRows.of(drafts, rows.counts)
+                packed = ChoiceInput.of_rows(rows.every, of_drafts).copied(logits.device)
+            choice = choose_adjusted(logits, rows, packed, ranks)
             best, perturbed = choice.top_tokens, choice.perturbed
             are_valid, are_accepted = choice.are_valid, choice.are_accepted
         else:
-            processed = process(logits, every)
-            best, perturbed = gumbel_max(processed, every, ranks)
+            processed = process(logits, rows.every)
+            best, perturbed = gumbel_max(processed, rows.every, ranks)
             are_valid = _are_valid(logits)
             if processed is not logits:
                 are_valid &= _are_valid(processed)
@@ -249,32 +291,34 @@ def _has_kernels(logits: torch.Tensor) -> bool:
 
 
 def choose_adjusted(
-    logits: torch.Tensor, rows: list[ChoiceContext], packed: PackedRows, ranks: int
+    logits: torch.Tensor, rows: ChoosingRows, packed: PackedRows, ranks: int
 ) -> "DeviceChoice":
     """Chooses tokens on a GPU after all settings, without a wait. Arguments: those of ``begin_choosing``."""
     from outrider.engine.kernels.choice import choose_on_device, joined
 
     others = [setting for setting in TOKEN_ADJUSTMENTS if setting is not GRAMMAR]
-    adjusted = [row for row in rows if not row.needs_no_text]
+    adjusted = [row for part in rows.special.values() for row in part if not row.needs_no_text]
     if not any(setting.applies(row) for setting in others for row in adjusted):
         return choose_on_device(logits, packed, ranks, _packed_masks(rows, logits))
     parts = []
-    for first in range(0, len(rows), ADJUSTED_AT_ONCE):
+    for first in range(0, len(rows.every), ADJUSTED_AT_ONCE):
         part = slice(first, first + ADJUSTED_AT_ONCE)
-        adjusted_logits = process(logits[part], rows[part], TOKEN_ADJUSTMENTS)
+        adjusted_logits = process(logits[part], rows.every[part], TOKEN_ADJUSTMENTS)
         choice = choose_on_device(adjusted_logits, packed.without_drafts(part), ranks)
         parts.append(replace(choice, are_valid=choice.are_valid & _are_valid(logits[part])))
     return joined(parts, packed)
 
 
-def _packed_masks(rows: list[ChoiceContext], logits: torch.Tensor) -> torch.Tensor | None:
+def _packed_masks(rows: ChoosingRows, logits: torch.Tensor) -> torch.Tensor | None:
     """Returns masks for the kernels, int32 [num_rows, ceil(vocab_size / 32)]; None: no row has a grammar."""
-    if not any(GRAMMAR.applies(row) for row in rows):
+    if not any(GRAMMAR.applies(row) for part in rows.special.values() for row in part):
         return None
-    size = len(rows), -(-logits.shape[1] // 32)
-    masks = torch.empty(size, dtype=torch.int32, pin_memory=logits.is_cuda)
-    for mask, row in zip(masks.numpy(), rows, strict=True):
-        mask[:] = -1 if row.mask is None else row.mask
+    size = rows.starts[-1], -(-logits.shape[1] // 32)
+    masks = torch.full(size, -1, dtype=torch.int32, pin_memory=logits.is_cuda)
+    for place, part in rows.special.items():
+        for mask, row in zip(masks.numpy()[rows.starts[place] :], part, strict=False):
+            if row.mask is not None:
+                mask[:] = row.mask
     return masks.to(logits.device, non_blocking=True)
 
 

@@ -61,7 +61,7 @@ class PrepareTask(Task):
         self.sequence.draft.top_tokens |= {
             first + index: top_tokens for index, top_tokens in enumerate(choices.top_tokens)
         }
-        self._steps.append(self._last_step.seconds)
+        self._steps.append(self.steps[-1].step.seconds)
         self._fed += len(choices.top_tokens)
         self.done = self.is_complete
         return (

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from msgspec import Struct
 
 from outrider.decoding.draft import Draft
 from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan, as_rows, form_groups
@@ -18,8 +19,7 @@ from outrider.engine.sequence import EngineSequence
 from outrider.engine.step_timings import Path
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(Struct, frozen=True, eq=False):
     """Tokens that one sequence feeds in a step: committed tokens first, then nodes of a Draft."""
 
     sequence: EngineSequence

@@ -19,12 +19,12 @@ from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.inputs.step_buffer import Field, StepBuffer
 from outrider.engine.inputs.step_input import Feed, Numbers
+from outrider.engine.row_settings import HAS_NOISE, LOG_MIN_P, TEMPERATURE, TOP_K, TOP_P, row_settings
 from outrider.engine.sequence import EngineSequence
 
 CHUNK = 4096  # tokens of a row that a program reads
 BLOCK = 64  # tokens whose largest logit stands for them in the bound of top-k
 CAPACITY = 16384  # candidates of a row that are gathered; a row with more is read again
-_LARGEST_TOP_K = 2**31 - 1
 _NO_ROW = -(2**40)  # far below every row
 # Integers of a row. Its ``positions`` are chosen in succession, each after the best token before it.
 INTEGERS = ("noise_key", "position", "top_k", "has_noise", "positions")
@@ -59,16 +59,19 @@ class DraftRows:
 
         counts: rows of each piece of work; with a Draft a row for the root, then a row for each node.
         """
-        if not any(drafts):
+        depth = max((draft.depth for draft in drafts if draft.tokens), default=0)
+        if not depth:
             return None
         pairs = [*zip(drafts, counts, strict=True)]
-        parents = ((_NO_ROW, *draft.parents) if draft else (_NO_ROW,) * count for draft, count in pairs)
-        tokens = ((0, *draft.tokens) if draft else (0,) * count for draft, count in pairs)
+        parents = [
+            (_NO_ROW, *draft.parents) if draft.tokens else (_NO_ROW,) * count for draft, count in pairs
+        ]
+        tokens = [(0, *draft.tokens) if draft.tokens else (0,) * count for draft, count in pairs]
         numbers = np.empty((2, sum(counts)), np.int64)
         roots = np.cumsum(counts) - counts
         numbers[0] = np.fromiter(chain.from_iterable(parents), np.int64) + np.repeat(roots + 1, counts)
         numbers[1] = np.fromiter(chain.from_iterable(tokens), np.int64)
-        return cls(numbers, max(1 + max(draft.depths) for draft in drafts if draft))
+        return cls(numbers, depth)
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class ChoiceInput:
     def of_feeds(
         cls,
         feeds: Sequence[Feed],
-        texts: Sequence[EngineSequence],
+        sequences: Sequence[EngineSequence],
         counts: Sequence[int],
         drafts: Sequence[Draft],
         positions: Sequence[int] = (),
@@ -96,7 +99,10 @@ class ChoiceInput:
             drafts: argument of begin_choosing.
             positions: positions to be chosen from each row on; none: a position from each.
         """
-        return cls._of(texts, counts, _positions(feeds, counts), DraftRows.of(drafts, counts), positions)
+        keys = np.array([sequence.noise_key for sequence in sequences], np.uint64)
+        settings = np.stack([sequence.row_settings for sequence in sequences])
+        of_drafts = DraftRows.of(drafts, counts)
+        return cls._of(keys, settings, counts, _positions(feeds, counts), of_drafts, positions)
 
     @classmethod
     def of_rows(
@@ -106,8 +112,10 @@ class ChoiceInput:
         positions: Sequence[int] = (),
     ) -> "ChoiceInput":
         """Makes the input of rows that are known already. positions: argument of ``of_feeds``."""
-        of_rows = np.array([row.position for row in rows], np.int64)
-        return cls._of(rows, [1] * len(rows), of_rows, drafts, positions)
+        keys = np.array([row.noise_key for row in rows], np.uint64)
+        settings = np.stack([row_settings(row.sampling) for row in rows])
+        places = np.array([row.position for row in rows], np.int64)
+        return cls._of(keys, settings, [1] * len(rows), places, drafts, positions)
 
     @classmethod
     def without_choice(cls, positions: Sequence[int]) -> "ChoiceInput":
@@ -118,7 +126,8 @@ class ChoiceInput:
     @classmethod
     def _of(
         cls,
-        texts: Sequence[EngineSequence | ChoiceContext],
+        keys: NDArray[np.uint64],
+        settings: NDArray[np.float64],
         counts: Sequence[int],
         places: Numbers,
         drafts: DraftRows | None,
@@ -126,25 +135,22 @@ class ChoiceInput:
     ) -> "ChoiceInput":
         """
         Args:
-            counts: rows of each sequence.
+            keys, settings: noise keys [num_texts], and row_settings [num_texts, 5].
+            counts: rows of each text.
             places: [num_rows] position of each row.
         """
-        settings: dict[int, tuple[int, bool, float, float, float]] = {}
-        for text in texts:
-            if id(text.sampling) not in settings:
-                settings[id(text.sampling)] = _settings(text.sampling)
         integers = np.empty((len(INTEGERS), len(places)), np.int64)
-        keys = np.fromiter((text.noise_key for text in texts), np.uint64, len(texts))
         integers[0] = keys.view(np.int64).repeat(counts)  # a key keeps its bits
         integers[1], integers[4] = places, [*positions] or 1
-        of_texts = np.array([settings[id(text.sampling)] for text in texts], np.float64).reshape(-1, 5)
-        of_rows = of_texts.repeat(counts, axis=0).T
-        integers[2:4] = of_rows[:2]
+        of_rows = settings.repeat(counts, axis=0).T
+        integers[2:4] = of_rows[[TOP_K, HAS_NOISE]]
         nodes = np.empty((0, len(places)), np.int64) if drafts is None else drafts.numbers
-        are_truncated = any(
-            setting[0] > 0 or setting[3] < 1.0 or setting[4] > -math.inf for setting in settings.values()
+        top_k, _, _, top_p, distance = settings.T
+        are_truncated = (top_k > 0) | (top_p < 1.0) | (distance > -math.inf)
+        depth = 0 if drafts is None else drafts.depth
+        return cls(
+            integers, of_rows[[TEMPERATURE, TOP_P, LOG_MIN_P]], nodes, depth, bool(are_truncated.any())
         )
-        return cls(integers, of_rows[2:], nodes, 0 if drafts is None else drafts.depth, are_truncated)
 
     @property
     def fields(self) -> dict[str, Field]:
@@ -190,17 +196,9 @@ def _positions(feeds: Sequence[Feed], counts: Sequence[int]) -> Numbers:
     stops = np.cumsum(counts)
     ends = np.array([feed.start + len(feed.tokens) for feed in feeds], np.int64)
     positions: Numbers = np.arange(sum(counts)) + np.repeat(ends + 1 - stops, counts)
-    for feed, stop, count in zip(feeds, stops.tolist(), counts, strict=True):
+    for place, (feed, count) in enumerate(zip(feeds, counts, strict=True)):
         if feed.tree is not None and count:
-            nodes = min(count, len(feed.tree))
+            nodes, stop = min(count, len(feed.tree)), int(stops[place])
             root = feed.start + len(feed.tokens) - len(feed.tree)
             positions[stop - nodes : stop] = root + 1 + np.array(feed.tree.depths[-nodes:])
     return positions
-
-
-def _settings(sampling: Sampling) -> tuple[int, bool, float, float, float]:
-    """Returns the settings of PackedRows; a rule with distributions reads temperature 0 as top_k 1."""
-    if sampling.temperature == 0.0:
-        return int(sampling.verification != "coupled"), False, 1.0, 1.0, -math.inf
-    distance = math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
-    return min(sampling.top_k, _LARGEST_TOP_K), True, sampling.temperature, sampling.top_p, distance

@@ -159,8 +159,10 @@ def fill(
     wanted = np.array([feed.num_logits for feed in feeds], np.int64)
     skipped = np.repeat(firsts + counts - wanted - (np.cumsum(wanted) - wanted), wanted)
     numbers.logit_rows[: len(skipped)] = np.arange(len(skipped)) + skipped
-    spans_of = _spans_of_chains if layout.path_length else _spans
-    spans = spans_of(numbers, feeds, rows, firsts)
+    spans = _Spans(rows, firsts, counts, starts, np.full(len(feeds), NO_ROOT))
+    if any(feed.tree is not None for feed in feeds):
+        spans_of = _spans_of_chains if layout.path_length else _spans
+        spans = spans_of(numbers, feeds, spans)
     is_few = (spans.counts <= FEW_QUERIES) | bool(layout.path_length)
     few_tiles = _tiles(FEW_TILE, spans, np.flatnonzero(is_few))
     many_tiles = _tiles(MANY_TILE, spans, np.flatnonzero(~is_few))
@@ -184,26 +186,25 @@ class _Spans:
     roots: Numbers  # first slots that are not all visible, or are at other places; NO_ROOT: none
 
 
-def _spans(numbers: PagedInput[Numbers], feeds: Sequence[Feed], rows: Numbers, firsts: Numbers) -> _Spans:
-    """Returns a span for each sequence; drafted nodes see only their ancestors among drafted nodes."""
-    roots = np.full(len(feeds), NO_ROOT)
+def _spans(numbers: PagedInput[Numbers], feeds: Sequence[Feed], whole: _Spans) -> _Spans:
+    """Returns a span for each sequence; drafted nodes see only their ancestors among drafted nodes.
+
+    whole: spans of these sequences as if all were chains.
+    """
+    roots = whole.roots.copy()
     for number, feed in enumerate(feeds):
         if feed.tree is not None:
-            end = int(firsts[number]) + len(feed.tokens)
+            end = int(whole.firsts[number]) + len(feed.tokens)
             roots[number] = _root(feed)
             nodes = min(len(feed.tree), len(feed.tokens))
             _branch(numbers, feed.tree, slice(end - nodes, end), int(roots[number]))
-    counts = np.array([len(feed.tokens) for feed in feeds], np.int64)
-    starts = np.array([feed.start for feed in feeds], np.int64)
-    return _Spans(rows, firsts, counts, starts, roots)
+    return replace(whole, roots=roots)
 
 
-def _spans_of_chains(
-    numbers: PagedInput[Numbers], feeds: Sequence[Feed], rows: Numbers, firsts: Numbers
-) -> _Spans:
-    """Returns a span for each sequence's chain, and for each drafted node off the chain."""
+def _spans_of_chains(numbers: PagedInput[Numbers], feeds: Sequence[Feed], whole: _Spans) -> _Spans:
+    """Returns a span for each sequence's chain, and for each drafted node off the chain. whole: as above."""
     spans: list[tuple[int, int, int, int, int]] = []
-    for lane, first, feed in zip(rows.tolist(), firsts.tolist(), feeds, strict=True):
+    for lane, first, feed in zip(whole.lanes.tolist(), whole.firsts.tolist(), feeds, strict=True):
         count, root = len(feed.tokens), _root(feed)
         on_chain = count if feed.tree is None else min(count, root + feed.tree.chain_length - feed.start)
         if on_chain > 0:

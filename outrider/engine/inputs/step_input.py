@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from outrider.decoding.draft import Draft
@@ -13,12 +15,11 @@ from outrider.engine.inputs.block_tables import NOTHING_NEW, BlockTables
 
 Numbers = NDArray[np.int64]
 Rows = slice | torch.Tensor  # indices; a slice if they are consecutive
-
+NO_TREE = Draft()
 NO_SLOTS = np.zeros(0, np.int64)
 
 
-@dataclass(frozen=True)
-class Feed:
+class Feed(Struct, frozen=True, eq=False):
     """Tokens that a sequence feeds, and their place in the cache."""
 
     tokens: list[int]
@@ -52,17 +53,27 @@ class StepInput:
     new_blocks: Numbers  # [num_new, 2] what BlockTables.update returned for the feeds
 
     def to_numbers(self) -> Numbers:
-        """Returns each list after its length, and the row of each sequence in place of its blocks."""
-        counts = len(self.moves), len(self.cleared), len(self.new_blocks), len(self.feeds)
-        numbers: list[Sequence[int] | Numbers] = [counts]
-        for move in self.moves:
-            numbers += [[len(move.source)], move.source, move.target]
-        numbers += [self.cleared, self.new_blocks.ravel()]
-        for feed in self.feeds:
-            tree = feed.tree or Draft()
-            numbers += [[feed.num_logits, feed.start, feed.row, len(feed.tokens), len(tree)]]
-            numbers += [feed.tokens, tree.tokens, tree.parents]
-        return np.concatenate([np.asarray(part, np.int64) for part in numbers])
+        """Returns the lengths of lists, then the lists, with a column for each part of the feeds.
+
+        The row of each sequence stands for its blocks.
+        """
+        feeds, trees = self.feeds, [feed.tree or NO_TREE for feed in self.feeds]
+        parts: list[Sequence[int] | Numbers] = [
+            [len(self.moves), len(self.cleared), len(self.new_blocks), len(feeds)],
+            [len(move.source) for move in self.moves],
+            *[slots for move in self.moves for slots in (move.source, move.target)],
+            self.cleared,
+            self.new_blocks.ravel(),
+            [feed.num_logits for feed in feeds],
+            [feed.start for feed in feeds],
+            [feed.row for feed in feeds],
+            [len(feed.tokens) for feed in feeds],
+            [len(tree.tokens) for tree in trees],
+            [*chain.from_iterable(feed.tokens for feed in feeds)],
+            [*chain.from_iterable(tree.tokens for tree in trees)],
+            [*chain.from_iterable(tree.parents for tree in trees)],
+        ]
+        return np.concatenate([np.asarray(part, np.int64) for part in parts])
 
     @classmethod
     def of(
@@ -80,18 +91,17 @@ class StepInput:
         """Returns the object that ``to_numbers`` was called on, and writes its new blocks into the tables."""
         read = _Reader(numbers)
         num_moves, num_cleared, num_new, num_feeds = read.list(4)
-        moves = []
-        for _ in range(num_moves):
-            (count,) = read.list(1)
-            moves.append(Move(read.array(count), read.array(count)))
+        moves = [Move(read.array(count), read.array(count)) for count in read.list(num_moves)]
         cleared, new_blocks = read.array(num_cleared), read.array(2 * num_new).reshape(-1, 2)
         tables.write(new_blocks)
-        feeds = []
-        for _ in range(num_feeds):
-            num_logits, start, row, num_tokens, nodes = read.list(5)
-            tokens, blocks = read.list(num_tokens), tables.held_at(row)
-            tree = Draft(tuple(read.list(nodes)), tuple(read.list(nodes)))
-            feeds.append(Feed(tokens, num_logits, start, blocks, tree if nodes else None))
+        num_logits, starts, rows = read.list(num_feeds), read.list(num_feeds), read.list(num_feeds)
+        num_tokens, nodes = read.list(num_feeds), read.list(num_feeds)
+        tokens, tree_tokens, parents = ([*map(read.list, counts)] for counts in (num_tokens, nodes, nodes))
+        trees = [
+            Draft(tuple(of_nodes), tuple(above)) if of_nodes else None
+            for of_nodes, above in zip(tree_tokens, parents, strict=True)
+        ]
+        feeds = [*map(Feed, tokens, num_logits, starts, map(tables.held_at, rows), trees)]
         return cls(moves, cleared, feeds, new_blocks)
 
 

@@ -86,6 +86,11 @@ class BlameSearch:
         First each runs alone, as another sequence may have spoilt its numbers, and then without its Draft.
         """
         outcome = Outcome(passes=[(finished.step, [task for task, _ in selected])])
+        if finished.are_finite is None:
+            pairs = zip(selected, finished.choices, strict=True)
+            outcome.chosen = [(task, item, choices) for (task, item), choices in pairs]
+            outcome.next_step = finished.next_step
+            return outcome
         doubtful: Selected = []
         of_items = zip(selected, finished.choices, finished.are_finite, strict=True)
         for (task, item), choices, are_finite in of_items:

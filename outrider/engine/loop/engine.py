@@ -10,7 +10,7 @@ from msgspec import structs
 from outrider.decoding.grammar import GrammarError
 from outrider.decoding.settings import Sampling
 from outrider.drafters.registry import row_of
-from outrider.engine.blame import BlamedError, blaming, reason_of
+from outrider.engine.blame import BlamedError, reason_of, says_broken
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.draft_ahead.draft_ahead import DraftAhead
 from outrider.engine.drafters.target_drafters import TargetDrafters
@@ -77,7 +77,9 @@ class Engine:
         self._queue = WorkQueue(
             self._cache, self._draft_ahead, self._batch_delay, self.vocab_size, self.max_length, clock
         )
-        self._drafting = TargetDrafting(drafters or TargetDrafters(), clock)
+        drafters = drafters or TargetDrafters()
+        self._has_drafters = bool(drafters)
+        self._drafting = TargetDrafting(drafters, clock)
         self._launched: Launched | None = None  # next step, if it was launched early
         self._grammars = grammars or Grammars(None, runner.vocab_size, runner.end_token_ids)
         self._opened = 0
@@ -253,7 +255,8 @@ class Engine:
         self._launched = outcome.next_step
         self._observe(outcome)
         results = self._take(outcome.chosen)
-        results = self._continued(outcome.chosen, self._drafting.stepped(outcome.chosen, results))
+        if self._has_drafters:
+            results = self._continued(outcome.chosen, self._drafting.stepped(outcome.chosen, results))
         self._batch_delay.answered(
             self._sequences[result.sequence]
             for result in results
@@ -287,10 +290,11 @@ class Engine:
         results: list[Result] = []
         for task, item, choices in chosen:
             try:
-                with blaming(item.sequence):
-                    results += self._advance(task, item, choices)
-            except BlamedError as blamed:
-                results.append(self.fail(item.sequence, blamed.__cause__ or blamed))
+                results += self._advance(task, item, choices)
+            except Exception as error:
+                if says_broken(error):
+                    raise
+                results.append(self.fail(item.sequence, error))
         return results
 
     def _continued(self, chosen: list[tuple[Task, Item, Choices]], results: list[Result]) -> list[Result]:

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
+from msgspec import structs
 
-from outrider.decoding.choice_context import ChoiceContext
 from outrider.engine.choosing.drafted_tokens import DraftedTokens
-from outrider.engine.choosing.sampler import Choices, Choosing
+from outrider.engine.choosing.sampler import Choices, Choosing, RowNumbers
 from outrider.engine.device_time import Mark, seconds_between
-from outrider.engine.forward.batch import Batch, Item
+from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.batch_invariant import Passes
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.step_timings import StepTimings
@@ -54,27 +55,37 @@ class Pass:
 class LogitRows:
     """Rows of a step's logits: some choose a token, the rows of a Score only rate tokens that are there."""
 
-    def __init__(self, items: Sequence[Item], rows: Sequence[list[ChoiceContext]]) -> None:
-        """rows: contexts of the choosing rows of each item."""
-        self._counts = [item.num_logits for item in items]
-        self._choose = [bool(part) for part in rows]
-        self._all = all(
-            chooses or not count for count, chooses in zip(self._counts, self._choose, strict=True)
-        )
+    def __init__(self, counts: Sequence[int], choosing: Sequence[int]) -> None:
+        """
+        Args:
+            counts: rows of each item.
+            choosing: rows of each item that choose: all, or none.
+        """
+        self._counts, self._choosing = counts, choosing
+        self._all = counts == choosing
 
     def choosing(self, rows: torch.Tensor) -> torch.Tensor:
         """Returns the choosing rows of ``rows``, which is [num_rows, ...]."""
         if self._all:
             return rows
-        parts = zip(rows.split_with_sizes(self._counts), self._choose, strict=True)
-        return torch.cat([rows[:0], *(part for part, chooses in parts if chooses)])
+        parts = zip(rows.split_with_sizes([*self._counts]), self._choosing, strict=True)
+        return torch.cat([rows[:0], *(part for part, count in parts if count)])
 
     def with_logits(self, choices: list[Choices], logits: torch.Tensor) -> list[Choices]:
         """Returns the choices; an item that chooses nothing gets its rows of the logits."""
         if self._all:
             return choices
-        parts = zip(choices, logits.split_with_sizes(self._counts), self._choose, strict=True)
-        return [choice if chooses else replace(choice, logits=part) for choice, part, chooses in parts]
+        starts = accumulate(self._counts, initial=0)
+        return [
+            choice
+            if chooses or not count
+            else structs.replace(
+                choice, numbers=RowNumbers(logits, choice.perturbed, True), rows=slice(first, first + count)
+            )
+            for choice, chooses, first, count in zip(
+                choices, self._choosing, starts, self._counts, strict=False
+            )
+        ]
 
 
 @dataclass(frozen=True)
@@ -129,5 +140,6 @@ class Finished:
 
     step: Step
     choices: list[Choices]  # choices of each item
-    are_finite: list[list[bool]]  # for each item: whether the cache of each token that it fed is finite
+    # For each item: whether the cache of each token that it fed is finite. None: all numbers of the step are.
+    are_finite: list[list[bool]] | None
     next_step: Launched | None = None  # next step, if it was launched early

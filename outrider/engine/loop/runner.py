@@ -2,17 +2,19 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+from msgspec import structs
 
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
 from outrider.engine.blame import is_out_of_memory, says_broken
 from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.choosing.choosing_rows import ChoosingRows
 from outrider.engine.choosing.drafted_tokens import DraftedTokens
 from outrider.engine.choosing.sampler import Choosing, begin_choosing, choose_adjusted, compile_kernels
 from outrider.engine.device_time import Mark, is_over, mark, wait_for
@@ -32,7 +34,7 @@ from outrider.engine.sequence import NO_DRAFT, UNKNOWN
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import StepTimings
 from outrider.engine.tasks.decode import DecodeTask
-from outrider.engine.tasks.task import Task
+from outrider.engine.tasks.task import StepPart, Task
 from outrider.pace.step import Step, StepSize
 
 if TYPE_CHECKING:
@@ -133,26 +135,27 @@ class ModelRunner:
         return self._finish(launched, selected, next_step)
 
     def _launch(self, selected: Selected, reach: Reach) -> Launched:
-        started, items = time.perf_counter(), [item for _, item in selected]
-        tasks, feeds = [task for task, _ in selected], [item.feed() for item in items]
-        drafts = [task.judged if item.num_logits else NO_DRAFT for task, item in selected]
-        counts = [item.num_logits if task.nodes() else 0 for task, item in selected]
+        started = time.perf_counter()
+        tasks, items = [task for task, _ in selected], [item for _, item in selected]
+        feeds, fed = [item.feed() for item in items], [len(item.tokens) for item in items]
+        counts = [item.num_logits for item in items]
+        choosing = [count if task.chooses else 0 for task, count in zip(tasks, counts, strict=True)]
+        drafts = [task.judged if count else NO_DRAFT for task, count in zip(tasks, choosing, strict=True)]
         reach = self._by_device(tasks, feeds, reach)
-        forward = self._pass(feeds, self._choice_input(feeds, tasks, counts, drafts, reach.positions))
-        rows = [task.rows() if item.num_logits else [] for task, item in selected]
-        logits, fed = forward.output.logits, [len(item.tokens) for item in items]
+        forward = self._pass(feeds, self._choice_input(feeds, tasks, choosing, drafts, reach.positions))
+        logits, rows = forward.output.logits, _rows_of(tasks, choosing, lambda place: tasks[place].rows())
         if reach.longest > 1:
             chains = self._begin_chains(forward, rows)
             arriving, ended, arrival = self._drafted(chains, reach)
             reached = [min(count, chains.positions) for count in reach.positions]
             drafted = DraftedTokens(rows, fed, reached, logits, arriving, arrival)
             return Launched(tasks, fed, replace(forward, ended=ended), drafted, started, reached=reached)
-        ranks = min(max(task.ranks for task, _ in selected), logits.shape[1])
-        logit_rows = LogitRows(items, rows)
+        ranks = min(max(task.ranks for task in tasks), logits.shape[1])
+        logit_rows = LogitRows(counts, choosing)
         chosen = logit_rows.choosing(logits)
         packed = forward.batch.choice
-        choosing = begin_choosing(chosen, rows, forward.output.are_finite, ranks, drafts, packed)
-        return Launched(tasks, fed, forward, choosing, started, logit_rows=logit_rows)
+        begun = begin_choosing(chosen, rows, forward.output.are_finite, ranks, drafts, packed)
+        return Launched(tasks, fed, forward, begun, started, logit_rows=logit_rows)
 
     def _by_device(self, tasks: Sequence[Task], feeds: Sequence[Feed], reach: Reach) -> Reach:
         """Returns how far the device may draft by itself. The host applies what settings say of tokens."""
@@ -164,13 +167,13 @@ class ModelRunner:
             reach, positions=[count if task.sequence.needs_no_text else 1 for task, count in pairs]
         )
 
-    def _begin_chains(self, forward: Pass, rows: Sequence[list[ChoiceContext]]) -> "DraftChains":
+    def _begin_chains(self, forward: Pass, rows: ChoosingRows) -> "DraftChains":
         """Chooses the first tokens of Drafts that the device goes on with. rows: a row of each task."""
         graphs, batch, output = self._forward.draft_graphs, forward.batch, forward.output
         assert graphs is not None
         assert isinstance(batch, Batch)
         assert batch.choice is not None
-        choice = choose_adjusted(output.logits, [row for (row,) in rows], batch.choice, graphs.ranks)
+        choice = choose_adjusted(output.logits, rows, batch.choice, graphs.ranks)
         return graphs.begin(batch, output.are_finite, choice)
 
     def _drafted(self, chains: "DraftChains", reach: Reach) -> tuple[torch.Tensor, Mark, Mark]:
@@ -207,8 +210,8 @@ class ModelRunner:
         choice = self._choice_input(feeds, tasks, [1] * len(tasks), [NO_DRAFT] * len(tasks))
         assert isinstance(before.choosing, Choosing)
         forward = self._pass(feeds, choice, before.choosing.tokens)
-        output, next_rows = forward.output, [[task.next_row()] for task in tasks]
-        packed = forward.batch.choice
+        output, packed = forward.output, forward.batch.choice
+        next_rows = _rows_of(tasks, [1] * len(tasks), lambda place: [tasks[place].next_row()])
         choosing = begin_choosing(output.logits, next_rows, output.are_finite, packed=packed)
         return Launched(tasks, [1] * len(tasks), forward, choosing, started, before.choosing.arrival)
 
@@ -250,10 +253,11 @@ class ModelRunner:
         count = len(feeds)
         choice = self._choice_input(feeds, before.tasks, [1] * count, [NO_DRAFT] * count)
         forward = self._pass(feeds, choice, chosen)
-        rows = [
-            [replace(row, position=row.position + 1, path=(*row.path, UNKNOWN))]
-            for (row,) in before.choosing.rows
-        ]
+        rows = _rows_of(
+            before.tasks,
+            [1] * count,
+            lambda place: [_further(row, position) for row in before.tasks[place].rows()],
+        )
         output, packed = forward.output, forward.batch.choice
         choosing = begin_choosing(output.logits, rows, output.are_finite, ranks, packed=packed)
         return Launched(before.tasks, [1] * count, forward, choosing, started)
@@ -288,26 +292,30 @@ class ModelRunner:
         wait_for(launched.arrival)
         choices, of_tokens = launched.choosing.read()
         items, output, counts = [item for _, item in selected], launched.forward.output, launched.counts
-        tokens = iter(of_tokens)
-        are_finite = [[*islice(tokens, count)] for count in counts]
+        are_finite = None
+        if not (all(of_tokens) and choices[0].numbers.are_all_valid):
+            tokens = iter(of_tokens)
+            are_finite = [[*islice(tokens, count)] for count in counts]
         if output.hidden is not None:
             of_each = output.hidden.split_with_sizes(counts)
             choices = [
-                replace(choice, hidden=states) for choice, states in zip(choices, of_each, strict=True)
+                structs.replace(choice, hidden=states)
+                for choice, states in zip(choices, of_each, strict=True)
             ]
         if launched.logit_rows is not None:
             choices = launched.logit_rows.with_logits(choices, output.logits)
         if len(selected) < len(launched.tasks):  # sequences have ended since the early launch
             places = {task: place for place, task in enumerate(launched.tasks)}
             kept = [places[task] for task, _ in selected]
-            choices, are_finite = [choices[place] for place in kept], [are_finite[place] for place in kept]
+            choices = [choices[place] for place in kept]
+            are_finite = are_finite and [are_finite[place] for place in kept]
         if launched.further:
             of_items = _further_tokens(launched.further, len(items))
             choices = [
-                replace(choice, further=tokens) for choice, tokens in zip(choices, of_items, strict=True)
+                structs.replace(choice, further=tokens)
+                for choice, tokens in zip(choices, of_items, strict=True)
             ]
-        reached = launched.reached or [1] * len(items)
-        for item, choice, positions in zip(items, choices, reached, strict=True):
+        for item, choice, positions in zip(items, choices, launched.reached, strict=False):
             known = 1 + len(choice.further)
             if known < positions:  # a mask would not hide numbers that are not finite
                 self.cache.clear(item.sequence, item.sequence.written + len(item.tokens) + known - 1)
@@ -321,9 +329,28 @@ class ModelRunner:
         if positions > 1:
             size = replace(size, tokens=timings.tokens / positions)
         step = Step(self._steps, size, timings.total / positions)
+        part = StepPart(now - timings.total, timings.forward, timings.sample, step, positions)
         for task, _ in selected:
-            task.took_part(now - timings.total, timings.forward, timings.sample, step, positions)
+            task.steps.append(part)
         return Finished(step, choices, are_finite, next_step)
+
+
+def _rows_of(
+    tasks: Sequence[Task], counts: Sequence[int], make: Callable[[int], list[ChoiceContext]]
+) -> ChoosingRows:
+    """Returns the choosing rows of tasks. Arguments: as for ChoosingRows."""
+    special = {
+        place: make(place)
+        for place, (task, count) in enumerate(zip(tasks, counts, strict=True))
+        if count and task.sequence.is_special
+    }
+    return ChoosingRows(counts, special, make)
+
+
+def _further(row: ChoiceContext, positions: int) -> ChoiceContext:
+    """Returns the context so many positions later, whose text is not known."""
+    path = (*row.path, *[UNKNOWN] * positions)
+    return replace(row, position=row.position + positions, path=path)
 
 
 def _is_interrupted(ends: Sequence[Mark], reach: Reach) -> bool:
@@ -355,10 +382,10 @@ def _further_tokens(further: Sequence[Launched], count: int) -> list[list[tuple[
 
 def size_of(items: Sequence[Item], block_size: int) -> StepSize:
     """Returns the size of a step. More than a block of committed tokens of an item counts as prompt."""
-    prompts = sum(item.num_committed for item in items if item.num_committed > block_size)
+    prompts = sum([item.num_committed for item in items if item.num_committed > block_size])
     return StepSize(
         sequences=len(items),
-        tokens=sum(len(item.tokens) for item in items) - prompts,
+        tokens=sum([len(item.tokens) for item in items]) - prompts,
         prompt_tokens=prompts,
-        context_tokens=sum(len(item.sequence.tokens) for item in items),
+        context_tokens=sum([len(item.sequence.tokens) for item in items]),
     )

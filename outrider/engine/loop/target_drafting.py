@@ -234,7 +234,7 @@ def _guarded(work: Callable[[], T]) -> T | None:
 
 def _with(result: Decoded, made: _Made, seconds: float) -> Decoded:
     """Returns the result with its Draft, and with the time of all Drafts, for which it has waited."""
-    timings = replace(result.timings, total=result.timings.total + seconds)
+    timings = structs.replace(result.timings, total=result.timings.total + seconds)
     return structs.replace(
         result, draft=made.draft, drafter=made.drafter, draft_step=made.step, timings=timings
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from outrider.decoding.draft import ROOT
-from outrider.engine.blame import BlamedError, blaming
+from outrider.engine.blame import BlamedError, blame
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch import Item
@@ -60,8 +60,10 @@ class Scheduler:
         for task in tasks.values():
             if len(selected) == self._settings.max_sequences:
                 break
-            with blaming(task.sequence):
+            try:
                 item = self._idle_item(task)
+            except Exception as error:
+                blame(task.sequence, error)
             if item is not None:
                 selected.append((task, item))
         return selected
@@ -111,8 +113,10 @@ class Scheduler:
         wanted: Selected = []
         for task in launched:
             if tasks.get(task.sequence.number) is task:
-                with blaming(task.sequence):
+                try:
                     item = self._item(task, budget=1)
+                except Exception as error:
+                    blame(task.sequence, error)
                 assert item is not None
                 wanted.append((task, item))
         return wanted
@@ -137,18 +141,21 @@ class Scheduler:
             task = tasks[number]
             if len(selected) == self._settings.max_sequences:
                 break
-            with blaming(task.sequence):
+            try:
                 if isinstance(task, ScoreTask):
                     computed.update(self._cache.to_be_published(task.sequence))
                 elif self._waits_for_prefix(task.sequence, computed):
                     continue
-                task.constrain()
+                if task.sequence.matcher is not None:
+                    task.constrain()
                 if not self._make_room(task, tasks, sequences):
                     break
                 if isinstance(task, ScoreTask):
                     item = self._scored_item(task, min(budget, rows))
                 else:
                     item = self._item(task, budget)
+            except Exception as error:
+                blame(task.sequence, error)
             if item is not None:
                 selected.append((task, item))
                 rows -= item.num_logits if isinstance(task, ScoreTask) else 0
@@ -174,13 +181,15 @@ class Scheduler:
     ) -> bool:
         """Reserves cache for the next step, and preempts younger sequences; False: the sequence waits."""
         sequence, cache = task.sequence, self._cache
-        if ROOT in task.nodes() and sequence.cached == len(sequence.tokens):
-            cache.roll_back(sequence, sequence.cached - 1)  # logits come only from a token that is fed
-        length = len(sequence.tokens) + len(task.tree())
-        if not cache.reserve(sequence, length):
-            for other in sequences.values():
-                if other.number not in tasks:
-                    cache.shrink(other)
+        length = len(sequence.tokens)
+        if sequence.cached == length and ROOT in task.nodes():
+            cache.roll_back(sequence, length - 1)  # logits come only from a token that is fed
+        length += len(task.tree())
+        if cache.reserve(sequence, length):
+            return True
+        for other in sequences.values():
+            if other.number not in tasks:
+                cache.shrink(other)
         while not cache.reserve(sequence, length):
             youngest = next(
                 other for other in reversed(list(sequences.values())) if other.blocks or other is sequence
@@ -199,7 +208,7 @@ class Scheduler:
     def _rows_for_scores(self, tasks: Mapping[int, Task]) -> int:
         """Returns how many of the memory plan's rows of logits no Draft of a step can need."""
         most = self._settings.max_sequences
-        others = sum(not isinstance(task, ScoreTask) for task in tasks.values())
+        others = sum(task.chooses for task in tasks.values())
         return (most - min(others, most - 1)) * (1 + MAX_DEPTH)
 
     def _scored_item(self, task: ScoreTask, budget: int) -> Item | None:

@@ -1,5 +1,7 @@
 """Decoding task: a step for each Draft, or a step for each token of plain decoding."""
 
+from collections.abc import Sequence
+
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import ROOT, Draft, Verdict
 from outrider.decoding.grammar import Constrained
@@ -39,6 +41,8 @@ class DecodeTask(Task):
         self.round = round
         self.lease = lease
         self.is_plain = is_plain
+        # Whether the target's tokens judge the Draft; in plain decoding a grammar has forced it.
+        self._is_coupled = is_plain or sequence.sampling.verification == "coupled"
         self._draft = _fitting(draft, self._room - 1, vocab_size)  # the target adds one token of its own
         self._constrained: Constrained | None = None  # the Draft, once the sequence's grammar has seen it
         self.next_draft: DraftRequest | None = None  # Draft that must come with the Verdict
@@ -87,8 +91,8 @@ class DecodeTask(Task):
         self._draft, self._constrained = NO_DRAFT, NOTHING_CONSTRAINED
         return had_draft
 
-    def nodes(self) -> list[int]:
-        return list(range(ROOT, len(self._draft)))
+    def nodes(self) -> Sequence[int]:
+        return range(ROOT, len(self._draft))
 
     @property
     def judged(self) -> Draft:
@@ -97,7 +101,7 @@ class DecodeTask(Task):
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
         sequence = self.sequence
         verdict, finish = self.until_end(self._judge(self.valid_part(choices), choices))
-        logprobs = choices.logprobs([0, *(1 + node for node in verdict.accepted)], verdict.tokens)
+        logprobs = choices.logprobs(verdict)
         self.kept = verdict.accepted
         cache.keep_path(sequence, verdict.accepted)
         sequence.tokens += verdict.tokens
@@ -132,17 +136,14 @@ class DecodeTask(Task):
 
     def _request(self, verdict: Verdict, choices: Choices) -> DraftRequest | None:
         """Returns the request for the Draft that comes with this Verdict; None: none is wanted."""
+        if not self.lease.depth:
+            return None
         depth = min(self.lease.depth, self._room - 1)
         if depth <= 0:
             return None
         row = 1 + verdict.accepted[-1] if verdict.accepted else 0
-        hidden = None if choices.hidden is None else choices.hidden[row - len(choices.rows)]
+        hidden = None if choices.hidden is None else choices.hidden[row - len(choices.chosen)]
         return DraftRequest(self.sequence, depth, self.lease.alternatives, self.round, hidden)
-
-    @property
-    def _is_coupled(self) -> bool:
-        """Whether the target's tokens judge the Draft; in plain decoding a grammar has forced it."""
-        return self.is_plain or self.sequence.sampling.verification == "coupled"
 
     def _judge(self, draft: Draft, choices: Choices) -> Verdict:
         if self._is_coupled:
@@ -155,6 +156,8 @@ class DecodeTask(Task):
 
 def _fitting(draft: Draft, depth: int, vocab_size: int) -> Draft:
     """Returns the nodes before the first that is deeper than ``depth`` tokens or outside the vocabulary."""
+    if len(draft) <= depth and max(draft.tokens, default=0) < vocab_size:
+        return draft
     nodes = zip(draft.tokens, draft.depths, strict=True)
     count = next(
         (i for i, (token, above) in enumerate(nodes) if above >= depth or token >= vocab_size), len(draft)

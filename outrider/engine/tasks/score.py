@@ -1,6 +1,7 @@
 """Scores of given tokens: log-probabilities with which the model would have chosen them."""
 
 import math
+from collections.abc import Sequence
 
 from outrider.decoding.draft import Draft
 from outrider.decoding.sampling import scores
@@ -18,6 +19,8 @@ class ScoreTask(Task):
     The last token is not fed: its successor is not needed.
     """
 
+    chooses = False
+
     def __init__(self, sequence: EngineSequence, start: int, arrived: float) -> None:
         """start: position of the first token whose log-probability is wanted, at least 1."""
         super().__init__(sequence, arrived)
@@ -26,7 +29,7 @@ class ScoreTask(Task):
     def tree(self) -> Draft:
         return NO_DRAFT
 
-    def nodes(self) -> list[int]:
+    def nodes(self) -> Sequence[int]:
         return []
 
     @property

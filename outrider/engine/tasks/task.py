@@ -1,6 +1,8 @@
 """Piece of work under way: the tokens that it feeds in the next step, and its use of the logits."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft, Verdict
@@ -14,29 +16,38 @@ from outrider.pace.step import Step, StepSize
 NO_STEP = Step(0, StepSize(0, 0), 0.0)
 
 
+@dataclass(frozen=True)
+class StepPart:
+    """A finished step, as each task that took part in it records it."""
+
+    started: float  # by the engine's clock
+    forward: float  # seconds of its forward passes
+    sample: float  # seconds of choosing tokens
+    step: Step  # a pass, the mean if the step drafted several positions
+    passes: int = 1
+
+
 class Task(ABC):
     """Work for one sequence, over one or more steps. ``done`` once it needs no further step."""
 
     ranks = 1  # number of best tokens that it wants after each of its nodes
     positions = 1  # tokens that a step may choose for it in succession, each fed before the next
+    chooses = True  # whether its rows of logits choose tokens, and do not only rate tokens that are there
 
     def __init__(self, sequence: EngineSequence, arrived: float) -> None:
         """arrived: time of the work by the engine's clock."""
         self.sequence = sequence
         self.done = False
         self.kept: tuple[int, ...] = ()  # nodes of the newest fed tree whose cache stays, root first
+        self.steps: list[StepPart] = []  # steps since its last result
         self._since = arrived
-        self._started: float | None = None
-        self._forward = self._sample = self._step = 0.0
-        self._step_count = 0
-        self._last_step = NO_STEP
 
     @abstractmethod
     def tree(self) -> Draft:
         """Returns the next step's drafted tokens after the committed tokens, pending tokens first."""
 
     @abstractmethod
-    def nodes(self) -> list[int]:
+    def nodes(self) -> Sequence[int]:
         """Returns the tree's nodes after which logits are wanted; ROOT: after the last committed token."""
 
     @abstractmethod
@@ -49,7 +60,7 @@ class Task(ABC):
         return NO_DRAFT
 
     def constrain(self) -> None:  # noqa: B027  most tasks draft nothing that a grammar could change
-        """Adapts the fed tokens to the sequence's grammar before the sequence takes part in a step."""
+        """Adapts the fed tokens to the sequence's grammar. Called before a step if there is one."""
 
     @property
     def num_tokens(self) -> int:
@@ -80,6 +91,8 @@ class Task(ABC):
 
     def valid_part(self, choices: Choices) -> Draft:
         """Returns the tree, cut before the first node after which no token may be chosen."""
+        if all(choices.are_valid):
+            return self.tree()
         return self.tree().leading((*choices.are_valid, False).index(False) - 1)
 
     def until_end(self, verdict: Verdict) -> tuple[Verdict, str | None]:
@@ -88,47 +101,39 @@ class Task(ABC):
         If the caller's lists of tokens left nothing, the chosen token is an end. If the form is not
         complete there, the Verdict ends before it, and the next step says what is wrong.
         """
+        sequence, length = self.sequence, len(self.sequence.tokens)
+        if length + len(verdict.tokens) < sequence.limit and sequence.end_token_ids.isdisjoint(
+            verdict.tokens
+        ):
+            return verdict, None
         for index, token in enumerate(verdict.tokens):
-            finish = self.sequence.finish_of(token, len(self.sequence.tokens) + index + 1)
-            if finish == "stop" and index and not self.sequence.ends_in_form(verdict.tokens[:index], token):
+            finish = sequence.finish_of(token, length + index + 1)
+            if finish == "stop" and index and not sequence.ends_in_form(verdict.tokens[:index], token):
                 return Verdict(verdict.accepted[: index - 1], verdict.tokens[:index]), None
             if finish is not None:
                 return Verdict(verdict.accepted[:index], verdict.tokens[: index + 1]), finish
         return verdict, None
 
-    def took_part(self, start: float, forward: float, sample: float, step: Step, positions: int = 1) -> None:
-        """Records a step that fed its sequence.
-
-        Args:
-            start: start of the step, by the engine's clock.
-            forward, sample: seconds of its forward passes, and of choosing tokens.
-            step: size and seconds of a pass, the mean if the step drafted several positions.
-            positions: passes of the step.
-        """
-        late = max(self._since - start, 0.0)  # launched early, a step begins before the last step is answered
-        if self._started is None:
-            self._started = start + late
-        self._forward += forward
-        self._sample += sample
-        self._step += step.seconds * positions - late
-        self._step_count += positions
-        self._last_step = step
-
     def timings(self) -> Timings:
         """Returns timings since submission, or since the last result of this work."""
-        now = self.sequence.clock()
-        started = now if self._started is None else self._started
+        now, since, steps = self.sequence.clock(), self._since, self.steps
+        forward = sample = step = 0.0
+        count = 0
+        for part in steps:
+            late = max(since - part.started, 0.0)  # an early step begins before the last step is answered
+            forward += part.forward
+            sample += part.sample
+            step += part.step.seconds * part.passes - late
+            count += part.passes
         timings = Timings(
-            queue=started - self._since,
-            forward=self._forward,
-            sample=self._sample,
-            step=self._step,
-            total=now - self._since,
-            last_step=self._last_step,
-            steps=self._step_count,
+            queue=max(steps[0].started - since, 0.0) if steps else now - since,
+            forward=forward,
+            sample=sample,
+            step=step,
+            total=now - since,
+            last_step=steps[-1].step if steps else NO_STEP,
+            steps=count,
             preemptions=self.sequence.preemptions,
         )
-        self._since, self._started = now, None
-        self._forward = self._sample = self._step = 0.0
-        self._step_count = self.sequence.preemptions = 0
+        self._since, self.steps, self.sequence.preemptions = now, [], 0
         return timings

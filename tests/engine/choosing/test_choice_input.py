@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import outrider.engine.loop.runner
-from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
+from outrider.engine.choosing.choosing_rows import ChoosingRows
 from outrider.engine.choosing.sampler import Choosing, begin_choosing
 from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.inputs.choice_input import ChoiceInput, DraftRows, PackedRows
@@ -54,14 +54,14 @@ class Compared:
     def begin_choosing(
         self,
         logits: torch.Tensor,
-        rows: Sequence[list[ChoiceContext]],
+        rows: ChoosingRows,
         are_finite: torch.Tensor,
         ranks: int = 1,
         drafts: Sequence[Draft] = (),
         packed: PackedRows | None = None,
     ) -> Choosing:
-        every = [row for part in rows for row in part]
-        said = ChoiceInput.of_rows(every, DraftRows.of(drafts, [*map(len, rows)]))
+        every = rows.every
+        said = ChoiceInput.of_rows(every, DraftRows.of(drafts, rows.counts))
         same = self._sent.depth == said.depth and all(
             np.array_equal(getattr(self._sent, name), getattr(said, name)) for name in said.fields
         )

@@ -12,10 +12,10 @@ from tokenizers import Tokenizer
 
 import outrider.engine.forward.kernel
 import outrider.engine.loop.runner
-from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, KINDS, prompts
+from outrider.engine.choosing.choosing_rows import ChoosingRows
 from outrider.engine.choosing.sampler import Choosing, begin_choosing
 from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
@@ -47,14 +47,13 @@ class Recorder:
     def __call__(
         self,
         logits: torch.Tensor,
-        rows: Sequence[list[ChoiceContext]],
+        rows: ChoosingRows,
         are_finite: torch.Tensor,
         ranks: int = 1,
         drafts: Sequence[Draft] | None = None,
         packed: PackedRows | None = None,
     ) -> Choosing:
-        every = [row for part in rows for row in part]
-        for row, own in zip(every, logits, strict=True):
+        for row, own in zip(rows.every, logits, strict=True):
             context = tuple(row.prompt), (*row.generated, *row.path)
             if context in self.logits:
                 self.compared += 1

@@ -221,7 +221,7 @@ def step(logits: Tensor, rows: list[list[ChoiceContext]], ranks: int, are_finite
         [choice.top_tokens for choice in choices],
         [choice.are_valid for choice in choices],
         finite,
-        [choice.processed.cpu() for choice in choices if choice.rows],
+        [choice.processed.cpu() for choice in choices if choice.contexts],
     )
 
 

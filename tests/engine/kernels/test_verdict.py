@@ -12,6 +12,7 @@ from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
 from outrider.decoding.verify import verify_coupled
 from outrider.engine.choosing import sampler
+from outrider.engine.choosing.choosing_rows import ChoosingRows
 from outrider.engine.inputs.choice_input import DraftRows
 
 verdict = pytest.importorskip("outrider.engine.kernels.verdict", reason="needs triton: pip install triton")
@@ -84,7 +85,7 @@ def test_begin_choosing_finds_the_same_path_on_host_and_device(monkeypatch: pyte
     found = []
     for has_kernels in (False, True):
         monkeypatch.setattr(sampler, "_has_kernels", lambda logits, value=has_kernels: value)
-        asked = logits.to(DEVICE), rows, torch.ones(2, dtype=torch.bool, device=DEVICE)
+        asked = logits.to(DEVICE), ChoosingRows.of(rows), torch.ones(2, dtype=torch.bool, device=DEVICE)
         choices, are_finite = sampler.begin_choosing(*asked, ranks=2, drafts=all_drafts).wait()
         assert are_finite == [True, True]
         assert all(all(choice.are_valid) for choice in choices)

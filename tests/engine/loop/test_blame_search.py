@@ -12,7 +12,7 @@ from outrider.decoding.lease import NO_LEASE
 from outrider.decoding.settings import Sampling
 from outrider.engine.blame import NotFiniteError
 from outrider.engine.cache.paged_cache import PagedCache
-from outrider.engine.choosing.sampler import Choices
+from outrider.engine.choosing.sampler import Choices, RowNumbers
 from outrider.engine.errors import CacheLostError
 from outrider.engine.forward.batch import Item
 from outrider.engine.loop.blame_search import BlameSearch
@@ -59,7 +59,8 @@ class FailingRunner:
 
     @staticmethod
     def _choices(count: int) -> Choices:
-        return Choices([], torch.zeros(count, 1), [(0,)] * count, np.zeros((count, 1), np.float32), [])
+        numbers = RowNumbers(torch.zeros(count, 1), np.zeros((count, 1), np.float32), are_all_valid=True)
+        return Choices(numbers, slice(None), [0] * count, [])
 
 
 def selected_of(count: int, draft: Draft = NO_DRAFT) -> Selected:

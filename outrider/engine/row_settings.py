@@ -1,0 +1,20 @@
+"""Sampling settings of whole rows, as the kernels that choose tokens read them."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.decoding.settings import Sampling
+
+TOP_K, HAS_NOISE, TEMPERATURE, TOP_P, LOG_MIN_P = range(5)  # places in the settings of a row
+_LARGEST_TOP_K = 2**31 - 1
+
+
+def row_settings(sampling: Sampling) -> NDArray[np.float64]:
+    """Returns float64 [5]; a rule with distributions reads temperature 0 as top_k 1."""
+    if sampling.temperature == 0.0:
+        return np.array([sampling.verification != "coupled", False, 1.0, 1.0, -math.inf])
+    distance = math.log(sampling.min_p) if sampling.min_p > 0.0 else -math.inf
+    top_k = min(sampling.top_k, _LARGEST_TOP_K)
+    return np.array([top_k, True, sampling.temperature, sampling.top_p, distance])
