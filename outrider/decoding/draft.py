@@ -60,13 +60,17 @@ class Draft:
             raise ValueError(
                 f"parents has {len(self.parents)} entries, tokens has {len(self.tokens)}: give one each"
             )
+        if not self.is_chain:
+            self._check_branches()
+        if self.draft_probs and (len(self.draft_probs) != len(self.tokens) or not self.is_chain):
+            raise ValueError("draft_probs must be empty or one per node of a chain")
+
+    def _check_branches(self) -> None:
         for node, parent in enumerate(self.parents):
             if not ROOT <= parent < node:
                 raise ValueError(f"parents[{node}]={parent} must be {ROOT} or an earlier node")
         if len(set(zip(self.parents, self.tokens, strict=True))) != len(self.tokens):
             raise ValueError("siblings must hold different tokens")
-        if self.draft_probs and (len(self.draft_probs) != len(self.tokens) or not self.is_chain):
-            raise ValueError("draft_probs must be empty or one per node of a chain")
 
     @classmethod
     def chain(cls, tokens: Sequence[int], draft_probs: Sequence[SparseProbs] = ()) -> "Draft":
@@ -143,6 +147,8 @@ class Draft:
 
     def after(self, tokens: Sequence[int]) -> "Draft":
         """Returns the rest of the Draft once ``tokens`` are committed; empty if no path holds them."""
+        if not tokens:
+            return self
         path = self.path_of(tokens)
         if len(path) < len(tokens):
             return Draft()

@@ -98,7 +98,7 @@ class PagedCache(KeyValues):
 
     def reserve(self, sequence: EngineSequence, length: int) -> bool:
         """Gives the sequence blocks for ``length`` slots. Returns False if too few are free."""
-        missing = self.blocks_for(length) - len(sequence.blocks)
+        missing = -(-length // self.block_size) - len(sequence.blocks)
         if missing <= 0:
             return True
         if missing > self.pool.available:
@@ -169,8 +169,9 @@ class PagedCache(KeyValues):
 
     def keep_path(self, sequence: EngineSequence, path: tuple[int, ...]) -> None:
         """Commits the pending nodes of ``path``, root first, whose cache is to move up; forgets the rest."""
-        self._move(sequence, path)
-        sequence.cached += len(path)
+        if path:
+            self._move(sequence, path)
+            sequence.cached += len(path)
         sequence.forget_pending()
 
     def keep_branch(self, sequence: EngineSequence, path: tuple[int, ...]) -> None:
@@ -218,7 +219,7 @@ class PagedCache(KeyValues):
 
     def _move(self, sequence: EngineSequence, nodes: tuple[int, ...]) -> None:
         """Moves the kept pending nodes to the slots after the committed tokens."""
-        if nodes != tuple(range(len(nodes))):
+        if nodes and nodes[-1] != len(nodes) - 1:  # nodes ascend: these are not the first nodes
             start = sequence.cached
             source = self._slots(sequence, start + np.asarray(nodes))
             self._moves.append(Move(source, self._slots(sequence, start + np.arange(len(nodes)))))

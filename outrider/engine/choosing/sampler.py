@@ -106,8 +106,11 @@ class Choices(Struct, frozen=True, eq=False, dict=True):
 
     def verdict(self, count: int) -> Verdict:
         """Returns the Verdict of coupled verification on the leading ``count`` nodes of the Draft."""
-        path, chosen = self.path, self.chosen
-        accepted = path if not path or path[-1] < count else tuple(node for node in path if node < count)
+        accepted, chosen = self.path, self.chosen
+        if accepted and accepted[-1] >= count:
+            accepted = tuple(node for node in accepted if node < count)
+        if not accepted or accepted[-1] == len(accepted) - 1:  # they are the first nodes
+            return Verdict(accepted, tuple(chosen[: 1 + len(accepted)]))
         return Verdict(accepted, (chosen[0], *[chosen[1 + node] for node in accepted]))
 
     def target_probs(self) -> torch.Tensor:
@@ -120,9 +123,10 @@ class Choices(Struct, frozen=True, eq=False, dict=True):
         return sample_draft_token(self.processed[index], row.noise_key, row.position, round)
 
     def logprobs(self, verdict: Verdict) -> tuple[TokenLogprobs, ...]:
-        """Returns log-probabilities of the Verdict's tokens; empty unless they are asked for."""
-        if not self.contexts:
-            return ()
+        """Returns log-probabilities of the Verdict's tokens; empty unless they are asked for.
+
+        There must be ``contexts``.
+        """
         sampling, rows = self.contexts[0].sampling, [0, *(1 + node for node in verdict.accepted)]
         if sampling.logprobs is None:
             return ()
@@ -192,13 +196,13 @@ class Choosing:
         if not len(are_accepted):
             pairs = zip(self.drafts, starts, strict=False)
             return [
-                verify_coupled(draft, chosen[first : first + 1 + len(draft)]).accepted if draft else ()
+                verify_coupled(draft, chosen[first : first + 1 + len(draft)]).accepted if draft.tokens else ()
                 for draft, first in pairs
             ]
         accepted = are_accepted.tolist()
         return [
-            tuple(compress(range(len(draft)), accepted[first + 1 : first + 1 + len(draft)])) if draft else ()
-            for draft, first in zip(self.drafts, starts, strict=False)
+            tuple(compress(range(end - first - 1), accepted[first + 1 : end])) if draft.tokens else ()
+            for draft, first, end in zip(self.drafts, starts, starts[1:], strict=False)
         ]
 
 
@@ -248,26 +252,25 @@ def _begin(
     packed: PackedRows | None,
     asked: LogprobRequest,
 ) -> Choosing:
-    processed, nothing = None, are_finite.new_empty(0)
-    are_valid, are_accepted, logprobs = nothing, nothing, logits.new_empty(0, dtype=torch.int32)
-    best, perturbed = (logits.new_empty(0, ranks, dtype=dtype) for dtype in (torch.int32, torch.float32))
-    if any(rows.counts):
-        if _has_kernels(logits):
-            if packed is None:
-                of_drafts = DraftRows.of(drafts, rows.counts)
-                packed = ChoiceInput.of_rows(rows.every, of_drafts).copied(logits.device)
-            choice = choose_adjusted(logits, rows, packed, ranks)
-            best, perturbed = choice.top_tokens, choice.perturbed
-            are_valid, are_accepted = choice.are_valid, choice.are_accepted
-        else:
-            processed = process(logits, rows.every)
-            best, perturbed = gumbel_max(processed, rows.every, ranks)
-            are_valid = _are_valid(logits)
-            if processed is not logits:
-                are_valid &= _are_valid(processed)
-        if asked.size:
-            logprobs = asked.found(logits, processed, best[:, 0])
-    result = StepResult(best.int(), perturbed, logprobs, are_valid, are_accepted, are_finite)
+    processed, nothing = None, logits.new_empty(0, dtype=torch.int32)
+    if not any(rows.counts):
+        best, perturbed = nothing.view(0, ranks), logits.new_empty(0, ranks, dtype=torch.float32)
+        are_valid = are_accepted = are_finite[:0]
+    elif _has_kernels(logits):
+        if packed is None:
+            of_drafts = DraftRows.of(drafts, rows.counts)
+            packed = ChoiceInput.of_rows(rows.every, of_drafts).copied(logits.device)
+        choice = choose_adjusted(logits, rows, packed, ranks)
+        best, perturbed = choice.top_tokens, choice.perturbed
+        are_valid, are_accepted = choice.are_valid, choice.are_accepted
+    else:
+        processed = process(logits, rows.every)
+        token_ids, perturbed = gumbel_max(processed, rows.every, ranks)
+        best, are_valid, are_accepted = token_ids.int(), _are_valid(logits), are_finite[:0]
+        if processed is not logits:
+            are_valid &= _are_valid(processed)
+    logprobs = asked.found(logits, processed, best[:, 0]) if asked.size else nothing
+    result = StepResult(best, perturbed, logprobs, are_valid, are_accepted, are_finite)
     arriving = result.packed().to("cpu", non_blocking=True) if logits.is_cuda else None  # in pinned memory
     arrival = mark(logits.device)
     return Choosing(rows, drafts, logits, processed, result, arriving, arrival, asked)

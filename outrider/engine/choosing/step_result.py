@@ -29,7 +29,8 @@ class StepResult(Generic[Array]):
 
     def packed(self: "StepResult[Tensor]") -> Tensor:
         """Returns all fields one after the other, uint8 [num_bytes], by one launch."""
-        return torch.cat([tensor.flatten().view(torch.uint8) for tensor in vars(self).values()])
+        tensors = [tensor for tensor in vars(self).values() if tensor.numel()]
+        return torch.cat([tensor.flatten().view(torch.uint8) for tensor in tensors])
 
     def unpacked(self: "StepResult[Tensor]", arrived: Tensor) -> "StepResult[NDArray[Any]]":
         """Returns the fields on the host. arrived: copy of the result of ``packed``."""

@@ -31,7 +31,8 @@ class Item(Struct, frozen=True, eq=False):
     def feed(self) -> Feed:
         """Returns the item for the forward pass. Its sequence must hold blocks for all fed tokens."""
         sequence = self.sequence
-        return Feed(self.tokens, self.num_logits, sequence.written, sequence.blocks, self.tree)
+        start = sequence.cached + len(sequence.pending.tokens)
+        return Feed(self.tokens, self.num_logits, start, sequence.blocks, self.tree)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.inputs.block_tables import BlockTables
 from outrider.engine.inputs.choice_input import ChoiceInput, fields_of_choice
 from outrider.engine.inputs.paged_input import FEW_QUERIES, PagedInput, PagedLayout, fill
-from outrider.engine.inputs.step_buffer import Field, buffer_size
+from outrider.engine.inputs.step_buffer import Field, StepBuffer, buffer_size
 from outrider.engine.inputs.step_input import NOTHING_FED, Feed, StepInput
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import Path
+from outrider.learning.lru import Lru
 from outrider.pace.settings import MAX_DEPTH
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ MOST_DRAFTED = 512  # rows of the graphs of target drafters
 MOST_CHUNK_LOGITS = 512  # rows of logits of a step that takes prompts along
 # New blocks of a step, 128 KB: more than a prompt of 131,072 tokens has. A step with more has no graph.
 MOST_NEW_BLOCKS = 2**14
+KEPT_VIEWS = 256  # shapes of steps whose views of a graph's memory are kept
 
 Forward = Callable[[Batch], ForwardOutput]
 ByRows = Callable[[torch.Tensor], torch.Tensor]  # [num_rows, ...] to [num_rows, ...], each row by itself
@@ -144,6 +146,18 @@ class GraphBatch(Batch):
     @property
     def path(self) -> Path:
         return "graph"
+
+
+@dataclass(frozen=True)
+class _Views:
+    """Fields of a step in the memory of a graph: making them takes longer than a step of few sequences."""
+
+    fields: Mapping[str, torch.Tensor]
+    paged: PagedInput[torch.Tensor]
+    token_ids: torch.Tensor  # these are without rows of padding, as a Batch has them
+    position_ids: torch.Tensor
+    slots: torch.Tensor
+    logit_rows: torch.Tensor
 
 
 class CapturedSizes(ABC):
@@ -281,18 +295,18 @@ class Graphs(CapturedSizes):
         # What a graph reads lives as long as the graph.
         size = feed_bytes(self._layouts[sizes[-1]])
         self._buffer = torch.empty(size, dtype=torch.uint8, device=tables.device)
+        self._views = Lru[tuple[object, ...], _Views](KEPT_VIEWS)
         self._output: ForwardOutput | None = None  # output of the largest graph, whose memory all share
 
     def batch(self, step: StepInput, choice: ChoiceInput | None = None) -> GraphBatch | None:
         """Returns the step in a graph's memory; None without a graph for it. choice: argument of fill."""
-        feeds = step.feeds
-        rows = sum(len(feed.tokens) for feed in feeds)
-        num_logits = sum(feed.num_logits for feed in feeds)
+        feeds, counts = step.feeds, [len(feed.tokens) for feed in step.feeds]
+        rows, num_logits = sum(counts), sum([feed.num_logits for feed in feeds])
         size = self._size_for(rows)
         if size is None:
             return None
         layout = self._layouts[size]
-        if num_logits > layout.logits or not all(_has_room(layout, feed) for feed in feeds):
+        if num_logits > layout.logits or not _has_room(layout, feeds, counts):
             return None
         replay = self._replays[size]
         layout = replace(layout, new_blocks=len(step.new_blocks))
@@ -300,31 +314,38 @@ class Graphs(CapturedSizes):
         # Batch-invariant passes carry the rows of earlier passes, and blocks may be many.
         if filled.size > len(self._buffer):
             return None
-        fields = filled.at(self._buffer)
-        given = PagedInput.of(fields, self._tables.on_device)
-        token_ids = given.token_ids[:, :rows]
+        of_choice = None if choice is None else (choice.integers.shape[1], len(choice.drafts))
+        shape = size, layout.new_blocks, rows, num_logits, of_choice
+        views = self._views.get(shape, lambda: self._views_of(filled, rows, num_logits))
 
         def compute(chosen: torch.Tensor | None) -> ForwardOutput:
             filled.send_to(self._buffer)
             if chosen is not None:
-                feed_chosen(token_ids, chosen)
+                feed_chosen(views.token_ids, chosen)
             replay()
             assert self._output is not None
             hidden = None if self._output.hidden is None else self._output.hidden[:rows]
             return ForwardOutput(self._output.logits[:num_logits], hidden, self._output.are_finite[:rows])
 
         return GraphBatch(
-            token_ids,
-            given.position_ids[:, :rows],
-            given.slots[:rows],
-            given.logit_rows[:num_logits],
+            views.token_ids,
+            views.position_ids,
+            views.slots,
+            views.logit_rows,
             [],
             self._tables.block_size,
             self._dtype,
-            given,
-            None if choice is None else choice.at(fields),
+            views.paged,
+            None if choice is None else choice.at(views.fields),
             compute,
         )
+
+    def _views_of(self, filled: StepBuffer, rows: int, num_logits: int) -> _Views:
+        """Returns the views of a step with so many rows, and rows of logits."""
+        fields = filled.at(self._buffer)
+        paged = PagedInput.of(fields, self._tables.on_device)
+        of_rows = paged.token_ids[:, :rows], paged.position_ids[:, :rows], paged.slots[:rows]
+        return _Views(fields, paged, *of_rows, paged.logit_rows[:num_logits])
 
     def _work(self, rows: int) -> Callable[[], None]:
         filled = fill(self._layouts[rows], NOTHING_FED, self._tables)
@@ -341,11 +362,11 @@ class Graphs(CapturedSizes):
         return work
 
 
-def _has_room(layout: PagedLayout, feed: Feed) -> bool:
-    """Whether a sequence of a step fits into a graph's layout."""
+def _has_room(layout: PagedLayout, feeds: Sequence[Feed], counts: Sequence[int]) -> bool:
+    """Whether the sequences of a step fit into a graph's layout. counts: tokens of each."""
     if layout.path_length:
-        return feed.tree is None or max(feed.tree.depths) < layout.path_length
-    return layout.many_tiles > 0 or len(feed.tokens) <= FEW_QUERIES
+        return max([feed.tree.depth for feed in feeds if feed.tree], default=0) <= layout.path_length
+    return layout.many_tiles > 0 or max(counts) <= FEW_QUERIES
 
 
 def _reasons(failures: Mapping[int, str]) -> tuple[str, ...]:

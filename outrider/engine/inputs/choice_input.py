@@ -59,7 +59,7 @@ class DraftRows:
 
         counts: rows of each piece of work; with a Draft a row for the root, then a row for each node.
         """
-        depth = max((draft.depth for draft in drafts if draft.tokens), default=0)
+        depth = max([draft.depth for draft in drafts if draft.tokens], default=0)
         if not depth:
             return None
         pairs = [*zip(drafts, counts, strict=True)]

@@ -160,7 +160,7 @@ def fill(
     skipped = np.repeat(firsts + counts - wanted - (np.cumsum(wanted) - wanted), wanted)
     numbers.logit_rows[: len(skipped)] = np.arange(len(skipped)) + skipped
     spans = _Spans(rows, firsts, counts, starts, np.full(len(feeds), NO_ROOT))
-    if any(feed.tree is not None for feed in feeds):
+    if [feed for feed in feeds if feed.tree is not None]:
         spans_of = _spans_of_chains if layout.path_length else _spans
         spans = spans_of(numbers, feeds, spans)
     is_few = (spans.counts <= FEW_QUERIES) | bool(layout.path_length)

@@ -36,11 +36,12 @@ class StepBuffer:
         self._fields, self._device = fields, device
         self.size = buffer_size(fields)  # bytes
         self._host = torch.empty(self.size, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        self.arrays: dict[str, NDArray[Any]] = split(fields, self._host.numpy())
+        self._bytes: NDArray[np.uint8] = self._host.numpy()
+        self.arrays: dict[str, NDArray[Any]] = split(fields, self._bytes)
 
     def clear(self, size: int) -> None:
         """Fills the leading ``size`` bytes with zeros."""
-        self._host[:size].zero_()
+        self._bytes[:size] = 0
 
     def sent(self) -> dict[str, Tensor]:
         """Copies the buffer to new memory of the device; returns the fields there. It does not wait."""

@@ -258,12 +258,14 @@ class Engine:
         if self._has_drafters:
             results = self._continued(outcome.chosen, self._drafting.stepped(outcome.chosen, results))
         self._batch_delay.answered(
-            self._sequences[result.sequence]
-            for result in results
-            if isinstance(result, Decoded)
-            and not result.is_plain
-            and result.finish is None
-            and result.sequence not in self._queue.tasks
+            [
+                self._sequences[result.sequence]
+                for result in results
+                if isinstance(result, Decoded)
+                and not result.is_plain
+                and result.finish is None
+                and result.sequence not in self._queue.tasks
+            ]
         )
         return results + [self.fail(sequence, error) for sequence, error in outcome.blamed]
 

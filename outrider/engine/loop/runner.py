@@ -150,7 +150,7 @@ class ModelRunner:
             reached = [min(count, chains.positions) for count in reach.positions]
             drafted = DraftedTokens(rows, fed, reached, logits, arriving, arrival)
             return Launched(tasks, fed, replace(forward, ended=ended), drafted, started, reached=reached)
-        ranks = min(max(task.ranks for task in tasks), logits.shape[1])
+        ranks = min(max([task.ranks for task in tasks]), logits.shape[1])
         logit_rows = LogitRows(counts, choosing)
         chosen = logit_rows.choosing(logits)
         packed = forward.batch.choice

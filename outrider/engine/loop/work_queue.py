@@ -73,12 +73,17 @@ class WorkQueue:
 
     def finish(self, task: Task) -> None:
         """Ends a task, and begins the work that follows without a request."""
-        running = self._draft_ahead.unfinished if isinstance(task, PrepareTask) else self.tasks
-        del running[task.sequence.number]
-        if isinstance(task, ProposeTask):
-            self._draft_ahead.prepare(task)
-        elif isinstance(task, DecodeTask):
-            self._verify_ahead(task.sequence)
+        sequence = task.sequence
+        if isinstance(task, DecodeTask):
+            del self.tasks[sequence.number]
+            if sequence.target.ahead is not None:
+                self._verify_ahead(sequence)
+        elif isinstance(task, PrepareTask):
+            del self._draft_ahead.unfinished[sequence.number]
+        else:
+            del self.tasks[sequence.number]
+            if isinstance(task, ProposeTask):
+                self._draft_ahead.prepare(task)
 
     def begin_next_round(self, task: DecodeTask, draft: Draft) -> bool:
         """Verifies the Draft that comes with a Verdict, if that may begin before the sender has seen it.

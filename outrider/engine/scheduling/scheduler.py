@@ -10,7 +10,6 @@ from outrider.engine.forward.batch import Item
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.tasks.decode import DecodeTask
-from outrider.engine.tasks.score import ScoreTask
 from outrider.engine.tasks.task import Task
 from outrider.pace.settings import MAX_DEPTH
 
@@ -92,10 +91,11 @@ class Scheduler:
 
         It is 1 for all sequences if other work waits, or if a sequence feeds more than a block of its prompt.
         """
-        reads_prompt = any(
-            not item.num_logits or item.num_committed > self._cache.block_size for _, item in selected
+        most, block_size = max([task.positions for task, _ in selected]), self._cache.block_size
+        reads_prompt = most > 1 and any(
+            not item.num_logits or item.num_committed > block_size for _, item in selected
         )
-        if reads_prompt or len(selected) < len(tasks):
+        if most == 1 or reads_prompt or len(selected) < len(tasks):
             return [1] * len(selected)
         return [self._positions_of(task, item) for task, item in selected]
 
@@ -142,31 +142,30 @@ class Scheduler:
             if len(selected) == self._settings.max_sequences:
                 break
             try:
-                if isinstance(task, ScoreTask):
-                    computed.update(self._cache.to_be_published(task.sequence))
-                elif self._waits_for_prefix(task.sequence, computed):
+                if self._waits_for_prefix(task, computed):
                     continue
                 if task.sequence.matcher is not None:
                     task.constrain()
                 if not self._make_room(task, tasks, sequences):
                     break
-                if isinstance(task, ScoreTask):
-                    item = self._scored_item(task, min(budget, rows))
-                else:
-                    item = self._item(task, budget)
+                item = self._item(task, budget) if task.chooses else self._scored_item(task, budget, rows)
             except Exception as error:
                 blame(task.sequence, error)
             if item is not None:
                 selected.append((task, item))
-                rows -= item.num_logits if isinstance(task, ScoreTask) else 0
+                rows -= 0 if task.chooses else item.num_logits
                 budget -= item.num_committed if item.num_committed > self._cache.block_size else 0
         return selected
 
-    def _waits_for_prefix(self, sequence: EngineSequence, computed: set[bytes]) -> bool:
+    def _waits_for_prefix(self, task: Task, computed: set[bytes]) -> bool:
         """Whether an older sequence computes the block that this sequence needs next.
 
         computed: digests that older sequences will publish; the digests of this sequence are added.
         """
+        sequence = task.sequence
+        if not task.chooses:
+            computed.update(self._cache.to_be_published(sequence))
+            return False
         if len(sequence.tokens) - sequence.cached <= self._cache.block_size:
             return False
         self._cache.adopt_prefix(sequence)
@@ -180,11 +179,10 @@ class Scheduler:
         self, task: Task, tasks: Mapping[int, Task], sequences: Mapping[int, EngineSequence]
     ) -> bool:
         """Reserves cache for the next step, and preempts younger sequences; False: the sequence waits."""
-        sequence, cache = task.sequence, self._cache
-        length = len(sequence.tokens)
+        sequence, cache, length = task.sequence, self._cache, len(task.sequence.tokens)
         if sequence.cached == length and ROOT in task.nodes():
             cache.roll_back(sequence, length - 1)  # logits come only from a token that is fed
-        length += len(task.tree())
+        length += len(task.tree().tokens)
         if cache.reserve(sequence, length):
             return True
         for other in sequences.values():
@@ -208,23 +206,22 @@ class Scheduler:
     def _rows_for_scores(self, tasks: Mapping[int, Task]) -> int:
         """Returns how many of the memory plan's rows of logits no Draft of a step can need."""
         most = self._settings.max_sequences
-        others = sum(task.chooses for task in tasks.values())
+        others = sum([task.chooses for task in tasks.values()])
         return (most - min(others, most - 1)) * (1 + MAX_DEPTH)
 
-    def _scored_item(self, task: ScoreTask, budget: int) -> Item | None:
+    def _scored_item(self, task: Task, budget: int, rows: int) -> Item | None:
         """Returns the next part of a prompt to score, whose rows may all be wanted."""
         sequence = task.sequence
-        count = min(task.num_tokens, budget)
+        count = min(task.num_tokens, budget, rows)
         tokens = sequence.tokens[sequence.cached : sequence.cached + count]
         return Item(sequence, tokens, count, task.rows_of_part(count), None) if count else None
 
     def _item(self, task: Task, budget: int) -> Item | None:
         """Returns the sequence's next item; None: the step's share for prompts is used up."""
         sequence, tree = task.sequence, task.tree()
-        suffix = sequence.tokens[sequence.cached :]
-        if len(suffix) > max(budget, self._cache.block_size):
-            return Item(sequence, suffix[:budget], budget, 0, None) if budget else None
-        nodes = tree.tokens[len(sequence.pending) :]
-        return Item(
-            sequence, [*suffix, *nodes], len(suffix), len(task.nodes()), None if tree.is_chain else tree
-        )
+        tokens = sequence.tokens[sequence.cached :]
+        count = len(tokens)
+        if count > self._cache.block_size and count > budget:
+            return Item(sequence, tokens[:budget], budget, 0, None) if budget else None
+        tokens += tree.tokens[len(sequence.pending.tokens) :]
+        return Item(sequence, tokens, count, len(task.nodes()), None if tree.is_chain else tree)

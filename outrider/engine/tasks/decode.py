@@ -92,7 +92,7 @@ class DecodeTask(Task):
         return had_draft
 
     def nodes(self) -> Sequence[int]:
-        return range(ROOT, len(self._draft))
+        return range(ROOT, len(self._draft.tokens))
 
     @property
     def judged(self) -> Draft:
@@ -101,7 +101,7 @@ class DecodeTask(Task):
     def take(self, choices: Choices, cache: PagedCache) -> list[Result]:
         sequence = self.sequence
         verdict, finish = self.until_end(self._judge(self.valid_part(choices), choices))
-        logprobs = choices.logprobs(verdict)
+        logprobs = choices.logprobs(verdict) if choices.contexts else ()
         self.kept = verdict.accepted
         cache.keep_path(sequence, verdict.accepted)
         sequence.tokens += verdict.tokens
@@ -110,7 +110,7 @@ class DecodeTask(Task):
             self._draft, self._constrained = NO_DRAFT, None
             self.done = finish is not None or self._room <= 0
         else:
-            self.next_draft = self._request(verdict, choices)
+            self.next_draft = self._request(verdict, choices) if self.lease.depth else None
             self.done = True
         return [decoded]
 
@@ -136,8 +136,6 @@ class DecodeTask(Task):
 
     def _request(self, verdict: Verdict, choices: Choices) -> DraftRequest | None:
         """Returns the request for the Draft that comes with this Verdict; None: none is wanted."""
-        if not self.lease.depth:
-            return None
         depth = min(self.lease.depth, self._room - 1)
         if depth <= 0:
             return None
@@ -147,7 +145,7 @@ class DecodeTask(Task):
 
     def _judge(self, draft: Draft, choices: Choices) -> Verdict:
         if self._is_coupled:
-            return choices.verdict(len(draft))
+            return choices.verdict(len(draft.tokens))
         rule, rows = self.sequence.sampling.verification, slice(1 + len(draft))
         verify = verify_rejection if rule == "rejection" else verify_block
         position = len(self.sequence.tokens)
