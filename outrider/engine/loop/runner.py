@@ -342,7 +342,7 @@ def _rows_of(
     special = {
         place: make(place)
         for place, (task, count) in enumerate(zip(tasks, counts, strict=True))
-        if count and task.sequence.is_special
+        if count and (task.samples or task.sequence.is_special)
     }
     return ChoosingRows(counts, special, make)
 

@@ -157,6 +157,8 @@ class _Progress:
 class SampledProposeTask(ProposeTask):
     """Samples a chain with noise of its own: for rejection sampling and block verification."""
 
+    samples = True
+
     def __init__(self, given: Assignment) -> None:
         super().__init__(given)
         self.restart()

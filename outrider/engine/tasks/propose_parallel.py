@@ -87,6 +87,8 @@ class ParallelProposeTask(MaskedProposeTask):
 class ParallelSampledProposeTask(MaskedProposeTask):
     """Samples each token with noise of its own: for rejection sampling and block verification."""
 
+    samples = True
+
     def __init__(self, given: Assignment, mask_token: int) -> None:
         super().__init__(given, mask_token)
         self._drawn: list[tuple[int, SparseProbs]] = []
