@@ -20,7 +20,7 @@ NO_STEP = Step(0, StepSize(0, 0), 0.0)
 class StepPart:
     """A finished step, as each task that took part in it records it."""
 
-    started: float  # by the engine's clock
+    started: float  # seconds of the engine's clock
     forward: float  # seconds of its forward passes
     sample: float  # seconds of choosing tokens
     step: Step  # a pass, the mean if the step drafted several positions

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from msgspec import structs
 
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.graphs import Graphs, captured_sizes, chunk_logits, chunk_sizes
@@ -106,7 +107,7 @@ def test_graph_step_of_64_sequences_at_32k_copies_kilobytes() -> None:
         StepInput.of(graphs._tables, first)
         for blocks in held[::5]:
             blocks.push([2048])
-        step = StepInput.of(graphs._tables, [replace(feed, start=32_766) for feed in first])
+        step = StepInput.of(graphs._tables, [structs.replace(feed, start=32_766) for feed in first])
         cuda.counts = Counts()
         batch = graphs.batch(step)
         assert batch is not None
