@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
@@ -13,6 +13,7 @@ from outrider.engine.work import (
     AheadOutcome,
     Decode,
     Decoded,
+    EngineLoad,
     PreparedTree,
     Propose,
     Proposed,
@@ -25,6 +26,8 @@ from protos import generation_pb2, rounds_pb2
 from protos.conversions import draft_from_message, draft_to_message, lease_from_message, step_to_message
 
 RequestT = TypeVar("RequestT", rounds_pb2.DraftWorkerRequest, rounds_pb2.TargetWorkerRequest)
+ValueT = TypeVar("ValueT")
+MessageT = TypeVar("MessageT", bound=Message)
 ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
 
 _FIELDS: dict[type[Message], str] = {rounds_pb2.Opened: "opened", rounds_pb2.SequenceEnded: "ended"}
@@ -74,7 +77,7 @@ class DraftTranslation(Translation[rounds_pb2.DraftWorkerRequest, rounds_pb2.Dra
         result = answer.result
         assert isinstance(result, Proposed | PreparedTree)
         reply = rounds_pb2.DraftReply(
-            round=answer.round, timings=_timings(result.timings), load=_load(answer)
+            round=answer.round, timings=_timings(result.timings), load=_load(answer.load)
         )
         draft = draft_to_message(result.draft)
         if isinstance(result, PreparedTree):
@@ -105,27 +108,27 @@ class TargetTranslation(Translation[rounds_pb2.TargetWorkerRequest, rounds_pb2.T
     def reply(answer: EngineAnswer) -> rounds_pb2.TargetReply:
         result = answer.result
         assert isinstance(result, Decoded | Scored)
-        reply = rounds_pb2.TargetReply(
-            round=answer.round,
-            logprobs=[_logprobs(position) for position in result.logprobs],
-            timings=_timings(result.timings),
-            load=_load(answer),
+        shared: dict[str, Any] = {
+            "round": answer.round,
+            "logprobs": [_logprobs(position) for position in result.logprobs],
+            "timings": _timings(result.timings),
+            "load": _load(answer.load),
+        }
+        if isinstance(result, Scored):
+            return rounds_pb2.TargetReply(**shared)
+        return rounds_pb2.TargetReply(
+            accepted=result.verdict.accepted,
+            tokens=result.verdict.tokens,
+            finish_reason=result.finish,
+            draft=None if result.draft is None else draft_to_message(result.draft),
+            drafter=result.drafter,
+            draft_step=None if result.draft_step is None else _step(result.draft_step),
+            rank=result.rank,
+            continues=result.continues,
+            forced=result.forced.tokens,
+            forced_nodes=result.forced.nodes,
+            **shared,
         )
-        if isinstance(result, Decoded):
-            of_tokens = rounds_pb2.TargetReply(
-                accepted=result.verdict.accepted,
-                tokens=result.verdict.tokens,
-                finish_reason=result.finish,
-                draft=None if result.draft is None else draft_to_message(result.draft),
-                drafter=result.drafter,
-                draft_step=None if result.draft_step is None else step_to_message(result.draft_step),
-                rank=result.rank,
-                continues=result.continues,
-                forced=result.forced.tokens,
-                forced_nodes=result.forced.nodes,
-            )
-            reply.MergeFrom(of_tokens)
-        return reply
 
     @staticmethod
     def replies(
@@ -167,13 +170,41 @@ def _logprobs(position: TokenLogprobs) -> generation_pb2.TokenLogprobs:
     )
 
 
+class _OfStep(Generic[ValueT, MessageT]):
+    """Makes a message of a value that all results of a step share, once for all of them."""
+
+    def __init__(self, make: Callable[[ValueT], MessageT]) -> None:
+        self._make = make
+        self._newest: tuple[ValueT, MessageT] | None = None
+
+    def __call__(self, value: ValueT) -> MessageT:
+        """Returns the message, which nobody changes."""
+        if self._newest is None or self._newest[0] != value:
+            self._newest = value, self._make(value)
+        return self._newest[1]
+
+
+def _load_to_message(load: EngineLoad) -> rounds_pb2.Load:
+    return rounds_pb2.Load(
+        decoding=load.decoding,
+        running=load.running,
+        waiting=load.waiting,
+        free_blocks=load.free_blocks,
+        total_blocks=load.total_blocks,
+        no_drafts_because=load.no_drafts_because,
+    )
+
+
+_load, _step = _OfStep(_load_to_message), _OfStep(step_to_message)
+
+
 def _timings(timings: Timings) -> rounds_pb2.Timings:
     return rounds_pb2.Timings(
         queue_ns=int(timings.queue * 1e9),
         forward_ns=int(timings.forward * 1e9),
         step_ns=int(timings.step * 1e9),
         total_ns=int(timings.total * 1e9),
-        last_step=step_to_message(timings.last_step),
+        last_step=_step(timings.last_step),
     )
 
 
@@ -183,16 +214,4 @@ def _ahead_outcome(ahead: AheadOutcome) -> rounds_pb2.AheadOutcome:
         rank=ahead.rank,
         saved_ns=int(ahead.saved * 1e9),
         wasted_tokens=ahead.wasted,
-    )
-
-
-def _load(answer: EngineAnswer) -> rounds_pb2.Load:
-    load = answer.load
-    return rounds_pb2.Load(
-        decoding=load.decoding,
-        running=load.running,
-        waiting=load.waiting,
-        free_blocks=load.free_blocks,
-        total_blocks=load.total_blocks,
-        no_drafts_because=load.no_drafts_because,
     )
