@@ -12,19 +12,19 @@ LEAST_ROOM = 8  # blocks
 class HeldBlocks:
     """Blocks of a sequence in the order of its slots, and the row that the block tables have for them.
 
-    outrider/engine/inputs/block_tables.py sets ``row``, None until the sequence is fed, and ``known``,
-    the number of leading blocks that the row has.
+    ``count`` is their number. outrider/engine/inputs/block_tables.py sets ``row``, None until the sequence is
+    fed, and ``known``, the number of leading blocks that the row has.
     """
 
     def __init__(self, blocks: Sequence[int] | NDArray[np.int64] = ()) -> None:
         self._numbers = np.zeros(LEAST_ROOM, np.int64)  # blocks, then room to grow
-        self._count = 0
+        self.count = 0
         self.row: int | None = None
         self.known = 0
         self.push(blocks)
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[int]:
         blocks: list[int] = self[:].tolist()
@@ -32,18 +32,18 @@ class HeldBlocks:
 
     def __getitem__(self, places: Any) -> Any:
         """Returns blocks as numpy's indexing does."""
-        return self._numbers[: self._count][places]
+        return self._numbers[: self.count][places]
 
     def push(self, blocks: Sequence[int] | NDArray[np.int64]) -> None:
         """Appends blocks; the room for them grows by doubling."""
-        end = self._count + len(blocks)
+        end = self.count + len(blocks)
         if end > len(self._numbers):
             self._numbers = np.resize(self._numbers, max(end, 2 * len(self._numbers)))
-        self._numbers[self._count : end] = blocks
-        self._count = end
+        self._numbers[self.count : end] = blocks
+        self.count = end
 
     def drop(self, keep: int) -> list[int]:
         """Forgets all blocks but the first ``keep``, and returns the forgotten blocks."""
-        dropped: list[int] = self._numbers[keep : self._count].tolist()
-        self._count, self.known = min(self._count, keep), min(self.known, keep)
+        dropped: list[int] = self._numbers[keep : self.count].tolist()
+        self.count, self.known = min(self.count, keep), min(self.known, keep)
         return dropped

@@ -1,5 +1,6 @@
 """What a step may cost on a GPU beside arithmetic: launching, copying and waiting often take longer."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -23,7 +24,7 @@ from tests.support.simulated_cuda.counts import Counts
 from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.graphs import KERNEL_MS
 from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
-from tests.support.simulated_cuda.steps import counts_of_step
+from tests.support.simulated_cuda.steps import calls_of_step, counts_of_step
 from tests.support.simulated_cuda.tensor import SimulatedTensor
 
 pytestmark = needs_compiler
@@ -33,6 +34,7 @@ pytestmark = needs_compiler
 BUDGET = {"waits": 1, "pageable_copies": 0, "pinned_copies": 1, "copies_out": 1}
 SHAPES = {
     "1x1": (1, 1),
+    "1x5": (1, 5),
     "4x1": (4, 1),
     "4x2": (4, 2),
     "4x5": (4, 5),
@@ -51,6 +53,8 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "top-p": {"temperature": 0.8, "top_p": 0.9},
     "logprobs": {"temperature": 0.8, "logprobs": 2},
 }
+# Calls by our own code, of functions in Python or C, for each further sequence of a step; a step of one.
+CALLS_OF_A_SEQUENCE, CALLS_OF_A_STEP = 60, 420
 # The fastest way that there is.
 SETTINGS: dict[str, Any] = {"device": "cuda", "dtype": "float16", "block_size": 8}
 LAYERS = (1, 2)
@@ -146,6 +150,18 @@ def test_masks_of_grammars_are_one_copy_more(engines: dict[int, Engine]) -> None
     # One that tells how tokens are chosen, which in a step comes with what it feeds.
     expected = BUDGET | {"pinned_copies": 2}
     assert {kind: totals[kind] for kind in BUDGET} == expected, cuda.counts.report()
+
+
+@pytest.mark.parametrize(("fewer", "more"), [("1x1", "16x1"), ("1x5", "4x5")], ids=str)
+def test_host_of_a_step_calls_few_functions_for_each_sequence(
+    engines: dict[int, Engine], fewer: str, more: str
+) -> None:
+    sampling = Sampling(temperature=0.7, max_tokens=64, ignore_eos=True)
+    few, many = (calls_of_step(engines[LAYERS[0]], *SHAPES[shape], sampling) for shape in (fewer, more))
+    further = SHAPES[more][0] - SHAPES[fewer][0]
+    growth = Counter({name: (many[name] - few[name]) / further for name in many})
+    assert growth.total() <= CALLS_OF_A_SEQUENCE, growth.most_common(60)
+    assert few.total() <= CALLS_OF_A_STEP, few.most_common(60)
 
 
 def test_more_layers_launch_nothing_more(measured) -> None:

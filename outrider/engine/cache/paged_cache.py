@@ -98,7 +98,7 @@ class PagedCache(KeyValues):
 
     def reserve(self, sequence: EngineSequence, length: int) -> bool:
         """Gives the sequence blocks for ``length`` slots. Returns False if too few are free."""
-        missing = -(-length // self.block_size) - len(sequence.blocks)
+        missing = -(-length // self.block_size) - sequence.blocks.count
         if missing <= 0:
             return True
         if missing > self.pool.available:

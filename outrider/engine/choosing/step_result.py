@@ -11,6 +11,8 @@ from outrider.engine.inputs.step_buffer import Field, split
 
 Array = TypeVar("Array")
 
+_NAMES = {torch.int32: "int32", torch.float32: "float32", torch.bool: "bool"}
+
 
 @dataclass(frozen=True)
 class StepResult(Generic[Array]):
@@ -35,7 +37,6 @@ class StepResult(Generic[Array]):
     def unpacked(self: "StepResult[Tensor]", arrived: Tensor) -> "StepResult[NDArray[Any]]":
         """Returns the fields on the host. arrived: copy of the result of ``packed``."""
         fields = {
-            name: Field(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-            for name, tensor in vars(self).items()
+            name: Field(tuple(tensor.shape), _NAMES[tensor.dtype]) for name, tensor in vars(self).items()
         }
         return StepResult(**split(fields, arrived.numpy(), alignment=1))

@@ -70,7 +70,7 @@ class BlockTables:
         most = self.on_host.shape[1]
         new = []
         for blocks in held:
-            if blocks.known < (count := min(len(blocks), most)):
+            if blocks.known < blocks.count and blocks.known < (count := min(blocks.count, most)):
                 assert blocks.row is not None
                 places = np.arange(blocks.known, count)
                 new.append(np.stack([blocks.row * most + places, blocks[places]], 1))

@@ -100,7 +100,7 @@ class ChoiceInput:
             positions: positions to be chosen from each row on; none: a position from each.
         """
         keys = np.array([sequence.noise_key for sequence in sequences], np.uint64)
-        settings = np.stack([sequence.row_settings for sequence in sequences])
+        settings = np.concatenate([sequence.row_settings for sequence in sequences])
         of_drafts = DraftRows.of(drafts, counts)
         return cls._of(keys, settings, counts, _positions(feeds, counts), of_drafts, positions)
 
@@ -113,7 +113,7 @@ class ChoiceInput:
     ) -> "ChoiceInput":
         """Makes the input of rows that are known already. positions: argument of ``of_feeds``."""
         keys = np.array([row.noise_key for row in rows], np.uint64)
-        settings = np.stack([row_settings(row.sampling) for row in rows])
+        settings = np.concatenate([row_settings(row.sampling) for row in rows])
         places = np.array([row.position for row in rows], np.int64)
         return cls._of(keys, settings, [1] * len(rows), places, drafts, positions)
 
@@ -135,17 +135,18 @@ class ChoiceInput:
     ) -> "ChoiceInput":
         """
         Args:
-            keys, settings: noise keys [num_texts], and row_settings [num_texts, 5].
+            keys, settings: noise keys [num_texts], and row_settings of each, one after the other.
             counts: rows of each text.
             places: [num_rows] position of each row.
         """
         integers = np.empty((len(INTEGERS), len(places)), np.int64)
         integers[0] = keys.view(np.int64).repeat(counts)  # a key keeps its bits
         integers[1], integers[4] = places, [*positions] or 1
-        of_rows = settings.repeat(counts, axis=0).T
+        of_texts = settings.reshape(len(keys), -1)
+        of_rows = of_texts.repeat(counts, axis=0).T
         integers[2:4] = of_rows[[TOP_K, HAS_NOISE]]
         nodes = np.empty((0, len(places)), np.int64) if drafts is None else drafts.numbers
-        top_k, _, _, top_p, distance = settings.T
+        top_k, _, _, top_p, distance = of_texts.T
         are_truncated = (top_k > 0) | (top_p < 1.0) | (distance > -math.inf)
         depth = 0 if drafts is None else drafts.depth
         return cls(

@@ -236,7 +236,12 @@ def _branch(numbers: PagedInput[Numbers], tree: Draft, rows: slice, root: int) -
 
 def _tiles(rows: int, spans: _Spans, chosen: Numbers) -> Numbers:
     """Cuts these spans into tiles of at most ``rows`` rows; returns them, [num_tiles, TILE_FIELDS]."""
+    if not len(chosen):
+        return np.empty((0, TILE_FIELDS), np.int64)
     num_tiles = -(-spans.counts[chosen] // rows)
+    if len(spans.counts) == len(chosen) == num_tiles.sum():  # each span is a tile
+        ends = spans.starts + spans.counts
+        return np.stack((spans.lanes, spans.firsts, spans.counts, ends, spans.roots), axis=1)
     of_tile = np.repeat(chosen, num_tiles)
     index = np.arange(len(of_tile)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
     before = index * rows

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec import Struct
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,8 +16,7 @@ ITEM_SIZES = {"int64": 8, "float64": 8, "int32": 4, "float32": 4, "bool": 1}  # 
 ALIGNMENT = 16  # bytes; kernels compile again for pointers of another alignment
 
 
-@dataclass(frozen=True)
-class Field:
+class Field(Struct, frozen=True):
     """Shape and dtype of a field."""
 
     shape: tuple[int, ...]
