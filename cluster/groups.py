@@ -23,9 +23,8 @@ class Group(BaseModel):
 
 
 class ReplicaSettings(Group):
-    """Settings of replicas: their number, and their place."""
+    """Settings of the place of replicas."""
 
-    replicas: int = Field(default=1, ge=1, description="first and least number of replicas")
     resources: dict[str, float] = Field(
         default_factory=dict,
         description="further resources of Ray, by name: per replica, or per rank of a target; JSON",
@@ -35,6 +34,7 @@ class ReplicaSettings(Group):
 class WorkerSettings(ReplicaSettings):
     """Settings of replicas that hold a model."""
 
+    replicas: int = Field(default=1, ge=1, description="first and least number of replicas")
     max_replicas: int | None = Field(
         default=None,
         ge=1,
@@ -102,6 +102,12 @@ class DraftSettings(DraftModelSettings, WorkerSettings):
 class GatewayReplicas(RequestSettings, ReplicaSettings):
     """Settings of the gateways: their number, and their work with requests."""
 
+    replicas: int | None = Field(
+        default=None,
+        ge=1,
+        description="number of replicas; None: two for each replica of a target on GPUs, at its largest"
+        " number of replicas, and one if the target is on CPUs",
+    )
     drafters: tuple[str, ...] = Field(
         default=(), description=RequestSettings.model_fields["drafters"].description
     )

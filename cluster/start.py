@@ -90,6 +90,7 @@ def check_resources(settings: Settings) -> None:
 def _lack(settings: Settings, there: dict[str, float]) -> str | None:
     """Returns the lacking resources; None: none."""
     gateway, target = settings.gateway, settings.target
+    assert gateway.replicas is not None  # settings with GPUs have a number
     asked = [(gateway.replicas, gateway.resources)]
     asked.append((target.replicas * target.tensor_parallel, _resources(target)))
     asked += [(draft.replicas, _resources(draft)) for draft in settings.drafts.values()]

@@ -97,3 +97,23 @@ def test_with_gpus_without_a_share_for_a_draft_is_refused(gpus: int, arguments: 
     assert accepted.drafts["model"].gpus == 0.0
     if gpus == 4:
         assert read_settings({**arguments, "target.gpus": 0.9}).with_gpus(gpus).drafts["model"].gpus == 0.1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "arguments", "gateways"),
+    [
+        (0, {"target.replicas": 2}, 1),
+        (1, {}, 2),
+        (1, {"target.gpus": 0.5}, 2),
+        (2, {"target.gpus": 0.0}, 1),
+        (5, {"target.tensor_parallel": 4}, 2),
+        (9, {"target.tensor_parallel": 4, "target.max_replicas": 2}, 4),
+        (1, {"gateway.replicas": 1}, 1),
+        (0, {"gateway.replicas": 3}, 3),
+    ],
+    ids=str,
+)
+def test_with_gpus_gateways_are_as_many_as_targets_on_gpus_feed(
+    gpus: int, arguments: dict[str, float], gateways: int
+) -> None:
+    assert read_settings(arguments).with_gpus(gpus).gateway.replicas == gateways

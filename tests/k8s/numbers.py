@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.worker import STOP_GRACE_S
+from cluster.groups import GatewayReplicas, WorkerSettings
 from protos.trust import NAME
 from tests.k8s.kustomize import Manifest, find
 from tests.k8s.reading import (
@@ -29,7 +30,7 @@ def resources(manifests: list[Manifest]) -> list[str]:
     by_name = {group["groupName"]: group for group in groups}
     gateway, target = settings.gateway, settings.target
     (draft,) = settings.drafts.values()
-    wanted = {
+    wanted: dict[str, tuple[GatewayReplicas | WorkerSettings, int, int | None, float | None]] = {
         "gateway": (gateway, 1, None, 0.0),
         "target": (target, target.tensor_parallel, target.max_replicas, target.gpus),
         "draft": (draft, 1, draft.max_replicas, draft.gpus),
