@@ -40,9 +40,10 @@ def main(arguments: list[str]) -> None:
     with importing():
         from actors.engine_loop import EngineLoop
         from actors.watchdog import loading, watch
+        from outrider.engine.planning.device_room import within_share
     imports_s = time.perf_counter() - started
     try:
-        with loading(start.settings.load_timeout_s, leave) as load:
+        with loading(start.settings.load_timeout_s, leave) as load, within_share(start.settings):
             place = place_of(start.settings, 0)
             connection.send(place)
             engine = _build(start, connection, place, load)
@@ -66,7 +67,8 @@ def main(arguments: list[str]) -> None:
         )
     )
     try:
-        loop.run()
+        with within_share(start.settings):
+            loop.run()
     except Exception as error:
         logger.exception("the engine failed")
         leave(f"the engine failed: {error!r}")

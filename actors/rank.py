@@ -67,20 +67,21 @@ class Rank:
         from outrider.engine.drafters.target_drafters import TargetDrafters
         from outrider.engine.loop.follower import follow
         from outrider.engine.loop.load import load_forward_pass
-        from outrider.engine.planning.device_room import bound_allocator
+        from outrider.engine.planning.device_room import bound_allocator, within_share
 
         def end_all(reason: str) -> None:
             logger.critical("rank %d of the target ends its group: %s", rank, reason)
             ray.kill(leader)
 
         try:
-            with loading(settings.load_timeout_s, end_all) as load:
+            with within_share(settings), loading(settings.load_timeout_s, end_all) as load:
                 write_out(settings.model)
                 bound_allocator(settings)
                 load.doing = f"rank {rank} at {self._host} does not reach rank 0 at {host}:{port}"
                 group = meet(settings, TCPStore(host, port), rank, address(self._host, self._place), load)
                 forward = load_forward_pass(settings, group, TargetDrafters.of(settings))
-            follow(forward, group)
+            with within_share(settings):
+                follow(forward, group)
         except BaseException as error:
             leave(f"rank {rank} of the target: {error!r}")
 

@@ -11,10 +11,10 @@ Bytes = Annotated[int, Field(ge=1)]
 Quantization = Literal["int8", "int4"]
 OF_ONE_DRAFTER = {"quantization": "colocated", "layers": "early_exit", "skipped_layers": "early_exit"}
 DraftAhead = Annotated[
-    int,
+    Annotated[int, Field(ge=0)] | None,
     Field(
-        ge=0,
-        description="verdicts, of all sequences together, for which a draft prepares in idle time; 0: none",
+        description="verdicts, of all sequences together, for which a draft prepares in idle time; 0: none;"
+        " None: 12, and none on a part of a GPU without NVIDIA's MPS, as it would slow other workers there",
     ),
 ]
 
@@ -147,7 +147,7 @@ class DraftModelSettings(ModelSettings):
         description="how the model drafts: the name of a drafter of draft workers, or module:NAME of its row."
         " None: parallel if the checkpoint has a pard_token, else model",
     )
-    draft_ahead: DraftAhead = 12
+    draft_ahead: DraftAhead = None
     shortest_step_s: float = Field(
         default=0.0, ge=0.0, description="seconds that a step is held to take at least; for benchmarks"
     )

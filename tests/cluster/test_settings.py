@@ -92,7 +92,7 @@ def test_models_have_their_own_settings() -> None:
     target, draft = found.target_engine(), found.draft_engine("model")
     assert (target.batch_invariant, target.step_timeout_s) == (True, 5.0)
     assert (draft.batch_invariant, draft.step_timeout_s) == (False, 30.0)
-    assert (target.draft_ahead, draft.draft_ahead) == (0, 12)
+    assert (target.draft_ahead, draft.draft_ahead) == (0, None)
 
 
 def test_prompts_are_read_in_chunks_of_the_size_that_each_model_is_given() -> None:

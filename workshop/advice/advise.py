@@ -292,7 +292,7 @@ class Adviser:
     @property
     def _draft_ahead(self) -> bool:
         draft = self._settings.drafts.get(draft_name(self._settings))
-        return draft is None or draft.draft_ahead > 0
+        return draft is None or draft.draft_ahead != 0
 
     @contextmanager
     def _loaded(self, settings: EngineSettings) -> Iterator[Engine]:

@@ -73,7 +73,9 @@ class Engine:
         self._sequences: dict[int, EngineSequence] = {}  # sequences by number, oldest first
         by_checkpoint = "model" if runner.mask_token is None else "parallel"
         row = row_of(self.settings.worker_drafter or by_checkpoint)
-        self._draft_ahead = DraftAhead(self.settings.draft_ahead, row.load()(runner.mask_token))
+        branches = self.settings.draft_ahead
+        assert branches is not None  # in settings in force nothing is left open
+        self._draft_ahead = DraftAhead(branches, row.load()(runner.mask_token))
         self._queue = WorkQueue(
             self._cache, self._draft_ahead, self._batch_delay, self.vocab_size, self.max_length, clock
         )

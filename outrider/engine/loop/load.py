@@ -26,7 +26,7 @@ from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loading.weights import attach, load_model, resolve_device, resolve_prefill_chunk
 from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.parallel.rank_group import RankGroup
-from outrider.engine.planning.device_room import DeviceRoom
+from outrider.engine.planning.device_room import DeviceRoom, resolve_draft_ahead
 from outrider.engine.planning.memory import block_bytes, blocks_in, empty_cache
 from outrider.engine.planning.memory_plan import resolve_cache
 from outrider.engine.planning.promise import first_promise
@@ -125,6 +125,7 @@ def _in_force(settings: EngineSettings, model: Any, room: DeviceRoom) -> EngineS
         "device": str(model.device),
         "threads": torch.get_num_threads(),
         "prefill_chunk": resolve_prefill_chunk(settings),
+        "draft_ahead": resolve_draft_ahead(settings, model.device),
     }
     settings = settings.model_copy(update=found)
     if settings.cache_memory is None:

@@ -1,5 +1,6 @@
 """Memory that an engine may take of a device that it shares with other processes."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,8 +11,44 @@ from outrider.engine.errors import DeviceTooSmallError
 from outrider.engine.loading.weights import resolve_device
 from outrider.engine.planning.memory import device_memory, free_memory
 from outrider.engine.planning.memory_plan import RUNTIME_BYTES, default_cache
+from outrider.engine.planning.mps import mps_runs
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
+
+logger = logging.getLogger(__name__)
+
+DRAFT_AHEAD = 12  # verdicts: beyond them few come true (docs/draft-ahead.md)
+
+
+def resolve_draft_ahead(settings: EngineSettings, device: torch.device) -> int:
+    """Returns the verdicts for which a draft prepares: those of the settings, or what its device allows.
+
+    Processes that share a GPU take turns of the whole of it, unless MPS runs. What is prepared behind the
+    target's step would then slow this very step.
+    """
+    if settings.draft_ahead is not None:
+        return settings.draft_ahead
+    if device.type == "cuda" and settings.device_share < 1.0 and not mps_runs():
+        logger.warning(
+            "this draft has a part of a GPU, and NVIDIA's MPS does not run there: draft_ahead is 0, so that"
+            " it does not slow the other workers"
+        )
+        return 0
+    return DRAFT_AHEAD
+
+
+@contextmanager
+def within_share(settings: EngineSettings) -> Iterator[None]:
+    """Context in which memory beyond the share is said to be just that. Raises DeviceTooSmallError."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        if settings.device_share == 1.0:
+            raise
+        raise DeviceTooSmallError(
+            f"device_share={settings.device_share:g}, the worker's part of a GPU, is too small for what it"
+            f" computes: give a larger part (gpus), fewer max_sequences or less cache_memory ({error})"
+        ) from error
 
 
 def bound_allocator(settings: EngineSettings) -> None:

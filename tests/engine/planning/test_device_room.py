@@ -11,7 +11,8 @@ import torch
 
 from outrider.engine.errors import DeviceTooSmallError
 from outrider.engine.loop.engine import Engine
-from outrider.engine.planning.device_room import DeviceRoom, bound_allocator
+from outrider.engine.planning import device_room
+from outrider.engine.planning.device_room import DeviceRoom, bound_allocator, within_share
 from outrider.engine.planning.memory_plan import RUNTIME_BYTES
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
@@ -65,6 +66,48 @@ def test_share_bounds_what_torch_allocates(memory: Memory) -> None:
     torch.empty(ROOM - MIB, dtype=torch.uint8, device=GPU)
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(ROOM + MIB, dtype=torch.uint8, device=GPU)
+
+
+def test_memory_beyond_the_share_is_an_error_that_names_the_setting(memory: Memory) -> None:
+    bound_allocator(part(SHARE))
+    expected = rf"device_share={SHARE:g}, the worker's part of a GPU"
+    with pytest.raises(DeviceTooSmallError, match=expected), within_share(part(SHARE)):
+        torch.empty(ROOM + MIB, dtype=torch.uint8, device=GPU)
+
+
+def test_memory_beyond_a_whole_device_stays_torchs_error(memory: Memory) -> None:
+    memory.held_by_others = MEMORY - MIB
+    with pytest.raises(torch.OutOfMemoryError), within_share(part(1.0)):
+        torch.empty(2 * MIB, dtype=torch.uint8, device=GPU)
+
+
+@pytest.mark.parametrize(
+    ("given", "share", "has_mps", "expected"),
+    [
+        pytest.param(None, 0.5, False, 0, id="a part without MPS"),
+        pytest.param(None, 0.5, True, 12, id="a part with MPS"),
+        pytest.param(None, 1.0, False, 12, id="a whole GPU"),
+        pytest.param(5, 0.5, False, 5, id="as given"),
+    ],
+)
+def test_draft_prepares_ahead_unless_it_would_slow_others(
+    monkeypatch: pytest.MonkeyPatch,
+    cuda: SimulatedCuda,
+    fields: dict[str, Any],
+    given: int | None,
+    share: float,
+    has_mps: bool,
+    expected: int,
+) -> None:
+    monkeypatch.setattr(device_room, "mps_runs", lambda: has_mps)
+    engine = loaded(fields, device_share=share, draft_ahead=given, cache_memory=MIB, is_draft=True)
+    assert engine.settings.draft_ahead == expected
+
+
+def test_draft_on_a_part_of_a_machine_prepares_ahead(fields: dict[str, Any]) -> None:
+    on_cpu = {"device": "cpu", "dtype": "float32", "cache_memory": MIB}
+    engine = loaded({**fields, **on_cpu}, device_share=0.5, draft_ahead=None)
+    assert engine.settings.draft_ahead == 12
 
 
 def test_whole_device_is_not_bounded(memory: Memory) -> None:
