@@ -16,6 +16,7 @@ from outrider.engine.settings import EngineSettings
 
 # Projections whose outputs are keys, by their names in plans. Several ranks may hold a head of the first.
 KEYS = ("k_proj", "kv_b_proj", "qkv_proj", "query_key_value")
+STORED_STYLES = ("colwise", "rowwise", "rowwise_split_input")  # styles of layers with stored weights
 DIVIDED = "colwise"  # style after which each rank has its own outputs alone
 KV_HEADS = ("num_key_value_heads", "num_global_key_value_heads")
 LEAST_SHARED = 0.6  # least share of the bytes: below it more ranks hardly make room for a larger model
@@ -107,11 +108,16 @@ def _check_heads(config: Any, plan: Plan, size: int, given: str, *, is_quantized
 
 
 def _check_stored(layers: Mapping[str, StoredWeight], plan: Plan, size: int, given: str) -> None:
-    """Raises UnsupportedModelError if ranks cannot share a quantized layer evenly."""
+    """Raises UnsupportedModelError if ranks cannot share a quantized layer, or cannot share it evenly."""
     for name, weight in layers.items():
         style = style_of_parameter(f"{name}.weight", plan)
         if style is None or style in WHOLE:
             continue
+        if style not in STORED_STYLES:
+            raise UnsupportedModelError(
+                f"{given} shares {name} by transformers' {style}, and quantized layers are shared by"
+                f" {', '.join(STORED_STYLES)} alone; give 1"
+            )
         of, count = ("inputs", weight.shape[1]) if style in ROWWISE else ("outputs", weight.shape[0])
         if count % size:
             raise UnsupportedModelError(

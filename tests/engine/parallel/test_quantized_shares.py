@@ -108,3 +108,10 @@ def test_ranks_that_cannot_share_a_layer_evenly_are_refused_by_its_name(tmp_path
     named = r"tensor_parallel=4: model=.* has 162 outputs of model\.layers\.0\.mlp\.gate_proj in e4m3"
     with pytest.raises(UnsupportedModelError, match=named):
         check_shares(settings_of(quantized, tensor_parallel=4))
+
+
+def test_layers_whose_outputs_are_gathered_are_refused_by_their_style(tmp_path: Path) -> None:
+    quantized, _ = quantize(write_checkpoint(tmp_path / "plain", "phi3"), "compressed fp8", tmp_path)
+    named = "shares model.layers.0.self_attn.qkv_proj by transformers' colwise_gather_output, .* give 1"
+    with pytest.raises(UnsupportedModelError, match=named):
+        check_shares(settings_of(quantized, tensor_parallel=2))
