@@ -36,11 +36,11 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         usage="%(prog)s [-h] [NAME [OPTION ...]]",
-        description=f"All benchmarks in turn, without {' and '.join(ALONE)}; or one with its options.",
+        description=f"All benchmarks in turn, without {', '.join(ALONE)}; or one with its options.",
         epilog=f"NAME is one of\n{listed}\nIts own options: python -m bench NAME --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", nargs="?", choices=every, metavar="NAME", help="of a benchmark")
+    parser.add_argument("name", nargs="?", choices=every, metavar="NAME", help="name of a benchmark")
     name = parser.parse_args(arguments[:1]).name
     if name is None:
         run_all()

@@ -178,8 +178,8 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 def main(arguments: Sequence[str]) -> None:
     parser = parser_of("ahead", __doc__)
     parser.add_argument("--target", choices=INFLATED, default="190M")
-    parser.add_argument("--threads", type=int, default=2, help="of the target; the draft has one")
-    parser.add_argument("--tokens", type=int, default=64, help="generated per request, one request per task")
+    parser.add_argument("--threads", type=int, default=2, help="threads of the target; the draft has one")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of an answer")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--shares", type=float, nargs="+", default=[*DEPTHS], choices=[*DEPTHS])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])

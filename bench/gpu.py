@@ -247,10 +247,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--models", nargs="+", choices=["8B", "1B", "tiny"], default=["8B", "1B"])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--prompts", type=int, nargs="+", default=[4096, 32768], help="tokens")
+    parser.add_argument("--prompts", type=int, nargs="+", default=[4096, 32768], help="tokens of prompts")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--depths", type=int, nargs="+", default=[3, 5, 8])
-    parser.add_argument("--tokens", type=int, default=128, help="generated per request")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of an answer")
     options = parser.parse_args(arguments)
     device: str = options.device
     bandwidth = read_bandwidth(device)

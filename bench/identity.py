@@ -85,9 +85,11 @@ def measure(dtype: str, batch_invariant: bool, count: int, tokens: int, threads:
 
 def main(arguments: Sequence[str]) -> None:
     parser = parser_of("identity", __doc__)
-    parser.add_argument("--dtypes", nargs="*", default=["float32", "bfloat16"], help="as usual")
     parser.add_argument(
-        "--batch-invariant", nargs="*", default=["bfloat16"], help="with batch-invariant numerics"
+        "--dtypes", nargs="*", default=["float32", "bfloat16"], help="types with usual numerics"
+    )
+    parser.add_argument(
+        "--batch-invariant", nargs="*", default=["bfloat16"], help="types with batch-invariant numerics"
     )
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--tokens", type=int, default=32)

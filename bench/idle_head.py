@@ -111,7 +111,7 @@ def measure(tokens: int, repetitions: int) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str]) -> None:
     parser = parser_of("idle_head", __doc__)
-    parser.add_argument("--tokens", type=int, default=65, help="generated per sequence")
+    parser.add_argument("--tokens", type=int, default=65, help="tokens of an answer")
     parser.add_argument("--repetitions", type=int, default=1)
     options = parser.parse_args(arguments)
     rows = measure(options.tokens, options.repetitions)

@@ -128,7 +128,9 @@ def mode(text: str) -> str:
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = parser_of("load", __doc__)
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)}; none: all")
+    parser.add_argument(
+        "sections", nargs="*", metavar="SECTION", help=f"any of {', '.join(SECTIONS)}; none: all"
+    )
     parser.add_argument("--targets", nargs=2, choices=INFLATED, default=["190M", "60M"])
     parser.add_argument(
         "--from", type=int, default=16, dest="many", help="streams, from which on the second target serves"
@@ -136,9 +138,11 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--target-threads", type=int, default=2, help="the draft has one")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128])
     parser.add_argument("--modes", type=mode, nargs="+", default=["plain", "fixed-4", "fixed-6", "adaptive"])
-    parser.add_argument("--tokens", type=int, default=64, help="of an answer")
-    parser.add_argument("--slices", type=int, default=7, help="of each mode at each point")
-    parser.add_argument("--seconds", type=float, default=0.8, help="of a slice, and 12 ms more per stream")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of an answer")
+    parser.add_argument("--slices", type=int, default=7, help="slices of each mode at each point")
+    parser.add_argument(
+        "--seconds", type=float, default=0.8, help="time of a slice, and 12 ms more per stream"
+    )
     parser.add_argument("--warmup", type=float, default=0.3, help="seconds before, and 16 ms more per stream")
     options = parser.parse_args(arguments)
     if unknown := set(options.sections) - set(SECTIONS):

@@ -252,12 +252,12 @@ def acceptance_of(text: str) -> tuple[str, float]:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench simulate", description=__doc__.partition("\n")[0])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--contexts", type=int, nargs="+", default=[200, 4096, 32768], help="tokens, mean")
+    parser.add_argument("--contexts", type=int, nargs="+", default=[200, 4096, 32768], help="mean tokens")
     parser.add_argument("--engine", choices=ENGINES, default="today")
-    parser.add_argument("--answer-tokens", type=int, default=256, help="mean")
+    parser.add_argument("--answer-tokens", type=int, default=256, help="mean tokens")
     parser.add_argument("--warm-s", type=float, default=2.0, help="virtual seconds before tokens count")
     parser.add_argument("--counted-s", type=float, default=2.0, help="virtual seconds, more of few streams")
-    parser.add_argument("--hit-rate", type=float, default=0.5, help="of second guesses, draft-ahead")
+    parser.add_argument("--hit-rate", type=float, default=0.5, help="rate of second guesses")
     parser.add_argument(
         "--acceptance", type=acceptance_of, nargs="+", metavar="TASK=RATE", default=[*ACCEPTANCE.items()]
     )

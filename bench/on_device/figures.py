@@ -90,10 +90,10 @@ def take_parts(
     parser = argparse.ArgumentParser(prog=f"python -m bench on_device {name}")
     parser.add_argument("--out", type=Path, default=Path("."), help=f"folder of {name}.jsonl")
     parser.add_argument(
-        "--pair", type=Path, default=Path("/tmp/pair"), help="as bench.on_device.pair wrote it"
+        "--pair", type=Path, default=Path("/tmp/pair"), help="folder that bench.on_device.pair wrote"
     )
     parser.add_argument("--parts", nargs="+", choices=parts, default=[*parts])
-    parser.add_argument("--seconds", type=float, default=seconds, help="of all parts")
+    parser.add_argument("--seconds", type=float, default=seconds, help="limit of all parts")
     add(parser)
     options = parser.parse_args(arguments)
     figures = Figures(options.out / f"{name}.jsonl", options.seconds)

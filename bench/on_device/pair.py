@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench on_device pair")
     parser.add_argument("folder", type=Path, help="folder to be made")
     parser.add_argument("--device", default="cuda", help="device that draws the weights")
-    parser.add_argument("--shapes", nargs=2, default=["8B", "1B"], help="of bench.checkpoints")
+    parser.add_argument("--shapes", nargs=2, default=["8B", "1B"], help="names in bench.checkpoints")
     options = parser.parse_args(arguments)
     for role, shape in zip(("target", "draft"), options.shapes, strict=True):
         started = time.monotonic()
