@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.peers.answering import PeerTask
 from bench.peers.environments import OPENVINO, VLLM, Environment, python_of
-from bench.report import RESULTS, command, machine, save, table
+from bench.report import RESULTS, command, machine, parser_of, save, table
 from outrider.demo.prompts import DEMO, KINDS, prompts
 from tests.support.running import end_with_this_process
 
@@ -41,7 +41,7 @@ PROMPTS = 32
 class Peer:
     name: str
     module: str  # name within bench.peers
-    environment: Environment | None  # None: ours
+    environment: Environment | None  # None: our own environment
     modes: tuple[str, ...]
 
 
@@ -55,7 +55,7 @@ PEERS = {
 
 
 def tokens_of_prompts(tokenizer: Path) -> list[list[int]]:
-    """Prompts of all kinds by turns."""
+    """Returns the token ids of prompts of all kinds by turns."""
     encode = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode
     each = -(-PROMPTS // len(KINDS))
     return [
@@ -148,18 +148,18 @@ def saved(rows: Sequence[dict[str, Any]], threads: int) -> Path:
 
 
 def _measured(row: dict[str, Any]) -> str:
-    """Key of the rows that one run replaces as a whole."""
+    """Returns the key of the rows that one run replaces as a whole."""
     return f"{row['pair']}: {row['peer']}"
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench peers", description=__doc__.partition("\n")[0])
+    parser = parser_of("peers", __doc__)
     parser.add_argument("--pairs", nargs="+", choices=[DEMO_PAIR, *INFLATED], default=[DEMO_PAIR, "190M"])
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--threads", type=int, default=2, help="of the model")
+    parser.add_argument("--threads", type=int, default=2, help="threads of the model")
     parser.add_argument("--depth", type=int, default=4, help="drafted tokens per round")
-    parser.add_argument("--tokens", type=int, default=64, help="of an answer")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of an answer")
     parser.add_argument("--repetitions", type=int, default=2, help="answers of a start that are timed")
     parser.add_argument(
         "--starts", type=int, default=3, help="starts of each peer, of which the median counts"

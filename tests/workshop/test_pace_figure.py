@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import pace_figure
-from bench.pace_figure import FIGURE, RATE, by_depth, by_load, chosen
+from workshop.pace_figure import FIGURE, RATE, by_depth, by_load, chosen, draw
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pace.md").read_text()
 
@@ -20,6 +19,6 @@ def test_page_names_the_chosen_depth():
 
 
 def test_figure_is_drawn(tmp_path):
-    pace_figure.main(["--output", str(tmp_path / "pace.png")])
+    draw(tmp_path / "pace.png")
     assert (tmp_path / "pace.png").stat().st_size > 10_000
     assert FIGURE.is_file()

@@ -1,11 +1,9 @@
-"""The worked example of docs/pace.md: its numbers, and the figure that shows them.
+"""Draws the figure of docs/pace.md and prints its example's numbers: ``python -m workshop.pace_figure``.
 
 The target reads its weights in 20 ms, which hides 32 tokens; from there on a token takes 0.4 ms. The draft
 takes 2 ms a token. All functions that decide are the pace's own.
 """
 
-import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ import numpy as np
 from outrider.pace.optimizer import best_depths, log_rate, mix_of, round_seconds
 from outrider.pace.regression import Vector
 
-FIGURE = Path(__file__).parent / "results" / "pace.png"
+FIGURE = Path(__file__).parents[1] / "docs" / "pace.png"
 MAX_DEPTH = 8  # tokens
 RATE = 0.8  # acceptance rate at every position
 LOADS = (1, 8, 16, 32, 64)  # sequences
@@ -36,12 +34,12 @@ class ExampleCosts:
 
 
 def reach(rate: float, sequences: int) -> Vector:
-    """[sequences, MAX_DEPTH] probability that each position is accepted."""
+    """Returns the probability that each position is accepted, [sequences, MAX_DEPTH]."""
     return np.tile(rate ** np.arange(1.0, MAX_DEPTH + 1.0), (sequences, 1))
 
 
 def chosen(rate: float, sequences: int) -> float:
-    """Mean depth that is chosen for that many equal sequences."""
+    """Returns the mean depth that is chosen for that many equal sequences."""
     is_batch = np.zeros(sequences, bool)
     return float(best_depths(reach(rate, sequences), is_batch, ExampleCosts()).mean())
 
@@ -62,7 +60,7 @@ def by_depth() -> list[str]:
 
 
 def by_load() -> list[str]:
-    """Rows of the page's second table: the mean depth that is chosen, by load and acceptance."""
+    """Returns the rows of the page's second table: the mean chosen depth by load and acceptance."""
     return [
         f"| {load} | " + " | ".join(f"{chosen(rate, load):.1f}" for rate in (0.5, 0.8, 0.95)) + " |"
         for load in LOADS
@@ -94,8 +92,6 @@ def draw(path: Path) -> None:
     figure.savefig(path, dpi=100, metadata={"Software": None})
 
 
-def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench pace_figure", description=__doc__)
-    parser.add_argument("--output", type=Path, default=FIGURE, help="where the figure goes")
-    draw(parser.parse_args(arguments).output)
+if __name__ == "__main__":
+    draw(FIGURE)
     print("\n".join([*by_depth(), "", *by_load()]))
