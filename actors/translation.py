@@ -123,6 +123,7 @@ class TargetTranslation(Translation[rounds_pb2.TargetWorkerRequest, rounds_pb2.T
             draft=None if result.draft is None else draft_to_message(result.draft),
             drafter=result.drafter,
             draft_step=None if result.draft_step is None else _step(result.draft_step),
+            is_draft_of_host=result.is_draft_of_host,
             rank=result.rank,
             continues=result.continues,
             forced=result.forced.tokens,

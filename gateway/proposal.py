@@ -42,6 +42,7 @@ class Proposal:
     asked: str = ""  # drafter that was asked for it: a mixed drafter asks another
     because: str = ""  # why that drafter drafts; a RouteReason
     wanted: int = 0  # depth that was asked for, tokens
+    is_of_host: bool = False  # the host of the target's GPU chose its tokens, position by position
 
     @property
     def overhead_s(self) -> float:

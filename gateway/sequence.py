@@ -36,6 +36,7 @@ class VerdictDraft:
     draft: Draft
     drafter: str
     step: Step | None  # a step that made it
+    is_of_host: bool  # the host of a GPU chose its tokens, position by position
 
 
 @dataclass

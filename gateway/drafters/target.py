@@ -20,4 +20,12 @@ class VerdictDrafter(SequenceDrafter):
 def from_verdict(came: VerdictDraft, sequence: GatewaySequence, depth: int) -> Proposal:
     """Returns the Draft that came with the newest Verdict, as its drafter's answer for that depth."""
     draft, maker = came.draft.up_to(depth), came.drafter
-    return Proposal(draft, len(sequence), step=came.step, drafter=maker, asked=maker, wanted=depth)
+    return Proposal(
+        draft,
+        len(sequence),
+        step=came.step,
+        drafter=maker,
+        asked=maker,
+        wanted=depth,
+        is_of_host=came.is_of_host,
+    )

@@ -41,6 +41,7 @@ class Stats:
     continued: int = 0  # rounds whose Draft the target had before the last round was over
     saved_s: float = 0.0  # seconds of draft steps that were over when the Draft was asked for
     wasted: int = 0  # tokens that were drafted for other verdicts
+    host_drafts: int = 0  # rounds whose Draft the host of the target's GPU chose, position by position
     target_passes: int = 0  # verdicts, with a Draft or without
     draft_s: float = 0.0  # seconds in which rounds waited for a Draft
     target_s: float = 0.0  # seconds in which the sequence waited for verdicts
@@ -67,6 +68,7 @@ class Stats:
                     self.reached += event.reached
                     self.lengths[event.accepted] += 1
                     self.ends += event.drafted_end is not None
+                    self.host_drafts += event.proposal.is_of_host
                     self.drafted_by[event.proposal.drafter].update(
                         rounds=1, drafted=event.drafted, reached=event.reached, accepted=event.accepted
                     )

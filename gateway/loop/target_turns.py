@@ -115,7 +115,7 @@ class TargetTurns:
             if reply.HasField("draft"):
                 step = step_from_message(reply.draft_step) if reply.HasField("draft_step") else None
                 received = received_draft(reply.draft, rule, self._vocab_size())
-                draft = VerdictDraft(received, reply.drafter, step)
+                draft = VerdictDraft(received, reply.drafter, step, reply.is_draft_of_host)
         except ValueError as error:
             raise self._stream.lost(str(error)) from error
         of_grammar = set(reply.forced_nodes)

@@ -110,6 +110,8 @@ class Decoded(Struct, frozen=True, tag=True):
     drafter: str = ""  # target drafter that made the Draft
     forced: Forced = NOTHING_FORCED
     draft_step: Step | None = None  # a step that made the Draft
+    # Whether the host of a GPU chose the Draft's tokens position by position, where the device makes chains.
+    is_draft_of_host: bool = False
     # Place of the target's own token among the guesses of the target drafter, if the chain was wrong there.
     # 0 is the first; None: unknown.
     rank: int | None = None

@@ -84,6 +84,12 @@ IN_REPORTS = (
         unit="verdicts",
         is_in_spans=True,
     ),
+    SpeculationCounter(
+        "host_drafts",
+        "rounds whose Draft the host of the target's GPU chose position by position: a tree, or settings that"
+        " read the text",
+        is_in_spans=True,
+    ),
     SpeculationCounter("ahead_hit_ranks", "foreseen verdicts by rank of the last token", type=list[int]),
     SpeculationCounter(
         "continued",

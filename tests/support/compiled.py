@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 
 from outrider.engine.inputs import choice_input
 from outrider.engine.inputs.context_parts import third_length
-from outrider.engine.inputs.paged_input import FEW_TILE, MANY_TILE, NO_ROOT, TILE_FIELDS
+from outrider.engine.inputs.paged_input import FEW_QUERIES, FEW_TILE, MANY_TILE, NO_ROOT, TILE_FIELDS
 from outrider.engine.kernels import (
     advance,
     block_tables,
@@ -140,11 +140,11 @@ TILES: dict[str, dict[str, Any]] = {
 CHAIN_TYPES = {
     **dict.fromkeys(("logit_rows", "seen", "sequence_lanes", "token_ids", "position_ids", "slots"), "*i64"),
     **dict.fromkeys(("work", "tiles", "integers", "progress"), "*i64"),
-    **dict.fromkeys(("next_seen", "next_integers"), "*i64"),
+    **dict.fromkeys(("next_seen", "next_integers", "last_rows", "ends"), "*i64"),
     **dict.fromkeys(("numbers", "next_numbers"), "*fp64"),
-    **dict.fromkeys(("top_tokens", "found", "block_tables"), "*i32"),
-    **dict.fromkeys(("are_finite", "are_valid"), "*i1"),
-    **dict.fromkeys(("num_sequences", "num_rows"), "i32"),
+    **dict.fromkeys(("top_tokens", "found", "block_tables", "told"), "*i32"),
+    **dict.fromkeys(("are_finite", "are_valid", "are_accepted"), "*i1"),
+    **dict.fromkeys(("num_sequences", "num_rows", "ranks"), "i32"),
 }
 CHAINS = {
     "BLOCK": 16,
@@ -181,6 +181,13 @@ def of_choice(kernel: Any, capability: int) -> dict[str, int]:
 
 def of_verdict(capability: int) -> dict[str, int]:
     return compiled(verdict.find_path, capability, TYPES, {"BLOCK": verdict.PROGRAM_ROWS}, ALIGNED, {})
+
+
+def of_reading(capability: int) -> dict[str, int]:
+    """The kernel that reads the Verdicts of chains."""
+    aligned = {name for name, kind in CHAIN_TYPES.items() if kind.startswith("*")}
+    constants = {"BLOCK": FEW_QUERIES}
+    return compiled(verdict.follow_chains, capability, CHAIN_TYPES, constants, aligned, {})
 
 
 def of_chains(kernel: Any, capability: int) -> dict[str, int]:
@@ -296,4 +303,5 @@ if __name__ == "__main__":
         for capability in SLOTS
     }
     said |= {f"find_path sm_{capability}": of_verdict(capability) for capability in SLOTS}
+    said |= {f"follow_chains sm_{capability}": of_reading(capability) for capability in SLOTS}
     print(json.dumps(said))

@@ -34,6 +34,7 @@ class Drafted:
     lengths: list[int] = field(default_factory=list)  # tokens of the text that each Draft follows
     preemptions: int = 0
     ranks: list[int | None] = field(default_factory=list)  # rank of each Verdict
+    of_host: int = field(default=0, compare=False)  # Drafts whose tokens a GPU's host chose
 
 
 def drafters_with(drafter: str, checkpoint: Path | None = None, **own: object) -> dict[str, Any]:
@@ -124,6 +125,7 @@ def rounds(
             drafted.tokens += result.verdict.tokens
             drafted.accepted += len(result.verdict.accepted)
             drafted.ranks.append(result.rank)
+            drafted.of_host += result.is_draft_of_host
             drafted.preemptions += result.timings.preemptions
             if result.finish is not None:
                 target.close(sequence)

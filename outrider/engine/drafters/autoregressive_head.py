@@ -17,17 +17,20 @@ from torch import Tensor
 
 from outrider.engine.cache.paged_cache import KeyValues
 from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
-from outrider.engine.drafters.chain_drafter import ChainsUnderWay, choice_of
+from outrider.engine.choosing.step_result import StepResult
+from outrider.engine.drafters.chain_drafter import choice_of, verdicts_in
+from outrider.engine.drafters.drafts_under_way import ChainsUnderWay
 from outrider.engine.drafters.shared_head import SharedHead
-from outrider.engine.drafters.target_drafter import CommittedStates, feed_of, rows_at
+from outrider.engine.drafters.target_drafter import CommittedStates, Judging, feed_of, rows_at
 from outrider.engine.drafters.trees import Trees, with_room
 from outrider.engine.drafters.waiting_states import MOST_WAITING, WaitingStates
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import Batch
-from outrider.engine.forward.graphs import ByRows, Graphs
+from outrider.engine.forward.graphs import ByRows, GraphBatch, Graphs
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.inputs.choice_input import ChoiceInput
-from outrider.engine.inputs.step_input import StepInput
+from outrider.engine.inputs.paged_input import FEW_QUERIES
+from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loading.head_checkpoint import TargetShape
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.sequence import UNKNOWN
@@ -65,11 +68,14 @@ class AutoregressiveHead(SharedHead):
             )
 
     def capture(self) -> tuple[str, ...]:
+        from outrider.engine.kernels.verdict import compile_reading
+
         [of_logits] = self._target.row_graphs_of([self._logits], self.state_size)
         self._states = of_logits.taken  # also holds the states of a pass, in front of its padding
         self._project = of_logits
         self._graphs = self._target.graphs_of(self._captured)
         self._chains = self._target.draft_graphs_of(self._position)
+        compile_reading(self._target.device)
         self.makes_chains = True
         return *self._graphs.capture(), *of_logits.capture(), *self._chains.capture()
 
@@ -94,14 +100,18 @@ class AutoregressiveHead(SharedHead):
             first, sequence = part.start + 1, part.sequence
             tokens = sequence.tokens[first : first + len(part.hidden)]
             feeds.append(feed_of(sequence, tokens, part.start))
-        # A number that is not finite would stay in the cache, and no mask hides it.
-        hidden = torch.cat([part.hidden for part in committed]).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        before = self._reduced(hidden)
+        before = self._states_before(committed)
         step = DrafterStep(StepInput.of(self._target.tables, feeds), len(before), wants_logits=False)
         states, _ = self._on_all_ranks(step, before)
         last = rows_at(states, [end - 1 for end in accumulate(len(part.hidden) for part in committed)])
         pairs = zip(committed, last, strict=True)
         self._newest = {part.sequence: state for part, state in pairs if part.is_wanted}
+
+    def _states_before(self, committed: Sequence[CommittedStates]) -> Tensor:
+        """Returns the head's states before all these tokens: [num_tokens, state_size]."""
+        hidden = torch.cat([part.hidden for part in committed])
+        # A number that is not finite would stay in the cache, and no mask hides it.
+        return self._reduced(hidden.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
 
     def _limited(self, request: DraftRequest) -> DraftRequest:
         return with_room(request, self._target.cache, unwritten=1)
@@ -120,12 +130,20 @@ class AutoregressiveHead(SharedHead):
             return ChainsUnderWay.of(self._chained(step, states, choice_of(requests)))
 
     def _chained(self, step: DrafterStep, states: Tensor, choice: ChoiceInput) -> Tensor:
-        """Makes chains with a pass for each position but the last."""
-        self._states[: len(states)].copy_(states)
         batch = self._target.lay_out(step.fed, choice)
-        finite = torch.ones(len(states), dtype=torch.bool, device=states.device)
+        return self._chains_after(batch, states, max(step.positions))
+
+    def _chains_after(self, batch: Batch, states: Tensor, positions: int) -> Tensor:
+        """Makes chains with a pass for each position but the last; returns ``DraftChains.found``.
+
+        Args:
+            batch: argument of DraftGraphs.begin.
+            states: [num_sequences, state_size] states after its last tokens.
+        """
+        self._states[: len(states)].copy_(states)
+        finite = torch.ones(batch.num_tokens, dtype=torch.bool, device=states.device)
         output = ForwardOutput(self._project(states), None, finite)
-        return self._chains.drafted(batch, output, max(step.positions))
+        return self._chains.drafted(batch, output, positions)
 
     def _grown(self, requests: Sequence[DraftRequest]) -> Trees:
         """Makes Drafts with a pass for each position but the last."""
@@ -139,6 +157,34 @@ class AutoregressiveHead(SharedHead):
                 states, logits = self._on_all_ranks(step, rows_at(states, going_on))
         return trees
 
+    def _takes(self, judging: Judging) -> bool:
+        count, depth = judging.num_tokens, judging.request.depth
+        fed, end = self._waiting.count(judging.committed) + count, judging.start + count - 1
+        return fed <= FEW_QUERIES and self._target.cache.reserve(judging.request.engine_sequence, end + depth)
+
+    def _begin_after(
+        self, judging: Sequence[Judging], result: StepResult[Tensor]
+    ) -> tuple[Tensor, Tensor] | None:
+        """Takes in the step's tokens too."""
+        feeds = [_feed_after(part, part.start - self._waiting.count(part.committed)) for part in judging]
+        if not self._chains.fits(feeds):
+            return None
+        before = self._states_before(self._waiting.add([part.committed for part in judging]))
+        requests = [part.request for part in judging]
+        positions = tuple(request.depth for request in requests)
+        fed = StepInput.of(self._target.tables, feeds)
+        step = DrafterStep(fed, len(before), positions=positions, reads_verdicts=True)
+        with self._together(step, before):
+            return self._after_verdicts(step, before, choice_of(requests, (UNKNOWN,)), result)
+
+    def _after_verdicts(
+        self, step: DrafterStep, states: Tensor, choice: ChoiceInput, result: StepResult[Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        batch = self._laid_out(step.fed, choice)
+        ends, told = verdicts_in(batch, result, self._target.group)
+        after = self._computed(batch, states)
+        return self._chains_after(batch.choosing_at(ends), after[ends], max(step.positions)), told
+
     def forget(self, sequence: DraftedSequence) -> None:
         self._newest.pop(sequence, None)
         self._waiting.forget(sequence)
@@ -149,13 +195,24 @@ class AutoregressiveHead(SharedHead):
         logits = self._project(states) if step.wants_logits else states.new_empty(0, 0)
         return states, logits
 
+    def _laid_out(self, step: StepInput, choice: ChoiceInput | None = None) -> Batch:
+        """Sends a pass to the device. choice: its choosing rows, sent with it."""
+        graph = None if self._graphs is None else self._graphs.batch(step, choice)
+        if graph is None:
+            return self._target.lay_out(step, choice)
+        graph.send()
+        return graph
+
     def _pass(self, step: StepInput, states: Tensor) -> Tensor:
         """Returns the states after the tokens, from the states before them: [num_tokens, state_size]."""
-        graph = None if self._graphs is None else self._graphs.batch(step)
-        if graph is None:
-            return self._after(self._target.lay_out(step), states)
+        return self._computed(self._laid_out(step), states)
+
+    def _computed(self, batch: Batch, states: Tensor) -> Tensor:
+        """Does what ``_pass`` does, over tokens that the device has."""
+        if not isinstance(batch, GraphBatch):
+            return self._after(batch, states)
         self._states[: len(states)].copy_(states)
-        after = graph.compute(None).hidden
+        after = batch.compute().hidden
         assert after is not None
         return after[:, 0]
 
@@ -187,3 +244,13 @@ class AutoregressiveHead(SharedHead):
     @abstractmethod
     def _logits(self, states: Tensor) -> Tensor:
         """Returns at rank 0 logits [num_rows, vocab_size] of the next tokens, from [num_rows, state_size]."""
+
+
+def _feed_after(judging: Judging, start: int) -> Feed:
+    """Returns the feed of a sequence's tokens after a position, of which the device knows the newest.
+
+    Those are given as ``read_verdicts`` takes them.
+    """
+    sequence = judging.request.engine_sequence
+    tokens = [*sequence.tokens[start + 1 :], *(-1 - row for row in judging.rows)]
+    return feed_of(sequence, tokens, start, num_logits=1)

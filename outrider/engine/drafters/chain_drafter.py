@@ -6,37 +6,34 @@ and Drafts for which a grammar or the text decides what may be said.
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from outrider.decoding.draft import Draft
-from outrider.decoding.outcomes import TopTokens
 from outrider.engine.choosing.draft_request import DraftRequest
-from outrider.engine.device_time import Mark, mark, wait_for
-from outrider.engine.drafters.target_drafter import TargetDrafter
+from outrider.engine.choosing.step_result import StepResult
+from outrider.engine.device_time import mark
+from outrider.engine.drafters.drafts_under_way import ChainsUnderWay, DraftRead, DraftsUnderWay
+from outrider.engine.drafters.target_drafter import Judging, Target, TargetDrafter, feed_of
 from outrider.engine.drafters.trees import Trees
+from outrider.engine.forward.batch import Batch
 from outrider.engine.inputs.choice_input import ChoiceInput
-
-
-@dataclass(frozen=True)
-class _DraftRead:
-    """A Draft as the host reads it."""
-
-    draft: Draft
-    top_tokens: list[TopTokens]  # at each position of its chain
-    is_valid: bool  # whether all numbers from which it was chosen are finite
+from outrider.engine.inputs.paged_input import FEW_QUERIES
+from outrider.engine.inputs.step_input import Feed
+from outrider.engine.parallel.rank_group import RankGroup
 
 
 class ChainDrafter(TargetDrafter):
     """Drafter with chains of a device, and Drafts of the host."""
 
-    makes_chains = False  # whether the device makes chains: not before its graphs are captured
+    _target: Target
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         requests = [*map(self._limited, requests)]
-        made: dict[int, _DraftRead] = {}  # Drafts by place of the request
-        chained = [place for place, request in enumerate(requests) if self._is_chain(request)]
+        made: dict[int, DraftRead] = {}  # Drafts by place of the request
+        may_be_chains = [self.makes_chains and is_chosen_by_device(request) for request in requests]
+        chained = [place for place, may_be_chain in enumerate(may_be_chains) if may_be_chain]
         of_device = [requests[place] for place in chained]
         begun = self._begin(of_device) if of_device else None
         left = [place for place in range(len(requests)) if begun is None or place not in chained]
@@ -46,73 +43,94 @@ class ChainDrafter(TargetDrafter):
             for index, (draft, top_tokens) in enumerate(
                 zip(of_host.drafts(), of_host.top_tokens, strict=True)
             ):
-                made[left[index]] = _DraftRead(draft, top_tokens, index not in invalid)
+                made[left[index]] = DraftRead(draft, top_tokens, index not in invalid)
         if begun is not None:
             made |= zip(chained, begun.read(of_device), strict=True)
         for place, request in enumerate(requests):
             if not made[place].is_valid:
-                self._clear(request)
+                self.clear(request.engine_sequence)
         in_order = [made[place] for place in range(len(requests))]
         self.top_tokens = [each.top_tokens for each in in_order]
         return [each.draft for each in in_order]
-
-    def _is_chain(self, request: DraftRequest) -> bool:
-        sequence = request.engine_sequence
-        is_coupled = sequence.sampling.verification == "coupled"
-        is_wanted = self.makes_chains and request.depth > 0
-        return is_wanted and is_coupled and sequence.needs_no_text and not request.alternatives
 
     @abstractmethod
     def _limited(self, request: DraftRequest) -> DraftRequest:
         """Returns the request as far as the drafter and its cache can meet it."""
 
     @abstractmethod
-    def _begin(self, requests: Sequence[DraftRequest]) -> "ChainsUnderWay | None":
+    def _begin(self, requests: Sequence[DraftRequest]) -> ChainsUnderWay | None:
         """Begins to make chains on the device; returns None if there is no graph for them."""
 
     @abstractmethod
     def _grown(self, requests: Sequence[DraftRequest]) -> Trees:
         """Makes Drafts, and waits for the tokens of each position."""
 
-    def _clear(self, request: DraftRequest) -> None:
-        """Clears what a Draft has left in the cache that is not finite."""
+    def begin_drafts(self, judging: Sequence[Judging], result: StepResult[Tensor]) -> DraftsUnderWay | None:
+        if not self.makes_chains:
+            return None
+        judging = [part for part in judging if len(part.rows) <= FEW_QUERIES and self._takes(part)]
+        started, begun = mark(self._target.device), self._begin_after(judging, result) if judging else None
+        if begun is None:
+            return None
+        found, told = begun
+        arriving = torch.cat([found.flatten(), told.flatten()]).to("cpu", non_blocking=True)
+        requests = [part.request for part in judging]
+        return DraftsUnderWay(requests, found.shape, arriving, started, mark(self._target.device))
+
+    @abstractmethod
+    def _takes(self, judging: Judging) -> bool:
+        """Whether its chain may begin before the Verdict is known, with room after any Verdict."""
+
+    @abstractmethod
+    def _begin_after(
+        self, judging: Sequence[Judging], result: StepResult[Tensor]
+    ) -> tuple[Tensor, Tensor] | None:
+        """Begins chains after the Verdicts that the device has found; returns None if there is no graph.
+
+        Returns:
+            ``DraftChains.found``, and int32 [num_sequences, 2] what ``read_verdicts`` has told.
+        """
 
 
-@dataclass(frozen=True)
-class ChainsUnderWay:
-    """Chains on their way to the host."""
+def verdict_feed(judging: Judging) -> Feed:
+    """Returns the feed of a Verdict's tokens at the places of the tokens before them.
 
-    arriving: Tensor  # int32 [positions, rows, ranks + 1] DraftChains.found
-    arrival: Mark
-
-    @classmethod
-    def of(cls, found: Tensor) -> "ChainsUnderWay":
-        """Begins to copy chains to the host. found: DraftChains.found."""
-        arriving = found.to("cpu", non_blocking=True)  # in pinned memory
-        return cls(arriving, mark(found.device))
-
-    def read(self, requests: Sequence[DraftRequest]) -> list[_DraftRead]:
-        """Waits for the tokens, and returns the Drafts."""
-        wait_for(self.arrival)
-        by_row = self.arriving[:, : len(requests)].transpose(0, 1).tolist()
-        return [_read(request, found) for request, found in zip(requests, by_row, strict=True)]
+    They are given as ``read_verdicts`` takes them.
+    """
+    rows, start = judging.rows, judging.start + judging.num_tokens - len(judging.rows)
+    return feed_of(judging.request.engine_sequence, [-1 - row for row in rows], start, num_logits=1)
 
 
-def _read(request: DraftRequest, found: list[list[int]]) -> _DraftRead:
-    """found: the best tokens of each position, and whether a token may come from there."""
-    ends, top_tokens = request.engine_sequence.end_token_ids, list[TopTokens]()
-    positions = found[: request.depth]
-    for *best, is_valid in positions:
-        if not is_valid:
-            break
-        top_tokens.append(tuple(best))
-        if best[0] in ends:
-            break
-    chain = Draft.chain([best for best, *_ in top_tokens])
-    return _DraftRead(chain, top_tokens, all(is_valid for *_, is_valid in positions))
+def verdicts_in(
+    batch: Batch, result: StepResult[Tensor] | None, group: RankGroup | None
+) -> tuple[Tensor, Tensor]:
+    """Returns what ``read_verdicts`` does for a batch with Verdicts of the target, at all ranks.
+
+    result: result of the target's choice of tokens, on the device; None at ranks other than 0.
+    """
+    from outrider.engine.kernels.verdict import read_verdicts
+
+    assert batch.choice is not None
+    last_rows = batch.logit_rows
+    if result is None:
+        found = torch.empty_like(last_rows), last_rows.new_empty(len(last_rows), 2, dtype=torch.int32)
+    else:
+        chosen = result.top_tokens, result.are_accepted
+        found = read_verdicts(batch.token_ids[0], last_rows, *chosen, batch.choice)
+    if group is not None:
+        for numbers in (batch.token_ids, *found):
+            group.spread(numbers)
+    return found
 
 
-def choice_of(requests: Sequence[DraftRequest]) -> ChoiceInput:
-    """Returns the input of the kernels that choose the tokens of chains."""
-    rows = [request.engine_sequence.row((), ()) for request in requests]
+def is_chosen_by_device(request: DraftRequest) -> bool:
+    """Whether a device can choose all tokens of a Draft: a chain, for settings that read no text."""
+    sequence = request.engine_sequence
+    is_coupled = sequence.sampling.verification == "coupled"
+    return request.depth > 0 and is_coupled and sequence.needs_no_text and not request.alternatives
+
+
+def choice_of(requests: Sequence[DraftRequest], path: tuple[int, ...] = ()) -> ChoiceInput:
+    """Returns the input of the kernels that choose the tokens of chains. path: tokens before the chains."""
+    rows = [request.engine_sequence.row((), path) for request in requests]
     return ChoiceInput.of_rows(rows, positions=[request.depth for request in requests])

@@ -19,9 +19,16 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from outrider.engine.choosing.draft_request import DraftRequest
-from outrider.engine.drafters.chain_drafter import ChainDrafter, ChainsUnderWay, choice_of
+from outrider.engine.choosing.step_result import StepResult
+from outrider.engine.drafters.chain_drafter import (
+    ChainDrafter,
+    choice_of,
+    verdict_feed,
+    verdicts_in,
+)
+from outrider.engine.drafters.drafts_under_way import ChainsUnderWay
 from outrider.engine.drafters.exit_search import ExitSearch, candidates, costs
-from outrider.engine.drafters.target_drafter import Target, feed_of
+from outrider.engine.drafters.target_drafter import Judging, Target, feed_of
 from outrider.engine.drafters.trained_exits import TrainedExits
 from outrider.engine.drafters.trees import Trees, with_room
 from outrider.engine.drafters.trial import trial
@@ -80,11 +87,13 @@ class EarlyExit(ChainDrafter):
 
     def capture(self) -> tuple[str, ...]:
         """Captures graphs; the layers that a search finds are captured later, between steps."""
+        from outrider.engine.kernels.verdict import compile_reading
 
         def compute(batch: Batch) -> ForwardOutput:
             return self._compute(self._layers or (), batch)
 
         self._graphs, self._chains = self._target.graphs_of(compute), self._target.draft_graphs_of(compute)
+        compile_reading(self._target.device)
         self.makes_chains = True
         return () if self._search else (*self._graphs.capture(), *self._chains.capture())
 
@@ -116,15 +125,44 @@ class EarlyExit(ChainDrafter):
             feeds = trees.feeds(between=1, num_logits=1)
         return trees
 
-    def _clear(self, request: DraftRequest) -> None:
-        sequence = request.engine_sequence
+    def clear(self, sequence: EngineSequence) -> None:
         self._target.cache.clear(sequence, sequence.cached)
+
+    def _takes(self, judging: Judging) -> bool:
+        length = judging.start + judging.num_tokens + judging.request.depth
+        return self._target.cache.reserve(judging.request.engine_sequence, length)
+
+    def _begin_after(
+        self, judging: Sequence[Judging], result: StepResult[Tensor]
+    ) -> tuple[Tensor, Tensor] | None:
+        """Begins chains whose first tokens are those with which the Verdicts end."""
+        feeds = [*map(verdict_feed, judging)]
+        if self._chains is None or not self._chains.fits(feeds):
+            return None
+        from_verdicts = [replace(part.request, depth=1 + part.request.depth) for part in judging]
+        positions, fed = (
+            tuple(request.depth for request in from_verdicts),
+            StepInput.of(self._target.tables, feeds),
+        )
+        with self._together(self._layers or (), fed, positions, reads_verdicts=True):
+            return self._after_verdicts(fed, choice_of(from_verdicts), result, max(positions))
+
+    def _after_verdicts(
+        self, fed: StepInput, choice: ChoiceInput, result: StepResult[Tensor] | None, positions: int
+    ) -> tuple[Tensor, Tensor]:
+        """Makes this rank's part of chains after Verdicts; returns as ``_begin_after``."""
+        assert self._chains is not None
+        batch = self._target.lay_out(fed, choice)
+        ends, told = verdicts_in(batch, result, self._target.group)
+        return self._chains.after(batch.choosing_at(ends), told, positions)[1:], told
 
     def follow(self, step: DrafterStep) -> None:
         """Runs passes over a part; if nothing is fed, captures one of its graphs."""
         layers = self.candidates[step.part]
-        if step.positions:
-            choice = ChoiceInput.without_choice(step.positions)
+        choice = ChoiceInput.without_choice(step.positions)
+        if step.reads_verdicts:
+            self._after_verdicts(step.fed, choice, None, max(step.positions))
+        elif step.positions:
             self._chained(layers, step.fed, choice, max(step.positions))
         elif step.fed.feeds:
             self._run(layers, step.fed)
@@ -184,11 +222,16 @@ class EarlyExit(ChainDrafter):
         return computed.logits, computed.are_finite
 
     def _together(
-        self, layers: tuple[int, ...], fed: StepInput = NOTHING_FED, positions: tuple[int, ...] = ()
+        self,
+        layers: tuple[int, ...],
+        fed: StepInput = NOTHING_FED,
+        positions: tuple[int, ...] = (),
+        *,
+        reads_verdicts: bool = False,
     ) -> AbstractContextManager[None]:
         """Runs a step together with all other ranks, which ``follow``."""
         part = self.candidates.index(layers)
-        step = DrafterStep(fed, part=part, drafter=self.number, positions=positions)
+        step = DrafterStep(fed, 0, part, True, self.number, positions, reads_verdicts)
         return together(self._target.group, self._target.tables, step)
 
     def _chained(
@@ -205,7 +248,8 @@ class EarlyExit(ChainDrafter):
         self._target.change_cache(fed)
         graph = None if self._graphs is None else self._graphs.batch(fed, choice)
         if graph is not None:
-            return graph, graph.compute(None)
+            graph.send()
+            return graph, graph.compute()
         batch = self._target.lay_out(fed, choice)
         return batch, self._compute(layers, batch)
 

@@ -14,16 +14,20 @@ from torch.nn.functional import silu
 
 from outrider.decoding.outcomes import RANKS_OF_CHAINS
 from outrider.engine.choosing.draft_request import DraftRequest
-from outrider.engine.drafters.chain_drafter import ChainsUnderWay, choice_of
+from outrider.engine.choosing.step_result import StepResult
+from outrider.engine.drafters.chain_drafter import choice_of, verdict_feed, verdicts_in
+from outrider.engine.drafters.drafts_under_way import ChainsUnderWay
 from outrider.engine.drafters.shared_head import SharedHead
-from outrider.engine.drafters.target_drafter import Target, rows_at
+from outrider.engine.drafters.target_drafter import Judging, Target, rows_at
 from outrider.engine.drafters.trees import Trees
 from outrider.engine.forward.graphs import ByRows
 from outrider.engine.forward.linear import optimize_for_cpu
-from outrider.engine.inputs.choice_input import INTEGERS, ChoiceInput
+from outrider.engine.inputs.choice_input import INTEGERS, ChoiceInput, PackedRows
+from outrider.engine.inputs.step_input import StepInput
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.layers import ParallelLMHead, keep_outputs
+from outrider.engine.sequence import UNKNOWN
 from outrider.engine.settings import EngineSettings
 
 # Names of its authors, whose last layer is the output projection: `0.0.linear.weight`, `0.1.weight`.
@@ -78,7 +82,10 @@ class Medusa(SharedHead):
         self._passes = [*self._heads]
 
     def capture(self) -> tuple[str, ...]:
+        from outrider.engine.kernels.verdict import compile_reading
+
         self._passes = graphs = self._target.row_graphs_of(self._passes, self.state_size)
+        compile_reading(self._target.device)
         self.makes_chains = True
         return tuple(dict.fromkeys(reason for of_head in graphs for reason in of_head.capture()))
 
@@ -131,11 +138,30 @@ class Medusa(SharedHead):
         return trees
 
     def _chained(self, step: DrafterStep, states: Tensor, choice: ChoiceInput) -> Tensor:
+        return self._guesses(states, choice.copied(states.device), max(step.positions))
+
+    def _takes(self, judging: Judging) -> bool:
+        return True
+
+    def _begin_after(
+        self, judging: Sequence[Judging], result: StepResult[Tensor]
+    ) -> tuple[Tensor, Tensor] | None:
+        requests = [self._limited(part.request) for part in judging]
+        fed = StepInput.of(self._target.tables, [*map(verdict_feed, judging)])
+        batch = self._target.lay_out(fed, choice_of(requests, (UNKNOWN,)))
+        assert batch.choice is not None
+        ends, told = verdicts_in(batch, result, None)
+        last = torch.cat([part.committed.hidden[-len(part.rows) :] for part in judging])[:, 0]
+        states, positions = last[ends], tuple(request.depth for request in requests)
+        with self._together(DrafterStep(num_states=len(states), positions=positions), states):
+            return self._guesses(states, batch.choice, max(positions)), told
+
+    def _guesses(self, states: Tensor, rows: PackedRows, positions: int) -> Tensor:
+        """Returns ``DraftChains.found``, of which other ranks know nothing."""
         from outrider.engine.kernels.choice import choose_on_device
 
-        rows = choice.copied(states.device)
         top_tokens, are_valid = list[Tensor](), list[Tensor]()
-        for head in self._passes[: max(step.positions)]:
+        for head in self._passes[:positions]:
             logits = head(states)
             if self._share[0] == 0:
                 if top_tokens:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from outrider.engine.choosing.step_result import StepResult
 from outrider.engine.drafters.chain_drafter import ChainDrafter
 from outrider.engine.drafters.target_drafter import Target
 from outrider.engine.inputs.choice_input import ChoiceInput
@@ -39,7 +40,9 @@ class SharedHead(ChainDrafter):
         assert group is not None
         states = torch.empty(step.num_states, self.state_size, dtype=model.dtype, device=model.device)
         group.spread(states)
-        if step.positions:
+        if step.reads_verdicts:
+            self._after_verdicts(step, states, ChoiceInput.without_choice(step.positions), None)
+        elif step.positions:
             self._chained(step, states, ChoiceInput.without_choice(step.positions))
         else:
             self._compute(step, states)
@@ -79,3 +82,15 @@ class SharedHead(ChainDrafter):
         Returns:
             ``DraftChains.found``.
         """
+
+    def _after_verdicts(
+        self, step: DrafterStep, states: Tensor, choice: ChoiceInput, result: StepResult[Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Computes this rank's part of chains after Verdicts that the device of rank 0 has found.
+
+        Arguments: as for ``_chained`` and ``verdicts_in``.
+
+        Returns:
+            ``DraftChains.found``, and what ``read_verdicts`` has told.
+        """
+        raise NotImplementedError  # a head that feeds no token sends no such step

@@ -11,7 +11,10 @@ from torch import Tensor
 from outrider.decoding.choice_context import to_device
 from outrider.drafters.registry import row_of
 from outrider.engine.cache.paged_cache import LayerShape, PagedCache
+from outrider.engine.choosing.draft_request import DraftRequest
+from outrider.engine.choosing.step_result import StepResult
 from outrider.engine.drafters.drafter import Drafter
+from outrider.engine.drafters.drafts_under_way import DraftsUnderWay
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.graphs import ByRows, Graphs, RowGraphs
@@ -37,6 +40,25 @@ class CommittedStates:
     start: int  # position of the first token
     hidden: Tensor  # [num_tokens, num_layers, hidden_size] of the drafter's layers
     is_wanted: bool  # whether a Draft of the drafter follows
+
+
+@dataclass(frozen=True)
+class Judging:
+    """Sequence with a chain that the device judges, and with the Draft that is wanted after the Verdict."""
+
+    request: DraftRequest  # its depth is the most that any Verdict leaves
+    start: int  # position of the first token that the step feeds
+    num_tokens: int  # fed tokens
+    rows: range  # rows of the step's logits: after the last committed token, and after each drafted token
+    hidden: (
+        Tensor | None
+    )  # [num_tokens, num_layers, hidden_size] states of the drafter's layers; None: it reads none
+
+    @property
+    def committed(self) -> CommittedStates:
+        """Returns the states of all tokens that the step feeds."""
+        assert self.hidden is not None
+        return CommittedStates(self.request.engine_sequence, self.start, self.hidden, is_wanted=True)
 
 
 class Target(Protocol):
@@ -81,6 +103,7 @@ class TargetDrafter(Drafter):
     weight_bytes = 0  # bytes of its own weights, at each rank
     # Best tokens, best first, at each position of each newest Draft's chain.
     top_tokens: Sequence[Sequence[tuple[int, ...]]] = ()
+    makes_chains = False  # whether the device makes its chains: not before its graphs are captured
     no_drafts_because = ""  # set once its Drafts are known never to pay
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
@@ -134,6 +157,16 @@ class TargetDrafter(Drafter):
 
     def take_in(self, committed: Sequence[CommittedStates]) -> None:
         """Takes in the tokens that a step committed; called after every step if it has ``cache_shapes``."""
+
+    def clear(self, sequence: EngineSequence) -> None:
+        """Clears what a Draft after the sequence has left in a cache, as it is not finite."""
+
+    def begin_drafts(self, judging: Sequence[Judging], result: StepResult[Tensor]) -> DraftsUnderWay | None:
+        """Begins Drafts on the device before the host knows the Verdicts; returns None if it cannot.
+
+        result: result of the step's choice of tokens, on the device.
+        """
+        return None
 
     def watch(self, sequences: Sequence[EngineSequence]) -> None:
         """Learns from the sequences of a step; called after every step."""

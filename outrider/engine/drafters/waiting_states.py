@@ -70,6 +70,12 @@ class WaitingStates:
             self._states.index_copy_(0, to_device(torch.tensor(places), self._states.device), torch.cat(kept))
         return due
 
+    def count(self, part: CommittedStates) -> int:
+        """Returns how many states would come before a part in front of which ``add`` puts what waits."""
+        waiting = self._waiting.get(part.sequence)
+        follows = waiting is not None and waiting.start <= part.start <= waiting.end
+        return part.start - waiting.start if waiting is not None and follows else 0
+
     def forget(self, sequence: DraftedSequence) -> None:
         """Drops the states of a sequence."""
         waiting = self._waiting.pop(sequence, None)

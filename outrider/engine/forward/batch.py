@@ -1,7 +1,7 @@
 """One step's work packed into one forward pass: tokens of many sequences in a row."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -57,6 +57,11 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return self.token_ids.shape[1]
+
+    def choosing_at(self, rows: torch.Tensor) -> "Batch":
+        """Returns the batch with other rows that choose: int64 [num_sequences]."""
+        assert self.paged is not None
+        return replace(self, logit_rows=rows, paged=replace(self.paged, logit_rows=rows))
 
     def without_padding(self, output: ForwardOutput) -> ForwardOutput:
         """Returns the output of its pass without rows of padding."""

@@ -106,6 +106,22 @@ class DraftGraphs(CapturedSizes):
         """
         assert batch.choice is not None
         chains = self.begin(batch, output.are_finite, self._choose(output.logits, batch.choice))
+        return self._advanced(chains, positions)
+
+    def after(self, batch: Batch, top_tokens: Tensor, positions: int) -> Tensor:
+        """Goes on after tokens that are chosen; returns ``DraftChains.found``, these tokens first.
+
+        Args:
+            batch: argument of ``begin``.
+            top_tokens: int32 [num_sequences, ranks], the chosen token first.
+            positions: positions of the longest chain, with the chosen token.
+        """
+        flags = torch.ones(batch.num_tokens, dtype=torch.bool, device=self._tables.device)
+        choice = DeviceChoice(top_tokens, top_tokens[:0], flags, flags[:0])
+        return self._advanced(self.begin(batch, flags, choice), positions)
+
+    @staticmethod
+    def _advanced(chains: DraftChains, positions: int) -> Tensor:
         for _ in range(1, positions):
             chains.advance()
         return chains.found

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from outrider.decoding.outcomes import RANKS, RANKS_OF_CHAINS
-from outrider.engine.forward.batch import Batch, feed_chosen, paged_batch
+from outrider.engine.forward.batch import Batch, paged_batch
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.inputs.block_tables import BlockTables
 from outrider.engine.inputs.choice_input import ChoiceInput, fields_of_choice
@@ -141,7 +141,8 @@ class CudaCapture:
 class GraphBatch(Batch):
     """A step that a graph computes, from what it copies into the graph's memory."""
 
-    compute: Callable[[torch.Tensor | None], ForwardOutput]  # argument: that of feed_chosen
+    send: Callable[[], None]  # copies its input to the graph's memory
+    compute: Callable[[], ForwardOutput]  # computes what lies there
 
     @property
     def path(self) -> Path:
@@ -318,10 +319,10 @@ class Graphs(CapturedSizes):
         shape = size, layout.new_blocks, rows, num_logits, of_choice
         views = self._views.get(shape, lambda: self._views_of(filled, rows, num_logits))
 
-        def compute(chosen: torch.Tensor | None) -> ForwardOutput:
+        def send() -> None:
             filled.send_to(self._buffer)
-            if chosen is not None:
-                feed_chosen(views.token_ids, chosen)
+
+        def compute() -> ForwardOutput:
             replay()
             assert self._output is not None
             hidden = None if self._output.hidden is None else self._output.hidden[:rows]
@@ -337,6 +338,7 @@ class Graphs(CapturedSizes):
             self._dtype,
             views.paged,
             None if choice is None else choice.at(views.fields),
+            send,
             compute,
         )
 

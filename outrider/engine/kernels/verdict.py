@@ -1,12 +1,107 @@
 """Accepted nodes of Drafts by the coupled rule, found on the device by one launch for all Drafts.
 
-The rule is ``verify_coupled`` in outrider/decoding/verify.py.
+The rule is ``verify_coupled`` in outrider/decoding/verify.py. A head reads the Verdicts of chains there too.
 """
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from outrider.engine.inputs import choice_input
+from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
+from outrider.engine.inputs.paged_input import FEW_QUERIES
 
 PROGRAM_ROWS = 128  # rows that a program follows
+
+_POSITION = tl.constexpr(choice_input.INTEGERS.index("position"))
+
+
+def read_verdicts(
+    token_ids: Tensor, last_rows: Tensor, top_tokens: Tensor, are_accepted: Tensor, rows: PackedRows
+) -> tuple[Tensor, Tensor]:
+    """Puts the target's own tokens into a batch, and moves what is chosen next behind each Verdict.
+
+    Args:
+        token_ids: int64 [num_rows] of the batch, at most FEW_QUERIES of each sequence: tokens, then -1 less
+            a row of ``top_tokens`` for the root and each node of its chain, whose best token belongs there.
+        last_rows: int64 [num_sequences] last row of each sequence in the batch.
+        top_tokens: int32 [rows, ranks].
+        are_accepted: bool [rows] whether the token drafted there is accepted; [0]: nothing was drafted.
+        rows: choosing rows of the sequences, at the positions for which nothing is accepted.
+
+    Returns:
+        int64 [num_sequences] rows of the batch with the last tokens of the Verdicts, and int32
+        [num_sequences, 2]: the last token, and how many drafted tokens are accepted.
+    """
+    ends, told = torch.empty_like(last_rows), top_tokens.new_empty(len(last_rows), 2)
+    arguments, constants = _reading(token_ids, last_rows, top_tokens, are_accepted, rows, ends, told)
+    follow_chains[(len(last_rows),)](*arguments, **constants)
+    return ends, told
+
+
+def compile_reading(device: torch.device) -> None:
+    """Compiles the kernel of ``read_verdicts``: no Draft is to wait for it."""
+    rows = ChoiceInput.without_choice([0]).copied(device)
+    numbers, tokens = (torch.empty(1, dtype=dtype, device=device) for dtype in (torch.int64, torch.int32))
+    flags = torch.empty(1, dtype=torch.bool, device=device)
+    for are_accepted in (flags, flags[:0]):
+        given = numbers, numbers, tokens[:, None], are_accepted, rows, numbers, tokens
+        arguments, constants = _reading(*given)
+        follow_chains.warmup(*arguments, grid=(1,), **constants)
+
+
+def _reading(
+    token_ids: Tensor,
+    last_rows: Tensor,
+    top_tokens: Tensor,
+    are_accepted: Tensor,
+    rows: PackedRows,
+    ends: Tensor,
+    told: Tensor,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns arguments and constants of ``follow_chains``."""
+    flags = are_accepted if len(are_accepted) else None
+    given = (token_ids, last_rows, top_tokens, top_tokens.shape[1], flags)
+    return (*given, rows.integers, rows.integers.shape[1], ends, told), {"BLOCK": FEW_QUERIES}
+
+
+@triton.jit(do_not_specialize=["ranks", "num_sequences"])
+def follow_chains(
+    token_ids,
+    last_rows,
+    top_tokens,
+    ranks,
+    are_accepted,
+    integers,
+    num_sequences,
+    ends,
+    told,
+    BLOCK: tl.constexpr,
+):
+    """Does what ``read_verdicts`` says. are_accepted: None if nothing was drafted."""
+    sequence = tl.program_id(0)
+    first = tl.full((), 0, tl.int64)
+    if sequence > 0:
+        first = tl.load(last_rows + sequence - 1) + 1
+    rows = first + tl.arange(0, BLOCK)
+    inside = rows <= tl.load(last_rows + sequence)
+    given = tl.load(token_ids + rows, mask=inside, other=0)
+    is_told = inside & (given < 0)
+    tokens = tl.load(top_tokens + (-1 - given) * ranks, mask=is_told, other=0)
+    tl.store(token_ids + rows, tokens.to(tl.int64), mask=is_told)
+    root = tl.min(tl.where(is_told, rows, first + BLOCK))
+    accepted = tl.full((), 0, tl.int32)
+    if are_accepted is not None:
+        flags = tl.load(are_accepted + (-1 - given), mask=is_told & (rows > root), other=0)
+        accepted = tl.sum(flags.to(tl.int32))
+    tl.store(ends + sequence, root + accepted)
+    tl.store(told + 2 * sequence, tl.sum(tl.where(rows == root + accepted, tokens, 0)))
+    tl.store(told + 2 * sequence + 1, accepted)
+    at = integers + _POSITION * num_sequences + sequence
+    tl.store(at, tl.load(at) + accepted)
 
 
 @triton.jit(do_not_specialize=["ranks", "num_rows", "depth"])

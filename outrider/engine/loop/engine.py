@@ -252,7 +252,8 @@ class Engine:
             return []
         foresees = self.runner.launches_early
         following = self._scheduler.select_next(selected, self._queue.tasks) if foresees else []
-        reach = Reach(self._scheduler.positions(selected, self._queue.tasks), is_interrupted)
+        positions = self._scheduler.positions(selected, self._queue.tasks)
+        reach = Reach(positions, is_interrupted, lambda launched: self._drafting.begin(selected, launched))
         outcome = self._search.run(selected, self._launched, following, reach)
         self._launched = outcome.next_step
         self._observe(outcome)

@@ -153,9 +153,11 @@ class ForwardPass:
 
     def _output_of(self, batch: Batch, chosen: torch.Tensor | None) -> ForwardOutput:
         if isinstance(batch, GraphBatch):
-            return batch.compute(chosen)
+            batch.send()
         if chosen is not None:
             feed_chosen(batch.token_ids, chosen)
+        if isinstance(batch, GraphBatch):
+            return batch.compute()
         return batch.without_padding(self._compute(batch))
 
     def _compute(self, batch: Batch) -> ForwardOutput:

@@ -26,6 +26,8 @@ class Reach:
     positions: Sequence[int] = ()
     # Whether other work has come: the step ends with what a device has been given. None: no work can come.
     is_interrupted: Callable[[], bool] | None = None
+    # Begins what follows on the device, before the host knows the step's tokens. None: nothing follows.
+    begin_drafts: "Callable[[Launched], None] | None" = None
 
     @property
     def shortest(self) -> int:

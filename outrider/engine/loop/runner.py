@@ -124,7 +124,7 @@ class ModelRunner:
         reach: Reach = ONE_POSITION,
     ) -> Finished:
         if self.settings.shortest_step_s:
-            reach = ONE_POSITION
+            reach = replace(reach, positions=())
         launched, next_step = launched or self._launch(selected, reach), None
         if following:
             launched = launched.with_own_states()
@@ -132,6 +132,8 @@ class ModelRunner:
         if isinstance(launched.choosing, Choosing) and reach.shortest > 1:
             further = self._launch_further(launched, selected, reach)
             launched = replace(launched, further=further, reached=[1 + len(further)] * len(selected))
+        if reach.begin_drafts is not None:
+            reach.begin_drafts(launched)
         return self._finish(launched, selected, next_step)
 
     def _launch(self, selected: Selected, reach: Reach) -> Launched:

@@ -7,15 +7,21 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from msgspec import structs
+from torch import Tensor
 
 from outrider.decoding.draft import Draft
 from outrider.decoding.outcomes import rank_of
 from outrider.engine.blame import says_broken
 from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
-from outrider.engine.choosing.sampler import Choices
-from outrider.engine.drafters.target_drafter import CommittedStates, TargetDrafter, rows_at
+from outrider.engine.choosing.sampler import Choices, Choosing
+from outrider.engine.choosing.step_result import StepResult
+from outrider.engine.drafters.chain_drafter import is_chosen_by_device
+from outrider.engine.drafters.drafts_under_way import DraftForeseen, DraftRead, DraftsUnderWay
+from outrider.engine.drafters.target_drafter import CommittedStates, Judging, TargetDrafter, rows_at
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.forward.batch import Item
+from outrider.engine.loop.launched import Launched
+from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.tasks.decode import DecodeTask
 from outrider.engine.tasks.task import Task
@@ -47,6 +53,7 @@ class _Made:
     drafter: str
     draft: Draft
     step: Step
+    is_of_host: bool  # as Decoded.is_draft_of_host
 
 
 class DrafterInUse:
@@ -98,31 +105,82 @@ class TargetDrafting:
         self._in_use = {drafter.info.name: DrafterInUse(drafter) for drafter in drafters}
         self._clock = clock
         self._newest: dict[int, _Newest] = {}  # newest Drafts by number of the sequence
+        self._under_way: dict[str, DraftsUnderWay] = {}  # Drafts after the step under way, by drafter
+
+    def begin(self, selected: Selected, launched: Launched) -> None:
+        """Begins the Drafts that a device can make before the host knows the Verdicts which they follow.
+
+        A sequence is left out if its next Draft is a tree, or its settings read the text or more than tokens.
+        """
+        self._under_way = {}
+        if not any(drafter.makes_chains for drafter in self._drafters):
+            return
+        hidden, choosing = launched.forward.output.hidden, launched.choosing
+        if not isinstance(choosing, Choosing) or len(selected) < len(launched.tasks):
+            return
+        judging: dict[str, list[Judging]] = {}
+        row = token = 0
+        for (task, item), count in zip(selected, choosing.rows.counts, strict=True):
+            rows, row = range(row, row + count), row + count
+            fed, token = slice(token, token + len(item.tokens)), token + len(item.tokens)
+            if not isinstance(task, DecodeTask) or not count:
+                continue
+            request = task.foreseen_draft()
+            if request is not None and is_chosen_by_device(request):
+                states = None if hidden is None else hidden[fed]
+                part = Judging(request, item.sequence.cached, len(item.tokens), rows, states)
+                judging.setdefault(task.lease.drafter, []).append(part)
+        for name, parts in judging.items():
+            self._begin(name, parts, choosing.result)
+
+    def _begin(self, name: str, judging: Sequence[Judging], result: StepResult[Tensor]) -> None:
+        """Begins the Drafts of a drafter."""
+        in_use = self._in_use.get(name)
+        if in_use is None or in_use.no_drafts_because:
+            return
+        drafter = in_use.drafter
+        of_drafter = [
+            part
+            if part.hidden is None
+            else replace(part, hidden=self._drafters.states_of(drafter, part.hidden))
+            for part in judging
+        ]
+        begun = _guarded(lambda: drafter.begin_drafts(of_drafter, result))
+        if begun is not None:
+            self._under_way[name] = begun
 
     def stepped(self, chosen: list[tuple[Task, Item, Choices]], results: list[Result]) -> list[Result]:
         """Returns the results with the wanted Drafts."""
         if not self._in_use:
             return results
         verdicts = {result.sequence: result for result in results if isinstance(result, Decoded)}
+        started = self._clock()
         requests: dict[str, list[DraftRequest]] = {}
+        foreseen = self._foreseen(verdicts)
+        of_foreseen: dict[str, list[DraftRequest]] = {}  # requests for Drafts that were begun
         for task, _, _ in chosen:
             verdict = verdicts.get(task.sequence.number)
             if not isinstance(task, DecodeTask) or verdict is None:
                 continue
             verdicts[task.sequence.number] = self._observed(task, verdict)
             if task.next_draft is not None and verdict.finish is None:
-                requests.setdefault(task.lease.drafter, []).append(task.next_draft)
+                name = task.lease.drafter
+                of_kind = of_foreseen if task.sequence in foreseen.get(name, ()) else requests
+                of_kind.setdefault(name, []).append(task.next_draft)
         taken_in = {
             name
             for name, in_use in self._in_use.items()
-            if self._takes_in(in_use, chosen, requests.get(name, ()))
+            if self._takes_in(in_use, chosen, requests.get(name, ()), foreseen.get(name, {}).keys())
         }
-        started = self._clock()
         made: dict[int, _Made] = {}  # Drafts by number of the sequence
+        for name, of_drafter in of_foreseen.items():
+            drafts = [foreseen[name][request.engine_sequence].read(request) for request in of_drafter]
+            made |= self._told(self._in_use[name], of_drafter, drafts, self._under_way[name].seconds)
         for name, of_drafter in requests.items():
             if name in taken_in:
                 made |= self._made(self._in_use[name], of_drafter)
         seconds = self._clock() - started
+        self._under_way = {}
         results = [verdicts[result.sequence] if isinstance(result, Decoded) else result for result in results]
         return [
             _with(result, made[result.sequence], seconds)
@@ -147,12 +205,17 @@ class TargetDrafting:
         in_use: DrafterInUse,
         chosen: list[tuple[Task, Item, Choices]],
         requests: Sequence[DraftRequest],
+        foreseen: Set[EngineSequence],
     ) -> bool:
-        """Lets a drafter learn from a step, before it drafts. Returns whether it can draft."""
+        """Lets a drafter learn from a step, before it drafts. Returns whether it can draft.
+
+        foreseen: sequences whose tokens it took in when it began their Drafts.
+        """
         sequences = [task.sequence for task, _, _ in chosen if task.sequence.blocks]
 
         def learn() -> bool:
-            self._take_in(in_use.drafter, chosen, {request.sequence for request in requests})
+            left = [each for each in chosen if each[0].sequence not in foreseen]
+            self._take_in(in_use.drafter, left, {request.sequence for request in requests})
             in_use.drafter.watch(sequences)
             return True
 
@@ -187,7 +250,7 @@ class TargetDrafting:
 
     def _made(self, in_use: DrafterInUse, requests: Sequence[DraftRequest]) -> dict[int, _Made]:
         """Returns the Drafts of one drafter by number of the sequence; none if it fails."""
-        drafter, name = in_use.drafter, in_use.drafter.info.name
+        drafter = in_use.drafter
         with_states = [
             request
             if request.hidden is None
@@ -198,14 +261,42 @@ class TargetDrafting:
         drafts = _guarded(lambda: drafter.propose(with_states))
         if not drafts:
             return {}
-        step = in_use.step(drafts, self._clock() - started)
-        made: dict[int, _Made] = {}
         top_tokens = drafter.top_tokens or [()] * len(drafts)
-        for request, draft, of_draft in zip(requests, drafts, top_tokens, strict=True):
-            number = request.engine_sequence.number
-            made[number] = _Made(name, draft, step)
-            self._newest[number] = _Newest(name, draft.tokens[: draft.chain_length], of_draft)
+        read = [DraftRead(*each) for each in zip(drafts, top_tokens, strict=True)]
+        return self._told(in_use, requests, read, self._clock() - started)
+
+    def _told(
+        self,
+        in_use: DrafterInUse,
+        requests: Sequence[DraftRequest],
+        drafts: Sequence[DraftRead],
+        seconds: float,
+    ) -> dict[int, _Made]:
+        """Records Drafts of a drafter, which took some seconds; returns them by number of the sequence."""
+        step = in_use.step([read.draft for read in drafts], seconds)
+        name, made = in_use.drafter.info.name, dict[int, _Made]()
+        for request, read in zip(requests, drafts, strict=True):
+            number, draft = request.engine_sequence.number, read.draft
+            is_of_host = in_use.drafter.makes_chains and not is_chosen_by_device(request)
+            made[number] = _Made(name, draft, step, is_of_host)
+            self._newest[number] = _Newest(name, draft.tokens[: draft.chain_length], read.top_tokens)
         return made
+
+    def _foreseen(self, verdicts: Mapping[int, Decoded]) -> dict[str, dict[EngineSequence, DraftForeseen]]:
+        """Returns Drafts that were begun before these Verdicts, if they follow them, by drafter."""
+        found = {name: _guarded(under_way.read) or {} for name, under_way in self._under_way.items()}
+        for name, of_drafter in found.items():
+            for sequence, draft in of_drafter.items():
+                if not draft.is_valid:
+                    self._in_use[name].drafter.clear(sequence)
+        return {
+            name: {
+                sequence: draft
+                for sequence, draft in of_drafter.items()
+                if (decoded := verdicts.get(sequence.number)) is not None and draft.follows(decoded.verdict)
+            }
+            for name, of_drafter in found.items()
+        }
 
     def _observed(self, task: DecodeTask, result: Decoded) -> Decoded:
         """Counts a Verdict on a Draft of a target drafter. The result shows which guess was correct."""
@@ -236,5 +327,10 @@ def _with(result: Decoded, made: _Made, seconds: float) -> Decoded:
     """Returns the result with its Draft, and with the time of all Drafts, for which it has waited."""
     timings = structs.replace(result.timings, total=result.timings.total + seconds)
     return structs.replace(
-        result, draft=made.draft, drafter=made.drafter, draft_step=made.step, timings=timings
+        result,
+        draft=made.draft,
+        drafter=made.drafter,
+        draft_step=made.step,
+        is_draft_of_host=made.is_of_host,
+        timings=timings,
     )

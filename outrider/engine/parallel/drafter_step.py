@@ -18,15 +18,23 @@ class DrafterStep:
     wants_logits: bool = True
     drafter: int = 0  # number of the drafter among those of the target
     positions: tuple[int, ...] = ()  # positions of each sequence's chain; none: rank 0 sends each position
+    reads_verdicts: bool = False  # whether the device of rank 0 gives the tokens of the newest Verdicts
 
     def to_numbers(self) -> Numbers:
-        sizes = self.num_states, self.part, self.wants_logits, self.drafter, len(self.positions)
-        return np.concatenate([np.array([*sizes, *self.positions], np.int64), self.fed.to_numbers()])
+        flags = self.wants_logits, self.reads_verdicts
+        given = self.num_states, self.part, *flags, self.drafter, len(self.positions), *self.positions
+        return np.concatenate([np.array(given, np.int64), self.fed.to_numbers()])
 
     @classmethod
     def from_numbers(cls, numbers: Numbers, tables: BlockTables) -> "DrafterStep":
         """Returns the step that ``to_numbers`` was called on."""
-        num_states, part, wants_logits, drafter, count = numbers[:5].tolist()
-        positions, rest = numbers[5 : 5 + count], numbers[5 + count :]
-        fed = StepInput.from_numbers(rest, tables)
-        return cls(fed, num_states, part, bool(wants_logits), drafter, tuple(positions.tolist()))
+        num_states, part, wants_logits, reads_verdicts, drafter, count = numbers[:6].tolist()
+        return cls(
+            StepInput.from_numbers(numbers[6 + count :], tables),
+            num_states,
+            part,
+            bool(wants_logits),
+            drafter,
+            tuple(numbers[6 : 6 + count].tolist()),
+            bool(reads_verdicts),
+        )

@@ -134,6 +134,17 @@ class DecodeTask(Task):
             forced=forced,
         )
 
+    def foreseen_draft(self) -> DraftRequest | None:
+        """Returns the request for the Draft after any Verdict of the step under way; None: none can be made.
+
+        It is as deep as a Verdict of a single token leaves room for. The Verdict's path is contiguous in the
+        cache only if the judged Draft is a chain.
+        """
+        depth = min(self.lease.depth, self._room - 2)
+        if self.is_plain or depth <= 0 or not self._draft.is_chain:
+            return None
+        return DraftRequest(self.sequence, depth, self.lease.alternatives, self.round)
+
     def _request(self, verdict: Verdict, choices: Choices) -> DraftRequest | None:
         """Returns the request for the Draft that comes with this Verdict; None: none is wanted."""
         depth = min(self.lease.depth, self._room - 1)

@@ -1,7 +1,6 @@
 """Target drafters on a GPU replay graphs, and draft what they draft on the CPU."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ from outrider.decoding.lease import Lease
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
-from outrider.engine.choosing.draft_request import DraftRequest
+from outrider.engine.drafters.drafts_under_way import DraftForeseen
 from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Decode, Decoded, plain_decoding
+from outrider.engine.work import Decode, Decoded, Result, plain_decoding
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.support.demo_pair import prompt_of
 from tests.support.gpu import gpu
@@ -39,7 +38,9 @@ DECODED = 7  # tokens, plainly
 DRAFTERS = ("eagle3", "mtp", "medusa", "early_exit")
 QUICK = [pytest.param(drafter, marks=() if drafter == "eagle3" else slow) for drafter in DRAFTERS]
 # Launches of a Draft with DEPTH positions that brings new blocks. Pass by pass they would be some hundred.
-LAUNCHES = {"eagle3": 11, "mtp": 11, "medusa": 19, "early_exit": 6}
+LAUNCHES = {"eagle3": 17, "mtp": 16, "medusa": 22, "early_exit": 8}
+LAUNCHES_OF_TARGET = 5  # launches of a step that verifies chains, with the choice of its tokens
+WITH_CACHE = ("eagle3", "mtp")  # drafters that take in each token
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "all": {"top_k": 40, "top_p": 0.95, "min_p": 0.01},
     "ends": {"stop_token_ids": tuple(range(3, 60))},
@@ -106,9 +107,11 @@ def engine_of(settings: dict[str, Any], **more: Any) -> Engine:
     return Engine.from_settings(EngineSettings.model_validate({**settings, **more}))
 
 
-def drafted(settings: dict[str, Any], device: str, **more: Any) -> tuple[list[Drafted], Engine]:
+def drafted(
+    settings: dict[str, Any], device: str, alternatives: int = 2, **more: Any
+) -> tuple[list[Drafted], Engine]:
     engine = engine_of(settings, device=device, **more)
-    return rounds(engine, PROMPTS[:2], 0.7, DEPTH, alternatives=2, max_tokens=10), engine
+    return rounds(engine, PROMPTS[:2], 0.7, DEPTH, alternatives, max_tokens=10), engine
 
 
 @slow
@@ -124,7 +127,7 @@ def test_drafts_are_those_of_the_cpu_and_passes_are_replays(drafter: str, settin
             replays = sum(n for cause, n in cuda.counts.launches.items() if "graph.replay" in cause)
             passes = len(more[0].ranks)  # for each Verdict the target's,
             passes += sum(len(draft) for draft in more[0].drafts)  # and one for each position
-            if drafter in ("eagle3", "mtp"):
+            if drafter in WITH_CACHE:
                 # For each Draft the head's over what stands; the first position has logits alone.
                 passes += len([draft for draft in more[0].drafts if draft])
             assert replays == passes
@@ -147,23 +150,32 @@ def test_colocated_drafts_are_those_of_the_cpu_and_its_engine_has_graphs(given: 
     assert engine.slow_because == ()
 
 
-def counts_of_drafts(engine: Engine, cuda: SimulatedCuda, prompts: list[tuple[int, ...]]) -> list[Counts]:
-    """Counts of launches while Drafts are made for these texts, the deepest chains first."""
-    drafter, counted = drafter_of(engine), []
-    propose = drafter.propose
+def counts_of_steps(engine: Engine, cuda: SimulatedCuda, prompts: list[tuple[int, ...]]) -> list[Counts]:
+    """Counts of the steps of rounds: each is a pass of the target, with the Drafts that follow."""
+    step, counted = engine.step, list[Counts]()
 
-    def counting(requests: Sequence[DraftRequest]) -> list[Draft]:
+    def counting() -> list[Result]:
         cuda.counts = Counts()
-        drafts = propose(requests)
-        assert len(drafts) == len(prompts)
+        results = step()
         counted.append(cuda.counts)
-        cuda.counts = Counts()
-        return drafts
+        return results
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(drafter, "propose", counting)
+        patched.setattr(engine, "step", counting)
         rounds(engine, prompts, 0.7, DEPTH, max_tokens=2 * DEPTH + 3)
     return counted
+
+
+def check_budget(counts: Counts, launches: int, are_begun: bool) -> None:
+    """Checks a step that verifies Drafts and makes the next Drafts.
+
+    are_begun: whether the device has these to make before the host knows the Verdicts.
+    """
+    totals = counts.totals()
+    assert totals["launches"] <= launches, counts.report()
+    assert totals["waits"] == totals["pinned_copies"] == totals["copies_out"] == 2, counts.report()
+    assert totals["busy_waits"] == are_begun, counts.report()
+    assert totals["pageable_copies"] == 0, counts.report()
 
 
 @pytest.mark.parametrize("drafter", QUICK)
@@ -172,25 +184,21 @@ def test_draft_copies_and_waits_once_however_deep_and_for_however_many(
 ) -> None:
     with simulated_cuda() as cuda:
         engine = engine_of(settings, device="cuda")
-        alone, in_company = (counts_of_drafts(engine, cuda, PROMPTS[:count])[0] for count in (1, 4))
-    totals = in_company.totals()
-    assert totals["launches"] <= LAUNCHES[drafter], in_company.report()
-    assert totals["waits"] == totals["pinned_copies"] == totals["copies_out"] == 1, in_company.report()
-    assert not in_company.pageable_copies
-    assert totals == alone.totals(), in_company.report()
+        alone, in_company = (counts_of_steps(engine, cuda, PROMPTS[:count])[1] for count in (1, 4))
+    check_budget(in_company, LAUNCHES_OF_TARGET + LAUNCHES[drafter], are_begun=True)
+    new_blocks = in_company.launches.total() - alone.launches.total()
+    assert new_blocks <= 1, in_company.report()  # a launch brings those of all sequences
+    assert in_company.totals() == {**alone.totals(), "launches": in_company.launches.total()}
 
 
 @slow
 def test_draft_of_a_model_beside_the_target_copies_and_waits_once(given: dict[str, Any]) -> None:
-    """Its first Draft follows the prompt, which is taken in before."""
     given |= {"cache_memory": 2**22, "device": "cuda"}
     prompts = [prompt_of(kind)[:8] for kind in ("json", "code")]
     with simulated_cuda() as cuda:
         engine = engine_with("colocated", DEMO / "draft", **given)
-        _, counts, *_ = counts_of_drafts(engine, cuda, prompts)
-    totals = counts.totals()
-    assert totals["launches"] <= 4 + DEPTH - 1, counts.report()
-    assert totals["waits"] == totals["pinned_copies"] == totals["copies_out"] == 1, counts.report()
+        _, counts, *_ = counts_of_steps(engine, cuda, prompts)
+    check_budget(counts, LAUNCHES_OF_TARGET + 4 + DEPTH - 1, are_begun=False)
 
 
 @slow
@@ -207,7 +215,21 @@ def test_chains_of_the_device_are_those_of_the_cpu(drafter: str, settings: dict[
     with gpu():
         found = texts("cuda")
     assert found == expected
+    assert [text.of_host > 0 for text in found] == [sampling is SAMPLINGS["text"] for sampling in own]
     assert {draft.depth for text in found for draft in text.drafts} > {1, DEPTH}
+
+
+@slow
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_draft_that_follows_no_verdict_is_made_again(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A number that is not finite has the host cut a Verdict off. Here it is as if each were cut off."""
+    expected, _ = drafted(settings, "cpu", alternatives=0)
+    monkeypatch.setattr(DraftForeseen, "follows", lambda *_: False)
+    with gpu():
+        found, _ = drafted(settings, "cuda", alternatives=0)
+    assert found == expected
 
 
 @slow
@@ -265,6 +287,9 @@ def test_plain_decoding_is_launched_early_beside_it(drafter: str, settings: dict
         assert decoded_then_drafted(engine, (end,)) == expected
         if cuda is not None:
             # A head with a cache has something to take in while the last step is under way.
-            has_cache = drafter in ("eagle3", "mtp")
-            assert cuda.counts.busy_waits.total() == DECODED - 1 + has_cache, cuda.counts.report()
+            has_cache = drafter in WITH_CACHE
+            causes = cuda.counts.launches.items()
+            begun = sum(count for cause, count in causes if "follow_chains" in cause)
+            assert begun > 0
+            assert cuda.counts.busy_waits.total() == DECODED - 1 + has_cache + begun, cuda.counts.report()
             assert not cuda.counts.pageable_copies, cuda.counts.report()

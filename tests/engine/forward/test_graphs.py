@@ -111,7 +111,8 @@ def test_graph_step_of_64_sequences_at_32k_copies_kilobytes() -> None:
         cuda.counts = Counts()
         batch = graphs.batch(step)
         assert batch is not None
-        batch.compute(None)
+        batch.send()
+        batch.compute()
         assert len(step.new_blocks) == 13
         assert cuda.counts.pinned_copies.total() == 1
         assert cuda.counts.bytes_in < 96 * 1024, cuda.counts.report()

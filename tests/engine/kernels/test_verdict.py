@@ -13,7 +13,7 @@ from outrider.decoding.settings import Sampling
 from outrider.decoding.verify import verify_coupled
 from outrider.engine.choosing import sampler
 from outrider.engine.choosing.choosing_rows import ChoosingRows
-from outrider.engine.inputs.choice_input import DraftRows
+from outrider.engine.inputs.choice_input import INTEGERS, ChoiceInput, DraftRows
 
 verdict = pytest.importorskip("outrider.engine.kernels.verdict", reason="needs triton: pip install triton")
 
@@ -94,3 +94,36 @@ def test_begin_choosing_finds_the_same_path_on_host_and_device(monkeypatch: pyte
     whole, leading = choices[2].verdict(4), choices[2].verdict(2)
     assert (whole.accepted, whole.tokens) == ((0, 2), (1, 3, 5))
     assert (leading.accepted, leading.tokens) == ((0,), (1, 3)), "a part of the Draft"
+
+
+@settings(max_examples=20)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=4),
+    st.booleans(),
+)
+def test_read_verdicts_puts_the_targets_tokens_behind_those_that_are_known(
+    chains: list[tuple[int, int, int]], drafted: bool
+) -> None:
+    """Chains have known tokens before them, and nodes of which some are accepted."""
+    token_ids, last_rows, ends = list[int](), list[int](), list[int]()
+    flags, told = list[bool](), list[list[int]]()
+    for known, nodes, accepted in chains:
+        count = 1 + nodes * drafted
+        accepted = min(accepted, count - 1)
+        flags += [False, True]  # rows of another sequence
+        own = range(len(flags), len(flags) + count)
+        flags += [True, *(node < accepted for node in range(count - 1))]
+        token_ids += [*[7] * known, *(-1 - row for row in own)]
+        last_rows.append(len(token_ids) - 1)
+        ends.append(len(token_ids) - count + accepted)
+        told.append([100 + own[accepted], accepted])
+    given_ids = torch.tensor(token_ids, device=DEVICE)
+    top_tokens = torch.tensor([[100 + row, 0] for row in range(len(flags))], dtype=torch.int32, device=DEVICE)
+    are_accepted = torch.tensor(flags if drafted else [], dtype=torch.bool, device=DEVICE)
+    choosing = ChoiceInput.without_choice([3] * len(chains)).copied(torch.device(DEVICE))
+    last = torch.tensor(last_rows, device=DEVICE)
+    found = verdict.read_verdicts(given_ids, last, top_tokens, are_accepted, choosing)
+    assert [part.tolist() for part in found] == [ends, told]
+    assert given_ids.tolist() == [token if token >= 0 else 99 - token for token in token_ids]
+    positions = choosing.integers[INTEGERS.index("position")].tolist()
+    assert positions == [accepted for _, accepted in told]

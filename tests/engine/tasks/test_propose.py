@@ -11,6 +11,7 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Failed, Propose, Proposed, Result
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.support.demo_pair import DRAFTERS
 from tests.support.model import forward_of, model_of
 
 Interrupted = Callable[[], bool]
@@ -167,3 +168,17 @@ def draft_with_poison(
 
         patched.setattr(forward, "run", raising)
         return draft()
+
+
+def test_guesses_of_a_parallel_draft_are_no_positions_that_follow_one_another(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = EngineSettings(model=str(DRAFTERS / "parallel"), cache_memory=2**24, self_check=False)
+    engine = Engine.from_settings(settings)
+    sequence = engine.open(6, 1, Sampling(max_tokens=20))
+    engine.submit(Propose(sequence.number, 0, tuple(range(3, 9)), 4, 1))
+    (proposed,), steps = run(engine)
+    assert isinstance(proposed, Proposed)
+    assert proposed.draft
+    assert steps == proposed.timings.steps == 1
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from gateway.api.round_message import round_message
-from gateway.drafters.target import VerdictDrafter
+from gateway.drafters.target import VerdictDrafter, from_verdict
 from gateway.events import Events, TokenDecoded, VerdictReceived
 from gateway.loop.stats import Stats
 from gateway.proposal import NO_PROPOSAL, Proposal
 from gateway.routing.paces import PaceObserver, Paces
 from gateway.routing.route import Route
 from gateway.routing.router import CandidateDrafter, Router, TaskRule
-from gateway.sequence import GatewaySequence
+from gateway.sequence import GatewaySequence, VerdictDraft
 from gateway.settings import Speculation
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
@@ -55,6 +55,14 @@ def test_verdict_forced_tokens_are_not_drafted_reached_or_accepted(case: str) ->
     stats.on(event)
     assert (stats.drafted, stats.reached, stats.accepted, stats.forced) == expected
     assert stats.tokens == len(event.reply.tokens)
+
+
+def test_stats_count_drafts_that_a_host_chose_once_they_are_judged() -> None:
+    stats, came = Stats(), VerdictDraft(CHAIN.draft, "eagle3", None, is_of_host=True)
+    sequence = GatewaySequence((1, 2), Sampling(), 1)
+    stats.on(verdict(from_verdict(came, sequence, 4), [0]))
+    stats.on(verdict(CHAIN, [0]))
+    assert (stats.rounds, stats.host_drafts) == (2, 1)
 
 
 def test_stats_of_an_end_that_was_drafted_count_it_as_reached_and_accepted() -> None:

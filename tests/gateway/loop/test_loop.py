@@ -96,6 +96,7 @@ async def test_stats_rounds_count_what_speculation_did():
         "drafted_by": {"model": {"rounds": 3, "drafted": 9, "reached": 8, "accepted": 7}},
         "routed": {"model": {"named": 1}},
         "judged": {},
+        "host_drafts": 0,
         "prepared_for": 0,
         "ahead_hits": {},
         "continued": 0,
