@@ -152,7 +152,8 @@ def attention_seconds(
     blocks = np.arange(sequences * -(-context // BLOCK)).reshape(sequences, -1)
     feeds = [Feed([0], 1, context - 1, HeldBlocks(own), None) for own in blocks]
     paged = PagedInput(**{name: field.to(device) for name, field in vars(paged_input(feeds, BLOCK)).items()})
-    paged = replace(paged, block_tables=paged.block_tables.int())
+    if device.type == "cuda":
+        paged = replace(paged, block_tables=paged.block_tables.int())
     query = torch.randn(query_heads, sequences, dim, dtype=dtype, device=device)
     keys, values = torch.randn(2, blocks.size * BLOCK, kv_heads, dim, dtype=dtype, device=device)
     kernel(paged, query, keys, values)  # compiles
