@@ -159,10 +159,11 @@ class EarlyExit(ChainDrafter):
     def follow(self, step: DrafterStep) -> None:
         """Runs passes over a part; if nothing is fed, captures one of its graphs."""
         layers = self.candidates[step.part]
-        choice = ChoiceInput.without_choice(step.positions)
         if step.reads_verdicts:
+            choice = ChoiceInput.without_choice(step.positions)
             self._after_verdicts(step.fed, choice, None, max(step.positions))
         elif step.positions:
+            choice = ChoiceInput.without_choice(step.positions)
             self._chained(layers, step.fed, choice, max(step.positions))
         elif step.fed.feeds:
             self._run(layers, step.fed)

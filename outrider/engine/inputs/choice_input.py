@@ -113,7 +113,7 @@ class ChoiceInput:
     ) -> "ChoiceInput":
         """Makes the input of rows that are known already. positions: argument of ``of_feeds``."""
         keys = np.array([row.noise_key for row in rows], np.uint64)
-        settings = np.array([row_settings(row.sampling) for row in rows], np.float64).ravel()
+        settings = np.concatenate([row_settings(row.sampling) for row in rows])
         places = np.array([row.position for row in rows], np.int64)
         return cls._of(keys, settings, [1] * len(rows), places, drafts, positions)
 
