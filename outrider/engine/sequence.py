@@ -60,7 +60,7 @@ class EngineSequence:
     prompt: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     tokens: list[int] = field(default_factory=list)  # committed
     cached: int = 0
-    pending: Draft = NO_DRAFT  # drafted tokens that may still turn out right: their cache is kept
+    pending: Draft = NO_DRAFT  # drafted tokens that may still be correct: their cache is kept
     draft: DraftSequenceState = field(default_factory=DraftSequenceState)
     target: TargetSequenceState = field(default_factory=TargetSequenceState)
     matcher: Matcher | None = None  # matcher of its grammar, once that is compiled

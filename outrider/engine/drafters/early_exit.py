@@ -163,8 +163,7 @@ class EarlyExit(ChainDrafter):
             choice = ChoiceInput.without_choice(step.positions)
             self._after_verdicts(step.fed, choice, None, max(step.positions))
         elif step.positions:
-            choice = ChoiceInput.without_choice(step.positions)
-            self._chained(layers, step.fed, choice, max(step.positions))
+            self._chained(layers, step.fed, ChoiceInput.without_choice(step.positions), max(step.positions))
         elif step.fed.feeds:
             self._run(layers, step.fed)
         else:

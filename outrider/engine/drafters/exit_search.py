@@ -80,7 +80,7 @@ class ExitSearch:
 
     def __str__(self) -> str:
         return ", ".join(
-            f"{_name(layers)}: {self._agreed[layers] / max(self._positions[layers], 1):.2f} right,"
+            f"{_name(layers)}: {self._agreed[layers] / max(self._positions[layers], 1):.2f} correct,"
             f" {self._promise(layers):.2f} times plain decoding"
             for layers in self._costs
         )

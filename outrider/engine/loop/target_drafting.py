@@ -32,9 +32,10 @@ from outrider.pace.step import Step, StepSize
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+GivenT = TypeVar("GivenT", DraftRequest, Judging)
 
-JUDGED_AFTER = 1000  # positions that were verified
-LEAST_ACCEPTANCE = 0.1  # over these, of a drafter that suits its target
+JUDGED_AFTER = 1000  # positions that were reached
+LEAST_ACCEPTANCE = 0.1  # accepted / reached, of a drafter that suits its target
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class DrafterInUse:
     def __init__(self, drafter: TargetDrafter) -> None:
         self.drafter = drafter
         self._refused_because = ""
-        self._verified = self._accepted = 0  # positions, until it is judged
+        self._reached = self._accepted = 0  # positions, until it is judged
         self._steps = 0
 
     @property
@@ -78,15 +79,15 @@ class DrafterInUse:
         size = StepSize(sequences=len(drafts), tokens=max(round(nodes), len(drafts)))
         return Step(self._steps, size, seconds / self.drafter.steps(depth))
 
-    def count(self, accepted: int, verified: int) -> None:
+    def count(self, accepted: int, reached: int) -> None:
         """Counts positions until the acceptance rate is known; a low rate disables the drafter."""
-        if self._verified >= JUDGED_AFTER:
+        if self._reached >= JUDGED_AFTER:
             return
         self._accepted += accepted
-        self._verified += verified
-        if self._verified >= JUDGED_AFTER and self._accepted < LEAST_ACCEPTANCE * self._verified:
+        self._reached += reached
+        if self._reached >= JUDGED_AFTER and self._accepted < LEAST_ACCEPTANCE * self._reached:
             self._refused_because = (
-                f"of {self._verified} positions that the target verified {self._accepted} were right, less"
+                f"of {self._reached} reached positions {self._accepted} were correct, less"
                 f" than a part of {LEAST_ACCEPTANCE:g}"
             )
             logger.error(
@@ -139,13 +140,8 @@ class TargetDrafting:
         if in_use is None or in_use.no_drafts_because:
             return
         drafter = in_use.drafter
-        of_drafter = [
-            part
-            if part.hidden is None
-            else replace(part, hidden=self._drafters.states_of(drafter, part.hidden))
-            for part in judging
-        ]
-        begun = _guarded(lambda: drafter.begin_drafts(of_drafter, result))
+        with_states = self._with_states_of(drafter, judging)
+        begun = _guarded(lambda: drafter.begin_drafts(with_states, result))
         if begun is not None:
             self._under_way[name] = begun
 
@@ -251,12 +247,7 @@ class TargetDrafting:
     def _made(self, in_use: DrafterInUse, requests: Sequence[DraftRequest]) -> dict[int, _Made]:
         """Returns the Drafts of one drafter by number of the sequence; none if it fails."""
         drafter = in_use.drafter
-        with_states = [
-            request
-            if request.hidden is None
-            else replace(request, hidden=self._drafters.states_of(drafter, request.hidden))
-            for request in requests
-        ]
+        with_states = self._with_states_of(drafter, requests)
         started = self._clock()
         drafts = _guarded(lambda: drafter.propose(with_states))
         if not drafts:
@@ -264,6 +255,15 @@ class TargetDrafting:
         top_tokens = drafter.top_tokens or [()] * len(drafts)
         read = [DraftRead(*each) for each in zip(drafts, top_tokens, strict=True)]
         return self._told(in_use, requests, read, self._clock() - started)
+
+    def _with_states_of(self, drafter: TargetDrafter, given: Sequence[GivenT]) -> list[GivenT]:
+        """Returns what a drafter is given, with the target's states that it reads."""
+        return [
+            each
+            if each.hidden is None
+            else replace(each, hidden=self._drafters.states_of(drafter, each.hidden))
+            for each in given
+        ]
 
     def _told(
         self,

@@ -45,7 +45,7 @@ def test_best_part_is_none_if_no_part_would_pay() -> None:
     search = ExitSearch({EARLY: 0.25, LATE: 0.75})
     judge({EARLY: 0.125, LATE: 0.5}, search)
     assert search.best is None
-    assert str(search).startswith("the first 1 layers: 0.12 right, 0.90 times plain decoding")
+    assert str(search).startswith("the first 1 layers: 0.12 correct, 0.90 times plain decoding")
 
 
 def test_each_candidate_is_judged_as_often() -> None:
