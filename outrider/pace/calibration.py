@@ -43,8 +43,8 @@ class Calibration:
     counts as the mean of all drafters. Deep rounds may miss their speed by more than shallow rounds, so the
     rest is learned by depth, more slowly.
 
-    A round whose Draft was late has a short time and one token, others have a long time and several. So the
-    means of times and of tokens are arithmetic: their quotient is the speed of all of them together.
+    A round whose Draft was late has a short time and one token. A usual round has a long time and several
+    tokens. So the means of times and of tokens are arithmetic: their quotient is the speed of all rounds.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Calibration:
         rounds.expected_tokens += newest * (expected - rounds.expected_tokens)
 
     def observe_step(self, drafters: Collection[str]) -> None:
-        """Learns which drafters' Drafts a step verified; empty: it was a step of plain decoding."""
+        """Learns which drafters have sequences in rounds at a step; empty: all decode plainly."""
         like = _mean([self._rounds[name] for name in drafters]) if drafters else _Rounds(time=self._plain)
         if not drafters:
             self._beside_rounds += (1.0 - self._beside_rounds) / TUNING.calibration_fading

@@ -36,9 +36,7 @@ class PacedSequence:
         self.length = 0  # tokens, prompt included
         self.decision = Decision(max_depth, THRESHOLDS)
         self.turns = Turns()
-        self.late_s: float | None = (
-            None  # seconds of a vain wait, not counted yet; None: its Draft was in time
-        )
+        self.late_s: float | None = None  # seconds of a vain wait, to be counted; None: no Draft is late
 
     @property
     def depth(self) -> int:

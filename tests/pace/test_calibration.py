@@ -98,8 +98,7 @@ def test_calibration_of_rounds_given_up_soon_again_and_again_fades_more_slowly()
 
 
 def test_rounds_and_single_tokens_instead_of_them_count_by_the_time_that_they_take():
-    """A late Draft leaves a short time with one token: such rounds are half of these, and most of the tokens'
-    time goes to the others."""
+    """A late Draft leaves a short time with one token. Here every second Draft is late."""
     calibration = Calibration()
     for _ in range(LONG):
         calibration.observe_round("model", 4, 0.18, 0.1, 1)

@@ -17,6 +17,7 @@ from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.streams import WorkerStream
 from outrider.decoding.settings import Sampling
 from outrider.learning.backoff import Backoff
+from outrider.pace.controller import Pace
 from outrider.pace.settings import PaceSettings
 from tests.fakes.conversations import Cause
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
@@ -170,6 +171,15 @@ async def test_source_late_draft_is_not_awaited_again():
         emitted, stats = await run(fleet, fixed(4), deadline_ms=20.0)
     assert emitted == ANSWER
     assert (stats.accepted, stats.late_drafts, stats.target_passes) == (0, 1, len(ANSWER))
+
+
+async def test_pace_hears_how_long_the_target_waited_for_a_late_draft(monkeypatch):
+    waits = []
+    monkeypatch.setattr(Pace, "observe_late", lambda self, sequence, waited_s: waits.append(waited_s))
+    draft = ScriptedDraft(ANSWER, silent=asyncio.Event())
+    async with fleet_of(ScriptedTarget(ANSWER), draft) as fleet:
+        await run(fleet, fixed(4), deadline_ms=20.0)
+    assert waits == [0.02]
 
 
 async def test_round_failed_send_ahead_is_not_awaited(monkeypatch):
