@@ -347,8 +347,8 @@ def test_no_kernel_is_compiled_once_the_engine_is_loaded(folder: Path) -> None:
         guesses = Guesses({request.prompt: text for request, text in zip(asked, texts, strict=True)}, 1)
         generate(target, guesses, asked, 3)
     choice, attention = {"_scan", "_collect", "_choose", "find_path"}, {"_attend_tile", "join_parts"}
-    layer = {"_norm", "_rotate_and_store", "_gate"}
-    assert {name for name, _ in loaded} == choice | attention | layer
+    layer, tables = {"_norm", "_rotate_and_store", "_gate"}, {"take_in_blocks"}
+    assert {name for name, _ in loaded} == choice | attention | layer | tables
     assert not cuda.compiled - loaded
 
 
