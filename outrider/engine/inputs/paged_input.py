@@ -25,7 +25,7 @@ WORD_BITS = 64
 LONGEST_PATH = 64  # drafted nodes for which a padded layout has room
 NO_ROOT = 2**30  # above every slot
 # Numbers of PagedInput.work. Tiles and rows are counted without padding.
-WORK = ("many_tiles", "few_tiles", "split_tiles", "slots_of_longest_split", "rows", "new_blocks")
+WORK = ("few_tiles", "split_tiles", "slots_of_longest_split", "rows", "new_blocks")
 
 Array = TypeVar("Array")
 
@@ -110,7 +110,7 @@ class PagedInput(Generic[Array]):
     ancestors: Array  # [rows, words] bits of the nodes, from the root on, that are also visible
     paths: Array  # [rows, path_length] path of a row that is off its Draft's chain
     logit_rows: Array  # [logits]
-    work: Array  # [6] numbers of WORK
+    work: Array  # [5] numbers of WORK
     few_tiles: (
         Array  # [few_tiles, TILE_FIELDS] tiles of at most FEW_TILE rows, split tiles first; 0 rows: padding
     )
@@ -171,7 +171,7 @@ def fill(
     numbers.few_tiles[: len(few_tiles)] = np.concatenate([split, few_tiles[~is_split]])
     numbers.many_tiles[: len(many_tiles)] = many_tiles
     longest = split[:, END].max(initial=0)
-    numbers.work[:] = len(many_tiles), len(few_tiles), len(split), longest, num_rows, len(step.new_blocks)
+    numbers.work[:] = len(few_tiles), len(split), longest, num_rows, len(step.new_blocks)
     return buffer
 
 

@@ -24,7 +24,7 @@ _SPLIT_TILES, _SHORTEST = tl.constexpr(paged_input.SPLIT_TILES), tl.constexpr(co
 # Places of a tile's fields, and of the numbers of PagedInput.work.
 _LANE, _ROW, _COUNT, _END, _ROOT = (tl.constexpr(place) for place in range(TILE_FIELDS))
 _WORK = tuple(tl.constexpr(place) for place in range(len(paged_input.WORK)))
-_MANY, _FEW, _SPLIT, _LONGEST, _ROWS, _NEW_BLOCKS = _WORK
+_FEW, _SPLIT, _LONGEST, _ROWS, _NEW_BLOCKS = _WORK
 # Places of a row's integers.
 _INTEGERS = tl.constexpr(len(choice_input.INTEGERS))
 _POSITION, _POSITIONS = (
@@ -188,7 +188,6 @@ def begin_chains(
     is_real = row < num_sequences
     place_of_tile = tl.where(is_real, place_of_tile, row)
     if row == 0:
-        tl.store(work + _MANY, 0)
         tl.store(work + _FEW, num_sequences)
         tl.store(work + _SPLIT, num_split)
         tl.store(work + _LONGEST, tl.max(tl.where(are_split, every_end, 0)))
@@ -249,7 +248,7 @@ def advance_chains(
     position_ids,  # int64 [num_rows]
     slots,  # int64 [num_rows]
     seen,  # int64 [num_rows] slots up to each row's own; 0: padding
-    work,  # int64 [6]
+    work,  # int64 [5]
     tiles,  # int64 [num_rows, FIELDS]
     block_tables,  # int32 [sequences, BLOCKS]
     integers,  # int64 [5, num_rows] as PackedRows has them

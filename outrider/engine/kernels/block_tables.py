@@ -13,7 +13,7 @@ _NEW_BLOCKS = tl.constexpr(paged_input.WORK.index("new_blocks"))
 def take_in_blocks(
     block_tables,  # int32 [sequences, blocks]
     new_blocks,  # int32 [num_new, 2] places in the tables, counted over all rows, and the blocks there
-    work,  # int64 [6] numbers of paged_input.WORK
+    work,  # int64 [5] numbers of paged_input.WORK
     AT_ONCE: tl.constexpr,
 ):
     """Writes new blocks into the tables. It is a single program."""

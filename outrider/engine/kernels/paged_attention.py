@@ -55,9 +55,7 @@ def _attend_tile(
     values,  # [slots, kv_heads, value_dim]
     block_tables,  # int32 [sequences, table_stride]
     tiles,  # int64 [num_tiles, TILE_FIELDS]
-    # int64: the number of tiles that there are. If contexts have parts, three more numbers: split tiles, the
-    # slots of their longest context, and rows without padding.
-    work,
+    work,  # int64 [5] numbers of PagedInput.work, read if contexts have parts
     seen,  # int64 [rows] slots before that are all visible
     ancestors,  # int64 [rows, words] bits of the nodes from the root on that are visible besides
     paths,  # int64 [rows, path_length] nodes up to the row's own, with CHAINS, of a tile that has a root
@@ -95,17 +93,19 @@ def _attend_tile(
     CHAINS: tl.constexpr,  # whether a row is computed as if what is drafted before it were a chain
     PRECISION: tl.constexpr,
 ):
-    # A captured grid has to fit every batch. Starting programs without work would take longer than the work
-    # itself, so few programs share it.
-    num_tiles = tl.load(work).to(tl.int32)
-    num_split, num_parts = 0, 1
-    if THIRD > 0:
-        num_split = tl.load(work + 1).to(tl.int32)
-        num_parts = num_parts_of(tl.load(work + 2).to(tl.int32), THIRD)
-    split_pieces = num_split * num_parts
     head = tl.program_id(1) * GROUP // REPEATS
     lines = tl.arange(0, M)
-    for piece in range(tl.program_id(0), split_pieces + num_tiles - num_split, tl.num_programs(0)):
+    # A prompt's tile has a program for itself; padding has no slots. A count read from memory would be held
+    # in a register until the end, of which a prompt needs all.
+    pieces = tl.num_programs(0)
+    if THIRD > 0:
+        # A captured grid has to fit every batch. Starting programs without work would take longer than the
+        # work itself, so few programs share it.
+        num_tiles, num_split = tl.load(work).to(tl.int32), tl.load(work + 1).to(tl.int32)
+        num_parts = num_parts_of(tl.load(work + 2).to(tl.int32), THIRD)
+        split_pieces = num_split * num_parts
+        pieces = split_pieces + num_tiles - num_split
+    for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
         number, part = piece, 0
         if THIRD > 0:
             # The last parts are the longest: they come first.
@@ -322,7 +322,7 @@ class PagedAttention:
         widths = [max(LEAST_LINES, triton.next_power_of_2(dim)) for dim in (key_dim, value_dim)]
         scale = key_dim**-0.5 if scaling is None else scaling
         many, few = (paged.many_tiles, MANY, 0), (paged.few_tiles, FEW, self.third_length)
-        for at, (tiles, tiling, third) in enumerate((many, few)):
+        for tiles, tiling, third in (many, few):
             if not len(tiles):
                 continue
             group = math.gcd(repeats, tiling.lines // tiling.rows)
@@ -334,7 +334,7 @@ class PagedAttention:
                 values,
                 paged.block_tables,
                 tiles,
-                paged.work[at:],
+                paged.work,
                 paged.seen,
                 paged.ancestors,
                 paged.paths,
@@ -385,7 +385,7 @@ class PagedAttention:
                 parts,
                 weights,
                 paged.few_tiles,
-                paged.work[1:],
+                paged.work,
                 sinks,
                 output,
                 splits,

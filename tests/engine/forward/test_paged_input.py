@@ -95,12 +95,12 @@ def test_fill_long_contexts_are_split_and_come_first(monkeypatch):
     prompt = (0, FEW_QUERIES + 1, None)
     given = paged_input(feeds_of((200, 1, None), (600, 2, None), prompt, (506, 1, None)), BLOCK)
     assert [tile[0] for tile in given.few_tiles.tolist()] == [1, 3, 0]
-    assert given.work.tolist() == [1, 3, 2, 602, 4 + FEW_QUERIES + 1, 0]
+    assert given.work.tolist() == [3, 2, 602, 4 + FEW_QUERIES + 1, 0]
 
 
 def test_fill_context_of_a_single_part_is_not_split():
     given = paged_input(feeds_of((SHORTEST - 1, 1, None)), BLOCK)
-    assert given.work.tolist() == [0, 1, 0, 0, 1, 0]
+    assert given.work.tolist() == [1, 0, 0, 1, 0]
 
 
 def test_as_chains_a_node_off_the_chain_is_a_tile_that_reads_its_path():

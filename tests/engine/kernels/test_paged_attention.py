@@ -154,6 +154,7 @@ def test_attention_of_a_row_does_not_depend_on_other_rows(attention):
         assert torch.equal(attend(paged_input([single], 16), row, keys, values)[0], together[place])
 
 
+SPLIT_TILES = paged_input_module.WORK.index("split_tiles")
 BOUNDARIES = (128, 4096, 20_480)  # slots after which parts of another length begin, but for the first
 
 
@@ -180,7 +181,7 @@ def test_triton_row_at_a_boundary_of_parts_is_the_same_alone_in_company_in_a_cha
 
     chain = Feed([0] * count, 1, start, blocks, None)
     given, expected = rows([chain], query[:count])
-    assert given.work[2] == 1, "programs share the context"
+    assert given.work[SPLIT_TILES] == 1, "programs share the context"
     plain = PlainAttention(16)(given, query[:count].transpose(0, 1), keys, values)
     torch.testing.assert_close(expected, plain, atol=2e-6, rtol=1e-5)
     for place in range(count):
@@ -196,7 +197,7 @@ def test_triton_row_at_a_boundary_of_parts_is_the_same_alone_in_company_in_a_cha
     monkeypatch.setattr(paged_input_module, "SPLIT_TILES", 1)
     company = Feed([0] * 8, 1, 60, HeldBlocks(blocks[:]), None)
     given, together = rows([chain, company], query[: count + 8])
-    assert given.work[2] == 0, "a program reads all of a context"
+    assert given.work[SPLIT_TILES] == 0, "a program reads all of a context"
     assert torch.equal(together[:count], expected)
 
 
