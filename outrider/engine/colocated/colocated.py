@@ -8,11 +8,16 @@ tokens that it has not seen. A long prompt is taken in by chunks, a chunk a step
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
 
 from outrider.decoding.draft import Draft
 from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
+from outrider.engine.choosing.step_result import StepResult
 from outrider.engine.colocated.draft_model import DraftModel
-from outrider.engine.drafters.target_drafter import Target, TargetDrafter
+from outrider.engine.drafters.chain_drafter import ForeseeingDrafter
+from outrider.engine.drafters.target_drafter import Judging, Target
 from outrider.engine.loading.head_checkpoint import TargetShape, checkpoint_of
 from outrider.engine.loading.vocabulary import check_vocabulary
 from outrider.engine.loop.engine import Engine
@@ -21,13 +26,14 @@ from outrider.engine.loop.runner import ModelRunner
 from outrider.engine.planning.memory import block_bytes
 from outrider.engine.planning.memory_plan import plan_memory
 from outrider.engine.planning.skeleton import skeleton
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 
 # Settings of the target that the model shares.
 SHARED = {"max_sequences", "self_check", "block_size", "prefill_chunk", "graphs", "device"}
 
 
-class Colocated(TargetDrafter):
+class Colocated(ForeseeingDrafter):
     """Drafter of the chains and alternatives that a draft worker with this model makes."""
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
@@ -58,6 +64,7 @@ class Colocated(TargetDrafter):
 
     def load(self, target: Target) -> None:
         """Records the target's device; ``allocate`` loads the model with its cache."""
+        self._target = target
         self._is_leader = target.group is None or target.group.rank == 0
         self._settings = self._settings.model_copy(
             update={"device": str(target.device), "device_share": target.settings.device_share}
@@ -68,13 +75,18 @@ class Colocated(TargetDrafter):
         if not self._is_leader:
             return
         cache = {"cache_memory": num_blocks * self._block}
-        runner = ModelRunner(load_forward_pass(self._settings.model_copy(update=cache)), None)
-        engine = Engine(runner)  # grammars are compiled by the target's engine
+        forward = load_forward_pass(self._settings.model_copy(update=cache))
+        engine = Engine(ModelRunner(forward, None))  # grammars are compiled by the target's engine
         self._slow_because = engine.slow_because
-        self._model = DraftModel(engine, self._vocab_size)
+        self._model = DraftModel(engine, self._vocab_size, forward)
+        self.makes_chains = forward.draft_graphs is not None
 
     def capture(self) -> tuple[str, ...]:
         """Returns why steps of the model, which its engine has captured, are slower than they could be."""
+        if self.makes_chains:
+            from outrider.engine.kernels.verdict import compile_reading
+
+            compile_reading(self._target.device)
         return self._slow_because
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -84,6 +96,28 @@ class Colocated(TargetDrafter):
         pairs = zip(requests, drafts, strict=True)
         self.top_tokens = [self._model.top_tokens_of(request.sequence, draft) for request, draft in pairs]
         return drafts
+
+    def is_of_host(self, request: DraftRequest) -> bool:
+        """Whether the host chooses its tokens; the device chooses those of a chain with alternatives too."""
+        return super().is_of_host(replace(request, alternatives=0))
+
+    def _takes(self, judging: Judging) -> bool:
+        assert self._model is not None
+        return self._model.has_room_after(judging)
+
+    def _begin_after(
+        self, judging: Sequence[Judging], result: StepResult[Tensor]
+    ) -> tuple[Tensor, Tensor] | None:
+        assert self._model is not None
+        return self._model.begin_after(judging, result)
+
+    def keep(self, sequence: EngineSequence) -> None:
+        assert self._model is not None
+        self._model.keep(sequence)
+
+    def clear(self, sequence: EngineSequence) -> None:
+        assert self._model is not None
+        self._model.clear(sequence)
 
     def forget(self, sequence: DraftedSequence) -> None:
         if self._model is not None:

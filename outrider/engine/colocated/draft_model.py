@@ -4,11 +4,18 @@ import logging
 from collections.abc import Sequence
 from itertools import count
 
+from torch import Tensor
+
 from outrider.decoding.draft import Draft
 from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
+from outrider.engine.choosing.step_result import StepResult
+from outrider.engine.drafters.chain_drafter import choice_of
 from outrider.engine.drafters.drafter import Drafter
+from outrider.engine.drafters.target_drafter import Judging, feed_of
+from outrider.engine.inputs.paged_input import FEW_QUERIES
 from outrider.engine.loop.engine import Engine
-from outrider.engine.sequence import EngineSequence
+from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.sequence import UNKNOWN, EngineSequence
 from outrider.engine.tasks.propose import top_tokens_of
 from outrider.engine.work import Failed, Propose, Proposed, Result
 
@@ -18,9 +25,15 @@ logger = logging.getLogger(__name__)
 class DraftModel(Drafter):
     """Model with its own engine, whose cache follows each drafted sequence."""
 
-    def __init__(self, draft: Engine, vocab_size: int | None = None) -> None:
-        """vocab_size: token ids of the target; the draft may have more. None: the draft's."""
-        self._draft = draft
+    def __init__(
+        self, draft: Engine, vocab_size: int | None = None, forward: ForwardPass | None = None
+    ) -> None:
+        """
+        Args:
+            vocab_size: token ids of the target; the draft may have more. None: the draft's.
+            forward: passes of the draft; None: no Draft begins before its Verdict is known.
+        """
+        self._draft, self._forward = draft, forward
         self._only_drafts = range(vocab_size or draft.vocab_size, draft.vocab_size)
         self._sequences: dict[DraftedSequence, EngineSequence] = {}
 
@@ -48,6 +61,48 @@ class DraftModel(Drafter):
         """Returns the top tokens at each position of the sequence's newest Draft, best first."""
         tokens = draft.tokens[: draft.chain_length]
         return top_tokens_of(self._sequences[sequence], tokens) if tokens else ()
+
+    def has_room_after(self, judging: Judging) -> bool:
+        """Whether a chain after any Verdict fits, and the model has read nearly all of the sequence."""
+        request = judging.request
+        held, length = self._sequences.get(request.sequence), len(request.sequence.tokens)
+        if held is None or self._draft.works_on(held) or not held.needs_no_text:
+            return False
+        end = length + len(judging.rows)
+        is_near = end - held.cached <= FEW_QUERIES and end + request.depth <= self._draft.max_length
+        return is_near and self._draft.runner.cache.reserve(held, end + request.depth)
+
+    def begin_after(
+        self, judging: Sequence[Judging], result: StepResult[Tensor]
+    ) -> tuple[Tensor, Tensor] | None:
+        """Begins chains, with room, after the Verdicts that the device has found.
+
+        Returns:
+            as ``ForwardPass.drafted_after``.
+        """
+        assert self._forward is not None
+        feeds = []
+        for part in judging:
+            tokens, held = part.request.sequence.tokens, self._sequences[part.request.sequence]
+            held.forget_pending()  # the feed has these tokens too, as far as they are accepted
+            held.tokens += tokens[len(held.tokens) :]
+            fed = [*tokens[held.cached :], *(-1 - row for row in part.rows)]
+            feeds.append(feed_of(held, fed, held.cached, num_logits=1))
+        requests = [part.request for part in judging]
+        positions = max(request.depth for request in requests)
+        return self._forward.drafted_after(feeds, choice_of(requests, (UNKNOWN,)), result, positions)
+
+    def keep(self, sequence: EngineSequence) -> None:
+        """Keeps the cache of a sequence's newest Verdict, after which its Draft was begun."""
+        held = self._sequences[sequence]
+        held.tokens += sequence.tokens[len(held.tokens) :]
+        held.cached = len(held.tokens)
+        self._draft.runner.cache.publish(held)
+
+    def clear(self, sequence: EngineSequence) -> None:
+        """Clears the cache after the tokens that it held before the newest Verdict: it is not finite."""
+        held = self._sequences[sequence]
+        self._draft.runner.cache.clear(held, held.cached)
 
     def _submit(self, request: DraftRequest) -> int | None:
         """Returns the number of the model's sequence; None: the model cannot read this sequence."""

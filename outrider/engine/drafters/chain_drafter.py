@@ -24,10 +24,43 @@ from outrider.engine.inputs.step_input import Feed
 from outrider.engine.parallel.rank_group import RankGroup
 
 
-class ChainDrafter(TargetDrafter):
-    """Drafter with chains of a device, and Drafts of the host."""
+class ForeseeingDrafter(TargetDrafter):
+    """Drafter whose chains a device may begin before the host knows the Verdicts that they follow."""
 
     _target: Target
+
+    def is_of_host(self, request: DraftRequest) -> bool:
+        return self.makes_chains and not is_chosen_by_device(request)
+
+    def begin_drafts(self, judging: Sequence[Judging], result: StepResult[Tensor]) -> DraftsUnderWay | None:
+        if not self.makes_chains:
+            return None
+        judging = [part for part in judging if len(part.rows) <= FEW_QUERIES and self._takes(part)]
+        started, begun = mark(self._target.device), self._begin_after(judging, result) if judging else None
+        if begun is None:
+            return None
+        found, told = begun
+        arriving = torch.cat([found.flatten(), told.flatten()]).to("cpu", non_blocking=True)
+        requests = [part.request for part in judging]
+        return DraftsUnderWay(requests, found.shape, arriving, started, mark(self._target.device))
+
+    @abstractmethod
+    def _takes(self, judging: Judging) -> bool:
+        """Whether its chain may begin before the Verdict is known, with room after any Verdict."""
+
+    @abstractmethod
+    def _begin_after(
+        self, judging: Sequence[Judging], result: StepResult[Tensor]
+    ) -> tuple[Tensor, Tensor] | None:
+        """Begins chains after the Verdicts that the device has found; returns None if there is no graph.
+
+        Returns:
+            ``DraftChains.found``, and int32 [num_sequences, 2] what ``read_verdicts`` has told.
+        """
+
+
+class ChainDrafter(ForeseeingDrafter):
+    """Drafter with chains of a device, and Drafts of the host."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         requests = [*map(self._limited, requests)]
@@ -64,32 +97,6 @@ class ChainDrafter(TargetDrafter):
     @abstractmethod
     def _grown(self, requests: Sequence[DraftRequest]) -> Trees:
         """Makes Drafts, and waits for the tokens of each position."""
-
-    def begin_drafts(self, judging: Sequence[Judging], result: StepResult[Tensor]) -> DraftsUnderWay | None:
-        if not self.makes_chains:
-            return None
-        judging = [part for part in judging if len(part.rows) <= FEW_QUERIES and self._takes(part)]
-        started, begun = mark(self._target.device), self._begin_after(judging, result) if judging else None
-        if begun is None:
-            return None
-        found, told = begun
-        arriving = torch.cat([found.flatten(), told.flatten()]).to("cpu", non_blocking=True)
-        requests = [part.request for part in judging]
-        return DraftsUnderWay(requests, found.shape, arriving, started, mark(self._target.device))
-
-    @abstractmethod
-    def _takes(self, judging: Judging) -> bool:
-        """Whether its chain may begin before the Verdict is known, with room after any Verdict."""
-
-    @abstractmethod
-    def _begin_after(
-        self, judging: Sequence[Judging], result: StepResult[Tensor]
-    ) -> tuple[Tensor, Tensor] | None:
-        """Begins chains after the Verdicts that the device has found; returns None if there is no graph.
-
-        Returns:
-            ``DraftChains.found``, and int32 [num_sequences, 2] what ``read_verdicts`` has told.
-        """
 
 
 def verdict_feed(judging: Judging) -> Feed:

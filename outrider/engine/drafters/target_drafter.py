@@ -168,6 +168,13 @@ class TargetDrafter(Drafter):
         """
         return None
 
+    def keep(self, sequence: EngineSequence) -> None:
+        """Keeps what it has cached of a sequence's Verdict: its Draft was begun there, and follows it."""
+
+    def is_of_host(self, request: DraftRequest) -> bool:
+        """Whether the host of a GPU chooses the tokens of this Draft, position by position."""
+        return False
+
     def watch(self, sequences: Sequence[EngineSequence]) -> None:
         """Learns from the sequences of a step; called after every step."""
 

@@ -177,6 +177,10 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._queue.tasks or self._queue.ready or self._draft_ahead.unfinished)
 
+    def works_on(self, sequence: EngineSequence) -> bool:
+        """Whether it has work of this sequence."""
+        return sequence.number in self._queue.tasks
+
     def free_memory(self) -> int:
         """Returns the free bytes of the device's memory."""
         return self.runner.free_memory()

@@ -1,11 +1,14 @@
 """Forward passes of a model over its paged cache, which are alike at all ranks of a group."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from outrider.engine.cache.paged_cache import PagedCache
+from outrider.engine.choosing.step_result import StepResult
+from outrider.engine.drafters.chain_drafter import verdicts_in
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import CacheLostError
 from outrider.engine.forward.attention import Paged
@@ -36,7 +39,7 @@ from outrider.engine.forward.output import ForwardOutput, joined, states_of
 from outrider.engine.inputs.block_tables import BlockTables, shape_of_tables
 from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.inputs.paged_input import PagedInput, PagedLayout, fill
-from outrider.engine.inputs.step_input import StepInput
+from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loading.context import context_length
 from outrider.engine.loading.special_tokens import mask_token
 from outrider.engine.loading.timings import LoadTimings
@@ -156,9 +159,40 @@ class ForwardPass:
             batch.send()
         if chosen is not None:
             feed_chosen(batch.token_ids, chosen)
+        return self._output_of_sent(batch)
+
+    def _output_of_sent(self, batch: Batch) -> ForwardOutput:
         if isinstance(batch, GraphBatch):
             return batch.compute()
         return batch.without_padding(self._compute(batch))
+
+    def drafted_after(
+        self, feeds: Sequence[Feed], choice: ChoiceInput, result: StepResult[torch.Tensor], positions: int
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Makes chains after the Verdicts of a target, without a wait; returns None if there is no graph.
+
+        Args:
+            feeds: feeds that end with the Verdicts, as ``read_verdicts`` takes them.
+            choice: choosing rows, at the positions for which nothing is accepted.
+            result: result of the target's choice of tokens, on the device.
+            positions: positions of the longest chain.
+
+        Returns:
+            ``DraftChains.found``, and what ``read_verdicts`` has told.
+        """
+        graphs = self.draft_graphs
+        if graphs is None or not graphs.fits(feeds):
+            return None
+        batch = self.prepare(StepInput.of(self.tables, feeds, *self.cache.take_changes()), choice)
+        assert isinstance(batch, Batch)  # a draft has no batch-invariant numerics
+        if isinstance(batch, GraphBatch):
+            batch.send()
+        ends, told = verdicts_in(batch, result, self.group)
+        batch.logit_rows.copy_(ends)
+        output = self._output_of_sent(batch)
+        # What is fed after the end of a Verdict says nothing about the chain.
+        finite = torch.ones_like(output.are_finite)
+        return graphs.drafted(batch, replace(output, are_finite=finite), positions), told
 
     def _compute(self, batch: Batch) -> ForwardOutput:
         logits, states = self._run(Paged(batch, self.cache, self.kernel))

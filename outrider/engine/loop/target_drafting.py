@@ -277,26 +277,25 @@ class TargetDrafting:
         name, made = in_use.drafter.info.name, dict[int, _Made]()
         for request, read in zip(requests, drafts, strict=True):
             number, draft = request.engine_sequence.number, read.draft
-            is_of_host = in_use.drafter.makes_chains and not is_chosen_by_device(request)
-            made[number] = _Made(name, draft, step, is_of_host)
+            made[number] = _Made(name, draft, step, in_use.drafter.is_of_host(request))
             self._newest[number] = _Newest(name, draft.tokens[: draft.chain_length], read.top_tokens)
         return made
 
     def _foreseen(self, verdicts: Mapping[int, Decoded]) -> dict[str, dict[EngineSequence, DraftForeseen]]:
         """Returns Drafts that were begun before these Verdicts, if they follow them, by drafter."""
-        found = {name: _guarded(under_way.read) or {} for name, under_way in self._under_way.items()}
-        for name, of_drafter in found.items():
-            for sequence, draft in of_drafter.items():
+        foreseen: dict[str, dict[EngineSequence, DraftForeseen]] = {}
+        for name, under_way in self._under_way.items():
+            drafter, foreseen[name] = self._in_use[name].drafter, {}
+            for sequence, draft in (_guarded(under_way.read) or {}).items():
+                decoded = verdicts.get(sequence.number)
+                follows = decoded is not None and draft.follows(decoded.verdict)
+                if follows:
+                    foreseen[name][sequence] = draft
                 if not draft.is_valid:
-                    self._in_use[name].drafter.clear(sequence)
-        return {
-            name: {
-                sequence: draft
-                for sequence, draft in of_drafter.items()
-                if (decoded := verdicts.get(sequence.number)) is not None and draft.follows(decoded.verdict)
-            }
-            for name, of_drafter in found.items()
-        }
+                    drafter.clear(sequence)
+                elif follows:
+                    drafter.keep(sequence)
+        return foreseen
 
     def _observed(self, task: DecodeTask, result: Decoded) -> Decoded:
         """Counts a Verdict on a Draft of a target drafter. The result shows which guess was correct."""

@@ -192,13 +192,40 @@ def test_draft_copies_and_waits_once_however_deep_and_for_however_many(
 
 
 @slow
-def test_draft_of_a_model_beside_the_target_copies_and_waits_once(given: dict[str, Any]) -> None:
+def test_draft_of_a_model_beside_the_target_begins_on_the_device_and_copies_and_waits_once(
+    given: dict[str, Any],
+) -> None:
     given |= {"cache_memory": 2**22, "device": "cuda"}
     prompts = [prompt_of(kind)[:8] for kind in ("json", "code")]
     with simulated_cuda() as cuda:
         engine = engine_with("colocated", DEMO / "draft", **given)
         _, counts, *_ = counts_of_steps(engine, cuda, prompts)
-    check_budget(counts, LAUNCHES_OF_TARGET + 4 + DEPTH - 1, are_begun=False)
+    check_budget(counts, LAUNCHES_OF_TARGET + 8 + DEPTH - 1, are_begun=True)
+
+
+@slow
+@pytest.mark.parametrize("is_foreseen", [True, False])
+def test_chains_of_a_model_beside_the_target_are_those_of_the_cpu(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, is_foreseen: bool
+) -> None:
+    """Texts go from rounds to plain decoding and back. If no Draft is foreseen, each is made again."""
+    given |= {"cache_memory": 2**22}
+    own, kinds = [*SAMPLINGS.values()], ("json", "code", "prose")
+
+    def texts(device: str) -> list[Drafted]:
+        engine = engine_with("colocated", DEMO / "draft", device=device, **given)
+        prompts = [prompt_of(kind)[:8] for kind in kinds]
+        found = rounds(engine, prompts, 0.7, DEPTH, max_tokens=14, ignore_eos=False, own=own)
+        return found + rounds(engine, prompts[:1], 0.7, DEPTH, plain=(4, 8), max_tokens=16)
+
+    expected = texts("cpu")
+    with gpu(), monkeypatch.context() as patched:
+        if not is_foreseen:
+            patched.setattr(DraftForeseen, "follows", lambda *_: False)
+        found = texts("cuda")
+    assert found == expected
+    assert [text.of_host > 0 for text in found] == [sampling is SAMPLINGS["text"] for sampling in [*own, {}]]
+    assert {draft.depth for text in found for draft in text.drafts} > {1, DEPTH}
 
 
 @slow
