@@ -26,7 +26,7 @@ class ModelSettings(BaseModel):
 
     model: str = Field(min_length=1, description="local checkpoint folder or hub id")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="type of weights and cache; auto takes the checkpoint's"
+        default="auto", description="type of weights; auto takes the checkpoint's"
     )
     quantization: Quantization | None = Field(
         default=None,
@@ -38,6 +38,11 @@ class ModelSettings(BaseModel):
         description="threads of one operation on the CPU, for each process; None: for a target all cores of"
         " its node but one, shared by its ranks there, for a draft one, for an engine without a deployment"
         " what torch takes",
+    )
+    cache_dtype: Literal["auto", "float8_e4m3fn"] = Field(
+        default="auto",
+        description="type of cached keys and values; auto: that of the weights. float8_e4m3fn holds twice the"
+        " tokens of bfloat16. A seeded answer depends on the target's: another type gives another text",
     )
     cache_memory: Bytes | Share | None = Field(
         default=None,

@@ -133,6 +133,8 @@ TILES: dict[str, dict[str, Any]] = {
     "prompts": {"CHAINS": False, **PROMPT},
     "prompts by window": {"CHAINS": False, **PROMPT, **WINDOW},
     "trees by window": {"CHAINS": False, **WINDOW},
+    "trees of a narrow cache": {"CHAINS": False},
+    "prompts of a narrow cache": {"CHAINS": False, **PROMPT},
     # Rank of four that share Llama 3 70B.
     "shared heads": {"CHAINS": False, "KV_HEADS": 2, "REPEATS": 8},
 }
@@ -195,10 +197,10 @@ def of_chains(kernel: Any, capability: int) -> dict[str, int]:
     return compiled(kernel, capability, CHAIN_TYPES, CHAINS, aligned, {})
 
 
-def of_attention(capability: int, **constants: Any) -> dict[str, int]:
+def of_attention(capability: int, *, is_narrow: bool, **constants: Any) -> dict[str, int]:
     constants = {**TILE_CONSTANTS, "N": SLOTS[capability], **constants}
     tiling = paged_attention.FEW if constants["THIRD"] else paged_attention.MANY
-    most = paged_attention.WINDOW_SLOTS if constants["WINDOW"] else tiling.slots
+    most = paged_attention.FEWER_SLOTS if constants["WINDOW"] or is_narrow else tiling.slots
     constants["N"] = min(constants["N"], tiling.slots, most)
     options = {
         "num_warps": tiling.warps,
@@ -207,7 +209,8 @@ def of_attention(capability: int, **constants: Any) -> dict[str, int]:
         "enable_fp_fusion": False,
     }
     kernel = paged_attention._attend_tile
-    return compiled(kernel, capability, TILE_TYPES, constants, TILE_ALIGNED, options)
+    types = {**TILE_TYPES, **dict.fromkeys(("keys", "values"), "*u8")} if is_narrow else TILE_TYPES
+    return compiled(kernel, capability, types, constants, TILE_ALIGNED, options)
 
 
 def of_new_blocks(capability: int) -> dict[str, int]:
@@ -220,10 +223,11 @@ def of_joining(capability: int) -> dict[str, int]:
     return compiled(kernel, capability, TILE_TYPES, TILE_CONSTANTS, TILE_ALIGNED, options)
 
 
-def of_layer(name: str, capability: int) -> dict[str, int]:
+def of_layer(name: str, capability: int, *, is_narrow: bool = False) -> dict[str, int]:
+    types = {**LAYER_TYPES, **dict.fromkeys(("keys", "values"), "*u8")} if is_narrow else LAYER_TYPES
     options = {"num_warps": LAYER_WARPS.get(name, 4)}
     aligned = set(LAYER_TYPES) - {"num_tokens", "epsilon"}
-    return compiled(getattr(layer, name), capability, LAYER_TYPES, LAYER[name], aligned, options)
+    return compiled(getattr(layer, name), capability, types, LAYER[name], aligned, options)
 
 
 def of_stored(form: str, tiling: stored_product.ProductTiling, capability: int) -> dict[str, int]:
@@ -282,13 +286,19 @@ if __name__ == "__main__":
         for capability in SLOTS
     }
     said |= {
-        f"_attend_tile {name} sm_{capability}": of_attention(capability, **TILES[name])
+        f"_attend_tile {name} sm_{capability}": of_attention(
+            capability, is_narrow="narrow" in name, **TILES[name]
+        )
         for name in TILES
         for capability in SLOTS
     }
     said |= {f"take_in_blocks sm_{capability}": of_new_blocks(capability) for capability in SLOTS}
     said |= {f"join_parts sm_{capability}": of_joining(capability) for capability in SLOTS}
     said |= {f"{name} sm_{capability}": of_layer(name, capability) for name in LAYER for capability in SLOTS}
+    said |= {
+        f"_rotate_and_store narrow sm_{capability}": of_layer("_rotate_and_store", capability, is_narrow=True)
+        for capability in SLOTS
+    }
     said |= {
         f"{kernel.__name__} sm_{capability}": of_chains(kernel, capability)
         for kernel in (advance.begin_chains, advance.advance_chains)

@@ -11,6 +11,7 @@ import torch
 from outrider.decoding.choice_context import to_device
 from outrider.decoding.draft import ROOT
 from outrider.engine.cache.blocks import BlockPool
+from outrider.engine.cache.narrow import codes_of, widened
 from outrider.engine.inputs.step_input import Move, Numbers, Rows
 from outrider.engine.sequence import EngineSequence
 
@@ -209,12 +210,13 @@ class PagedCache(KeyValues):
             if len(target):
                 stored[:, target] = stored[:, source]
             if len(emptied):
-                stored.index_fill_(1, emptied, 0.0)
+                codes_of(stored).index_fill_(1, emptied, 0)
 
     def are_finite(self, slots: Rows) -> torch.Tensor:
         """Returns bool [num_slots]: whether every key and value there is finite, in all layers."""
         # A maximum is NaN if any number is NaN, and reads each number once.
-        largest = [stored[:, slots].abs().amax(dim=(0, 2, 3)) for stored in self._stored]
+        parts = [widened(stored[:, slots], torch.float32) for stored in self._stored]
+        largest = [part.abs().amax(dim=(0, 2, 3)) for part in parts]
         return torch.stack([part.float() for part in largest]).amax(dim=0).isfinite()
 
     def _move(self, sequence: EngineSequence, nodes: tuple[int, ...]) -> None:

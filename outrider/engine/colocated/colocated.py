@@ -30,7 +30,7 @@ from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 
 # Settings of the target that the model shares.
-SHARED = {"max_sequences", "self_check", "block_size", "prefill_chunk", "graphs", "device"}
+SHARED = {"cache_dtype", "max_sequences", "self_check", "block_size", "prefill_chunk", "graphs", "device"}
 
 
 class Colocated(ForeseeingDrafter):

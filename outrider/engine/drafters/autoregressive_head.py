@@ -15,6 +15,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from outrider.engine.cache.narrow import type_of_cache
 from outrider.engine.cache.paged_cache import KeyValues
 from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
 from outrider.engine.choosing.step_result import StepResult
@@ -55,7 +56,7 @@ class AutoregressiveHead(SharedHead):
             {0: self.cache_shapes[0]},
             num_blocks,
             target.settings.block_size,
-            target.dtype,
+            type_of_cache(target.settings, target.dtype),
             target.device,
         )
         if self._share[0] == 0:  # texts are known there alone

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
+from outrider.engine.cache.narrow import narrowed
 from outrider.engine.cache.paged_cache import KeyValues, LayerShape
 from outrider.engine.forward.attention_fallback import GatheredAttention
 from outrider.engine.forward.batch import Batch
@@ -90,8 +91,9 @@ def attend(
 
 def store(paged: Paged, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
     """Puts a layer's keys and values, [num_tokens, kv_heads, dim] each, into the cache."""
-    paged.cache.keys[layer][paged.batch.slots] = key
-    paged.cache.values[layer][paged.batch.slots] = value
+    keys, values = paged.cache.keys[layer], paged.cache.values[layer]
+    keys[paged.batch.slots] = narrowed(key, keys.dtype)
+    values[paged.batch.slots] = narrowed(value, values.dtype)
 
 
 def attended(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from outrider.engine.cache.narrow import widened
 from outrider.engine.cache.paged_cache import GatherSpace
 from outrider.engine.forward.attention_groups import SHARED_CALL_QUERIES, AttentionGroup
 
@@ -96,9 +97,9 @@ class GatheredAttention:
     def _context(stored: torch.Tensor, space: GatherSpace, group: AttentionGroup) -> torch.Tensor:
         """[num_lanes, kv_heads, length, dim]"""
         if group.view is not None:
-            return stored[group.view].transpose(0, 1)[None]
+            return widened(stored[group.view], group.dtype).transpose(0, 1)[None]
         assert group.blocks is not None
-        slots = space.gather(stored, group.blocks)
+        slots = widened(space.gather(stored, group.blocks), group.dtype)
         spans = slots.view(len(group.spans), -1, *stored.shape[1:])
         return spans[:, : group.length].transpose(1, 2)
 

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, get_num_threads
 
-from outrider.engine.forward.attention import Paged
+from outrider.engine.cache.narrow import NARROW
+from outrider.engine.forward.attention import Paged, store
 from outrider.engine.forward.layer_operations import Heads, LayerOperations, Norm
 from outrider.engine.kernels.cpu.functions import functions
 
@@ -42,6 +43,10 @@ class CpuOperations(LayerOperations):
             self._norm(product, heads.norm, turned, product)
         query = product.new_empty(tokens, heads.queries, heads.dim)
         slots, cosines, sines = paged.batch.slots, *rotation
+        keys, values = paged.cache.keys[heads.layer], paged.cache.values[heads.layer]
+        if is_narrow := keys.dtype == NARROW:
+            slots = slice(0, tokens)
+            keys, values = product.new_empty(2, tokens, heads.kv, heads.dim)
         self._functions.rotate_and_store(
             product.data_ptr(),
             tokens,
@@ -53,10 +58,12 @@ class CpuOperations(LayerOperations):
             None if isinstance(slots, slice) else slots.data_ptr(),
             slots.start if isinstance(slots, slice) else 0,
             query.data_ptr(),
-            paged.cache.keys[heads.layer].data_ptr(),
-            paged.cache.values[heads.layer].data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
             get_num_threads(),
         )
+        if is_narrow:
+            store(paged, heads.layer, keys, values)
         return query
 
     def gated(self, gate_up: Tensor) -> Tensor:

@@ -9,6 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outrider.engine.cache.narrow import codes_of
+from outrider.engine.kernels.narrow import narrowed
+
 HEADS_AT_ONCE = 8  # heads of a program that rotates
 NUMBERS_AT_ONCE = 1024  # numbers of a program that gates, at most
 NUMBERS_OF_A_WARP = 512  # numbers of a normed row for each warp
@@ -76,8 +79,8 @@ def _rotate_and_store(
     sines,  # [num_tokens, DIM]
     slots,  # int64 [num_tokens]
     query,  # [num_tokens, HEADS, DIM]
-    keys,  # [slots, KV_HEADS, DIM]
-    values,  # [slots, KV_HEADS, DIM]
+    keys,  # [slots, KV_HEADS, DIM], uint8 of a narrow cache
+    values,  # [slots, KV_HEADS, DIM], of the same type
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -101,9 +104,12 @@ def _rotate_and_store(
     slot = tl.load(slots + token)
     key_head, value_head = head - HEADS, head - HEADS - KV_HEADS
     to_key = inside & ((key_head >= 0) & (key_head < KV_HEADS))[:, None]
-    tl.store(keys + (slot * KV_HEADS + key_head[:, None]) * DIM + of[None, :], turned, mask=to_key)
+    key, value = turned, own
+    if keys.dtype.element_ty == tl.uint8:
+        key, value = narrowed(turned), narrowed(own)
+    tl.store(keys + (slot * KV_HEADS + key_head[:, None]) * DIM + of[None, :], key, mask=to_key)
     to_value = inside & (value_head >= 0)[:, None]
-    tl.store(values + (slot * KV_HEADS + value_head[:, None]) * DIM + of[None, :], own, mask=to_value)
+    tl.store(values + (slot * KV_HEADS + value_head[:, None]) * DIM + of[None, :], value, mask=to_value)
 
 
 @triton.jit
@@ -194,8 +200,8 @@ def rotate_and_store(
         *rotation,
         slots,
         query,
-        keys,
-        values,
+        codes_of(keys),
+        codes_of(values),
         HEADS=heads,
         KV_HEADS=kv_heads,
         DIM=dim,

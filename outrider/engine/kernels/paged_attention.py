@@ -18,10 +18,12 @@ import torch
 import triton
 import triton.language as tl
 
+from outrider.engine.cache.narrow import codes_of
 from outrider.engine.inputs.context_parts import parts_of
 from outrider.engine.inputs.paged_input import FEW_TILE, MANY_TILE, SPLIT_TILES, TILE_FIELDS, PagedInput
 from outrider.engine.kernels.block_tables import NEW_BLOCKS_AT_ONCE, take_in_blocks
 from outrider.engine.kernels.joined_parts import LOG2_E, begin_of, join_parts, joined, num_parts_of, output_of
+from outrider.engine.kernels.narrow import widened
 
 LEAST_LINES = 16  # lines of a matrix product, at least: what tl.dot takes
 
@@ -39,7 +41,8 @@ class Tiling:
 # With 64 lines or 64 slots of few rows a thread's registers do not hold what it works on.
 FEW = Tiling(FEW_TILE, lines=32, slots=32, warps=4)
 MANY = Tiling(MANY_TILE, lines=128, slots=128, warps=8)
-WINDOW_SLOTS = 64  # slots at a time, at most, with a window: a thread then holds the masks of all of them
+# Slots at a time, at most, with a window or a narrow cache: a thread holds the masks or codes of all of them.
+FEWER_SLOTS = 64
 STAGES = 2  # stages of reading ahead
 AHEAD = tl.constexpr(STAGES)
 # Registers of a thread, all that there are. Without it ptxas spills some, for more programs than are started.
@@ -51,8 +54,8 @@ WORD_BITS = tl.constexpr(64)  # bits of a word of PagedInput.ancestors
 @triton.jit(do_not_specialize=["rows", "table_stride", "words", "path_length", "splits"])
 def _attend_tile(
     query,  # [heads, rows, key_dim], by strides
-    keys,  # [slots, kv_heads, key_dim]
-    values,  # [slots, kv_heads, value_dim]
+    keys,  # [slots, kv_heads, key_dim], uint8 of a narrow cache
+    values,  # [slots, kv_heads, value_dim], of the same type
     block_tables,  # int32 [sequences, table_stride]
     tiles,  # int64 [num_tiles, TILE_FIELDS]
     work,  # int64 [5] numbers of PagedInput.work, read if contexts have parts
@@ -169,7 +172,7 @@ def _attend_tile(
                     k = tl.load(
                         keys + slot[None, :] * KEY_DIM + of_key[:, None], mask=has_key[:, None], other=0.0
                     )
-                    scores = tl.dot(q, k, input_precision=PRECISION)
+                    scores = tl.dot(q, widened(k, q.dtype), input_precision=PRECISION)
                     if SOFTCAP:
                         scores = _capped(scores * scale, softcap)
                     # The difference comes before the product: so no mask between makes it round otherwise.
@@ -182,7 +185,12 @@ def _attend_tile(
                         mask=has_value[None, :],
                         other=0.0,
                     )
-                    summed = tl.dot(probs.to(v.dtype), v, summed * fade[:, None], input_precision=PRECISION)
+                    summed = tl.dot(
+                        probs.to(q.dtype),
+                        widened(v, q.dtype),
+                        summed * fade[:, None],
+                        input_precision=PRECISION,
+                    )
                     largest = new
                 # Without a window these are few slots: reading them ahead would only take registers.
                 for place in tl.range(plain_end, part_end, N, num_stages=AHEAD if WINDOW else 1):
@@ -202,7 +210,7 @@ def _attend_tile(
                         mask=inside[None, :] & has_key[:, None],
                         other=0.0,
                     )
-                    scores = tl.dot(q, k, input_precision=PRECISION)
+                    scores = tl.dot(q, widened(k, q.dtype), input_precision=PRECISION)
                     if SOFTCAP:
                         scores = _capped(scores * scale, softcap)
                     visible = slots[None, :] < sees[:, None]
@@ -227,7 +235,12 @@ def _attend_tile(
                         mask=inside[:, None] & has_value[None, :],
                         other=0.0,
                     )
-                    summed = tl.dot(probs.to(v.dtype), v, summed * fade[:, None], input_precision=PRECISION)
+                    summed = tl.dot(
+                        probs.to(q.dtype),
+                        widened(v, q.dtype),
+                        summed * fade[:, None],
+                        input_precision=PRECISION,
+                    )
                     largest = new
                 if THIRD > 0:
                     all_largest, all_total, all_summed = joined(
@@ -330,8 +343,8 @@ class PagedAttention:
             programs = min(most, -(-self.programs * group // heads)) if third else most
             _attend_tile[(programs, heads // group)](
                 query,
-                keys,
-                values,
+                codes_of(keys),
+                codes_of(values),
                 paged.block_tables,
                 tiles,
                 paged.work,
@@ -365,7 +378,7 @@ class PagedAttention:
                 M=max(LEAST_LINES, group * tiling.rows),
                 N=min(
                     tiling.slots,
-                    tiling.slots if window is None else WINDOW_SLOTS,
+                    tiling.slots if window is None and keys.dtype == query.dtype else FEWER_SLOTS,
                     self._slots(sum(widths) * query.element_size()),
                 ),
                 TILE=tiling.rows,

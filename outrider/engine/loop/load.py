@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outrider.engine.cache.narrow import type_of_cache
 from outrider.engine.cache.paged_cache import LayerShape, PagedCache
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import UnsupportedModelError
@@ -77,7 +78,8 @@ def load_forward_pass(
         room.check_cache(settings, num_blocks * block_bytes(settings, shapes, model.dtype))
         if group is not None:
             num_blocks = group.least(num_blocks)
-        forward.use_cache(_cache_of(forward, layers, num_blocks))
+        cache_dtype = type_of_cache(settings, forward.dtype)
+        forward.use_cache(_cache_of(forward, layers, num_blocks, cache_dtype))
         drafters.allocate(num_blocks)
     forward.slow_because = _why_slow(forward, why_none)
     return forward
@@ -152,7 +154,9 @@ def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
 
     if settings.self_check:
         with timings.timed("self_check"):
-            forward.use_cache(_cache_of(forward, layers, blocks_needed(settings.block_size)))
+            # A narrow type's rounding would hide what is looked for.
+            blocks = blocks_needed(settings.block_size)
+            forward.use_cache(_cache_of(forward, layers, blocks, forward.dtype))
             check.check(settings.model, logits)
     with timings.timed("weights"):
         if forward.device.type == "cpu":
@@ -164,8 +168,8 @@ def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
         forward.use_layers()
 
 
-def _cache_of(forward: ForwardPass, layers: Probe, num_blocks: int) -> PagedCache:
-    return PagedCache(layers.shapes, num_blocks, forward.settings.block_size, forward.dtype, forward.device)
+def _cache_of(forward: ForwardPass, layers: Probe, num_blocks: int, dtype: torch.dtype) -> PagedCache:
+    return PagedCache(layers.shapes, num_blocks, forward.settings.block_size, dtype, forward.device)
 
 
 def _why_slow(forward: ForwardPass, why_no_kernel: str | None) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from outrider.engine.cache.narrow import type_of_cache
 from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.settings import EngineSettings
@@ -37,9 +38,9 @@ def blocks_in(
 
 
 def block_bytes(settings: EngineSettings, shapes: Mapping[int, LayerShape], dtype: torch.dtype) -> int:
-    """Returns the bytes of a block in all layers."""
+    """Returns the bytes of a block in all layers. dtype: type of the model."""
     numbers = sum(heads * (key_dim + value_dim) for heads, key_dim, value_dim in shapes.values())
-    return numbers * dtype.itemsize * settings.block_size
+    return numbers * type_of_cache(settings, dtype).itemsize * settings.block_size
 
 
 def free_memory(device: torch.device) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from outrider.engine.cache.narrow import type_of_cache
 from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.choosing.sampler import ADJUSTED_AT_ONCE
 from outrider.engine.errors import CacheTooSmallError
@@ -216,6 +217,8 @@ def _are_gathered(layers: Mapping[int, LayerShape], dtype: torch.dtype, settings
     """Whether attention gathers the blocks of the cache."""
     if resolve_device(settings.device).type == "cuda":
         return why_no_gpu_kernel(layers) is not None
+    if type_of_cache(settings, dtype) != dtype:  # blocks are widened in copies
+        return True
     if dtype == torch.bfloat16 and not settings.batch_invariant:
         return True
     return why_no_cpu_kernel(layers, dtype) is not None

@@ -16,9 +16,12 @@ def first_promise(
     """
     if settings.batch_invariant:
         return f"same seed, same text: exactly, in {dtype} with batch-invariant numerics"
-    if dtype == "float32" and not is_quantized:
+    rounded = ["quantized weights"] * is_quantized
+    if settings.cache_dtype != "auto":
+        rounded.append(f"a cache of {settings.cache_dtype}")
+    if dtype == "float32" and not rounded:
         return "same seed, same text: exactly but for near-ties, in float32"
-    kind = f"{dtype} with quantized weights" if is_quantized else dtype
+    kind = f"{dtype} with {' and '.join(rounded)}" if rounded else dtype
     said = f"same seed, same text: up to rounding, in {kind}: load and Drafts may change a text now and then"
     if why_refused is None:
         return f"{said}. target.batch_invariant=true makes it exact"

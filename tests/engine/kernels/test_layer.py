@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.engine.cache.narrow import NARROW, narrowed
 from outrider.engine.cache.paged_cache import KeyValues
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import paged_batch
@@ -92,6 +93,31 @@ def test_heads_are_rotated_and_stored(
     for ours, plain in zip(*found, strict=True):
         assert plain.any()
         assert_close(ours, plain)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, of the interpreter
+@KERNELS
+def test_heads_are_rounded_as_a_narrow_cache_stores_them(made: Made, dtype: torch.dtype) -> None:
+    """Bit for bit: large, tiny, and not finite numbers too; halfway between two, to the even."""
+    numbers = torch.tensor([*(2.0**power * 1.3 for power in range(-12, 14)), 0.0, 448, 464, 1e4, torch.inf])
+    numbers = torch.cat([numbers, -numbers, torch.tensor([torch.nan, 1.0625])]).to(DEVICE, dtype)
+    fed = paged_input([Feed([0], 1, 3, HeldBlocks([2]), None)], BLOCK_SIZE)
+    batch = paged_batch(fed, fed.logit_rows, BLOCK_SIZE, dtype)
+    product = numbers.repeat(3, 1)[None]
+    straight = torch.ones(1, 1, len(numbers)).to(product), torch.zeros(1, 1, len(numbers)).to(product)
+    caches = []
+    for operations in (made(), PlainOperations()):
+        cache = KeyValues({0: (1, 64, 64)}, 5, BLOCK_SIZE, NARROW, torch.device(DEVICE))
+        heads = Heads(0, 1, 1, len(numbers), None)
+        operations.rotated_and_stored(product.clone(), heads, straight, Paged(batch, cache, None))
+        caches.append(cache)
+    assert_equal(caches[0].keys[0], caches[1].keys[0])
+    assert_equal(caches[0].values[0], caches[1].values[0])
+    assert_equal(caches[0].values[0][19, 0], narrowed(numbers, NARROW))
+
+
+def assert_equal(ours: Tensor, plain: Tensor) -> None:
+    torch.testing.assert_close(ours.float(), plain.float(), atol=0.0, rtol=0.0, equal_nan=True)
 
 
 @KERNELS

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.decoding.draft import ROOT, Draft
+from outrider.engine.cache.narrow import NARROW, narrowed
 from outrider.engine.held_blocks import HeldBlocks
 from outrider.engine.inputs import paged_input as paged_input_module
 from outrider.engine.inputs.context_parts import parts_of, third_length
@@ -74,7 +75,7 @@ def attended(kernels, paged, query, keys, values, *, sinks=None, **rules):
     return kernels(paged, query, keys, values, sinks=sinks, **rules).cpu()
 
 
-def compared(attention, heads, kv_heads, dims, block_size, dtype, specs=STEP, **rules):
+def compared(attention, heads, kv_heads, dims, block_size, dtype, specs=STEP, cache_dtype=None, **rules):
     """What the kernels give, and what plain arithmetic does, float32."""
     generator = torch.Generator().manual_seed(0)
     key_dim, value_dim = dims
@@ -82,8 +83,8 @@ def compared(attention, heads, kv_heads, dims, block_size, dtype, specs=STEP, **
     def random(*shape):
         return torch.randn(*shape, generator=generator).to(dtype)
 
-    keys = random(NUM_BLOCKS * block_size, kv_heads, key_dim)
-    values = random(NUM_BLOCKS * block_size, kv_heads, value_dim)
+    keys = narrowed(random(NUM_BLOCKS * block_size, kv_heads, key_dim), cache_dtype)
+    values = narrowed(random(NUM_BLOCKS * block_size, kv_heads, value_dim), cache_dtype)
     given = paged_input(feeds_of(specs, block_size), block_size)
     query = random(len(given.slots), heads, key_dim).transpose(0, 1)
     if rules.pop("with_sinks", False):
@@ -91,6 +92,15 @@ def compared(attention, heads, kv_heads, dims, block_size, dtype, specs=STEP, **
     ours = attention(block_size)(given, query, keys, values, **rules)
     plain = PlainAttention(block_size)(given, query.float(), keys.float(), values.float(), **rules)
     return ours.float(), plain
+
+
+@KERNELS
+@pytest.mark.parametrize("case", ["groups of query heads", "a window shorter than a block"])
+def test_numbers_of_a_narrow_cache_are_widened(attention, case):
+    heads, kv_heads, dims, block_size, rules = CASES[case]
+    rules = {**rules, "cache_dtype": NARROW}
+    ours, plain = compared(attention, heads, kv_heads, dims, block_size, torch.float32, **rules)
+    torch.testing.assert_close(ours, plain, atol=2e-6, rtol=1e-5)
 
 
 CASES = {
@@ -289,15 +299,21 @@ def trees(draw):
 
 
 @needs_functions
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "cache_dtype"),
+    [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, NARROW)],
+    ids=str,
+)
 @settings(max_examples=50, deadline=None)
 @given(tree=trees(), start=st.integers(0, 90), window=st.sampled_from([None, 12]), beside=st.integers(0, 40))
-def test_cpu_row_is_the_same_alone_in_a_batch_padded_and_in_a_tree(dtype, tree, start, window, beside):
+def test_cpu_row_is_the_same_alone_in_a_batch_padded_and_in_a_tree(
+    dtype, cache_dtype, tree, start, window, beside
+):
     """Bit for bit, in either layout of a tree."""
     generator = torch.Generator().manual_seed(start)
     path_blocks = HeldBlocks(range(NUM_BLOCKS, NUM_BLOCKS + 16))  # blocks beside those of the sequences
     slots = (NUM_BLOCKS + 16) * 8
-    keys, values = (torch.randn(slots, 2, 32, generator=generator).to(dtype) for _ in range(2))
+    keys, values = (torch.randn(slots, 2, 32, generator=generator).to(cache_dtype) for _ in range(2))
     feed, *others = feeds_of([(start, 1 + len(tree), tree), *[(beside, 3, None)] * (beside > 0)], 8)
     count, attend = 1 + len(tree), CpuAttention(8)
     query = torch.randn(16, 4, 32, generator=generator).to(dtype)

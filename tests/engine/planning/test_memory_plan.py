@@ -85,6 +85,18 @@ def test_weights_and_cache_take_what_was_planned(engine: Engine, plan: MemoryPla
     assert (plan.vocab_size, plan.context_length) == (engine.vocab_size, engine.max_length)
 
 
+@needs_functions
+def test_plan_of_a_narrow_cache_counts_its_bytes_and_the_blocks_that_are_widened(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "llama")
+    wide = EngineSettings(model=str(folder), cache_memory=2**20, max_sequences=RUNNING, prefill_chunk=64)
+    narrow = wide.model_copy(update={"cache_dtype": "float8_e4m3fn"})
+    plans = [plan_memory(skeleton(settings), settings, MEMORY) for settings in (wide, narrow)]
+    assert plans[0].block == 4 * plans[1].block
+    assert plans[0].activations < plans[1].activations
+    assert plans[1].cache == allocated_cache(Engine.from_settings(narrow)._cache)
+    check_largest_step(narrow)
+
+
 def test_without_packed_layers_a_tied_embedding_is_planned_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

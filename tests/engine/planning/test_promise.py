@@ -5,19 +5,22 @@ import pytest
 from outrider.engine.planning.promise import first_promise
 from outrider.engine.settings import EngineSettings
 
+NARROW = "float8_e4m3fn"
+
 
 @pytest.mark.parametrize(
-    ("invariant", "dtype", "quantized", "refusal", "told"),
+    ("invariant", "dtype", "quantized", "cache", "refusal", "told"),
     [
-        (True, "bfloat16", False, None, "exactly, in bfloat16 with batch-invariant numerics"),
-        (True, "float16", True, None, "exactly, in float16 with batch-invariant numerics"),
-        (False, "float32", False, None, "exactly but for near-ties, in float32"),
-        (False, "float32", True, None, "up to rounding, in float32 with quantized weights: "),
-        (False, "bfloat16", False, "experts mix", "up to rounding, in bfloat16: "),
+        (True, "bfloat16", False, "auto", None, "exactly, in bfloat16 with batch-invariant numerics"),
+        (True, "float16", True, "auto", None, "exactly, in float16 with batch-invariant numerics"),
+        (False, "float32", False, "auto", None, "exactly but for near-ties, in float32"),
+        (False, "float32", True, "auto", None, "up to rounding, in float32 with quantized weights: "),
+        (False, "float32", False, NARROW, None, "up to rounding, in float32 with a cache of float8_e4m3fn: "),
+        (False, "bfloat16", False, "auto", "experts mix", "up to rounding, in bfloat16: "),
     ],
 )
-def test_first_promise_tells_how_far_it_holds(invariant, dtype, quantized, refusal, told):
-    settings = EngineSettings(model="m", batch_invariant=invariant)
+def test_first_promise_tells_how_far_it_holds(invariant, dtype, quantized, cache, refusal, told):
+    settings = EngineSettings(model="m", batch_invariant=invariant, cache_dtype=cache)
     said = first_promise(settings, dtype, is_quantized=quantized, why_refused=refusal)
     assert said.startswith(f"same seed, same text: {told}")
 

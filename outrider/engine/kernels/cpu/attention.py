@@ -1,11 +1,14 @@
 """Attention that reads the cache where it lies."""
 
 import ctypes
+from dataclasses import replace
 
 import torch
 from torch import Tensor, get_num_threads
 
-from outrider.engine.inputs.paged_input import PagedInput
+from outrider.decoding.draft import MAX_NODES
+from outrider.engine.cache.narrow import widened
+from outrider.engine.inputs.paged_input import END, LANE, PagedInput
 from outrider.engine.kernels.cpu.functions import functions
 
 WIDEST_VECTOR = 16  # numbers of a register with AVX512; the dimensions of heads are multiples of it
@@ -29,7 +32,10 @@ class _Attention(ctypes.Structure):
 
 
 class CpuAttention:
-    """Implements outrider.engine.forward.kernel.Kernel. Its sums run in float32; padding gets zeros."""
+    """Implements outrider.engine.forward.kernel.Kernel. Its sums run in float32; padding gets zeros.
+
+    It reads keys and values of the query's type. Blocks of a narrow cache are widened before.
+    """
 
     is_asynchronous = False
 
@@ -53,6 +59,8 @@ class CpuAttention:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
+        if keys.dtype != query.dtype:
+            paged, keys, values = self._widened(paged, keys, values, query.dtype)
         (heads, rows, key_dim), (_, kv_heads, value_dim) = query.shape, values.shape
         output = query.new_empty(rows, heads, value_dim)
         tiles = paged.few_tiles, paged.many_tiles
@@ -86,3 +94,19 @@ class CpuAttention:
         )
         self._attend[query.dtype](ctypes.byref(given), get_num_threads())
         return output
+
+    def _widened(
+        self, paged: PagedInput[Tensor], keys: Tensor, values: Tensor, dtype: torch.dtype
+    ) -> tuple[PagedInput[Tensor], Tensor, Tensor]:
+        """Returns keys and values of the blocks that are read, and the input with their numbers there."""
+        tiles = torch.cat([paged.few_tiles, paged.many_tiles])
+        drafted = MAX_NODES if paged.paths.shape[1] else 0  # nodes off a chain lie behind its end
+        ends = tiles.new_zeros(len(paged.block_tables))
+        ends.scatter_reduce_(0, tiles[:, LANE], tiles[:, END] + drafted, "amax")
+        are_read = torch.arange(paged.block_tables.shape[1]) * self._block_size < ends[:, None]
+        blocks, numbers = paged.block_tables[are_read].unique(return_inverse=True)
+        tables = torch.zeros_like(paged.block_tables)
+        tables[are_read] = numbers
+        read = [stored.unflatten(0, (-1, self._block_size))[blocks] for stored in (keys, values)]
+        keys, values = (widened(stored, dtype).flatten(0, 1) for stored in read)
+        return replace(paged, block_tables=tables), keys, values
