@@ -80,13 +80,13 @@ def check_shares(settings: EngineSettings) -> None:
         )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(whole, dtype=torch.bfloat16)
-    _check_heads(config, model.tp_plan, size, given, is_quantized=is_quantized(whole))
+    _check_heads(config, model.tp_plan, size, given)
     _check_bytes(model, given)
     if is_quantized(whole):
         _check_stored(StoredCheckpoint(whole, settings.model).layers(model), model.tp_plan, size, given)
 
 
-def _check_heads(config: Any, plan: Plan, size: int, given: str, *, is_quantized: bool) -> None:
+def _check_heads(config: Any, plan: Plan, size: int, given: str) -> None:
     """Raises UnsupportedModelError if a head would be split."""
     divided = {name.rpartition(".")[2] for name, style in plan.items() if style == DIVIDED} & {*KEYS}
     if not divided:
@@ -95,7 +95,7 @@ def _check_heads(config: Any, plan: Plan, size: int, given: str, *, is_quantized
         for count in sorted(numbers_of(config, name)):
             if count % size == 0:
                 continue
-            may_repeat = divided == {"k_proj"} and name in KV_HEADS and not is_quantized
+            may_repeat = divided == {"k_proj"} and name in KV_HEADS
             copies, rest = divmod(size, count)
             if may_repeat and not rest and not any(dim % copies for dim in _head_dims(config)):
                 continue  # as many ranks hold the same head

@@ -29,6 +29,7 @@ from outrider.engine.loading.download import WANTED
 from outrider.engine.loading.stored import ONE_BYTE, Header, headers, local_headers
 from outrider.engine.loading.stored_formats import BESIDE, CODES, METHODS, read_weight
 from outrider.engine.loading.text_part import OTHER_PARTS, name_in_text
+from outrider.engine.parallel.layers import KEYS_AND_VALUES, repeat_heads
 from outrider.engine.parallel.plan import ROWWISE, WHOLE, style_of_parameter
 
 CONTENTLESS = torch.device("meta")
@@ -142,11 +143,19 @@ class StoredCheckpoint:
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if "distributed_config" in options else (0, 1)
         for name, kept in layers.items():
             style = style_of_parameter(f"{name}.weight", model.tp_plan)
-            weight = share_of(self._read(name, device, kept.shape[1]), style, rank, ranks)
+            owner, _, kind = name.rpartition(".")
+            part, parts = rank, ranks
+            if kind in KEYS_AND_VALUES:
+                attention = model.get_submodule(owner)
+                copies = max(ranks * attention.head_dim // kept.shape[0], 1)  # ranks that hold the same head
+                part, parts = rank // copies, ranks // copies
+                if kind == "k_proj":
+                    repeat_heads(attention, copies)
+            weight = share_of(self._read(name, device, kept.shape[1]), style, part, parts)
             bias = self._tensor(f"{name}.bias", device)
             if bias is not None:
                 bias = bias.to(model.dtype)
-                bias = bias if len(bias) == weight.shape[0] else bias.chunk(ranks)[rank].clone()
+                bias = bias if len(bias) == weight.shape[0] else bias.chunk(parts)[part].clone()
             model.set_submodule(name, StoredLinear(weight, bias))
         return model, found
 

@@ -157,9 +157,15 @@ def _complete_head(linear: nn.Linear, kind: str, attention: nn.Module) -> None:
         own = parts.chunk(size // copies)[rank // copies].clone()  # frees the other shares
         setattr(linear, name, nn.Parameter(own, requires_grad=False))
     linear.out_features = len(linear.weight)
+    if kind == "k_proj":
+        repeat_heads(attention, copies)
+
+
+def repeat_heads(attention: nn.Module, copies: int) -> None:
+    """Tells attention that as many ranks hold each of its key/value heads, with fewer query heads each."""
     groups: int | None = getattr(attention, "num_key_value_groups", None)
-    if kind == "k_proj" and groups is not None:
-        vars(attention)["num_key_value_groups"] = groups // copies  # query heads of a key head at this rank
+    if groups is not None:
+        vars(attention)["num_key_value_groups"] = groups // copies
 
 
 def share_out(module: nn.Module, rank: int, ranks: int) -> bool:

@@ -114,7 +114,8 @@ class ModelSkeleton:
             kind = quantization if is_linear else None
             kept = self._stored.get(name.removesuffix(".weight"))
             if kept is not None and kind is None:
-                size += share_of(kept, style_of_parameter(name, self._model.tp_plan), 0, devices).num_bytes
+                style, parts = style_of_parameter(name, self._model.tp_plan), self._parts_of(name, devices)
+                size += share_of(kept, style, 0, parts).num_bytes
                 continue
             whole = self._bytes_of(weight, kind, on_cuda, is_head=owner is head)
             size += -(-whole // self._parts_of(name, devices))

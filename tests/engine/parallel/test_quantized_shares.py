@@ -69,6 +69,15 @@ def test_two_processes_say_what_one_says_of_the_weights_meant(
     assert said == texts(Engine.from_settings(settings_of(meant)))
 
 
+@pytest.mark.parametrize("name", ["fp8", "compressed int4, zeros"])
+def test_four_processes_with_two_heads_of_keys_say_what_one_says(
+    four_ranks: Ranks, tmp_path: Path, name: str
+) -> None:
+    quantized, meant = quantize(write_checkpoint(tmp_path / "plain", "qwen2"), name, tmp_path)
+    [said, *_] = four_ranks.run(say, follow_on, settings_of(quantized, tensor_parallel=4))
+    assert said == texts(Engine.from_settings(settings_of(meant)))
+
+
 @dataclass(frozen=True)
 class Loaded:
     numbers: dict[str, Tensor]  # numbers of stored layers
@@ -96,6 +105,18 @@ def test_each_rank_keeps_its_share_as_it_is_stored(ranks: Ranks, tmp_path: Path,
         for layer, numbers in whole.items():
             parts = numbers.chunk(2, int(layer.endswith(ADDING_UP)))
             assert torch.equal(of_rank.numbers[layer], parts[rank]), layer
+        assert of_rank.size == pytest.approx(planned, rel=0.01)
+
+
+def test_each_of_four_ranks_keeps_one_of_two_heads_of_keys(four_ranks: Ranks, tmp_path: Path) -> None:
+    quantized, _ = quantize(write_checkpoint(tmp_path / "plain", "llama"), "fp8", tmp_path)
+    whole = load(None, settings_of(quantized)).numbers
+    shared = settings_of(quantized, tensor_parallel=4)
+    planned = skeleton(shared).weight_bytes(4)
+    for rank, of_rank in enumerate(four_ranks.run(load, load, shared)):
+        for name in ("k_proj", "v_proj"):
+            layer = f"model.layers.0.self_attn.{name}"
+            assert torch.equal(of_rank.numbers[layer], whole[layer].chunk(2)[rank // 2])
         assert of_rank.size == pytest.approx(planned, rel=0.01)
 
 
