@@ -110,7 +110,7 @@ LAYER_TYPES = {
     "stride": "i32",
     "output_stride": "i32",
     "num_tokens": "i32",
-    "epsilon": "fp32",
+    **dict.fromkeys(("epsilon", "key_factor", "value_factor"), "fp32"),
 }
 LAYER: dict[str, dict[str, Any]] = {
     "_norm": {"SIZE": 4096, "WIDTH": 4096},
@@ -226,7 +226,7 @@ def of_joining(capability: int) -> dict[str, int]:
 def of_layer(name: str, capability: int, *, is_narrow: bool = False) -> dict[str, int]:
     types = {**LAYER_TYPES, **dict.fromkeys(("keys", "values"), "*u8")} if is_narrow else LAYER_TYPES
     options = {"num_warps": LAYER_WARPS.get(name, 4)}
-    aligned = set(LAYER_TYPES) - {"num_tokens", "epsilon"}
+    aligned = set(LAYER_TYPES) - {"num_tokens", "epsilon", "key_factor", "value_factor"}
     return compiled(getattr(layer, name), capability, types, LAYER[name], aligned, options)
 
 

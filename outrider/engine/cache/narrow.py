@@ -5,6 +5,8 @@ that has stored it included. So what the target says of a token is the same in a
 rollback and from a shared prefix.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -15,19 +17,29 @@ LARGEST = torch.finfo(NARROW).max
 _NUMBERS = torch.arange(256, dtype=torch.uint8).view(NARROW).float()  # numbers by their codes
 
 
+class Scales(NamedTuple):
+    """Powers of two by which keys and values of a layer are divided before a narrow cache stores them."""
+
+    keys: float = 1.0
+    values: float = 1.0
+
+
 def type_of_cache(settings: ModelSettings, dtype: torch.dtype) -> torch.dtype:
     """Returns the type of cached keys and values. dtype: type of the model."""
     found: torch.dtype = dtype if settings.cache_dtype == "auto" else getattr(torch, settings.cache_dtype)
     return found
 
 
-def narrowed(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+def narrowed(numbers: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     """Returns the numbers as a cache of this type stores them.
 
     Beyond the narrow type's range they become its largest number, and NaN if they are not finite.
+
+    scale: number that they are divided by, if the type is narrow.
     """
     if dtype != NARROW:
         return numbers
+    numbers = numbers / scale
     return (numbers.clamp(-LARGEST, LARGEST) + (numbers - numbers)).to(NARROW)
 
 

@@ -4,6 +4,7 @@ import hashlib
 import math
 import mmap
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -11,10 +12,11 @@ import torch
 from outrider.decoding.choice_context import to_device
 from outrider.decoding.draft import ROOT
 from outrider.engine.cache.blocks import BlockPool
-from outrider.engine.cache.narrow import codes_of, widened
+from outrider.engine.cache.narrow import Scales, codes_of, widened
 from outrider.engine.inputs.step_input import Move, Numbers, Rows
 from outrider.engine.sequence import EngineSequence
 
+NO_SCALES: Mapping[int, Scales] = MappingProxyType({})
 LayerShape = tuple[int, int, int]  # key/value heads, key dimension, value dimension
 
 
@@ -54,9 +56,15 @@ class KeyValues:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        scales: Mapping[int, Scales] = NO_SCALES,
     ) -> None:
-        """num_blocks: without the spare block, to which padding is written."""
+        """
+        Args:
+            num_blocks: number without the spare block, to which padding is written.
+            scales: scales of layers in a narrow cache; other layers have 1.
+        """
         self.block_size = block_size
+        self.scales = dict.fromkeys(shapes, Scales()) | dict(scales)
         self.key_space, self.value_space = GatherSpace(block_size), GatherSpace(block_size)
         self.spare_block = num_blocks
         slots = (num_blocks + 1) * block_size
@@ -82,8 +90,9 @@ class PagedCache(KeyValues):
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        scales: Mapping[int, Scales] = NO_SCALES,
     ) -> None:
-        super().__init__(shapes, num_blocks, block_size, dtype, device)
+        super().__init__(shapes, num_blocks, block_size, dtype, device, scales)
         self.pool = BlockPool(num_blocks)
         self._moves: list[Move] = []  # still to be made
         self._cleared: list[Numbers] = []  # slots, still to be filled with zeros

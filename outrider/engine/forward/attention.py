@@ -91,9 +91,9 @@ def attend(
 
 def store(paged: Paged, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
     """Puts a layer's keys and values, [num_tokens, kv_heads, dim] each, into the cache."""
-    keys, values = paged.cache.keys[layer], paged.cache.values[layer]
-    keys[paged.batch.slots] = narrowed(key, keys.dtype)
-    values[paged.batch.slots] = narrowed(value, values.dtype)
+    keys, values, scale = paged.cache.keys[layer], paged.cache.values[layer], paged.cache.scales[layer]
+    keys[paged.batch.slots] = narrowed(key, keys.dtype, scale.keys)
+    values[paged.batch.slots] = narrowed(value, values.dtype, scale.values)
 
 
 def attended(
@@ -108,19 +108,22 @@ def attended(
 ) -> torch.Tensor:
     """Attends to all that the cache holds, the tokens included: [num_tokens, heads, value_dim]."""
     batch, cache = paged.batch, paged.cache
-    keys, values = cache.keys[layer], cache.values[layer]
+    keys, values, scale = cache.keys[layer], cache.values[layer], cache.scales[layer]
+    scaling = scale.keys * (query.shape[2] ** -0.5 if scaling is None else scaling)
     if paged.kernel is not None and batch.paged is not None:
-        return paged.kernel(
+        output = paged.kernel(
             batch.paged, query, keys, values, scaling=scaling, window=window, softcap=softcap, sinks=sinks
         )
-    spaces = cache.key_space, cache.value_space
-    gathered = GatheredAttention(keys, values, *spaces, query.shape[0], scaling, window, softcap, sinks)
-    if len(batch.groups) == 1:
-        return gathered.attend(batch.groups[0], query).contiguous()  # some models take views
-    output = query.new_zeros(query.shape[1], query.shape[0], values.shape[2])
-    for group in batch.groups:
-        output[group.output_rows] = gathered.attend(group, query)
-    return output
+    else:
+        spaces = cache.key_space, cache.value_space
+        gathered = GatheredAttention(keys, values, *spaces, query.shape[0], scaling, window, softcap, sinks)
+        if len(batch.groups) == 1:
+            output = gathered.attend(batch.groups[0], query).contiguous()  # some models take views
+        else:
+            output = query.new_zeros(query.shape[1], query.shape[0], values.shape[2])
+            for group in batch.groups:
+                output[group.output_rows] = gathered.attend(group, query)
+    return output if scale.values == 1.0 else output.mul_(scale.values)
 
 
 AttentionInterface.register(ATTENTION, attend)

@@ -29,8 +29,9 @@ class FusedOperations(LayerOperations):
         if heads.norm is not None:
             query_key = product[:, : heads.queries + heads.kv]
             layer.norm(query_key, heads.norm.weight, heads.norm.epsilon, query_key)
-        keys, values = paged.cache.keys[heads.layer], paged.cache.values[heads.layer]
-        return layer.rotate_and_store(product, rotation, paged.batch.slots, keys, values)
+        cache, number = paged.cache, heads.layer
+        stored = cache.keys[number], cache.values[number], cache.scales[number]
+        return layer.rotate_and_store(product, rotation, paged.batch.slots, *stored)
 
     def gated(self, gate_up: Tensor) -> Tensor:
         return layer.gate(gate_up)

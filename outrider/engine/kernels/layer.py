@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.engine.cache.narrow import codes_of
+from outrider.engine.cache.narrow import Scales, codes_of
 from outrider.engine.kernels.narrow import narrowed
 
 HEADS_AT_ONCE = 8  # heads of a program that rotates
@@ -81,6 +81,8 @@ def _rotate_and_store(
     query,  # [num_tokens, HEADS, DIM]
     keys,  # [slots, KV_HEADS, DIM], uint8 of a narrow cache
     values,  # [slots, KV_HEADS, DIM], of the same type
+    key_factor,  # power of two, which multiplies the keys in a narrow cache
+    value_factor,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -106,7 +108,7 @@ def _rotate_and_store(
     to_key = inside & ((key_head >= 0) & (key_head < KV_HEADS))[:, None]
     key, value = turned, own
     if keys.dtype.element_ty == tl.uint8:
-        key, value = narrowed(turned), narrowed(own)
+        key, value = narrowed(turned, key_factor), narrowed(own, value_factor)
     tl.store(keys + (slot * KV_HEADS + key_head[:, None]) * DIM + of[None, :], key, mask=to_key)
     to_value = inside & (value_head >= 0)[:, None]
     tl.store(values + (slot * KV_HEADS + value_head[:, None]) * DIM + of[None, :], value, mask=to_value)
@@ -190,6 +192,7 @@ def rotate_and_store(
     slots: Tensor | slice,  # int64 [num_tokens]; on a GPU a tensor
     keys: Tensor,  # [..., kv_heads, dim], all slots
     values: Tensor,  # [..., kv_heads, dim]
+    scales: Scales,
 ) -> Tensor:
     """Rotates queries and keys, stores keys and values; returns the queries: [num_tokens, heads, dim]."""
     (num_tokens, all_heads, dim), kv_heads = product.shape, keys.shape[-2]
@@ -202,6 +205,8 @@ def rotate_and_store(
         query,
         codes_of(keys),
         codes_of(values),
+        1.0 / scales.keys,
+        1.0 / scales.values,
         HEADS=heads,
         KV_HEADS=kv_heads,
         DIM=dim,

@@ -17,9 +17,9 @@ EXPONENT = tl.constexpr((127 - 7) << 3)  # difference of the exponents' biases, 
 
 
 @triton.jit
-def narrowed(numbers):
-    """Returns numbers as a narrow cache stores them: uint8 codes."""
-    wide = numbers.to(tl.float32)
+def narrowed(numbers, factor):
+    """Returns numbers, times a power of two, as a narrow cache stores them: uint8 codes."""
+    wide = numbers.to(tl.float32) * factor
     sign = (wide.to(tl.int32, bitcast=True) >> 24) & 128
     size = tl.minimum(tl.abs(wide), _LARGEST)
     bits = size.to(tl.int32, bitcast=True)

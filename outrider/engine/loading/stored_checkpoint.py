@@ -5,6 +5,7 @@ of it. The weights of experts, which are no linear layers in transformers, are w
 they load.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from copy import copy
@@ -178,6 +179,13 @@ class StoredCheckpoint:
                 yield name, self._opened(name).get_slice(self._headers[name].name)
             else:
                 yield name, _Widened(self._widened, owner)
+
+    def matching(self, pattern: re.Pattern[str]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+        """Yields the groups of each tensor's name that the pattern finds, and the tensor."""
+        self.fetch()
+        for name in sorted(self._headers):
+            if found := pattern.search(name):
+                yield found.groups(), self._opened(name).get_tensor(self._headers[name].name)
 
     def _widened(self, owner: str) -> Tensor:
         """Returns the weight of an expert, or of all experts of a layer in the order of transformers."""

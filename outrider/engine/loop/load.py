@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.engine.cache.narrow import type_of_cache
+from outrider.engine.cache.narrow import NARROW, type_of_cache
 from outrider.engine.cache.paged_cache import LayerShape, PagedCache
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import UnsupportedModelError
@@ -19,6 +19,7 @@ from outrider.engine.held_blocks import HeldBlocks
 from outrider.engine.inputs.paged_input import FEW_QUERIES
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.kernels.cache_folder import use_writable_cache_folder
+from outrider.engine.loading.cache_scales import cache_scales
 from outrider.engine.loading.context import context_because, context_length
 from outrider.engine.loading.self_check.check import SelfCheck
 from outrider.engine.loading.self_check.script import blocks_needed
@@ -169,7 +170,9 @@ def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
 
 
 def _cache_of(forward: ForwardPass, layers: Probe, num_blocks: int, dtype: torch.dtype) -> PagedCache:
-    return PagedCache(layers.shapes, num_blocks, forward.settings.block_size, dtype, forward.device)
+    """dtype: type of cached numbers."""
+    scales = cache_scales(forward.settings.model) if dtype == NARROW else {}
+    return PagedCache(layers.shapes, num_blocks, forward.settings.block_size, dtype, forward.device, scales)
 
 
 def _why_slow(forward: ForwardPass, why_no_kernel: str | None) -> tuple[str, ...]:

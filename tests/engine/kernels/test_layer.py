@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outrider.engine.cache.narrow import NARROW, narrowed
+from outrider.engine.cache.narrow import NARROW, Scales, narrowed
 from outrider.engine.cache.paged_cache import KeyValues
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import paged_batch
@@ -107,13 +107,14 @@ def test_heads_are_rounded_as_a_narrow_cache_stores_them(made: Made, dtype: torc
     straight = torch.ones(1, 1, len(numbers)).to(product), torch.zeros(1, 1, len(numbers)).to(product)
     caches = []
     for operations in (made(), PlainOperations()):
-        cache = KeyValues({0: (1, 64, 64)}, 5, BLOCK_SIZE, NARROW, torch.device(DEVICE))
+        scales = {0: Scales(0.5, 4.0)}
+        cache = KeyValues({0: (1, 64, 64)}, 5, BLOCK_SIZE, NARROW, torch.device(DEVICE), scales)
         heads = Heads(0, 1, 1, len(numbers), None)
         operations.rotated_and_stored(product.clone(), heads, straight, Paged(batch, cache, None))
         caches.append(cache)
     assert_equal(caches[0].keys[0], caches[1].keys[0])
     assert_equal(caches[0].values[0], caches[1].values[0])
-    assert_equal(caches[0].values[0][19, 0], narrowed(numbers, NARROW))
+    assert_equal(caches[0].values[0][19, 0], narrowed(numbers, NARROW, 4.0))
 
 
 def assert_equal(ours: Tensor, plain: Tensor) -> None:
