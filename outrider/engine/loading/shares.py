@@ -91,7 +91,9 @@ def _check_heads(config: Any, plan: Plan, size: int, given: str) -> None:
     divided = {name.rpartition(".")[2] for name, style in plan.items() if style == DIVIDED} & {*KEYS}
     if not divided:
         return  # every rank computes all heads
-    for name in (*KV_HEADS, "num_attention_heads"):
+    # Keys that are expanded from latent vectors have as many heads as queries.
+    counted = () if divided == {"kv_b_proj"} else KV_HEADS
+    for name in (*counted, "num_attention_heads"):
         for count in sorted(numbers_of(config, name)):
             if count % size == 0:
                 continue
