@@ -6,12 +6,13 @@ from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.outcomes import RANKS, SEQUENCE_MEMORY, Branch, Outcomes, rank_of
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.sampler import Choices
-from outrider.engine.tasks.propose import CoupledProposeTask, alternatives_of, chain, extended
+from outrider.engine.tasks.propose import CoupledProposeTask, alternatives_of, chain, extended, take_further
 from outrider.engine.tasks.propose_parallel import ParallelProposeTask
 from outrider.engine.tasks.task import Task
 from outrider.engine.work import AheadOutcome, PreparedTree, Result
 from outrider.learning.agreement import agreement
 from outrider.learning.mean import Mean
+from outrider.pace.settings import MAX_DEPTH
 
 
 class PrepareTask(Task):
@@ -19,15 +20,24 @@ class PrepareTask(Task):
 
     A branch begins with the last token of a likely Verdict. If that token follows the whole Draft, another
     step first feeds the Draft's last token. The result is never waited for.
+
+    A device may first go on along its own guess, in a single step: the Draft and the best token after it.
     """
 
     ranks = RANKS
 
-    def __init__(self, task: CoupledProposeTask | ParallelProposeTask, branches: list[Branch]) -> None:
+    def __init__(
+        self,
+        task: CoupledProposeTask | ParallelProposeTask,
+        branches: list[Branch],
+        *,
+        goes_on: bool = False,
+    ) -> None:
         """
         Args:
             task: task that made the Draft; prepared Drafts are as deep and have as many alternatives.
-            branches: likely verdicts.
+            branches: likely verdicts, the likeliest first.
+            goes_on: whether its own guess comes before all other branches, if that is the likeliest.
         """
         super().__init__(task.sequence, task.sequence.clock())
         self._round = task.work.round
@@ -36,6 +46,8 @@ class PrepareTask(Task):
         self._depth = task.depth
         self._alternatives = task.alternatives
         self._branches = branches
+        own_guess = [Branch(len(self._chain), 0)]
+        self._first = own_guess if goes_on and branches[:1] == own_guess else []  # before all branches
         self._own = len(task.sequence.pending)  # number of pending nodes that belong to the Draft
         self._steps: list[float] = []  # seconds of each step
         self._fed = 0  # fed tokens
@@ -51,6 +63,16 @@ class PrepareTask(Task):
         return list(range(len(self.sequence.pending), len(self.tree())))
 
     @property
+    def positions(self) -> int:  # type: ignore[override]
+        """Positions along its own guess that are not known yet; 1 if its next step feeds all branches."""
+        if not self._after(self._first):
+            return 1
+        (guess,) = self._first
+        parent, count = self._parent(guess), self._room(guess) + 1
+        known = 0 if parent is None else len(chain(self.sequence, count, parent))
+        return min(count - known, MAX_DEPTH)
+
+    @property
     def is_complete(self) -> bool:
         """Whether nothing is left to draft, or the cache that it began with was lost."""
         return not self.nodes()
@@ -61,8 +83,9 @@ class PrepareTask(Task):
         self.sequence.draft.top_tokens |= {
             first + index: top_tokens for index, top_tokens in enumerate(choices.top_tokens)
         }
-        self._steps.append(self.steps[-1].step.seconds)
-        self._fed += len(choices.top_tokens)
+        further = take_further(self.sequence, choices.further)
+        self._steps += [self.steps[-1].step.seconds] * (1 + further)
+        self._fed += len(choices.top_tokens) + further
         self.done = self.is_complete
         return (
             [PreparedTree(self.sequence.number, self._round, self.draft(), self.timings())]
@@ -94,11 +117,14 @@ class PrepareTask(Task):
 
     def _next(self) -> list[tuple[int, int]]:
         """Returns the parent and the token of each node to feed next."""
-        sequence = self.sequence
-        if ROOT not in sequence.draft.top_tokens:
+        if ROOT not in self.sequence.draft.top_tokens:
             return []
-        nodes: dict[tuple[int, int], None] = {}
-        for branch in self._branches:
+        return self._after(self._first) or self._after(self._branches)
+
+    def _after(self, branches: list[Branch]) -> list[tuple[int, int]]:
+        """Returns the parent and the token of each node to feed next for these branches."""
+        sequence, nodes = self.sequence, dict[tuple[int, int], None]()
+        for branch in branches:
             parent = self._parent(branch)
             if parent is None:  # the whole Draft must be fed first
                 fed = sequence.pending.path_of(self._chain)

@@ -16,16 +16,17 @@ MOST_BRANCHES = (MAX_NODES - 2 * MAX_DEPTH) // (2 * MAX_DEPTH + 1)
 class DraftAhead:
     """Preparation of a draft between two pieces of work, for each sequence."""
 
-    def __init__(self, branches: int, drafter: TaskDrafter) -> None:
+    def __init__(self, branches: int, drafter: TaskDrafter, *, goes_on: bool) -> None:
         """
         Args:
             branches: likely verdicts of all sequences together; 0: nothing is prepared.
             drafter: maker of the tasks.
+            goes_on: whether the device feeds what it chooses, without the host.
         """
         self.unfinished: dict[int, PrepareTask] = {}  # tasks for idle time, by number of their sequence
         self._newest: dict[int, PrepareTask] = {}  # newest tasks, even if done or given up
         self._branches = branches
-        self._drafter = drafter
+        self._drafter, self._goes_on = drafter, goes_on
         self._outcomes = Outcomes()
 
     @property
@@ -67,7 +68,8 @@ class DraftAhead:
             return  # its Drafts only serve to judge the drafter
         share = min(max(self._branches // (len(self.unfinished) + 1), 1), MOST_BRANCHES)
         branches = self._outcomes.likeliest(sequence.draft.acceptance_rate, draft.chain_length, share)
-        unfinished = self._drafter.prepare(task, branches)
+        goes_on = self._goes_on and sequence.needs_no_text
+        unfinished = self._drafter.prepare(task, branches, goes_on=goes_on)
         if unfinished is not None:
             self._newest[sequence.number] = self.unfinished[sequence.number] = unfinished
 

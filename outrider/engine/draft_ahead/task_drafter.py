@@ -28,12 +28,13 @@ class TaskDrafter(ABC):
     def sampled(self, given: Assignment) -> ProposeTask:
         """Returns the task that makes a Draft for rejection sampling."""
 
-    def prepare(self, task: ProposeTask, branches: list[Branch]) -> PrepareTask | None:
+    def prepare(self, task: ProposeTask, branches: list[Branch], *, goes_on: bool) -> PrepareTask | None:
         """Returns the task that prepares Drafts for verdicts on the Draft of ``task``; None: it cannot.
 
         Args:
             task: a task that ``coupled`` of this class returned.
-            branches: likely verdicts.
+            branches: likely verdicts, the likeliest first.
+            goes_on: whether the device feeds what it chooses for this sequence, without the host.
         """
         return None
 
@@ -47,9 +48,9 @@ class TokenByToken(TaskDrafter):
     def sampled(self, given: Assignment) -> ProposeTask:
         return SampledProposeTask(given)
 
-    def prepare(self, task: ProposeTask, branches: list[Branch]) -> PrepareTask | None:
+    def prepare(self, task: ProposeTask, branches: list[Branch], *, goes_on: bool) -> PrepareTask | None:
         assert isinstance(task, CoupledProposeTask)
-        return PrepareTask(task, branches)
+        return PrepareTask(task, branches, goes_on=goes_on)
 
 
 class InOnePass(TaskDrafter):
@@ -68,6 +69,6 @@ class InOnePass(TaskDrafter):
     def sampled(self, given: Assignment) -> ProposeTask:
         return ParallelSampledProposeTask(given, self._mask_token)
 
-    def prepare(self, task: ProposeTask, branches: list[Branch]) -> PrepareTask | None:
+    def prepare(self, task: ProposeTask, branches: list[Branch], *, goes_on: bool) -> PrepareTask | None:
         assert isinstance(task, ParallelProposeTask)
         return ParallelPrepareTask(task, branches)

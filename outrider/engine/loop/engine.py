@@ -75,7 +75,7 @@ class Engine:
         row = row_of(self.settings.worker_drafter or by_checkpoint)
         branches = self.settings.draft_ahead
         assert branches is not None  # in settings in force nothing is left open
-        self._draft_ahead = DraftAhead(branches, row.load()(runner.mask_token))
+        self._draft_ahead = DraftAhead(branches, row.load()(runner.mask_token), goes_on=runner.launches_early)
         self._queue = WorkQueue(
             self._cache, self._draft_ahead, self._batch_delay, self.vocab_size, self.max_length, clock
         )

@@ -65,7 +65,8 @@ class Scheduler:
                 blame(task.sequence, error)
             if item is not None:
                 selected.append((task, item))
-        return selected
+        # A device that goes on by itself would wait for the host with those that it cannot go on with.
+        return [pair for pair in selected if pair[0].positions > 1] or selected
 
     def select_next(self, selected: Selected, tasks: Mapping[int, Task]) -> list[DecodeTask]:
         """Returns the tasks of the step after this step, as far as known before its tokens are chosen.

@@ -89,22 +89,11 @@ class CoupledProposeTask(ProposeTask):
             pending, forced = self.sequence.pending, len(self._forced)
             for node in range(len(pending) - forced, len(pending)):
                 self.sequence.draft.top_tokens[pending.parents[node]] = (pending.tokens[node],)
-            self._know(choices.top_tokens[0], choices.further)
+            self.sequence.draft.top_tokens[len(pending) - 1] = choices.top_tokens[0]
+            take_further(self.sequence, choices.further)
             self._forced = []
         self.done = self._is_complete()
         return [self.result()] if self.done else []
-
-    def _know(self, top_tokens: tuple[int, ...], further: Sequence[tuple[int, ...]]) -> None:
-        """Stores the top tokens after the newest node, and top tokens of further positions."""
-        sequence = self.sequence
-        newest, fed = len(sequence.pending) - 1, list[int]()
-        sequence.draft.top_tokens[newest] = top_tokens
-        for best in further:
-            if top_tokens[0] in sequence.end_token_ids:
-                break
-            fed.append(top_tokens[0])
-            sequence.draft.top_tokens[newest + len(fed)] = top_tokens = best
-        sequence.pending = with_chain(sequence.pending, newest, fed)
 
     def chain(self) -> list[int]:
         """Returns the known tokens of the chain."""
@@ -200,6 +189,22 @@ def chain(sequence: EngineSequence, depth: int, node: int = ROOT, rank: int = 0)
             break
         following = sequence.pending.child(following, tokens[-1])
     return tokens
+
+
+def take_further(sequence: EngineSequence, further: Sequence[tuple[int, ...]]) -> int:
+    """Stores top tokens of positions after those of the newest node; returns the number of fed tokens.
+
+    At each position the best token of the position before was fed.
+    """
+    newest, top_tokens, fed = len(sequence.pending) - 1, sequence.draft.top_tokens, list[int]()
+    for best in further:
+        token = top_tokens[newest + len(fed)][0]
+        if token in sequence.end_token_ids:
+            break
+        fed.append(token)
+        top_tokens[newest + len(fed)] = best
+    sequence.pending = with_chain(sequence.pending, newest, fed)
+    return len(fed)
 
 
 def top_tokens_of(sequence: EngineSequence, tokens: Sequence[int]) -> tuple[tuple[int, ...], ...]:
