@@ -1,4 +1,4 @@
-"""docs/adding-a-model.md: its example runs through the fast decoder, and its table names every field."""
+"""docs/adding-a-model.md: its example runs through the fast decoder, and its tables name every field."""
 
 import logging
 import re
@@ -13,7 +13,7 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.forward.decoder import Decoder
 from outrider.engine.loop.engine import Engine
 from outrider.engine.models import registry
-from outrider.engine.models.architecture import Architecture
+from outrider.engine.models.architecture import Architecture, Mixture
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import differences, reference, write_checkpoint
@@ -77,9 +77,9 @@ def test_example_not_registered_runs_through_transformers(passes: list[Decoder],
     assert not differences(reference(folder, PROMPTS, COUNT), found)
 
 
-def test_table_names_every_field_of_a_description() -> None:
+def test_tables_name_every_field_of_a_description() -> None:
     named = {name for row in re.findall(r"^\| (`.*?) \|", PAGE.read_text(), re.M) for name in row.split(", ")}
-    assert named == {f"`{field.name}`" for field in fields(Architecture)}
+    assert named == {f"`{field.name}`" for kind in (Architecture, Mixture) for field in fields(kind)}
 
 
 def test_register_model_that_has_a_row_is_refused() -> None:

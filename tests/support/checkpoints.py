@@ -34,6 +34,33 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gpt_neox": {},
     "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 512},
     "qwen3_moe": {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    "qwen2_moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64,
+        "norm_topk_prob": False,
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24},
+    "glm4_moe": {
+        "head_dim": 16,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.5,
+        "use_qk_norm": True,
+        "num_nextn_predict_layers": 0,
+    },
+    "minimax_m2": {
+        "head_dim": 16,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 32,
+        "rotary_dim": 8,
+    },
     "afmoe": {
         "head_dim": 16,
         "num_experts": 4,
@@ -65,6 +92,9 @@ def write_checkpoint(folder: Path, model_type: str, seed: int = 0, **settings: A
         for weight in model.parameters():
             if weight.ndim >= 2:
                 weight.normal_(0, 0.15)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0, 0.15)
     model.generation_config.eos_token_id = config.eos_token_id
     model.save_pretrained(folder)
     return folder

@@ -21,6 +21,7 @@ from outrider.engine.kernels import (
     advance,
     block_tables,
     choice,
+    experts,
     joined_parts,
     layer,
     paged_attention,
@@ -119,6 +120,7 @@ LAYER: dict[str, dict[str, Any]] = {
         "HEADS": 32,
         "KV_HEADS": 8,
         "DIM": 128,
+        "TURNING": 128,
         "WIDTH": 128,
         "TILE": layer.HEADS_AT_ONCE,
     },
@@ -173,6 +175,25 @@ STORED: dict[str, tuple[dict[str, Any], set[str]]] = {  # constants, and the par
     "mxfp4": ({"KIND": "e2m1", "GROUP": 32, "SPAN": 32, "SPANS": 4, "SHARED": 2}, {"scales"}),
     "nvfp4": ({"KIND": "e2m1", "GROUP": 16, "SPAN": 16, "SPANS": 8, "SHARED": 2}, {"scales", "factors"}),
 }
+# Experts of Qwen3-30B-A3B; their product to gate and up has two sums.
+EXPERT_TYPES = {
+    **STORED_TYPES,
+    **dict.fromkeys(("logits", "correction", "weights"), "*fp32"),
+    "chosen": "*i64",
+    **dict.fromkeys(("pairs", "begin"), "*i32"),
+    "products": "*bf16",
+    "num_pairs": "i32",
+    "scaling": "fp32",
+}
+EXPERTS: dict[str, dict[str, Any]] = {
+    "_route": {"EXPERTS": 128, "WIDTH": 128, "SLOTS": 8, "SLOT_WIDTH": 8, "SCORES": "sigmoid"}
+    | {"GROUPS": 8, "KEPT": 4, "GROUP_WIDTH": 8, "NORMALIZED": True},
+    "_sort": {"EXPERTS": 128, "WIDTH": experts.PAIRS_AT_ONCE},
+    "_add_up": {"SLOTS": 8, "SIZE": 2048, "WIDTH": experts.NUMBERS_AT_ONCE},
+}
+EXPERT_WARPS = {"_route": 1}
+PLAIN = {"KIND": "plain", "GROUP": 2048, "SPAN": 64, "SPANS": 1, "SHARED": 1}
+CHOSEN = {"plain": (PLAIN, set[str]()), **STORED}
 SLOTS = {89: 32, 90: 128}  # at a time, as much as their memory holds
 
 
@@ -242,6 +263,26 @@ def of_stored(form: str, tiling: stored_product.ProductTiling, capability: int) 
     )
 
 
+def of_experts(name: str, capability: int) -> dict[str, int]:
+    aligned = {name for name, kind in EXPERT_TYPES.items() if "*" in kind}
+    options = {"num_warps": EXPERT_WARPS.get(name, 4)}
+    return compiled(getattr(experts, name), capability, EXPERT_TYPES, EXPERTS[name], aligned, options)
+
+
+def of_chosen(form: str, tiling: stored_product.ProductTiling, capability: int) -> dict[str, int]:
+    """The product of chosen experts to gate and up."""
+    constants, parts = CHOSEN[form]
+    missing = {"scales", "zeros", "factors", "bias"} - parts
+    types = {name: kind for name, kind in EXPERT_TYPES.items() if name not in missing}
+    types |= {"codes": "*bf16"} if form == "plain" else {}
+    sizes = {"EXPERTS": 128, "WIDTH": 128, "SLOTS": 8, "OUTPUTS": 768, "INPUTS": 2048, "GATED": True}
+    constants = {**constants, **sizes, "SLOPE": 1.702, "LIMIT": 7.0, **dict.fromkeys(missing)}
+    constants |= {"TILE": tiling.outputs, "ROWS": tiling.rows}
+    options = {"num_warps": tiling.warps, "num_stages": tiling.stages, "enable_fp_fusion": True}
+    aligned = {name for name, kind in types.items() if "*" in kind}
+    return compiled(experts._multiply_chosen, capability, types, constants, aligned, options)
+
+
 def compiled(
     kernel: Any,
     capability: int,
@@ -309,6 +350,17 @@ if __name__ == "__main__":
             form, tiling, capability
         )
         for form in STORED
+        for tiling in stored_product.TILINGS
+        for capability in SLOTS
+    }
+    said |= {
+        f"{name} sm_{capability}": of_experts(name, capability) for name in EXPERTS for capability in SLOTS
+    }
+    said |= {
+        f"_multiply_chosen {form} {tiling.outputs} by {tiling.rows} sm_{capability}": of_chosen(
+            form, tiling, capability
+        )
+        for form in CHOSEN
         for tiling in stored_product.TILINGS
         for capability in SLOTS
     }

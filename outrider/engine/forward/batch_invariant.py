@@ -25,6 +25,7 @@ from outrider.engine.inputs.block_tables import NOTHING_NEW, BlockTables
 from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
 from outrider.engine.inputs.paged_input import PagedInput, PagedLayout, fill
 from outrider.engine.inputs.step_input import NOTHING_FED, Feed, StepInput
+from outrider.engine.models.registry import architecture_of
 from outrider.engine.step_timings import Path
 
 # Tokens of a pass, by the kind of device: a GPU takes hardly longer for 64 than for a single token.
@@ -128,7 +129,7 @@ def padded_pass(
     )
 
 
-def _are_experts(path: str, module: Any) -> bool:
+def are_experts(path: str, module: Any) -> bool:
     """Whether a token chooses between the module's weights, by the names that transformers gives such."""
     return path.rpartition(".")[2] == "experts" or "Experts" in type(module).__name__
 
@@ -144,6 +145,9 @@ def check_rows_are_apart(model: Any, name: str) -> None:
 
 def why_rows_mix(model: Any) -> str | None:
     """Returns why a token's result depends on others beyond attention in any shape; None: it does not."""
-    if any(_are_experts(path, module) for path, module in model.named_modules()):
+    architecture = architecture_of(model)
+    if architecture is not None and architecture.mixture is not None:
+        return None  # experts are those of outrider/engine/forward/experts.py
+    if any(are_experts(path, module) for path, module in model.named_modules()):
         return "how many tokens an expert multiplies at once depends on the others"
     return None

@@ -1,16 +1,18 @@
 """Operations of a Llama-family decoder layer between its matrix products, on a CPU."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, get_num_threads
 
 from outrider.engine.cache.narrow import NARROW
 from outrider.engine.forward.attention import Paged, store
-from outrider.engine.forward.layer_operations import Heads, LayerOperations, Norm
+from outrider.engine.forward.layer_operations import Heads, Norm, PlainOperations
 from outrider.engine.kernels.cpu.functions import functions
 
 
-class CpuOperations(LayerOperations):
-    """Implements outrider.engine.forward.layer_operations.LayerOperations."""
+class CpuOperations(PlainOperations):
+    """Computes in compiled functions what they can compute, and the rest by torch."""
 
     def __init__(self) -> None:
         self._functions = functions()
@@ -38,9 +40,11 @@ class CpuOperations(LayerOperations):
     def rotated_and_stored(
         self, product: Tensor, heads: Heads, rotation: tuple[Tensor, Tensor], paged: Paged
     ) -> Tensor:
-        turned, tokens = heads.queries + heads.kv, product.shape[0]
-        if heads.norm is not None:
-            self._norm(product, heads.norm, turned, product)
+        for part, norm in heads.normed_parts(product):
+            self._norm(part, norm, part.shape[1], part)
+        if rotation[0].shape[-1] < heads.dim:
+            return super().rotated_and_stored(product, replace(heads, norms=()), rotation, paged)
+        tokens = product.shape[0]
         query = product.new_empty(tokens, heads.queries, heads.dim)
         slots, cosines, sines = paged.batch.slots, *rotation
         keys, values = paged.cache.keys[heads.layer], paged.cache.values[heads.layer]

@@ -4,15 +4,15 @@ import torch
 from torch import Tensor
 
 from outrider.engine.forward.attention import Paged
-from outrider.engine.forward.layer_operations import Heads, LayerOperations, Norm
-from outrider.engine.kernels import layer
+from outrider.engine.forward.layer_operations import Heads, Norm, PlainOperations, Routing
+from outrider.engine.kernels import experts, layer
 
 # Compute capabilities of GPUs on which the kernel that sums up ranks has passed its tests: none so far.
 SUMS_ON: frozenset[tuple[int, int]] = frozenset()
 
 
-class FusedOperations(LayerOperations):
-    """Implements outrider.engine.forward.layer_operations.LayerOperations."""
+class FusedOperations(PlainOperations):
+    """Computes by kernels of its own, and by torch what has none."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
         """capability: compute capability of the GPU."""
@@ -26,15 +26,25 @@ class FusedOperations(LayerOperations):
     def rotated_and_stored(
         self, product: Tensor, heads: Heads, rotation: tuple[Tensor, Tensor], paged: Paged
     ) -> Tensor:
-        if heads.norm is not None:
-            query_key = product[:, : heads.queries + heads.kv]
-            layer.norm(query_key, heads.norm.weight, heads.norm.epsilon, query_key)
+        for part, norm in heads.normed_parts(product):
+            layer.norm(part, norm.weight, norm.epsilon, part)
         cache, number = paged.cache, heads.layer
         stored = cache.keys[number], cache.values[number], cache.scales[number]
         return layer.rotate_and_store(product, rotation, paged.batch.slots, *stored)
 
     def gated(self, gate_up: Tensor) -> Tensor:
         return layer.gate(gate_up)
+
+    def routed(self, logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+        return experts.route(
+            logits,
+            routing.correction,
+            routing.groups or (1, 1),
+            routing.slots,
+            routing.scores,
+            routing.scaling,
+            is_normalized=routing.is_normalized,
+        )
 
     def summed_and_normed(self, parts: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
         if not self._sums_ranks:

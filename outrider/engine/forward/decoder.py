@@ -8,6 +8,7 @@ operations, on a GPU ten kernels, and no module but its matrix products:
 - ranks that share the model sum up states: rank 0 has added the residual to its part, the other ranks not;
 - queries and keys are rotated together, by cosines and sines that are computed once per step;
 - a norm reads its numbers once;
+- experts are computed by outrider/engine/forward/experts.py, with the states that they are added to;
 - of the last layer's states only the rows whose logits are wanted are normed.
 
 The result is within rounding of transformers'. The self-check compares the two at load.
@@ -19,18 +20,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor, nn, sigmoid
 
 from outrider.engine.forward.attention import Paged, attended
 from outrider.engine.forward.cpu_operations import CpuOperations
+from outrider.engine.forward.experts import ExpertRouter, Experts
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.layer_operations import Heads, LayerOperations, Norm, PlainOperations
-from outrider.engine.forward.linear import AddingLinear, Projection
+from outrider.engine.forward.linear import AddingLinear, Projection, function_of
 from outrider.engine.kernels.cpu.functions import compiled
-from outrider.engine.models.architecture import Architecture
+from outrider.engine.models.architecture import Architecture, Mixture
 from outrider.engine.models.registry import architecture_of
 from outrider.engine.parallel.layers import RowParallelLinear
-from outrider.engine.parallel.sums import add_up_in_order, gathered
+from outrider.engine.parallel.sums import Sum, add_up_in_order, gathered
+
+Part = Callable[[Tensor, Tensor], Tensor]  # takes states and rows [num_tokens, ...], returns states and more
 
 
 class Decoder:
@@ -57,7 +61,7 @@ class Decoder:
         self._rotary = part(architecture.rotary)
         self._norm = norm = part(architecture.last_norm)  # another module in a part of the model
         self._usual_norm = _norm_of(norm) if hasattr(norm, "variance_epsilon") else None
-        self._head = _function_of(part(architecture.head))
+        self._head = function_of(part(architecture.head))
         self._hidden_layers = tuple(number % (1 + len(self._layers)) for number in hidden_layers)
 
     def __call__(self, paged: Paged) -> tuple[Tensor, Tensor | None]:
@@ -114,16 +118,17 @@ class _Layer:
         # Read at each step: the self-check shortens windows for a while.
         self._window = None if architecture.window is None else attrgetter(architecture.window)
         shared = getattr(attention, architecture.query_key_value[0]).shared
-        self._query_key_value = _function_of(shared.product)
+        self._query_key_value = function_of(shared.product)
         dim: int = attention.head_dim
         queries, kv, _ = (width // dim for width in shared.widths)
-        norms = [getattr(attention, name) for name in architecture.query_key_norm or ()]
-        self._heads = Heads(attention.layer_idx, queries, kv, dim, _norm_of_heads(norms, queries, kv))
+        named = architecture.query_key_norm or ()  # GLM-4.5-Air leaves them out
+        norms = [getattr(attention, name) for name in named if hasattr(attention, name)]
+        self._heads = Heads(attention.layer_idx, queries, kv, dim, _norms_of_heads(norms, queries, kv, dim))
+        self._sinks = None if architecture.sinks is None else attrgetter(architecture.sinks)(attention)
         mlp_norm = _norm_of(layer.get_submodule(architecture.mlp_norm))
         output = getattr(attention, architecture.attention_output)
-        self._add_output = _adding_and_norming(output, mlp_norm, operations)
-        self._gate_up = _function_of(getattr(mlp, architecture.gate_up[0]).shared.product)
-        self._add_down = _adding_and_norming(getattr(mlp, architecture.down), next_norm, operations)
+        self._add_output = _adding_product(output, mlp_norm, operations)
+        self._add_mlp = _mlp_of(mlp, architecture, next_norm, operations)
 
     def __call__(
         self, states: Tensor, normed: Tensor, rotation: tuple[Tensor, Tensor], paged: Paged
@@ -148,55 +153,82 @@ class _Layer:
             query.transpose(0, 1),
             scaling=self._scaling,
             window=None if self._window is None else self._window(self._attention),
+            sinks=self._sinks,
         )
         states, normed = self._add_output(states, output.flatten(1))
-        return self._add_down(states, operations.gated(self._gate_up(normed)))
+        return self._add_mlp(states, normed)
+
+
+def _mlp_of(
+    mlp: Any, architecture: Architecture, norm: Norm | None, operations: LayerOperations
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Returns a function that adds the gated product of rows, or their experts, to states, and norms it."""
+    if mixture := _mixture_of(mlp, architecture):
+        part = _part_of_mixture(mlp, architecture, mixture, operations)
+        return _adding_and_norming(part, getattr(mlp, mixture.experts).add, None, norm, operations)
+    gate_up = function_of(getattr(mlp, architecture.gate_up[0]).shared.product)
+    add_down = _adding_product(getattr(mlp, architecture.down), norm, operations)
+    return lambda states, rows: add_down(states, operations.gated(gate_up(rows)))
+
+
+def _mixture_of(mlp: nn.Module, architecture: Architecture) -> Mixture | None:
+    """Returns the mixture of a layer; None if the layer has a gated product."""
+    mixture = architecture.mixture
+    return mixture if mixture is not None and hasattr(mlp, mixture.experts) else None
 
 
 def _norm_of(module: Any) -> Norm:
     return Norm(module.weight, module.variance_epsilon)
 
 
-def _norm_of_heads(norms: Sequence[Any], queries: int, kv: int) -> Norm | None:
-    """Returns one norm for all query and key heads; None if the model norms no heads."""
+def _norms_of_heads(norms: Sequence[Any], queries: int, kv: int, dim: int) -> tuple[Norm, ...]:
+    """Returns norms of query and key heads: of each head, or of all heads together."""
     if not norms:
-        return None
+        return ()
     query, key = norms
+    if query.weight.numel() > dim:
+        return tuple(Norm(norm.weight[None], norm.variance_epsilon) for norm in norms)
     weights = [query.weight.expand(queries, -1), key.weight.expand(kv, -1)]
-    return Norm(torch.cat(weights), query.variance_epsilon)
-
-
-def _function_of(product: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Returns the product of rows [num_rows, in_features], without a module's hooks if possible."""
-    return product.multiply if isinstance(product, AddingLinear) else product
+    return (Norm(torch.cat(weights), query.variance_epsilon),)
 
 
 def _adding_and_norming(
-    product: nn.Module, norm: Norm | None, operations: LayerOperations
+    part: Part, add: Sum | None, bias: Tensor | None, norm: Norm | None, operations: LayerOperations
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Returns a function that adds the product of rows to states, and norms the sum.
+    """Returns a function that takes states and rows, and returns the next states and these by the norm.
 
-    The function returns the sum and its norm; without ``norm`` the sum twice.
+    Args:
+        part: this rank's part of the sum.
+        add: sums over the ranks; None: the part is whole.
+        bias: added behind that.
+        norm: None: the function returns the states twice.
     """
-    add = _adding(product)
-    if norm is None:
-        return lambda states, rows: (add(states, rows),) * 2
-    in_order = isinstance(product, RowParallelLinear) and product.add is add_up_in_order
-    if in_order and product.bias is None:
-        part = _part_of(product)
+    if norm is not None and add is add_up_in_order and bias is None:
         return lambda states, rows: operations.summed_and_normed(gathered(part(states, rows)), norm)
 
     def add_and_norm(states: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        states = add(states, rows)
-        return states, operations.normed(states, norm)
+        states = part(states, rows)
+        if add is not None:
+            states = add(states)
+        if bias is not None:
+            states = states.add_(bias)
+        return states, states if norm is None else operations.normed(states, norm)
 
     return add_and_norm
 
 
-def _adding(product: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns a function that adds the product of rows to states, in place if possible."""
+def _adding_product(
+    product: nn.Module, norm: Norm | None, operations: LayerOperations
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Returns a function that adds the product of rows to states, and norms the sum."""
+    part = _part_of(product)
     if isinstance(product, RowParallelLinear):
-        return _adding_over_ranks(product)
+        return _adding_and_norming(part, product.add, product.bias, norm, operations)
+    return _adding_and_norming(part, None, None, norm, operations)
+
+
+def _adding(product: nn.Module) -> Part:
+    """Returns a function that adds the product of rows to states, in place if possible."""
     if isinstance(product, AddingLinear):
         multiply = product.multiply
         return lambda states, rows: multiply(rows, states)
@@ -206,23 +238,44 @@ def _adding(product: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda states, rows: product(rows).add_(states)
 
 
-def _adding_over_ranks(product: RowParallelLinear) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns a function that adds the product of the rows of all ranks to states, which all ranks have.
+def _part_of(product: nn.Module) -> Part:
+    """Returns a function from states and rows to this rank's part of the sum of states and product.
 
-    Rank 0 exchanges its part with the states in it, so that no rank needs another kernel to add them.
+    Rank 0 has the states in its part, so that no rank needs another kernel to add them.
     """
-    add_up, bias, part = product.add, product.bias, _part_of(product)
-    if bias is None:
-        return lambda states, rows: add_up(part(states, rows))
-    return lambda states, rows: add_up(part(states, rows)).add_(bias)
-
-
-def _part_of(product: RowParallelLinear) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns a function from states and rows to this rank's part of their sum."""
+    if not isinstance(product, RowParallelLinear):
+        return _adding(product)
     if dist.get_rank() == 0:
         return _adding(product.linear)
-    multiply = _function_of(product.linear)
+    multiply = function_of(product.linear)
     return lambda states, rows: multiply(rows)
+
+
+def _part_of_mixture(
+    mlp: Any, architecture: Architecture, mixture: Mixture, operations: LayerOperations
+) -> Part:
+    """Returns a function from states and rows to this rank's part of the sum of states and experts."""
+    experts: Experts = getattr(mlp, mixture.experts)
+    route = ExpertRouter(mixture, mlp, operations)
+    is_first = experts.add is None or dist.get_rank() == 0
+    shared = None if mixture.shared is None else mlp.get_submodule(mixture.shared)
+    down: Any = None if shared is None else getattr(shared, architecture.down)
+    if shared is None or not (is_first or isinstance(down, RowParallelLinear)):  # rank 0 has it whole
+        return lambda states, rows: experts.multiply(rows, *route(rows), states if is_first else None)
+    gate_up = function_of(getattr(shared, architecture.gate_up[0]).shared.product)
+    if mixture.shared_gate is None:
+        add_down = _part_of(down)
+        return lambda states, rows: experts.multiply(
+            rows, *route(rows), add_down(states, operations.gated(gate_up(rows)))
+        )
+    multiply = function_of(down.linear if isinstance(down, RowParallelLinear) else down)
+    weigh = function_of(mlp.get_submodule(mixture.shared_gate))
+
+    def part(states: Tensor, rows: Tensor) -> Tensor:
+        product = multiply(operations.gated(gate_up(rows))) * sigmoid(weigh(rows))
+        return experts.multiply(rows, *route(rows), product + states if is_first else product)
+
+    return part
 
 
 def decoder_of(model: Any, hidden_layers: Collection[int], operations: LayerOperations) -> Decoder | None:
@@ -231,12 +284,16 @@ def decoder_of(model: Any, hidden_layers: Collection[int], operations: LayerOper
     if architecture is None or getattr(model.config, architecture.activation) != "silu":
         return None
     for layer in model.get_submodule(architecture.layers):
-        for module, names in (
-            (architecture.attention, architecture.query_key_value),
-            (architecture.mlp, architecture.gate_up),
-        ):
-            if not isinstance(getattr(layer.get_submodule(module), names[0]), Projection):
+        mlp, attention = layer.get_submodule(architecture.mlp), layer.get_submodule(architecture.attention)
+        joined = [getattr(attention, architecture.query_key_value[0])]
+        if mixture := _mixture_of(mlp, architecture):
+            if not isinstance(getattr(mlp, mixture.experts), Experts):
                 return None
+            mlp = None if mixture.shared is None else mlp.get_submodule(mixture.shared)
+        if mlp is not None:
+            joined.append(getattr(mlp, architecture.gate_up[0]))
+        if not all(isinstance(projection, Projection) for projection in joined):
+            return None
     return Decoder(model, architecture, hidden_layers, operations)
 
 

@@ -3,6 +3,7 @@
 On a GPU each of them is one kernel instead: outrider.engine.forward.cuda_operations.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.engine.forward.attention import Paged, store
+from outrider.engine.models.architecture import Scores
 from outrider.engine.parallel.sums import summed
 
 
@@ -33,7 +35,27 @@ class Heads:
     queries: int
     kv: int  # heads of keys, and as many of values
     dim: int
-    norm: Norm | None  # norm of each query and key head; None: the model has none
+    norms: tuple[Norm, ...]  # norms of the first heads, one after the other, each with weight [groups, size]
+
+    def normed_parts(self, product: Tensor) -> Iterator[tuple[Tensor, Norm]]:
+        """Yields views [num_tokens, groups, size] of a product [num_tokens, heads, dim], and their norms."""
+        first = 0
+        for norm in self.norms:
+            heads = norm.weight.numel() // self.dim
+            yield product[:, first : first + heads].view(len(product), -1, norm.size), norm
+            first += heads
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How a token chooses its experts."""
+
+    scores: Scores
+    slots: int  # experts that a token chooses
+    correction: Tensor | None  # float32 [experts], added to scores for the choice alone
+    groups: tuple[int, int] | None  # groups of neighbouring experts, and groups that count
+    is_normalized: bool  # whether the weights of the chosen sum up to ``scaling``
+    scaling: float  # factor of the weights
 
 
 class LayerOperations(Protocol):
@@ -51,7 +73,7 @@ class LayerOperations(Protocol):
 
         Args:
             product: [num_tokens, query heads, then key and value heads, head_dim], which may be overwritten.
-            rotation: cosines, and sines with a negated first half, [num_tokens, 1, head_dim].
+            rotation: cosines, and sines with a negated first half, [num_tokens, 1, dimensions that turn].
 
         Returns:
             queries [num_tokens, heads, head_dim]
@@ -59,6 +81,13 @@ class LayerOperations(Protocol):
 
     def gated(self, gate_up: Tensor) -> Tensor:
         """Returns silu(gate) * up [num_tokens, size] of gate and up [num_tokens, 2 * size]."""
+
+    def routed(self, logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+        """Chooses experts by float32 [num_tokens, experts]; of equal scores the first counts as the highest.
+
+        Returns:
+            chosen, int64, and their weights, float32, [num_tokens, slots] each, the highest score first
+        """
 
     def summed_and_normed(self, parts: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
         """Returns the sum of the parts as sums.summed adds them, and the sum's norm: [num_tokens, size] each.
@@ -88,8 +117,8 @@ class PlainOperations(LayerOperations):
     ) -> Tensor:
         turned = heads.queries + heads.kv
         query_key, value = product[:, :turned], product[:, turned:]
-        if heads.norm is not None:
-            query_key = self.normed(query_key, heads.norm)
+        for part, norm in heads.normed_parts(product):
+            part.copy_(self.normed(part, norm))
         query_key = rotated(query_key, *rotation)
         store(paged, heads.layer, query_key[:, heads.queries :], value)
         return query_key[:, : heads.queries]
@@ -98,7 +127,42 @@ class PlainOperations(LayerOperations):
         gate, up = gate_up.chunk(2, -1)
         return nn.functional.silu(gate).mul_(up)
 
+    def routed(self, logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+        """Computes scores in float64: rounded, they do not tell how torch cut the rows into vectors."""
+        wide = logits.double()
+        if routing.scores == "sigmoid":
+            scores = wide.sigmoid().float()
+        else:
+            scores = wide.softmax(-1).float() if routing.scores == "softmax" else logits
+        ranked = scores if routing.correction is None else scores + routing.correction
+        if routing.groups is not None and routing.groups[0] > routing.groups[1]:
+            ranked = _in_best_groups(ranked, *routing.groups)
+        chosen = _best(ranked, routing.slots)
+        weights = scores.gather(-1, chosen)
+        if routing.scores == "softmax of chosen":
+            weights = weights.double().softmax(-1).float()
+        elif routing.is_normalized:
+            weights = weights / torch.stack(weights.unbind(-1)).sum(0)[:, None]
+        return chosen, weights * routing.scaling
+
+
+def _in_best_groups(scores: Tensor, groups: int, kept: int) -> Tensor:
+    """Returns scores [num_tokens, experts], lowered to -inf outside the groups with the best two experts."""
+    grouped = scores.view(len(scores), groups, -1)
+    best = _best(grouped.topk(2).values.sum(-1), kept)
+    is_left_out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, False)
+    return grouped.masked_fill(is_left_out[..., None], float("-inf")).view_as(scores)
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """Returns the places of the highest scores, the first of equal scores first."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+
 
 def rotated(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Returns heads [num_tokens, heads, head_dim] rotated by their positions."""
-    return torch.addcmul(heads * cosines, heads.roll(heads.shape[-1] // 2, -1), sines)
+    """Returns heads [num_tokens, heads, head_dim] whose first dimensions are rotated by their positions."""
+    turning = cosines.shape[-1]
+    if turning < heads.shape[-1]:
+        first = rotated(heads[..., :turning], cosines, sines)
+        return torch.cat([first, heads[..., turning:]], -1)
+    return torch.addcmul(heads * cosines, heads.roll(turning // 2, -1), sines)

@@ -136,6 +136,11 @@ class PackedLinear(AddingLinear):
         self.multiply = PRODUCTS[weight.dtype](weight.detach(), bias)
 
 
+def function_of(product: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Returns the product of rows [num_rows, in_features], without a module's hooks if possible."""
+    return product.multiply if isinstance(product, AddingLinear) else product
+
+
 Product = Callable[[Tensor, Tensor | None], nn.Module]  # takes weight and bias, as PackedLinear does
 
 

@@ -75,8 +75,8 @@ def _sum_and_norm(
 @triton.jit
 def _rotate_and_store(
     product,  # [num_tokens, HEADS + 2 * KV_HEADS, DIM]
-    cosines,  # [num_tokens, DIM]
-    sines,  # [num_tokens, DIM]
+    cosines,  # [num_tokens, TURNING]
+    sines,  # [num_tokens, TURNING]
     slots,  # int64 [num_tokens]
     query,  # [num_tokens, HEADS, DIM]
     keys,  # [slots, KV_HEADS, DIM], uint8 of a narrow cache
@@ -86,6 +86,7 @@ def _rotate_and_store(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
+    TURNING: tl.constexpr,  # first dimensions of a head, which turn
     WIDTH: tl.constexpr,  # a power of two
     TILE: tl.constexpr,  # heads at once
 ):
@@ -95,9 +96,11 @@ def _rotate_and_store(
     inside = (head < HEADS + 2 * KV_HEADS)[:, None] & (of < DIM)[None, :]
     start = product + (token * (HEADS + 2 * KV_HEADS) + head[:, None]) * DIM
     own = tl.load(start + of[None, :], mask=inside, other=0.0)
-    pair = tl.load(start + ((of + DIM // 2) % DIM)[None, :], mask=inside, other=0.0)
-    cosine = tl.load(cosines + token * DIM + of, mask=of < DIM, other=0.0).to(tl.float32)[None, :]
-    sine = tl.load(sines + token * DIM + of, mask=of < DIM, other=0.0).to(tl.float32)[None, :]
+    turns = of < TURNING
+    other = tl.where(turns, (of + TURNING // 2) % TURNING, of)
+    pair = tl.load(start + other[None, :], mask=inside, other=0.0)
+    cosine = tl.load(cosines + token * TURNING + of, mask=turns, other=1.0).to(tl.float32)[None, :]
+    sine = tl.load(sines + token * TURNING + of, mask=turns, other=0.0).to(tl.float32)[None, :]
     straight = (own.to(tl.float32) * cosine).to(own.dtype).to(tl.float32)
     across = (pair.to(tl.float32) * sine).to(own.dtype).to(tl.float32)
     turned = (straight + across).to(own.dtype)
@@ -188,7 +191,7 @@ def _warps(width: int) -> int:
 
 def rotate_and_store(
     product: Tensor,  # [num_tokens, heads + 2 * kv_heads, dim]
-    rotation: tuple[Tensor, Tensor],  # cosines and sines, each [num_tokens, dim]
+    rotation: tuple[Tensor, Tensor],  # cosines and sines, each [num_tokens, ..., dimensions that turn]
     slots: Tensor | slice,  # int64 [num_tokens]; on a GPU a tensor
     keys: Tensor,  # [..., kv_heads, dim], all slots
     values: Tensor,  # [..., kv_heads, dim]
@@ -210,6 +213,7 @@ def rotate_and_store(
         HEADS=heads,
         KV_HEADS=kv_heads,
         DIM=dim,
+        TURNING=rotation[0].shape[-1],
         WIDTH=triton.next_power_of_2(dim),
         TILE=HEADS_AT_ONCE,
         num_warps=4,

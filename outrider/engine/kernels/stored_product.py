@@ -1,4 +1,4 @@
-"""Product of rows with a stored weight on a GPU: one Triton kernel that widens codes in registers.
+"""Product of rows with a weight on a GPU: one Triton kernel that widens stored codes in registers.
 
 A code becomes a number of the rows' type exactly. Tensor cores multiply it, sums are float32, and a group's
 scale multiplies the sum of the group. The inputs are added span after span in one order, by instructions that
@@ -8,11 +8,12 @@ do not depend on how many rows there are. So a row's result has the same bits al
 from dataclasses import dataclass
 from math import gcd
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.engine.kernels.stored_weight import BITS, LONGEST_SPAN, StoredWeight
+from outrider.engine.kernels.stored_weight import BITS, LEAST_SPAN, LONGEST_SPAN, StoredWeight
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,17 @@ class ProductTiling:
     warps: int
     stages: int  # loads under way
 
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        """What a kernel is compiled and launched with."""
+        return {
+            "TILE": self.outputs,
+            "ROWS": self.rows,
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+            "enable_fp_fusion": True,
+        }
+
 
 # Each for at most its rows, so that a weight is read once; the last for more rows too.
 TILINGS = (ProductTiling(64, 16, 4, 6), ProductTiling(64, 64, 4, 3), ProductTiling(128, 64, 8, 3))
@@ -31,7 +43,9 @@ TILINGS = (ProductTiling(64, 16, 4, 6), ProductTiling(64, 64, 4, 3), ProductTili
 
 @triton.jit
 def _widened(codes, KIND: tl.constexpr, TYPE: tl.constexpr):
-    """Returns the values of codes, uint8, in a type that holds them exactly."""
+    """Returns the values of codes, uint8, in a type that holds them exactly; numbers are their own values."""
+    if KIND == "plain":
+        return codes.to(TYPE)
     if KIND == "int8":
         return codes.to(tl.int8, bitcast=True).to(TYPE)
     if KIND == "int4":
@@ -43,6 +57,56 @@ def _widened(codes, KIND: tl.constexpr, TYPE: tl.constexpr):
     else:
         number = ((bits & 7) << 22 | (bits & 8) << 28).to(tl.float32, bitcast=True) * 2.0**126
     return number.to(TYPE)
+
+
+@triton.jit
+def product_of_tile(
+    own_rows,  # pointers [SPAN, ROWS] to the first inputs of each row
+    is_row,  # [ROWS]
+    at,  # int64 [TILE] outputs
+    is_output,  # [TILE]
+    codes,  # uint8 [outputs, INPUTS // SHARED], or numbers
+    scales,  # [outputs, INPUTS // GROUP], or None
+    zeros,  # int16 [outputs, INPUTS // GROUP], or None
+    factors,  # float32 [outputs], or None
+    bias,  # [outputs], or None
+    INPUTS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SPAN: tl.constexpr,
+    SPANS: tl.constexpr,  # spans of bytes that are loaded together
+    SHARED: tl.constexpr,  # codes in a byte
+    KIND: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Returns the products of some rows with some outputs, plus bias, float32 [TILE, ROWS]."""
+    of = tl.arange(0, SPAN)
+    own_codes = codes + at[:, None] * (INPUTS // SHARED) + of[None, :]
+    total = tl.zeros([TILE, ROWS], tl.float32)
+    for first in range(0, INPUTS // SHARED, SPAN * SPANS):
+        for span in tl.static_range(SPANS):
+            place = first + span * SPAN
+            packed = tl.load(own_codes + place, mask=is_output[:, None], other=0)
+            for half in tl.static_range(SHARED):
+                start = place * SHARED + half * SPAN
+                given = tl.load(own_rows + start, mask=is_row[None, :], other=0.0)
+                code = packed >> (4 * half) & 15 if SHARED == 2 else packed
+                group = at * (INPUTS // GROUP) + start // GROUP
+                if zeros is not None:
+                    zero = tl.load(zeros + group, mask=is_output, other=0).to(tl.float32)
+                    number = (_widened(code, KIND, tl.float32) - zero[:, None]).to(given.dtype)
+                else:
+                    number = _widened(code, KIND, given.dtype)
+                if scales is None:
+                    total = tl.dot(number, given, total, input_precision="ieee")
+                else:
+                    scale = tl.load(scales + group, mask=is_output, other=0.0).to(tl.float32)
+                    total += tl.dot(number, given, input_precision="ieee") * scale[:, None]
+    if factors is not None:
+        total *= tl.load(factors + at, mask=is_output, other=0.0)[:, None]
+    if bias is not None:
+        total += tl.load(bias + at, mask=is_output, other=0.0).to(tl.float32)[:, None]
+    return total
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -69,33 +133,25 @@ def _multiply(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     at = tl.program_id(1).to(tl.int64) * TILE + tl.arange(0, TILE)
     is_row, is_output = row < num_rows, at < OUTPUTS
-    of = tl.arange(0, SPAN)
-    own_codes = codes + at[:, None] * (INPUTS // SHARED) + of[None, :]
-    own_rows = rows + row[None, :] * INPUTS + of[:, None]
-    total = tl.zeros([TILE, ROWS], tl.float32)
-    for first in range(0, INPUTS // SHARED, SPAN * SPANS):
-        for span in tl.static_range(SPANS):
-            place = first + span * SPAN
-            packed = tl.load(own_codes + place, mask=is_output[:, None], other=0)
-            for half in tl.static_range(SHARED):
-                start = place * SHARED + half * SPAN
-                given = tl.load(own_rows + start, mask=is_row[None, :], other=0.0)
-                code = packed >> (4 * half) & 15 if SHARED == 2 else packed
-                group = at * (INPUTS // GROUP) + start // GROUP
-                if zeros is not None:
-                    zero = tl.load(zeros + group, mask=is_output, other=0).to(tl.float32)
-                    number = (_widened(code, KIND, tl.float32) - zero[:, None]).to(given.dtype)
-                else:
-                    number = _widened(code, KIND, given.dtype)
-                if scales is None:
-                    total = tl.dot(number, given, total, input_precision="ieee")
-                else:
-                    scale = tl.load(scales + group, mask=is_output, other=0.0).to(tl.float32)
-                    total += tl.dot(number, given, input_precision="ieee") * scale[:, None]
-    if factors is not None:
-        total *= tl.load(factors + at, mask=is_output, other=0.0)[:, None]
-    if bias is not None:
-        total += tl.load(bias + at, mask=is_output, other=0.0).to(tl.float32)[:, None]
+    total = product_of_tile(
+        rows + row[None, :] * INPUTS + tl.arange(0, SPAN)[:, None],
+        is_row,
+        at,
+        is_output,
+        codes,
+        scales,
+        zeros,
+        factors,
+        bias,
+        INPUTS,
+        GROUP,
+        SPAN,
+        SPANS,
+        SHARED,
+        KIND,
+        TILE,
+        ROWS,
+    )
     inside = is_output[:, None] & is_row[None, :]
     place = row[None, :] * OUTPUTS + at[:, None]
     if added is not None:
@@ -104,49 +160,73 @@ def _multiply(
 
 
 def multiply(
-    rows: Tensor, weight: StoredWeight, bias: Tensor | None = None, added: Tensor | None = None
+    rows: Tensor,
+    weight: StoredWeight | Tensor,
+    bias: Tensor | None = None,
+    added: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Returns the product, of the rows' dtype, plus bias and ``added``; rounds the sum once.
+    """Returns the product plus bias and ``added``; rounds the sum once.
 
     Args:
         rows: [num_rows, inputs].
-        weight: its span is at least LEAST_SPAN.
+        weight: [outputs, inputs], of which a kernel can read a span (``is_multiplied``).
         bias: [outputs].
         added: [num_rows, outputs].
+        dtype: type of the product; None: the rows'.
     """
     num_rows, outputs = len(rows), weight.shape[0]
-    output = rows.new_empty(num_rows, outputs)
-    tiling = next((each for each in TILINGS if num_rows <= each.rows), TILINGS[-1])
+    output = rows.new_empty(num_rows, outputs, dtype=dtype)
+    tiling = tiling_of(num_rows)
     _multiply[(triton.cdiv(num_rows, tiling.rows), triton.cdiv(outputs, tiling.outputs))](
         rows.contiguous(),
-        weight.codes,
-        weight.scales,
-        weight.zeros,
-        weight.factors,
+        *parts_of(weight),
         bias,
         None if added is None else added.contiguous(),
         output,
         num_rows,
+        OUTPUTS=outputs,
         **constants(weight),
-        TILE=tiling.outputs,
-        ROWS=tiling.rows,
-        num_warps=tiling.warps,
-        num_stages=tiling.stages,
-        enable_fp_fusion=True,
+        **tiling.constants,
     )
     return output
 
 
-def constants(weight: StoredWeight) -> dict[str, int | str]:
-    """Returns what is known of a weight when the kernel is compiled."""
-    outputs, inputs = weight.shape
-    spans = weight.codes.shape[1] // weight.span
+def tiling_of(num_rows: int) -> ProductTiling:
+    """Returns the work of a program if a weight is multiplied by so many rows."""
+    return next((each for each in TILINGS if num_rows <= each.rows), TILINGS[-1])
+
+
+def is_multiplied(weight: StoredWeight | Tensor) -> bool:
+    """Whether tensor cores can multiply with what a kernel reads of a weight at a time."""
+    return _span_of(weight) >= LEAST_SPAN
+
+
+def parts_of(weight: StoredWeight | Tensor) -> tuple[Tensor | None, ...]:
+    """Returns codes, scales, zeros and factors. Numbers count as codes."""
+    if isinstance(weight, Tensor):
+        return weight, None, None, None
+    return weight.codes, weight.scales, weight.zeros, weight.factors
+
+
+def constants(weight: StoredWeight | Tensor) -> dict[str, int | str]:
+    """Returns what is known of a weight when the kernel is compiled, beside its outputs."""
+    inputs, span = weight.shape[1], _span_of(weight)
+    if isinstance(weight, Tensor):
+        return {"INPUTS": inputs, "GROUP": inputs, "SPAN": span, "SPANS": 1, "SHARED": 1, "KIND": "plain"}
+    spans = weight.codes.shape[1] // span
     return {
-        "OUTPUTS": outputs,
         "INPUTS": inputs,
         "GROUP": weight.group,
-        "SPAN": weight.span,
-        "SPANS": gcd(LONGEST_SPAN // weight.span, spans),
+        "SPAN": span,
+        "SPANS": gcd(LONGEST_SPAN // span, spans),
         "SHARED": 8 // BITS[weight.kind],
         "KIND": weight.kind,
     }
+
+
+def _span_of(weight: StoredWeight | Tensor) -> int:
+    """Returns the codes or numbers of an output that a kernel reads at a time."""
+    return (
+        gcd(LONGEST_SPAN // weight.itemsize, weight.shape[1]) if isinstance(weight, Tensor) else weight.span
+    )

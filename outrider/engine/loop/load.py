@@ -12,7 +12,9 @@ from outrider.engine.cache.paged_cache import LayerShape, PagedCache
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Probe
-from outrider.engine.forward.batch_invariant import why_rows_mix
+from outrider.engine.forward.batch_invariant import PASS_TOKENS, why_rows_mix
+from outrider.engine.forward.decoder import layer_operations
+from outrider.engine.forward.experts import replace_experts
 from outrider.engine.forward.kernel import Kernel, find_kernel
 from outrider.engine.forward.linear import StoredLinear, join_projections, optimize_for_cpu
 from outrider.engine.held_blocks import HeldBlocks
@@ -28,6 +30,7 @@ from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loading.weights import attach, load_model, resolve_device, resolve_prefill_chunk
 from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.parallel.sums import Sum, add_up, add_up_in_order
 from outrider.engine.planning.device_room import DeviceRoom, resolve_draft_ahead
 from outrider.engine.planning.memory import block_bytes, blocks_in, empty_cache
 from outrider.engine.planning.memory_plan import resolve_cache
@@ -160,6 +163,14 @@ def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
             forward.use_cache(_cache_of(forward, layers, blocks, forward.dtype))
             check.check(settings.model, logits)
     with timings.timed("weights"):
+        operations = layer_operations(forward.kernel, forward.device, forward.dtype)
+        add, rows = _sum_of(settings), _rows_of_experts(settings)
+        are_ours = replace_experts(model, operations, add, rows, are_joined=forward.is_asynchronous)
+        if settings.batch_invariant and not are_ours:
+            raise UnsupportedModelError(
+                f"batch_invariant=True with model={settings.model!r}: a kernel takes experts whose widths"
+                " are multiples of 16, and these are not"
+            )
         if forward.device.type == "cpu":
             optimize_for_cpu(model)
         else:
@@ -167,6 +178,23 @@ def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
     if forward.use_decoder() and (difference := check.differs(logits)):
         logger.error("steps are slower than they could be: the fast decoder is not used: %s", difference)
         forward.use_layers()
+        if difference := check.differs(logits):
+            raise UnsupportedModelError(
+                f"model={settings.model!r}: packed, it differs from transformers: {difference}"
+            )
+
+
+def _sum_of(settings: EngineSettings) -> Sum | None:
+    """Returns the sum of the ranks' parts of experts; None: there is a single rank."""
+    if settings.tensor_parallel == 1:
+        return None
+    return add_up_in_order if settings.batch_invariant else add_up
+
+
+def _rows_of_experts(settings: EngineSettings) -> int:
+    """Returns the rows that an expert takes at a time: their number decides how bfloat16 is rounded."""
+    is_exact = settings.dtype == "float32" or not settings.batch_invariant
+    return 1 if is_exact else PASS_TOKENS["cpu"]
 
 
 def _cache_of(forward: ForwardPass, layers: Probe, num_blocks: int, dtype: torch.dtype) -> PagedCache:

@@ -1,10 +1,37 @@
 """Description of an architecture that the fast decoder computes (outrider/engine/forward/decoder.py).
 
-A layer of such a model adds attention over its first norm to the states, then a gated product over its second
-norm. Norms are root mean square, the gate is silu, rotary embedding pairs the halves of a head.
+A layer of such a model adds attention over its first norm to the states, then a gated product or a mixture of
+experts over its second norm. Norms are root mean square, the gate is silu, and rotary embedding pairs the
+halves of a head, or of its first dimensions.
 """
 
 from dataclasses import dataclass
+from typing import Literal
+
+# How a token weighs experts: by softmax over all of them or over the chosen, or by a sigmoid of each.
+Scores = Literal["softmax", "softmax of chosen", "sigmoid"]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Names of the parts of a mixture of experts, and how a token chooses among them.
+
+    Paths lead from the layer's ``mlp``, attributes are those of the router.
+    """
+
+    router: str = "gate"  # module with the weight [experts, hidden_size], a bias if any, and ``top_k``
+    experts: str = "experts"
+    scores: Scores = "softmax"
+    correction: str | None = None  # path to what is added to scores for the choice alone
+    groups: tuple[str, str] | None = None  # attributes: groups of neighbouring experts, and groups that count
+    normalized: str | bool = (
+        True  # whether the weights of the chosen are made to sum up to 1, or its attribute
+    )
+    scaling: str | None = None  # attribute: factor of the weights
+    shared: str | None = None  # path to a gated product that every token takes
+    shared_gate: str | None = None  # path to the linear layer whose sigmoid weighs that product
+    # Attributes of experts as gpt-oss has them: slope of the gate's sigmoid, and limit of gate and up.
+    clamped: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -31,7 +58,8 @@ class Architecture:
 
     # Names of attention's modules
     query_key_value: tuple[str, str, str] = ("q_proj", "k_proj", "v_proj")
-    query_key_norm: tuple[str, str] | None = None  # norms of each head; None: the model has none
+    # Norms of each head, or of all heads together, as their sizes tell; None: the model has none.
+    query_key_norm: tuple[str, str] | None = None
     attention_output: str = "o_proj"
 
     # Names of the gated product's modules
@@ -40,6 +68,8 @@ class Architecture:
 
     activation: str = "hidden_act"  # field of the config, which has to be silu
     window: str | None = None  # path from attention to its sliding window; None: it sees all positions
+    sinks: str | None = None  # path from attention to its sinks; None: it has none
+    mixture: Mixture | None = None  # mixture of experts, which layers may have in place of the gated product
 
     @property
     def joined(self) -> tuple[tuple[str, ...], ...]:

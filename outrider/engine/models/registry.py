@@ -3,10 +3,15 @@
 from typing import Any
 
 from outrider.engine.models.architecture import Architecture
+from outrider.engine.models.glm4_moe import GLM4_MOE
+from outrider.engine.models.gpt_oss import GPT_OSS
 from outrider.engine.models.llama import LLAMA
+from outrider.engine.models.minimax_m2 import MINIMAX_M2
 from outrider.engine.models.mistral import MISTRAL
+from outrider.engine.models.mixtral import MIXTRAL
 from outrider.engine.models.qwen2 import QWEN2
 from outrider.engine.models.qwen3 import QWEN3
+from outrider.engine.models.qwen_moe import QWEN2_MOE, QWEN3_MOE
 
 _ROWS: dict[str, Architecture] = {}
 
@@ -30,3 +35,4 @@ def joined_products(model: Any) -> tuple[tuple[str, ...], ...]:
 
 
 register(LLAMA, MISTRAL, QWEN2, QWEN3)
+register(MIXTRAL, QWEN2_MOE, QWEN3_MOE, GLM4_MOE, MINIMAX_M2, GPT_OSS)

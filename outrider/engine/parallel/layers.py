@@ -15,6 +15,7 @@ from torch.nn.functional import embedding, pad
 from transformers import PreTrainedModel
 
 from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.models.registry import architecture_of
 from outrider.engine.parallel.sums import Sum, add_up, add_up_in_order
 
 # Names of the classes of linear layers that ranks share.
@@ -23,7 +24,8 @@ LINEAR = ("Linear", "StoredLinear")
 DIVIDED = ((("q_proj", "k_proj", "v_proj"), "o_proj"), (("gate_proj", "up_proj"), "down_proj"))
 KEYS_AND_VALUES = ("k_proj", "v_proj")  # projections that may have fewer heads than there are ranks
 # Styles of transformers' plans after which the ranks' outputs are added up.
-SUMMED = ("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise", "all_reduce", "moe_tp_experts")
+EXPERTS = "moe_tp_experts"
+SUMMED = ("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise", "all_reduce", EXPERTS)
 
 
 class RowParallelLinear(nn.Module):
@@ -113,12 +115,16 @@ def use_parallel_layers(model: PreTrainedModel, *, in_order: bool = False) -> No
     from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
 
     add = add_up_in_order if in_order else add_up
+    architecture = architecture_of(model)
+    summed = {*SUMMED}
+    if architecture is not None and architecture.mixture is not None:
+        summed -= {EXPERTS}  # outrider/engine/forward/experts.py adds them up
     for name, module in list(model.named_modules()):
         style = model.tp_plan.get(replace_layer_number_by_wildcard(name))
         if style == "replicated_with_grad_allreduce":
             del module.forward  # there are no gradients
         elif style == "embedding_rowwise" and type(module) is nn.Embedding:
-            share = VocabParallelEmbedding(_share_of(module.weight), module.num_embeddings)
+            share = VocabParallelEmbedding(local_share(module.weight), module.num_embeddings)
             model.set_submodule(name, share)
         elif type(module).__name__ in LINEAR:
             if style == "colwise":
@@ -134,7 +140,7 @@ def use_parallel_layers(model: PreTrainedModel, *, in_order: bool = False) -> No
             elif style == "colwise_gather_output" and module is model.get_output_embeddings():
                 num_tokens = model.config.get_text_config().vocab_size
                 model.set_submodule(name, ParallelLMHead(_take_share(module), num_tokens))
-        if in_order and style in SUMMED and not isinstance(model.get_submodule(name), RowParallelLinear):
+        if in_order and style in summed and not isinstance(model.get_submodule(name), RowParallelLinear):
             raise UnsupportedModelError(
                 f"batch_invariant=True with tensor_parallel={dist.get_world_size()}: the ranks' parts of"
                 f" {name} ({type(module).__name__}, {style}) are added in an order that depends on the other"
@@ -245,12 +251,12 @@ def _take_share(linear: Any) -> Any:
         return linear
     del linear.forward
     for name, weight in linear.named_parameters():
-        setattr(linear, name, nn.Parameter(_share_of(weight), requires_grad=False))
+        setattr(linear, name, nn.Parameter(local_share(weight), requires_grad=False))
     linear.out_features, linear.in_features = linear.weight.shape
     return linear
 
 
-def _share_of(weight: Tensor) -> Tensor:
+def local_share(weight: Tensor) -> Tensor:
     """Returns this rank's part, or the whole of a tensor that is not shared, such as a single scale."""
     share: Tensor = (weight.to_local() if isinstance(weight, DTensor) else weight).detach()
     return share

@@ -18,7 +18,7 @@ from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Probe
-from outrider.engine.forward.batch_invariant import why_rows_mix
+from outrider.engine.forward.batch_invariant import are_experts, why_rows_mix
 from outrider.engine.forward.kernel import why_no_cpu_kernel
 from outrider.engine.forward.linear import why_unpacked
 from outrider.engine.forward.output import states_of
@@ -30,6 +30,7 @@ from outrider.engine.loading.stored import check_stored
 from outrider.engine.loading.stored_checkpoint import StoredCheckpoint, is_quantized, share_of
 from outrider.engine.loading.text_part import served_config
 from outrider.engine.loading.weights import attach, resolve_device, type_of
+from outrider.engine.models.architecture import Architecture
 from outrider.engine.models.registry import architecture_of
 from outrider.engine.parallel.plan import generic, style_of_parameter
 from outrider.engine.planning.promise import first_promise
@@ -38,6 +39,10 @@ from outrider.engine.settings import EngineSettings, Quantization
 PASSED = torch.bfloat16  # type of the tensors without content: experts take no other type
 BITS_OF_ZERO, BYTES_OF_FACTOR = 16, 4  # a zero of a stored weight's group, a factor of its output
 DECODER_KERNELS = 10  # kernels of a layer of the decoder; norms of query and key heads are another
+MLP_KERNELS = 3  # kernels among them of a gated product
+# Kernels of a mixture: rows to float32, scores, choice, order, two products, sum. A shared product with a
+# weight takes four more: the weight's product and sigmoid, a multiplication, and an addition.
+MIXTURE_KERNELS, SHARED_GATE_KERNELS = 7, 4
 BYTES_OF_OUTPUT = 16  # in 8 bit on a CPU: a scale, a zero, the sum that oneDNN keeps
 
 
@@ -84,6 +89,12 @@ class ModelSkeleton:
         self.hidden_size: int = text.hidden_size
         self.context_length = context_length(self._model)
         self.parameters = sum(weight.numel() for weight in self._model.parameters())
+        self._experts = {  # [experts, ...] each
+            f"{path}.{name}": weight
+            for path, module in self._model.named_modules()
+            if are_experts(path, module)
+            for name, weight in module.named_parameters(recurse=False)
+        }
         self.query_heads = max(numbers_of(text, "num_attention_heads"))  # heads of the widest layer
 
     def promise(self, settings: EngineSettings) -> str:
@@ -163,6 +174,20 @@ class ModelSkeleton:
         }
         return shared | self._drafters.numbered_shapes
 
+    def expert_bytes(self, devices: int) -> int:
+        """Returns the bytes of experts on each of ``devices``."""
+        return sum(
+            -(-self._bytes_of(weight, None, on_cuda=True, is_head=False) // self._parts_of(name, devices))
+            for name, weight in self._experts.items()
+        )
+
+    @property
+    def expert_share(self) -> float:
+        """Share of a layer's experts that a token chooses; 1 without experts."""
+        count: int = max((len(weight) for weight in self._experts.values()), default=1)
+        chosen = numbers_of(self._model.config.get_text_config(), "num_experts_per_tok")
+        return min(max(chosen, default=count) / count, 1.0)
+
     def activation_bytes(self, num_tokens: int, num_logits: int) -> int:
         """Returns the peak bytes of a step of ``num_tokens`` through all layers."""
         size = num_tokens, num_logits
@@ -198,7 +223,9 @@ class ModelSkeleton:
         tokens = 8
         with FlopCounterMode(display=False) as flops:
             self._pass(tokens, tokens)
-        return float(flops.get_total_flops()) / tokens
+        # torch counts no operations of the product that transformers computes experts by.
+        numbers: int = sum(weight.numel() for weight in self._experts.values())
+        return float(flops.get_total_flops()) / tokens + 2 * self.expert_share * numbers
 
     def layer_kernels(self) -> int:
         """Returns the kernels of a pass of a GPU through all layers.
@@ -207,7 +234,8 @@ class ModelSkeleton:
         """
         architecture = architecture_of(self._model)
         if architecture and getattr(self._model.config, architecture.activation) == "silu":
-            return (DECODER_KERNELS + bool(architecture.query_key_norm)) * len(self.layers)
+            layers = self._model.get_submodule(architecture.layers)
+            return sum(kernels_of_layer(layer, architecture) for layer in layers)
         return self._pass(1, 1).kernels + len(self.layers)  # each layer also writes into its cache
 
     def looked_up_bytes(self, devices: int) -> int:
@@ -240,6 +268,26 @@ class ModelSkeleton:
                 )
                 states_of(output.hidden_states, self._drafters.hidden_layers)
         return alive
+
+
+def kernels_of_layer(layer: Any, architecture: Architecture) -> int:
+    """Returns the kernels of a layer of the decoder on a GPU."""
+    attention, mlp = layer.get_submodule(architecture.attention), layer.get_submodule(architecture.mlp)
+    mixture, has_bias = (
+        architecture.mixture,
+        getattr(attention, architecture.attention_output).bias is not None,
+    )
+    kernels = DECODER_KERNELS + has_bias  # a product with a bias adds the states in a kernel of its own
+    named = architecture.query_key_norm or ()
+    norms = [getattr(attention, name).weight for name in named if hasattr(attention, name)]
+    if norms:  # norms of each head are one kernel, norms of all query heads and of all key heads are two
+        kernels += 1 if norms[0].numel() == attention.head_dim else 2
+    if mixture is None or not hasattr(mlp, mixture.experts):
+        return kernels
+    kernels += MIXTURE_KERNELS - MLP_KERNELS
+    if mixture.shared is not None:
+        kernels += MLP_KERNELS + (0 if mixture.shared_gate is None else SHARED_GATE_KERNELS)
+    return kernels
 
 
 def skeleton(settings: EngineSettings) -> ModelSkeleton:

@@ -210,6 +210,7 @@ def test_with_windows_capped_scores_and_few_slots_a_block_too(
     ("kind", "count", "extent", "layers"),
     [
         ("llama", 2, Extent(1, (3,)), 1),
+        ("glm4_moe", 2, Extent(1, (3,)), 2),
         pytest.param("llama", 2, Extent(1, (3,)), 2, marks=pytest.mark.slow),
         *(pytest.param(kind, 8, FEW, 2, marks=pytest.mark.slow) for kind in ("llama", "mistral", "gemma2")),
     ],
@@ -324,8 +325,24 @@ def test_batch_invariant_target_without_a_kernel_is_refused(
         Engine.from_settings(EngineSettings.model_validate(fields))
 
 
-def test_mixture_of_experts_is_refused(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, "qwen3_moe")
+@needs_functions
+@pytest.mark.parametrize(
+    "kind", ["glm4_moe", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen3_moe", "gpt_oss"))]
+)
+def test_mixture_of_experts_too(kind: str, recorder: Recorder, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, kind)
+    fields = {"dtype": "bfloat16", "cache_memory": 2**22, "threads": 1, "batch_invariant": True}
+    target, other = (
+        Engine.from_settings(EngineSettings.model_validate({"model": str(folder), **fields, **more}))
+        for more in ({}, {"prefill_chunk": 5})
+    )
+    every_way(target, [other], MADE_UP, FEW)
+    assert recorder.compared > 100
+    assert not recorder.differing
+
+
+def test_mixture_of_experts_without_a_description_is_refused(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "afmoe")
     with pytest.raises(UnsupportedModelError, match=f"batch_invariant=True.*{tmp_path}.*expert"):
         Engine.from_settings(EngineSettings(model=str(folder), cache_memory=2**22, batch_invariant=True))
 

@@ -17,7 +17,8 @@ from tests.support.checkpoints import write_checkpoint
 from tests.support.decoder_steps import BLOCK_SIZE, BLOCKS, OTHER, OTHERS, PROMPT, STEPS, steps_logits
 from tests.support.functions import needs_functions
 
-FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "minimax_m2", "gpt_oss")
+FAMILY = ("llama", "mistral", "qwen2", "qwen3", *MIXTURES)
 FIELDS = [
     {"dtype": "float32"},
     {"dtype": "bfloat16"},
@@ -41,8 +42,11 @@ def test_decoder_computes_what_the_model_computes(
     monkeypatch.setattr("outrider.engine.loop.forward_pass.decoder_of", lambda *_: None)
     theirs = steps_logits(load(folder, **fields))
     # An input of 8 bits that is rounded the other way is off by a whole step.
-    tolerance = 2e-4 if fields["dtype"] == "float32" and "quantization" not in fields else 0.05
-    assert (fast - theirs).abs().max() < tolerance * theirs.abs().max()
+    is_exact = fields["dtype"] == "float32" and "quantization" not in fields
+    errors = (fast - theirs).abs().amax(1)
+    # If experts nearly tie, rounding chooses between them, and such a row may differ by any amount.
+    largest = errors.max() if is_exact or kind not in MIXTURES else errors.median()
+    assert largest < (2e-4 if is_exact else 0.05) * theirs.abs().max()
 
 
 @needs_functions
@@ -100,7 +104,7 @@ def test_family_is_served_by_the_decoder(tmp_path: Path, kind: str, decoders: li
 
 @pytest.mark.parametrize(
     ("kind", "fields"),
-    [("gemma2", {}), ("phi3", {}), ("qwen3_moe", {}), ("llama", {"hidden_act": "gelu"})],
+    [("gemma2", {}), ("phi3", {}), ("afmoe", {}), ("llama", {"hidden_act": "gelu"})],
     ids=str,
 )
 def test_other_models_run_as_they_are(

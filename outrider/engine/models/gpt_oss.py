@@ -1,0 +1,10 @@
+"""gpt-oss (OpenAI 2025): attention with sinks, windows in every other layer, and experts with biases."""
+
+from outrider.engine.models.architecture import Architecture, Mixture
+
+GPT_OSS = Architecture(
+    "GptOssForCausalLM",
+    window="sliding_window",
+    sinks="sinks",
+    mixture=Mixture(router="router", scores="softmax of chosen", clamped=("alpha", "limit")),
+)

@@ -1,0 +1,48 @@
+"""Mixtures of experts on a simulated GPU: the text of a CPU, and few launches that are planned."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.decoding.settings import Sampling
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.speculate import OfflineRequest, generate
+from outrider.engine.planning.skeleton import skeleton
+from outrider.engine.planning.step_costs import KERNELS_OF_PASS
+from outrider.engine.settings import EngineSettings
+from tests.support.checkpoints import write_checkpoint
+from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
+from tests.support.simulated_cuda.steps import counts_of_step
+
+pytestmark = needs_compiler
+MIXTURES = ("mixtral", "qwen2_moe", "glm4_moe", "minimax_m2", "gpt_oss")
+ASKED = [OfflineRequest((5, 9, 33), Sampling(max_tokens=6, temperature=0.9), 1)]
+
+
+def settings_of(folder: Path, **fields: Any) -> EngineSettings:
+    given = {"dtype": "float32", "cache_memory": 2**21, "graphs": False, "block_size": 8}
+    return EngineSettings.model_validate({"model": str(folder), **given, **fields})
+
+
+def text(settings: EngineSettings) -> tuple[int, ...]:
+    [output] = generate(Engine.from_settings(settings), None, ASKED, 0)
+    return output.tokens
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_text_on_a_gpu_is_that_of_a_cpu(kind: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, kind, num_hidden_layers=2)
+    with simulated_cuda():
+        found = text(settings_of(folder, device="cuda"))
+    assert found == text(settings_of(folder, device="cpu"))
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_pass_launches_the_kernels_that_are_planned(kind: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, kind, num_hidden_layers=2)
+    settings = settings_of(folder, device="cuda", dtype="bfloat16", self_check=False)
+    sampling = Sampling(temperature=0.0, max_tokens=64)
+    with simulated_cuda():
+        counts = counts_of_step(Engine.from_settings(settings), 1, 1, sampling)
+    assert counts.launches.total() == skeleton(settings).layer_kernels() + KERNELS_OF_PASS, counts.report()
