@@ -61,7 +61,7 @@ def step_table(deployment: DeploymentPlan, accelerators: Mapping[str, str | None
     each = [cost for _, cost in costs]
     lines = [
         _row("A step, on each device", [part.title for part in parts]),
-        _row("GB of weights read", [f"{cost.weight_bytes / GB:.3f}" for cost in each]),
+        _row("GB of weights read", [f"{cost.weights_read(1) / GB:.3f}" for cost in each]),
         _row("MB of a 1,000 of context", [f"{cost.cache_bytes_per_token / 1e3:.1f}" for cost in each]),
         _row("Gflop of a token", [f"{cost.flops_per_token / 1e9:.1f}" for cost in each]),
         _row("kernels", [f"{cost.kernels:,}" for cost in each]),

@@ -56,6 +56,7 @@ def _target_drafter_steps(engine: EngineSettings, target: StepCosts) -> StepCost
         return replace(
             target,
             weight_bytes=round(share * target.weight_bytes),
+            expert_bytes=round(share * target.expert_bytes),
             cache_bytes_per_token=share * target.cache_bytes_per_token,
             flops_per_token=share * target.flops_per_token,
             kernels=round(share * target.kernels),

@@ -63,7 +63,7 @@ class StepCosts:
     longer of host and device counts. A Draft's positions after the first are the device's alone.
     """
 
-    weight_bytes: int  # read once a step
+    weight_bytes: int  # read once a step, whatever it computes
     cache_bytes_per_token: float  # read for each token of context, once a step and sequence
     flops_per_token: float  # operations of products with weights
     flops_per_looked_at: float  # operations of attention, for each pair of a token and a token before it
@@ -78,10 +78,15 @@ class StepCosts:
     host: HostCosts = HOST
     following_host: HostCosts = HOST  # host's part of a step that is launched early
     has_graphs: bool = True
+    expert_bytes: int = 0  # bytes of experts, of which a step reads those that its tokens chose
+    expert_share: float = 1.0  # share of a layer's experts that a token chooses
 
-    def read(self, context_tokens: float) -> float:
-        """Returns the bytes that a step reads. context_tokens: sum over its sequences."""
-        return self.weight_bytes + self.cache_bytes_per_token * context_tokens
+    def weights_read(self, tokens: float) -> float:
+        """Returns the bytes of weights that a step of so many tokens reads.
+
+        If n tokens choose k of E experts independently, they choose E (1 - (1 - k / E)^n) different experts.
+        """
+        return self.weight_bytes + self.expert_bytes * (1 - math.pow(1 - self.expert_share, tokens))
 
     def flops(self, size: StepSize) -> float:
         """Returns the operations of a step."""
@@ -97,7 +102,7 @@ class StepCosts:
     def device_seconds(self, accelerator: Accelerator, size: StepSize) -> float:
         """Returns the seconds of a pass, or of launching its kernels if no graph has its size."""
         rows = _rows(size)
-        reading = self.weight_bytes * accelerator.read_s
+        reading = self.weights_read(rows) * accelerator.read_s
         computing = rows * self.flops_per_token / (ARITHMETIC * accelerator.flops_per_s)
         exchanging = 0.0
         if self.all_reduces:
@@ -155,11 +160,12 @@ def step_costs(model: ModelSkeleton, settings: EngineSettings, *, on_cuda: bool 
     devices = settings.tensor_parallel
     layers = model.layers_of(devices)
     weights = model.weight_bytes(devices, settings.quantization, on_cuda=on_cuda)
+    of_experts = model.expert_bytes(devices)
     heads = -(-model.query_heads // devices)
     row_bytes = model.hidden_size * model.dtype.itemsize
     gathers = devices > 1 and model.modules_in(GATHERED_OUTPUT)
     return StepCosts(
-        weight_bytes=weights - model.looked_up_bytes(devices),
+        weight_bytes=weights - model.looked_up_bytes(devices) - of_experts,
         cache_bytes_per_token=block_bytes(settings, layers, model.dtype) / settings.block_size,
         flops_per_token=model.flops_per_token() / devices,
         flops_per_looked_at=_attention_flops(heads, layers),
@@ -171,6 +177,8 @@ def step_costs(model: ModelSkeleton, settings: EngineSettings, *, on_cuda: bool 
         row_bytes=row_bytes,
         following_host=NO_HOST if settings.is_draft and settings.graphs else HOST,
         has_graphs=settings.graphs,
+        expert_bytes=of_experts,
+        expert_share=model.expert_share,
         logit_bytes=model.vocab_size * model.dtype.itemsize if gathers else 0,
     )
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen3MoeConfig
 
 from outrider.engine.forward.graphs import CAPTURED_SIZES
 from outrider.engine.inputs.paged_input import FEW_QUERIES
@@ -68,6 +68,42 @@ def test_layers_of_the_decoder_have_ten_kernels_quantized_or_not() -> None:
     for quantization in (None, "int4"):
         two, three = (costs(layers, quantization=quantization).kernels for layers in (2, 3))
         assert three - two == 10
+
+
+EXPERTS, CHOSEN, WIDTH = 16, 2, 48
+OF_EXPERTS = LAYERS * EXPERTS * 3 * HIDDEN * WIDTH  # weights
+
+
+def costs_of_a_mixture(devices: int = 1) -> StepCosts:
+    config = Qwen3MoeConfig(
+        **SHAPE,
+        **HEADS,
+        head_dim=16,
+        num_hidden_layers=LAYERS,
+        num_experts=EXPERTS,
+        num_experts_per_tok=CHOSEN,
+        moe_intermediate_size=WIDTH,
+    )
+    model = ModelSkeleton(config, "m", torch.bfloat16)
+    return step_costs(model, EngineSettings(model="m", tensor_parallel=devices))
+
+
+@pytest.mark.parametrize(("tokens", "different"), [(1, 2), (2, 3.75), (5, 7.794), (1000, 16)])
+def test_step_of_a_mixture_reads_the_different_experts_of_its_tokens(tokens: int, different: float) -> None:
+    step = costs_of_a_mixture()
+    assert step.expert_bytes == 2 * OF_EXPERTS
+    expected = step.weight_bytes + step.expert_bytes * different / EXPERTS
+    assert step.weights_read(tokens) == pytest.approx(expected, rel=1e-3)
+    assert costs().weights_read(tokens) == costs().weight_bytes
+
+
+def test_token_of_a_mixture_multiplies_with_the_experts_that_it_chose() -> None:
+    others = LAYERS * (HIDDEN * HIDDEN * 2 + HIDDEN * 32 * 2 + HIDDEN * EXPERTS) + HIDDEN * VOCAB
+    assert costs_of_a_mixture().flops_per_token == 2 * (others + OF_EXPERTS * CHOSEN / EXPERTS)
+
+
+def test_devices_share_experts() -> None:
+    assert costs_of_a_mixture(devices=2).expert_bytes == OF_EXPERTS
 
 
 def device_s(step: StepCosts, tokens: float, context: float = 0.0, sequences: float = 1.0) -> float:
