@@ -17,7 +17,8 @@ from outrider.engine.inputs.step_input import Move, Numbers, Rows
 from outrider.engine.sequence import EngineSequence
 
 NO_SCALES: Mapping[int, Scales] = MappingProxyType({})
-LayerShape = tuple[int, int, int]  # key/value heads, key dimension, value dimension
+# Key/value heads, key dimension, value dimension, which is 0 if a value is a part of its key.
+LayerShape = tuple[int, int, int]
 
 
 class GatherSpace:
@@ -75,8 +76,11 @@ class KeyValues:
             heads, *dims = shape
             layers = [layer for layer, own in shapes.items() if own == shape]
             for of_layer, dim in zip((self.keys, self.values), dims, strict=True):
-                stored = _zeros((len(layers), slots, heads, dim), dtype, device)
-                self._stored.append(stored)
+                if dim:
+                    stored = _zeros((len(layers), slots, heads, dim), dtype, device)
+                    self._stored.append(stored)
+                else:
+                    stored = torch.empty((len(layers), slots, heads, 0), dtype=dtype, device=device)
                 of_layer.update(zip(layers, stored, strict=True))
 
 

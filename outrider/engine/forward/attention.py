@@ -12,6 +12,7 @@ from outrider.engine.cache.paged_cache import KeyValues, LayerShape
 from outrider.engine.forward.attention_fallback import GatheredAttention
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.kernel import Kernel
+from outrider.engine.forward.latent import LatentProjection
 
 ATTENTION = "outrider"  # no mask function goes by this name, so transformers builds no mask
 UNDERSTOOD = ("s_aux", "position_ids")  # tensors that attention is given beside query, key and value
@@ -69,10 +70,16 @@ def attend(
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Stores the tokens' keys and values, then attends to the cache: [1, num_tokens, heads, value_dim]."""
+    projection = getattr(module, "kv_b_proj", None)
+    latents = projection if isinstance(projection, LatentProjection) else None
     if isinstance(outrider, Probe):
         given = {"sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux}
         outrider.see(module, key, value, {**others, **given, "a mask of its own": attention_mask})
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+        if latents is None:
+            return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+        # Its products are computed, so that a plan counts them.
+        gathered = latents.absorbed(query[0])[..., : latents.latent_dim]
+        return latents.expanded(gathered.transpose(0, 1))[None], None
     if outrider is None:
         raise TypeError("its layers do not hand on to attention what the model is given")
     layer: int = module.layer_idx  # type: ignore[assignment]
@@ -80,13 +87,14 @@ def attend(
     output = attended(
         outrider,
         layer,
-        query[0],
+        query[0] if latents is None else latents.absorbed(query[0]),
         scaling=scaling,
         window=sliding_window,
         softcap=softcap,
         sinks=s_aux,
+        latent_dim=0 if latents is None else latents.latent_dim,
     )
-    return output[None], None
+    return (output if latents is None else latents.expanded(output))[None], None
 
 
 def store(paged: Paged, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -105,10 +113,16 @@ def attended(
     window: int | None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    latent_dim: int = 0,
 ) -> torch.Tensor:
-    """Attends to all that the cache holds, the tokens included: [num_tokens, heads, value_dim]."""
+    """Attends to all that the cache holds, the tokens included: [num_tokens, heads, value_dim].
+
+    latent_dim: numbers with which each key begins that are its value too; 0: values are cached beside keys.
+    """
     batch, cache = paged.batch, paged.cache
     keys, values, scale = cache.keys[layer], cache.values[layer], cache.scales[layer]
+    if latent_dim:
+        values = keys[..., :latent_dim]
     scaling = scale.keys * (query.shape[2] ** -0.5 if scaling is None else scaling)
     if paged.kernel is not None and batch.paged is not None:
         output = paged.kernel(
@@ -123,7 +137,8 @@ def attended(
             output = query.new_zeros(query.shape[1], query.shape[0], values.shape[2])
             for group in batch.groups:
                 output[group.output_rows] = gathered.attend(group, query)
-    return output if scale.values == 1.0 else output.mul_(scale.values)
+    factor = scale.keys if latent_dim else scale.values
+    return output if factor == 1.0 else output.mul_(factor)
 
 
 AttentionInterface.register(ATTENTION, attend)

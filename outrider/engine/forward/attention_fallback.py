@@ -91,6 +91,8 @@ class GatheredAttention:
         return self._context(self.keys, self.key_space, group)
 
     def _values(self, group: AttentionGroup) -> torch.Tensor:
+        if not self.values.is_contiguous():  # they are a part of the keys
+            return self._keys(group)[..., : self.values.shape[2]]
         return self._context(self.values, self.value_space, group)
 
     @staticmethod

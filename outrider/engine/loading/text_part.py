@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loading.stored import headers
@@ -24,8 +25,20 @@ OTHER_PARTS = re.compile(
 
 
 def served_config(model: str) -> Any:
-    """Returns the config of a checkpoint's text part; the config of the checkpoint if it is all text."""
-    whole = AutoConfig.from_pretrained(model)
+    """Returns the config of a checkpoint's text part; the config of the checkpoint if it is all text.
+
+    Raises UnsupportedModelError: transformers does not know such models.
+    """
+    try:
+        whole = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    except ValueError as error:
+        kind = PreTrainedConfig.get_config_dict(model)[0].get("model_type")
+        if kind in CONFIG_MAPPING:
+            raise
+        raise UnsupportedModelError(
+            f"model={model!r}, a {kind}, is of a kind that transformers does not know, and code that comes"
+            " with a checkpoint is not run"
+        ) from error
     if whole.model_type not in KINDS:
         return whole
     text = copy(whole.get_text_config())

@@ -217,7 +217,8 @@ def _are_gathered(layers: Mapping[int, LayerShape], dtype: torch.dtype, settings
     """Whether attention gathers the blocks of the cache."""
     if resolve_device(settings.device).type == "cuda":
         return why_no_gpu_kernel(layers) is not None
-    if type_of_cache(settings, dtype) != dtype:  # blocks are widened in copies
+    # Blocks are widened in copies, or values copied that are a part of their keys.
+    if type_of_cache(settings, dtype) != dtype or not all(value_dim for *_, value_dim in layers.values()):
         return True
     if dtype == torch.bfloat16 and not settings.batch_invariant:
         return True
@@ -227,5 +228,5 @@ def _are_gathered(layers: Mapping[int, LayerShape], dtype: torch.dtype, settings
 def _gather_bytes(layers: Mapping[int, LayerShape], num_tokens: int, dtype: torch.dtype) -> int:
     """Returns the bytes into which a layer's cache is gathered; GatherSpace takes twice the size."""
     keys = max(heads * key_dim for heads, key_dim, _ in layers.values())
-    values = max(heads * value_dim for heads, _, value_dim in layers.values())
+    values = max(heads * (value_dim or key_dim) for heads, key_dim, value_dim in layers.values())
     return 2 * num_tokens * (keys + values) * dtype.itemsize

@@ -17,9 +17,10 @@ from transformers import AutoModelForCausalLM
 from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.forward.attention import Probe
+from outrider.engine.forward.attention import ATTENTION, Probe
 from outrider.engine.forward.batch_invariant import are_experts, why_rows_mix
 from outrider.engine.forward.kernel import why_no_cpu_kernel
+from outrider.engine.forward.latent import use_latents
 from outrider.engine.forward.linear import why_unpacked
 from outrider.engine.forward.output import states_of
 from outrider.engine.loading.context import context_length
@@ -56,6 +57,8 @@ class ModelSkeleton:
         dtype: torch.dtype | None = None,
         checkpoint: StoredCheckpoint | None = None,
         drafters: TargetDrafters | None = None,
+        *,
+        caches_latents: bool = False,
     ) -> None:
         """
         Args:
@@ -64,6 +67,7 @@ class ModelSkeleton:
             dtype: type of weights and cache; None: the config's, or float32 if it names no type.
             checkpoint: its quantized weights; None: they are not quantized.
             drafters: drafters of the model as a target; None: it has none.
+            caches_latents: whether latent attention caches its latents, as on a CPU.
 
         Raises:
             UnsupportedModelError: the model cannot run on the paged cache.
@@ -77,6 +81,8 @@ class ModelSkeleton:
         try:
             with self._fake:
                 self._model = AutoModelForCausalLM.from_config(config, dtype=PASSED).eval()
+                if caches_latents:
+                    use_latents(self._model, ATTENTION)
                 probe = attach(self._model, name)
         except (ValueError, KeyError) as error:
             raise UnsupportedModelError(f"model={name!r} is no decoder-only model: {error}") from error
@@ -296,7 +302,9 @@ def skeleton(settings: EngineSettings) -> ModelSkeleton:
     config = served_config(settings.model)
     check_stored(settings.model, config)
     checkpoint = StoredCheckpoint(config, settings.model) if is_quantized(config) else None
-    return ModelSkeleton(config, settings.model, dtype, checkpoint, TargetDrafters.of(settings))
+    on_cpu = resolve_device(settings.device).type == "cpu"
+    drafters = TargetDrafters.of(settings)
+    return ModelSkeleton(config, settings.model, dtype, checkpoint, drafters, caches_latents=on_cpu)
 
 
 class AliveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -185,4 +185,5 @@ def step_costs(model: ModelSkeleton, settings: EngineSettings, *, on_cuda: bool 
 
 def _attention_flops(query_heads: int, layers: Mapping[int, LayerShape]) -> float:
     """Returns a product and a sum for each dimension of a key, and of a value, in all heads and layers."""
-    return sum(2.0 * query_heads * (key_dim + value_dim) for _, key_dim, value_dim in layers.values())
+    dims = sum(key_dim + (value_dim or key_dim) for _, key_dim, value_dim in layers.values())
+    return 2.0 * query_heads * dims

@@ -1,5 +1,6 @@
 """Models that cannot be served are refused from their config alone, with a reason that holds."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,22 @@ def test_kind_that_is_served_passes(kind: str) -> None:
     check_kind(CONFIG_MAPPING[kind](), "it")
 
 
-@pytest.mark.parametrize("look", [skeleton, load_model, check_shares])
+LOOKS = pytest.mark.parametrize("look", [skeleton, load_model, check_shares])
+
+
+@LOOKS
+def test_checkpoint_with_code_of_its_own_is_refused_and_its_code_not_run(
+    look: object, tmp_path: Path
+) -> None:
+    config = {"model_type": "kimi_k2", "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        UnsupportedModelError, match="a kimi_k2, is of a kind that transformers does not know"
+    ):
+        look(EngineSettings(model=str(tmp_path), tensor_parallel=2))  # type: ignore[operator]
+
+
+@LOOKS
 def test_checkpoint_that_is_refused_gives_the_reason_before_weights_are_read(
     look: object, tmp_path: Path
 ) -> None:

@@ -109,6 +109,19 @@ def test_gpt_oss_120b_is_planned_as_large_as_it_becomes(tmp_path: Path) -> None:
         assert cache_bytes_per_token(model, settings) == 2 * 36 * 8 * 64 * 2
 
 
+@pytest.mark.parametrize(("device", "shape"), [("cpu", (1, 512 + 64, 0)), ("cuda", (128, 128 + 64, 128))])
+def test_deepseek_v3_on_a_cpu_is_planned_with_a_cache_of_latents(
+    tmp_path: Path, device: str, shape: tuple[int, int, int]
+) -> None:
+    """transformers has the shape of DeepSeek-V3 as its defaults."""
+    settings = settings_of(tmp_path, {"model_type": "deepseek_v3", "torch_dtype": "bfloat16"})
+    settings = settings.model_copy(update={"device": device})
+    model = skeleton(settings)
+    assert {*model.layers_of(1).values()} == {shape}
+    heads, key_dim, value_dim = shape
+    assert cache_bytes_per_token(model, settings) == 2 * 61 * heads * (key_dim + value_dim)
+
+
 def test_gpt_oss_120b_is_not_shared_by_a_plan_without_its_experts(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"only 1%: every device .*experts\.gate_up_proj"):
         check_shares(settings_of(tmp_path, GPT_OSS_120B, 4))

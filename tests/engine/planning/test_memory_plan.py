@@ -50,6 +50,7 @@ MODELS = [
     ("qwen2", None),
     ("gpt2", None),
     ("qwen3_moe", None),
+    ("deepseek_v3", None),
 ]
 
 

@@ -34,7 +34,8 @@ class _Attention(ctypes.Structure):
 class CpuAttention:
     """Implements outrider.engine.forward.kernel.Kernel. Its sums run in float32; padding gets zeros.
 
-    It reads keys and values of the query's type. Blocks of a narrow cache are widened before.
+    It reads keys and values of the query's type. Blocks of a narrow cache are widened before, and values that
+    are a part of the keys are copied.
     """
 
     is_asynchronous = False
@@ -59,7 +60,7 @@ class CpuAttention:
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        if keys.dtype != query.dtype:
+        if keys.dtype != query.dtype or not values.is_contiguous():
             paged, keys, values = self._widened(paged, keys, values, query.dtype)
         (heads, rows, key_dim), (_, kv_heads, value_dim) = query.shape, values.shape
         output = query.new_empty(rows, heads, value_dim)
