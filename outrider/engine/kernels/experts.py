@@ -18,12 +18,13 @@ from outrider.engine.kernels.stored_product import (
     constants,
     parts_of,
     product_of_tile,
-    tiling_of,
 )
 from outrider.engine.kernels.stored_weight import StoredWeight
 
 PAIRS_AT_ONCE = 1024  # choices that a program of ``sort`` looks at together
 NUMBERS_AT_ONCE = 1024  # numbers of a program that adds up, at most
+# Two sums fill the registers of twice the threads.
+FEW, MANY = ProductTiling(64, 16, 4, 6), ProductTiling(128, 32, 8, 3)
 
 
 @triton.jit
@@ -287,7 +288,7 @@ def multiply_chosen(
     experts, num_pairs = down.shape[0] // size, num_rows * slots
     pairs, begin = (chosen.new_empty(count, dtype=torch.int32) for count in (num_pairs, experts + 1))
     _sort[(experts,)](chosen, pairs, begin, num_pairs, EXPERTS=experts, WIDTH=PAIRS_AT_ONCE, num_warps=4)
-    tiling = tiling_of(-(-num_pairs // experts))
+    tiling = FEW if num_pairs <= FEW.rows * experts else MANY
     tiles = min(num_pairs, num_pairs // tiling.rows + experts)
     slope, limit = clamped or (None, None)
     given = pairs, begin, num_pairs, experts, tiles, tiling

@@ -177,7 +177,7 @@ def multiply(
     """
     num_rows, outputs = len(rows), weight.shape[0]
     output = rows.new_empty(num_rows, outputs, dtype=dtype)
-    tiling = tiling_of(num_rows)
+    tiling = next((each for each in TILINGS if num_rows <= each.rows), TILINGS[-1])
     _multiply[(triton.cdiv(num_rows, tiling.rows), triton.cdiv(outputs, tiling.outputs))](
         rows.contiguous(),
         *parts_of(weight),
@@ -190,11 +190,6 @@ def multiply(
         **tiling.constants,
     )
     return output
-
-
-def tiling_of(num_rows: int) -> ProductTiling:
-    """Returns the work of a program if a weight is multiplied by so many rows."""
-    return next((each for each in TILINGS if num_rows <= each.rows), TILINGS[-1])
 
 
 def is_multiplied(weight: StoredWeight | Tensor) -> bool:
