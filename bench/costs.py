@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen3MoeConfig
 
 from bench.checkpoints import LLAMAS, llama_fields
 from bench.report import parser_of, save, table
@@ -35,6 +35,18 @@ SHAPES = {
     **LLAMAS,
     "70B": llama_fields(Size(hidden=8192, layers=80, intermediate=28672, heads=64, kv_heads=8), **LONG),
     "1B draft": {**LLAMAS["1B"], **LONG},
+    "mixture": {  # Qwen3-30B-A3B
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "vocab_size": 151936,
+        **LONG,
+    },
 }
 # Repairs, as far as a step's costs change by them. Their figures are estimates.
 IN_RANK_ORDER = ExchangeCosts(5e-6, 0.6)  # a kernel of ours that adds up parts in rank order over NVLink
@@ -45,8 +57,9 @@ DEPTH, ACCEPTANCE = 4, 0.8
 
 @cache
 def costs_of(name: str, devices: int = 1, quantization: Quantization | None = None) -> StepCosts:
-    """Returns the costs of a model of Llama's shapes in bfloat16, as the engine is."""
-    model = ModelSkeleton(LlamaConfig(**SHAPES[name]), name, torch.bfloat16)
+    """Returns the costs of a model of these shapes in bfloat16, as the engine is."""
+    kind = Qwen3MoeConfig if name == "mixture" else LlamaConfig
+    model = ModelSkeleton(kind(**SHAPES[name]), name, torch.bfloat16)
     settings = {"tensor_parallel": devices, "quantization": quantization, "is_draft": name == "1B draft"}
     return step_costs(model, EngineSettings.model_validate({"model": "m", "device": "cuda", **settings}))
 

@@ -6,7 +6,8 @@ other, tasks mixed. The first table compares plain decoding, fixed depths and th
 of all streams together. The second table has the best fixed depth with draft-ahead and without. The rate at
 which the draft's second guess is correct if its first is wrong is given (``--hit-rate``).
 
-Steps take what `outrider plan` says too (outrider/engine/planning/step_costs.py), with the engine as it is
+The target is a 70B on four H100, or a mixture of 128 experts of which a token chooses 8, on one. Steps take
+what `outrider plan` says too (outrider/engine/planning/step_costs.py), with the engine as it is
 (today) and with repairs that are still to come (bench/costs.py). Prompts are in the cache already.
 """
 
@@ -75,16 +76,18 @@ def on(accelerator: Accelerator, costs: StepCosts) -> Cost:
 def pairs(engine: str) -> dict[str, Pair]:
     """Returns the pairs by their names. engine: a name of ENGINES."""
     target, draft, in_4_bit = costs_of("70B", 4), costs_of("1B draft"), costs_of("1B draft", 1, "int4")
+    mixture = costs_of("mixture")
     hop_s = HOPS_S / HOPS
     if engine == "repaired":
         hop_s = FEWER_HOPS_S / HOPS
-        target, draft, in_4_bit = (repaired(costs) for costs in (target, draft, in_4_bit))
+        target, draft, in_4_bit, mixture = map(repaired, (target, draft, in_4_bit, mixture))
     of_target = on(H100, target)
     return {
         "1B on an H100": Pair(of_target, on(H100, draft), hop_s),
         "1B on an L4": Pair(of_target, on(L4, draft), hop_s),
         "1B in 4 bit on an L4": Pair(of_target, on(L4, in_4_bit), hop_s),
         "1B beside the target": Pair(of_target, on(H100, draft), hop_s, is_beside=True),
+        "1B for a mixture": Pair(on(H100, mixture), on(H100, draft), hop_s),
     }
 
 

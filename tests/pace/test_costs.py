@@ -63,6 +63,21 @@ def test_step_cost_of_a_machine_slow_at_few_rows_is_learned():
         assert cost.seconds(min(tokens, 64), tokens) == pytest.approx(taken(tokens), rel=0.05)
 
 
+def test_step_cost_of_a_mixture_is_learned() -> None:
+    """A token chooses 8 of 128 experts, so that the first tokens of a step read the most."""
+
+    def taken(tokens: float) -> float:
+        return 2e-3 + 20e-3 * (1 - (1 - 8 / 128) ** tokens) + 0.01e-3 * tokens
+
+    cost, drawn = StepCost(), random.Random(0)
+    for number in range(1, 800):
+        sequences = drawn.choice([1, 2, 4, 8, 16, 32, 64])
+        tokens = sequences * drawn.randint(1, 6)
+        cost.observe(Step(number, StepSize(sequences, tokens), taken(tokens) * drawn.uniform(0.9, 1.1)))
+    for sequences, tokens in ((1, 1), (1, 3), (1, 5), (4, 4), (4, 20), (32, 32), (32, 160)):
+        assert cost.seconds(sequences, tokens) == pytest.approx(taken(tokens), rel=0.15)
+
+
 def test_step_cost_never_falls_with_size():
     costs = taught(noise=0.3).seconds(16.0, np.arange(16.0, 200.0))
     assert (np.diff(costs) >= 0).all()
