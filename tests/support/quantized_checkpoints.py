@@ -243,7 +243,7 @@ def quantize(folder: Path, name: str, into: Path) -> tuple[Path, Path]:
         for key, weight in load_file(file).items():
             module = key.removesuffix(".weight")
             stored[key] = meant[key] = weight
-            if module.endswith("proj"):
+            if module.endswith(("proj", ".w1", ".w2", ".w3")):  # Mixtral names its experts' weights so
                 parts, meant[key] = quantize_one(weight)
                 del stored[key]
                 stored |= {f"{module}.{suffix}": part for suffix, part in parts.items()}

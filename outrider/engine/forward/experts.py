@@ -4,7 +4,7 @@ A row's result does not depend on the other rows. Rows of an expert are multipli
 have the same bits for any number of rows, and a token adds up its experts in the order of its own choice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from outrider.engine.forward.layer_operations import LayerOperations, Routing
 from outrider.engine.forward.linear import PackedLinear, function_of, joined, why_unpacked
 from outrider.engine.kernels.cpu.functions import compiled
 from outrider.engine.kernels.cpu.product import PanelProduct
-from outrider.engine.kernels.stored_weight import StoredWeight
+from outrider.engine.kernels.stored_weight import StoredWeight, joined_weight
 from outrider.engine.models.architecture import Mixture
 from outrider.engine.models.registry import architecture_of
 from outrider.engine.parallel.layers import local_share
@@ -71,9 +71,10 @@ class SingleExperts(Experts):
             least_rows: rows that a product takes at a time, filled up with zeros; 1: any number.
         """
         super().__init__(add)
-        self.products = nn.ModuleList(nn.ModuleList(pair) for pair in products)
+        self.products: Any = nn.ModuleList(nn.ModuleList(pair) for pair in products)
         self._functions = [(function_of(first), function_of(second)) for first, second in products]
-        self._clamped, self._operations, self._least_rows = clamped, operations, least_rows
+        self.clamped = clamped
+        self._operations, self._least_rows = operations, least_rows
 
     def multiply(self, rows: Tensor, chosen: Tensor, weights: Tensor, added: Tensor | None = None) -> Tensor:
         (num_rows, slots), size = chosen.shape, rows.shape[1]
@@ -97,8 +98,8 @@ class SingleExperts(Experts):
 
     def _gated(self, gate_up: Tensor) -> Tensor:
         """Returns silu(gate) * up, or gate * sigmoid(slope * gate) * (up + 1) of clamped numbers."""
-        if self._clamped is not None:
-            (slope, limit), (gate, up) = self._clamped, gate_up.chunk(2, -1)
+        if self.clamped is not None:
+            (slope, limit), (gate, up) = self.clamped, gate_up.chunk(2, -1)
             gate.clamp_(max=limit).mul_(slope)
             up.clamp_(-limit, limit).add_(1).div_(slope)
         return self._operations.gated(gate_up)
@@ -165,6 +166,17 @@ def _tensor_at(module: nn.Module, path: str) -> Tensor:
     return found
 
 
+def mixtures_of(model: Any) -> Iterator[tuple[str, Any, Mixture]]:
+    """Yields the MLPs with experts by their paths, each with its description."""
+    architecture = architecture_of(model)
+    if architecture is None or (mixture := architecture.mixture) is None:
+        return
+    for number, layer in enumerate(model.get_submodule(architecture.layers)):
+        mlp = layer.get_submodule(architecture.mlp)
+        if hasattr(mlp, mixture.experts):
+            yield f"{architecture.layers}.{number}.{architecture.mlp}", mlp, mixture
+
+
 def replace_experts(
     model: Any, operations: LayerOperations, add: Sum | None, least_rows: int, *, are_joined: bool
 ) -> bool:
@@ -174,32 +186,52 @@ def replace_experts(
         operations, add, least_rows: as of SingleExperts.
         are_joined: whether kernels of a GPU compute them.
     """
-    architecture = architecture_of(model)
-    if architecture is None or (mixture := architecture.mixture) is None:
-        return True
-    if are_joined:
-        from outrider.engine.kernels.stored_product import is_multiplied
-    for layer in model.get_submodule(architecture.layers):
-        mlp = layer.get_submodule(architecture.mlp)
-        experts: Any = getattr(mlp, mixture.experts, None)  # some layers may have none
-        if experts is None:
-            continue
-        clamped = None
-        if mixture.clamped is not None:
-            clamped = (getattr(experts, mixture.clamped[0]), getattr(experts, mixture.clamped[1]))
-        gate_up, down = _weights_of(experts, "gate_up_proj"), _weights_of(experts, "down_proj")
+    for _, mlp, mixture in mixtures_of(model):
+        experts: Any = getattr(mlp, mixture.experts)
+        made: Experts | None
         if are_joined:
-            if not (is_multiplied(gate_up[0][0]) and is_multiplied(down[0][0])):
-                return False
-            joined_experts = JoinedExperts(_behind(*gate_up), _behind(*down), clamped, add)
-            mlp.set_submodule(mixture.experts, joined_experts)
-            continue
-        products = [
-            (_linear(*_of_expert(number, *gate_up)), _linear(*_of_expert(number, *down)))
-            for number in range(experts.num_experts)
-        ]
-        mlp.set_submodule(mixture.experts, SingleExperts(products, clamped, operations, add, least_rows))
+            made = _joined(experts, mixture, add)
+        else:
+            clamped = clamped_of(experts, mixture)
+            made = SingleExperts(_products_of(experts), clamped, operations, add, least_rows)
+        if made is None:
+            return False
+        mlp.set_submodule(mixture.experts, made)
     return True
+
+
+def clamped_of(experts: Any, mixture: Mixture) -> Clamped | None:
+    """Returns the numbers of gpt-oss's activation; None: the gate is silu."""
+    if isinstance(experts, SingleExperts):
+        return experts.clamped
+    if mixture.clamped is None:
+        return None
+    return getattr(experts, mixture.clamped[0]), getattr(experts, mixture.clamped[1])
+
+
+def _products_of(experts: Any) -> list[tuple[nn.Module, nn.Module]]:
+    """Returns products as of SingleExperts; those of stored weights stay as they are."""
+    if isinstance(experts, SingleExperts):
+        return [(gate_up, down) for gate_up, down in experts.products]
+    gate_up, down = _weights_of(experts, "gate_up_proj"), _weights_of(experts, "down_proj")
+    return [
+        (_linear(*_of_expert(number, *gate_up)), _linear(*_of_expert(number, *down)))
+        for number in range(experts.num_experts)
+    ]
+
+
+def _joined(experts: Any, mixture: Mixture, add: Sum | None) -> JoinedExperts | None:
+    """Returns experts for kernels of a GPU; None: these cannot compute them."""
+    from outrider.engine.kernels.stored_product import is_multiplied
+
+    gate_up, down = (
+        [_behind_stored(of_all) for of_all in zip(*experts.products, strict=True)]
+        if isinstance(experts, SingleExperts)
+        else [_behind(*_weights_of(experts, name)) for name in ("gate_up_proj", "down_proj")]
+    )
+    if not (is_multiplied(gate_up[0]) and is_multiplied(down[0])):
+        return None
+    return JoinedExperts(gate_up, down, clamped_of(experts, mixture), add)
 
 
 def _weights_of(experts: Any, name: str) -> tuple[Tensor, Tensor | None]:
@@ -215,8 +247,14 @@ def _weights_of(experts: Any, name: str) -> tuple[Tensor, Tensor | None]:
 
 def _behind(weights: Tensor, biases: Tensor | None) -> Weights:
     """Returns the weight and bias of all experts behind each other."""
-    joined_weight = weights.reshape(-1, weights.shape[2]).contiguous()
-    return nn.Parameter(joined_weight, requires_grad=False), None if biases is None else biases.flatten()
+    rows = weights.reshape(-1, weights.shape[2]).contiguous()
+    return nn.Parameter(rows, requires_grad=False), None if biases is None else biases.flatten()
+
+
+def _behind_stored(products: Sequence[Any]) -> Weights:
+    biases = [product.bias for product in products if product.bias is not None]
+    weight = joined_weight([product.weight for product in products])
+    return weight, torch.cat(biases) if biases else None
 
 
 def _of_expert(number: int, weights: Tensor, biases: Tensor | None) -> tuple[Tensor, Tensor | None]:

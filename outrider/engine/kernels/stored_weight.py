@@ -124,6 +124,11 @@ class StoredWeight:
         codes = self.codes[first : first + count].clone()
         return StoredWeight(self.kind, self.span, codes, *map(cut, self._parts))
 
+    def outputs_in(self, order: Tensor) -> "StoredWeight":
+        """Returns the weight with its outputs in another order, int64 [outputs]."""
+        parts = (None if part is None else part[order] for part in self._parts)
+        return StoredWeight(self.kind, self.span, self.codes[order], *parts)
+
     def inputs_at(self, first: int, count: int) -> "StoredWeight":
         """Returns the weight of some of its inputs. A group that would be torn becomes several groups.
 

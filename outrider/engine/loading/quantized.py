@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.forward.experts import SingleExperts
 from outrider.engine.forward.linear import NEAR, StoredLinear, joined, linear_groups, replace, tried_outputs
 from outrider.engine.kernels.stored_weight import MIDDLE_INT4, StoredWeight
 from outrider.engine.loading.int8_product import LARGEST_INT8, ZERO_UINT8, int8_product
@@ -112,7 +113,7 @@ def stored_weight(weight: Tensor, quantization: Quantization) -> StoredWeight:
 
 
 def quantize(model: PreTrainedModel, quantization: Quantization, device: torch.device) -> None:
-    """Replaces every linear layer by one on the device, in place; embeddings and norms stay as they are.
+    """Replaces every linear layer by one on the device, in place; embeddings, norms and experts stay.
 
     Raises:
         UnsupportedModelError: this machine has no right product in 4 bit, or the model no linear layer.
@@ -121,7 +122,9 @@ def quantize(model: PreTrainedModel, quantization: Quantization, device: torch.d
     of_head = set() if head is None else {*head.modules()}
     is_quantized = False
     same_input = joined_products(model)
-    for module in list(model.modules()):
+    experts = [module for module in model.modules() if isinstance(module, SingleExperts)]
+    of_experts = {part for module in experts for part in module.modules()}
+    for module in [module for module in model.modules() if module not in of_experts]:
         for names in linear_groups(module, same_input, (nn.Linear, StoredLinear)):
             layers = [getattr(module, name) for name in names]
             projections = [_widened(layer, model.dtype) for layer in layers]

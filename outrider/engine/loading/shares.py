@@ -16,7 +16,12 @@ from outrider.engine.settings import EngineSettings
 
 # Projections whose outputs are keys, by their names in plans. Several ranks may hold a head of the first.
 KEYS = ("k_proj", "kv_b_proj", "qkv_proj", "query_key_value")
-STORED_STYLES = ("colwise", "rowwise", "rowwise_split_input")  # styles of layers with stored weights
+STORED_STYLES = (
+    "colwise",
+    "packed_colwise",
+    "rowwise",
+    "rowwise_split_input",
+)  # styles of layers with stored weights
 DIVIDED = "colwise"  # style after which each rank has its own outputs alone
 KV_HEADS = ("num_key_value_heads", "num_global_key_value_heads")
 LEAST_SHARED = 0.6  # least share of the bytes: below it more ranks hardly make room for a larger model

@@ -1,15 +1,17 @@
 """Checkpoint whose weights may be quantized: its linear layers, and what transformers loads beside them.
 
 The headers of its files say what there is. A linear layer keeps its weight as it is stored, or a rank's share
-of it. The weights of experts, which are no linear layers in transformers, are widened to the model's type as
-they load.
+of it, and so do experts of a described model (outrider/engine/models). The weights of other experts, which
+are no linear layers in transformers, are widened to the model's type as they load.
 """
 
+import math
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,15 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.forward.experts import SingleExperts, clamped_of, mixtures_of
+from outrider.engine.forward.layer_operations import PlainOperations
 from outrider.engine.forward.linear import StoredLinear
-from outrider.engine.kernels.stored_weight import StoredWeight
+from outrider.engine.kernels.stored_weight import StoredWeight, joined_weight
 from outrider.engine.loading.download import WANTED
 from outrider.engine.loading.stored import ONE_BYTE, Header, headers, local_headers
 from outrider.engine.loading.stored_formats import BESIDE, CODES, METHODS, read_weight
 from outrider.engine.loading.text_part import OTHER_PARTS, name_in_text
+from outrider.engine.models.architecture import Mixture
 from outrider.engine.parallel.layers import KEYS_AND_VALUES, repeat_heads
 from outrider.engine.parallel.plan import ROWWISE, WHOLE, style_of_parameter
 
@@ -46,6 +51,7 @@ TYPES = {  # types as safetensors names them
     "BF16": torch.bfloat16,
     "F32": torch.float32,
 }
+PARAMETERS = ("gate_up_proj", "down_proj")  # parameters of transformers' experts
 QUANTIZER = "outrider"  # name of ours among the quantizers of transformers
 
 
@@ -97,10 +103,20 @@ class StoredCheckpoint:
             self._use(local_headers(Path(snapshot_download(self.name, allow_patterns=WANTED))))
 
     def layers(self, model: Any) -> dict[str, StoredWeight]:
-        """Returns the weights of the model's linear layers that are stored quantized, without content.
+        """Returns the weights of linear layers and of experts that are stored quantized, without content.
+
+        Experts go by the names of transformers' parameters, the weights of all experts behind each other.
 
         Raises UnsupportedModelError: tensors of a layer are missing, or not as the config says.
         """
+        found = self._linear_layers(model)
+        for path, mlp, mixture in self._mixtures(model):
+            gate_up, down = self._read_experts(path, mlp, mixture, CONTENTLESS)
+            found[f"{path}.{mixture.experts}.gate_up_proj"] = gate_up
+            found[f"{path}.{mixture.experts}.down_proj"] = down
+        return found
+
+    def _linear_layers(self, model: Any) -> dict[str, StoredWeight]:
         found = {}
         for name, module in model.named_modules():
             if type(module) is nn.Linear and name in self._owners:
@@ -108,6 +124,35 @@ class StoredCheckpoint:
                 if weight.shape != (wanted := (module.out_features, module.in_features)):
                     raise self._refusal(f"{name} is stored as {weight.shape} and must be {wanted}")
         return found
+
+    def _mixtures(self, model: Any) -> list[tuple[str, Any, Mixture]]:
+        """Returns those of ``mixtures_of`` whose experts are stored quantized."""
+        return [found for found in mixtures_of(model) if self._owners.issuperset(_owners_of(*found))]
+
+    def _read_experts(
+        self, path: str, mlp: Any, mixture: Mixture, device: torch.device, rank: int = 0, ranks: int = 1
+    ) -> tuple[StoredWeight, StoredWeight]:
+        """Returns a rank's weights of all experts of a layer behind each other: to gate and up, and down."""
+        experts = getattr(mlp, mixture.experts)
+        hidden, width = experts.gate_up_proj.shape[2], experts.down_proj.shape[2]
+        inputs = cycle((hidden, hidden, width))  # files of all experts together say their own
+        owners = _owners_of(path, mlp, mixture)
+        read = [self._read(owner, device, of_each) for owner, of_each in zip(owners, inputs, strict=False)]
+        if _are_together(mixture):  # gates and ups alternate
+            gate_up, down = read
+            order = torch.arange(gate_up.shape[0], device=gate_up.codes.device)
+            gate_up = gate_up.outputs_in(order.view(experts.num_experts, -1, 2).transpose(1, 2).flatten())
+        else:
+            downs = [share_of(weight, "rowwise", rank, ranks) for weight in read[2::3]]
+            gates, ups = (
+                [share_of(weight, "colwise", rank, ranks) for weight in read[at::3]] for at in (0, 1)
+            )
+            gate_up = joined_weight([part for pair in zip(gates, ups, strict=True) for part in pair])
+            down = joined_weight(downs)
+        wanted = experts.gate_up_proj.numel(), experts.down_proj.numel()
+        if (math.prod(gate_up.shape) * ranks, math.prod(down.shape) * ranks) != wanted:
+            raise self._refusal(f"experts of {path} are not stored in the sizes that the config says")
+        return gate_up, down
 
     def load(self, config: Any, device: torch.device, **options: Any) -> tuple[Any, dict[str, Any]]:
         """Returns the model, and what transformers tells of its tensors.
@@ -123,16 +168,18 @@ class StoredCheckpoint:
         self.fetch()
         with CONTENTLESS:
             empty = AutoModelForCausalLM.from_config(config)
-        layers = self.layers(empty)
+        layers, mixtures = self._linear_layers(empty), self._mixtures(empty)
+        owners = {*layers, *(owner for mixture in mixtures for owner in _owners_of(*mixture))}
+        experts = [f"{path}.{mixture.experts}" for path, _, mixture in mixtures]
         unquantized = copy(empty.config)
         unquantized.quantization_config = None
         model, found = type(empty).from_pretrained(
             None,
             config=unquantized,
             state_dict={
-                name: tensor for name, tensor in self.tensors(layers) if not OTHER_PARTS.search(name)
+                name: tensor for name, tensor in self.tensors(owners) if not OTHER_PARTS.search(name)
             },
-            quantization_config=_Named(QUANTIZER, [*layers]),
+            quantization_config=_Named(QUANTIZER, [*layers, *experts]),
             output_loading_info=True,
             **options,
         )
@@ -158,6 +205,12 @@ class StoredCheckpoint:
                 bias = bias.to(model.dtype)
                 bias = bias if len(bias) == weight.shape[0] else bias.chunk(parts)[part].clone()
             model.set_submodule(name, StoredLinear(weight, bias))
+        for path, mlp, mixture in mixtures:
+            weights = self._read_experts(path, mlp, mixture, device, rank, ranks)
+            name = f"{path}.{mixture.experts}"
+            biases = [self._tensor(f"{name}.{of}_bias", device) for of in PARAMETERS]
+            made = _experts_of(getattr(mlp, mixture.experts), mixture, weights, biases, model.dtype)
+            model.set_submodule(name, made)
         return model, found
 
     def names(self, layers: Collection[str] = ()) -> Iterator[tuple[str, str | None]]:
@@ -166,7 +219,7 @@ class StoredCheckpoint:
         With each comes the owner of codes that are to be widened; None: it is not quantized.
         """
         stored = {owner + end for owner in self._owners for end in (*CODES, *BESIDE)}
-        stored |= {f"{name}.bias" for name in layers}
+        stored |= {name + end for name in layers for end in (".bias", "_bias")}
         for name in self._headers.keys() - stored:
             yield name, None
         for owner in self._owners.difference(layers):
@@ -234,6 +287,49 @@ def share_of(weight: StoredWeight, style: str | None, rank: int, ranks: int) -> 
     return (weight.inputs_at if is_of_inputs else weight.outputs_at)(rank * count, count)
 
 
+def _owners_of(path: str, mlp: Any, mixture: Mixture) -> list[str]:
+    """Returns the owners of codes of a layer's experts: gate, up and down of each expert, or of all."""
+    layer = path.rpartition(".")[0]
+    count = 1 if _are_together(mixture) else getattr(mlp, mixture.experts).num_experts
+    return [f"{layer}.{name.format(number)}" for number in range(count) for name in mixture.files]
+
+
+def _are_together(mixture: Mixture) -> bool:
+    """Whether files store the weights of all experts together."""
+    return len(mixture.files) == len(PARAMETERS)
+
+
+def _experts_of(
+    experts: Any,
+    mixture: Mixture,
+    weights: tuple[StoredWeight, StoredWeight],
+    biases: Sequence[Tensor | None],
+    dtype: torch.dtype,
+) -> SingleExperts:
+    """Returns experts in the form that they are stored in.
+
+    Args:
+        experts: module of transformers without content.
+        weights: to gate and up, and down, of all experts behind each other.
+        biases: [experts, outputs] of the two; gates and ups alternate.
+    """
+    count = experts.num_experts
+    gate_up_bias, down_bias = (None if bias is None else bias.to(dtype) for bias in biases)
+    if gate_up_bias is not None:
+        gate_up_bias = torch.cat([gate_up_bias[:, ::2], gate_up_bias[:, 1::2]], 1)
+
+    def linear(weight: StoredWeight, of_all: Tensor | None, number: int) -> StoredLinear:
+        outputs = weight.shape[0] // count
+        bias = None if of_all is None else of_all[number].clone()  # frees the biases of all
+        return StoredLinear(weight.outputs_at(number * outputs, outputs), bias)
+
+    gate_up, down = weights
+    products = [
+        (linear(gate_up, gate_up_bias, number), linear(down, down_bias, number)) for number in range(count)
+    ]
+    return SingleExperts(products, clamped_of(experts, mixture), PlainOperations(), None, 1)
+
+
 @dataclass(frozen=True)
 class _Widened:
     """Weight of experts, which transformers asks for as it asks for a slice of a file."""
@@ -250,7 +346,7 @@ class _Widened:
 
 @dataclass
 class _Named(QuantizationConfigMixin):  # type: ignore[misc]
-    """Linear layers that transformers is not to make."""
+    """Linear layers and experts that transformers is not to make."""
 
     quant_method: str
     layers: list[str]
@@ -258,12 +354,15 @@ class _Named(QuantizationConfigMixin):  # type: ignore[misc]
 
 @register_quantizer(QUANTIZER)
 class _Quantizer(HfQuantizer):  # type: ignore[misc]
-    """Empties the linear layers that will be replaced, so that no memory is taken for them."""
+    """Empties the layers that will be replaced, so that no memory is taken for them."""
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
         for name in self.quantization_config.layers:
-            layer = model.get_submodule(name)
-            layer.weight = layer.bias = None
+            layer: Any = model.get_submodule(name)
+            if hasattr(layer, "weight"):
+                layer.weight = layer.bias = None
+            else:  # experts
+                model.set_submodule(name, nn.Identity())
 
     def is_serializable(self) -> bool:
         return False

@@ -32,6 +32,13 @@ class Mixture:
     shared_gate: str | None = None  # path to the linear layer whose sigmoid weighs that product
     # Attributes of experts as gpt-oss has them: slope of the gate's sigmoid, and limit of gate and up.
     clamped: tuple[str, str] | None = None
+    # Paths from a layer to quantized gate, up and down of an expert by its number; or to gate and up of all
+    # experts, in which the two alternate, and to down of all.
+    files: tuple[str, ...] = (
+        "mlp.experts.{}.gate_proj",
+        "mlp.experts.{}.up_proj",
+        "mlp.experts.{}.down_proj",
+    )
 
 
 @dataclass(frozen=True)

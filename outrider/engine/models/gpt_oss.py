@@ -6,5 +6,10 @@ GPT_OSS = Architecture(
     "GptOssForCausalLM",
     window="sliding_window",
     sinks="sinks",
-    mixture=Mixture(router="router", scores="softmax of chosen", clamped=("alpha", "limit")),
+    mixture=Mixture(
+        router="router",
+        scores="softmax of chosen",
+        clamped=("alpha", "limit"),
+        files=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+    ),
 )

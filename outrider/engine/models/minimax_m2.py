@@ -1,9 +1,10 @@
 """MiniMax M2 (MiniMax 2025): a norm of all query heads together and of all key heads, and a mixture."""
 
 from outrider.engine.models.architecture import Architecture, Mixture
+from outrider.engine.models.mixtral import FILES
 
 MINIMAX_M2 = Architecture(
     "MiniMaxM2ForCausalLM",
     query_key_norm=("q_norm", "k_norm"),
-    mixture=Mixture(scores="sigmoid", correction="e_score_correction_bias"),
+    mixture=Mixture(scores="sigmoid", correction="e_score_correction_bias", files=FILES),
 )

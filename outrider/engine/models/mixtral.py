@@ -2,4 +2,9 @@
 
 from outrider.engine.models.architecture import Architecture, Mixture
 
-MIXTRAL = Architecture("MixtralForCausalLM", window="config.sliding_window", mixture=Mixture())
+FILES = (
+    "block_sparse_moe.experts.{}.w1",
+    "block_sparse_moe.experts.{}.w3",
+    "block_sparse_moe.experts.{}.w2",
+)
+MIXTRAL = Architecture("MixtralForCausalLM", window="config.sliding_window", mixture=Mixture(files=FILES))

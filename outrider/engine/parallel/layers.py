@@ -140,6 +140,8 @@ def use_parallel_layers(model: PreTrainedModel, *, in_order: bool = False) -> No
             elif style == "colwise_gather_output" and module is model.get_output_embeddings():
                 num_tokens = model.config.get_text_config().vocab_size
                 model.set_submodule(name, ParallelLMHead(_take_share(module), num_tokens))
+        if style == EXPERTS and hasattr(module, "add"):
+            module.add = add  # experts that stay as they are stored
         if in_order and style in summed and not isinstance(model.get_submodule(name), RowParallelLinear):
             raise UnsupportedModelError(
                 f"batch_invariant=True with tensor_parallel={dist.get_world_size()}: the ranks' parts of"

@@ -182,10 +182,12 @@ class ModelSkeleton:
 
     def expert_bytes(self, devices: int) -> int:
         """Returns the bytes of experts on each of ``devices``."""
-        return sum(
-            -(-self._bytes_of(weight, None, on_cuda=True, is_head=False) // self._parts_of(name, devices))
-            for name, weight in self._experts.items()
-        )
+        size = 0
+        for name, weight in self._experts.items():
+            kept = self._stored.get(name)
+            whole = weight.numel() * self.dtype.itemsize if kept is None else kept.num_bytes
+            size += -(-whole // self._parts_of(name, devices))
+        return size
 
     @property
     def expert_share(self) -> float:
@@ -208,7 +210,8 @@ class ModelSkeleton:
         """
         sizes: Counter[str] = Counter()
         for name, weight in self._stored.items():
-            sizes[name.rpartition(".")[0]] += math.prod(weight.shape)
+            at_once = len(self._experts[name]) if name in self._experts else 1  # an expert is widened alone
+            sizes[name.rpartition(".")[0]] += math.prod(weight.shape) // at_once
         return max(sizes.values(), default=0) * 2 * torch.float32.itemsize
 
     def state_bytes(self, num_tokens: int) -> int:

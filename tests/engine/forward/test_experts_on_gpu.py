@@ -12,6 +12,7 @@ from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.planning.step_costs import KERNELS_OF_PASS
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
+from tests.support.quantized_checkpoints import quantize
 from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
 from tests.support.simulated_cuda.steps import counts_of_step
 
@@ -36,6 +37,14 @@ def test_text_on_a_gpu_is_that_of_a_cpu(kind: str, tmp_path: Path) -> None:
     with simulated_cuda():
         found = text(settings_of(folder, device="cuda"))
     assert found == text(settings_of(folder, device="cpu"))
+
+
+def test_text_of_stored_experts_on_a_gpu_is_that_of_their_numbers(tmp_path: Path) -> None:
+    plain = write_checkpoint(tmp_path / "plain", "qwen3_moe", num_hidden_layers=2)
+    quantized, meant = quantize(plain, "fp8", tmp_path)
+    with simulated_cuda():
+        found = text(settings_of(quantized, device="cuda"))
+    assert found == text(settings_of(meant, device="cpu"))
 
 
 @pytest.mark.parametrize("kind", MIXTURES)

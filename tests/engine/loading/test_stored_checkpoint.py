@@ -86,22 +86,52 @@ def test_quantized_target_checks_itself_in_16_bit(tmp_path: Path, dtype: str) ->
 
 
 @pytest.mark.parametrize("name", ["fp8", "compressed int4", "compressed nvfp4", "gptq"])
-def test_experts_are_widened_as_they_load(tmp_path: Path, name: str) -> None:
-    quantized, meant = quantize(write_checkpoint(tmp_path / "plain", "qwen3_moe"), name, tmp_path)
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
+def test_experts_stay_as_they_are_stored(tmp_path: Path, kind: str, name: str) -> None:
+    quantized, meant = quantize(write_checkpoint(tmp_path / "plain", kind), name, tmp_path)
     model = load_model(settings_of(quantized))
     experts = model.model.layers[1].mlp.experts
     expected = AutoModelForCausalLM.from_pretrained(meant).model.layers[1].mlp.experts
-    torch.testing.assert_close(experts.gate_up_proj, expected.gate_up_proj)
-    torch.testing.assert_close(experts.down_proj, expected.down_proj)
-    assert len(stored_layers(model)) == 3 * 4
+    for number, (gate_up, down) in enumerate(experts.products):
+        torch.testing.assert_close(gate_up.weight.widened(), expected.gate_up_proj[number])
+        torch.testing.assert_close(down.weight.widened(), expected.down_proj[number])
+    assert len(stored_layers(model)) == 3 * (4 + 2 * 4)
     assert allocated_weights(model) == skeleton(settings_of(quantized)).weight_bytes(on_cuda=False)
 
 
-def test_experts_of_gpt_oss_are_widened_as_they_load(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["fp8", "compressed int4"])
+def test_text_of_stored_experts_is_that_of_their_numbers(tmp_path: Path, name: str) -> None:
+    quantized, meant = quantize(write_checkpoint(tmp_path / "plain", "qwen3_moe"), name, tmp_path)
+    assert texts(quantized) == texts(meant)
+
+
+def test_experts_of_gpt_oss_stay_as_they_are_stored(tmp_path: Path) -> None:
     quantized, meant = quantize_experts(write_checkpoint(tmp_path / "plain", "gpt_oss"), tmp_path)
     assert texts(quantized) == texts(meant)
     loaded = load_model(settings_of(quantized))
+    assert len(stored_layers(loaded)) == 3 * 2 * 4
     assert allocated_weights(loaded) == skeleton(settings_of(quantized)).weight_bytes(on_cuda=False)
+
+
+def test_experts_of_a_model_without_a_description_are_widened_as_they_load(tmp_path: Path) -> None:
+    quantized, meant = quantize(write_checkpoint(tmp_path / "plain", "afmoe"), "fp8", tmp_path)
+    experts = load_model(settings_of(quantized)).model.layers[1].mlp.experts
+    expected = AutoModelForCausalLM.from_pretrained(meant).model.layers[1].mlp.experts
+    torch.testing.assert_close(experts.gate_up_proj, expected.gate_up_proj)
+    torch.testing.assert_close(experts.down_proj, expected.down_proj)
+
+
+def test_experts_of_other_sizes_than_the_config_says_are_refused(tmp_path: Path) -> None:
+    quantized, _ = quantize(write_checkpoint(tmp_path / "plain", "qwen3_moe"), "compressed fp8", tmp_path)
+    tensors = load_file(quantized / "model.safetensors")
+    for key in [*tensors]:
+        if ".experts." in key and "gate_proj" in key:
+            tensors[key] = tensors[key][:-16].clone()
+    save_file(tensors, quantized / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        UnsupportedModelError, match=r"experts of model\.layers\.0\.mlp are not stored in the sizes"
+    ):
+        load_model(settings_of(quantized))
 
 
 def test_biases_of_quantized_layers_are_added(tmp_path: Path) -> None:
