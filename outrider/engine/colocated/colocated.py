@@ -17,6 +17,7 @@ from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
 from outrider.engine.choosing.step_result import StepResult
 from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.drafters.chain_drafter import ForeseeingDrafter
+from outrider.engine.drafters.drafts_under_way import DraftForeseen, DraftRead
 from outrider.engine.drafters.target_drafter import Judging, Target
 from outrider.engine.loading.head_checkpoint import TargetShape, checkpoint_of
 from outrider.engine.loading.vocabulary import check_vocabulary
@@ -35,6 +36,8 @@ SHARED = {"cache_dtype", "max_sequences", "self_check", "block_size", "prefill_c
 
 class Colocated(ForeseeingDrafter):
     """Drafter of the chains and alternatives that a draft worker with this model makes."""
+
+    has_alternatives = True
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
         """
@@ -97,9 +100,10 @@ class Colocated(ForeseeingDrafter):
         self.top_tokens = [self._model.top_tokens_of(request.sequence, draft) for request, draft in pairs]
         return drafts
 
-    def is_of_host(self, request: DraftRequest) -> bool:
-        """Whether the host chooses its tokens; the device chooses those of a chain with alternatives too."""
-        return super().is_of_host(replace(request, alternatives=0))
+    def read(self, foreseen: DraftForeseen, request: DraftRequest) -> DraftRead:
+        assert self._model is not None
+        read = super().read(foreseen, request)
+        return replace(read, draft=self._model.with_alternatives(read, request))
 
     def _takes(self, judging: Judging) -> bool:
         assert self._model is not None

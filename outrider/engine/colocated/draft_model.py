@@ -11,12 +11,13 @@ from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
 from outrider.engine.choosing.step_result import StepResult
 from outrider.engine.drafters.chain_drafter import choice_of
 from outrider.engine.drafters.drafter import Drafter
+from outrider.engine.drafters.drafts_under_way import DraftRead
 from outrider.engine.drafters.target_drafter import Judging, feed_of
 from outrider.engine.inputs.paged_input import FEW_QUERIES
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.sequence import UNKNOWN, EngineSequence
-from outrider.engine.tasks.propose import top_tokens_of
+from outrider.engine.tasks.propose import extended, top_tokens_of
 from outrider.engine.work import Failed, Propose, Proposed, Result
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class DraftModel(Drafter):
         held, length = self._sequences.get(request.sequence), len(request.sequence.tokens)
         if held is None or self._draft.works_on(held) or not held.needs_no_text:
             return False
-        end = length + len(judging.rows)
+        end = length + 1 + judging.draft.chain_length
         is_near = end - held.cached <= FEW_QUERIES and end + request.depth <= self._draft.max_length
         return is_near and self._draft.runner.cache.reserve(held, end + request.depth)
 
@@ -86,11 +87,22 @@ class DraftModel(Drafter):
             tokens, held = part.request.sequence.tokens, self._sequences[part.request.sequence]
             held.forget_pending()  # the feed has these tokens too, as far as they are accepted
             held.tokens += tokens[len(held.tokens) :]
-            fed = [*tokens[held.cached :], *(-1 - row for row in part.rows)]
+            fed = [*tokens[held.cached :], *part.told_tokens]
             feeds.append(feed_of(held, fed, held.cached, num_logits=1))
         requests = [part.request for part in judging]
         positions = max(request.depth for request in requests)
         return self._forward.drafted_after(feeds, choice_of(requests, (UNKNOWN,)), result, positions)
+
+    def with_alternatives(self, read: DraftRead, request: DraftRequest) -> Draft:
+        """Returns a Draft that was begun with the alternatives that are wanted."""
+        held, tokens = self._sequences[request.sequence], read.draft.tokens
+        wanted = self._draft.alternatives(held, request.depth, request.alternatives)
+        nodes = [
+            (each.accepted - 1, read.top_tokens[each.accepted][each.rank])
+            for each in wanted
+            if each.accepted < len(tokens) and each.rank < len(read.top_tokens[each.accepted])
+        ]
+        return extended(read.draft, nodes)
 
     def keep(self, sequence: EngineSequence) -> None:
         """Keeps the cache of a sequence's newest Verdict, after which its Draft was begun."""

@@ -1,7 +1,7 @@
 """Decides which verdicts on a Draft are prepared for in idle time, and learns from the outcome."""
 
 from outrider.decoding.draft import MAX_NODES
-from outrider.decoding.outcomes import Outcomes
+from outrider.decoding.outcomes import Branch, Outcomes
 from outrider.engine.draft_ahead.branches import PrepareTask
 from outrider.engine.draft_ahead.task_drafter import TaskDrafter
 from outrider.engine.sequence import EngineSequence
@@ -52,11 +52,13 @@ class DraftAhead:
         """
         if sequence.sampling.verification != "coupled":
             return self._drafter.sampled(Assignment(sequence, work, room, arrived))
-        alternatives = self._outcomes.alternatives(
-            sequence.draft.acceptance_rate, work.depth, work.alternatives
-        )
+        alternatives = self.alternatives(sequence, work.depth, work.alternatives)
         prepares = self._branches > 0
         return self._drafter.coupled(Assignment(sequence, work, room, arrived, alternatives, ahead, prepares))
+
+    def alternatives(self, sequence: EngineSequence, depth: int, count: int) -> list[Branch]:
+        """Returns the likeliest alternatives of a chain of this depth."""
+        return self._outcomes.alternatives(sequence.draft.acceptance_rate, depth, count)
 
     def prepare(self, task: ProposeTask) -> None:
         """Begins to prepare for the likely verdicts on the task's Draft, in idle time."""

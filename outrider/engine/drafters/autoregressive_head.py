@@ -253,5 +253,5 @@ def _feed_after(judging: Judging, start: int) -> Feed:
     Those are given as ``read_verdicts`` takes them.
     """
     sequence = judging.request.engine_sequence
-    tokens = [*sequence.tokens[start + 1 :], *(-1 - row for row in judging.rows)]
+    tokens = [*sequence.tokens[start + 1 :], *judging.told_tokens]
     return feed_of(sequence, tokens, start, num_logits=1)

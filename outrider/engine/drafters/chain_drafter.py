@@ -6,6 +6,7 @@ and Drafts for which a grammar or the text decides what may be said.
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -28,14 +29,25 @@ class ForeseeingDrafter(TargetDrafter):
     """Drafter whose chains a device may begin before the host knows the Verdicts that they follow."""
 
     _target: Target
+    has_alternatives = False  # whether its chains have alternatives, and may follow those of other chains
 
     def is_of_host(self, request: DraftRequest) -> bool:
-        return self.makes_chains and not is_chosen_by_device(request)
+        return self.makes_chains and not self._is_chosen_by_device(request)
+
+    def _is_chosen_by_device(self, request: DraftRequest) -> bool:
+        return is_chosen_by_device(replace(request, alternatives=0) if self.has_alternatives else request)
 
     def begin_drafts(self, judging: Sequence[Judging], result: StepResult[Tensor]) -> DraftsUnderWay | None:
         if not self.makes_chains:
             return None
-        judging = [part for part in judging if len(part.rows) <= FEW_QUERIES and self._takes(part)]
+        judging = [
+            part
+            for part in judging
+            if len(part.rows) <= FEW_QUERIES
+            and (self.has_alternatives or part.draft.is_chain)
+            and self._is_chosen_by_device(part.request)
+            and self._takes(part)
+        ]
         started, begun = mark(self._target.device), self._begin_after(judging, result) if judging else None
         if begun is None:
             return None
@@ -104,8 +116,8 @@ def verdict_feed(judging: Judging) -> Feed:
 
     They are given as ``read_verdicts`` takes them.
     """
-    rows, start = judging.rows, judging.start + judging.num_tokens - len(judging.rows)
-    return feed_of(judging.request.engine_sequence, [-1 - row for row in rows], start, num_logits=1)
+    start = judging.start + judging.num_tokens - len(judging.rows)
+    return feed_of(judging.request.engine_sequence, judging.told_tokens, start, num_logits=1)
 
 
 def verdicts_in(

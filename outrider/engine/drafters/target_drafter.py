@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from outrider.decoding.choice_context import to_device
+from outrider.decoding.draft import Draft
 from outrider.drafters.registry import row_of
 from outrider.engine.cache.paged_cache import LayerShape, PagedCache
 from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.choosing.step_result import StepResult
 from outrider.engine.drafters.drafter import Drafter
-from outrider.engine.drafters.drafts_under_way import DraftsUnderWay
+from outrider.engine.drafters.drafts_under_way import DraftForeseen, DraftRead, DraftsUnderWay
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.graphs import ByRows, Graphs, RowGraphs
@@ -23,6 +24,7 @@ from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.inputs.block_tables import BlockTables
 from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.inputs.step_input import Feed, StepInput
+from outrider.engine.inputs.told_tokens import told_tokens
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.sequence import EngineSequence
@@ -44,15 +46,21 @@ class CommittedStates:
 
 @dataclass(frozen=True)
 class Judging:
-    """Sequence with a chain that the device judges, and with the Draft that is wanted after the Verdict."""
+    """Sequence with a Draft that the device judges, and with the Draft that is wanted after the Verdict."""
 
+    draft: Draft  # a chain and alternatives, which it judges
     request: DraftRequest  # its depth is the most that any Verdict leaves
     start: int  # position of the first token that the step feeds
     num_tokens: int  # fed tokens
-    rows: range  # rows of the step's logits: after the last committed token, and after each drafted token
+    rows: range  # rows of the step's logits: after the last committed token, and after each node
     hidden: (
         Tensor | None
     )  # [num_tokens, num_layers, hidden_size] states of the drafter's layers; None: it reads none
+
+    @property
+    def told_tokens(self) -> list[int]:
+        """Returns the Verdict's tokens as ``read_verdicts`` takes them."""
+        return told_tokens(self.rows, self.draft.chain_length)
 
     @property
     def committed(self) -> CommittedStates:
@@ -167,6 +175,10 @@ class TargetDrafter(Drafter):
         result: result of the step's choice of tokens, on the device.
         """
         return None
+
+    def read(self, foreseen: DraftForeseen, request: DraftRequest) -> DraftRead:
+        """Returns a Draft that was begun, as it was asked for."""
+        return foreseen.read(request)
 
     def keep(self, sequence: EngineSequence) -> None:
         """Keeps what it has cached of a sequence's Verdict: its Draft was begun there, and follows it."""

@@ -1,6 +1,6 @@
 """Accepted nodes of Drafts by the coupled rule, found on the device by one launch for all Drafts.
 
-The rule is ``verify_coupled`` in outrider/decoding/verify.py. A head reads the Verdicts of chains there too.
+The rule is ``verify_coupled`` in outrider/decoding/verify.py. A target drafter reads the Verdicts there too.
 """
 
 from typing import Any
@@ -10,12 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outrider.engine.inputs import choice_input
+from outrider.engine.inputs import choice_input, told_tokens
 from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
 from outrider.engine.inputs.paged_input import FEW_QUERIES
 
 PROGRAM_ROWS = 128  # rows that a program follows
 
+_ALTERNATIVE = tl.constexpr(told_tokens.ALTERNATIVE)
 _POSITION = tl.constexpr(choice_input.INTEGERS.index("position"))
 
 
@@ -25,8 +26,8 @@ def read_verdicts(
     """Puts the target's own tokens into a batch, and moves what is chosen next behind each Verdict.
 
     Args:
-        token_ids: int64 [num_rows] of the batch, at most FEW_QUERIES of each sequence: tokens, then -1 less
-            a row of ``top_tokens`` for the root and each node of its chain, whose best token belongs there.
+        token_ids: int64 [num_rows] of the batch, at most FEW_QUERIES of each sequence: tokens, then numbers
+            that outrider/engine/inputs/told_tokens.py has made, in whose place tokens of the target belong.
         last_rows: int64 [num_sequences] last row of each sequence in the batch.
         top_tokens: int32 [rows, ranks].
         are_accepted: bool [rows] whether the token drafted there is accepted; [0]: nothing was drafted.
@@ -90,13 +91,24 @@ def follow_chains(
     inside = rows <= tl.load(last_rows + sequence)
     given = tl.load(token_ids + rows, mask=inside, other=0)
     is_told = inside & (given < 0)
-    tokens = tl.load(top_tokens + (-1 - given) * ranks, mask=is_told, other=0)
-    tl.store(token_ids + rows, tokens.to(tl.int64), mask=is_told)
+    numbers = -1 - given
+    chosen, alternatives = numbers % _ALTERNATIVE, tl.max(tl.where(is_told, numbers // _ALTERNATIVE, 0))
+    tokens = tl.load(top_tokens + chosen * ranks, mask=is_told, other=0)
     root = tl.min(tl.where(is_told, rows, first + BLOCK))
     accepted = tl.full((), 0, tl.int32)
     if are_accepted is not None:
-        flags = tl.load(are_accepted + (-1 - given), mask=is_told & (rows > root), other=0)
+        flags = tl.load(are_accepted + chosen, mask=is_told & (rows > root), other=0)
         accepted = tl.sum(flags.to(tl.int32))
+        # An accepted alternative follows the accepted nodes of the chain, and the last token follows it.
+        places = tl.arange(0, BLOCK)
+        of_alternatives = tl.max(tl.where(is_told, chosen, 0)) + 1 + places
+        flags = tl.load(are_accepted + of_alternatives, mask=places < alternatives, other=0)
+        taken = tl.sum(flags.to(tl.int32))
+        accepted += taken
+        last = tl.sum(tl.where(flags != 0, of_alternatives, 0))
+        token = tl.load(top_tokens + last * ranks, mask=taken > 0, other=0)
+        tokens = tl.where((rows == root + accepted) & (taken > 0), token, tokens)
+    tl.store(token_ids + rows, tokens.to(tl.int64), mask=is_told)
     tl.store(ends + sequence, root + accepted)
     tl.store(told + 2 * sequence, tl.sum(tl.where(rows == root + accepted, tokens, 0)))
     tl.store(told + 2 * sequence + 1, accepted)

@@ -8,6 +8,7 @@ import torch
 from msgspec import structs
 
 from outrider.decoding.grammar import GrammarError
+from outrider.decoding.outcomes import Branch
 from outrider.decoding.settings import Sampling
 from outrider.drafters.registry import row_of
 from outrider.engine.blame import BlamedError, reason_of, says_broken
@@ -176,6 +177,10 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return bool(self._queue.tasks or self._queue.ready or self._draft_ahead.unfinished)
+
+    def alternatives(self, sequence: EngineSequence, depth: int, count: int) -> list[Branch]:
+        """Returns the alternatives of a sequence's next Draft, as many as are wanted."""
+        return self._draft_ahead.alternatives(sequence, depth, count)
 
     def works_on(self, sequence: EngineSequence) -> bool:
         """Whether it has work of this sequence."""

@@ -15,7 +15,6 @@ from outrider.engine.blame import says_broken
 from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
 from outrider.engine.choosing.sampler import Choices, Choosing
 from outrider.engine.choosing.step_result import StepResult
-from outrider.engine.drafters.chain_drafter import is_chosen_by_device
 from outrider.engine.drafters.drafts_under_way import DraftForeseen, DraftRead, DraftsUnderWay
 from outrider.engine.drafters.target_drafter import CommittedStates, Judging, TargetDrafter, rows_at
 from outrider.engine.drafters.target_drafters import TargetDrafters
@@ -111,7 +110,7 @@ class TargetDrafting:
     def begin(self, selected: Selected, launched: Launched) -> None:
         """Begins the Drafts that a device can make before the host knows the Verdicts which they follow.
 
-        A sequence is left out if its next Draft is a tree, or its settings read the text or more than tokens.
+        A sequence is left out if its settings read the text or more than tokens.
         """
         self._under_way = {}
         if not any(drafter.makes_chains for drafter in self._drafters):
@@ -127,9 +126,9 @@ class TargetDrafting:
             if not isinstance(task, DecodeTask) or not count:
                 continue
             request = task.foreseen_draft()
-            if request is not None and is_chosen_by_device(request):
+            if request is not None:
                 states = None if hidden is None else hidden[fed]
-                part = Judging(request, item.sequence.cached, len(item.tokens), rows, states)
+                part = Judging(task.tree(), request, item.sequence.cached, len(item.tokens), rows, states)
                 judging.setdefault(task.lease.drafter, []).append(part)
         for name, parts in judging.items():
             self._begin(name, parts, choosing.result)
@@ -170,8 +169,12 @@ class TargetDrafting:
         }
         made: dict[int, _Made] = {}  # Drafts by number of the sequence
         for name, of_drafter in of_foreseen.items():
-            drafts = [foreseen[name][request.engine_sequence].read(request) for request in of_drafter]
-            made |= self._told(self._in_use[name], of_drafter, drafts, self._under_way[name].seconds)
+            in_use = self._in_use[name]
+            drafts = [
+                in_use.drafter.read(foreseen[name][request.engine_sequence], request)
+                for request in of_drafter
+            ]
+            made |= self._told(in_use, of_drafter, drafts, self._under_way[name].seconds)
         for name, of_drafter in requests.items():
             if name in taken_in:
                 made |= self._made(self._in_use[name], of_drafter)

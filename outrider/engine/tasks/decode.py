@@ -137,11 +137,15 @@ class DecodeTask(Task):
     def foreseen_draft(self) -> DraftRequest | None:
         """Returns the request for the Draft after any Verdict of the step under way; None: none can be made.
 
-        It is as deep as a Verdict of a single token leaves room for. The Verdict's path is contiguous in the
-        cache only if the judged Draft is a chain.
+        It is as deep as a Verdict of a single token leaves room for. The judged Draft is a chain, which may
+        have alternatives without successors.
         """
-        depth = min(self.lease.depth, self._room - 2)
-        if self.is_plain or depth <= 0 or not self._draft.is_chain:
+        depth, of_chain = min(self.lease.depth, self._room - 2), self._draft.chain_length
+        if (
+            self.is_plain
+            or depth <= 0
+            or any(node >= of_chain - 1 for node in self._draft.parents[of_chain:])
+        ):
             return None
         return DraftRequest(self.sequence, depth, self.lease.alternatives, self.round)
 

@@ -150,7 +150,9 @@ def test_colocated_drafts_are_those_of_the_cpu_and_its_engine_has_graphs(given: 
     assert engine.slow_because == ()
 
 
-def counts_of_steps(engine: Engine, cuda: SimulatedCuda, prompts: list[tuple[int, ...]]) -> list[Counts]:
+def counts_of_steps(
+    engine: Engine, cuda: SimulatedCuda, prompts: list[tuple[int, ...]], alternatives: int = 0
+) -> list[Counts]:
     """Counts of the steps of rounds: each is a pass of the target, with the Drafts that follow."""
     step, counted = engine.step, list[Counts]()
 
@@ -162,7 +164,7 @@ def counts_of_steps(engine: Engine, cuda: SimulatedCuda, prompts: list[tuple[int
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(engine, "step", counting)
-        rounds(engine, prompts, 0.7, DEPTH, max_tokens=2 * DEPTH + 3)
+        rounds(engine, prompts, 0.7, DEPTH, alternatives, max_tokens=2 * DEPTH + 3)
     return counted
 
 
@@ -192,14 +194,15 @@ def test_draft_copies_and_waits_once_however_deep_and_for_however_many(
 
 
 @slow
+@pytest.mark.parametrize("alternatives", [0, 2])
 def test_draft_of_a_model_beside_the_target_begins_on_the_device_and_copies_and_waits_once(
-    given: dict[str, Any],
+    given: dict[str, Any], alternatives: int
 ) -> None:
     given |= {"cache_memory": 2**22, "device": "cuda"}
     prompts = [prompt_of(kind)[:8] for kind in ("json", "code")]
     with simulated_cuda() as cuda:
         engine = engine_with("colocated", DEMO / "draft", **given)
-        _, counts, *_ = counts_of_steps(engine, cuda, prompts)
+        _, counts, *_ = counts_of_steps(engine, cuda, prompts, alternatives)
     check_budget(counts, LAUNCHES_OF_TARGET + 8 + DEPTH - 1, are_begun=True)
 
 
@@ -216,7 +219,8 @@ def test_chains_of_a_model_beside_the_target_are_those_of_the_cpu(
         engine = engine_with("colocated", DEMO / "draft", device=device, **given)
         prompts = [prompt_of(kind)[:8] for kind in kinds]
         found = rounds(engine, prompts, 0.7, DEPTH, max_tokens=14, ignore_eos=False, own=own)
-        return found + rounds(engine, prompts[:1], 0.7, DEPTH, plain=(4, 8), max_tokens=16)
+        found += rounds(engine, prompts[:1], 0.7, DEPTH, plain=(4, 8), max_tokens=16)
+        return found + rounds(engine, prompts[:2], 0.7, DEPTH, alternatives=3, max_tokens=14)
 
     expected = texts("cpu")
     with gpu(), monkeypatch.context() as patched:
@@ -224,7 +228,9 @@ def test_chains_of_a_model_beside_the_target_are_those_of_the_cpu(
             patched.setattr(DraftForeseen, "follows", lambda *_: False)
         found = texts("cuda")
     assert found == expected
-    assert [text.of_host > 0 for text in found] == [sampling is SAMPLINGS["text"] for sampling in [*own, {}]]
+    assert [text.of_host > 0 for text in found] == [sampling is SAMPLINGS["text"] for sampling in own] + [
+        False
+    ] * 3
     assert {draft.depth for text in found for draft in text.drafts} > {1, DEPTH}
 
 

@@ -1,6 +1,7 @@
 """The kernel accepts the nodes that verify_coupled accepts; without a GPU it runs in the interpreter."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from outrider.decoding.verify import verify_coupled
 from outrider.engine.choosing import sampler
 from outrider.engine.choosing.choosing_rows import ChoosingRows
 from outrider.engine.inputs.choice_input import INTEGERS, ChoiceInput, DraftRows
+from outrider.engine.inputs.told_tokens import told_tokens
 
 verdict = pytest.importorskip("outrider.engine.kernels.verdict", reason="needs triton: pip install triton")
 
@@ -96,34 +98,57 @@ def test_begin_choosing_finds_the_same_path_on_host_and_device(monkeypatch: pyte
     assert (leading.accepted, leading.tokens) == ((0,), (1, 3)), "a part of the Draft"
 
 
-@settings(max_examples=20)
-@given(
-    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=4),
-    st.booleans(),
-)
+@dataclass(frozen=True)
+class Judged:
+    """Draft of a chain and alternatives, of which some nodes are accepted, after tokens that are known."""
+
+    known: int
+    nodes: int  # nodes of the chain
+    accepted: int  # nodes of the chain
+    alternatives: int
+    taken: int | None  # accepted alternative; None: no alternative is accepted
+
+
+@st.composite
+def judged(draw: st.DrawFn) -> Judged:
+    known, nodes, alternatives = (draw(st.integers(0, most)) for most in (5, 4, 3))
+    accepted = draw(st.integers(0, nodes))
+    may_be_taken = alternatives and accepted < nodes
+    taken = draw(st.none() | st.integers(0, alternatives - 1)) if may_be_taken else None
+    return Judged(known, nodes, accepted, alternatives if nodes else 0, taken)
+
+
+@settings(max_examples=30)
+@given(st.lists(judged(), min_size=1, max_size=4), st.booleans())
+@example([Judged(1, 3, 1, 2, 1), Judged(0, 2, 2, 1, None)], True)
 def test_read_verdicts_puts_the_targets_tokens_behind_those_that_are_known(
-    chains: list[tuple[int, int, int]], drafted: bool
+    drafts: list[Judged], drafted: bool
 ) -> None:
-    """Chains have known tokens before them, and nodes of which some are accepted."""
-    token_ids, last_rows, ends = list[int](), list[int](), list[int]()
+    """The token after an accepted alternative follows it, wherever their rows are."""
+    token_ids, expected, last_rows, ends = list[int](), list[int](), list[int](), list[int]()
     flags, told = list[bool](), list[list[int]]()
-    for known, nodes, accepted in chains:
-        count = 1 + nodes * drafted
-        accepted = min(accepted, count - 1)
+    for draft in drafts:
+        draft = draft if drafted else Judged(draft.known, 0, 0, 0, None)
         flags += [False, True]  # rows of another sequence
-        own = range(len(flags), len(flags) + count)
-        flags += [True, *(node < accepted for node in range(count - 1))]
-        token_ids += [*[7] * known, *(-1 - row for row in own)]
+        own = range(len(flags), len(flags) + 1 + draft.nodes + draft.alternatives)
+        flags += [True, *(node < draft.accepted for node in range(draft.nodes))]
+        flags += [place == draft.taken for place in range(draft.alternatives)]
+        token_ids += [7] * draft.known + told_tokens(own, draft.nodes)
+        expected += [7] * draft.known + [100 + row for row in own[: 1 + draft.nodes]]
         last_rows.append(len(token_ids) - 1)
-        ends.append(len(token_ids) - count + accepted)
-        told.append([100 + own[accepted], accepted])
+        accepted, last = draft.accepted, own[draft.accepted]
+        if draft.taken is not None:
+            accepted, last = accepted + 1, own[1 + draft.nodes + draft.taken]
+        ends.append(len(token_ids) - 1 - draft.nodes + accepted)
+        expected[ends[-1]] = 100 + last
+        told.append([100 + last, accepted])
     given_ids = torch.tensor(token_ids, device=DEVICE)
     top_tokens = torch.tensor([[100 + row, 0] for row in range(len(flags))], dtype=torch.int32, device=DEVICE)
     are_accepted = torch.tensor(flags if drafted else [], dtype=torch.bool, device=DEVICE)
-    choosing = ChoiceInput.without_choice([3] * len(chains)).copied(torch.device(DEVICE))
-    last = torch.tensor(last_rows, device=DEVICE)
-    found = verdict.read_verdicts(given_ids, last, top_tokens, are_accepted, choosing)
+    choosing = ChoiceInput.without_choice([3] * len(drafts)).copied(torch.device(DEVICE))
+    last_of = torch.tensor(last_rows, device=DEVICE)
+    found = verdict.read_verdicts(given_ids, last_of, top_tokens, are_accepted, choosing)
     assert [part.tolist() for part in found] == [ends, told]
-    assert given_ids.tolist() == [token if token >= 0 else 99 - token for token in token_ids]
+    assert given_ids.tolist() == expected
     positions = choosing.integers[INTEGERS.index("position")].tolist()
     assert positions == [accepted for _, accepted in told]
