@@ -21,7 +21,7 @@ class PrepareTask(Task):
     A branch begins with the last token of a likely Verdict. If that token follows the whole Draft, another
     step first feeds the Draft's last token. The result is never waited for.
 
-    A device may first go on along its own guess, in a single step: the Draft and the best token after it.
+    A device goes on by itself if its own guess is the only branch: the Draft, and the best token after it.
     """
 
     ranks = RANKS
@@ -36,8 +36,8 @@ class PrepareTask(Task):
         """
         Args:
             task: task that made the Draft; prepared Drafts are as deep and have as many alternatives.
-            branches: likely verdicts, the likeliest first.
-            goes_on: whether its own guess comes before all other branches, if that is the likeliest.
+            branches: likely verdicts.
+            goes_on: whether a device may feed what it chooses, without the host.
         """
         super().__init__(task.sequence, task.sequence.clock())
         self._round = task.work.round
@@ -46,8 +46,7 @@ class PrepareTask(Task):
         self._depth = task.depth
         self._alternatives = task.alternatives
         self._branches = branches
-        own_guess = [Branch(len(self._chain), 0)]
-        self._first = own_guess if goes_on and branches[:1] == own_guess else []  # before all branches
+        self._goes_on = goes_on and branches == [Branch(len(self._chain), 0)]
         self._own = len(task.sequence.pending)  # number of pending nodes that belong to the Draft
         self._steps: list[float] = []  # seconds of each step
         self._fed = 0  # fed tokens
@@ -64,13 +63,13 @@ class PrepareTask(Task):
 
     @property
     def positions(self) -> int:  # type: ignore[override]
-        """Positions along its own guess that are not known yet; 1 if its next step feeds all branches."""
-        if not self._after(self._first):
+        """Positions along its own guess that are not known yet; 1 if the host feeds each position."""
+        if not self._goes_on:
             return 1
-        (guess,) = self._first
+        (guess,) = self._branches
         parent, count = self._parent(guess), self._room(guess) + 1
         known = 0 if parent is None else len(chain(self.sequence, count, parent))
-        return min(count - known, MAX_DEPTH)
+        return min(max(count - known, 1), MAX_DEPTH)
 
     @property
     def is_complete(self) -> bool:
@@ -117,14 +116,11 @@ class PrepareTask(Task):
 
     def _next(self) -> list[tuple[int, int]]:
         """Returns the parent and the token of each node to feed next."""
-        if ROOT not in self.sequence.draft.top_tokens:
+        sequence = self.sequence
+        if ROOT not in sequence.draft.top_tokens:
             return []
-        return self._after(self._first) or self._after(self._branches)
-
-    def _after(self, branches: list[Branch]) -> list[tuple[int, int]]:
-        """Returns the parent and the token of each node to feed next for these branches."""
-        sequence, nodes = self.sequence, dict[tuple[int, int], None]()
-        for branch in branches:
+        nodes: dict[tuple[int, int], None] = {}
+        for branch in self._branches:
             parent = self._parent(branch)
             if parent is None:  # the whole Draft must be fed first
                 fed = sequence.pending.path_of(self._chain)

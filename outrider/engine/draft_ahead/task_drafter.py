@@ -33,7 +33,7 @@ class TaskDrafter(ABC):
 
         Args:
             task: a task that ``coupled`` of this class returned.
-            branches: likely verdicts, the likeliest first.
+            branches: likely verdicts.
             goes_on: whether the device feeds what it chooses for this sequence, without the host.
         """
         return None

@@ -65,8 +65,7 @@ class Scheduler:
                 blame(task.sequence, error)
             if item is not None:
                 selected.append((task, item))
-        # A device that goes on by itself would wait for the host with those that it cannot go on with.
-        return [pair for pair in selected if pair[0].positions > 1] or selected
+        return selected
 
     def select_next(self, selected: Selected, tasks: Mapping[int, Task]) -> list[DecodeTask]:
         """Returns the tasks of the step after this step, as far as known before its tokens are chosen.
@@ -90,13 +89,14 @@ class Scheduler:
     def positions(self, selected: Selected, tasks: Mapping[int, Task]) -> list[int]:
         """Returns how many positions the step may draft for each sequence, each after the position before.
 
-        It is 1 for all sequences if other work waits, or if a sequence feeds more than a block of its prompt.
+        It is 1 for all sequences if other work waits, or if a sequence feeds several nodes, or more than a
+        block of its prompt.
         """
         most, block_size = max([task.positions for task, _ in selected]), self._cache.block_size
-        reads_prompt = most > 1 and any(
-            not item.num_logits or item.num_committed > block_size for _, item in selected
+        has_others = most > 1 and any(
+            item.num_logits != 1 or item.num_committed > block_size for _, item in selected
         )
-        if most == 1 or reads_prompt or len(selected) < len(tasks):
+        if most == 1 or has_others or len(selected) < len(tasks):
             return [1] * len(selected)
         return [self._positions_of(task, item) for task, item in selected]
 
