@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from transformers import AutoConfig
-
 from outrider.decoding.checkpoint_files import end_of_text, read_json
 from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.loading.text_part import served_config
 
 
 def end_of_sequence(model: Any, source: str) -> frozenset[int]:
@@ -34,7 +33,7 @@ def drafts_in_parallel(model: str) -> bool:
     Raises:
         UnsupportedModelError: as ``mask_token``.
     """
-    return mask_token(AutoConfig.from_pretrained(model)) is not None
+    return mask_token(served_config(model)) is not None
 
 
 def mask_token(config: Any) -> int | None:

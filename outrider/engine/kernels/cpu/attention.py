@@ -104,9 +104,10 @@ class CpuAttention:
         drafted = MAX_NODES if paged.paths.shape[1] else 0  # nodes off a chain lie behind its end
         ends = tiles.new_zeros(len(paged.block_tables))
         ends.scatter_reduce_(0, tiles[:, LANE], tiles[:, END] + drafted, "amax")
-        are_read = torch.arange(paged.block_tables.shape[1]) * self._block_size < ends[:, None]
-        blocks, numbers = paged.block_tables[are_read].unique(return_inverse=True)
-        tables = torch.zeros_like(paged.block_tables)
+        held = paged.block_tables[:, : -(-int(ends.max()) // self._block_size)]
+        are_read = torch.arange(held.shape[1]) * self._block_size < ends[:, None]
+        blocks, numbers = held[are_read].unique(return_inverse=True)
+        tables = held.new_zeros(held.shape)
         tables[are_read] = numbers
         read = [stored.unflatten(0, (-1, self._block_size))[blocks] for stored in (keys, values)]
         keys, values = (widened(stored, dtype).flatten(0, 1) for stored in read)
