@@ -11,7 +11,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Probe
 from outrider.engine.forward.batch_invariant import check_rows_are_apart
-from outrider.engine.forward.latent import use_latents
+from outrider.engine.forward.latent import may_cache_latents, use_latents
 from outrider.engine.loading.context import fix_rotations
 from outrider.engine.loading.kinds import check_kind
 from outrider.engine.loading.quantized import quantize
@@ -78,7 +78,7 @@ def load_model(settings: EngineSettings) -> Any:
     model = model.eval()
     if settings.tensor_parallel > 1:
         use_parallel_layers(model, in_order=settings.batch_invariant)
-    if device.type == "cpu":  # the kernel of a GPU takes no head as wide as a latent
+    if may_cache_latents(device.type, model.dtype):
         use_latents(model, ATTENTION)
     if settings.quantization is not None:
         quantize(model, settings.quantization, device)

@@ -165,7 +165,8 @@ def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
     with timings.timed("weights"):
         operations = layer_operations(forward.kernel, forward.device, forward.dtype)
         add, rows = _sum_of(settings), _rows_of_experts(settings)
-        are_ours = replace_experts(model, operations, add, rows, are_joined=forward.is_asynchronous)
+        are_joined = forward.is_asynchronous and forward.device.type != "cpu"
+        are_ours = replace_experts(model, operations, add, rows, are_joined=are_joined)
         if settings.batch_invariant and not are_ours:
             raise UnsupportedModelError(
                 f"batch_invariant=True with model={settings.model!r}: a kernel takes experts whose widths"

@@ -20,7 +20,7 @@ from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Probe
 from outrider.engine.forward.batch_invariant import are_experts, why_rows_mix
 from outrider.engine.forward.kernel import why_no_cpu_kernel
-from outrider.engine.forward.latent import use_latents
+from outrider.engine.forward.latent import may_cache_latents, use_latents
 from outrider.engine.forward.linear import why_unpacked
 from outrider.engine.forward.output import states_of
 from outrider.engine.loading.context import context_length
@@ -305,9 +305,10 @@ def skeleton(settings: EngineSettings) -> ModelSkeleton:
     config = served_config(settings.model)
     check_stored(settings.model, config)
     checkpoint = StoredCheckpoint(config, settings.model) if is_quantized(config) else None
-    on_cpu = resolve_device(settings.device).type == "cpu"
+    dtype, device = dtype or type_of(config), resolve_device(settings.device)
     drafters = TargetDrafters.of(settings)
-    return ModelSkeleton(config, settings.model, dtype, checkpoint, drafters, caches_latents=on_cpu)
+    caches_latents = may_cache_latents(device.type, dtype)
+    return ModelSkeleton(config, settings.model, dtype, checkpoint, drafters, caches_latents=caches_latents)
 
 
 class AliveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -235,7 +235,11 @@ def test_kind_that_the_config_tells_is_refused_before_weights_load(
         load(tmp_path)
 
 
-def test_experts_with_batch_invariant_numerics_are_refused_before_weights_load(tmp_path: Path) -> None:
-    AutoConfig.for_model("qwen3_moe", **{**COMMON, **ARCHITECTURES["qwen3_moe"]}).save_pretrained(tmp_path)
+def test_experts_without_description_with_batch_invariant_numerics_are_refused_before_weights_load(
+    tmp_path: Path,
+) -> None:
+    AutoConfig.for_model("deepseek_v3", **{**COMMON, **ARCHITECTURES["deepseek_v3"]}).save_pretrained(
+        tmp_path
+    )
     with pytest.raises(UnsupportedModelError, match=r"batch_invariant=True.*expert"):
         load(tmp_path, batch_invariant=True)
