@@ -129,6 +129,14 @@ class EarlyExit(ChainDrafter):
         self._target.cache.clear(sequence, sequence.cached)
 
     def _takes(self, judging: Judging) -> bool:
+        """Whether a chain may follow the Verdict before the host knows it.
+
+        It feeds accepted tokens again. The first layers compute what they have computed before. A part that
+        skips a layer would put other keys and values into the target's cache.
+        """
+        layers = self._layers or ()
+        if layers != tuple(range(len(layers))):
+            return False
         length = judging.start + judging.num_tokens + judging.request.depth
         return self._target.cache.reserve(judging.request.engine_sequence, length)
 

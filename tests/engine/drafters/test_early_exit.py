@@ -307,6 +307,18 @@ def test_exit_that_pays_is_searched_on_live_text(caplog: pytest.LogCaptureFixtur
     assert target._drafting.no_drafts_because == {}
 
 
+def test_part_that_skips_layers_and_drafts_on_a_device_leaves_the_text_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its keys and values of accepted tokens are not the target's."""
+    capturing(monkeypatch)
+    target = engine_with("early_exit", own={"skipped_layers": (1, 3)})
+    prompts = [prompt_of("code"), prompt_of("json")]
+    plain, drafted = (rounds(target, prompts, 0.7, depth=depth) for depth in (0, 4))
+    assert [text.tokens for text in drafted] == [text.tokens for text in plain]
+    assert sum(text.accepted for text in drafted) > 0
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_part_that_a_search_has_found_is_captured_a_graph_at_a_time_and_drafts_the_same(
