@@ -131,11 +131,12 @@ class EarlyExit(ChainDrafter):
     def _takes(self, judging: Judging) -> bool:
         """Whether a chain may follow the Verdict before the host knows it.
 
-        It feeds accepted tokens again. The first layers compute what they have computed before. A part that
-        skips a layer would put other keys and values into the target's cache.
+        It feeds accepted tokens again. The first layers compute what they have computed before, within
+        rounding, which batch-invariant numerics do not allow. A part that skips a layer would put other keys
+        and values into the target's cache.
         """
         layers = self._layers or ()
-        if layers != tuple(range(len(layers))):
+        if self._settings.batch_invariant or layers != tuple(range(len(layers))):
             return False
         length = judging.start + judging.num_tokens + judging.request.depth
         return self._target.cache.reserve(judging.request.engine_sequence, length)

@@ -319,6 +319,23 @@ def test_part_that_skips_layers_and_drafts_on_a_device_leaves_the_text_as_it_is(
     assert sum(text.accepted for text in drafted) > 0
 
 
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_chain_with_batch_invariant_numerics_begins_only_after_the_verdict_is_known(
+    monkeypatch: pytest.MonkeyPatch, batch_invariant: bool
+) -> None:
+    """What the target has computed of accepted tokens stays in its cache, to the bit."""
+    capturing(monkeypatch)
+    target = engine_with("early_exit", own={"layers": 2}, batch_invariant=batch_invariant)
+    drafter = drafter_of(target)
+    begin, begun = drafter.begin_drafts, list[bool]()
+    monkeypatch.setattr(
+        drafter, "begin_drafts", lambda *given: begun.append((found := begin(*given)) is not None) or found
+    )
+    rounds(target, [prompt_of("json")], 0.7, depth=4)
+    assert begun
+    assert any(begun) is not batch_invariant
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_part_that_a_search_has_found_is_captured_a_graph_at_a_time_and_drafts_the_same(
