@@ -328,9 +328,13 @@ def test_chain_with_batch_invariant_numerics_begins_only_after_the_verdict_is_kn
     target = engine_with("early_exit", own={"layers": 2}, batch_invariant=batch_invariant)
     drafter = drafter_of(target)
     begin, begun = drafter.begin_drafts, list[bool]()
-    monkeypatch.setattr(
-        drafter, "begin_drafts", lambda *given: begun.append((found := begin(*given)) is not None) or found
-    )
+
+    def beginning(*given: Any) -> Any:
+        found = begin(*given)
+        begun.append(found is not None)
+        return found
+
+    monkeypatch.setattr(drafter, "begin_drafts", beginning)
     rounds(target, [prompt_of("json")], 0.7, depth=4)
     assert begun
     assert any(begun) is not batch_invariant
