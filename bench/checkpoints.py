@@ -45,6 +45,17 @@ LLAMAS = {
     "1B": llama_fields(SMALL, tie_word_embeddings=True),
     "tiny": llama_fields(TINY, vocab_size=512, max_position_embeddings=1024),
 }
+# A layer's sizes in Qwen3-30B-A3B, of whose 128 experts a token chooses 8.
+MIXTURE: dict[str, Any] = {
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "vocab_size": 151936,
+}
 EMBEDDED = 30.0  # standard deviation of embeddings that decide what comes next
 PEAKED = 4.0  # times as wide as usual is the head: a token is about as likely as in trained models
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, Qwen3MoeConfig
 
-from bench.checkpoints import LLAMAS, llama_fields
+from bench.checkpoints import LLAMAS, MIXTURE, llama_fields
 from bench.report import parser_of, save, table
 from bench.tables.reading import results
 from outrider.demo.inflation import Size
@@ -35,18 +35,7 @@ SHAPES = {
     **LLAMAS,
     "70B": llama_fields(Size(hidden=8192, layers=80, intermediate=28672, heads=64, kv_heads=8), **LONG),
     "1B draft": {**LLAMAS["1B"], **LONG},
-    "mixture": {  # Qwen3-30B-A3B
-        "hidden_size": 2048,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "vocab_size": 151936,
-        **LONG,
-    },
+    "mixture": {**MIXTURE, "num_hidden_layers": 48, **LONG},  # Qwen3-30B-A3B
 }
 # Repairs, as far as a step's costs change by them. Their figures are estimates.
 IN_RANK_ORDER = ExchangeCosts(5e-6, 0.6)  # a kernel of ours that adds up parts in rank order over NVLink

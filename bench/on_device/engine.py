@@ -30,7 +30,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench import gpu
-from bench.checkpoints import LLAMAS, linear_weights
+from bench.checkpoints import LLAMAS, MIXTURE, linear_weights
 from bench.on_device.figures import Rows, take_parts
 from bench.on_device.pair import prompt
 from outrider.engine.device_time import mark, seconds_between, wait_for
@@ -67,18 +67,7 @@ RANK: dict[str, Any] = {
     "head_dim": 128,
     "intermediate_size": 7168,
 }
-EXPERTS: dict[str, Any] = {
-    "model_type": "qwen3_moe",
-    "hidden_size": 2048,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768,
-    "vocab_size": 151936,
-}
+EXPERTS = {**MIXTURE, "model_type": "qwen3_moe", "num_hidden_layers": 12}
 SMALL = {**LLAMAS["tiny"], "head_dim": 16, "num_experts": 8, "moe_intermediate_size": 64}  # with --small
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 from outrider.engine.forward.batch_invariant import PASS_TOKENS
 from outrider.engine.loop.engine import Engine
+from outrider.engine.settings import EngineSettings
 from tests.support.simulated_cuda.counts import Counts
 from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.install import simulated_cuda
@@ -23,6 +26,22 @@ def gpu() -> Iterator[SimulatedCuda | None]:
         # Triton's interpreter takes seconds for a pass of as many tokens as a GPU likes.
         with simulated_cuda() as cuda, patch.dict(PASS_TOKENS, {"cuda": 16}):
             yield cuda
+
+
+def draft_of(folder: Path, device: str, **fields: Any) -> Engine:
+    """Returns a small draft's engine in float32."""
+    return Engine.from_settings(
+        EngineSettings(
+            model=str(folder),
+            device=device,
+            dtype="float32",
+            block_size=8,
+            cache_memory=2**22,
+            self_check=False,
+            is_draft=True,
+            **fields,
+        )
+    )
 
 
 def left_empty(engine: Engine) -> Iterator[Engine]:

@@ -12,10 +12,9 @@ from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import EngineSequence
-from outrider.engine.settings import EngineSettings
 from outrider.engine.work import PreparedTree, Propose, Proposed, Result
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
-from tests.support.gpu import counted, gpu, left_empty
+from tests.support.gpu import counted, draft_of, gpu, left_empty
 from tests.support.simulated_cuda.counts import Counts
 from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.install import needs_compiler
@@ -33,19 +32,7 @@ LAUNCHES = 4  # launches of a step, beside a replay for each further position
 
 
 def engine_of(folder: Path, device: str, branches: int = 1) -> Engine:
-    return Engine.from_settings(
-        EngineSettings(
-            model=str(folder),
-            device=device,
-            dtype="float32",
-            block_size=8,
-            cache_memory=2**22,
-            max_sequences=4,
-            self_check=False,
-            is_draft=True,
-            draft_ahead=branches,
-        )
-    )
+    return draft_of(folder, device, max_sequences=4, draft_ahead=branches)
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,9 @@ from outrider.engine.forward.graphs import draft_bytes
 from outrider.engine.inputs.context_parts import SHORTEST
 from outrider.engine.loop import runner
 from outrider.engine.loop.engine import Engine
-from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Propose, Proposed, Result
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
-from tests.support.gpu import counted, gpu, left_empty
+from tests.support.gpu import counted, draft_of, gpu, left_empty
 from tests.support.model import forward_of, model_of
 from tests.support.simulated_cuda.counts import Counts
 from tests.support.simulated_cuda.device import SimulatedCuda
@@ -44,18 +43,7 @@ def always() -> bool:
 
 
 def engine_of(folder: Path, device: str) -> Engine:
-    return Engine.from_settings(
-        EngineSettings(
-            model=str(folder),
-            device=device,
-            dtype="float32",
-            block_size=8,
-            cache_memory=2**22,
-            max_sequences=64,
-            self_check=False,
-            is_draft=True,
-        )
-    )
+    return draft_of(folder, device, max_sequences=64)
 
 
 @pytest.fixture(scope="module")

@@ -1,34 +1,21 @@
 """Mixtures of experts on a simulated GPU: the text of a CPU, and few launches that are planned."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.planning.step_costs import KERNELS_OF_PASS
-from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
+from tests.support.launching import settings_of, text
 from tests.support.quantized_checkpoints import quantize
 from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
 from tests.support.simulated_cuda.steps import counts_of_step
 
 pytestmark = needs_compiler
 MIXTURES = ("mixtral", "qwen2_moe", "glm4_moe", "minimax_m2", "gpt_oss")
-ASKED = [OfflineRequest((5, 9, 33), Sampling(max_tokens=6, temperature=0.9), 1)]
-
-
-def settings_of(folder: Path, **fields: Any) -> EngineSettings:
-    given = {"dtype": "float32", "cache_memory": 2**21, "graphs": False, "block_size": 8}
-    return EngineSettings.model_validate({"model": str(folder), **given, **fields})
-
-
-def text(settings: EngineSettings) -> tuple[int, ...]:
-    [output] = generate(Engine.from_settings(settings), None, ASKED, 0)
-    return output.tokens
 
 
 @pytest.mark.parametrize("kind", MIXTURES)

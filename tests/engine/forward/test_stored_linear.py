@@ -1,7 +1,6 @@
 """Layers with stored weights on a simulated GPU: text, launches, and that a wrong kernel is noticed."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,11 +9,10 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.kernels import stored_weight
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.planning.step_costs import KERNELS_OF_PASS
-from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
+from tests.support.launching import settings_of, text
 from tests.support.quantized_checkpoints import quantize
 from tests.support.simulated_cuda.install import needs_compiler, simulated_cuda
 from tests.support.simulated_cuda.steps import counts_of_step
@@ -23,22 +21,11 @@ pytestmark = needs_compiler
 stored_product = pytest.importorskip(
     "outrider.engine.kernels.stored_product", reason="needs triton: pip install triton"
 )
-ASKED = [OfflineRequest((5, 9, 33), Sampling(max_tokens=6, temperature=0.9), 1)]
 
 
 def checkpoints(folder: Path, name: str) -> tuple[Path, Path]:
     """A checkpoint in this format, and the weights that it stands for."""
     return quantize(write_checkpoint(folder / "plain", "llama", num_hidden_layers=1), name, folder)
-
-
-def settings_of(folder: Path, **fields: Any) -> EngineSettings:
-    given = {"dtype": "float32", "cache_memory": 2**21, "graphs": False, "block_size": 8}
-    return EngineSettings.model_validate({"model": str(folder), **given, **fields})
-
-
-def text(settings: EngineSettings) -> tuple[int, ...]:
-    [output] = generate(Engine.from_settings(settings), None, ASKED, 0)
-    return output.tokens
 
 
 @pytest.mark.parametrize("name", ["fp8", "compressed int8", "compressed int4, zeros", "modelopt nvfp4"])
