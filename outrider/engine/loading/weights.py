@@ -31,10 +31,10 @@ PREFILL_CHUNK = {"cpu": 512, "cuda": 2048}
 
 
 def resolve_device(name: str) -> torch.device:
-    """Returns the device; "auto" is the first GPU, or the CPU without GPUs."""
+    """Returns the device, a GPU with its number; "auto" is the first GPU, or the CPU without GPUs."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
+    return torch.device("cuda", 0) if name == "cuda" else torch.device(name)
 
 
 def resolve_prefill_chunk(settings: EngineSettings) -> int:

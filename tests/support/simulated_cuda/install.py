@@ -18,6 +18,7 @@ from tests.support.simulated_cuda.device import SimulatedCuda
 from tests.support.simulated_cuda.graphs import StreamContext
 from tests.support.simulated_cuda.guard import COMPILER, MISSING, load_guard
 from tests.support.simulated_cuda.kernels import compiling, interpreted
+from tests.support.simulated_cuda.memory import Memory
 from tests.support.simulated_cuda.tensor import SimulatedTensor
 
 FUTURE = torch.__future__
@@ -122,8 +123,14 @@ def _torch_cuda(cuda: SimulatedCuda) -> dict[str, Any]:
         for memory in cuda.memories:
             memory.empty_cache()
 
+    def numbered(device: Any) -> Memory:
+        """Memory of a device that is named with its number, as torch wants it where shares are concerned."""
+        if device is not None and not isinstance(device, int) and torch.device(device).index is None:
+            raise ValueError(f"Expected a torch.device with a specified index, but got:{device}")
+        return cuda.memory_of(device)
+
     def set_fraction(fraction: float, device: Any = None) -> None:
-        cuda.memory_of(device).fraction = fraction
+        numbered(device).fraction = fraction
 
     @contextmanager
     def device_context(device: Any) -> Iterator[None]:
@@ -153,7 +160,7 @@ def _torch_cuda(cuda: SimulatedCuda) -> dict[str, Any]:
         "is_available": lambda: True,
         "is_current_stream_capturing": lambda: cuda.capturing is not None,
         "is_initialized": lambda: True,
-        "get_per_process_memory_fraction": lambda device=None: cuda.memory_of(device).fraction,
+        "get_per_process_memory_fraction": lambda device=None: numbered(device).fraction,
         "mem_get_info": lambda device=None: (cuda.memory_of(device).free, MEMORY),
         "memory_allocated": lambda device=None: cuda.memory_of(device).allocated,
         "memory_reserved": lambda device=None: cuda.memory_of(device).reserved,
