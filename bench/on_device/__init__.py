@@ -4,7 +4,7 @@ import argparse
 import importlib
 from collections.abc import Sequence
 
-SCRIPTS = ("wheels", "pair", "engine", "service", "failures")
+SCRIPTS = ("wheels", "pair", "checks", "engine", "service", "failures", "keep")
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -32,7 +32,8 @@ SPECULATION = {"mode": "fixed", "depth": 4}
 
 def killed(role: str, process: str, options: argparse.Namespace) -> Rows:
     """Yields what a loss of the worker of a role, with its frontend or its engine killed, does to streams."""
-    with served(options.pair, WAYS["workers"]) as service, ThreadPoolExecutor(STREAMS) as threads:
+    own = options.out / f"{role} {process}"
+    with served(options.pair, WAYS["workers"], own) as service, ThreadPoolExecutor(STREAMS) as threads:
         running = Running(service.http, service.grpc)
         (worker,) = running.workers(role)
         before, killed_at = held_bytes(), list[float]()

@@ -6,10 +6,12 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.report import command, machine
 from workshop.memory import free_memory
 
 Rows = Iterable[Mapping[str, Any]]
@@ -26,11 +28,14 @@ class Figures:
     def __init__(self, path: Path, seconds: float) -> None:
         """
         Args:
-            path: file that gets a line for each figure; what is in it stays.
+            path: file that gets a line for the run, and a line for each figure; what is in it stays.
             seconds: time of all parts together.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
+        self._write(
+            {"command": command(), "date": datetime.now(UTC).date().isoformat(), "machine": machine()}
+        )
         self._started = time.monotonic()
         self._seconds = seconds
 
@@ -56,7 +61,10 @@ class Figures:
         free_memory()
 
     def _tell(self, part: str, row: Mapping[str, Any]) -> None:
-        line = json.dumps({"part": part, "at, s": round(self._passed(), 1), **row}, default=str)
+        self._write({"part": part, "at, s": round(self._passed(), 1), **row})
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        line = json.dumps(row, default=str)
         print(line, flush=True)
         with self._path.open("a") as file:
             file.write(line + "\n")

@@ -21,10 +21,9 @@ import os
 import shutil
 import statistics
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -155,14 +154,15 @@ def gpu_busy() -> Iterator[list[float]]:
 
 
 @contextmanager
-def served(folder: Path, way: Mapping[str, object]) -> Iterator[Service]:
-    """A service of the pair. Without a GPU it has no shares of one, and small caches."""
+def served(folder: Path, way: Mapping[str, object], own: Path) -> Iterator[Service]:
+    """A service of the pair, which leaves its output in a folder. Without a GPU it has small caches."""
     settings: dict[str, object] = {"target": folder / "target", "draft": folder / "draft", **way}
     if not torch.cuda.is_available():
         settings = {name: value for name, value in settings.items() if not name.endswith(".gpus")}
         for model in ("target", "drafts.model"):
             settings |= {f"{model}.dtype": "float32", f"{model}.cache_memory": BYTES_ON_CPU}
-    with tempfile.TemporaryDirectory() as own, serving(Path(own), settings) as service:
+    own.mkdir(parents=True, exist_ok=True)
+    with serving(own, settings) as service:
         yield service
 
 
@@ -178,12 +178,20 @@ def masks(_: argparse.Namespace) -> Rows:
         ray.shutdown()
 
 
+def sizes_of(options: argparse.Namespace) -> LoadSizes:
+    """Returns the sizes of the load, with those that the arguments name."""
+    named = {name: getattr(options, name) for name in ("streams", "modes", "warm_up_s", "seconds_of_row")}
+    named["seconds"] = named.pop("seconds_of_row")
+    sizes: LoadSizes = options.sizes
+    return replace(sizes, **{name: value for name, value in named.items() if value is not None})
+
+
 def way(name: str, options: argparse.Namespace) -> Rows:
     """Yields the rows of a way of sharing the GPU."""
-    sizes: LoadSizes = options.sizes
+    sizes = sizes_of(options)
     with (
         mps() if name == "mps" else nullcontext(),
-        served(options.pair, WAYS[name]) as service,
+        served(options.pair, WAYS[name], options.out / name) as service,
         asyncio.Runner() as runner,
     ):
         load = runner.run(ServiceLoad.of(service, sizes))
@@ -216,5 +224,9 @@ PARTS: dict[str, Part] = {"masks": masks, **{name: partial(way, name) for name i
 def main(arguments: Sequence[str]) -> None:
     def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--small", action="store_const", const=SMALL, default=REAL, dest="sizes")
+        parser.add_argument("--streams", type=int, nargs="+", help="streams of the rows")
+        parser.add_argument("--modes", nargs="+", help="plain, adaptive, or fixed-K")
+        parser.add_argument("--warm-up-s", type=float, help="seconds before a row")
+        parser.add_argument("--seconds-of-row", type=float, help="seconds of a row")
 
     take_parts(__name__, PARTS, arguments, seconds=SECONDS, most_s=PART_S, add=add)

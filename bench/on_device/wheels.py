@@ -1,8 +1,8 @@
 """Packs Python packages for a machine that reaches no registry: `python -m bench on_device wheels FOLDER`.
 
-Writes FOLDER/engine.tar.xz, with which `bench.on_device.engine` runs beside torch, and FOLDER/service.tar.xz,
-which adds Ray and the rest of what the service imports. Versions are those of this environment.
-`bench/on_device/setup.sh` unpacks them there.
+Writes FOLDER/engine.tar.xz, with which `bench.on_device.engine` and the engine's tests run beside torch and
+pytest, and FOLDER/service.tar.xz, which adds Ray and the rest of what the service imports. Versions are those
+of this environment. `bench/on_device/setup.sh` unpacks them there.
 """
 
 import argparse
@@ -24,6 +24,7 @@ ENGINE = (
     "grpcio",
     "llguidance",
     "msgspec",
+    "opentelemetry-sdk",
     "protobuf",
     "psutil",
     "pydantic",

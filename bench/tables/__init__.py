@@ -24,6 +24,7 @@ OF_BENCHMARKS = {
     "step": (results.step,),
     "idle_head": (results.idle_head,),
     "gpu": (results.gpu_steps, results.gpu_speculation),
+    "on_device": (results.on_device_service, results.on_device_engine),
 }
 
 

@@ -46,13 +46,14 @@ def pivoted(rows: Iterable[Row], by: Mapping[str, str], told: Callable[[Row], Ro
 
 
 def source(name: str) -> str:
-    """Returns the origin of a benchmark's results: command, machine, threads, day."""
+    """Returns the origin of a benchmark's results: command, machine as far as it was noted, threads, day."""
     stored = results(name)
     commands = stored.get("commands") or [stored["command"]]
     told = dict.fromkeys(commands.values() if isinstance(commands, dict) else commands)
     machine = stored["machine"]
-    facts = [machine["processor"], f"{machine['cores']} cores", _threads(stored), stored["date"]]
-    return f"{', '.join(map(_as_code, told))}: {', '.join(facts)}.\n\n"
+    device = machine["device"] if machine["device"] != "cpu" else None
+    facts = [device, machine["processor"], f"{machine['cores']} cores", _threads(stored), stored["date"]]
+    return f"{', '.join(map(_as_code, told))}: {', '.join(filter(None, facts))}.\n\n"
 
 
 def _as_code(command: str) -> str:
@@ -61,8 +62,10 @@ def _as_code(command: str) -> str:
     return f"`{code}`{parenthesis}{remark}"
 
 
-def _threads(stored: Row) -> str:
+def _threads(stored: Row) -> str | None:
     threads = stored.get("threads", stored["machine"]["torch_threads"])
+    if threads is None:
+        return None
     if isinstance(threads, dict):
         return "threads: " + " and ".join(f"{role} {count}" for role, count in threads.items())
     return f"{threads} thread{'s' if threads > 1 else ''}"

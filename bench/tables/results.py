@@ -5,6 +5,17 @@ from collections.abc import Iterator
 
 from bench.tables.reading import KINDS, MODES, Row, found, number, pivoted, results, written
 
+GPU_MODES = {"plain": "plain", "adaptive": "pace", "fixed-5": "K = 5"}
+GPU_MODELS = {
+    "target": "8B",
+    "draft": "1B",
+    "int8": "1B in 8 bit",
+    "int4": "1B in 4 bit",
+    "compressed fp8": "1B in FP8",
+    "experts": "12 layers of Qwen3-30B-A3B",
+    "rank": "8 layers of a rank of four of a 70B",
+}
+
 
 def engine_one_stream() -> str:
     stored = results("engine")
@@ -266,3 +277,38 @@ def gpu_speculation() -> str:
 
     by = {"model": "model", "sequences": "batch", "numerics": "numerics"}
     return written(pivoted((row for row in rows if "numerics" in row), by, told))
+
+
+def on_device_service() -> str:
+    def lines() -> Iterator[Row]:
+        for row in results("on_device")["service"]:
+            if row["part"] == "colocated" and "prompts among them" not in row:
+                yield {
+                    "streams": row["streams"],
+                    "mode": GPU_MODES[row["mode"]],
+                    "tokens/s": number(row["tokens/s"], 0),
+                    "to plain": row["to plain"],
+                    "mean depth": number(row["mean depth"], 1),
+                    "tokens a pass": row["tokens a pass"],
+                    "first token p50, ms": number(row["first token p50, ms"], 0),
+                    "between chunks p99, ms": number(row["between chunks p99, ms"], 0),
+                    "GPU busy, %": number(row["GPU busy, %"], 0),
+                    "correct texts": f"{row['correct texts']} of {row['streams']}",
+                }
+
+    return written(lines())
+
+
+def on_device_engine() -> str:
+    def lines() -> Iterator[Row]:
+        for row in results("on_device")["engine"]:
+            if "tokens each" in row:
+                yield {
+                    "model": GPU_MODELS[row.get("model") or row.get("weights") or row["part"]],
+                    "sequences x tokens": f"{row['sequences']} x {row['tokens each']}",
+                    "step, ms": number(row["ms"], 1),
+                    "on the device, ms": number(row["device ms"], 1),
+                    "of the limit": row["share of the bandwidth limit"],
+                }
+
+    return written(lines())

@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from outrider.engine.settings import EngineSettings
 from tests.support.gpu import gpu as any_gpu
 from tests.support.simulated_cuda.install import needs_compiler
 
+ROOT = Path(__file__).parents[2]
 VOCAB_SIZE = 512  # tokens of the tiny shape
 TOKENS = 40  # tokens of an answer
 
@@ -36,7 +39,14 @@ def told(script: Any, folder: Path, *arguments: str) -> list[dict[str, Any]]:
     """Figures that a script tells."""
     script.main(["--out", str(folder), *arguments])
     (file,) = folder.glob("*.jsonl")
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return figures_in(file)
+
+
+def figures_in(file: Path) -> list[dict[str, Any]]:
+    """Figures of a file, without the facts of the run in its first line."""
+    run, *figures = map(json.loads, file.read_text().splitlines())
+    assert run["machine"]["cores"]
+    return figures
 
 
 def engine(folder: Path) -> Engine:
@@ -80,7 +90,7 @@ def test_figures_of_parts_that_fail_or_hang_say_why_and_the_rest_goes_on(tmp_pat
     figures.take("b", hangs, 0.05)
     figures.take("c", lambda: [{"ms": 3}], 9)
     figures.take("d", lambda: [{"ms": 4}], 0)
-    lines = [json.loads(line) for line in (tmp_path / "figures.jsonl").read_text().splitlines()]
+    lines = figures_in(tmp_path / "figures.jsonl")
     told = [(line["part"], line.get("ms", line.get("skipped"))) for line in lines]
     assert told == [
         ("a", 1),
@@ -96,6 +106,17 @@ def test_engine_script_on_a_cpu_measures_every_part(tiny_pair: Path, tmp_path: P
     lines = told(engine_script, tmp_path, "--pair", str(tiny_pair), "--device", "cpu", "--small")
     assert {line["part"] for line in lines} == {*engine_script.PARTS}
     assert [line for line in lines if "skipped" in line and line.get("weights") != "compressed fp8"] == []
+
+
+def test_checks_of_tests_that_fail_tell_each_failure_and_the_counts(tmp_path: Path) -> None:
+    tests = tmp_path / "test_some.py"
+    tests.write_text("def test_good(): pass\n\ndef test_bad(): assert 1 == 2\n")
+    given = ["--tests", str(tests), "--processes", "1", "--out", str(tmp_path)]
+    subprocess.run([sys.executable, "-m", "bench", "on_device", "checks", *given], cwd=ROOT, check=True)
+    failed, counts = figures_in(tmp_path / "checks.jsonl")
+    assert failed["failed"].endswith("test_bad")
+    assert "assert 1 == 2" in failed["report"]
+    assert counts["passed"] == counts["failed"] == 1
 
 
 # On a simulated GPU in float16, since bfloat16 is wrong in Triton's interpreter: without the parts that
