@@ -69,16 +69,21 @@ class EngineClient(asyncio.Protocol):
         """Connects to a loaded engine; called before anything else."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=connected)
 
-    def open(self, prompt_length: int, noise_key: int, sampling: Sampling, hear: Hear) -> int:
+    def open(
+        self, prompt_length: int, noise_key: int, sampling: Sampling, hear: Hear, adapter: str = ""
+    ) -> int:
         """Returns the number of a new sequence. Raises EngineStoppedError once the engine has ended.
 
-        hear: called with its answers as they come, and with the exception that ends it unless it is closed.
+        Args:
+            hear: called with its answers as they come, and with the exception that ends it unless it is
+                closed.
+            adapter: name of the target's adapter; empty: none.
         """
         if self.end.done():
             raise self.end.result()
         number = next(self._numbers)
         self._open[number] = hear
-        self.send(Open(number, prompt_length, noise_key, sampling))
+        self.send(Open(number, prompt_length, noise_key, sampling, adapter))
         return number
 
     def submit(self, round_number: int, work: Work) -> None:

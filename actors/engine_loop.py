@@ -120,7 +120,9 @@ class EngineLoop:
     def _open(self, opening: Open) -> None:
         number = opening.sequence
         try:
-            self._engine.open(opening.prompt_length, opening.noise_key, opening.sampling, number)
+            self._engine.open(
+                opening.prompt_length, opening.noise_key, opening.sampling, number, opening.adapter
+            )
         except GrammarError as error:
             self._untold.append(Refused(number, "grammar", str(error)))
         except ValueError as error:

@@ -105,6 +105,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
                 opening.noise_key,
                 sampling_from_message(opening.sampling),
                 partial(self._on_answer, name),
+                opening.adapter,
             )
         turn, work = self._translation.work(served.number, request)
         if turn.round >= served.newest:

@@ -35,6 +35,7 @@ class Open(EngineMessage, frozen=True):
     prompt_length: int
     noise_key: int
     sampling: Sampling
+    adapter: str = ""  # name of the target's adapter; empty: none
 
 
 class Submit(EngineMessage, frozen=True):

@@ -70,6 +70,12 @@ class TargetSettings(TargetModelSettings, WorkerSettings):
     )
 
     @model_validator(mode="after")
+    def _names_differ(self) -> "TargetSettings":
+        if self.name in self.adapters:
+            raise ValueError(f"adapters.{self.name} has the name of the target: give the adapter another")
+        return self
+
+    @model_validator(mode="after")
     def _a_process_has_one_gpu(self) -> "TargetSettings":
         ranks = self.tensor_parallel
         if self.gpus is None or self.gpus == 0.0:

@@ -221,6 +221,7 @@ class Settings(Group):
             tokenizer=_demo("pair", "target") if self.has_written_out_demo else self.target.model,
             drafts=self._kinds,
             target_drafters=self._target_drafters,
+            adapters=(*self.target.adapters,),
             direct_grpc=None if port is None else f"{host}:{port}",
             **{**requests, "drafters": self.drafters},
             **callers,

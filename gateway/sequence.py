@@ -55,6 +55,7 @@ class GatewaySequence:
     is_scored: bool = False  # the log-probabilities of its prompt's tokens are wanted
     scores: list[TokenLogprobs] = field(default_factory=list)  # tokens of the prompt, from the second on
     generates: bool = True  # False: nothing follows the prompt
+    adapter: str = ""  # name of the target's adapter; empty: none
     draft: VerdictDraft | None = None  # Draft that came with the newest Verdict; None: it is taken
 
     def __len__(self) -> int:

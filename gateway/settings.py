@@ -143,6 +143,7 @@ class GatewaySettings(RequestSettings, CallerSettings):
     """Settings of one gateway."""
 
     model: str = Field(description="the name under which clients know the target")
+    adapters: tuple[str, ...] = Field(default=(), description="names of the target's adapters")
     tokenizer: str = Field(description="local folder or hub id that holds tokenizer.json")
     drafts: dict[str, WorkerDrafterName] = Field(
         default={"model": "model"}, description="drafts by name, with the kind of drafter of each"

@@ -105,7 +105,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             echoes = await asked.body.echoes(prepared, generation)
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
         seed = reported_seed(asked.body, prepared)
-        answer = CompletionAnswer(settings.model, prepared, tokens, seed, echoes)
+        answer = CompletionAnswer(prepared.model, prepared, tokens, seed, echoes)
         return await respond(asked, prepared, answer)
 
     @app.post(CHATS)
@@ -118,7 +118,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             prepared = await asked.body.prepared(generation, conversation, caller, body.deadline)
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
         seed = reported_seed(asked.body, prepared)
-        answer = ChatAnswer(settings.model, prepared, tokens, seed, conversation)
+        answer = ChatAnswer(prepared.model, prepared, tokens, seed, conversation)
         return await respond(asked, prepared, answer)
 
     @app.post(RESPONSES)
@@ -136,7 +136,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
         seed, chunks = reported_seed(asked.body, prepared), generation.chunks(prepared)
         answer = ResponseAnswer(
-            settings.model,
+            prepared.model,
             conversation.parser(),
             seed,
             repeated_fields(asked.body, prepared.sequences[0].sampling),
@@ -153,8 +153,9 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
 
     @app.get("/v1/models", dependencies=[Depends(is_known)])
     async def models() -> Models:
-        """Returns the model that is served."""
-        return {"object": "list", "data": [await model(settings.model)]}
+        """Returns the model that is served, and its adapters."""
+        names = (settings.model, *settings.adapters)
+        return {"object": "list", "data": [await model(name) for name in names]}
 
     @app.get("/v1/models/{name:path}", dependencies=[Depends(is_known)])
     async def model(name: str) -> Model:
@@ -167,7 +168,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             "created": started,
             "owned_by": "outrider",
             "root": name,
-            "parent": None,
+            "parent": settings.model if generation.limits.adapter(name) else None,
             "max_model_len": generation.limits.max_length() if has_target else None,
         }
 

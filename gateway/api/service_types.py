@@ -20,8 +20,8 @@ class Model(TypedDict):
     object: Literal["model"]
     created: Annotated[int, Field(description="seconds since 1970, when the gateway started")]
     owned_by: Literal["outrider"]
-    root: Annotated[str, Field(description="the model itself: it is no adapter of another model")]
-    parent: None
+    root: str
+    parent: Annotated[str | None, Field(description="model of which it is an adapter; null: it is none")]
     max_model_len: Annotated[
         int | None,
         Field(description="tokens of context, prompt and answer together; null until a target is ready"),

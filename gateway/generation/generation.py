@@ -144,20 +144,23 @@ class Generation:
         sampling = sampling.model_copy(
             update={"seed": seed, "verification": rule, "grammar": grammar, "stop_token_ids": stops}
         )
-        scope = Scope(caller, request.task)
-        make = partial(_sequences, request, prompts, sampling, seed, scope)
+        adapter = self.limits.adapter(request.model)
+        task = _task(request.task, adapter)
+        scope = Scope(caller, task)
+        make = partial(_sequences, request, prompts, sampling, seed, scope, adapter)
         is_long = request.n * sum(map(len, prompts)) > LONG_LIST
         return Prepared(
             await asyncio.to_thread(make) if is_long else make(),
             request.n,
             request.stop,
             request.speculation.resolved(settings.usual_drafter, self.paces.settings),
-            request.task,
+            task,
             request.priority,
             request.continues_text,
             request.shown,
             deadline,
             get_current_span(),
+            adapter or settings.model,
         )
 
     def _with_defaults(self, sampling: Sampling) -> Sampling:
@@ -180,7 +183,7 @@ class Generation:
         sequences = prepared.sequences
         completion_tokens, unfinished, stats = 0, len(sequences), Stats()
         operation = "text_completion" if prepared.continues_text else "chat"
-        with self.totals.timing(operation) as timing, GenerationTrace(prepared, self.settings.model) as trace:
+        with self.totals.timing(operation) as timing, GenerationTrace(prepared, prepared.model) as trace:
             choices = [self._choice(prepared, choice, stats, trace) for choice in range(len(sequences))]
             choices.append(self._until_cut())
             async with (
@@ -322,8 +325,18 @@ class Generation:
         return tuple(piece.start for piece in text.add([*token_ids], ends=True))
 
 
+def _task(task: str | None, adapter: str) -> str | None:
+    """Returns the label under which acceptance is counted: adapters move the text away from drafters."""
+    return "/".join(filter(None, (adapter, task))) or None
+
+
 def _sequences(
-    request: Request, prompts: Iterable[tuple[int, ...]], sampling: Sampling, seed: int, scope: Scope
+    request: Request,
+    prompts: Iterable[tuple[int, ...]],
+    sampling: Sampling,
+    seed: int,
+    scope: Scope,
+    adapter: str,
 ) -> tuple[GatewaySequence, ...]:
     """Returns a sequence per answer. Its noise depends on its own prompt alone, not on other prompts."""
     return tuple(
@@ -334,6 +347,7 @@ def _sequences(
             scope=scope,
             is_scored=request.scores_prompts,
             generates=request.generates,
+            adapter=adapter,
         )
         for prompt in prompts
         for choice in range(request.n)

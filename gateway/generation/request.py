@@ -78,6 +78,7 @@ class Prepared:
     shown: frozenset[str]
     deadline: float  # in the event loop's time
     server_span: Span  # span of the request, recorded or not
+    model: str  # name of the served model, or of its adapter
 
     @property
     def prompt_tokens(self) -> int:

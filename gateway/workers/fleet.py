@@ -29,7 +29,8 @@ class Fleet:
         self._workers = workers
         self._trust = trust
         self._links: dict[str, Link] = {}  # key: address
-        self._prefixes: dict[str, Prefixes] = defaultdict(Prefixes)  # key: WorkerInfo.draft
+        # Key: WorkerInfo.draft, and at a target the adapter, as caches of different adapters are apart.
+        self._prefixes: dict[tuple[str, str], Prefixes] = defaultdict(Prefixes)
         self._closing: set[asyncio.Task[None]] = set()
         self._isolated: dict[str, TargetStream] = {}  # key: address
 
@@ -60,7 +61,12 @@ class Fleet:
         link = self._choose(TARGET, sequence, self._with_isolated() if is_isolated else ())
         settings = sequence.sampling
         stream = TargetStream(
-            link, rounds_pb2.TargetWorkerRequest, sequence, settings, is_isolated=is_isolated
+            link,
+            rounds_pb2.TargetWorkerRequest,
+            sequence,
+            settings,
+            is_isolated=is_isolated,
+            adapter=sequence.adapter,
         )
         if is_isolated:
             self._isolated[stream.address] = stream
@@ -106,12 +112,13 @@ class Fleet:
         now = asyncio.get_running_loop().time()
         well = [link for link in links if link.suspect_until <= now]
         chosen = min(well or links, key=lambda link: link.num_sequences(now))
+        prefixes = self._prefixes[draft, "" if draft else sequence.adapter]
         if len(well) > 1:
-            holder = self._prefixes[draft].holder(sequence.prompt)
+            holder = prefixes.holder(sequence.prompt)
             holding = next((link for link in well if link.worker.address == holder), chosen)
             if holding.num_sequences(now) <= chosen.num_sequences(now) + IMBALANCE:
                 chosen = holding
-        self._prefixes[draft].note(sequence.prompt, chosen.worker.address)
+        prefixes.note(sequence.prompt, chosen.worker.address)
         logger.debug("sequence %d goes to %s, of %d", sequence.number, chosen.place, len(links))
         return chosen
 

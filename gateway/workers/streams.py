@@ -128,14 +128,16 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         sampling: Sampling,
         *,
         is_isolated: bool,
+        adapter: str = "",
     ) -> None:
         """
         Args:
             sampling: settings of the sequence for this worker.
+            adapter: name of its adapter there; empty: none.
             is_isolated: the sequence may be the reason of an earlier loss. Its work waits until the worker
                 has read the opening: a loss before that has another reason.
         """
-        self._sampling = sampling
+        self._sampling, self._adapter = sampling, adapter
         self._link = link
         self._request: type[RequestT] = request
         self._sequence = sequence
@@ -198,6 +200,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
             prompt_length=len(self._sequence.prompt),
             noise_key=self._sequence.noise_key,
             sampling=sampling_to_message(self._sampling),
+            adapter=self._adapter,
         )
 
     async def receive(

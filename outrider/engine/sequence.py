@@ -19,6 +19,17 @@ NO_DRAFT = Draft()
 UNKNOWN = 0  # placeholder of a token whose position alone counts
 
 
+@dataclass(frozen=True)
+class SequenceAdapter:
+    """Adapter of a sequence."""
+
+    number: int = 0  # number at the engine; 0: none
+    digest: bytes = b""  # what it has cached differs from what other weights have cached
+
+
+NO_ADAPTER = SequenceAdapter()
+
+
 @dataclass
 class DraftSequenceState:
     """State of a sequence that only a draft needs."""
@@ -54,6 +65,7 @@ class EngineSequence:
     end_token_ids: frozenset[int]
     limit: int  # tokens at which the generation ends, prompt included
     clock: Callable[[], float] = time.perf_counter  # the engine's, seconds
+    adapter: SequenceAdapter = NO_ADAPTER
     lists: TokenLists = field(init=False)  # what the sampling settings name
     needs_no_text: bool = field(init=False)  # as a ChoiceContext has it
     row_settings: NDArray[np.float64] = field(init=False)  # settings of its rows, as kernels read them

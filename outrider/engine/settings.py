@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from outrider.drafters.name import TargetDrafterName, WorkerDrafterName
 
+AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$", max_length=128)]
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 Bytes = Annotated[int, Field(ge=1)]
 Quantization = Literal["int8", "int4"]
@@ -125,6 +126,12 @@ class TargetModelSettings(ModelSettings):
         description="target drafters by name: they run in the target's process, and each has own settings",
     )
 
+    adapters: dict[AdapterName, Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=dict,
+        description="LoRA adapters in PEFT's form by the names that requests give as `model`: local folders"
+        " or hub ids",
+    )
+
     @field_validator("drafters", mode="before")
     @classmethod
     def _without_settings(cls, given: Any) -> Any:
@@ -141,6 +148,20 @@ class TargetModelSettings(ModelSettings):
                 if drafter != name:
                     given = f"drafters.{name}.{field}={value!r}"
                     raise ValueError(f"{given}: only drafters.{drafter} has {field}")
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_are_computed(self) -> "TargetModelSettings":
+        if self.adapters and self.batch_invariant:
+            raise ValueError(
+                "adapters with batch_invariant=True: the products of a row's adapter depend on the number of"
+                " rows that have it; leave one of them out"
+            )
+        if self.adapters and "early_exit" in self.drafters:
+            raise ValueError(
+                "adapters with drafters.early_exit: its layers draft without an adapter into the target's own"
+                " cache; take another drafter"
+            )
         return self
 
 

@@ -107,6 +107,7 @@ def missing_settings(text: str) -> Iterator[str]:
         is_module = (ROOT / group / second).is_dir() or _is_module(ROOT / group / second)
         known = re.sub(r"^drafts\.[a-z_]+", "drafts.NAME", path)
         known = re.sub(rf"^target\.drafters\.({TARGET_DRAFTERS})\b", "target.drafters.NAME", known)
+        known = re.sub(r"^target\.adapters\.\w+$", "target.adapters", known)
         is_other = (
             Path(path).suffix in SUFFIXES or is_module or known in ("drafts.NAME", "target.drafters.NAME")
         )

@@ -23,6 +23,7 @@ from tests.support.running import serve_run
 
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDES = (  # pages with commands that are run
+    "adapters.md",
     "choosing-a-draft.md",
     "checking.md",
     "fitting-a-draft.md",

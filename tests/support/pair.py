@@ -71,8 +71,9 @@ async def answer(
     alternatives: int = 0,
     speculation: Speculation = FIXED,
     generation: Span = INVALID_SPAN,
+    adapter: str = "",
 ) -> tuple[list[int], Stats]:
-    rounds = rounds_of(fleet, kind, temperature, speculation, generation)
+    rounds = rounds_of(fleet, kind, temperature, speculation, generation, adapter)
     paced = rounds._source._policy.paced
     paced.decision = replace(paced.decision, alternatives=alternatives)  # a fixed mode keeps it
     text = [token.id async for step in rounds.steps() for token in step.tokens]
@@ -80,12 +81,17 @@ async def answer(
 
 
 def rounds_of(
-    fleet: Fleet, kind: str, temperature: float, speculation: Speculation, generation: Span = INVALID_SPAN
+    fleet: Fleet,
+    kind: str,
+    temperature: float,
+    speculation: Speculation,
+    generation: Span = INVALID_SPAN,
+    adapter: str = "",
 ) -> SequenceLoop:
     """Returns the loop of one answer, which has not begun."""
     prompt = prompt_of(kind)
     settings = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
-    sequence = GatewaySequence(prompt, settings, noise_key(1, 0, prompt))
+    sequence = GatewaySequence(prompt, settings, noise_key(1, 0, prompt), adapter=adapter)
     paces = Paces(PaceSettings())
     trace = AnswerTrace(generation, 0, FIXED) if generation.is_recording() else NO_TRACE
     gateway = GatewaySettings(

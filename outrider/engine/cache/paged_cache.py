@@ -244,11 +244,11 @@ class PagedCache(KeyValues):
         return blocks * self.block_size + places % self.block_size
 
     def _digest(self, sequence: EngineSequence, index: int) -> bytes:
-        """Returns the digest of the block's tokens and of all before it."""
+        """Returns the digest of the block's tokens, of all before it and of the sequence's adapter."""
         while len(sequence.hashes) <= index:
             first = len(sequence.hashes) * self.block_size
             tokens = np.asarray(sequence.tokens[first : first + self.block_size], np.int64).tobytes()
-            before = sequence.hashes[-1] if sequence.hashes else b""
+            before = sequence.hashes[-1] if sequence.hashes else sequence.adapter.digest
             sequence.hashes.append(hashlib.blake2b(before + tokens, digest_size=16).digest())
         return sequence.hashes[index]
 

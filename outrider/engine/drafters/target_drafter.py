@@ -198,7 +198,7 @@ def rows_at(rows: Tensor, places: list[int]) -> Tensor:
 
 def feed_of(sequence: EngineSequence, tokens: list[int], start: int, num_logits: int = 0) -> Feed:
     """Returns the feed of a sequence's tokens, or of drafted tokens after them, at a position."""
-    return Feed(tokens, num_logits, start, sequence.blocks, None)
+    return Feed(tokens, num_logits, start, sequence.blocks, None, sequence.adapter.number)
 
 
 def target_drafter(settings: EngineSettings, name: str) -> TargetDrafter:

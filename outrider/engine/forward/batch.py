@@ -1,13 +1,14 @@
 """One step's work packed into one forward pass: tokens of many sequences in a row."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 import torch
 from msgspec import Struct
 
+from outrider.decoding.choice_context import to_device
 from outrider.decoding.draft import Draft
 from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan, as_rows, form_groups
 from outrider.engine.forward.output import ForwardOutput
@@ -17,6 +18,9 @@ from outrider.engine.inputs.paged_input import PagedInput
 from outrider.engine.inputs.step_input import Feed, Rows
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.step_timings import Path
+
+# Numbers of adapters, and the places of their rows in a pass: int64 [num_rows]; None: all rows have it.
+AdapterRows = Sequence[tuple[int, torch.Tensor | None]]
 
 
 class Item(Struct, frozen=True, eq=False):
@@ -32,7 +36,7 @@ class Item(Struct, frozen=True, eq=False):
         """Returns the item for the forward pass. Its sequence must hold blocks for all fed tokens."""
         sequence = self.sequence
         start = sequence.cached + len(sequence.pending.tokens)
-        return Feed(self.tokens, self.num_logits, start, sequence.blocks, self.tree)
+        return Feed(self.tokens, self.num_logits, start, sequence.blocks, self.tree, sequence.adapter.number)
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Batch:
     dtype: torch.dtype  # type of queries and masks
     paged: PagedInput[torch.Tensor] | None  # input of a kernel over the cache; None: blocks are gathered
     choice: PackedRows | None  # choosing rows, valid after the pass; None: they are not in its buffer
+    adapters: AdapterRows = field(default=(), kw_only=True)  # rows of sequences that have adapters
 
     @property
     def path(self) -> Path:
@@ -81,6 +86,19 @@ def feed_chosen(token_ids: torch.Tensor, chosen: torch.Tensor) -> None:
         chosen: [num_rows] tokens of the step before.
     """
     token_ids.copy_(chosen[token_ids])
+
+
+def adapter_rows(feeds: Sequence[Feed], device: torch.device) -> AdapterRows:
+    """Returns the rows of each adapter, if the feeds lie one after the other; empty without adapters."""
+    of_feeds = [feed.adapter for feed in feeds]
+    numbers = sorted({*of_feeds} - {0})
+    if not numbers:
+        return ()
+    of_rows = np.repeat(of_feeds, [len(feed.tokens) for feed in feeds])
+    if (of_rows == numbers[0]).all():
+        return ((numbers[0], None),)
+    places = [torch.from_numpy(np.flatnonzero(of_rows == number)) for number in numbers]
+    return [(number, to_device(of_one, device)) for number, of_one in zip(numbers, places, strict=True)]
 
 
 def pack(feeds: Sequence[Feed], tables: BlockTables, dtype: torch.dtype) -> Batch:

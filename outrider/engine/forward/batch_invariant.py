@@ -100,6 +100,7 @@ def _part(feed: Feed, first: int, stop: int) -> Feed:
         feed.start + first,
         feed.blocks,
         None if feed.tree is None or nodes <= 0 else feed.tree.leading(nodes),
+        feed.adapter,
     )
 
 

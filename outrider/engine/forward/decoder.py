@@ -27,7 +27,7 @@ from outrider.engine.forward.cpu_operations import CpuOperations
 from outrider.engine.forward.experts import ExpertRouter, Experts
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.layer_operations import Heads, LayerOperations, Norm, PlainOperations
-from outrider.engine.forward.linear import AddingLinear, Projection, function_of
+from outrider.engine.forward.linear import Projection, adding, function_of
 from outrider.engine.kernels.cpu.functions import compiled
 from outrider.engine.models.architecture import Architecture, Mixture
 from outrider.engine.models.registry import architecture_of
@@ -227,26 +227,15 @@ def _adding_product(
     return _adding_and_norming(part, None, None, norm, operations)
 
 
-def _adding(product: nn.Module) -> Part:
-    """Returns a function that adds the product of rows to states, in place if possible."""
-    if isinstance(product, AddingLinear):
-        multiply = product.multiply
-        return lambda states, rows: multiply(rows, states)
-    if type(product) is nn.Linear and product.bias is None:
-        weight = product.weight.t()
-        return lambda states, rows: states.addmm_(rows, weight)
-    return lambda states, rows: product(rows).add_(states)
-
-
 def _part_of(product: nn.Module) -> Part:
     """Returns a function from states and rows to this rank's part of the sum of states and product.
 
     Rank 0 has the states in its part, so that no rank needs another kernel to add them.
     """
     if not isinstance(product, RowParallelLinear):
-        return _adding(product)
+        return adding(product)
     if dist.get_rank() == 0:
-        return _adding(product.linear)
+        return adding(product.linear)
     multiply = function_of(product.linear)
     return lambda states, rows: multiply(rows)
 

@@ -141,6 +141,20 @@ def function_of(product: nn.Module) -> Callable[[Tensor], Tensor]:
     return product.multiply if isinstance(product, AddingLinear) else product
 
 
+def adding(product: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """Returns a function that adds the product of rows to states, in place if possible.
+
+    It takes states [num_rows, out_features] and rows [num_rows, in_features].
+    """
+    if isinstance(product, AddingLinear):
+        multiply = product.multiply
+        return lambda states, rows: multiply(rows, states)
+    if type(product) is nn.Linear and product.bias is None:
+        weight = product.weight.t()
+        return lambda states, rows: states.addmm_(rows, weight)
+    return lambda states, rows: product(rows).add_(states)
+
+
 Product = Callable[[Tensor, Tensor | None], nn.Module]  # takes weight and bias, as PackedLinear does
 
 

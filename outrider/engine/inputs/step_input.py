@@ -27,6 +27,7 @@ class Feed(Struct, frozen=True, eq=False):
     start: int  # number of slots written before
     blocks: HeldBlocks  # blocks of its slots, including the slots fed now
     tree: Draft | None  # pending and fed nodes, if they branch; None: each token sees all tokens before it
+    adapter: int = 0  # number of its sequence's adapter; 0: none
 
     @property
     def row(self) -> int:
@@ -67,6 +68,7 @@ class StepInput:
             [feed.num_logits for feed in feeds],
             [feed.start for feed in feeds],
             [feed.row for feed in feeds],
+            [feed.adapter for feed in feeds],
             [len(feed.tokens) for feed in feeds],
             [len(tree.tokens) for tree in trees],
             [*chain.from_iterable(feed.tokens for feed in feeds)],
@@ -95,13 +97,14 @@ class StepInput:
         cleared, new_blocks = read.array(num_cleared), read.array(2 * num_new).reshape(-1, 2)
         tables.write(new_blocks)
         num_logits, starts, rows = read.list(num_feeds), read.list(num_feeds), read.list(num_feeds)
+        adapters = read.list(num_feeds)
         num_tokens, nodes = read.list(num_feeds), read.list(num_feeds)
         tokens, tree_tokens, parents = ([*map(read.list, counts)] for counts in (num_tokens, nodes, nodes))
         trees = [
             Draft(tuple(of_nodes), tuple(above)) if of_nodes else None
             for of_nodes, above in zip(tree_tokens, parents, strict=True)
         ]
-        feeds = [*map(Feed, tokens, num_logits, starts, map(tables.held_at, rows), trees)]
+        feeds = [*map(Feed, tokens, num_logits, starts, map(tables.held_at, rows), trees, adapters)]
         return cls(moves, cleared, feeds, new_blocks)
 
 

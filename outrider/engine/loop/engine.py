@@ -11,6 +11,7 @@ from outrider.decoding.grammar import GrammarError
 from outrider.decoding.outcomes import Branch
 from outrider.decoding.settings import Sampling
 from outrider.drafters.registry import row_of
+from outrider.engine.adapters.adapters import Adapters
 from outrider.engine.blame import BlamedError, reason_of, says_broken
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.draft_ahead.draft_ahead import DraftAhead
@@ -54,6 +55,7 @@ class Engine:
         drafters: TargetDrafters | None = None,
         grammars: Grammars | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        adapters: Adapters | None = None,
     ) -> None:
         """
         Args:
@@ -61,6 +63,7 @@ class Engine:
             drafters: drafters of this target; None: it has none.
             grammars: grammars over the model's vocabulary; None: a sequence with a grammar is refused.
             clock: in seconds.
+            adapters: loaded adapters; None: there are none.
         """
         self.runner = runner
         self._search = BlameSearch(runner)
@@ -85,6 +88,7 @@ class Engine:
         self._drafting = TargetDrafting(drafters, clock)
         self._launched: Launched | None = None  # next step, if it was launched early
         self._grammars = grammars or Grammars(None, runner.vocab_size, runner.end_token_ids)
+        self._adapters = adapters or Adapters({})
         self._opened = 0
 
     @classmethod
@@ -98,25 +102,43 @@ class Engine:
             CacheTooSmallError: the memory budget buys no block.
         """
         drafters = TargetDrafters.of(settings)
-        runner = ModelRunner(load_forward_pass(settings, group, drafters), group)
-        return cls(runner, drafters, _grammars_of(runner))
+        forward = load_forward_pass(settings, group, drafters)
+        runner = ModelRunner(forward, group)
+        return cls(runner, drafters, _grammars_of(runner), adapters=forward.adapters)
 
     def open(
-        self, prompt_length: int, noise_key: int, sampling: Sampling, number: int | None = None
+        self,
+        prompt_length: int,
+        noise_key: int,
+        sampling: Sampling,
+        number: int | None = None,
+        adapter: str = "",
     ) -> EngineSequence:
         """Opens a sequence without tokens. It takes up cache once work is submitted for it.
 
-        number: number by which work names it, above those of all sequences before; None: the next number.
+        Args:
+            number: number by which work names it, above those of all sequences before; None: the next number.
+            adapter: name of its adapter; empty: none.
 
         Raises:
-            ValueError: the sampling settings do not suit this model's vocabulary.
+            ValueError: the sampling settings do not suit this model's vocabulary, or no adapter has the
+                name.
         """
         eos = frozenset[int]() if sampling.ignore_eos else self.runner.end_token_ids
         ends = eos.union(sampling.stop_token_ids)
         check_sampling(sampling, self.vocab_size, ends)
         limit = min(prompt_length + sampling.max_tokens, self.runner.context_length)
         number = self._opened if number is None else number
-        sequence = EngineSequence(number, prompt_length, noise_key, sampling, ends, limit, self._clock)
+        sequence = EngineSequence(
+            number,
+            prompt_length,
+            noise_key,
+            sampling,
+            ends,
+            limit,
+            self._clock,
+            self._adapters.find(adapter),
+        )
         self._grammars.begin(sequence)
         sequence.draft.acceptance_rate = self._draft_ahead.acceptance_rate
         self._opened = number + 1

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from outrider.engine.adapters.adapters import Adapters
 from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.step_result import StepResult
 from outrider.engine.drafters.chain_drafter import verdicts_in
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import CacheLostError
 from outrider.engine.forward.attention import Paged
-from outrider.engine.forward.batch import Batch, feed_chosen, pack, paged_batch
+from outrider.engine.forward.batch import Batch, adapter_rows, feed_chosen, pack, paged_batch
 from outrider.engine.forward.batch_invariant import (
     PASS_TOKENS,
     Passes,
@@ -70,6 +71,7 @@ class ForwardPass:
         drafters: TargetDrafters,
         promise: str,
         load_timings: LoadTimings,
+        adapters: Adapters,
     ) -> None:
         """
         Args:
@@ -80,9 +82,11 @@ class ForwardPass:
             drafters: drafters of the target.
             promise: sentence on how far the same seed gives the same text.
             load_timings: times of the load so far.
+            adapters: adapters of the target, whose weights may still be loaded.
         """
         self.model, self.settings, self.kernel, self.group = model, settings, kernel, group
         self.drafters, self.promise, self.load_timings = drafters, promise, load_timings
+        self.adapters = adapters
         # transformers walks through the weights to find these, so a step does not ask it.
         self.dtype, self.device = model.dtype, model.device
         self.is_asynchronous = kernel is not None and kernel.is_asynchronous
@@ -121,6 +125,8 @@ class ForwardPass:
             raise CacheLostError(f"tokens could not be moved in the cache: {error!r}") from error
 
     def _graph_of(self, step: StepInput, choice: ChoiceInput | None) -> GraphBatch | None:
+        if [feed for feed in step.feeds if feed.adapter]:
+            return None  # graphs are captured without adapters, whose rows differ from step to step
         for graphs in (self._graphs, self._chunk_graphs):
             if graphs is not None and (batch := graphs.batch(step, choice)) is not None:
                 return batch
@@ -132,6 +138,11 @@ class ForwardPass:
 
     def lay_out(self, step: StepInput, choice: ChoiceInput | None = None) -> Batch:
         """Returns the tensors of a pass over the blocks of this cache, or of a target drafter's cache."""
+        batch = self._laid_out(step, choice)
+        rows = adapter_rows(step.feeds, self.device)
+        return replace(batch, adapters=rows) if rows else batch
+
+    def _laid_out(self, step: StepInput, choice: ChoiceInput | None) -> Batch:
         tables, dtype = self.tables, self.dtype
         if self.kernel is None:
             return pack(step.feeds, tables, dtype)
@@ -199,6 +210,7 @@ class ForwardPass:
         return ForwardOutput(logits, states, self.are_finite(batch))
 
     def _run(self, paged: Paged) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self.adapters.apply_to(paged.batch.adapters)
         if self._decoder is not None:
             return self._decoder(paged)
         batch = paged.batch
@@ -224,6 +236,7 @@ class ForwardPass:
         decoder = None if self._decoder is None else self._decoder_of(part, ())
 
         def run(paged: Paged) -> torch.Tensor:
+            self.adapters.apply_to(paged.batch.adapters)
             if decoder is not None:
                 return decoder(paged)[0]
             batch = paged.batch

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outrider.engine.adapters.adapters import Adapters
 from outrider.engine.cache.narrow import NARROW, type_of_cache
 from outrider.engine.cache.paged_cache import LayerShape, PagedCache
 from outrider.engine.drafters.target_drafters import TargetDrafters
@@ -58,6 +59,7 @@ def load_forward_pass(
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     drafters, timings = drafters or TargetDrafters(), LoadTimings()
+    adapters = Adapters(settings.adapters, settings.tensor_parallel)
     room = DeviceRoom.of(resolve_device(settings.device), settings.device_share)
     if room.device.type == "cuda":
         use_writable_cache_folder()
@@ -72,7 +74,7 @@ def load_forward_pass(
     promise = _promise_of(settings, model, why_none)
     with timings.timed("cache"):
         settings = _in_force(settings, model, room)
-    forward = ForwardPass(model, settings, kernel, group, drafters, promise, timings)
+    forward = ForwardPass(model, settings, kernel, group, drafters, promise, timings, adapters)
     _check_and_optimize(forward, layers)
     empty_cache(room.device)  # joined weights and checks leave pieces that are too small for the cache
     with timings.timed("weights"):
@@ -176,6 +178,7 @@ def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
             optimize_for_cpu(model)
         else:
             join_projections(model, nn.Linear, StoredLinear)
+        forward.adapters.load(model, 0 if forward.group is None else forward.group.rank)
     if forward.use_decoder() and (difference := check.differs(logits)):
         logger.error("steps are slower than they could be: the fast decoder is not used: %s", difference)
         forward.use_layers()

@@ -19,6 +19,7 @@ class OfflineRequest:
     prompt: tuple[int, ...]
     sampling: Sampling
     noise_key: int
+    adapter: str = ""  # name of the target's adapter; empty: none
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def _open(target: Engine, request: OfflineRequest) -> _Run:
     length = len(request.prompt)
     return _Run(
         OfflineGeneration(length, request.noise_key, request.sampling, list(request.prompt)),
-        target.open(length, request.noise_key, request.sampling),
+        target.open(length, request.noise_key, request.sampling, adapter=request.adapter),
     )
 
 

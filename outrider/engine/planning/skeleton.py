@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
+from outrider.engine.adapters.adapters import Adapters
 from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import UnsupportedModelError
@@ -59,6 +60,7 @@ class ModelSkeleton:
         drafters: TargetDrafters | None = None,
         *,
         caches_latents: bool = False,
+        adapter_weights: int = 0,
     ) -> None:
         """
         Args:
@@ -68,6 +70,7 @@ class ModelSkeleton:
             checkpoint: its quantized weights; None: they are not quantized.
             drafters: drafters of the model as a target; None: it has none.
             caches_latents: whether latent attention caches its latents, as on a CPU.
+            adapter_weights: numbers in the weights of the target's adapters.
 
         Raises:
             UnsupportedModelError: the model cannot run on the paged cache.
@@ -75,6 +78,7 @@ class ModelSkeleton:
         self.name = name
         self.dtype: torch.dtype = dtype or type_of(config)
         self._drafters = drafters or TargetDrafters()
+        self._adapter_weights = adapter_weights
         self._fake = FakeTensorMode()
         self._activations: dict[tuple[int, int], int] = {}  # bytes by (tokens, logits)
         check_kind(config, name)
@@ -125,6 +129,7 @@ class ModelSkeleton:
         """
         head = self._model.get_output_embeddings()
         size: int = self._drafters.weight_bytes + sum(buffer.nbytes for buffer in self._model.buffers())
+        size += self._adapter_weights * self.dtype.itemsize
         for name, weight in self._model.named_parameters():
             owner = self._model.get_submodule(name.rpartition(".")[0])
             is_linear = type(owner) is nn.Linear and name.endswith(".weight")
@@ -308,7 +313,15 @@ def skeleton(settings: EngineSettings) -> ModelSkeleton:
     dtype, device = dtype or type_of(config), resolve_device(settings.device)
     drafters = TargetDrafters.of(settings)
     caches_latents = may_cache_latents(device.type, dtype)
-    return ModelSkeleton(config, settings.model, dtype, checkpoint, drafters, caches_latents=caches_latents)
+    return ModelSkeleton(
+        config,
+        settings.model,
+        dtype,
+        checkpoint,
+        drafters,
+        caches_latents=caches_latents,
+        adapter_weights=Adapters(settings.adapters).num_weights,
+    )
 
 
 class AliveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

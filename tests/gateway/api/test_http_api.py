@@ -178,3 +178,25 @@ async def test_stream_report_has_metrics_with_the_usage(client, path, ask):
 async def test_metrics_of_several_answers_are_left_out(client):
     ask = {**ASK, "n": 2, "speculation": {"report": True}}
     assert "metrics" not in (await client.post("/v1/completions", json=ask)).json()
+
+
+async def test_adapters_are_models_of_the_target_and_reach_it_alone(tokenizer):
+    target, draft = ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)
+    async with client_of(tokenizer, target, draft, adapters=("a", "b")) as client:
+        models = (await client.get("/v1/models")).json()["data"]
+        body = {**ASK, "speculation": {"mode": "fixed"}, "task": "t"}
+        answers = [
+            (await client.post("/v1/completions", json={**body, "model": name})).json() for name in "bm"
+        ]
+        loads = (await client.get("/loads")).json()
+        refused = await client.post("/v1/completions", json={**ASK, "model": "c"})
+    assert [(model["id"], model["parent"]) for model in models] == [("m", None), ("a", "m"), ("b", "m")]
+    assert [answer["model"] for answer in answers] == ["b", "m"]
+    openings = [
+        [request.open.adapter for request in worker.requests if request.HasField("open")]
+        for worker in (target, draft)
+    ]
+    assert openings == [["b", ""], ["", ""]]
+    assert {task["task"] for task in loads["tasks"]} == {"b/t", "t"}
+    assert refused.status_code == 404
+    assert "'c' is not served, 'm' and 'a' and 'b' are" in refused.json()["error"]["message"]

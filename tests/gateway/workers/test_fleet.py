@@ -21,8 +21,8 @@ def worker(address, role="target"):
     return WorkerInfo(role, "m", address, pid=1, node="n", vocab_size=256, max_length=2048, draft=draft)
 
 
-def sequence(*prompt):
-    return GatewaySequence(prompt or (1,), Sampling(), noise_key=0)
+def sequence(*prompt, adapter=""):
+    return GatewaySequence(prompt or (1,), Sampling(), noise_key=0, adapter=adapter)
 
 
 @pytest.fixture
@@ -195,3 +195,14 @@ def test_refusal_pickled_survives():
 
     error = pickle.loads(pickle.dumps(InvalidRequestError("top_p", "must be at most 1")))
     assert (error.field, str(error)) == ("top_p", "top_p: must be at most 1")
+
+
+async def test_fleet_prefix_of_another_adapter_is_no_reason_for_a_worker(fleet):
+    prompt = range(200)
+    with (
+        closing(fleet.open_target(sequence(*prompt))),
+        closing(fleet.open_target(sequence(*prompt, adapter="a"))),
+    ):
+        assert streams(fleet) == {"1": 1, "2": 1, "3": 0}
+        with closing(fleet.open_target(sequence(*prompt, adapter="a"))):
+            assert streams(fleet) == {"1": 1, "2": 2, "3": 0}

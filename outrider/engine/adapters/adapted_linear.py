@@ -1,0 +1,93 @@
+"""Linear layer whose product each row's adapter changes: ``W x + B (A x)``.
+
+Rows are computed adapter by adapter, so that a row without an adapter keeps its bits. On a CPU weights are
+packed as those of the layers are, so a row's bits depend on no other row's adapter.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+
+from outrider.engine.adapters.checkpoint import LowRank
+from outrider.engine.forward.batch import AdapterRows
+from outrider.engine.forward.linear import (
+    AddingLinear,
+    PackedLinear,
+    adding,
+    function_of,
+    joined,
+    why_unpacked,
+)
+
+
+@dataclass
+class PassUnderWay:
+    """Rows of the pass under way that have adapters. All adapted layers of a model share it."""
+
+    rows: AdapterRows = ()
+
+
+@dataclass(frozen=True)
+class _Products:
+    shrink: Callable[[Tensor], Tensor]  # [num_rows, in_features] to [num_rows, rank]
+    expand: Callable[[Tensor], Tensor]  # [num_rows, rank] to [num_rows, out_features]
+
+
+class AdaptedLinear(AddingLinear):
+    """A layer of a model, or its joined projections, with the changes of adapters by their numbers."""
+
+    def __init__(self, layer: nn.Module, widths: Sequence[int], under_way: PassUnderWay) -> None:
+        """
+        Args:
+            layer: linear layer, whole or a rank's share.
+            widths: output features of each joined projection; of a single layer all that it has.
+        """
+        super().__init__()
+        self.layer = layer
+        self.out_features, self.in_features = sum(widths), int(layer.in_features)  # type: ignore[arg-type]
+        self._offsets = [0, *accumulate(widths)]
+        self._under_way = under_way
+        self._product, self._added = function_of(layer), adding(layer)
+        self.changes = nn.ModuleList()
+        self._products: dict[int, _Products] = {}
+        self.multiply = self._multiply
+
+    def _multiply(self, rows: Tensor, added: Tensor | None = None) -> Tensor:
+        product = self._product(rows) if added is None else self._added(added, rows)
+        for adapter, places in self._under_way.rows:
+            if (own := self._products.get(adapter)) is None:
+                continue
+            if places is None:
+                product += own.expand(own.shrink(rows))
+            else:
+                product.index_add_(0, places, own.expand(own.shrink(rows[places])))
+        return product
+
+    def take(
+        self, adapter: int, changes: dict[int, LowRank], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Takes an adapter's changes, whose products are joined as the projections are.
+
+        Args:
+            changes: by the number of the projection; the layer's, or a rank's share of it.
+            dtype: type of the model.
+        """
+        rank = sum(len(change.shrink) for change in changes.values())
+        expand, first = torch.zeros(self.out_features, rank), 0
+        for projection, change in changes.items():
+            stop = first + len(change.shrink)
+            expand[self._offsets[projection] : self._offsets[projection + 1], first:stop] = change.expand
+            first = stop
+        shrink = torch.cat([change.shrink for change in changes.values()])
+        layers = [_layer_of(weight.to(device, dtype).contiguous()) for weight in (shrink, expand)]
+        self.changes.extend(layers)
+        self._products[adapter] = _Products(*map(function_of, layers))
+
+
+def _layer_of(weight: Tensor) -> nn.Module:
+    """Returns the layer of a weight [out_features, in_features], packed if the model's layers are."""
+    is_packed = weight.device.type == "cpu" and why_unpacked(weight.dtype, *weight.shape) is None
+    return PackedLinear(weight, None) if is_packed else joined(weight, None)
