@@ -13,6 +13,7 @@ from outrider.decoding.grammar import GrammarError, Mask, Matcher
 from outrider.decoding.sampling import needs_no_text
 from outrider.decoding.settings import Sampling
 from outrider.engine.held_blocks import HeldBlocks
+from outrider.engine.held_state import HeldState
 from outrider.engine.row_settings import row_settings
 
 NO_DRAFT = Draft()
@@ -77,6 +78,7 @@ class EngineSequence:
     target: TargetSequenceState = field(default_factory=TargetSequenceState)
     matcher: Matcher | None = None  # matcher of its grammar, once that is compiled
     blocks: HeldBlocks = field(default_factory=HeldBlocks)
+    state: HeldState = field(default_factory=HeldState)  # empty without recurrent layers
     preemptions: int = 0  # since its last result
     digests: list[bytes] = field(default_factory=list)  # digests of the leading blocks that are published
     hashes: list[bytes] = field(

@@ -34,7 +34,11 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def allocated_cache(cache: PagedCache) -> int:
-    return sum(tensor.nbytes for tensor in (*cache.keys.values(), *cache.values.values()))
+    tensors = [*cache.keys.values(), *cache.values.values()]
+    if cache.states is not None:
+        of_layers = (cache.states.states, cache.states.tails, cache.states.records)
+        tensors += [tensor for of_layer in of_layers for tensor in of_layer.values()]
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def kept_by_graphs(*owners: object) -> int:

@@ -22,6 +22,14 @@ COMMON: dict[str, Any] = {
     "bos_token_id": 1,
 }
 GEMMA = {"head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16}
+DELTA_NET = {
+    "head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
@@ -84,8 +92,26 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "sliding_window": 24,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
     },
+    "qwen3_next": {
+        **DELTA_NET,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64,
+        "mlp_only_layers": [1],
+    },
+    "qwen3_5_text": DELTA_NET,
+    "qwen3_5_moe_text": {
+        **DELTA_NET,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64,
+    },
     "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24},
 }
+
+HYBRIDS = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
 """Paged cache: keys and values of every layer in blocks, and the blocks of each sequence."""
 
 import hashlib
-import math
-import mmap
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -10,9 +8,12 @@ import numpy as np
 import torch
 
 from outrider.decoding.choice_context import to_device
-from outrider.decoding.draft import ROOT
+from outrider.decoding.draft import MAX_NODES, ROOT
 from outrider.engine.cache.blocks import BlockPool
+from outrider.engine.cache.memory import zeros
 from outrider.engine.cache.narrow import Scales, codes_of, widened
+from outrider.engine.cache.recurrent_states import RecurrentStates
+from outrider.engine.held_state import MOST_NODES
 from outrider.engine.inputs.step_input import Move, Numbers, Rows
 from outrider.engine.sequence import EngineSequence
 
@@ -65,6 +66,7 @@ class KeyValues:
             scales: scales of layers in a narrow cache; other layers have 1.
         """
         self.block_size = block_size
+        self.states: RecurrentStates | None = None  # states of recurrent layers, if the model has any
         self.scales = dict.fromkeys(shapes, Scales()) | dict(scales)
         self.key_space, self.value_space = GatherSpace(block_size), GatherSpace(block_size)
         self.spare_block = num_blocks
@@ -77,7 +79,7 @@ class KeyValues:
             layers = [layer for layer, own in shapes.items() if own == shape]
             for of_layer, dim in zip((self.keys, self.values), dims, strict=True):
                 if dim:
-                    stored = _zeros((len(layers), slots, heads, dim), dtype, device)
+                    stored = zeros((len(layers), slots, heads, dim), dtype, device)
                     self._stored.append(stored)
                 else:
                     stored = torch.empty((len(layers), slots, heads, 0), dtype=dtype, device=device)
@@ -95,8 +97,14 @@ class PagedCache(KeyValues):
         dtype: torch.dtype,
         device: torch.device,
         scales: Mapping[int, Scales] = NO_SCALES,
+        states: RecurrentStates | None = None,
     ) -> None:
+        """
+        Args:
+            states: states of recurrent layers. With them no prefix is shared, as none is kept at its end.
+        """
         super().__init__(shapes, num_blocks, block_size, dtype, device, scales)
+        self.states = states
         self.pool = BlockPool(num_blocks)
         self._moves: list[Move] = []  # still to be made
         self._cleared: list[Numbers] = []  # slots, still to be filled with zeros
@@ -106,16 +114,26 @@ class PagedCache(KeyValues):
         """Returns the number of tokens that fit, over all sequences."""
         return self.pool.num_blocks * self.block_size
 
+    @property
+    def most_nodes(self) -> int:
+        """Returns the number of nodes of a Draft that are cached."""
+        return MAX_NODES if self.states is None else MOST_NODES
+
     def blocks_for(self, length: int) -> int:
         """Returns the number of blocks that ``length`` tokens fill."""
         return -(-length // self.block_size)
 
     def reserve(self, sequence: EngineSequence, length: int) -> bool:
-        """Gives the sequence blocks for ``length`` slots. Returns False if too few are free."""
+        """Gives the sequence blocks for ``length`` slots. Returns False if too few are free.
+
+        With the first blocks it also gets a slot for its recurrent states.
+        """
         missing = -(-length // self.block_size) - sequence.blocks.count
         if missing <= 0:
             return True
         if missing > self.pool.available:
+            return False
+        if self.states is not None and not self.states.hold(sequence.state):
             return False
         last = int(sequence.blocks[-1]) if sequence.blocks else None
         sequence.blocks.push(self.pool.allocate(missing, last))
@@ -161,10 +179,12 @@ class PagedCache(KeyValues):
 
     def _adoptable(self, sequence: EngineSequence) -> int:
         """Returns the number of blocks that another sequence with the same tokens could share."""
-        return (len(sequence.tokens) - 1) // self.block_size
+        return 0 if self.states is not None else (len(sequence.tokens) - 1) // self.block_size
 
     def publish(self, sequence: EngineSequence) -> None:
         """Publishes the blocks that committed tokens fill, and never drafted tokens."""
+        if self.states is not None:
+            return
         for index in range(len(sequence.digests), sequence.cached // self.block_size):
             digest = self._digest(sequence, index)
             sequence.digests.append(digest)
@@ -174,10 +194,13 @@ class PagedCache(KeyValues):
         """Forgets the cached tokens beyond ``length``, and all pending nodes.
 
         A published block is never written again: tokens that differ from its own go into another block.
+        Without a recurrent state from which the sequence could go on, all of its cache is forgotten.
         """
         sequence.forget_pending()
         del sequence.hashes[length // self.block_size :]
         sequence.cached = min(sequence.cached, length)
+        sequence.state.forget_after(length)
+        self._check_state(sequence)
         if sequence.cached < len(sequence.digests) * self.block_size:
             self._drop_blocks(sequence, sequence.cached // self.block_size)
 
@@ -187,6 +210,7 @@ class PagedCache(KeyValues):
             self._move(sequence, path)
             sequence.cached += len(path)
         sequence.forget_pending()
+        self._check_state(sequence)
 
     def keep_branch(self, sequence: EngineSequence, path: tuple[int, ...]) -> None:
         """Commits a path, as ``keep_path`` does, but the nodes that follow the path stay pending."""
@@ -212,6 +236,8 @@ class PagedCache(KeyValues):
 
     def make(self, moves: list[Move], cleared: Numbers) -> None:
         """Makes the moves in their order, then clears slots. Any number of moves takes few launches."""
+        if self.states is not None:
+            self.states.make_moves()
         if not moves and not len(cleared):
             return
         move = composed(moves)
@@ -236,8 +262,15 @@ class PagedCache(KeyValues):
         """Moves the kept pending nodes to the slots after the committed tokens."""
         if nodes and nodes[-1] != len(nodes) - 1:  # nodes ascend: these are not the first nodes
             start = sequence.cached
-            source = self._slots(sequence, start + np.asarray(nodes))
-            self._moves.append(Move(source, self._slots(sequence, start + np.arange(len(nodes)))))
+            source, target = start + np.asarray(nodes), start + np.arange(len(nodes))
+            self._moves.append(Move(self._slots(sequence, source), self._slots(sequence, target)))
+            if self.states is not None:
+                self.states.move(sequence.state, source, target)
+
+    def _check_state(self, sequence: EngineSequence) -> None:
+        """Forgets all of a cache after which no recurrent state goes on."""
+        if self.states is not None and not sequence.state.resumes_at(sequence.cached):
+            self._drop_blocks(sequence, 0)
 
     def _slots(self, sequence: EngineSequence, places: Numbers) -> Numbers:
         blocks: Numbers = sequence.blocks[places // self.block_size]
@@ -259,6 +292,8 @@ class PagedCache(KeyValues):
         del sequence.digests[keep:]
         sequence.cached = min(sequence.cached, keep * self.block_size)
         sequence.forget_pending()
+        if self.states is not None and not keep:
+            self.states.release(sequence.state)
 
 
 def composed(moves: list[Move]) -> Move:
@@ -268,12 +303,3 @@ def composed(moves: list[Move]) -> Move:
         read = [origins.get(slot, slot) for slot in move.source.tolist()]
         origins.update(zip(move.target.tolist(), read, strict=True))
     return Move(np.array([*origins.values()], np.int64), np.array([*origins], np.int64))
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns zeros. On a CPU pages are mapped when written; torch.zeros would write all at once."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    size = math.prod(shape) * dtype.itemsize
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -41,6 +41,8 @@ from outrider.engine.forward.part import part_of
 from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.inputs.step_input import NOTHING_FED, Feed, StepInput
 from outrider.engine.loading.head_checkpoint import TargetShape
+from outrider.engine.loading.kinds import has_states
+from outrider.engine.loading.text_part import served_config
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.rank_group import together
 from outrider.engine.sequence import EngineSequence
@@ -63,6 +65,8 @@ class EarlyExit(ChainDrafter):
         self._settings = settings
         self._own = own = settings.drafters[name]
         self._target_shape = TargetShape.of(settings)
+        if has_states(served_config(settings.model)):
+            raise self._refusal("its layers keep recurrent states, which only the target's own passes keep")
         self._exits = None if own.checkpoint is None else TrainedExits(settings, name)
         self.weight_bytes = 0 if self._exits is None else self._exits.checkpoint.weight_bytes
         self.candidates = self._named() or candidates(self._target_shape.num_layers)

@@ -198,7 +198,8 @@ def rows_at(rows: Tensor, places: list[int]) -> Tensor:
 
 def feed_of(sequence: EngineSequence, tokens: list[int], start: int, num_logits: int = 0) -> Feed:
     """Returns the feed of a sequence's tokens, or of drafted tokens after them, at a position."""
-    return Feed(tokens, num_logits, start, sequence.blocks, None, sequence.adapter.number)
+    blocks, adapter, state = sequence.blocks, sequence.adapter.number, sequence.state
+    return Feed(tokens, num_logits, start, blocks, None, adapter, state, sequence.cached)
 
 
 def target_drafter(settings: EngineSettings, name: str) -> TargetDrafter:

@@ -9,6 +9,7 @@ from transformers import AttentionInterface
 
 from outrider.engine.cache.narrow import narrowed
 from outrider.engine.cache.paged_cache import KeyValues, LayerShape
+from outrider.engine.cache.recurrent_states import StateShape
 from outrider.engine.forward.attention_fallback import GatheredAttention
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.kernel import Kernel
@@ -24,6 +25,7 @@ class Probe:
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
+    states: dict[int, StateShape] = field(default_factory=dict)  # recurrent layers
     modules: dict[int, torch.nn.Module] = field(default_factory=dict)  # modules that call our attention
     needs: set[str] = field(default_factory=set)  # what a layer needs and our attention does not give
 

@@ -12,6 +12,7 @@ from outrider.decoding.choice_context import to_device
 from outrider.decoding.draft import Draft
 from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan, as_rows, form_groups
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.forward.recurrence import Recurrence
 from outrider.engine.inputs.block_tables import BlockTables
 from outrider.engine.inputs.choice_input import PackedRows
 from outrider.engine.inputs.paged_input import PagedInput
@@ -35,8 +36,10 @@ class Item(Struct, frozen=True, eq=False):
     def feed(self) -> Feed:
         """Returns the item for the forward pass. Its sequence must hold blocks for all fed tokens."""
         sequence = self.sequence
-        start = sequence.cached + len(sequence.pending.tokens)
-        return Feed(self.tokens, self.num_logits, start, sequence.blocks, self.tree, sequence.adapter.number)
+        start, blocks = sequence.cached + len(sequence.pending.tokens), sequence.blocks
+        adapter, committed = sequence.adapter.number, sequence.cached + self.num_committed
+        tokens, count = self.tokens, self.num_logits
+        return Feed(tokens, count, start, blocks, self.tree, adapter, sequence.state, committed)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Batch:
     paged: PagedInput[torch.Tensor] | None  # input of a kernel over the cache; None: blocks are gathered
     choice: PackedRows | None  # choosing rows, valid after the pass; None: they are not in its buffer
     adapters: AdapterRows = field(default=(), kw_only=True)  # rows of sequences that have adapters
+    # Order in which recurrent layers compute the tokens of each sequence; empty without such layers.
+    recurrences: Sequence[Recurrence] = field(default=(), kw_only=True)
 
     @property
     def path(self) -> Path:

@@ -20,6 +20,7 @@ import torch
 
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.batch import Batch
+from outrider.engine.forward.delta_net import keeps_states
 from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.inputs.block_tables import NOTHING_NEW, BlockTables
 from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
@@ -146,6 +147,8 @@ def check_rows_are_apart(model: Any, name: str) -> None:
 
 def why_rows_mix(model: Any) -> str | None:
     """Returns why a token's result depends on others beyond attention in any shape; None: it does not."""
+    if keeps_states(model):
+        return "its recurrent layers take a step whole, and not in passes of one shape"
     architecture = architecture_of(model)
     if architecture is not None and architecture.mixture is not None:
         return None  # experts are those of outrider/engine/forward/experts.py

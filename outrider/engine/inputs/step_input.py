@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from outrider.decoding.draft import Draft
 from outrider.engine.held_blocks import HeldBlocks
+from outrider.engine.held_state import HeldState
 from outrider.engine.inputs.block_tables import NOTHING_NEW, BlockTables
 
 Numbers = NDArray[np.int64]
@@ -28,6 +29,8 @@ class Feed(Struct, frozen=True, eq=False):
     blocks: HeldBlocks  # blocks of its slots, including the slots fed now
     tree: Draft | None  # pending and fed nodes, if they branch; None: each token sees all tokens before it
     adapter: int = 0  # number of its sequence's adapter; 0: none
+    state: HeldState | None = None  # for recurrent layers, which run at a single rank
+    committed: int = 0  # leading slots whose tokens are committed, those fed now included
 
     @property
     def row(self) -> int:

@@ -6,9 +6,11 @@ from typing import Any
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.settings import EngineSettings
 
 SPARSE_LAYERS = {"indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention"}
 RECURRENT_LAYERS = {"linear_attention", "hybrid", "mamba", "recurrent", "conv", "short_conv"}
+DELTA_NETS = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}  # their states are kept beside the cache
 RECURRENT = {"rwkv", "falcon_h1", "xlstm"}  # kinds whose configs do not list the kinds of their layers
 SEVERAL_ATTENTIONS = {"diffllama", "dory", "hrm_text"}
 HIDDEN_ATTENTION = {"nemotron"}  # kinds whose layers do not pass on the argument with the cache
@@ -26,6 +28,8 @@ def _is_sparse(config: Any) -> bool:
 
 def _is_recurrent(config: Any) -> bool:
     """Whether some layer keeps a state in place of keys and values."""
+    if config.model_type in DELTA_NETS:
+        return False
     return bool(_layers(config) & RECURRENT_LAYERS) or config.model_type in RECURRENT
 
 
@@ -74,3 +78,30 @@ def check_kind(config: Any, name: str) -> None:
         f"model={name!r}, a {config.model_type}, is no decoder-only model of transformers, which alone are"
         " served"
     )
+
+
+def has_states(config: Any) -> bool:
+    """Whether some layers of a model that is served keep recurrent states."""
+    return config.get_text_config().model_type in DELTA_NETS
+
+
+def check_states(config: Any, settings: EngineSettings) -> None:
+    """Checks that a model with recurrent states is asked for nothing that passes them by.
+
+    Raises:
+        UnsupportedModelError: it is; the message says what would be accepted.
+    """
+    if not has_states(config):
+        return
+    refused = (
+        (settings.tensor_parallel > 1, f"tensor_parallel={settings.tensor_parallel}", "a device of its own"),
+        (settings.batch_invariant, "batch_invariant=True", "steps that are not cut into passes"),
+        (bool(settings.adapters), f"adapters={[*settings.adapters]}", "requests without adapters"),
+        (settings.is_draft, "as a draft", "to be a target: give another model as the draft"),
+    )
+    for is_given, what, wanted in refused:
+        if is_given:
+            raise UnsupportedModelError(
+                f"{what}: model={settings.model!r}, a {config.model_type}, keeps recurrent states and needs"
+                f" {wanted}"
+            )

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.kernels.stored_weight import StoredWeight
-from outrider.engine.loading.kinds import check_kind
+from outrider.engine.loading.kinds import check_kind, check_states
 from outrider.engine.loading.stored_checkpoint import StoredCheckpoint, is_quantized
 from outrider.engine.loading.text_part import served_config
 from outrider.engine.parallel.plan import ROWWISE, WHOLE, Plan, generic, is_shared, style_of_parameter
@@ -77,6 +77,7 @@ def check_shares(settings: EngineSettings) -> None:
     whole = served_config(settings.model)
     config = whole.get_text_config()
     check_kind(whole, settings.model)
+    check_states(whole, settings)
     given = f"tensor_parallel={size}: model={settings.model!r}"
     if not config.base_model_tp_plan:
         raise UnsupportedModelError(

@@ -11,9 +11,10 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Probe
 from outrider.engine.forward.batch_invariant import check_rows_are_apart
+from outrider.engine.forward.delta_net import use_delta_nets
 from outrider.engine.forward.latent import may_cache_latents, use_latents
 from outrider.engine.loading.context import fix_rotations
-from outrider.engine.loading.kinds import check_kind
+from outrider.engine.loading.kinds import check_kind, check_states
 from outrider.engine.loading.quantized import quantize
 from outrider.engine.loading.shares import check_shares
 from outrider.engine.loading.stored import check_stored, check_unexpected
@@ -56,6 +57,7 @@ def load_model(settings: EngineSettings) -> Any:
     try:
         config = served_config(settings.model)
         check_kind(config, settings.model)
+        check_states(config, settings)
         options = _loading(config, settings, device)
         check_config(config, settings)
         check_stored(settings.model, config)
@@ -134,7 +136,7 @@ def attach(model: Any, name: str) -> Probe:
         UnsupportedModelError: a layer does not call our attention, or hides how far it looks back.
     """
     kind = type(model).__name__
-    if not model.is_backend_compatible():
+    if not use_delta_nets(model) and not model.is_backend_compatible():
         raise UnsupportedModelError(
             f"model={name!r}: {kind} does not route its attention through AttentionInterface"
         )
@@ -156,7 +158,7 @@ def attach(model: Any, name: str) -> Probe:
         raise UnsupportedModelError(
             f"model={name!r}: {kind} needs {needs}, which attention here does not give"
         )
-    missing = sorted(set(range(config.num_hidden_layers)) - probe.shapes.keys())
+    missing = sorted(set(range(config.num_hidden_layers)) - probe.shapes.keys() - probe.states.keys())
     if missing:
         raise UnsupportedModelError(
             f"model={name!r}: layers {missing} of {kind} keep no keys and values, or hide them"

@@ -37,6 +37,7 @@ from outrider.engine.forward.graphs import (
 )
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.output import ForwardOutput, joined, states_of
+from outrider.engine.forward.recurrence import recurrences
 from outrider.engine.inputs.block_tables import BlockTables, shape_of_tables
 from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.inputs.paged_input import PagedInput, PagedLayout, fill
@@ -115,7 +116,10 @@ class ForwardPass:
             parts = cut(step, PASS_TOKENS[self.device.type])
             pairs = zip(parts, [*[None] * (len(parts) - 1), choice], strict=True)
             return Passes([self._graph_of(*part) or self._pass_of(*part) for part in pairs])
-        return self._graph_of(step, choice) or self.lay_out(step, choice)
+        batch = self._graph_of(step, choice) or self.lay_out(step, choice)
+        if self.cache.states is not None:
+            batch = replace(batch, recurrences=recurrences(step.feeds))
+        return batch
 
     def change_cache(self, step: StepInput) -> None:
         """Makes the step's changes of the cache. Raises CacheLostError."""
@@ -207,6 +211,8 @@ class ForwardPass:
 
     def _compute(self, batch: Batch) -> ForwardOutput:
         logits, states = self._run(Paged(batch, self.cache, self.kernel))
+        for recurrence in batch.recurrences:
+            recurrence.finish()
         return ForwardOutput(logits, states, self.are_finite(batch))
 
     def _run(self, paged: Paged) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -268,6 +274,8 @@ class ForwardPass:
         settings = self.settings
         if not settings.graphs:
             return ("no step has a CUDA graph: graphs are off in the settings",)
+        if self.cache.states is not None:
+            return ("no step has a CUDA graph: the model keeps recurrent states",)
         self._capture = CudaCapture()
         sizes = (PASS_TOKENS[self.device.type],) if settings.batch_invariant else captured_sizes(settings)
         self._graphs = self._graphs_of(self._compute, sizes, as_chains=settings.batch_invariant)

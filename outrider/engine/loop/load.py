@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from outrider.engine.adapters.adapters import Adapters
 from outrider.engine.cache.narrow import NARROW, type_of_cache
 from outrider.engine.cache.paged_cache import LayerShape, PagedCache
+from outrider.engine.cache.recurrent_states import RecurrentStates, states_bytes
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Probe
@@ -19,13 +20,14 @@ from outrider.engine.forward.experts import replace_experts
 from outrider.engine.forward.kernel import Kernel, find_kernel
 from outrider.engine.forward.linear import StoredLinear, join_projections, optimize_for_cpu
 from outrider.engine.held_blocks import HeldBlocks
+from outrider.engine.held_state import HeldState
 from outrider.engine.inputs.paged_input import FEW_QUERIES
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.kernels.cache_folder import use_writable_cache_folder
 from outrider.engine.loading.cache_scales import cache_scales
 from outrider.engine.loading.context import context_because, context_length
 from outrider.engine.loading.self_check.check import SelfCheck
-from outrider.engine.loading.self_check.script import blocks_needed
+from outrider.engine.loading.self_check.script import TEXTS, blocks_needed
 from outrider.engine.loading.stored_checkpoint import is_quantized
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loading.weights import attach, load_model, resolve_device, resolve_prefill_chunk
@@ -81,11 +83,12 @@ def load_forward_pass(
         drafters.load(forward)
     with timings.timed("cache"):
         num_blocks = blocks_in(room.memory, settings, shapes, model.dtype)
-        room.check_cache(settings, num_blocks * block_bytes(settings, shapes, model.dtype))
+        of_states = states_bytes(layers.states, model.dtype, settings.max_sequences)
+        room.check_cache(settings, num_blocks * block_bytes(settings, shapes, model.dtype) + of_states)
         if group is not None:
             num_blocks = group.least(num_blocks)
         cache_dtype = type_of_cache(settings, forward.dtype)
-        forward.use_cache(_cache_of(forward, layers, num_blocks, cache_dtype))
+        forward.use_cache(_cache_of(forward, layers, num_blocks, settings.max_sequences, cache_dtype))
         drafters.allocate(num_blocks)
     forward.slow_because = _why_slow(forward, why_none)
     return forward
@@ -162,7 +165,7 @@ def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
         with timings.timed("self_check"):
             # A narrow type's rounding would hide what is looked for.
             blocks = blocks_needed(settings.block_size)
-            forward.use_cache(_cache_of(forward, layers, blocks, forward.dtype))
+            forward.use_cache(_cache_of(forward, layers, blocks, TEXTS, forward.dtype))
             check.check(settings.model, logits)
     with timings.timed("weights"):
         operations = layer_operations(forward.kernel, forward.device, forward.dtype)
@@ -201,10 +204,14 @@ def _rows_of_experts(settings: EngineSettings) -> int:
     return 1 if is_exact else PASS_TOKENS["cpu"]
 
 
-def _cache_of(forward: ForwardPass, layers: Probe, num_blocks: int, dtype: torch.dtype) -> PagedCache:
+def _cache_of(
+    forward: ForwardPass, layers: Probe, num_blocks: int, sequences: int, dtype: torch.dtype
+) -> PagedCache:
     """dtype: type of cached numbers."""
-    scales = cache_scales(forward.settings.model) if dtype == NARROW else {}
-    return PagedCache(layers.shapes, num_blocks, forward.settings.block_size, dtype, forward.device, scales)
+    settings, device = forward.settings, forward.device
+    scales = cache_scales(settings.model) if dtype == NARROW else {}
+    states = RecurrentStates(layers.states, sequences, forward.dtype, device) if layers.states else None
+    return PagedCache(layers.shapes, num_blocks, settings.block_size, dtype, device, scales, states)
 
 
 def _why_slow(forward: ForwardPass, why_no_kernel: str | None) -> tuple[str, ...]:
@@ -226,6 +233,6 @@ def _compile_kernels(forward: ForwardPass) -> None:
     """Runs a prompt and a single token of no sequence, so that no request waits for a compiler."""
     count = min(FEW_QUERIES + 1, context_length(forward.model))
     blocks = HeldBlocks([forward.cache.spare_block] * forward.cache.blocks_for(count))
-    feeds = [Feed([0] * tokens, 1, 0, blocks, None) for tokens in (count, 1)]
+    feeds = [Feed([0] * tokens, 1, 0, blocks, None, state=HeldState(0)) for tokens in (count, 1)]
     forward.run(forward.prepare(StepInput.of(forward.tables, feeds)))
     blocks.drop(0)

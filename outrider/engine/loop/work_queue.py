@@ -122,6 +122,7 @@ class WorkQueue:
     def _decode(self, sequence: EngineSequence, draft: Draft, arrived: float, lease: Lease) -> None:
         target = sequence.target
         assert target.round is not None
+        draft = draft.leading(self._cache.most_nodes)
         if not self.fits(len(sequence.tokens) + len(draft)):
             draft = NO_DRAFT
         self.tasks[sequence.number] = DecodeTask(

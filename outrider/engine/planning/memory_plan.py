@@ -8,6 +8,7 @@ import torch
 
 from outrider.engine.cache.narrow import type_of_cache
 from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.cache.recurrent_states import states_bytes, tree_bytes
 from outrider.engine.choosing.sampler import ADJUSTED_AT_ONCE
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch_invariant import PASS_TOKENS
@@ -57,7 +58,7 @@ class MemoryPlan:
     num_blocks: int
     block_size: int  # tokens
     block: int  # bytes, in all layers
-    cache: int
+    cache: int  # blocks, and recurrent states of as many sequences as a step may have
     activations: int
     graphs: int
     runtime: int
@@ -88,9 +89,11 @@ def resolve_cache(
         return settings
     cache = default_cache(model, settings, memory, depth)
     if cache == 0:
+        of_states = states_bytes(model.states, model.dtype, settings.max_sequences)
+        fewer = f", or max_sequences below {settings.max_sequences}, whose states take {of_states}"
         raise CacheTooSmallError(
             f"model={model.name!r} leaves no room for a cache in {settings.device_share:g} of a device with "
-            f"{memory} bytes: a larger share or device would"
+            f"{memory} bytes: a larger share or device would{fewer if of_states else ''}"
         )
     return settings.model_copy(update={"cache_memory": cache})
 
@@ -136,8 +139,10 @@ def plan_memory(
     layers = model.layers_of(settings.tensor_parallel)
     num_blocks = blocks_in(memory, settings, layers, model.dtype)
     block = block_bytes(settings, layers, model.dtype)
+    of_states = states_bytes(model.states, model.dtype, settings.max_sequences)
     num_logits = settings.max_sequences * (1 + depth)
     activations = model.activation_bytes(resolve_prefill_chunk(settings) + num_logits, num_logits)
+    activations += tree_bytes(model.states)
     activations += model.waiting_bytes() + (0 if on_cuda else model.widened_bytes())
     of_torch = min(num_logits, ADJUSTED_AT_ONCE) if on_cuda else num_logits
     activations += of_torch * model.vocab_size * (CHOICE_BYTES if depth else RANKING_BYTES)
@@ -162,7 +167,7 @@ def plan_memory(
         num_blocks=num_blocks,
         block_size=settings.block_size,
         block=block,
-        cache=(num_blocks + 1) * block,  # a block for padding
+        cache=(num_blocks + 1) * block + of_states,  # a block for padding
         activations=activations,
         graphs=graphs,
         runtime=RUNTIME_BYTES["cuda" if on_cuda else "cpu"],

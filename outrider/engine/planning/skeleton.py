@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from outrider.engine.adapters.adapters import Adapters
 from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.cache.recurrent_states import StateShape
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Probe
@@ -25,7 +26,7 @@ from outrider.engine.forward.latent import may_cache_latents, use_latents
 from outrider.engine.forward.linear import why_unpacked
 from outrider.engine.forward.output import states_of
 from outrider.engine.loading.context import context_length
-from outrider.engine.loading.kinds import check_kind
+from outrider.engine.loading.kinds import check_kind, check_states
 from outrider.engine.loading.quantized import GROUP, OUTPUTS_INT4
 from outrider.engine.loading.shares import heads_of_rank, numbers_of, ranks_that_share
 from outrider.engine.loading.stored import check_stored
@@ -92,6 +93,7 @@ class ModelSkeleton:
             raise UnsupportedModelError(f"model={name!r} is no decoder-only model: {error}") from error
         self._stored = {} if checkpoint is None else checkpoint.layers(self._model)
         self.layers: Mapping[int, LayerShape] = probe.shapes
+        self.states: Mapping[int, StateShape] = probe.states
         names = {module: name for name, module in self._model.named_modules()}
         self._attentions = {layer: names[module] for layer, module in probe.modules.items()}
         text = self._model.config.get_text_config()
@@ -308,6 +310,7 @@ def skeleton(settings: EngineSettings) -> ModelSkeleton:
     """Returns the skeleton of a checkpoint. Raises OSError if there is none, UnsupportedModelError."""
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
     config = served_config(settings.model)
+    check_states(config, settings)
     check_stored(settings.model, config)
     checkpoint = StoredCheckpoint(config, settings.model) if is_quantized(config) else None
     dtype, device = dtype or type_of(config), resolve_device(settings.device)

@@ -7,7 +7,7 @@ import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.loading.kinds import check_kind
+from outrider.engine.loading.kinds import check_kind, check_states
 from outrider.engine.loading.shares import check_shares
 from outrider.engine.loading.weights import load_model
 from outrider.engine.planning.skeleton import skeleton
@@ -20,9 +20,6 @@ REASONS = {
     "glm_moe_dsa": SPARSE,
     "glm5_next": SPARSE,
     "qwen4_exp": SPARSE,
-    "qwen3_next": STATE,
-    "qwen3_5": STATE,
-    "qwen3_5_moe": STATE,
     "nemotron_h": STATE,
     "kimi_linear": STATE,
     "bamba": STATE,
@@ -44,6 +41,7 @@ REASONS = {
     "t5": "no decoder-only model",
 }
 SERVED = ["llama", "qwen3_moe", "gemma2", "gemma3_text", "gpt_oss", "deepseek_v3", "glm4_moe", "minimax_m2"]
+SERVED += ["qwen3_next", "qwen3_5", "qwen3_5_moe"]
 
 
 @pytest.mark.parametrize(("kind", "reason"), REASONS.items())
@@ -79,5 +77,11 @@ def test_checkpoint_that_is_refused_gives_the_reason_before_weights_are_read(
     look: object, tmp_path: Path
 ) -> None:
     CONFIG_MAPPING["qwen3_5"]().save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match=STATE):
+    with pytest.raises(UnsupportedModelError, match="keeps recurrent states and needs a device of its own"):
         look(EngineSettings(model=str(tmp_path), tensor_parallel=2))  # type: ignore[operator]
+
+
+def test_adapters_of_a_model_with_recurrent_states_are_refused() -> None:
+    settings = EngineSettings(model="it", adapters={"brief": "folder"})
+    with pytest.raises(UnsupportedModelError, match="needs requests without adapters"):
+        check_states(CONFIG_MAPPING["qwen3_5"](), settings)

@@ -98,6 +98,21 @@ def test_plan_of_a_narrow_cache_counts_its_bytes_and_the_blocks_that_are_widened
     check_largest_step(narrow)
 
 
+def test_plan_of_a_hybrid_counts_its_states(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "qwen3_5_text")
+    settings = EngineSettings(
+        model=str(folder), device="cpu", cache_memory=2**20, max_sequences=RUNNING, prefill_chunk=64
+    )
+    planned = plan_memory(skeleton(settings), settings, MEMORY)
+    assert planned.cache == allocated_cache(Engine.from_settings(settings)._cache)
+    with pytest.raises(CacheTooSmallError, match="or max_sequences below 4000, whose states take"):
+        resolve_cache(
+            skeleton(settings),
+            settings.model_copy(update={"cache_memory": None, "max_sequences": 4000, "device": "cuda"}),
+            MEMORY,
+        )
+
+
 def test_without_packed_layers_a_tied_embedding_is_planned_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,7 +251,7 @@ def test_every_architecture_is_planned_from_its_config_alone(tmp_path: Path, kin
     for weights in folder.glob("*.safetensors"):
         weights.unlink()
     model = skeleton(EngineSettings(model=str(folder)))
-    assert len(model.layers) == 3
+    assert len(model.layers) + len(model.states) == 3
     assert model.activation_bytes(32, 8) > 32 * 64 * 4 + 8 * VOCAB_SIZE * 4
 
 

@@ -10,12 +10,14 @@ import numpy as np
 
 from outrider.decoding.draft import ROOT, Draft
 from outrider.engine.held_blocks import HeldBlocks
+from outrider.engine.held_state import HeldState
 from outrider.engine.inputs.step_input import Feed
 
 LENGTH, SHORTEST = 26, 14  # tokens of a path: at most, and the shortest context that is checked
 PARENTS = (ROOT, ROOT, 0, 0, 1, 2, 3, 4, 5, 6, 7)  # parents of the tree's nodes, level by level
 LEVELS, LEAVES = 4, (8, 9, 10)
 SINGLES = 5
+TEXTS = 2
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ def write_script(length: int, tokens: Iterator[int], block_size: int, window: in
     prompt = root - 1  # the last committed token is fed with the drafted ones
     blocks = np.arange(blocks_needed(block_size))
     # No two blocks of a text are neighbours in order.
-    one, other = HeldBlocks(blocks[1::2][::-1]), HeldBlocks(blocks[::2])
+    one = HeldBlocks(blocks[1::2][::-1]), HeldState(0)
+    other = HeldBlocks(blocks[::2]), HeldState(1)
     near = prompt if window is None else min(window, prompt)
     rows = _rows("packed prompts", 0, 0, near) + _rows("beyond the sliding window", 0, near, prompt)
     rows += _rows("packed prompts", 1, 0, chunk)
@@ -59,18 +62,25 @@ def write_script(length: int, tokens: Iterator[int], block_size: int, window: in
     return Script(
         [first, second, *(first[:root] + [nodes[node] for node in tree.path(leaf)] for leaf in LEAVES)],
         [
-            [_feed(first[:prompt], 0, one), _feed(second[:chunk], 0, other)],
-            [_feed(second[chunk:-1], chunk, other)],
+            [_feed(first[:prompt], 0, one, prompt), _feed(second[:chunk], 0, other, chunk)],
+            [_feed(second[chunk:-1], chunk, other, length - SINGLES)],
             [_feed(first[prompt:], prompt, one), *(_feed([second[n]], n, other) for n in singles)],
-            [_feed([first[prompt], *nodes], prompt, one, tree)],
+            [_feed([first[prompt], *nodes], prompt, one, tree=tree)],
         ],
         rows,
         length // 2,
     )
 
 
-def _feed(tokens: list[int], start: int, blocks: HeldBlocks, tree: Draft | None = None) -> Feed:
-    return Feed(tokens, len(tokens), start, blocks, tree)
+def _feed(
+    tokens: list[int],
+    start: int,
+    held: tuple[HeldBlocks, HeldState],
+    committed: int = 0,
+    tree: Draft | None = None,
+) -> Feed:
+    blocks, state = held
+    return Feed(tokens, len(tokens), start, blocks, tree, state=state, committed=committed)
 
 
 def _rows(kind: str, path: int, start: int, end: int) -> list[Row]:

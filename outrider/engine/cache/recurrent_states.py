@@ -1,0 +1,96 @@
+"""Memory of recurrent states: each sequence that holds blocks of the paged cache also holds a slot here."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from outrider.decoding.choice_context import to_device
+from outrider.engine.cache.memory import zeros
+from outrider.engine.held_state import MOST_NODES, RECORDS, HeldState
+from outrider.engine.inputs.step_input import Move, Numbers
+
+STATES = 2  # states of a sequence
+ALIVE = 4  # states of a token while it is computed, beside those of a tree's nodes
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """Shape of a layer's state, and sizes of what a token adds to it."""
+
+    heads: tuple[int, int, int, int]  # key heads, value heads of each, key dimension, value dimension
+    tail: tuple[int, int]  # tokens before the next that its convolution reads, and their numbers
+    record: int  # numbers of a record
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a state, without its tail."""
+        return math.prod(self.heads) * torch.float32.itemsize
+
+    def slot_bytes(self, dtype: torch.dtype) -> int:
+        """Returns the bytes of a slot in this layer. dtype: type of the model."""
+        beside = STATES * math.prod(self.tail) + RECORDS * self.record
+        return STATES * self.state_bytes + beside * dtype.itemsize
+
+
+def states_bytes(shapes: Mapping[int, StateShape], dtype: torch.dtype, slots: int) -> int:
+    """Returns the bytes of all slots. dtype: type of the model."""
+    return slots * sum(shape.slot_bytes(dtype) for shape in shapes.values())
+
+
+def tree_bytes(shapes: Mapping[int, StateShape]) -> int:
+    """Returns the bytes of the states of a tree's nodes, in the layer under way."""
+    return (MOST_NODES + ALIVE) * max((shape.state_bytes for shape in shapes.values()), default=0)
+
+
+class RecurrentStates:
+    """Storage of recurrent layers, all of one shape, and its slots."""
+
+    def __init__(
+        self, shapes: Mapping[int, StateShape], slots: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """
+        Args:
+            shapes: shapes by layer, which are alike.
+            slots: number of sequences.
+            dtype: type of records; states are float32.
+        """
+        (shape,) = set(shapes.values())
+        states = zeros((len(shapes), slots, STATES, *shape.heads), torch.float32, device)
+        tails = zeros((len(shapes), slots, STATES, *shape.tail), dtype, device)
+        self._records = zeros((len(shapes), slots * RECORDS, shape.record), dtype, device)
+        rings = self._records.view(len(shapes), slots, RECORDS, shape.record)
+        self.states = dict(zip(shapes, states, strict=True))  # [slots, STATES, *heads] by layer
+        self.tails = dict(zip(shapes, tails, strict=True))  # [slots, STATES, *tail]
+        self.records = dict(zip(shapes, rings, strict=True))  # [slots, RECORDS, record]
+        self._free = [*reversed(range(slots))]
+        self._moves: list[Move] = []  # still to be made
+
+    def hold(self, held: HeldState) -> bool:
+        """Gives a sequence a slot, if it holds none. Returns False if none is free."""
+        if held.slot is None:
+            if not self._free:
+                return False
+            held.slot = self._free.pop()
+        return True
+
+    def release(self, held: HeldState) -> None:
+        """Takes the slot back."""
+        if held.slot is not None:
+            self._free.append(held.slot)
+            held.slot, held.lengths, held.end = None, [0, 0], 0
+
+    def move(self, held: HeldState, source: Numbers, target: Numbers) -> None:
+        """Has records move from places of a sequence to others before the next pass."""
+        assert held.slot is not None
+        first = held.slot * RECORDS
+        self._moves.append(Move(first + source % RECORDS, first + target % RECORDS))
+
+    def make_moves(self) -> None:
+        """Makes the moves in their order."""
+        moves, self._moves = self._moves, []
+        for move in moves:
+            places = to_device(torch.from_numpy(np.stack([move.source, move.target])), self._records.device)
+            self._records[:, places[1]] = self._records[:, places[0]]

@@ -1,0 +1,171 @@
+"""Gated DeltaNet (Yang et al. 2024): a layer that keeps a state of fixed size in place of keys and values.
+
+A state is a matrix for each head. A token lets it decay, reads what it holds under the token's key, and
+writes a part of the difference to the token's value there. Before that, queries, keys and values pass through
+a short causal convolution.
+
+transformers computes prompts in chunks of 64 tokens, and single tokens in another form, which rounds
+differently. Here every token takes the form for one token, in float32, by operations whose shapes never vary:
+of prompts cut anywhere, of Drafts, in plain decoding, and when it is replayed. So a state has the same bits
+whichever way it came about.
+"""
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu, softplus
+
+from outrider.engine.cache.recurrent_states import RecurrentStates, StateShape
+from outrider.engine.forward.attention import Paged, Probe
+from outrider.engine.forward.recurrence import Recurrence
+from outrider.engine.held_state import RECORDS
+
+KINDS = ("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet")
+EPSILON = 1e-6  # added to the squared length of queries and keys, as transformers does
+
+
+class DeltaNet(nn.Module):
+    """Layer of recurrent states, in place of transformers' module, which computes it for the self-check."""
+
+    def __init__(self, theirs: Any) -> None:
+        super().__init__()
+        self.theirs = theirs
+        self.layer: int = theirs.layer_idx
+        key_heads, heads = theirs.num_k_heads, theirs.num_v_heads
+        self._key_dim: int = theirs.key_dim
+        self._dtype: torch.dtype = theirs.conv1d.weight.dtype
+        self.shape = StateShape(
+            (key_heads, heads // key_heads, theirs.head_k_dim, theirs.head_v_dim),
+            (theirs.conv_kernel_size - 1, theirs.conv_dim),
+            theirs.conv_dim + 2 * heads,
+        )
+
+    def forward(self, hidden_states: Tensor, outrider: Paged | Probe | None = None, **others: Any) -> Tensor:
+        """Returns states [1, num_tokens, hidden_size] of as many."""
+        theirs = self.theirs
+        if outrider is None:
+            return theirs(hidden_states, **others)  # type: ignore[no-any-return]
+        records, gate = self._projected(hidden_states)
+        output = torch.zeros_like(gate)
+        if isinstance(outrider, Probe):
+            outrider.states[self.layer] = self.shape
+        else:
+            assert outrider.cache.states is not None
+            for recurrence in outrider.batch.recurrences:
+                self._compute(recurrence, records, output, outrider.cache.states)
+        normed = theirs.norm(output.flatten(0, 1), gate.flatten(0, 1))
+        return theirs.out_proj(normed.view(1, len(output), -1))  # type: ignore[no-any-return]
+
+    def _projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns records [num_tokens, record], and gates [num_tokens, heads, value_dim]."""
+        theirs, count = self.theirs, hidden_states.shape[1]
+        if hasattr(theirs, "in_proj_qkvz"):
+            mixed, gate = theirs.in_proj_qkvz(hidden_states), theirs.in_proj_ba(hidden_states)
+            *mixed, gate, beta, decay = theirs.fix_query_key_value_ordering(mixed, gate)
+            parts = [*mixed, beta, decay]
+        else:
+            names = ("in_proj_qkv", "in_proj_b", "in_proj_a")
+            parts = [getattr(theirs, name)(hidden_states) for name in names]
+            gate = theirs.in_proj_z(hidden_states)
+        records = torch.cat([part.reshape(count, -1) for part in parts], 1)
+        return records, gate.reshape(count, theirs.num_v_heads, theirs.head_v_dim)
+
+    def _compute(
+        self, recurrence: Recurrence, records: Tensor, output: Tensor, states: RecurrentStates
+    ) -> None:
+        """Computes the tokens of a sequence, and writes rows of output, records and a state."""
+        use, slot = recurrence.use, recurrence.slot
+        ring, fed = states.records[self.layer][slot], records[recurrence.rows]
+        places = [ring[part] for part in recurrence.ring(use.first, recurrence.replayed)]
+        steps = torch.cat([*places, fed]).float()
+        if use.read is None:
+            begun = (
+                fed.new_zeros(self.shape.heads, dtype=torch.float32),
+                fed.new_zeros(self.shape.tail).float(),
+            )
+        else:
+            begun = (
+                states.states[self.layer][slot, use.read],
+                states.tails[self.layer][slot, use.read].float(),
+            )
+        state, tail = begun
+        nodes: list[tuple[Tensor, Tensor]] = []
+        first_row = recurrence.rows.start - recurrence.replayed
+        for step, parent in enumerate(recurrence.parents):
+            if parent != step - 1:
+                state, tail = begun if parent < 0 else nodes[parent]
+            state, tail, found = self._step(steps[step], state, tail)
+            if recurrence.branches:
+                nodes.append((state, tail))
+            if step >= recurrence.replayed:
+                output[first_row + step] = found
+            if step == recurrence.stored_after:
+                stored = state, tail
+        if use.write is not None:
+            states.states[self.layer][slot, use.write] = stored[0]
+            states.tails[self.layer][slot, use.write] = stored[1]
+        kept = fed[-RECORDS:]
+        end = use.first + recurrence.replayed + len(fed)
+        row = 0
+        for part in recurrence.ring(end - len(kept), len(kept)):
+            count = part.stop - part.start
+            ring[part] = kept[row : row + count]
+            row += count
+
+    def _step(self, record: Tensor, state: Tensor, tail: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Computes a token.
+
+        Args:
+            record: [record]
+            state: [key_heads, repeats, key_dim, value_dim], as all in float32
+            tail: [tokens before, numbers] that the convolution reads
+
+        Returns:
+            The next state, the next tail, and the output [heads, value_dim].
+        """
+        key_heads, repeats, key_dim, value_dim = self.shape.heads
+        taken, gates = record.tensor_split([self.shape.tail[1]])
+        window = torch.cat([tail, taken[None]])
+        # Rounded to the model's type where transformers rounds.
+        mixed = silu((window * self._taps).sum(0).to(self._dtype)).float()
+        of_keys, values = mixed.tensor_split([2 * self._key_dim])
+        normed = of_keys.view(2, key_heads, 1, key_dim, 1)
+        normed = normed * torch.rsqrt((normed * normed).sum(3, keepdim=True) + EPSILON)
+        query, key = normed
+        beta, decay = gates.view(2, key_heads, repeats, 1)
+        decay = torch.exp(self._slope * softplus(decay + self._shift))
+        state = state * decay[..., None]
+        held = (state * key).sum(2)
+        beta = torch.sigmoid(beta.to(self._dtype)).float()
+        state = state + key * ((values.view(held.shape) - held) * beta).unsqueeze(2)
+        output = (state * query).sum(2) * key_dim**-0.5
+        return state, window[1:], output.view(-1, value_dim)
+
+    @cached_property
+    def _taps(self) -> Tensor:
+        """Weights of the convolution, [tokens, numbers]."""
+        return self.theirs.conv1d.weight.float()[:, 0].t().contiguous()  # type: ignore[no-any-return]
+
+    @cached_property
+    def _slope(self) -> Tensor:
+        return -self.theirs.A_log.float().exp().view(*self.shape.heads[:2], 1)  # type: ignore[no-any-return]
+
+    @cached_property
+    def _shift(self) -> Tensor:
+        return self.theirs.dt_bias.float().view(*self.shape.heads[:2], 1)  # type: ignore[no-any-return]
+
+
+def use_delta_nets(model: Any) -> bool:
+    """Has layers of Gated DeltaNet keep their states here, in place; returns whether there are any."""
+    for parent in [*model.modules()]:
+        for name, module in [*parent.named_children()]:
+            if type(module).__name__ in KINDS and not isinstance(parent, DeltaNet):
+                setattr(parent, name, DeltaNet(module))
+    return keeps_states(model)
+
+
+def keeps_states(model: Any) -> bool:
+    """Whether layers keep recurrent states."""
+    return any(isinstance(module, DeltaNet) for module in model.modules())

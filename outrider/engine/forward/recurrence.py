@@ -1,0 +1,60 @@
+"""Order in which a pass computes recurrent states: each token of a sequence after its parent."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from outrider.engine.held_state import RECORDS, HeldState, StateUse
+from outrider.engine.inputs.step_input import Feed
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """Tokens of a sequence in a pass: replayed tokens, whose records are there, then fed tokens.
+
+    Both are counted together, as steps.
+    """
+
+    held: HeldState
+    use: StateUse
+    slot: int
+    rows: slice  # rows of fed tokens in the batch
+    replayed: int  # number of replayed tokens
+    parents: Sequence[int]  # step before each step; -1: the state with which the pass begins
+    branches: bool
+
+    @property
+    def stored_after(self) -> int | None:
+        """Step whose state is stored; None: no state is."""
+        return None if self.use.write is None else self.use.written - self.use.first - 1
+
+    def ring(self, first: int, count: int) -> Iterator[slice]:
+        """Yields the parts of the ring of records that hold tokens ``first``, ``first`` + 1 and so on."""
+        while count > 0:
+            place = first % RECORDS
+            stop = min(place + count, RECORDS)
+            yield slice(place, stop)
+            first, count = first + stop - place, count - (stop - place)
+
+    def finish(self) -> None:
+        """Ends the pass for this sequence."""
+        self.held.finish(self.use)
+
+
+def recurrences(feeds: Sequence[Feed]) -> list[Recurrence]:
+    """Returns the order for each feed of a step. Raises ValueError: a state is missing."""
+    made, row = [], 0
+    for feed in feeds:
+        held, count = feed.state, len(feed.tokens)
+        assert held is not None
+        assert held.slot is not None
+        use = held.begin(feed.start, count, feed.committed)
+        length = feed.start + count - use.first
+        parents: Sequence[int] = range(-1, length - 1)
+        if feed.tree is not None:
+            root = length - len(feed.tree)
+            parents = [*parents[:root], *(root + parent for parent in feed.tree.parents)]
+        rows = slice(row, row + count)
+        replayed = feed.start - use.first
+        made.append(Recurrence(held, use, held.slot, rows, replayed, parents, feed.tree is not None))
+        row += count
+    return made
