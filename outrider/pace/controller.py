@@ -5,13 +5,14 @@ exploration decides what is tried only to learn from it.
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider.drafters.registry import DrafterInfo
 from outrider.pace.acceptance import expected_tokens_by_position
 from outrider.pace.costs import RoundTimes, TargetCosts
-from outrider.pace.exploration import Trials
+from outrider.pace.exploration import Budget, Trials
 from outrider.pace.policy import best_rate, by_costs, by_thresholds
 from outrider.pace.sequence import MEASURED, TRIAL, PacedSequence
 from outrider.pace.settings import PaceSettings
@@ -30,6 +31,8 @@ class Pace:
         self._running = 0.0  # sequences of all gateways that decode at the target
         self._costs = TargetCosts()
         self._trials = Trials()
+        self._budget = Budget()
+        self._everyone_waits = False  # whether a step waits for the Draft of a round that is only tried
         self._is_trying_plain = False  # whether sequences in rounds try plain decoding
         self._observations = 0  # since the last decision
         self._decided_for = 0  # sequences
@@ -70,6 +73,8 @@ class Pace:
             in_rounds = [sequence for sequence in self._sequences if sequence.depth > 0]
             self._is_trying_plain = any(sequence.is_trying for sequence in in_rounds)
             self._trials.observe_step(bool(in_rounds))
+            self._everyone_waits = any(map(self._makes_everyone_wait, self._sequences))
+            self._budget.earn(step.seconds * len(self._sequences) / self._at_target)
 
     def observe_drafting(self, sequence: PacedSequence, step: Step) -> None:
         """Learns from a step of the model that makes the sequence's Drafts."""
@@ -78,6 +83,8 @@ class Pace:
     def observe_round(self, sequence: PacedSequence, accepted: int, reached: int, times: RoundTimes) -> None:
         """Learns from a Verdict on a Draft: accepted of the reached positions of its chain are correct."""
         if sequence.depth == 0 and sequence.is_trying:
+            if self._makes_everyone_wait(sequence):
+                self._spend(times.seconds + times.target_s, 1.0 + accepted)
             sequence.turns.left -= 1
         elif sequence.decision.decided_by == MEASURED:
             expected = expected_tokens_by_position(sequence.acceptance.rates()[: times.depth])
@@ -104,6 +111,8 @@ class Pace:
     def observe_plain(self, sequence: PacedSequence, seconds: float) -> None:
         """Learns from a token of plain decoding, that many seconds after the token before it."""
         is_trial = sequence.depth > 0
+        if not is_trial and self._everyone_waits:
+            self._spend(seconds, 1.0)
         if is_trial and not sequence.is_trying:  # the sequence waits for its Draft
             self._observe_instead_of_round(sequence, seconds)
             return
@@ -111,6 +120,17 @@ class Pace:
             sequence.turns.left -= 1
         if sequence.decision.decided_by == MEASURED and (is_trial or not self._is_trying_plain):
             self._costs.compare_plain(seconds, len(self._sequences), is_trial)
+
+    @staticmethod
+    def _makes_everyone_wait(sequence: PacedSequence) -> bool:
+        """Whether all sequences wait for the Draft of a round that this sequence only tries."""
+        return sequence.depth == 0 and sequence.is_trying and sequence.drafter.waits_in_step
+
+    def _spend(self, seconds: float, tokens: float) -> None:
+        """Counts what a sequence lost while rounds were tried; seconds: time of its newest tokens."""
+        if rate := self._costs.plain_rate(len(self._sequences)):
+            sequences = len(self._sequences)
+            self._budget.spend(seconds / sequences - tokens / rate)
 
     def _observe_instead_of_round(self, sequence: PacedSequence, seconds: float) -> None:
         """Learns what rounds come to if Drafts are late: a token, after a vain wait.
@@ -166,7 +186,10 @@ class Pace:
     def probe_tokens(self, sequence: PacedSequence) -> int:
         """Tokens of plain decoding until the sequence's drafter guesses again."""
         probes = sequence.acceptance.task.probes
-        return probes.interval(self._settings, sequence.drafter, len(self._sequences))
+        interval = probes.interval(self._settings, sequence.drafter, len(self._sequences))
+        rate = self._costs.plain_rate(len(self._sequences))
+        repaid = math.ceil(self._budget.debt_s * rate / len(self._sequences)) if rate else 0
+        return max(interval, repaid) if sequence.drafter.probes_by_rounds else interval
 
     def rate(self, drafter: DrafterInfo, rates: Sequence[float], max_depth: int) -> float:
         """Tokens per second of a sequence, if all at the target were drafted alike, as deep as pays.
@@ -210,7 +233,7 @@ class Pace:
                 sequence.apply(by_thresholds(self._settings, sequence, self._running))
         if measured:
             self._decide_by_costs(measured)
-        if plain_tokens := self._trials.begin(self._settings, len(self._sequences)):
+        if plain_tokens := self._trials.begin(self._settings, len(self._sequences), self._budget.debt_s):
             logger.debug("a trial of the other kind of decoding begins, or %d plain tokens", plain_tokens)
             drafting = [sequence for sequence in self._sequences if sequence.depth > 0]
             for sequence in drafting or filter(self.may_draft, self._sequences):

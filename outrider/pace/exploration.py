@@ -13,6 +13,9 @@ bounded expenses keep every choice open:
 - A *watch* shows how good a drafter is that does not draft. It guesses for another drafter's sequence, and
   the text judges it (``Watches``). Watches use up a credit that grows by a fixed share per sequence.
 
+All sequences wait for a Draft that is made between two steps of the target, also if one sequence alone tries
+a round. So trials and probes of such drafters keep within a budget of the target's time (``Budget``).
+
 ``PaceSettings.explores`` turns all three off. What does not pay then stays off, until the load changes.
 """
 
@@ -47,15 +50,40 @@ class Trials:
             self._steps = max(self._steps, self._wait - TUNING.first_trial)
             self._sequences = sequences
 
-    def begin(self, settings: PaceSettings, sequences: int) -> int:
-        """Begins a trial if it is time; returns its tokens of plain decoding, 0 if no trial begins."""
+    def begin(self, settings: PaceSettings, sequences: int, debt_s: float = 0.0) -> int:
+        """Begins a trial if it is time; returns its tokens of plain decoding, 0 if no trial begins.
+
+        debt_s: seconds until the budget has paid for earlier rounds in vain; plain decoding is tried anyway.
+        """
         wait = min(self._wait, settings.trial_steps)
         if not settings.explores or settings.policy != "measured" or self._steps < wait:
+            return 0
+        if debt_s and not self._is_drafting:
             return 0
         self._steps = 0
         self._wait = min(TUNING.rarer_trials * wait, settings.trial_steps)
         self._sequences = sequences
         return max(wait // TUNING.trial_steps_per_token, 1)
+
+
+class Budget:
+    """Budget of rounds that are tried while plain decoding is faster, and for which all sequences wait."""
+
+    def __init__(self) -> None:
+        self._left_s = 0.0  # seconds; negative: debts
+
+    def earn(self, seconds: float) -> None:
+        """Adds the share of so many seconds of the target."""
+        self._left_s = min(self._left_s + TUNING.explored_share * seconds, TUNING.most_budget_s)
+
+    def spend(self, seconds: float) -> None:
+        """Takes off seconds by which a token came later than by plain decoding; negative: earlier."""
+        self._left_s -= seconds
+
+    @property
+    def debt_s(self) -> float:
+        """Seconds of the target until the share has paid for what was tried."""
+        return max(-self._left_s, 0.0) / TUNING.explored_share
 
 
 class Turns:

@@ -73,6 +73,8 @@ class PaceTuning:
     trial_steps_per_token: int = 64  # steps before a trial, per token of plain decoding
     first_trial: int = 16  # steps to the first trial, or to one after a doubling of load
     rarer_trials: int = 4  # factor: by it the wait for the next trial is longer, up to the setting
+    explored_share: float = 0.02  # share of the target's time that rounds in vain may cost
+    most_budget_s: float = 0.05  # seconds: budget that is kept for later
     probe_depth: int = 4  # tokens: depth of a guess that the text judges
     probe_doublings: int = 2  # doublings: of the wait, after probes that changed nothing
     probers: int = 8  # sequences: twice as many probe half as often each

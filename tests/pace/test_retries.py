@@ -134,3 +134,15 @@ def test_pace_drafts_shallower_if_only_deep_rounds_are_slower_than_their_costs()
     service.run(1500)
     depths = service.run(300)
     assert sum(1 <= depth <= 2 for depth in depths) > 200
+
+
+@pytest.mark.parametrize(("streams", "rate", "draft_step"), [(1, 0.2, 15e-3), (8, 0.5, 40e-3)])
+def test_pace_with_a_target_drafter_that_does_not_pay_loses_little_by_trying(streams, rate, draft_step):
+    """All sequences of a step wait for a Draft that one of them tries."""
+    service = Service(streams, drafter="eagle3")
+    service.rate, service.draft_step = rate, draft_step
+    service.run(300)
+    seconds, tokens = service.seconds, service.tokens
+    service.run(1500)
+    plain_s = (service.tokens - tokens) / streams * service.plain_step
+    assert plain_s / (service.seconds - seconds) > 0.96

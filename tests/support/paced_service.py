@@ -33,6 +33,7 @@ class Service:
         self.late = 0.0  # share of the Drafts that do not come in time, after a wait of a step
         self.slowed = 0.0  # share of the target's step that a draft on its device adds
         self.steps = 0
+        self.seconds, self.tokens = 0.0, 0  # time of all steps, and what they decoded
         self.sequences: list[PacedSequence] = []
         self.since_probe: dict[PacedSequence, int] = {}
         self.resize(streams)
@@ -45,6 +46,14 @@ class Service:
             self.sequences.append(sequence)
             self.since_probe[sequence] = 0
             self.pace.join(sequence)
+
+    @property
+    def plain_step(self) -> float:
+        """Seconds of a step if no sequence has a Draft."""
+        return self._step(len(self.sequences))
+
+    def _step(self, tokens: int) -> float:
+        return 15e-3 + self.token * max(0, tokens - 32)
 
     def _about(self, seconds: float) -> float:
         return seconds * self.drawn.uniform(1 - self.noise, 1 + self.noise)
@@ -63,9 +72,14 @@ class Service:
         self.pace.refresh()  # as soon as the drafter works: the verdict on its Draft is still to come
         tokens = streams + sum(depths.values())
         self.steps += 1
-        seconds = self._about(15e-3 + self.token * max(0, tokens - 32))
+        seconds = self._about(self._step(tokens))
         seconds *= 1.0 + self.slowed * any(depths.values())
         step = Step(self.steps, StepSize(streams, tokens), seconds)
+        # Nobody decodes while a target drafter drafts between two steps.
+        between = 1e-3 + (max(depths.values()) + 0.5) * self.draft_step if any(depths.values()) else 0.0
+        between *= self.drafter.waits_in_step
+        self.seconds += seconds + between
+        self.tokens += streams
         for sequence, depth in depths.items():
             sequence.length += 1
             self.pace.observe_target(step, running=streams)
@@ -80,9 +94,12 @@ class Service:
                 seconds = 1e-3 + (passes + 0.5) * self.draft_step
                 could_hide = min(seconds, 15e-3)
                 foreseen = self.drawn.random() < self.foreseen if self.foreseen else None
+                accepted, reached = self._judged(depth)
+                self.tokens += accepted
                 self.pace.observe_round(
                     sequence,
-                    *self._judged(depth),
+                    accepted,
+                    reached,
                     RoundTimes(
                         depth,
                         seconds - (could_hide if foreseen else 0.0),
@@ -93,7 +110,7 @@ class Service:
                 )
             if depth:
                 continue
-            self.pace.observe_plain(sequence, step.seconds)
+            self.pace.observe_plain(sequence, step.seconds + between)
             self.since_probe[sequence] += 1
             if self.since_probe[sequence] >= self.pace.probe_tokens(sequence):
                 self.since_probe[sequence] = 0
