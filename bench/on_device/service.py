@@ -60,7 +60,7 @@ class LoadSizes:
     streams: Sequence[int]
     modes: Sequence[str]
     warm_up_s: float
-    seconds: float  # time of a row, after its warm-up
+    seconds_of_row: float  # time of a row, after its warm-up
     prompt: int  # tokens
     long_prompt: int  # tokens; one request of LONG_EVERY has it in the last row
     tokens: int  # length of an answer
@@ -93,9 +93,9 @@ class ServiceLoad:
         sizes, before = self.sizes, spent(self.service)
         client = LoadClient(self.stub, partial(self._request, mode, longest), sizes.tokens, 0)
         with gpu_busy() as busy:
-            start = sizes.warm_up_s + await client.follow(sizes.warm_up_s + sizes.seconds, streams)
+            start = sizes.warm_up_s + await client.follow(sizes.warm_up_s + sizes.seconds_of_row, streams)
         after = spent(self.service)
-        measured = slice_of(client.answers, start, start + sizes.seconds)
+        measured = slice_of(client.answers, start, start + sizes.seconds_of_row)
         reached = sum(stats.reached for stats in measured.finished)
         accepted = sum(stats.accepted for stats in measured.finished)
         correct = await asyncio.gather(*(self._is_correct(mode, number) for number in range(streams)))
@@ -103,8 +103,10 @@ class ServiceLoad:
             "streams": streams,
             "mode": mode,
             **summary([measured]),
-            "rounds/s": measured.rounds / sizes.seconds,
-            "tokens a pass": measured.rate * sizes.seconds / measured.passes if measured.passes else None,
+            "rounds/s": measured.rounds / sizes.seconds_of_row,
+            "tokens a pass": measured.rate * sizes.seconds_of_row / measured.passes
+            if measured.passes
+            else None,
             "acceptance rate": accepted / reached if reached else None,
             "known acceptance rate": pair.ACCEPTANCE,
             "between chunks p99, ms": percentile(pauses(client.answers, start), 99),
@@ -180,9 +182,8 @@ def masks(_: argparse.Namespace) -> Rows:
 
 def sizes_of(options: argparse.Namespace) -> LoadSizes:
     """Returns the sizes of the load, with those that the arguments name."""
-    named = {name: getattr(options, name) for name in ("streams", "modes", "warm_up_s", "seconds_of_row")}
-    named["seconds"] = named.pop("seconds_of_row")
     sizes: LoadSizes = options.sizes
+    named = {name: getattr(options, name) for name in ("streams", "modes", "warm_up_s", "seconds_of_row")}
     return replace(sizes, **{name: value for name, value in named.items() if value is not None})
 
 
