@@ -62,7 +62,7 @@ async def slices_of(
     for number in range(options.slices):
         progress(f"{len(tasks)} tasks, {point}, slice {number + 1} of {options.slices}")
         for mode in rotated(modes, number):
-            client = LoadClient(stub, partial(request_of, tasks, mode), options.tokens, number * STRIDE)
+            client = LoadClient([stub], partial(request_of, tasks, mode), options.tokens, number * STRIDE)
             start = warmup + await client.follow(warmup + seconds, streams)
             measured[mode].append(slice_of(client.answers, start, start + seconds))
     return measured

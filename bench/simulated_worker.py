@@ -162,6 +162,9 @@ class SimulatedStream:
             return None
         return reply
 
+    def arrived(self, round_number: int) -> None:
+        """Returns None: each reply is committed at the time when it comes."""
+
     def answer(self, reply: Any) -> None:
         self._to_gateway.send(reply)
 

@@ -102,14 +102,15 @@ def first_tokens(stream: int, tokens: int) -> int:
 class LoadClient:
     """Streams that ask for the same answers. Requests are numbered in the order sent."""
 
-    def __init__(self, stub: Any, request: RequestOf, tokens: int, first: int) -> None:
+    def __init__(self, stubs: Sequence[Any], request: RequestOf, tokens: int, first: int) -> None:
         """
         Args:
+            stubs: of connections to the service, which the streams take in turn.
             request: with a number, for so many tokens.
             tokens: of every answer but a stream's first.
             first: number.
         """
-        self._stub = stub
+        self._stubs = stubs
         self._request = request
         self._tokens = tokens
         self._numbers = itertools.count(first)
@@ -124,19 +125,21 @@ class LoadClient:
             await self._caught_up(started + seconds)
             for stream in running:
                 stream.cancel()
-        await idle(self._stub)
+        for stub in self._stubs:
+            await idle(stub)
         return started
 
     async def _stream(self, stream: int) -> None:
-        await self._ask(first_tokens(stream, self._tokens))
+        stub = self._stubs[stream % len(self._stubs)]
+        await self._ask(stub, first_tokens(stream, self._tokens))
         while True:
-            await self._ask(self._tokens)
+            await self._ask(stub, self._tokens)
 
-    async def _ask(self, tokens: int) -> None:
+    async def _ask(self, stub: Any, tokens: int) -> None:
         request = self._request(next(self._numbers), tokens)
         answer = StreamAnswer(_now())
         self.answers.append(answer)
-        call = self._stub.Generate(request)
+        call = stub.Generate(request)
         try:
             async for chunk in call:
                 if chunk.token_ids:

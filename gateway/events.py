@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from gateway.proposal import Proposal
@@ -69,7 +70,7 @@ class Resumed(WithReason):
     """The drafter has a Draft again, and rounds pay."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class VerdictReceived:
     """The round is over, its tokens are committed."""
 
@@ -88,14 +89,15 @@ class VerdictReceived:
         """
         return 0.0 if self.continued else max(self.target_s - self.reply.timings.total_ns / 1e9, 0.0)
 
-    # A drafted token that a grammar forced is no guess: neither drafted, nor reached, nor accepted.
+    # A drafted token that a grammar forced is no guess: neither drafted, nor reached, nor accepted. Several
+    # listeners ask, so what takes a loop is computed once.
 
     @property
     def drafted(self) -> int:
         """Tokens of the Draft."""
         return len(self.proposal.draft) - len(self.reply.forced_nodes)
 
-    @property
+    @cached_property
     def drafted_end(self) -> int | None:
         """Node of the Draft that guessed the token with which the sequence ends; None: no node did.
 
@@ -107,7 +109,7 @@ class VerdictReceived:
         tokens, forced = self.proposal.draft.tokens, self.reply.forced_nodes
         return next((node for node in self._following if tokens[node] == last and node not in forced), None)
 
-    @property
+    @cached_property
     def correct(self) -> list[int]:
         """Nodes of the Draft that equal what the target said, root first."""
         end = self.drafted_end
@@ -123,7 +125,7 @@ class VerdictReceived:
         """Drafted tokens that the target judged: the correct tokens, and the first refused token."""
         return self.accepted + self.is_refused
 
-    @property
+    @cached_property
     def is_refused(self) -> bool:
         """Whether a drafted token follows the correct ones and is not what the target said there."""
         following = self._following
@@ -132,7 +134,7 @@ class VerdictReceived:
             return False
         return bool(following) and following.isdisjoint(self.reply.forced_nodes)
 
-    @property
+    @cached_property
     def chain(self) -> Agreement:
         """Correct and reached tokens of the Draft's chain, without tokens that a grammar forced."""
         path, depth = self.reply.accepted, self.proposal.draft.chain_length
@@ -140,14 +142,14 @@ class VerdictReceived:
         correct = sum(node not in self.reply.forced_nodes for node in of_chain)
         return Agreement(correct, correct + (len(path) > len(of_chain) or self.is_refused))
 
-    @property
+    @cached_property
     def _following(self) -> set[int]:
         """Nodes after the last node that the Verdict lists."""
         path = self.reply.accepted
         end = path[-1] if path else ROOT
         return {node for node, parent in enumerate(self.proposal.draft.parents) if parent == end}
 
-    @property
+    @cached_property
     def forced_nodes(self) -> int:
         """Correct tokens of the Draft to which a grammar left no alternative."""
         forced = self.reply.forced_nodes

@@ -55,6 +55,8 @@ def tests(options: argparse.Namespace) -> Rows:
         "no:cacheprovider",
         "-p",
         "no:benchmark",
+        "-W",  # this process has imported packages whose plugins pytest would rewrite
+        "ignore::pytest.PytestAssertRewriteWarning",
         *(options.tests or files()),
     ]
     if find_spec("xdist") and options.processes > 1:

@@ -50,6 +50,8 @@ WAYS: dict[str, dict[str, object]] = {
     "mps": {**SHARES, "drafts.model.draft_ahead": 12},
     "batch_invariant": {"target.batch_invariant": True},
 }
+CONNECTIONS = 16  # connections to the service: the kernel hands each to one of the gateways at the port
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]  # else channels to one address share a connection
 BYTES_ON_CPU = 2**26  # size of a worker's cache
 
 
@@ -76,22 +78,27 @@ class ServiceLoad:
     """Requests to a running service."""
 
     service: Service
-    channel: grpc.aio.Channel
-    stub: Any
+    channels: Sequence[grpc.aio.Channel]
+    stubs: Sequence[Any]
     vocab_size: int
     sizes: LoadSizes
 
     @classmethod
     async def of(cls, service: Service, sizes: LoadSizes) -> "ServiceLoad":
-        channel = grpc.aio.insecure_channel(service.direct)
-        stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
-        model = await stub.GetModel(generation_pb2.GetModelRequest())
-        return cls(service, channel, stub, model.vocab_size, sizes)
+        channels = [grpc.aio.insecure_channel(service.direct, OWN_CONNECTION) for _ in range(CONNECTIONS)]
+        stubs: list[Any] = [generation_pb2_grpc.GenerationStub(channel) for channel in channels]  # type: ignore[no-untyped-call]
+        model = await stubs[0].GetModel(generation_pb2.GetModelRequest())
+        return cls(service, channels, stubs, model.vocab_size, sizes)
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
+        for channel in self.channels:
+            await channel.close(None)
 
     async def row(self, mode: str, streams: int, longest: int) -> dict[str, Any]:
         """Returns the figures of a mode. longest: tokens of one prompt of LONG_EVERY."""
         sizes, before = self.sizes, spent(self.service)
-        client = LoadClient(self.stub, partial(self._request, mode, longest), sizes.tokens, 0)
+        client = LoadClient(self.stubs, partial(self._request, mode, longest), sizes.tokens, 0)
         with gpu_busy() as busy:
             start = sizes.warm_up_s + await client.follow(sizes.warm_up_s + sizes.seconds_of_row, streams)
         after = spent(self.service)
@@ -127,7 +134,7 @@ class ServiceLoad:
 
     async def _is_correct(self, mode: str, number: int) -> bool:
         request = self._request(mode, self.sizes.prompt, number, self.sizes.tokens)
-        answer = await self.stub.Complete(request)
+        answer = await self.stubs[number % len(self.stubs)].Complete(request)
         known = pair.text(request.tokens.ids[-1], self.sizes.tokens, self.vocab_size)
         return [*answer.choices[0].token_ids] == known
 
@@ -205,7 +212,7 @@ def way(name: str, options: argparse.Namespace) -> Rows:
         for mode in ("plain", "adaptive"):
             row = runner.run(load.row(mode, max(sizes.streams), sizes.long_prompt))
             yield {"prompts among them": sizes.long_prompt, **row}
-        runner.run(load.channel.close(None))
+        runner.run(load.aclose())
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from gateway.loop.depth_policy import DepthPolicy
 from gateway.loop.drafter_health import DrafterHealth
 from gateway.loop.growth import Growth, wait_forever
 from gateway.loop.lease import longest_lease
-from gateway.proposal import NO_PROPOSAL, Proposal
+from gateway.proposal import NO_PROPOSAL, Proposal, nothing_follows
 from gateway.routing.route import Route
 from gateway.sequence import GatewaySequence
 from gateway.settings import Speculation
@@ -96,6 +96,12 @@ class DraftSource:
         """Returns the Draft that ``begin`` asked for; None: there is none, and ``resume`` is next."""
         assert self._drafting is not None
         return await self._drafting
+
+    @property
+    def may_prepare(self) -> bool:
+        """Whether the newest Draft may come with what follows its likely verdicts."""
+        is_drafting = self._drafting is not None and not self._drafting.done()
+        return is_drafting or self._newest.following is not nothing_follows
 
     async def prepared(self) -> Proposal | None:
         """Returns the newest Draft with what follows its likely verdicts, once prepared; None: never."""

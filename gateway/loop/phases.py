@@ -106,7 +106,7 @@ class PlainPhase(SequencePhase):
                     lease = longest_lease(sequence)
                     self._turns.decode(self._trace.current, lease=lease)
                 reply, target_s = await self._turns.reply()
-                yield self._plain_token(reply, target_s)
+                yield self._plain_tokens(reply, target_s)
             if sequence.finish_reason is None:
                 proposal, reason = resuming.result()
                 plain_round = sequence.round if sequence.is_coupled else None
@@ -115,6 +115,17 @@ class PlainPhase(SequencePhase):
             self._events.emit(Ended(SpanReason.PLAIN))
             resuming.cancel()
             await asyncio.gather(resuming, return_exceptions=True)
+
+    def _plain_tokens(self, reply: rounds_pb2.TargetReply, target_s: float) -> Committed:
+        """Returns the token of a reply, with the tokens of replies that came while the gateway was busy.
+
+        They travel to the client together. So a busy gateway has less work for a token, and catches up.
+        """
+        committed = self._plain_token(reply, target_s)
+        while committed.finish_reason is None and (more := self._turns.arrived()) is not None:
+            following = self._plain_token(more, 0.0)
+            committed = replace(following, tokens=committed.tokens + following.tokens)
+        return committed
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +244,9 @@ class RoundPhase(SequencePhase):
     @contextmanager
     def _sending_ahead(self, proposal: Proposal) -> Iterator[None]:
         """Runs a task until the Verdict comes, which sends the target what may follow it."""
-        sending = asyncio.create_task(self._send_ahead()) if proposal.draft else None
+        sending = None
+        if proposal.draft and self._source.may_prepare:
+            sending = asyncio.create_task(self._send_ahead())
         try:
             yield
         finally:
@@ -256,8 +269,7 @@ class RoundPhase(SequencePhase):
     def _renew(self) -> None:
         """Extends the lease of a target that continues alone, or changes its depth and alternatives."""
         before, lease = self._lease, self._source.lease()
-        is_as_before = replace(lease, until=before.until) == before
-        if not lease.until or (is_as_before and not is_used_up(before, self._sequence)):
+        if not lease.until or (lease.asks_like(before) and not is_used_up(before, self._sequence)):
             return
         self._lease = lease
         self._turns.decode(self._trace.current, lease=lease)

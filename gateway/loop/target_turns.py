@@ -91,6 +91,14 @@ class TargetTurns:
             raise DeadlineError("the answer was not finished before the request's deadline")
         return reply, clock() - started
 
+    def arrived(self) -> rounds_pb2.TargetReply | None:
+        """Returns the next reply to the newest turn, if it has come and ``commit`` cannot refuse it."""
+        reply = self._stream.arrived(self._sequence.round)
+        if reply is None or reply.HasField("draft"):
+            return None
+        self._stream.take()
+        return reply
+
     def commit_scores(self, reply: rounds_pb2.TargetReply) -> None:
         """Keeps the log-probabilities of the prompt's tokens that a reply has.
 

@@ -212,14 +212,27 @@ class WorkerStream(Generic[RequestT, ReplyT]):
 
         plain_round: an older round whose replies are wanted too.
         """
+        rounds = plain_round, round_number
+        if (reply := self._next(rounds)) is not None:  # a timer costs as much as all else here
+            return reply
         try:
             async with asyncio.timeout(timeout):
-                while (reply := self._next((plain_round, round_number))) is None:
+                while (reply := self._next(rounds)) is None:
                     self._has_reply.clear()
                     await self._has_reply.wait()
         except TimeoutError:
             return None
         return reply
+
+    def arrived(self, round_number: int) -> ReplyT | None:
+        """Returns the next reply to that round if it has come; it stays the next reply until ``take``."""
+        while self._replies and self._replies[0].round != round_number:
+            self._replies.popleft()
+        return self._replies[0] if self._replies else None
+
+    def take(self) -> None:
+        """Takes the reply that ``arrived`` has returned."""
+        self._replies.popleft()
 
     def _next(self, rounds: tuple[int | None, int]) -> ReplyT | None:
         """Returns the next reply to these rounds; None: it has not come."""

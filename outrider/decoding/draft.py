@@ -120,6 +120,8 @@ class Draft:
 
     def up_to(self, depth: int) -> "Draft":
         """Returns the Draft of the nodes at the first ``depth`` positions."""
+        if depth >= self.depth:
+            return self
         return self.part(ROOT, [node for node, before in enumerate(self.depths) if before < depth])
 
     def leading(self, count: int) -> "Draft":

@@ -12,6 +12,11 @@ class Lease:
     alternatives: int = 0  # most alternatives of these Drafts
     drafter: str = ""  # target drafter that makes them
 
+    def asks_like(self, other: "Lease") -> bool:
+        """Whether both ask for the same Drafts."""
+        drafts = self.depth, self.alternatives, self.drafter
+        return drafts == (other.depth, other.alternatives, other.drafter)
+
     def renewed(self, by: "Lease") -> "Lease":
         """Returns the lease that takes the place of this one: with other Drafts, and no shorter."""
         return replace(by, until=max(self.until, by.until))

@@ -36,11 +36,13 @@ class Rate:
     hits: float = 0.0
     total: float = 0.0
 
+    def __post_init__(self) -> None:
+        self._kept = kept(self.memory)
+
     def observe(self, hits: float, total: float = 1.0) -> None:
         """Learns from one observation; (0, 0) only lets older observations lose weight."""
-        share = kept(self.memory)
-        self.hits = share * self.hits + hits
-        self.total = share * self.total + total
+        self.hits = self._kept * self.hits + hits
+        self.total = self._kept * self.total + total
 
     def value(self, prior: float, weight: float = 0.0) -> float:
         """Returns the ratio, pulled to a prior ratio by its weight; the prior if nothing was observed."""

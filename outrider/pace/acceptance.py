@@ -4,7 +4,9 @@ import math
 from collections.abc import Sequence
 from math import prod
 
-from outrider.learning.mean import Rate
+import numpy as np
+
+from outrider.learning.mean import Rate, kept
 from outrider.pace.exploration import Probes
 from outrider.pace.settings import MAX_DEPTH
 from outrider.pace.tuning import TUNING
@@ -15,7 +17,9 @@ class TaskAcceptance:
 
     def __init__(self, memory: float = TUNING.task_memory) -> None:
         """memory: rounds after which a round weighs 1/e."""
-        self._positions = [Rate(memory) for _ in range(MAX_DEPTH)]  # accepted / reached
+        self._kept = kept(memory)  # share of a round's weight that the next round leaves
+        self._accepted = np.zeros(MAX_DEPTH)  # rounds in which a position was accepted
+        self._reached = np.zeros(MAX_DEPTH)  # rounds in which a position was reached
         self._rates: tuple[float, ...] | None = None  # computed once per round
         self._second = Rate(memory)  # correct second guesses / wrong first guesses
         self.probes = Probes()  # while its sequences are in plain decoding
@@ -32,16 +36,19 @@ class TaskAcceptance:
 
     def observe(self, accepted: int, reached: int) -> None:
         """Learns from a round: all reached positions were correct, or all but the last."""
-        for position, rate in enumerate(self._positions):
-            rate.observe(position < accepted, position < reached)
+        self._accepted *= self._kept
+        self._accepted[:accepted] += 1.0
+        self._reached *= self._kept
+        self._reached[:reached] += 1.0
         self._rates = None
 
     def rates(self) -> tuple[float, ...]:
         """[MAX_DEPTH] acceptance rates; a position that was not measured counts as the position before it."""
         if self._rates is None:
             rates, rate = [], TUNING.prior_rate
-            for measured in self._positions:
-                rate = measured.value(rate, TUNING.prior_rounds)
+            weight = TUNING.prior_rounds
+            for accepted, reached in zip(self._accepted.tolist(), self._reached.tolist(), strict=True):
+                rate = (accepted + weight * rate) / (reached + weight)
                 rates.append(rate)
             self._rates = tuple(rates)
         return self._rates
@@ -49,14 +56,14 @@ class TaskAcceptance:
     @property
     def samples(self) -> float:
         """Rounds by which the first position's rate is known; older rounds count for less."""
-        return self._positions[0].total
+        return float(self._reached[0])
 
     @property
     def is_known(self) -> bool:
         """Whether enough rounds were seen to trust the first position's rate."""
         if self.samples < TUNING.known_rounds:
             return False
-        rate = self._positions[0].value(0.0)
+        rate = float(self._accepted[0] / self._reached[0])
         return math.sqrt(rate * (1.0 - rate) / self.samples) <= TUNING.known_error
 
 

@@ -6,6 +6,7 @@ exploration decides what is tried only to learn from it.
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -35,6 +36,7 @@ class Pace:
         self._everyone_waits = False  # whether a step waits for the Draft of a round that is only tried
         self._is_trying_plain = False  # whether sequences in rounds try plain decoding
         self._observations = 0  # since the last decision
+        self._in_rounds: Counter[tuple[str, str]] | None = None  # see _in_rounds_like; None: to be counted
         self._decided_for = 0  # sequences
 
     @property
@@ -50,6 +52,7 @@ class Pace:
     def join(self, sequence: PacedSequence) -> None:
         """Counts a sequence in. It gets the depth of a sequence like it, if there is any."""
         self._sequences.append(sequence)
+        self._in_rounds = None
         self._trials.observe_load(len(self._sequences))
         alike = next((before for before in self._sequences[-2::-1] if before.is_like(sequence)), None)
         if alike is None or len(self._sequences) >= 2 * self._decided_for:
@@ -61,6 +64,7 @@ class Pace:
     def leave(self, sequence: PacedSequence) -> None:
         """Counts a sequence out."""
         self._sequences.remove(sequence)
+        self._in_rounds = None
 
     def observe_target(self, step: Step, running: int) -> None:
         """Learns from a step of the target.
@@ -70,6 +74,7 @@ class Pace:
         self._running = running
         if self._costs.observe_step(step):
             self._observations += 1
+            self._in_rounds = None
             in_rounds = [sequence for sequence in self._sequences if sequence.depth > 0]
             self._is_trying_plain = any(sequence.is_trying for sequence in in_rounds)
             self._trials.observe_step(bool(in_rounds))
@@ -96,12 +101,20 @@ class Pace:
         else:
             sequence.acceptance.task.probes.observe(succeeded=True)
         self._observations += 1
-        in_rounds = sum(
-            other.depth > 0 and other.worker == sequence.worker and other.drafter == sequence.drafter
-            for other in self._sequences
-        )
         sequence.late_s = None
+        in_rounds = self._in_rounds_like(sequence)
         self._costs.observe_round(sequence.drafter, sequence.worker, in_rounds, times)
+
+    def _in_rounds_like(self, sequence: PacedSequence) -> int:
+        """Returns the sequences in rounds whose Drafts the same drafter makes at the same worker.
+
+        They are counted once a step: every sequence of the step asks.
+        """
+        if self._in_rounds is None:
+            self._in_rounds = Counter(
+                (each.drafter.name, each.worker) for each in self._sequences if each.depth > 0
+            )
+        return self._in_rounds[sequence.drafter.name, sequence.worker]
 
     def observe_late(self, sequence: PacedSequence, waited_s: float) -> None:
         """Learns that a Draft did not come within so many seconds."""
@@ -159,8 +172,10 @@ class Pace:
 
         While no sequence has Drafts, steps show only the target's costs, which are known.
         """
-        is_drafting = any(self.may_pay(sequence) for sequence in self._sequences)
-        if self._observations >= max(len(self._sequences), 1 if is_drafting else TUNING.plain_steps):
+        awaited = len(self._sequences)
+        if awaited < TUNING.plain_steps and not any(map(self.may_pay, self._sequences)):
+            awaited = TUNING.plain_steps
+        if self._observations >= max(awaited, 1):
             self._decide()
 
     def may_pay(self, sequence: PacedSequence) -> bool:
@@ -222,7 +237,7 @@ class Pace:
         return max(self._running, len(self._sequences), 1.0)
 
     def _decide(self) -> None:
-        self._observations, self._decided_for = 0, len(self._sequences)
+        self._observations, self._decided_for, self._in_rounds = 0, len(self._sequences), None
         self._costs.average_plain(self._at_target, self._mean_length)
         is_measured = self._settings.policy == "measured" and self._costs.are_known
         measured = []

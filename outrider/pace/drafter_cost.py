@@ -86,5 +86,10 @@ class DrafterCosts:
         worker: address; empty: any worker, or the drafter has none.
         """
         if worker:
-            self._newest = self._of_worker.get(worker, lambda: deepcopy(self._newest))
+            self._newest = self._of_worker.get(worker, self._like_newest)
         return self._newest
+
+    def _like_newest(self) -> DrafterCost:
+        cost = deepcopy(self._newest)
+        cost.step.restart()
+        return cost

@@ -32,15 +32,22 @@ class StepCost:
     def observe(self, step: Step) -> bool:
         """Learns from a step, once though several sequences report it; False: it was known.
 
+        A busy gateway reads several replies of one sequence, and then those of the next sequence. A worker
+        that was started anew counts from 1, so a number far below the newest is a new step too.
+
         It learns from several at a time: each alone, between two tokens, would find cold caches.
         """
-        if step.number == self._newest:
+        if 0 <= self._newest - step.number < TUNING.recent_steps:
             return False
         self._newest = step.number
         self._unlearned.append(step)
         if len(self._unlearned) == TUNING.fit_every:
             self._learn()
         return True
+
+    def restart(self) -> None:
+        """Lets steps of another worker follow, which counts from 1."""
+        self._newest = 0
 
     @property
     def _cost(self) -> LinearCost:

@@ -48,6 +48,21 @@ def test_step_cost_that_is_asked_after_each_step_learns_the_same() -> None:
     assert asked_once.seconds(2, 2) == asked_always.seconds(2, 2)
 
 
+def test_step_cost_reports_out_of_order_are_learned_once() -> None:
+    """A busy gateway reads several replies of one sequence, and then those of the next."""
+    cost = StepCost()
+    steps = [Step(number, StepSize(2, 2), 2e-3) for number in range(1, 9)]
+    assert all(map(cost.observe, steps))
+    assert not any(map(cost.observe, steps))
+    assert cost.observe(Step(9, StepSize(2, 2), 2e-3))
+
+
+def test_step_cost_of_a_worker_that_was_started_anew_is_learned() -> None:
+    cost = StepCost()
+    assert cost.observe(Step(1000, StepSize(1, 1), 2e-3))
+    assert cost.observe(Step(1, StepSize(1, 1), 2e-3))
+
+
 def test_step_cost_of_a_machine_slow_at_few_rows_is_learned():
     """The first 16 tokens cost most, further tokens ever less."""
 

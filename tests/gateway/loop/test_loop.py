@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -320,7 +321,11 @@ async def test_lease_half_used_is_renewed():
         await run(fleet, OFF, max_tokens=len(answer))
     asked = [request.decode for request in target.requests if request.HasField("decode")]
     untils = [decode.lease.until - len(PROMPT) for decode in asked]
-    assert untils == [64, 96, 128, 160, 192, 200]
+    assert untils[0] == LEASE_TOKENS
+    assert untils[-1] == len(answer)
+    # Tokens that come together may use up more than half of a lease, and never more than all of it.
+    added = [later - earlier for earlier, later in pairwise(untils[:-1])]
+    assert all(LEASE_TOKENS // 2 <= tokens <= LEASE_TOKENS for tokens in added)
     assert {decode.turn.round for decode in asked} == {1}
 
 
@@ -330,9 +335,26 @@ async def test_lease_client_that_does_not_read_stops_renewals():
     async with fleet_of(target) as fleet:
         _, rounds = rounds_of(fleet, OFF, max_tokens=len(answer))
         async with aclosing(rounds.steps()) as steps:
-            for _ in range(31):
-                await anext(steps)
+            read = 0
+            while read < LEASE_TOKENS // 2 - 1:
+                read += len((await anext(steps)).tokens)
             assert target.kinds() == ["open", "plain"]
+
+
+async def test_plain_tokens_that_came_while_the_gateway_was_busy_travel_together(monkeypatch):
+    target, put, arrived = ScriptedTarget(LONG), WorkerStream.put, []
+    monkeypatch.setattr(
+        WorkerStream, "put", lambda stream, reply: (arrived.append(reply), put(stream, reply))
+    )
+    async with fleet_of(target) as fleet:
+        sequence, rounds = rounds_of(fleet, OFF, max_tokens=len(LONG))
+        async with aclosing(rounds.steps()) as steps:
+            read = ids(await anext(steps))
+            await eventually(lambda: len(arrived) == LEASE_TOKENS)
+            read += ids(await anext(steps))
+            assert len(read) == LEASE_TOKENS
+            read += [token async for step in steps for token in ids(step)]
+    assert read == sequence.generated == LONG
 
 
 @pytest.mark.parametrize("speculation", [OFF, fixed(4)], ids=str)
