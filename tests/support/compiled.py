@@ -110,7 +110,6 @@ LAYER_TYPES = {
     "slots": "*i64",
     "stride": "i32",
     "output_stride": "i32",
-    "num_tokens": "i32",
     **dict.fromkeys(("epsilon", "key_factor", "value_factor"), "fp32"),
 }
 LAYER: dict[str, dict[str, Any]] = {
@@ -247,8 +246,13 @@ def of_joining(capability: int) -> dict[str, int]:
 def of_layer(name: str, capability: int, *, is_narrow: bool = False) -> dict[str, int]:
     types = {**LAYER_TYPES, **dict.fromkeys(("keys", "values"), "*u8")} if is_narrow else LAYER_TYPES
     options = {"num_warps": LAYER_WARPS.get(name, 4)}
-    aligned = set(LAYER_TYPES) - {"num_tokens", "epsilon", "key_factor", "value_factor"}
-    return compiled(getattr(layer, name), capability, types, LAYER[name], aligned, options)
+    aligned = set(LAYER_TYPES) - {"epsilon", "key_factor", "value_factor"}
+    kernel, constants = getattr(layer, name), LAYER[name]
+    # Triton makes an integer argument of 1 a constant, of which less can be asked.
+    ones = {argument: 1 for argument, kind in types.items() if kind == "i32"}
+    others = {argument: kind for argument, kind in types.items() if argument not in ones}
+    compiled(kernel, capability, others, {**constants, **ones}, aligned - set(ones), options)
+    return compiled(kernel, capability, types, constants, aligned, options)
 
 
 def of_stored(form: str, tiling: stored_product.ProductTiling, capability: int) -> dict[str, int]:

@@ -21,6 +21,12 @@ def paged_input(
     return laid_out(StepInput.of(tables, feeds), tables, layout)
 
 
+def moved(paged: PagedInput[torch.Tensor], device: torch.device) -> PagedInput[torch.Tensor]:
+    """Returns the input on a device, whose kernels take block tables of int32 if it is a GPU."""
+    paged = PagedInput(**{name: field.to(device) for name, field in vars(paged).items()})
+    return replace(paged, block_tables=paged.block_tables.int()) if device.type == "cuda" else paged
+
+
 def tables_for(
     feeds: list[Feed], block_size: int, spare_slot: int = 0, device: torch.device = CPU
 ) -> BlockTables:

@@ -46,6 +46,14 @@ def weight_of(form: str, seed: int = 0, outputs: int = OUTPUTS) -> tuple[StoredW
     return StoredWeight.of(kind, codes, **given), numbers
 
 
+def moved(weight: StoredWeight, device: str) -> StoredWeight:
+    """Returns the weight on a device."""
+    parts: dict[str, Any] = {
+        name: part.to(device) if isinstance(part, Tensor) else part for name, part in vars(weight).items()
+    }
+    return StoredWeight(**parts)
+
+
 def value_of(kind: Kind, code: int) -> float:
     """The value of a code by the definition of its kind."""
     if kind == "int8":

@@ -51,19 +51,19 @@ def _sum_and_norm(
     weight,  # [SIZE]
     states,  # [num_tokens, SIZE]
     output,  # [num_tokens, SIZE]
-    num_tokens,
     epsilon,
     RANKS: tl.constexpr,
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,  # a power of two
 ):
-    token = tl.program_id(0).to(tl.int64)
+    # Not an argument: Triton makes an argument of 1 a constant, which knows no ``to``.
+    token, num_tokens = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     of = tl.arange(0, WIDTH)
     inside = of < SIZE
     own = parts + token * SIZE + of
     total = tl.load(own, mask=inside, other=0.0).to(tl.float32)
     for rank in tl.static_range(1, RANKS):
-        part = tl.load(own + num_tokens.to(tl.int64) * rank * SIZE, mask=inside, other=0.0)
+        part = tl.load(own + num_tokens * rank * SIZE, mask=inside, other=0.0)
         total += part.to(tl.float32)
     rounded = total.to(states.dtype.element_ty)
     tl.store(states + token * SIZE + of, rounded, mask=inside)
@@ -174,7 +174,6 @@ def sum_and_norm(parts: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor,
         weight,
         states,
         output,
-        num_tokens,
         epsilon,
         RANKS=ranks,
         SIZE=size,

@@ -321,6 +321,7 @@ def test_batch_invariant_target_without_a_kernel_is_refused(
     if missing is not None:
         monkeypatch.setattr(outrider.engine.forward.kernel, "found", lambda: missing)
     fields = {"model": str(folder), "dtype": dtype, "cache_memory": 2**22, "batch_invariant": True}
+    fields["device"] = "cpu"
     with pytest.raises(UnsupportedModelError, match=f"batch_invariant=True.*{tmp_path}.*{re.escape(why)}"):
         Engine.from_settings(EngineSettings.model_validate(fields))
 

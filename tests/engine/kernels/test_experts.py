@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from outrider.engine.forward.experts import SingleExperts
 from outrider.engine.forward.layer_operations import PlainOperations, Routing
 from outrider.engine.forward.linear import StoredLinear, joined
-from tests.support.stored_weights import FORMS, INPUTS, weight_of
+from tests.support.stored_weights import FORMS, INPUTS, moved, weight_of
 
 experts = pytest.importorskip("outrider.engine.kernels.experts", reason="needs triton: pip install triton")
 cuda_operations = pytest.importorskip("outrider.engine.forward.cuda_operations")
@@ -95,7 +95,8 @@ def test_sum_of_experts_is_that_of_a_cpu(num_rows: int, more: dict[str, Any], dt
 @pytest.mark.parametrize("form", FORMS)
 @torch.inference_mode()
 def test_sum_of_stored_experts_is_that_of_their_numbers(form: str) -> None:
-    gate_up, down = (weight_of(form, seed, outputs)[0] for seed, outputs in ((0, 2 * WIDTH), (1, INPUTS)))
+    weights_of = (weight_of(form, seed, outputs)[0] for seed, outputs in ((0, 2 * WIDTH), (1, INPUTS)))
+    gate_up, down = (moved(weight, DEVICE) for weight in weights_of)
     rows = random(3, INPUTS) / 100
     chosen, weights = torch.zeros(3, 1, dtype=torch.int64, device=DEVICE), random(3, 1)
     found = experts.multiply_chosen(rows, chosen, weights, gate_up, down, (None, None), None, None)

@@ -18,7 +18,7 @@ from outrider.engine.forward.layer_operations import Heads, LayerOperations, Nor
 from outrider.engine.held_blocks import HeldBlocks
 from outrider.engine.inputs.step_input import Feed
 from outrider.engine.kernels.cpu.functions import compiled
-from tests.support.paged_attention import paged_input
+from tests.support.paged_attention import moved, paged_input
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2}  # absolute and relative, for products near 4
@@ -82,7 +82,7 @@ def test_heads_are_rotated_and_stored(
         Feed([0] * 5, 1, 3, HeldBlocks([2, 0]), None),
         Feed([0], 1, 0, HeldBlocks([4]), None),
     ]
-    fed = paged_input(feeds, BLOCK_SIZE)
+    fed = moved(paged_input(feeds, BLOCK_SIZE), torch.device(DEVICE))
     batch = paged_batch(fed, fed.logit_rows, BLOCK_SIZE, dtype)
     groups = {"each head": [(queries + kv, dim)], "heads together": [(1, queries * dim), (1, kv * dim)]}
     norms = tuple(norm(*group, dtype=dtype) for group in groups.get(normed, ()))
@@ -105,7 +105,8 @@ def test_heads_are_rounded_as_a_narrow_cache_stores_them(made: Made, dtype: torc
     """Bit for bit: large, tiny, and not finite numbers too; halfway between two, to the even."""
     numbers = torch.tensor([*(2.0**power * 1.3 for power in range(-12, 14)), 0.0, 448, 464, 1e4, torch.inf])
     numbers = torch.cat([numbers, -numbers, torch.tensor([torch.nan, 1.0625])]).to(DEVICE, dtype)
-    fed = paged_input([Feed([0], 1, 3, HeldBlocks([2]), None)], BLOCK_SIZE)
+    feeds = [Feed([0], 1, 3, HeldBlocks([2]), None)]
+    fed = moved(paged_input(feeds, BLOCK_SIZE), torch.device(DEVICE))
     batch = paged_batch(fed, fed.logit_rows, BLOCK_SIZE, dtype)
     product = numbers.repeat(3, 1)[None]
     straight = torch.ones(1, 1, len(numbers)).to(product), torch.zeros(1, 1, len(numbers)).to(product)

@@ -3,14 +3,12 @@
 Triton's interpreter computes it where there is no GPU.
 """
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 from outrider.engine.kernels.stored_weight import BITS, LEAST_SPAN, Kind, StoredWeight
-from tests.support.stored_weights import FORMS, codes_of, weight_of
+from tests.support.stored_weights import FORMS, codes_of, moved, weight_of
 
 product = pytest.importorskip(
     "outrider.engine.kernels.stored_product", reason="needs triton: pip install triton"
@@ -22,13 +20,6 @@ LARGEST_ERROR = {torch.float32: 1e-5, torch.float16: 1e-3}
 COUNTS = (1, 5, 16, 17, 64, 70)
 
 
-def moved(weight: StoredWeight) -> StoredWeight:
-    parts: dict[str, Any] = {
-        name: part.to(DEVICE) if isinstance(part, Tensor) else part for name, part in vars(weight).items()
-    }
-    return StoredWeight(**parts)
-
-
 def random(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
 
@@ -37,7 +28,7 @@ def random(*shape: int, dtype: torch.dtype) -> Tensor:
 def test_every_code_is_widened_to_its_value(kind: Kind) -> None:
     codes = torch.arange(2 ** BITS[kind])
     codes = torch.where((kind == "e4m3") & (codes & 127 == 127), 0, codes).to(torch.uint8)
-    weight = moved(StoredWeight.of(kind, codes.view(-1, 16).repeat(1, 16 // BITS[kind])))
+    weight = moved(StoredWeight.of(kind, codes.view(-1, 16).repeat(1, 16 // BITS[kind])), DEVICE)
     one_at_a_time = torch.eye(weight.shape[1], device=DEVICE)
     for dtype in LARGEST_ERROR:
         assert torch.equal(product.multiply(one_at_a_time.to(dtype), weight).float(), weight.widened().T)
@@ -46,7 +37,7 @@ def test_every_code_is_widened_to_its_value(kind: Kind) -> None:
 @pytest.mark.parametrize("dtype", LARGEST_ERROR)
 @pytest.mark.parametrize("form", FORMS)
 def test_product_is_that_of_the_weights_numbers(form: str, dtype: torch.dtype) -> None:
-    weight = moved(weight_of(form, outputs=70)[0])
+    weight = moved(weight_of(form, outputs=70)[0], DEVICE)
     numbers = weight.widened().double()
     rows, bias, added = (random(*shape, dtype=dtype) for shape in ((5, weight.shape[1]), (70,), (5, 70)))
     exact = rows.double() @ numbers.T
@@ -61,7 +52,7 @@ def test_product_is_that_of_the_weights_numbers(form: str, dtype: torch.dtype) -
 
 @pytest.mark.parametrize("form", FORMS)
 def test_row_has_the_same_bits_alone_and_beside_any_number_of_rows(form: str) -> None:
-    weight = moved(weight_of(form)[0])
+    weight = moved(weight_of(form)[0], DEVICE)
     rows = random(max(COUNTS), weight.shape[1], dtype=torch.float16)
     together = product.multiply(rows, weight)
     for count in COUNTS:
@@ -70,7 +61,7 @@ def test_row_has_the_same_bits_alone_and_beside_any_number_of_rows(form: str) ->
 
 
 def test_outputs_have_the_same_bits_in_a_joined_weight_and_in_a_share() -> None:
-    weight = moved(weight_of("fp8 in blocks", outputs=80)[0])
+    weight = moved(weight_of("fp8 in blocks", outputs=80)[0], DEVICE)
     rows = random(3, weight.shape[1], dtype=torch.float16)
     whole = product.multiply(rows, weight)
     assert torch.equal(product.multiply(rows, weight.outputs_at(24, 40)), whole[:, 24:64])
@@ -79,7 +70,7 @@ def test_outputs_have_the_same_bits_in_a_joined_weight_and_in_a_share() -> None:
 def test_groups_of_sixteen_inputs_are_multiplied() -> None:
     torch.manual_seed(0)
     scales = torch.rand(8, 8).bfloat16()
-    weight = moved(StoredWeight.of("e2m1", codes_of("e2m1", 8, 128), scales))
+    weight = moved(StoredWeight.of("e2m1", codes_of("e2m1", 8, 128), scales), DEVICE)
     assert weight.span == LEAST_SPAN
     rows = random(2, 128, dtype=torch.float32)
     torch.testing.assert_close(product.multiply(rows, weight), rows @ weight.widened().T)

@@ -32,7 +32,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(folder: Path) -> Engine:
-    return Engine.from_settings(EngineSettings(model=str(folder), block_size=BLOCK, cache_memory=2**20))
+    """An engine on a CPU: the harm is done by Python code, which the graphs of a GPU leave out."""
+    return Engine.from_settings(
+        EngineSettings(model=str(folder), device="cpu", block_size=BLOCK, cache_memory=2**20)
+    )
 
 
 def raising(error: Callable[[], BaseException], engine: Engine) -> None:

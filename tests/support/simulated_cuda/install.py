@@ -37,7 +37,12 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason=MISSING)
 
 @contextmanager
 def simulated_cuda(device_count: int = 2) -> Iterator[SimulatedCuda]:
-    """While it lasts, torch has CUDA devices; after it everything is as it was."""
+    """While it lasts, torch has CUDA devices; after it everything is as it was.
+
+    A test is skipped on a machine with a GPU: the guard takes the place of torch's own for good.
+    """
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU, so none is simulated")
     guard = load_guard()
     cuda = SimulatedCuda(guard, device_count, MEMORY)
     with ExitStack() as undo:
