@@ -18,7 +18,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -37,12 +36,11 @@ from outrider.engine.device_time import mark, seconds_between, wait_for
 from outrider.engine.forward.graphs import CudaCapture
 from outrider.engine.forward.kernel import find_kernel
 from outrider.engine.held_blocks import HeldBlocks
-from outrider.engine.inputs.paged_input import PagedInput
 from outrider.engine.inputs.step_input import Feed
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.work import Propose
-from tests.support.paged_attention import paged_input
+from tests.support.paged_attention import moved, paged_input
 from tests.support.quantized_checkpoints import quantize
 from workshop.advice.steps import GREEDY, Steps
 from workshop.memory import free_memory
@@ -143,9 +141,7 @@ def attention_seconds(
     assert not isinstance(kernel, str), kernel
     blocks = np.arange(sequences * -(-context // BLOCK)).reshape(sequences, -1)
     feeds = [Feed([0], 1, context - 1, HeldBlocks(own), None) for own in blocks]
-    paged = PagedInput(**{name: field.to(device) for name, field in vars(paged_input(feeds, BLOCK)).items()})
-    if device.type == "cuda":
-        paged = replace(paged, block_tables=paged.block_tables.int())
+    paged = moved(paged_input(feeds, BLOCK), device)
     query = torch.randn(query_heads, sequences, dim, dtype=dtype, device=device)
     keys, values = torch.randn(2, blocks.size * BLOCK, kv_heads, dim, dtype=dtype, device=device)
 

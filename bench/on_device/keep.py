@@ -1,4 +1,4 @@
-"""Keeps figures for the docs: `python -m bench on_device keep FOLDER` writes bench/results/on_device.json."""
+"""Keeps figures for the docs: `python -m bench on_device keep FOLDER NAME` writes bench/results/NAME.json."""
 
 import argparse
 import json
@@ -12,6 +12,7 @@ from bench.report import RESULTS
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench on_device keep")
     parser.add_argument("folder", type=Path, help="folder of the JSON lines that the other scripts wrote")
+    parser.add_argument("name", help="name of the results: on_device, or on_device_streams of two versions")
     options = parser.parse_args(arguments)
     runs: dict[str, dict[str, Any]] = {}
     rows: dict[str, list[dict[str, Any]]] = {}
@@ -21,4 +22,4 @@ def main(arguments: Sequence[str]) -> None:
         rows[path.stem] = [line for line in lines if "part" in line]
     last = max(runs.values(), key=lambda run: run["date"])
     kept = {"commands": [*runs], "date": last["date"], "machine": last["machine"], **rows}
-    (RESULTS / "on_device.json").write_text(json.dumps(kept, indent=1) + "\n")
+    (RESULTS / f"{options.name}.json").write_text(json.dumps(kept, indent=1) + "\n")

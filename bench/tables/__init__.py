@@ -25,6 +25,7 @@ OF_BENCHMARKS = {
     "idle_head": (results.idle_head,),
     "gpu": (results.gpu_steps, results.gpu_speculation),
     "on_device": (results.on_device_service, results.on_device_engine),
+    "on_device_streams": (results.on_device_streams,),
 }
 
 

@@ -1,7 +1,7 @@
 """Tables of docs/benchmarks.md and docs/heads.md, each written from the results of its benchmark."""
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from bench.tables.reading import KINDS, MODES, Row, found, number, pivoted, results, written
 
@@ -280,23 +280,33 @@ def gpu_speculation() -> str:
 
 
 def on_device_service() -> str:
-    def lines() -> Iterator[Row]:
-        for row in results("on_device")["service"]:
-            if row["part"] == "colocated" and "prompts among them" not in row:
-                yield {
-                    "streams": row["streams"],
-                    "mode": GPU_MODES[row["mode"]],
-                    "tokens/s": number(row["tokens/s"], 0),
-                    "to plain": row["to plain"],
-                    "mean depth": number(row["mean depth"], 1),
-                    "tokens a pass": row["tokens a pass"],
-                    "first token p50, ms": number(row["first token p50, ms"], 0),
-                    "between chunks p99, ms": number(row["between chunks p99, ms"], 0),
-                    "GPU busy, %": number(row["GPU busy, %"], 0),
-                    "correct texts": f"{row['correct texts']} of {row['streams']}",
-                }
+    return written(_of_service(results("on_device")["service"]))
 
-    return written(lines())
+
+def on_device_streams() -> str:
+    kept = results("on_device_streams")
+    versions = ("before", "after")
+    return written(
+        [{"gateway": version, **line} for version in versions for line in _of_service(kept[version])]
+    )
+
+
+def _of_service(rows: Sequence[Row]) -> Iterator[Row]:
+    """Yields the lines of a service with the draft beside the target, in the order measured."""
+    for row in rows:
+        if row["part"] == "colocated" and "mode" in row and "prompts among them" not in row:
+            yield {
+                "streams": row["streams"],
+                "mode": GPU_MODES[row["mode"]],
+                "tokens/s": number(row["tokens/s"], 0),
+                "to plain": row["to plain"],
+                "mean depth": number(row["mean depth"], 1),
+                "tokens a pass": row["tokens a pass"],
+                "first token p50, ms": number(row["first token p50, ms"], 0),
+                "between chunks p99, ms": number(row["between chunks p99, ms"], 0),
+                "GPU busy, %": number(row["GPU busy, %"], 0),
+                "correct texts": f"{row['correct texts']} of {row['streams']}",
+            }
 
 
 def on_device_engine() -> str:
