@@ -13,8 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore, device_mesh  # type: ignore[attr-defined]
 
+from outrider.engine.loop.follower import follow
+from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.parallel import step_channel
 from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.settings import EngineSettings
 from tests.support.patience import START_S
 from tests.support.simulated_cuda.install import simulated_cuda
 
@@ -56,6 +59,11 @@ class Ranks:
         for process in self.processes:
             process.kill()
             process.join()
+
+
+def follow_to_the_end(group: RankGroup, settings: EngineSettings, *_: object) -> None:
+    """Takes part in the steps of rank 0 until it shuts its engine down, whatever else rank 0 is given."""
+    follow(load_forward_pass(settings, group), group)
 
 
 def _answer(end: Connection) -> Any:

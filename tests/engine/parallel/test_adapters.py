@@ -8,15 +8,13 @@ import pytest
 from outrider.decoding.settings import Sampling
 from outrider.drafters.ngram import NgramIndex
 from outrider.engine.loop.engine import Engine
-from outrider.engine.loop.follower import follow
-from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 from tests.support.adapters import write_adapter
 from tests.support.checkpoints import write_checkpoint
-from tests.support.ranks import Ranks
+from tests.support.ranks import Ranks, follow_to_the_end
 
 PROMPT = (5, 9, 33, 5, 9, 33, 5, 9)
 REQUESTS = [
@@ -36,10 +34,6 @@ def lead(group: RankGroup, settings: EngineSettings) -> Any:
     said = texts(engine)
     engine.shut_down()
     return said
-
-
-def follow_to_the_end(group: RankGroup, settings: EngineSettings) -> None:
-    follow(load_forward_pass(settings, group), group)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -7,14 +7,12 @@ import pytest
 from outrider.decoding.settings import Sampling
 from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.loop.engine import Engine
-from outrider.engine.loop.follower import follow
-from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
 from tests.support.functions import needs_functions
-from tests.support.ranks import Ranks
+from tests.support.ranks import Ranks, follow_to_the_end
 
 COUNT = 12
 
@@ -36,10 +34,6 @@ def texts_of_rank_0(group: RankGroup, shared: EngineSettings) -> list[list[tuple
     return [[output.tokens for output in way] for way in ways]
 
 
-def other_rank(group: RankGroup, shared: EngineSettings) -> None:
-    follow(load_forward_pass(shared, group), group)
-
-
 @needs_functions
 @pytest.mark.slow
 def test_four_processes_that_share_a_model_do_too(four_ranks: Ranks, tmp_path: Path) -> None:
@@ -47,7 +41,7 @@ def test_four_processes_that_share_a_model_do_too(four_ranks: Ranks, tmp_path: P
     folder = write_checkpoint(tmp_path, "llama")
     fields = {"model": str(folder), "dtype": "bfloat16", "cache_memory": 2**22, "threads": 1}
     shared = EngineSettings.model_validate({**fields, "batch_invariant": True, "tensor_parallel": 4})
-    [(alone, together, drafted), *_] = four_ranks.run(texts_of_rank_0, other_rank, shared)
+    [(alone, together, drafted), *_] = four_ranks.run(texts_of_rank_0, follow_to_the_end, shared)
     assert alone == together == drafted
     assert len(set(alone)) > 5
 
@@ -57,5 +51,5 @@ def test_two_processes_may_share_a_quantized_model(ranks: Ranks, bits: str, tmp_
     folder = write_checkpoint(tmp_path, "llama")
     fields = {"model": str(folder), "cache_memory": 2**22, "threads": 1, "quantization": bits}
     shared = EngineSettings.model_validate({**fields, "tensor_parallel": 2})
-    [(alone, *_), _] = ranks.run(texts_of_rank_0, other_rank, shared)
+    [(alone, *_), _] = ranks.run(texts_of_rank_0, follow_to_the_end, shared)
     assert len(set(alone)) > 5

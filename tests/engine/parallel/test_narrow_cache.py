@@ -14,15 +14,13 @@ from outrider.drafters.ngram import NgramIndex
 from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.loop.engine import Engine
-from outrider.engine.loop.follower import follow
-from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.support.functions import needs_functions
-from tests.support.ranks import Ranks
+from tests.support.ranks import Ranks, follow_to_the_end
 
 TOKENS, REQUESTS = 24, 16
 Texts = list[tuple[int, ...]]
@@ -65,10 +63,6 @@ def texts(
     }
     target.shut_down()
     return alone, together
-
-
-def follow_to_the_end(group: RankGroup, shared: EngineSettings, draft: EngineSettings) -> None:
-    follow(load_forward_pass(shared, group), group)
 
 
 def check(found: tuple[Texts, dict[str, Texts]]) -> None:

@@ -14,8 +14,6 @@ from outrider.engine.forward.linear import StoredLinear
 from outrider.engine.loading.shares import check_shares
 from outrider.engine.loading.weights import load_model
 from outrider.engine.loop.engine import Engine
-from outrider.engine.loop.follower import follow
-from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.planning.skeleton import skeleton
@@ -23,7 +21,7 @@ from outrider.engine.settings import EngineSettings
 from tests.support.allocated import allocated_weights
 from tests.support.checkpoints import write_checkpoint
 from tests.support.quantized_checkpoints import FORMATS, quantize
-from tests.support.ranks import Ranks
+from tests.support.ranks import Ranks, follow_to_the_end
 
 PROMPT = (5, 9, 33, 17, 60, 2, 8)
 REQUESTS = [OfflineRequest(PROMPT[:length], Sampling(max_tokens=12), length) for length in (7, 3)]
@@ -46,10 +44,6 @@ def say(group: RankGroup, settings: EngineSettings) -> list[tuple[int, ...]]:
     return said
 
 
-def follow_on(group: RankGroup, settings: EngineSettings) -> None:
-    follow(load_forward_pass(settings, group), group)
-
-
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
@@ -65,7 +59,7 @@ def test_two_processes_say_what_one_says_of_the_weights_meant(
     ranks: Ranks, tmp_path: Path, kind: str, name: str
 ) -> None:
     quantized, meant = quantize(write_checkpoint(tmp_path / "plain", kind), name, tmp_path)
-    [said, _] = ranks.run(say, follow_on, settings_of(quantized, tensor_parallel=2))
+    [said, _] = ranks.run(say, follow_to_the_end, settings_of(quantized, tensor_parallel=2))
     assert said == texts(Engine.from_settings(settings_of(meant)))
 
 
@@ -74,7 +68,7 @@ def test_four_processes_with_two_heads_of_keys_say_what_one_says(
     four_ranks: Ranks, tmp_path: Path, name: str
 ) -> None:
     quantized, meant = quantize(write_checkpoint(tmp_path / "plain", "qwen2"), name, tmp_path)
-    [said, *_] = four_ranks.run(say, follow_on, settings_of(quantized, tensor_parallel=4))
+    [said, *_] = four_ranks.run(say, follow_to_the_end, settings_of(quantized, tensor_parallel=4))
     assert said == texts(Engine.from_settings(settings_of(meant)))
 
 

@@ -21,7 +21,6 @@ from outrider.engine.held_blocks import HeldBlocks
 from outrider.engine.inputs.block_tables import BlockTables
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loop.engine import Engine
-from outrider.engine.loop.follower import follow
 from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import OfflineRequest, Output, generate
@@ -33,7 +32,7 @@ from outrider.engine.settings import EngineSettings
 from tests.support.allocated import allocated_cache, allocated_weights
 from tests.support.checkpoints import ARCHITECTURES, COMMON, NEAR_TIE, VOCAB_SIZE, write_checkpoint
 from tests.support.near_ties import margin
-from tests.support.ranks import Ranks
+from tests.support.ranks import Ranks, follow_to_the_end
 
 TOKENS = 24
 TOGETHER = 30
@@ -101,10 +100,6 @@ def lead(group: RankGroup, shared: EngineSettings, others: dict[str, EngineSetti
     outputs = answers(engine, drafts, count)
     engine.shut_down()
     return outputs, shapes
-
-
-def follow_to_the_end(group: RankGroup, shared: EngineSettings, *_: Any) -> None:
-    follow(load_forward_pass(shared, group), group)
 
 
 def margin_at(folder: Path, request: OfflineRequest, tokens: tuple[int, ...], place: int) -> float:
