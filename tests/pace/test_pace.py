@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from outrider.pace.sequence import PacedSequence
 from outrider.pace.settings import PaceSettings
 from outrider.pace.tuning import TUNING
 from tests.support.paced_service import Service, mean
@@ -153,3 +154,16 @@ def test_patience_is_no_longer_than_a_draft_is_worth():
     (sequence,) = service.sequences
     usual = 1e-3 + (sequence.depth + 0.5) * service.draft_step
     assert usual < sequence.decision.patience_s < 10 * 15e-3
+
+
+def test_pace_of_many_sequences_asks_none_of_them_between_two_decisions(monkeypatch):
+    """Every sequence asks for a refresh at every token, so asking each of them would take their square."""
+    service = Service(streams=64)
+    service.run(50)
+    service.pace.refresh()
+    asked = []
+    monkeypatch.setattr(PacedSequence, "cap", lambda sequence, settings: asked.append(sequence) or 8)
+    for sequence in service.sequences:
+        service.pace.refresh()
+        service.pace.observe_plain(sequence, service.plain_step)
+    assert asked == []
