@@ -18,6 +18,7 @@ OF_BENCHMARKS = {
     "costs": (results.costs, results.costs_rounds),
     "ahead": (results.ahead,),
     "host": (results.host,),
+    "gateway": (results.gateway,),
     "peers": (results.peers,),
     "identity": (results.identity,),
     "batch_invariant": (results.batch_invariant,),
