@@ -50,6 +50,8 @@ def tests(options: argparse.Namespace) -> Rows:
     reports = ReportsOfTests()
     arguments = [
         "-q",
+        "-c",
+        str(ROOT / "pyproject.toml"),
         "--tb=short",
         "-p",
         "no:cacheprovider",
@@ -65,6 +67,8 @@ def tests(options: argparse.Namespace) -> Rows:
     def run() -> None:
         try:
             pytest.main(arguments, plugins=[reports])
+        except Exception as error:
+            reports.rows.put({"skipped": repr(error)[-REPORT:]})
         finally:
             reports.rows.put(None)
 
