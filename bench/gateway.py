@@ -159,7 +159,7 @@ class Clients:
         self._generation = generation
         self._speculation = speculation
         self._sampling = Sampling(temperature=0.7, max_tokens=answer_tokens, ignore_eos=True)
-        self.tokens = self.chunks = self.bytes = 0
+        self.tokens = self.chunks = 0
 
     async def follow(self, number: int) -> None:
         """Asks for one answer after another."""
@@ -169,7 +169,7 @@ class Clients:
             prepared = await self._generation.prepare(request)
             async with aclosing(self._generation.chunks(prepared)) as chunks:
                 async for chunk in chunks:
-                    self.bytes += len(_chunk(chunk, number, None).SerializeToString())
+                    _chunk(chunk, number, None).SerializeToString()
                     self.tokens += len(chunk.tokens)
                     self.chunks += 1
 
