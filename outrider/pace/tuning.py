@@ -44,7 +44,7 @@ class PaceTuning:
     step_reluctance: tuple[float, ...] = (1e-3, 0.1, 1.0, 1.0, 1.0)  # shares: damping; see StepCost
     round_reluctance: tuple[float, ...] = (1e-3, 1.0)  # shares: damping of the constant and of sequences
     most_tokens: int = 1 << 20  # tokens: a step has fewer
-    recent_steps: int = 128  # steps: no sequence reports a step that is older by so many than the newest
+    recent_steps: int = 128  # steps: a number so far below the newest is of a worker that was started anew
     prior_hidden: float = 0.6  # share of draft time that draft-ahead hides, if not known
     prior_hidden_verdicts: float = 8.0  # verdicts: weight of that share
     hidden_memory: float = 50.0  # verdicts: 1/e after these, for the hidden share
