@@ -131,6 +131,17 @@ class TargetModelSettings(ModelSettings):
         description="LoRA adapters in PEFT's form by the names that requests give as `model`: local folders"
         " or hub ids",
     )
+    adapter_folder: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None,
+        description="folder, on every node of the target, whose adapters requests may load and unload while"
+        " the service runs; None: they may not",
+    )
+    max_loaded_adapters: int = Field(
+        default=4, ge=1, description="adapters that requests have loaded at a time, at most"
+    )
+    max_adapter_rank: int = Field(
+        default=16, ge=1, description="rank of an adapter that a request loads, at most"
+    )
 
     @field_validator("drafters", mode="before")
     @classmethod
@@ -150,16 +161,24 @@ class TargetModelSettings(ModelSettings):
                     raise ValueError(f"{given}: only drafters.{drafter} has {field}")
         return self
 
+    @property
+    def may_have_adapters(self) -> bool:
+        """Whether some sequences may have an adapter."""
+        return bool(self.adapters) or self.adapter_folder is not None
+
     @model_validator(mode="after")
     def _adapters_are_computed(self) -> "TargetModelSettings":
-        if self.adapters and self.batch_invariant:
+        if not self.may_have_adapters:
+            return self
+        given = "adapters" if self.adapters else "adapter_folder"
+        if self.batch_invariant:
             raise ValueError(
-                "adapters with batch_invariant=True: the products of a row's adapter depend on the number of"
+                f"{given} with batch_invariant=True: the products of a row's adapter depend on the number of"
                 " rows that have it; leave one of them out"
             )
-        if self.adapters and "early_exit" in self.drafters:
+        if "early_exit" in self.drafters:
             raise ValueError(
-                "adapters with drafters.early_exit: its layers draft without an adapter into the target's own"
+                f"{given} with drafters.early_exit: its layers draft without an adapter into the target's own"
                 " cache; take another drafter"
             )
         return self

@@ -51,7 +51,7 @@ class AdaptedLinear(AddingLinear):
         self._offsets = [0, *accumulate(widths)]
         self._under_way = under_way
         self._product, self._added = function_of(layer), adding(layer)
-        self.changes = nn.ModuleList()
+        self.changes = nn.ModuleDict()
         self._products: dict[int, _Products] = {}
         self.multiply = self._multiply
 
@@ -83,8 +83,13 @@ class AdaptedLinear(AddingLinear):
             first = stop
         shrink = torch.cat([change.shrink for change in changes.values()])
         layers = [_layer_of(weight.to(device, dtype).contiguous()) for weight in (shrink, expand)]
-        self.changes.extend(layers)
+        self.changes[str(adapter)] = nn.ModuleList(layers)
         self._products[adapter] = _Products(*map(function_of, layers))
+
+    def drop(self, adapter: int) -> None:
+        """Frees an adapter's changes, if it has any here."""
+        if self._products.pop(adapter, None) is not None:
+            del self.changes[str(adapter)]
 
 
 def _layer_of(weight: Tensor) -> nn.Module:

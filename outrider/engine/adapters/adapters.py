@@ -1,45 +1,65 @@
-"""Adapters of a loaded target, by the names under which requests choose them."""
+"""Adapters of a loaded target, whole or a rank's share of them."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from outrider.engine.adapters.adapted_linear import AdaptedLinear, PassUnderWay
-from outrider.engine.adapters.checkpoint import ADAPTED, AdapterCheckpoint, LowRank
+from outrider.engine.adapters.checkpoint import AdapterCheckpoint, LowRank, may_change
+from outrider.engine.blame import says_broken
+from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.batch import AdapterRows
 from outrider.engine.forward.linear import Projection
+from outrider.engine.parallel.adapter_change import AdapterChange
 from outrider.engine.parallel.layers import RowParallelLinear
-from outrider.engine.sequence import NO_ADAPTER, SequenceAdapter
+from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.sequence import NO_ADAPTER, AskedAdapter, SequenceAdapter
+
+logger = logging.getLogger(__name__)
 
 
 class Adapters:
-    """Adapters by name. All ranks give them the same numbers: from 1 on, in the order of the settings."""
+    """Adapters by their numbers, which are the same at all ranks.
 
-    def __init__(self, sources: Mapping[str, str], ranks: int = 1) -> None:
+    Those of the settings have the numbers from 1 on, and stay. Others come and go between two steps.
+    """
+
+    def __init__(
+        self, sources: Mapping[str, str], ranks: int = 1, folder: str | None = None, max_rank: int = 0
+    ) -> None:
         """Reads configs and shapes, before any weight is read.
 
         Args:
-            sources: folder or hub id of each adapter, by its name.
+            sources: folder or hub id of each adapter of the settings, by its name.
             ranks: number of processes that share the model.
+            folder: folder in which further adapters lie; None: no other is loaded.
+            max_rank: highest rank of a further adapter.
 
         Raises:
             UnsupportedModelError: an adapter cannot be used.
         """
         self._checkpoints = [AdapterCheckpoint(*named) for named in sources.items()]
         self._rank, self._ranks = 0, ranks
+        self.folder, self._max_rank = folder, max_rank
         self._by_name: dict[str, SequenceAdapter] = {}
         self._under_way = PassUnderWay()
 
     @property
     def num_weights(self) -> int:
-        """Numbers in the weights of all adapters, at most."""
+        """Numbers in the weights of all adapters of the settings, at most."""
         return sum(checkpoint.num_weights for checkpoint in self._checkpoints)
 
     def find(self, name: str) -> SequenceAdapter:
-        """Returns the adapter with that name; the empty name stands for none. Raises ValueError."""
+        """Returns the adapter of the settings with that name; the empty name stands for none.
+
+        Raises:
+            ValueError: there is none.
+        """
         if not name:
             return NO_ADAPTER
         if (found := self._by_name.get(name)) is None:
@@ -61,25 +81,87 @@ class Adapters:
         Raises:
             UnsupportedModelError: an adapter does not fit the model.
         """
-        if not self._checkpoints:
+        if not self._checkpoints and self.folder is None:
             return
-        self._rank = rank
-        layers = _adapted_layers(model, self._under_way)
+        self._rank, self._model = rank, model
+        self._layers = _adapted_layers(model, self._under_way)
         for number, checkpoint in enumerate(self._checkpoints, 1):
-            found: dict[AdaptedLinear, dict[int, LowRank]] = {}
-            for name, change in checkpoint.changes().items():
-                if (place := layers.get(name)) is None:
-                    raise checkpoint.refusal(f"it changes {name}, which {type(model).__name__} does not have")
-                share = self._share_of(change, place)
-                expected = (place.width, place.layer.in_features)
-                if (shape := (len(share.expand), share.shrink.shape[1])) != expected:
-                    raise checkpoint.refusal(
-                        f"its change of {name} is {[*shape]} and must be {[*expected]} for this model"
-                    )
-                found.setdefault(place.layer, {})[place.projection] = share
-            for layer, changes in found.items():
-                layer.take(number, changes, model.dtype, model.device)
+            self._take(number, self._changes_of(checkpoint))
             self._by_name[checkpoint.name] = SequenceAdapter(number, checkpoint.digest)
+
+    def read(self, asked: AskedAdapter) -> AdapterCheckpoint:
+        """Returns the checkpoint of an adapter that a request names.
+
+        Raises:
+            UnsupportedModelError: it cannot be used, or its files have changed.
+        """
+        if self.folder is None:  # every path would be read
+            raise UnsupportedModelError(
+                f"adapters.{asked.name}={asked.path!r}: target.adapter_folder is not set"
+            )
+        checkpoint = AdapterCheckpoint(asked.name, asked.path, self.folder)
+        if checkpoint.rank > self._max_rank:
+            raise checkpoint.refusal(
+                f"r={checkpoint.rank}, at most target.max_adapter_rank={self._max_rank} is accepted"
+            )
+        if asked.digest not in (b"", checkpoint.digest):
+            raise checkpoint.refusal("its files are not those that were loaded first")
+        return checkpoint
+
+    def add(self, number: int, read: Callable[[], AdapterCheckpoint], group: RankGroup | None = None) -> None:
+        """Loads an adapter under a new number. All ranks call it between the same two steps.
+
+        Raises:
+            UnsupportedModelError: it cannot be used here, or at another rank: no rank has it then.
+        """
+        changes: dict[AdaptedLinear, dict[int, LowRank]] = {}
+        refusal: Exception | None = None
+        try:
+            changes = self._changes_of(read())
+        except Exception as error:  # whatever it is, the other ranks wait for a word
+            refusal = error
+        if group is not None and not group.least(refusal is None) and refusal is None:
+            refusal = UnsupportedModelError("another rank of the target refuses it: its log says why")
+        if refusal is not None:
+            raise refusal
+        self._take(number, changes)
+
+    def drop(self, number: int) -> None:
+        """Frees the adapter with that number."""
+        for layer in {place.layer for place in self._layers.values()}:
+            layer.drop(number)
+
+    def follow(self, change: AdapterChange, group: RankGroup) -> None:
+        """Makes a change at a rank other than 0. Raises only if the process is broken."""
+        if change.asked is None:
+            self.drop(change.number)
+            return
+        try:
+            self.add(change.number, partial(self.read, change.asked), group)
+        except Exception as error:
+            if says_broken(error):
+                raise
+            logger.error("this rank has not loaded adapter %r: %s", change.asked.name, error)
+
+    def _changes_of(self, checkpoint: AdapterCheckpoint) -> dict[AdaptedLinear, dict[int, LowRank]]:
+        """Returns the changes of each layer by projection. Raises UnsupportedModelError."""
+        found: dict[AdaptedLinear, dict[int, LowRank]] = {}
+        for name, change in checkpoint.changes().items():
+            if (place := self._layers.get(name)) is None:
+                model = type(self._model).__name__
+                raise checkpoint.refusal(f"it changes {name}, which {model} does not have")
+            share = self._share_of(change, place)
+            expected = (place.width, place.layer.in_features)
+            if (shape := (len(share.expand), share.shrink.shape[1])) != expected:
+                raise checkpoint.refusal(
+                    f"its change of {name} is {[*shape]} and must be {[*expected]} for this model"
+                )
+            found.setdefault(place.layer, {})[place.projection] = share
+        return found
+
+    def _take(self, number: int, changes: dict[AdaptedLinear, dict[int, LowRank]]) -> None:
+        for layer, of_layer in changes.items():
+            layer.take(number, of_layer, self._model.dtype, self._model.device)
 
     def _share_of(self, change: LowRank, place: "_LayerPlace") -> LowRank:
         """Returns the part of a change that this rank's share of the layer needs.
@@ -108,7 +190,7 @@ def _adapted_layers(model: nn.Module, under_way: PassUnderWay) -> Mapping[str, _
     places: dict[str, _LayerPlace] = {}
     joined: dict[int, AdaptedLinear] = {}  # key: id of the shared product
     for name, module in [*model.named_modules()]:
-        if name.rpartition(".")[2] not in ADAPTED or ".experts." in name:
+        if not may_change(name):
             continue
         if isinstance(module, Projection):
             shared = module.shared

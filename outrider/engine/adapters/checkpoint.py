@@ -52,18 +52,20 @@ class LowRank:
 class AdapterCheckpoint:
     """Folder of an adapter, or an id of the hub. Its config is read at once, and its weights when asked."""
 
-    def __init__(self, name: str, source: str) -> None:
+    def __init__(self, name: str, source: str, within: str | None = None) -> None:
         """
         Args:
             name: name under which requests choose it.
             source: folder or hub id.
+            within: folder in which it has to lie, with all links followed, since a request names it; None:
+                the settings name it, and it may lie anywhere.
 
         Raises:
             UnsupportedModelError: it cannot be read, or is no adapter that is computed here.
         """
         self.name, self._source = name, source
         try:
-            self._folder = _folder(source)
+            self._folder = _folder(source) if within is None else self._bounded(Path(within).resolve())
             self._config: dict[str, Any] = json.loads((self._folder / CONFIG).read_bytes())
         except (OSError, ValueError) as error:
             raise self.refusal(f"its {CONFIG} cannot be read: {error}") from error
@@ -79,6 +81,11 @@ class AdapterCheckpoint:
             )
         self._check_tensors()
 
+    @property
+    def rank(self) -> int:
+        """Rank of its changes."""
+        return int(self._config["r"])
+
     @cached_property
     def digest(self) -> bytes:
         """Digest of its files: what an adapter of other weights has cached is never read."""
@@ -92,8 +99,7 @@ class AdapterCheckpoint:
         for name, shape in self._shapes.items():
             parts = TENSOR.fullmatch(name)
             assert parts is not None
-            joined = JOINED.get(parts["layer"].rpartition(".")[2], 1)
-            total += math.prod(shape) * (joined if parts["part"] == "B" else 1)
+            total += math.prod(shape) * (joined_with(parts["layer"]) if parts["part"] == "B" else 1)
         return total
 
     def changes(self) -> dict[str, LowRank]:
@@ -112,6 +118,14 @@ class AdapterCheckpoint:
     def refusal(self, reason: str) -> UnsupportedModelError:
         """Returns the error for an adapter that cannot be used, with the reason."""
         return UnsupportedModelError(f"adapters.{self.name}={self._source!r}: {reason}")
+
+    def _bounded(self, within: Path) -> Path:
+        """Returns its folder. Raises UnsupportedModelError if it, or a file of it, lies elsewhere."""
+        folder = within / self._source
+        for path in (folder, folder / CONFIG, folder / WEIGHTS):
+            if not path.resolve().is_relative_to(within):
+                raise self.refusal(f"it must lie in target.adapter_folder={str(within)!r}, links followed")
+        return folder
 
     def _scale(self, rank: int) -> float:
         alpha = float(self._config.get("lora_alpha", 8))  # PEFT's default
@@ -132,12 +146,22 @@ class AdapterCheckpoint:
             raise self.refusal(f"its {WEIGHTS} has no tensor")
         for name, shape in shapes.items():
             parts = TENSOR.fullmatch(name)
-            if parts is None or parts["layer"].rpartition(".")[2] not in ADAPTED or ".experts." in name:
+            if parts is None or not may_change(parts["layer"]):
                 raise self.refusal(f"it changes {name}: linear layers {', '.join(ADAPTED)} are changed here")
             other = name.replace(f".lora_{parts['part']}.", f".lora_{'BA'[parts['part'] == 'B']}.")
             rank = shape[0] if parts["part"] == "A" else shape[1]
             if other not in shapes or rank != self._config.get("r"):
                 raise self.refusal(f"{name} is {shape}, which does not fit r={self._config.get('r')}")
+
+
+def may_change(layer: str) -> bool:
+    """Whether an adapter may change the layer with that name in transformers' model."""
+    return layer.rpartition(".")[2] in ADAPTED and ".experts." not in layer
+
+
+def joined_with(layer: str) -> int:
+    """Returns the number of projections that are computed as one with a layer, at most."""
+    return JOINED.get(layer.rpartition(".")[2], 1)
 
 
 def _folder(source: str) -> Path:

@@ -97,6 +97,11 @@ def check_states(config: Any, settings: EngineSettings) -> None:
         (settings.tensor_parallel > 1, f"tensor_parallel={settings.tensor_parallel}", "a device of its own"),
         (settings.batch_invariant, "batch_invariant=True", "steps that are not cut into passes"),
         (bool(settings.adapters), f"adapters={[*settings.adapters]}", "requests without adapters"),
+        (
+            settings.adapter_folder is not None,
+            f"adapter_folder={settings.adapter_folder!r}",
+            "requests without adapters",
+        ),
         (settings.is_draft, "as a draft", "to be a target: give another model as the draft"),
     )
     for is_given, what, wanted in refused:

@@ -12,6 +12,7 @@ from outrider.decoding.outcomes import Branch
 from outrider.decoding.settings import Sampling
 from outrider.drafters.registry import row_of
 from outrider.engine.adapters.adapters import Adapters
+from outrider.engine.adapters.held_adapters import HeldAdapters
 from outrider.engine.blame import BlamedError, reason_of, says_broken
 from outrider.engine.choosing.sampler import Choices
 from outrider.engine.draft_ahead.draft_ahead import DraftAhead
@@ -30,7 +31,7 @@ from outrider.engine.loop.work_queue import WorkQueue
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.scheduling.batch_delay import BatchDelay
 from outrider.engine.scheduling.scheduler import Scheduler, Selected
-from outrider.engine.sequence import EngineSequence
+from outrider.engine.sequence import NONE_ASKED, AskedAdapter, EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import StepTimings
 from outrider.engine.tasks.decode import DecodeTask
@@ -55,7 +56,7 @@ class Engine:
         drafters: TargetDrafters | None = None,
         grammars: Grammars | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        adapters: Adapters | None = None,
+        adapters: HeldAdapters | None = None,
     ) -> None:
         """
         Args:
@@ -63,7 +64,7 @@ class Engine:
             drafters: drafters of this target; None: it has none.
             grammars: grammars over the model's vocabulary; None: a sequence with a grammar is refused.
             clock: in seconds.
-            adapters: loaded adapters; None: there are none.
+            adapters: adapters of this target; None: it has none.
         """
         self.runner = runner
         self._search = BlameSearch(runner)
@@ -88,7 +89,7 @@ class Engine:
         self._drafting = TargetDrafting(drafters, clock)
         self._launched: Launched | None = None  # next step, if it was launched early
         self._grammars = grammars or Grammars(None, runner.vocab_size, runner.end_token_ids)
-        self._adapters = adapters or Adapters({})
+        self._adapters = adapters or HeldAdapters(Adapters({}), self.settings)
         self._opened = 0
 
     @classmethod
@@ -104,7 +105,8 @@ class Engine:
         drafters = TargetDrafters.of(settings)
         forward = load_forward_pass(settings, group, drafters)
         runner = ModelRunner(forward, group)
-        return cls(runner, drafters, _grammars_of(runner), adapters=forward.adapters)
+        adapters = HeldAdapters(forward.adapters, forward.settings, group)
+        return cls(runner, drafters, _grammars_of(runner), adapters=adapters)
 
     def open(
         self,
@@ -112,17 +114,18 @@ class Engine:
         noise_key: int,
         sampling: Sampling,
         number: int | None = None,
-        adapter: str = "",
+        adapter: AskedAdapter = NONE_ASKED,
     ) -> EngineSequence:
         """Opens a sequence without tokens. It takes up cache once work is submitted for it.
 
         Args:
             number: number by which work names it, above those of all sequences before; None: the next number.
-            adapter: name of its adapter; empty: none.
+            adapter: its adapter, which is loaded if it is missing.
 
         Raises:
-            ValueError: the sampling settings do not suit this model's vocabulary, or no adapter has the
-                name.
+            ValueError: the sampling settings do not suit this model's vocabulary, or no adapter of the
+                settings has the name.
+            UnsupportedModelError: the adapter cannot be loaded.
         """
         eos = frozenset[int]() if sampling.ignore_eos else self.runner.end_token_ids
         ends = eos.union(sampling.stop_token_ids)
@@ -137,9 +140,13 @@ class Engine:
             ends,
             limit,
             self._clock,
-            self._adapters.find(adapter),
+            self._adapters.hold(adapter),
         )
-        self._grammars.begin(sequence)
+        try:
+            self._grammars.begin(sequence)
+        except Exception:
+            self._adapters.release(sequence.adapter)
+            raise
         sequence.draft.acceptance_rate = self._draft_ahead.acceptance_rate
         self._opened = number + 1
         self._sequences[sequence.number] = sequence
@@ -159,6 +166,19 @@ class Engine:
             if not self._queue.tasks:
                 self._launched = None
             self._drafting.forget(sequence)
+            self._adapters.release(sequence.adapter)
+
+    def load_adapter(self, asked: AskedAdapter) -> bytes:
+        """Loads an adapter at all ranks; returns the digest of its files.
+
+        Raises:
+            UnsupportedModelError: it cannot be used, with the reason.
+        """
+        return self._adapters.load(asked)
+
+    def drop_adapter(self, digest: bytes) -> None:
+        """Drops an adapter as soon as no open sequence has it."""
+        self._adapters.drop(digest)
 
     def fail(self, sequence: EngineSequence, error: BaseException) -> Failed:
         """Closes a sequence that cannot continue, and returns its last result."""

@@ -6,6 +6,7 @@ import torch
 
 from outrider.engine.blame import says_broken
 from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.parallel.adapter_change import AdapterChange
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.rank_group import RankGroup
 
@@ -25,6 +26,9 @@ def follow(forward: ForwardPass, group: RankGroup) -> None:
         Exception: the device is broken, or out of memory.
     """
     while (received := group.receive(forward.tables)) is not None:
+        if isinstance(received, AdapterChange):
+            forward.adapters.follow(received, group)
+            continue
         try:
             if isinstance(received, DrafterStep):
                 forward.drafters.follow(received)

@@ -61,7 +61,9 @@ def load_forward_pass(
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     drafters, timings = drafters or TargetDrafters(), LoadTimings()
-    adapters = Adapters(settings.adapters, settings.tensor_parallel)
+    adapters = Adapters(
+        settings.adapters, settings.tensor_parallel, settings.adapter_folder, settings.max_adapter_rank
+    )
     room = DeviceRoom.of(resolve_device(settings.device), settings.device_share)
     if room.device.type == "cuda":
         use_writable_cache_folder()

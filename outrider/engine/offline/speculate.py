@@ -8,7 +8,7 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.loop.engine import Engine
-from outrider.engine.sequence import EngineSequence
+from outrider.engine.sequence import NONE_ASKED, AskedAdapter, EngineSequence
 from outrider.engine.work import Decode, Decoded, plain_decoding
 
 
@@ -19,7 +19,7 @@ class OfflineRequest:
     prompt: tuple[int, ...]
     sampling: Sampling
     noise_key: int
-    adapter: str = ""  # name of the target's adapter; empty: none
+    adapter: AskedAdapter = NONE_ASKED
 
 
 @dataclass(frozen=True)

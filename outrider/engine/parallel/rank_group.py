@@ -17,11 +17,13 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from outrider.engine.errors import RankLostError
 from outrider.engine.inputs.block_tables import BlockTables
 from outrider.engine.inputs.step_input import StepInput
+from outrider.engine.parallel.adapter_change import AdapterChange
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.step_channel import broadcast, step_channel
 
-# Fields of the header: whether there is a step, whether it is a drafter's, chosen tokens, passes before.
+# Fields of the header: whether there is work, its number in KINDS, chosen tokens, passes before.
 HEADER = 4
+KINDS = (StepInput, DrafterStep, AdapterChange)
 GLOO = "gloo/transport"  # part of gloo's message on a closed connection, in a plain RuntimeError
 FOREVER = timedelta(days=365)  # a rank waits for its next step until a request comes
 
@@ -60,7 +62,7 @@ class RankGroup:
         dist.all_reduce(numbers, dist.ReduceOp.MIN)
         flags.copy_(numbers)
 
-    def send(self, step: StepInput | DrafterStep, chosen: torch.Tensor | None = None) -> None:
+    def send(self, work: StepInput | DrafterStep | AdapterChange, chosen: torch.Tensor | None = None) -> None:
         """Sends the next work from rank 0 to the other ranks. The host does not wait for its device.
 
         chosen: [num_rows] on the device, for a step that feeds the tokens of the step before.
@@ -69,8 +71,8 @@ class RankGroup:
             RankLostError: a rank is gone.
         """
         num_chosen = 0 if chosen is None else len(chosen)
-        header = np.array([1, isinstance(step, DrafterStep), num_chosen, self.passes])
-        self._channel.send(np.concatenate([header, step.to_numbers()]))
+        header = np.array([1, KINDS.index(type(work)), num_chosen, self.passes])
+        self._channel.send(np.concatenate([header, work.to_numbers()]))
         if chosen is not None:
             broadcast(chosen.to(torch.int32))
 
@@ -82,7 +84,9 @@ class RankGroup:
         """Sends the end of work for this model from rank 0 to the other ranks."""
         self._channel.send(np.zeros(HEADER, np.int64))
 
-    def receive(self, tables: BlockTables) -> tuple[StepInput, torch.Tensor | None] | DrafterStep | None:
+    def receive(
+        self, tables: BlockTables
+    ) -> tuple[StepInput, torch.Tensor | None] | DrafterStep | AdapterChange | None:
         """Waits for the next work, at a rank other than 0; None: no more work comes.
 
         tables: block tables of this rank, into which new blocks are written.
@@ -91,15 +95,17 @@ class RankGroup:
             RankLostError: rank 0 is gone, or rank 0 or this rank has failed alone.
         """
         received = self._channel.receive()
-        is_step, is_drafters, num_chosen, passes = received[:HEADER].tolist()
-        if not is_step:
+        is_work, kind, num_chosen, passes = received[:HEADER].tolist()
+        if not is_work:
             return None
         if passes != self.passes:  # else exchanges would meet those of another pass
             raise RankLostError(
                 f"a pass failed at one rank alone: {passes} ran at rank 0, {self.passes} here"
             )
         numbers = received[HEADER:]
-        if is_drafters:
+        if KINDS[kind] is AdapterChange:
+            return AdapterChange.from_numbers(numbers)
+        if KINDS[kind] is DrafterStep:
             return DrafterStep.from_numbers(numbers, tables)
         chosen = None
         if num_chosen:

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from outrider.engine.adapters.adapters import Adapters
+from outrider.engine.adapters.checkpoint import joined_with, may_change
 from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.cache.recurrent_states import StateShape
 from outrider.engine.drafters.target_drafters import TargetDrafters
@@ -62,6 +63,7 @@ class ModelSkeleton:
         *,
         caches_latents: bool = False,
         adapter_weights: int = 0,
+        loaded_ranks: int = 0,
     ) -> None:
         """
         Args:
@@ -71,7 +73,8 @@ class ModelSkeleton:
             checkpoint: its quantized weights; None: they are not quantized.
             drafters: drafters of the model as a target; None: it has none.
             caches_latents: whether latent attention caches its latents, as on a CPU.
-            adapter_weights: numbers in the weights of the target's adapters.
+            adapter_weights: numbers in the weights of the adapters that the target's settings name.
+            loaded_ranks: sum of the ranks of adapters that requests may load.
 
         Raises:
             UnsupportedModelError: the model cannot run on the paged cache.
@@ -94,6 +97,11 @@ class ModelSkeleton:
         self._stored = {} if checkpoint is None else checkpoint.layers(self._model)
         self.layers: Mapping[int, LayerShape] = probe.shapes
         self.states: Mapping[int, StateShape] = probe.states
+        self._adapter_weights += loaded_ranks * sum(
+            module.in_features + joined_with(name) * module.out_features
+            for name, module in self._model.named_modules()
+            if may_change(name) and isinstance(module, nn.Linear)
+        )
         names = {module: name for name, module in self._model.named_modules()}
         self._attentions = {layer: names[module] for layer, module in probe.modules.items()}
         text = self._model.config.get_text_config()
@@ -324,6 +332,9 @@ def skeleton(settings: EngineSettings) -> ModelSkeleton:
         drafters,
         caches_latents=caches_latents,
         adapter_weights=Adapters(settings.adapters).num_weights,
+        loaded_ranks=0
+        if settings.adapter_folder is None
+        else settings.max_loaded_adapters * settings.max_adapter_rank,
     )
 
 

@@ -20,7 +20,7 @@ from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.planning.skeleton import skeleton
-from outrider.engine.sequence import NO_DRAFT
+from outrider.engine.sequence import NO_DRAFT, AskedAdapter
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Decode, Decoded
 from tests.support.adapters import merged, write_adapter
@@ -104,7 +104,9 @@ def requests(adapters: tuple[str, ...]) -> list[OfflineRequest]:
     prompt = (5, 9, 33, 5, 9, 33, 5, 9)
     return [
         OfflineRequest(prompt, Sampling(max_tokens=24, temperature=heat, ignore_eos=True), number, adapter)
-        for number, (adapter, heat) in enumerate((name, heat) for name in adapters for heat in (0.0, 0.3))
+        for number, (adapter, heat) in enumerate(
+            (AskedAdapter(name), heat) for name in adapters for heat in (0.0, 0.3)
+        )
     ]
 
 
@@ -125,7 +127,7 @@ def test_drafts_without_an_adapter_never_change_the_text_of_an_adapter(
 
 def fed(engine: Engine, prompt: tuple[int, ...], adapter: str) -> int:
     """Tokens of the prompt that are computed rather than found in the cache."""
-    sequence, tokens = engine.open(len(prompt), 0, Sampling(max_tokens=1), adapter=adapter), 0
+    sequence, tokens = engine.open(len(prompt), 0, Sampling(max_tokens=1), adapter=AskedAdapter(adapter)), 0
     engine.submit(Decode(sequence.number, 0, prompt, NO_DRAFT, 1))
     while engine.has_work:
         assert all(isinstance(result, Decoded) for result in engine.step())
@@ -156,7 +158,7 @@ def test_prefix_of_an_adapter_is_named_by_its_weights(
 def test_sequence_with_an_unknown_adapter_is_refused_by_name(model: Path, two: dict[str, str]) -> None:
     engine = Engine.from_settings(settings_of(model, adapters=two))
     with pytest.raises(ValueError, match="adapter='other' is not there: there are 'all', 'few'"):
-        engine.open(3, 0, Sampling(), adapter="other")
+        engine.open(3, 0, Sampling(), adapter=AskedAdapter("other"))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +223,9 @@ def test_acceptance_falls_as_an_adapter_moves_the_text_which_no_draft_does(tmp_p
     prompts = [(prompt_of(kind), heat) for kind in KINDS for heat in (0.0, 0.7)]
     for name in ("", *adapters):
         asked = [
-            OfflineRequest(prompt, Sampling(max_tokens=48, temperature=heat, ignore_eos=True), 1, name)
+            OfflineRequest(
+                prompt, Sampling(max_tokens=48, temperature=heat, ignore_eos=True), 1, AskedAdapter(name)
+            )
             for prompt, heat in prompts
         ]
         plain, drafted = generate(target, None, asked, 0), generate(target, DraftModel(draft), asked, 4)

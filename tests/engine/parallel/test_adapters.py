@@ -1,16 +1,22 @@
 """Ranks that share a model share its adapters, and say what one process says."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from outrider.decoding.settings import Sampling
 from outrider.drafters.ngram import NgramIndex
+from outrider.engine.adapters.adapters import Adapters
+from outrider.engine.adapters.checkpoint import AdapterCheckpoint
+from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.sequence import AskedAdapter
 from outrider.engine.settings import EngineSettings
 from tests.support.adapters import write_adapter
 from tests.support.checkpoints import write_checkpoint
@@ -19,8 +25,11 @@ from tests.support.ranks import Ranks, follow_to_the_end
 PROMPT = (5, 9, 33, 5, 9, 33, 5, 9)
 REQUESTS = [
     OfflineRequest(PROMPT, Sampling(max_tokens=12, temperature=heat, ignore_eos=True), number, adapter)
-    for number, (adapter, heat) in enumerate((name, heat) for name in ("", "a", "b") for heat in (0.0, 0.7))
+    for number, (adapter, heat) in enumerate(
+        (AskedAdapter(name), heat) for name in ("", "a", "b") for heat in (0.0, 0.7)
+    )
 ]
+OF_NONE = [(PROMPT, Sampling(max_tokens=12, temperature=heat, ignore_eos=True), 1) for heat in (0.0, 0.7)]
 
 
 def texts(engine: Engine) -> list[tuple[int, ...]]:
@@ -52,3 +61,51 @@ def test_ranks_with_adapters_say_what_one_process_says(
     expected = texts(Engine.from_settings(alone))
     assert said == expected
     assert len({*expected}) == len(REQUESTS)
+
+
+def lead_loading(group: RankGroup, settings: EngineSettings) -> Any:
+    """Returns texts with adapters that were loaded, with one in the place of the other, and refusals."""
+    engine = Engine.from_settings(settings, group)
+    said, refusals = [], []
+    for name in (*"ab", "refused elsewhere", "b"):
+        try:
+            digest = engine.load_adapter(AskedAdapter(name, name))
+        except UnsupportedModelError as refusal:
+            refusals.append(str(refusal))
+            continue
+        asked = [OfflineRequest(*of_none, AskedAdapter(name, name, digest)) for of_none in OF_NONE]
+        said += [output.tokens for output in generate(engine, None, asked, 0)]
+        engine.drop_adapter(digest)
+    engine.shut_down()
+    return said, refusals
+
+
+def follow_refusing(group: RankGroup, settings: EngineSettings) -> None:
+    """Follows to the end at a rank whose files of one adapter are other files."""
+    read = Adapters.read
+
+    def refusing(adapters: Adapters, asked: AskedAdapter) -> AdapterCheckpoint:
+        path = "a" if asked.name == "refused elsewhere" else asked.path
+        return read(adapters, replace(asked, path=path))
+
+    with patch.object(Adapters, "read", refusing):
+        follow_to_the_end(group, settings)
+
+
+def test_ranks_load_and_drop_adapters_together_or_not_at_all(ranks: Ranks, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "model", "llama")
+    adapters = {
+        name: str(write_adapter(tmp_path / "adapters" / name, model, seed))
+        for seed, name in enumerate((*"ab", "refused elsewhere"))
+    }
+    usual = EngineSettings(
+        model=str(model), block_size=4, cache_memory=2**20, dtype="float32", threads=1, max_loaded_adapters=1
+    )
+    folder = {"tensor_parallel": 2, "adapter_folder": str(tmp_path / "adapters")}
+    (said, refusals), _ = ranks.run(lead_loading, follow_refusing, usual.model_copy(update=folder))
+    alone = Engine.from_settings(
+        usual.model_copy(update={"adapters": {name: adapters[name] for name in "ab"}})
+    )
+    asked = [OfflineRequest(*of_none, AskedAdapter(name)) for name in "abb" for of_none in OF_NONE]
+    assert said == [output.tokens for output in generate(alone, None, asked, 0)]
+    assert refusals == ["another rank of the target refuses it: its log says why"]
