@@ -5,15 +5,17 @@ import socket
 import time
 from collections.abc import Callable
 from itertools import count
-from typing import cast
+from typing import TypeVar, cast
 
 from actors.connection import Frames, frame_of
 from actors.messages import (
+    AdapterLoaded,
     AskReport,
     Close,
     EngineAnswer,
     EngineReport,
     FromEngine,
+    LoadAdapter,
     Open,
     Refused,
     Stepped,
@@ -24,8 +26,8 @@ from actors.messages import (
 )
 from outrider.decoding.grammar import GrammarError
 from outrider.decoding.settings import Sampling
-from outrider.engine.errors import EngineError, SequenceFailedError
-from outrider.engine.work import Failed, Work
+from outrider.engine.errors import EngineError, SequenceFailedError, UnsupportedModelError
+from outrider.engine.work import NONE_ASKED, AskedAdapter, Failed, Work
 from outrider.learning.outbox import Outbox
 
 
@@ -37,10 +39,12 @@ class LeavingError(EngineStoppedError):
     """Raised when the worker is drained: open sequences continue at other workers."""
 
 
+AnswerT = TypeVar("AnswerT")
 Hear = Callable[[EngineAnswer | Exception], None]  # an exception comes last
 
 _REFUSALS: dict[str, type[Exception]] = {
     "grammar": GrammarError,
+    "adapter": UnsupportedModelError,
     "invalid": ValueError,
     "too large": EngineError,
     "failed": SequenceFailedError,
@@ -61,7 +65,9 @@ class EngineClient(asyncio.Protocol):
         self._outbox = Outbox[ToEngine]()
         self._numbers = count()
         self._open: dict[int, Hear] = {}  # listeners by number of the sequence
-        self._asking: list[asyncio.Future[EngineReport]] = []  # answers that are awaited, in order
+        # Answers that are awaited, in order.
+        self._asking: list[asyncio.Future[EngineReport]] = []
+        self._loading: list[asyncio.Future[AdapterLoaded]] = []
         self._is_over = asyncio.Event()
         self.end: asyncio.Future[EngineStoppedError] = asyncio.get_running_loop().create_future()
 
@@ -70,14 +76,19 @@ class EngineClient(asyncio.Protocol):
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=connected)
 
     def open(
-        self, prompt_length: int, noise_key: int, sampling: Sampling, hear: Hear, adapter: str = ""
+        self,
+        prompt_length: int,
+        noise_key: int,
+        sampling: Sampling,
+        hear: Hear,
+        adapter: AskedAdapter = NONE_ASKED,
     ) -> int:
         """Returns the number of a new sequence. Raises EngineStoppedError once the engine has ended.
 
         Args:
             hear: called with its answers as they come, and with the exception that ends it unless it is
                 closed.
-            adapter: name of the target's adapter; empty: none.
+            adapter: its adapter, which the engine loads if it is missing.
         """
         if self.end.done():
             raise self.end.result()
@@ -102,11 +113,27 @@ class EngineClient(asyncio.Protocol):
 
     async def report(self) -> EngineReport:
         """Returns the engine's load after all earlier messages. Raises EngineStoppedError."""
+        return await self._asked(self._asking, AskReport())
+
+    async def load_adapter(self, adapter: AskedAdapter) -> bytes:
+        """Has the engine load an adapter between two steps; returns the digest of its files.
+
+        Raises:
+            UnsupportedModelError: the engine refuses it.
+            EngineStoppedError: the engine is gone.
+        """
+        loaded = await self._asked(self._loading, LoadAdapter(adapter))
+        if loaded.refusal:
+            raise UnsupportedModelError(loaded.refusal)
+        return loaded.digest
+
+    async def _asked(self, waiting: "list[asyncio.Future[AnswerT]]", question: ToEngine) -> AnswerT:
+        """Returns the answer to a question; the engine answers those of a kind in their order."""
         if self._is_over.is_set():
             raise EngineStoppedError("the engine is gone")
-        asked: asyncio.Future[EngineReport] = asyncio.get_running_loop().create_future()
-        self._asking.append(asked)
-        self.send(AskReport())
+        asked: asyncio.Future[AnswerT] = asyncio.get_running_loop().create_future()
+        waiting.append(asked)
+        self.send(question)
         return await asked
 
     def leave(self) -> None:
@@ -144,7 +171,7 @@ class EngineClient(asyncio.Protocol):
         if self._writing is not None:
             self._writing.cancel()
         self._end_all(EngineStoppedError("the engine is gone"))
-        for asked in self._asking:
+        for asked in (*self._asking, *self._loading):
             if not asked.done():  # the question may have been cancelled
                 asked.set_exception(EngineStoppedError("the engine is gone"))
 
@@ -162,9 +189,9 @@ class EngineClient(asyncio.Protocol):
             case Refused():
                 self._put_last(message.sequence, _REFUSALS[message.kind](message.reason))
             case EngineReport():
-                asked = self._asking.pop(0)
-                if not asked.done():
-                    asked.set_result(message)
+                _answer(self._asking, message)
+            case AdapterLoaded():
+                _answer(self._loading, message)
             case _:
                 raise ValueError(f"{type(message).__name__} is no message of an engine that runs")
 
@@ -180,3 +207,10 @@ class EngineClient(asyncio.Protocol):
             hear = self._open[number]
             self.close(number)
             hear(error)
+
+
+def _answer(waiting: "list[asyncio.Future[AnswerT]]", answer: AnswerT) -> None:
+    """Answers the oldest question."""
+    asked = waiting.pop(0)
+    if not asked.done():  # the question may have been cancelled
+        asked.set_result(answer)

@@ -2,14 +2,18 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from actors.connection import Connection
 from actors.messages import (
+    AdapterLoaded,
     AskReport,
     Close,
+    DropAdapter,
     EngineReport,
     FromEngine,
+    LoadAdapter,
     Open,
     RefusalKind,
     Refused,
@@ -20,10 +24,10 @@ from actors.messages import (
 )
 from outrider.decoding.grammar import GrammarError
 from outrider.engine.blame import reason_of, says_broken
-from outrider.engine.errors import EngineError
+from outrider.engine.errors import EngineError, UnsupportedModelError
 from outrider.engine.loop.engine import Engine
 from outrider.engine.step_timings import StepTimings
-from outrider.engine.work import Failed, Result
+from outrider.engine.work import AskedAdapter, Failed, Result
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +89,10 @@ class EngineLoop:
                 self._submit(message)
             case Close():
                 self._close(message.sequence)
+            case LoadAdapter():
+                self._load(message.adapter)
+            case DropAdapter():
+                self._engine.drop_adapter(message.digest)
             case AskReport():
                 self._tell_of_step([])
                 self._untold.append(EngineReport(self._engine.load(), self._engine.free_memory()))
@@ -94,10 +102,8 @@ class EngineLoop:
                 raise ValueError(f"{type(message).__name__} is no message to an engine that runs")
 
     def _step(self) -> None:
-        self._count += 1
-        self.step_under_way = self._count
-        results = self._engine.step(self._connection.has_come)
-        self.step_under_way = None
+        with self._limited():
+            results = self._engine.step(self._connection.has_come)
         step = self._engine.last_step
         if step is not None and step is not self._newest:  # what is answered may have taken no step
             self._newest = step
@@ -117,12 +123,37 @@ class EngineLoop:
             return 0
         return self._rounds[result.sequence]
 
+    def _load(self, adapter: AskedAdapter) -> None:
+        digest, refusal = b"", ""
+        try:
+            with self._limited():
+                digest = self._engine.load_adapter(adapter)
+        except Exception as error:
+            if says_broken(error):
+                raise
+            logger.exception("adapter %r is not loaded", adapter.name)
+            refusal = str(error)
+        self._untold.append(AdapterLoaded(digest, refusal))
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Limits the time of a block of code to that of a step, as other ranks take part in it."""
+        self._count += 1
+        self.step_under_way = self._count
+        try:
+            yield
+        finally:
+            self.step_under_way = None
+
     def _open(self, opening: Open) -> None:
         number = opening.sequence
         try:
-            self._engine.open(
-                opening.prompt_length, opening.noise_key, opening.sampling, number, opening.adapter
-            )
+            with self._limited():  # it may load its adapter
+                self._engine.open(
+                    opening.prompt_length, opening.noise_key, opening.sampling, number, opening.adapter
+                )
+        except UnsupportedModelError as error:
+            self._untold.append(Refused(number, "adapter", str(error)))
         except GrammarError as error:
             self._untold.append(Refused(number, "grammar", str(error)))
         except ValueError as error:

@@ -11,7 +11,8 @@ from actors.messages import EngineAnswer
 from actors.tracing import DelayedSpans, SequenceTrace
 from actors.translation import ReplyT, RequestT, Translation
 from outrider.decoding.grammar import GrammarError
-from outrider.engine.errors import EngineError, SequenceFailedError
+from outrider.engine.errors import EngineError, SequenceFailedError, UnsupportedModelError
+from outrider.engine.work import AskedAdapter
 from outrider.learning.outbox import Outbox
 from protos import rounds_pb2
 from protos.conversions import sampling_from_message
@@ -21,6 +22,7 @@ logger = logging.getLogger("ray.serve")
 _CAUSES: tuple[tuple[type[Exception], rounds_pb2.SequenceEnded.Cause], ...] = (
     (LeavingError, rounds_pb2.SequenceEnded.LEAVING),
     (SequenceFailedError, rounds_pb2.SequenceEnded.FAILED),
+    (UnsupportedModelError, rounds_pb2.SequenceEnded.ADAPTER),
     (EngineError, rounds_pb2.SequenceEnded.TOO_LARGE),
     (GrammarError, rounds_pb2.SequenceEnded.GRAMMAR),
     (ValueError, rounds_pb2.SequenceEnded.INVALID),
@@ -105,7 +107,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
                 opening.noise_key,
                 sampling_from_message(opening.sampling),
                 partial(self._on_answer, name),
-                opening.adapter,
+                asked_adapter(opening.adapter),
             )
         turn, work = self._translation.work(served.number, request)
         if turn.round >= served.newest:
@@ -147,3 +149,8 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
         if served.number is not None:
             self._engine.close(served.number)
         served.trace.ended()
+
+
+def asked_adapter(message: rounds_pb2.Adapter) -> AskedAdapter:
+    """Returns the adapter that a message names; an unset message names none."""
+    return AskedAdapter(message.name, message.path, message.digest)

@@ -12,9 +12,9 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import StepTimings
-from outrider.engine.work import Answered, EngineLoad, Result, Work
+from outrider.engine.work import NONE_ASKED, Answered, AskedAdapter, EngineLoad, Result, Work
 
-RefusalKind = Literal["grammar", "invalid", "too large", "failed"]
+RefusalKind = Literal["grammar", "adapter", "invalid", "too large", "failed"]
 
 
 class EngineMessage(Struct, frozen=True, tag=True):
@@ -35,7 +35,7 @@ class Open(EngineMessage, frozen=True):
     prompt_length: int
     noise_key: int
     sampling: Sampling
-    adapter: str = ""  # name of the target's adapter; empty: none
+    adapter: AskedAdapter = NONE_ASKED
 
 
 class Submit(EngineMessage, frozen=True):
@@ -52,6 +52,18 @@ class Close(EngineMessage, frozen=True):
     sequence: int
 
 
+class LoadAdapter(EngineMessage, frozen=True):
+    """Loads an adapter between two steps."""
+
+    adapter: AskedAdapter
+
+
+class DropAdapter(EngineMessage, frozen=True):
+    """Drops the adapter with that digest once its last sequence has closed."""
+
+    digest: bytes
+
+
 class AskReport(EngineMessage, frozen=True):
     """Asks for the engine's load after all earlier messages."""
 
@@ -60,7 +72,7 @@ class Stop(EngineMessage, frozen=True):
     """Ends the engine's process after the step under way."""
 
 
-ToEngine = StartEngine | Open | Submit | Close | AskReport | Stop
+ToEngine = StartEngine | Open | Submit | Close | LoadAdapter | DropAdapter | AskReport | Stop
 
 
 class Meeting(EngineMessage, frozen=True):
@@ -121,6 +133,13 @@ class Refused(EngineMessage, frozen=True):
     reason: str
 
 
+class AdapterLoaded(EngineMessage, frozen=True):
+    """Answer to LoadAdapter."""
+
+    digest: bytes
+    refusal: str = ""  # why it was not loaded; empty: it was
+
+
 class EngineReport(EngineMessage, frozen=True):
     """Load of the engine."""
 
@@ -128,7 +147,7 @@ class EngineReport(EngineMessage, frozen=True):
     free_memory: int  # bytes of the device's memory that are free
 
 
-FromEngine = ProcessPlace | Meeting | Ready | Unbuilt | Stepped | Refused | EngineReport
+FromEngine = ProcessPlace | Meeting | Ready | Unbuilt | Stepped | Refused | AdapterLoaded | EngineReport
 
 
 class EngineAnswer(Struct, frozen=True):

@@ -7,10 +7,12 @@ from typing import Any, Literal
 import grpc
 from google.protobuf.message import DecodeError
 
-from actors.engine_client import EngineClient, LeavingError
-from actors.gateway_sequences import GatewaySequences
+from actors.engine_client import EngineClient, EngineStoppedError, LeavingError
+from actors.gateway_sequences import GatewaySequences, asked_adapter
+from actors.messages import DropAdapter
 from actors.translation import DraftTranslation, TargetTranslation, Translation
-from protos import rounds_pb2_grpc
+from outrider.engine.errors import UnsupportedModelError
+from protos import rounds_pb2, rounds_pb2_grpc
 from protos.trust import Trust
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -24,11 +26,6 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 Role = Literal["target", "draft"]
-
-_SERVICES: dict[Role, tuple[type[Translation[Any, Any]], Any]] = {
-    "target": (TargetTranslation, rounds_pb2_grpc.add_TargetWorkerServicer_to_server),
-    "draft": (DraftTranslation, rounds_pb2_grpc.add_DraftWorkerServicer_to_server),
-}
 
 
 async def start_server(
@@ -44,8 +41,12 @@ async def start_server(
 
 def add_servicer(role: Role, engine: EngineClient, server: grpc.aio.Server) -> None:
     """Makes the server answer as a worker of that role."""
-    translation, add_to = _SERVICES[role]
-    add_to(Servicer(translation(), engine), server)
+    if role == "target":
+        rounds_pb2_grpc.add_TargetWorkerServicer_to_server(
+            TargetServicer(TargetTranslation(), engine), server
+        )
+    else:
+        rounds_pb2_grpc.add_DraftWorkerServicer_to_server(Servicer(DraftTranslation(), engine), server)
 
 
 class Servicer:
@@ -86,3 +87,24 @@ class Servicer:
             self._engine.end.remove_done_callback(wake)
             reading.cancel()
             sequences.close()
+
+
+class TargetServicer(Servicer):
+    """Takes adapters too, which belong to no gateway's stream."""
+
+    async def LoadAdapter(  # noqa: N802
+        self, adapter: rounds_pb2.Adapter, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> rounds_pb2.Adapter:
+        try:
+            digest = await self._engine.load_adapter(asked_adapter(adapter))
+        except UnsupportedModelError as refusal:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
+        except EngineStoppedError as end:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(end))
+        return rounds_pb2.Adapter(name=adapter.name, path=adapter.path, digest=digest)
+
+    async def DropAdapter(  # noqa: N802
+        self, adapter: rounds_pb2.Adapter, context: object
+    ) -> rounds_pb2.AdapterDropped:
+        self._engine.send(DropAdapter(adapter.digest))
+        return rounds_pb2.AdapterDropped()

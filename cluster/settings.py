@@ -222,6 +222,8 @@ class Settings(Group):
             drafts=self._kinds,
             target_drafters=self._target_drafters,
             adapters=(*self.target.adapters,),
+            adapter_folder=self.target.adapter_folder,
+            max_loaded_adapters=self.target.max_loaded_adapters,
             direct_grpc=None if port is None else f"{host}:{port}",
             **{**requests, "drafters": self.drafters},
             **callers,

@@ -22,6 +22,7 @@ from gateway.generation.vocabulary import load_tokenizer
 from gateway.observe.metrics import publish_always
 from gateway.settings import GatewaySettings, LiveSettings, live_refusal
 from gateway.workers import registry
+from gateway.workers.adapter_store import RayAdapterStore
 from gateway.workers.fleet import Fleet
 from outrider.pace.settings import PaceSettings
 from outrider.telemetry.instruments import Instruments
@@ -68,7 +69,10 @@ class Gateway(GenerationServicer):
         self.authentication = Authentication(settings.api_key_digests, anonymous=settings.allow_anonymous)
         self._template = load_chat_template(settings.tokenizer)
         defaults = load_sampling_defaults(settings)
-        self.generation = Generation(settings, load_tokenizer(settings.tokenizer), fleet, defaults)
+        tokenizer, store = load_tokenizer(settings.tokenizer), None
+        if settings.adapter_folder is not None:
+            store = RayAdapterStore(f"{settings.model}\n{settings.adapter_folder}")
+        self.generation = Generation(settings, tokenizer, fleet, defaults, store)
         self.generation.paces.use(pace)
         self.generation.warm_up()
         self._leaving.callback(self.generation.close)

@@ -38,6 +38,12 @@ class UnauthenticatedError(GatewayError):
     http_status, grpc_status = 401, StatusCode.UNAUTHENTICATED
 
 
+class ForbiddenError(GatewayError):
+    """The settings keep every caller from what was asked for."""
+
+    http_status, grpc_status = 403, StatusCode.PERMISSION_DENIED
+
+
 class OverloadedError(GatewayError):
     """All slots and the queue are full."""
 

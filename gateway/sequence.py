@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
 
+from gateway.adapter import NO_ADAPTER, Adapter
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.drafters.past_answers import NOBODYS, Scope
@@ -55,7 +56,7 @@ class GatewaySequence:
     is_scored: bool = False  # the log-probabilities of its prompt's tokens are wanted
     scores: list[TokenLogprobs] = field(default_factory=list)  # tokens of the prompt, from the second on
     generates: bool = True  # False: nothing follows the prompt
-    adapter: str = ""  # name of the target's adapter; empty: none
+    adapter: Adapter = NO_ADAPTER
     draft: VerdictDraft | None = None  # Draft that came with the newest Verdict; None: it is taken
 
     def __len__(self) -> int:

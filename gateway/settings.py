@@ -143,7 +143,11 @@ class GatewaySettings(RequestSettings, CallerSettings):
     """Settings of one gateway."""
 
     model: str = Field(description="the name under which clients know the target")
-    adapters: tuple[str, ...] = Field(default=(), description="names of the target's adapters")
+    adapters: tuple[str, ...] = Field(default=(), description="names of the adapters of its settings")
+    adapter_folder: str | None = Field(
+        default=None, description="folder from which requests may load further adapters; None: they may not"
+    )
+    max_loaded_adapters: int = Field(default=0, description="adapters that requests have loaded, at most")
     tokenizer: str = Field(description="local folder or hub id that holds tokenizer.json")
     drafts: dict[str, WorkerDrafterName] = Field(
         default={"model": "model"}, description="drafts by name, with the kind of drafter of each"

@@ -8,6 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Adapter(_message.Message):
+    __slots__ = ("name", "path", "digest")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    digest: bytes
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class AdapterDropped(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class DraftWorkerRequests(_message.Message):
     __slots__ = ("requests",)
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
@@ -58,12 +72,14 @@ class SequenceEnded(_message.Message):
         FAILED: _ClassVar[SequenceEnded.Cause]
         LEAVING: _ClassVar[SequenceEnded.Cause]
         GRAMMAR: _ClassVar[SequenceEnded.Cause]
+        ADAPTER: _ClassVar[SequenceEnded.Cause]
     CAUSE_UNSPECIFIED: SequenceEnded.Cause
     INVALID: SequenceEnded.Cause
     TOO_LARGE: SequenceEnded.Cause
     FAILED: SequenceEnded.Cause
     LEAVING: SequenceEnded.Cause
     GRAMMAR: SequenceEnded.Cause
+    ADAPTER: SequenceEnded.Cause
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
@@ -113,8 +129,8 @@ class Open(_message.Message):
     prompt_length: int
     noise_key: int
     sampling: _generation_pb2.Sampling
-    adapter: str
-    def __init__(self, prompt_length: _Optional[int] = ..., noise_key: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., adapter: _Optional[str] = ...) -> None: ...
+    adapter: Adapter
+    def __init__(self, prompt_length: _Optional[int] = ..., noise_key: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ()

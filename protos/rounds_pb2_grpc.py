@@ -111,6 +111,16 @@ class TargetWorkerStub:
                 request_serializer=protos_dot_rounds__pb2.TargetWorkerRequests.SerializeToString,
                 response_deserializer=protos_dot_rounds__pb2.TargetReplies.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/outrider.rounds.v1.TargetWorker/LoadAdapter',
+                request_serializer=protos_dot_rounds__pb2.Adapter.SerializeToString,
+                response_deserializer=protos_dot_rounds__pb2.Adapter.FromString,
+                _registered_method=True)
+        self.DropAdapter = channel.unary_unary(
+                '/outrider.rounds.v1.TargetWorker/DropAdapter',
+                request_serializer=protos_dot_rounds__pb2.Adapter.SerializeToString,
+                response_deserializer=protos_dot_rounds__pb2.AdapterDropped.FromString,
+                _registered_method=True)
 
 
 class TargetWorkerServicer:
@@ -122,6 +132,21 @@ class TargetWorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Loads an adapter, of which name and path are set, and returns it with its digest. INVALID_ARGUMENT tells why the
+        target refuses it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropAdapter(self, request, context):
+        """Drops the adapter with that digest as soon as no open sequence has it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TargetWorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -129,6 +154,16 @@ def add_TargetWorkerServicer_to_server(servicer, server):
                     servicer.Stream,
                     request_deserializer=protos_dot_rounds__pb2.TargetWorkerRequests.FromString,
                     response_serializer=protos_dot_rounds__pb2.TargetReplies.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=protos_dot_rounds__pb2.Adapter.FromString,
+                    response_serializer=protos_dot_rounds__pb2.Adapter.SerializeToString,
+            ),
+            'DropAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropAdapter,
+                    request_deserializer=protos_dot_rounds__pb2.Adapter.FromString,
+                    response_serializer=protos_dot_rounds__pb2.AdapterDropped.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -158,6 +193,60 @@ class TargetWorker:
             '/outrider.rounds.v1.TargetWorker/Stream',
             protos_dot_rounds__pb2.TargetWorkerRequests.SerializeToString,
             protos_dot_rounds__pb2.TargetReplies.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.rounds.v1.TargetWorker/LoadAdapter',
+            protos_dot_rounds__pb2.Adapter.SerializeToString,
+            protos_dot_rounds__pb2.Adapter.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.rounds.v1.TargetWorker/DropAdapter',
+            protos_dot_rounds__pb2.Adapter.SerializeToString,
+            protos_dot_rounds__pb2.AdapterDropped.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from gateway.api.adapter_api import LOAD_ADAPTER, UNLOAD_ADAPTER, LoadAdapterRequest, UnloadAdapterRequest
 from gateway.api.openai.answer_types import ChatCompletion, ChatEvent, Completion, CompletionEvent, Error
 from gateway.api.openai.chat import ChatRequest
 from gateway.api.openai.completions import CompletionRequest
@@ -39,6 +40,8 @@ ENDPOINTS: Final = {
     "/loads": Endpoint(Loads, refusals=KEYED),
     TOKENIZE: Endpoint(Tokenized, TokenizeRequest, refusals=(*READ, 503)),
     DETOKENIZE: Endpoint(Detokenized, DetokenizeRequest, refusals=(*READ, 503)),
+    LOAD_ADAPTER: Endpoint(str, LoadAdapterRequest, refusals=(*READ, 403, 503)),
+    UNLOAD_ADAPTER: Endpoint(str, UnloadAdapterRequest, refusals=(*READ, 403, 503)),
     "/version": Endpoint(Version),
     "/ping": Endpoint(None, unready=True),
 }

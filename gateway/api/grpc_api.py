@@ -216,6 +216,7 @@ class GenerationServicer:
             vocab_size=generation.limits.vocab_size,
             max_length=generation.limits.max_length(),
             workers=workers,
+            adapters=await generation.adapters.served(),
         )
 
     @guarded

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from starlette.requests import Request as HttpRequest
 
 from gateway.api.access import Authentication, foreign_name
+from gateway.api.adapter_api import add_adapters
 from gateway.api.bodies import Entrance
 from gateway.api.docs import add_docs
 from gateway.api.endpoints import CHATS, COMPLETIONS, RESPONSES
@@ -154,13 +155,16 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     @app.get("/v1/models", dependencies=[Depends(is_known)])
     async def models() -> Models:
         """Returns the model that is served, and its adapters."""
-        names = (settings.model, *settings.adapters)
-        return {"object": "list", "data": [await model(name) for name in names]}
+        names = (settings.model, *await generation.adapters.served())
+        return {"object": "list", "data": [described(name) for name in names]}
 
     @app.get("/v1/models/{name:path}", dependencies=[Depends(is_known)])
     async def model(name: str) -> Model:
         """Returns the model of this name, if it is served."""
-        generation.limits.check_model(name)
+        await generation.adapters.find(name)
+        return described(name)
+
+    def described(name: str) -> Model:
         has_target = generation.fleet.workers("target")
         return {
             "id": name,
@@ -168,7 +172,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             "created": started,
             "owned_by": "outrider",
             "root": name,
-            "parent": settings.model if generation.limits.adapter(name) else None,
+            "parent": None if name == settings.model else settings.model,
             "max_model_len": generation.limits.max_length() if has_target else None,
         }
 
@@ -201,6 +205,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         return as_json(loads(generation))
 
     add_texts(app, generation, prompts, is_known, entrance)
+    add_adapters(app, generation, is_known, entrance)
     add_page(app)
     add_docs(app)
     answer_errors(app)

@@ -54,7 +54,7 @@ def add_texts(
         """Returns the token ids of a text, or of a chat."""
         async with entrance.body(request) as came:
             body = (await parsed(TokenizeRequest, came.text, settings.unknown_fields)).body
-            generation.limits.check_model(body.model)
+            await generation.adapters.find(body.model)
             tokenization = generation.tokenization
             if body.messages is None:
                 assert body.prompt is not None
@@ -80,7 +80,7 @@ def add_texts(
         """Returns the text of token ids, special tokens included."""
         async with entrance.body(request) as came:
             body = (await parsed(DetokenizeRequest, came.text, settings.unknown_fields)).body
-            generation.limits.check_model(body.model)
+            await generation.adapters.find(body.model)
             generation.limits.check_length("tokens", body.tokens)
             generation.limits.check_ids("tokens", body.tokens)
             text = await generation.tokenization.decode(body.tokens, skip_special_tokens=False)

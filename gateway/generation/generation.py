@@ -12,7 +12,9 @@ from typing import Any
 from opentelemetry.trace import get_current_span
 from tokenizers import Tokenizer
 
+from gateway.adapter import Adapter
 from gateway.errors import InvalidRequestError, WorkerLostError
+from gateway.generation.adapters import Adapters
 from gateway.generation.admission import STOPPING, Admission
 from gateway.generation.form import GrammarChecks
 from gateway.generation.limits import Limits
@@ -33,6 +35,7 @@ from gateway.routing.router import TaskRule
 from gateway.sequence import GatewaySequence
 from gateway.settings import PREPARED_AT_ONCE, GatewaySettings, LiveSettings
 from gateway.traffic_recorder import TrafficRecorder
+from gateway.workers.adapter_store import AdapterStore
 from gateway.workers.fleet import Fleet
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
@@ -53,8 +56,13 @@ class Generation:
         tokenizer: Tokenizer,
         fleet: Fleet,
         sampling_defaults: Mapping[str, Any] = MappingProxyType({}),
+        adapter_store: AdapterStore | None = None,
     ) -> None:
-        """sampling_defaults: values of settings that a request does not name, by name."""
+        """
+        Args:
+            sampling_defaults: values of settings that a request does not name, by name.
+            adapter_store: adapters that requests have loaded; None: requests load none.
+        """
         self._started_with = settings
         self.settings = settings  # in force
         self.refused_live: str | None = None  # why the newest live settings are not in force; None: they are
@@ -62,6 +70,7 @@ class Generation:
         self.sampling_defaults = sampling_defaults
         self.tokenizer = tokenizer
         self.tokenization = Tokenization(tokenizer)
+        self.adapters = Adapters(settings, fleet, adapter_store)
         self.limits = Limits(settings, tokenizer, self.tokenization, fleet)
         added = tokenizer.get_added_tokens_decoder()
         self.special_tokens = [token.content for token in added.values() if token.special]
@@ -123,7 +132,7 @@ class Generation:
         """
         settings = self.settings
         deadline = self.deadline() if deadline is None else deadline
-        self.limits.check_model(request.model)
+        adapter = await self.adapters.find(request.model)
         self.limits.check_counts(len(request.prompts), request.n)
         if "" in request.stop:
             raise InvalidRequestError("stop", "a stop string must not be empty")
@@ -144,8 +153,7 @@ class Generation:
         sampling = sampling.model_copy(
             update={"seed": seed, "verification": rule, "grammar": grammar, "stop_token_ids": stops}
         )
-        adapter = self.limits.adapter(request.model)
-        task = _task(request.task, adapter)
+        task = _task(request.task, adapter.name)
         scope = Scope(caller, task)
         make = partial(_sequences, request, prompts, sampling, seed, scope, adapter)
         is_long = request.n * sum(map(len, prompts)) > LONG_LIST
@@ -160,7 +168,7 @@ class Generation:
             request.shown,
             deadline,
             get_current_span(),
-            adapter or settings.model,
+            adapter.name or settings.model,
         )
 
     def _with_defaults(self, sampling: Sampling) -> Sampling:
@@ -336,7 +344,7 @@ def _sequences(
     sampling: Sampling,
     seed: int,
     scope: Scope,
-    adapter: str,
+    adapter: Adapter,
 ) -> tuple[GatewaySequence, ...]:
     """Returns a sequence per answer. Its noise depends on its own prompt alone, not on other prompts."""
     return tuple(

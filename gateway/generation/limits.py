@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from tokenizers import Tokenizer
 
-from gateway.errors import InvalidRequestError, UnknownModelError, WorkerLostError
+from gateway.errors import InvalidRequestError, WorkerLostError
 from gateway.generation.tokenization import Tokenization
 from gateway.settings import GatewaySettings
 from gateway.workers.fleet import Fleet
@@ -38,19 +38,6 @@ class Limits:
         """Tokens that an answer to such a prompt may have, at least 1."""
         context = self.max_length()
         return max(1, min(self._settings.max_output_tokens or context, context - prompt_tokens))
-
-    def check_model(self, name: str | None) -> None:
-        """Raises UnknownModelError unless the model, or the adapter, is served; None: the served model."""
-        served = (self._settings.model, *self._settings.adapters)
-        if name is not None and name not in served:
-            are = "are" if len(served) > 1 else "is"
-            raise UnknownModelError(
-                "model", f"{name!r} is not served, {' and '.join(map(repr, served))} {are}"
-            )
-
-    def adapter(self, model: str | None) -> str:
-        """Returns the name of the adapter that a request for this model chooses; empty: none."""
-        return model if model in self._settings.adapters and model is not None else ""
 
     def check_counts(self, prompts: int, n: int) -> None:
         """Checks the number of prompts, and of answers to each."""

@@ -5,7 +5,8 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 
-from gateway.errors import WorkerLostError
+from gateway.adapter import NO_ADAPTER, Adapter
+from gateway.errors import InvalidRequestError, WorkerLostError
 from gateway.sequence import GatewaySequence
 from gateway.workers.prefixes import Prefixes
 from gateway.workers.streams import Link, Role, WorkerInfo, WorkerStream
@@ -30,7 +31,7 @@ class Fleet:
         self._trust = trust
         self._links: dict[str, Link] = {}  # key: address
         # Key: WorkerInfo.draft, and at a target the adapter, as caches of different adapters are apart.
-        self._prefixes: dict[tuple[str, str], Prefixes] = defaultdict(Prefixes)
+        self._prefixes: dict[tuple[str, Adapter], Prefixes] = defaultdict(Prefixes)
         self._closing: set[asyncio.Task[None]] = set()
         self._isolated: dict[str, TargetStream] = {}  # key: address
 
@@ -72,6 +73,34 @@ class Fleet:
             self._isolated[stream.address] = stream
         return stream
 
+    async def load_adapter(self, adapter: Adapter) -> Adapter:
+        """Loads an adapter at all targets; returns it with the digest of its files.
+
+        Raises:
+            InvalidRequestError: a target refuses it, or targets find different files. All drop it then.
+            WorkerLostError: there is no target, or one does not answer. All others drop it then.
+        """
+        targets = [link for link in self.links() if link.worker.role == "target"]
+        if not targets:
+            raise WorkerLostError("no target worker is ready")
+        loads = await asyncio.gather(
+            *[link.load_adapter(adapter) for link in targets], return_exceptions=True
+        )
+        errors = [load for load in loads if isinstance(load, BaseException)]
+        loaded = {load for load in loads if isinstance(load, Adapter)}
+        if len(loaded) > 1:
+            errors.append(InvalidRequestError("lora_path", f"{adapter.path!r} differs from target to target"))
+        if errors:
+            for one in loaded:
+                await self.drop_adapter(one)
+            raise errors[0]
+        return loaded.pop()
+
+    async def drop_adapter(self, adapter: Adapter) -> None:
+        """Drops an adapter at all targets that answer, once no open sequence has it."""
+        targets = [link for link in self.links() if link.worker.role == "target"]
+        await asyncio.gather(*[link.drop_adapter(adapter) for link in targets], return_exceptions=True)
+
     def cleared(self, stream: TargetStream) -> None:
         """Ends the isolation of a sequence: a token came over its stream."""
         if self._isolated.get(stream.address) is stream:
@@ -112,7 +141,7 @@ class Fleet:
         now = asyncio.get_running_loop().time()
         well = [link for link in links if link.suspect_until <= now]
         chosen = min(well or links, key=lambda link: link.num_sequences(now))
-        prefixes = self._prefixes[draft, "" if draft else sequence.adapter]
+        prefixes = self._prefixes[draft, NO_ADAPTER if draft else sequence.adapter]
         if len(well) > 1:
             holder = prefixes.holder(sequence.prompt)
             holding = next((link for link in well if link.worker.address == holder), chosen)

@@ -3,11 +3,12 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 
 import grpc
 
+from gateway.adapter import NO_ADAPTER, Adapter
 from gateway.errors import (
     GatewayError,
     GenerationFailedError,
@@ -27,11 +28,13 @@ ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
 Role = Literal["target", "draft"]
 
 LOAD_AGE_S = 2.0  # an older reported load is not believed
+ADAPTER_S = 60.0  # for a target to load an adapter
 SUSPECT_S = 5.0  # after it was lost, a worker is the last choice
 _REFUSED = {
     rounds_pb2.SequenceEnded.INVALID: "prompt",
     rounds_pb2.SequenceEnded.TOO_LARGE: "max_tokens",
     rounds_pb2.SequenceEnded.GRAMMAR: "structured_outputs",
+    rounds_pb2.SequenceEnded.ADAPTER: "model",
 }
 _SERVICES: dict[Role, tuple[Any, Any]] = {
     "target": (rounds_pb2_grpc.TargetWorkerStub, rounds_pb2.TargetWorkerRequests),
@@ -101,6 +104,33 @@ class Link:
             self._connection = WorkerConnection(call, requests)
         return self._connection
 
+    async def load_adapter(self, adapter: Adapter) -> Adapter:
+        """Loads an adapter at this target; returns it with the digest of its files.
+
+        Raises:
+            InvalidRequestError: the target refuses it.
+            WorkerLostError: the target does not answer.
+        """
+        try:
+            loaded = await self._target().LoadAdapter(
+                adapter.to_message(), metadata=self._trust.metadata, timeout=ADAPTER_S
+            )
+        except grpc.aio.AioRpcError as error:
+            details = error.details() or error.code().name
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                raise InvalidRequestError("lora_path", details) from error
+            raise WorkerLostError(f"{self.place}: {details}") from error
+        return replace(adapter, digest=loaded.digest)
+
+    async def drop_adapter(self, adapter: Adapter) -> None:
+        """Drops an adapter at this target once no open sequence has it. Raises grpc.aio.AioRpcError."""
+        await self._target().DropAdapter(
+            adapter.to_message(), metadata=self._trust.metadata, timeout=ADAPTER_S
+        )
+
+    def _target(self) -> Any:
+        return rounds_pb2_grpc.TargetWorkerStub(self._channel)
+
     def mark_suspect(self) -> None:
         """Makes the worker the last choice for SUSPECT_S seconds."""
         self.suspect_until = asyncio.get_running_loop().time() + SUSPECT_S
@@ -128,12 +158,12 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         sampling: Sampling,
         *,
         is_isolated: bool,
-        adapter: str = "",
+        adapter: Adapter = NO_ADAPTER,
     ) -> None:
         """
         Args:
             sampling: settings of the sequence for this worker.
-            adapter: name of its adapter there; empty: none.
+            adapter: its adapter there.
             is_isolated: the sequence may be the reason of an earlier loss. Its work waits until the worker
                 has read the opening: a loss before that has another reason.
         """
@@ -200,7 +230,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
             prompt_length=len(self._sequence.prompt),
             noise_key=self._sequence.noise_key,
             sampling=sampling_to_message(self._sampling),
-            adapter=self._adapter,
+            adapter=self._adapter.to_message(),
         )
 
     async def receive(

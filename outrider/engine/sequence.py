@@ -31,20 +31,6 @@ class SequenceAdapter:
 NO_ADAPTER = SequenceAdapter()
 
 
-@dataclass(frozen=True)
-class AskedAdapter:
-    """Adapter that a sequence asks for."""
-
-    name: str = ""  # empty: none
-    path: str = ""  # folder within ``adapter_folder``; empty: the settings name the adapter
-    digest: bytes = (
-        b""  # digest of its files when it was loaded first; empty: it is loaded for the first time
-    )
-
-
-NONE_ASKED = AskedAdapter()
-
-
 @dataclass
 class DraftSequenceState:
     """State of a sequence that only a draft needs."""

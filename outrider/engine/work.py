@@ -71,6 +71,20 @@ class Score(Struct, frozen=True, tag=True):
 Work = Decode | Propose | Score
 
 
+@dataclass(frozen=True)
+class AskedAdapter:
+    """Adapter that a sequence asks for."""
+
+    name: str = ""  # empty: none
+    path: str = ""  # folder within ``adapter_folder``; empty: the settings name the adapter
+    digest: bytes = (
+        b""  # digest of its files when it was loaded first; empty: it is loaded for the first time
+    )
+
+
+NONE_ASKED = AskedAdapter()
+
+
 class Timings(Struct, frozen=True):
     """Seconds of the parts of a piece of work."""
 

@@ -8,6 +8,7 @@ from functools import cache
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
+from gateway.adapter import NO_ADAPTER, Adapter
 from gateway.loop.answer_trace import NO_TRACE, AnswerTrace
 from gateway.loop.factory import LoopFactory
 from gateway.loop.loop import SequenceLoop
@@ -71,7 +72,7 @@ async def answer(
     alternatives: int = 0,
     speculation: Speculation = FIXED,
     generation: Span = INVALID_SPAN,
-    adapter: str = "",
+    adapter: Adapter = NO_ADAPTER,
 ) -> tuple[list[int], Stats]:
     rounds = rounds_of(fleet, kind, temperature, speculation, generation, adapter)
     paced = rounds._source._policy.paced
@@ -86,7 +87,7 @@ def rounds_of(
     temperature: float,
     speculation: Speculation,
     generation: Span = INVALID_SPAN,
-    adapter: str = "",
+    adapter: Adapter = NO_ADAPTER,
 ) -> SequenceLoop:
     """Returns the loop of one answer, which has not begun."""
     prompt = prompt_of(kind)

@@ -20,6 +20,7 @@ Part = tuple[str, Literal["request", "answer", "events", "error"]]  # path, and 
 REFUSALS: Final = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or wrong.",
+    403: "The settings keep every caller from it.",
     404: "The request names a model that is not served.",
     408: "The body came too slowly.",
     413: "The body is too long.",
@@ -28,6 +29,7 @@ REFUSALS: Final = {
     503: "There is no worker, or its stream broke.",
     504: "The answer was not finished in time.",
 }
+JSON: Final = "application/json"
 ERROR: Final[Part] = ("", "error")  # shared by all endpoints
 RETRIED = (429, 503)  # statuses with the header Retry-After
 STREAMED = "With `stream`: the data of each event."
@@ -79,7 +81,8 @@ def _responses(path: str, endpoint: Endpoint, schemas: Mapping[Part, Schema]) ->
     given = headers | ({SEED_HEADER: SEED, IGNORED_HEADER: IGNORED} if endpoint.events else {})
     answer: Schema = {"headers": given}
     if endpoint.answer is not None:
-        answer["content"] = _json(schemas[path, "answer"])
+        kind = "text/plain" if endpoint.answer is str else JSON
+        answer["content"] = {kind: {"schema": schemas[path, "answer"]}}
     if endpoint.events is not None:
         events = schemas[path, "events"]
         description = STREAMED + ("" if "discriminator" in events else CLOSED)
@@ -97,4 +100,4 @@ def _responses(path: str, endpoint: Endpoint, schemas: Mapping[Part, Schema]) ->
 
 
 def _json(schema: Schema) -> Schema:
-    return {"application/json": {"schema": schema}}
+    return {JSON: {"schema": schema}}

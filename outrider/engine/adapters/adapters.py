@@ -18,7 +18,8 @@ from outrider.engine.forward.linear import Projection
 from outrider.engine.parallel.adapter_change import AdapterChange
 from outrider.engine.parallel.layers import RowParallelLinear
 from outrider.engine.parallel.rank_group import RankGroup
-from outrider.engine.sequence import NO_ADAPTER, AskedAdapter, SequenceAdapter
+from outrider.engine.sequence import NO_ADAPTER, SequenceAdapter
+from outrider.engine.work import AskedAdapter
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,9 @@ from outrider.engine.adapters.adapters import Adapters
 from outrider.engine.adapters.checkpoint import AdapterCheckpoint
 from outrider.engine.parallel.adapter_change import AdapterChange
 from outrider.engine.parallel.rank_group import RankGroup
-from outrider.engine.sequence import AskedAdapter, SequenceAdapter
+from outrider.engine.sequence import SequenceAdapter
 from outrider.engine.settings import EngineSettings
+from outrider.engine.work import AskedAdapter
 
 
 @dataclass

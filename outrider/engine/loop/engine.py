@@ -31,12 +31,12 @@ from outrider.engine.loop.work_queue import WorkQueue
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.scheduling.batch_delay import BatchDelay
 from outrider.engine.scheduling.scheduler import Scheduler, Selected
-from outrider.engine.sequence import NONE_ASKED, AskedAdapter, EngineSequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import StepTimings
 from outrider.engine.tasks.decode import DecodeTask
 from outrider.engine.tasks.task import Task
-from outrider.engine.work import Decoded, EngineLoad, Failed, Propose, Result, Work
+from outrider.engine.work import NONE_ASKED, AskedAdapter, Decoded, EngineLoad, Failed, Propose, Result, Work
 
 logger = logging.getLogger(__name__)
 

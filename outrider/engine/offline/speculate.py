@@ -8,8 +8,8 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.loop.engine import Engine
-from outrider.engine.sequence import NONE_ASKED, AskedAdapter, EngineSequence
-from outrider.engine.work import Decode, Decoded, plain_decoding
+from outrider.engine.sequence import EngineSequence
+from outrider.engine.work import NONE_ASKED, AskedAdapter, Decode, Decoded, plain_decoding
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from outrider.engine.inputs.step_input import Numbers
-from outrider.engine.sequence import AskedAdapter
+from outrider.engine.work import AskedAdapter
 
 
 @dataclass(frozen=True)

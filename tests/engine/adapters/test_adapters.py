@@ -20,9 +20,9 @@ from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.planning.skeleton import skeleton
-from outrider.engine.sequence import NO_DRAFT, AskedAdapter
+from outrider.engine.sequence import NO_DRAFT
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Decode, Decoded
+from outrider.engine.work import AskedAdapter, Decode, Decoded
 from tests.support.adapters import merged, write_adapter
 from tests.support.allocated import allocated_weights
 from tests.support.checkpoints import write_checkpoint

@@ -12,9 +12,9 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.planning.skeleton import skeleton
-from outrider.engine.sequence import NONE_ASKED, AskedAdapter, EngineSequence
+from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
-from outrider.engine.work import Decoded, plain_decoding
+from outrider.engine.work import NONE_ASKED, AskedAdapter, Decoded, plain_decoding
 from tests.support.adapters import write_adapter
 from tests.support.allocated import allocated_weights
 from tests.support.checkpoints import write_checkpoint

@@ -16,8 +16,8 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.index import IndexDrafter
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.parallel.rank_group import RankGroup
-from outrider.engine.sequence import AskedAdapter
 from outrider.engine.settings import EngineSettings
+from outrider.engine.work import AskedAdapter
 from tests.support.adapters import write_adapter
 from tests.support.checkpoints import write_checkpoint
 from tests.support.ranks import Ranks, follow_to_the_end

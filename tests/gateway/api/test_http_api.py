@@ -193,7 +193,7 @@ async def test_adapters_are_models_of_the_target_and_reach_it_alone(tokenizer):
     assert [(model["id"], model["parent"]) for model in models] == [("m", None), ("a", "m"), ("b", "m")]
     assert [answer["model"] for answer in answers] == ["b", "m"]
     openings = [
-        [request.open.adapter for request in worker.requests if request.HasField("open")]
+        [request.open.adapter.name for request in worker.requests if request.HasField("open")]
         for worker in (target, draft)
     ]
     assert openings == [["b", ""], ["", ""]]

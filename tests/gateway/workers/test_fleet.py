@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.adapter import NO_ADAPTER, Adapter
 from gateway.errors import InvalidRequestError, WorkerLostError
 from gateway.sequence import GatewaySequence
 from gateway.workers import connection, registry
@@ -21,7 +22,7 @@ def worker(address, role="target"):
     return WorkerInfo(role, "m", address, pid=1, node="n", vocab_size=256, max_length=2048, draft=draft)
 
 
-def sequence(*prompt, adapter=""):
+def sequence(*prompt, adapter=NO_ADAPTER):
     return GatewaySequence(prompt or (1,), Sampling(), noise_key=0, adapter=adapter)
 
 
@@ -201,8 +202,8 @@ async def test_fleet_prefix_of_another_adapter_is_no_reason_for_a_worker(fleet):
     prompt = range(200)
     with (
         closing(fleet.open_target(sequence(*prompt))),
-        closing(fleet.open_target(sequence(*prompt, adapter="a"))),
+        closing(fleet.open_target(sequence(*prompt, adapter=Adapter("a")))),
     ):
         assert streams(fleet) == {"1": 1, "2": 1, "3": 0}
-        with closing(fleet.open_target(sequence(*prompt, adapter="a"))):
+        with closing(fleet.open_target(sequence(*prompt, adapter=Adapter("a")))):
             assert streams(fleet) == {"1": 1, "2": 2, "3": 0}
