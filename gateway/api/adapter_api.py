@@ -1,9 +1,10 @@
 """Endpoints that load and unload adapters of the target, with the names and fields of vLLM."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI
 from fastapi.responses import PlainTextResponse
+from pydantic import Field
 from starlette.requests import Request as HttpRequest
 
 from gateway.api.bodies import Entrance
@@ -12,11 +13,12 @@ from gateway.api.openai.field_types import NullIsLeftOut, Text
 from gateway.generation.generation import Generation
 
 LOAD_ADAPTER, UNLOAD_ADAPTER = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+Path = Annotated[Text, Field(min_length=1)]
 
 
 class LoadAdapterRequest(NullIsLeftOut):
     lora_name: Text
-    lora_path: Text
+    lora_path: Path
     load_inplace: bool = False
 
 

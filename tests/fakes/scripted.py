@@ -97,6 +97,26 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
     runs_on: bool = False  # reads nothing while it decodes plainly
     said: int = 0  # tokens, over all sequences
     malformed: rounds_pb2.Draft = field(default_factory=lambda: rounds_pb2.Draft(tokens=[1], parents=[1]))
+    refused_adapter: str = ""  # path of an adapter that it cannot load
+    adapters: list[bytes] = field(default_factory=list)  # digests of the adapters that it holds
+    loading: asyncio.Event | None = None  # no adapter is loaded before it is set
+
+    async def LoadAdapter(  # noqa: N802
+        self, adapter: rounds_pb2.Adapter, context: Any
+    ) -> rounds_pb2.Adapter:
+        if self.loading is not None:
+            await self.loading.wait()
+        if adapter.path == self.refused_adapter:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"adapters.{adapter.name}: refused")
+        digest = adapter.path.encode()
+        self.adapters.append(digest)
+        return rounds_pb2.Adapter(name=adapter.name, path=adapter.path, digest=digest)
+
+    async def DropAdapter(  # noqa: N802
+        self, adapter: rounds_pb2.Adapter, context: Any
+    ) -> rounds_pb2.AdapterDropped:
+        self.adapters = [digest for digest in self.adapters if digest != adapter.digest]
+        return rounds_pb2.AdapterDropped()
 
     async def Stream(self, requests: Any, context: Any) -> None:  # noqa: N802
         await serve(requests, context, rounds_pb2.TargetReplies, self._converse)
