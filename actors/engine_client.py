@@ -5,7 +5,7 @@ import socket
 import time
 from collections.abc import Callable
 from itertools import count
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from actors.connection import Frames, frame_of
 from actors.messages import (
@@ -171,7 +171,8 @@ class EngineClient(asyncio.Protocol):
         if self._writing is not None:
             self._writing.cancel()
         self._end_all(EngineStoppedError("the engine is gone"))
-        for asked in (*self._asking, *self._loading):
+        waiting: list[asyncio.Future[Any]] = [*self._asking, *self._loading]
+        for asked in waiting:
             if not asked.done():  # the question may have been cancelled
                 asked.set_exception(EngineStoppedError("the engine is gone"))
 

@@ -41,12 +41,8 @@ async def start_server(
 
 def add_servicer(role: Role, engine: EngineClient, server: grpc.aio.Server) -> None:
     """Makes the server answer as a worker of that role."""
-    if role == "target":
-        rounds_pb2_grpc.add_TargetWorkerServicer_to_server(
-            TargetServicer(TargetTranslation(), engine), server
-        )
-    else:
-        rounds_pb2_grpc.add_DraftWorkerServicer_to_server(Servicer(DraftTranslation(), engine), server)
+    servicer, translation, add_to = _SERVICES[role]
+    add_to(servicer(translation(), engine), server)
 
 
 class Servicer:
@@ -108,3 +104,9 @@ class TargetServicer(Servicer):
     ) -> rounds_pb2.AdapterDropped:
         self._engine.send(DropAdapter(adapter.digest))
         return rounds_pb2.AdapterDropped()
+
+
+_SERVICES: dict[Role, tuple[type[Servicer], type[Translation[Any, Any]], Any]] = {
+    "target": (TargetServicer, TargetTranslation, rounds_pb2_grpc.add_TargetWorkerServicer_to_server),
+    "draft": (Servicer, DraftTranslation, rounds_pb2_grpc.add_DraftWorkerServicer_to_server),
+}

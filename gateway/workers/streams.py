@@ -129,7 +129,8 @@ class Link:
         )
 
     def _target(self) -> Any:
-        return rounds_pb2_grpc.TargetWorkerStub(self._channel)
+        stub, _ = _SERVICES["target"]
+        return stub(self._channel)
 
     def mark_suspect(self) -> None:
         """Makes the worker the last choice for SUSPECT_S seconds."""

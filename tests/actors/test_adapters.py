@@ -77,7 +77,7 @@ async def test_adapter_that_one_target_cannot_load_is_loaded_nowhere(tmp_path: P
         process_worker("target", settings_of(here)) as first,
         process_worker("target", settings_of(there)) as second,
     ):
-        fleet, alone = (Fleet(lambda found=found: found, TRUST) for found in ([first, second], [first]))
+        fleet, alone = Fleet(lambda: [first, second], TRUST), Fleet(lambda: [first], TRUST)
         with pytest.raises(InvalidRequestError, match=r"lora_path: adapters\.x='a': use_dora=True is not"):
             await fleet.load_adapter(Adapter("x", "a"))
         with pytest.raises(InvalidRequestError, match="lora_path: 'b' differs from target to target"):

@@ -248,7 +248,7 @@ def test_on_a_gpu_only_steps_with_adapters_launch_more(
     adapters = {name: str(write_adapter(tmp_path / name, model, seed)) for seed, name in enumerate("ab")}
     on_gpu = {"device": "cuda", "dtype": "float16", "self_check": False, "prefill_chunk": 1024}
     greedy = Sampling(temperature=0.0, max_tokens=3, ignore_eos=True)
-    asked = [OfflineRequest((5, 9, 33, 5, 9), greedy, 1, name) for name in ("", *adapters)]
+    asked = [OfflineRequest((5, 9, 33, 5, 9), greedy, 1, AskedAdapter(name)) for name in ("", *adapters)]
     with simulated_cuda():
         bare = Engine.from_settings(settings_of(model, **on_gpu))
         engine = Engine.from_settings(settings_of(model, adapters=adapters, **on_gpu))

@@ -76,7 +76,8 @@ def steps(engine: Engine, most: int = 1000) -> tuple[int, ...]:
 
 
 def weights(engine: Engine) -> int:
-    return allocated_weights(engine.runner._forward.model)
+    runner: Any = engine.runner
+    return allocated_weights(runner._forward.model)
 
 
 @needs_functions
