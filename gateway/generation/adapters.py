@@ -11,7 +11,7 @@ from gateway.workers.fleet import Fleet
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 
 
-class Adapters:
+class ServedAdapters:
     """Adapters by name. No gateway remembers them between requests, so an adapter that is gone is refused."""
 
     def __init__(self, settings: GatewaySettings, fleet: Fleet, store: AdapterStore | None) -> None:

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from gateway.adapter import Adapter
 from gateway.errors import InvalidRequestError, WorkerLostError
-from gateway.generation.adapters import Adapters
+from gateway.generation.adapters import ServedAdapters
 from gateway.generation.admission import STOPPING, Admission
 from gateway.generation.form import GrammarChecks
 from gateway.generation.limits import Limits
@@ -70,7 +70,7 @@ class Generation:
         self.sampling_defaults = sampling_defaults
         self.tokenizer = tokenizer
         self.tokenization = Tokenization(tokenizer)
-        self.adapters = Adapters(settings, fleet, adapter_store)
+        self.adapters = ServedAdapters(settings, fleet, adapter_store)
         self.limits = Limits(settings, tokenizer, self.tokenization, fleet)
         added = tokenizer.get_added_tokens_decoder()
         self.special_tokens = [token.content for token in added.values() if token.special]

@@ -31,7 +31,7 @@ class HeldAdapters:
         self._adapters, self._group = adapters, group
         self._most = settings.max_loaded_adapters
         self._numbers = count(len(settings.adapters) + 1)
-        self._held: dict[bytes, _Held] = {}  # by digest; the adapter that was in use last comes last
+        self._held: dict[bytes, _Held] = {}  # by digest; the adapter of the newest use comes last
 
     def load(self, asked: AskedAdapter) -> bytes:
         """Loads an adapter, unless it is held; returns the digest of its files.
