@@ -31,7 +31,7 @@ class HeldAdapters:
         self._adapters, self._group = adapters, group
         self._most = settings.max_loaded_adapters
         self._numbers = count(len(settings.adapters) + 1)
-        self._held: dict[bytes, _Held] = {}  # by digest; the adapter of the newest use comes last
+        self._held: dict[bytes, _Held] = {}  # key: digest; in the order of use
 
     def load(self, asked: AskedAdapter) -> bytes:
         """Loads an adapter, unless it is held; returns the digest of its files.
