@@ -49,7 +49,7 @@ class EngineLoop:
         self._rounds: dict[int, int] = {}  # newest round of each open sequence, by its number
         self._untold: list[FromEngine] = []
         self._is_running = True
-        self._newest: StepTimings | None = None
+        self._newest = engine.last_step  # newest step that was reported, or taken before anybody asked
         self._steps: list[StepTimings] = []  # steps that the frontend has not heard of
         self.step_under_way: int | None = None  # number of the step
         self._count = 0  # steps so far

@@ -40,6 +40,7 @@ def main(arguments: list[str]) -> None:
     with importing():
         from actors.engine_loop import EngineLoop
         from actors.watchdog import loading, watch
+        from outrider.engine.loop.survey import survey
         from outrider.engine.planning.device_room import within_share
     imports_s = time.perf_counter() - started
     try:
@@ -47,6 +48,7 @@ def main(arguments: list[str]) -> None:
             place = place_of(start.settings, 0)
             connection.send(place)
             engine = _build(start, connection, place, load)
+            surveyed = survey(engine, is_draft=start.is_draft)
     except Exception as error:
         logger.exception("the engine cannot be built")
         connection.send(Unbuilt(type(error).__name__, str(error)))
@@ -64,6 +66,7 @@ def main(arguments: list[str]) -> None:
             engine.promise,
             imports_s,
             engine.load_timings,
+            surveyed,
         )
     )
     try:

@@ -13,6 +13,7 @@ from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import StepTimings
 from outrider.engine.work import NONE_ASKED, Answered, AskedAdapter, EngineLoad, Result, Work
+from outrider.pace.step import Step
 
 RefusalKind = Literal["grammar", "adapter", "invalid", "too large", "failed"]
 
@@ -26,6 +27,7 @@ class StartEngine(EngineMessage, frozen=True):
 
     settings: EngineSettings
     host: str | None  # address at which rank 0 meets the other ranks; None: a single rank
+    is_draft: bool = False  # whether it holds a draft
 
 
 class Open(EngineMessage, frozen=True):
@@ -106,6 +108,7 @@ class Ready(EngineMessage, frozen=True):
     promise: str  # how far the same seed gives the same text
     imports_s: float
     load_timings: LoadTimings
+    survey: dict[str, tuple[Step, ...]]  # see outrider/engine/loop/survey.py
 
 
 class Unbuilt(EngineMessage, frozen=True):

@@ -60,7 +60,7 @@ class Worker:
 
     def start(self, settings: EngineSettings) -> tuple[EngineProcess, Ready]:
         """Returns the loaded engine. This process ends as soon as the engine's process does."""
-        engine = EngineProcess(settings, leave, gpus_given())
+        engine = EngineProcess(settings, leave, gpus_given(), is_draft=self.role == "draft")
         self._leaving.callback(engine.join)
         ready = engine.ready()
         self.places = (engine.place,)
@@ -95,6 +95,7 @@ class Worker:
             "slow_because": self._ready.slow_because,
             "promise": self._ready.promise,
             "settings": self._ready.settings.model_dump(exclude={"model"}),
+            "survey": self._ready.survey,
         }
 
     def reconfigure(self, user_config: Any) -> None:

@@ -147,9 +147,8 @@ class Streams:
     ) -> None:
         """speculations: by task."""
         self.counter = Counter()
-        self._paces = Paces(PaceSettings())
         self._speculations = {
-            task: speculation.resolved(settings.usual_drafter, self._paces.settings)
+            task: speculation.resolved(settings.usual_drafter, PaceSettings())
             for task, speculation in speculations.items()
         }
         self._load = load
@@ -160,11 +159,12 @@ class Streams:
         self, acceptance: Mapping[str, float], hit_rate: float, noise_key: int, position: int
     ) -> int | None:
         """Returns the rank of the target's token among the guesses of a draft of that acceptance."""
-        return rank_at(acceptance[self._task_of[noise_key]], hit_rate, noise_key, position)
+        task = self._task_of.get(noise_key)  # None: the sequence is one of the survey
+        return None if task is None else rank_at(acceptance[task], hit_rate, noise_key, position)
 
     async def run(self, fleet: SimulatedFleet) -> None:
         """Runs all streams for as long as the load says."""
-        factory = LoopFactory(fleet, self._paces, self._settings)
+        factory = LoopFactory(fleet, Paces(PaceSettings(), fleet.workers), self._settings)
         clients = [asyncio.create_task(self._client(factory, number)) for number in range(self._load.streams)]
         done, _ = await asyncio.wait(clients, timeout=self._load.warm_s + self._load.counted_s)
         for client in clients:

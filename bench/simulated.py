@@ -69,7 +69,11 @@ class SimulatedFleet(Fleet):
 
     def _all(self) -> Iterable[WorkerInfo]:
         target = WorkerInfo("target", "simulated", "target", 0, "here", VOCAB_SIZE, MAX_LENGTH)
-        return [target, *(replace(target, role="draft", address=name, draft=name) for name in self._drafts)]
+        drafts = (
+            replace(target, role="draft", address=name, draft=name, survey=worker.survey)
+            for name, (worker, _) in self._drafts.items()
+        )
+        return [replace(target, survey=self._target.survey), *drafts]
 
     def open_target(self, sequence: GatewaySequence, *, is_isolated: bool = False) -> Any:
         return SimulatedStream(self._target, sequence, self._hop_s)

@@ -13,6 +13,7 @@ from gateway.sequence import GatewaySequence
 from gateway.workers.streams import Role
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.engine.loop.engine import Engine
+from outrider.engine.loop.survey import survey
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import EngineLoad, Failed, Result
 from protos import rounds_pb2
@@ -38,6 +39,8 @@ class SimulatedWorker:
         self._now, self._clock = loop.time, StepClock(loop.time)
         self._runner = SimulatedRunner(settings, cost, rank, self._clock)
         self._engine = Engine(self._runner, clock=self._clock)
+        self.survey = survey(self._engine, is_draft=role == "draft")
+        self._clock.fall_back()  # it was over before the first request
         self._streams: dict[int, SimulatedStream] = {}  # streams by number of their sequence
         self._arrived: list[tuple[int, Any, float]] = []  # number, message, and when it came
         self._woken = asyncio.Event()

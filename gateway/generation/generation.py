@@ -76,7 +76,7 @@ class Generation:
         self.special_tokens = [token.content for token in added.values() if token.special]
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}
         self._vocabulary = cache(partial(Vocabulary, tokenizer))  # key: special tokens that are shown
-        self.paces = Paces(PaceSettings())
+        self.paces = Paces(PaceSettings(), fleet.workers)
         self._loops = LoopFactory(fleet, self.paces, settings)
         self.totals = Totals()
         self.admission = Admission(settings.max_requests, settings.max_waiting)

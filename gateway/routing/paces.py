@@ -1,6 +1,7 @@
 """Paces of this gateway, one for each target, and the acceptance that all of them share."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from gateway.events import (
     Compared,
@@ -17,6 +18,7 @@ from gateway.routing.route import Route
 from gateway.routing.tuning import TUNING
 from gateway.sequence import GatewaySequence
 from gateway.settings import Priority, Speculation
+from gateway.workers.streams import WorkerInfo
 from outrider.drafters.registry import DrafterInfo
 from outrider.learning.lru import Lru
 from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
@@ -24,6 +26,7 @@ from outrider.pace.controller import Pace
 from outrider.pace.costs import RoundTimes
 from outrider.pace.sequence import PacedSequence
 from outrider.pace.settings import PaceSettings
+from outrider.pace.step import Step
 from protos import rounds_pb2
 from protos.conversions import step_from_message
 
@@ -31,8 +34,12 @@ from protos.conversions import step_from_message
 class Paces:
     """Makes the pace of each target, and of each sequence."""
 
-    def __init__(self, settings: PaceSettings) -> None:
+    def __init__(
+        self, settings: PaceSettings, workers: Callable[[], Iterable[WorkerInfo]] = lambda: ()
+    ) -> None:
+        """workers: returns the workers that exist, which have told what their steps take."""
         self._settings = settings
+        self._workers = workers
         self._of_target: dict[str, Pace] = {}  # key: address
         self._acceptance = Lru[tuple[str | None, str, str], TaskAcceptance](TUNING.most_tasks)
 
@@ -48,8 +55,20 @@ class Paces:
 
     def of_target(self, address: str) -> Pace:
         if address not in self._of_target:
-            self._of_target[address] = Pace(self._settings)
+            self._of_target[address] = Pace(self._settings, partial(self._surveyed, address))
         return self._of_target[address]
+
+    def _surveyed(self, target: str, name: str) -> Sequence[Step]:
+        """Returns the steps that a drafter of a target timed before it served.
+
+        name: the drafter's; empty: the target's own steps.
+        """
+        for worker in self._workers():
+            if worker.address == target and name in worker.survey:
+                return worker.survey[name]
+            if name and worker.draft == name:
+                return worker.survey.get("", ())
+        return ()
 
     def plain_rate(self, sequences: Mapping[str, int]) -> float | None:
         """Tokens per second that plain decoding would give these sequences.

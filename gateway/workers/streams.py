@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 
@@ -19,6 +19,7 @@ from gateway.errors import (
 from gateway.sequence import GatewaySequence
 from gateway.workers.connection import WorkerConnection
 from outrider.decoding.settings import Sampling
+from outrider.pace.step import Step
 from protos import rounds_pb2, rounds_pb2_grpc
 from protos.conversions import sampling_to_message
 from protos.trust import Trust
@@ -69,6 +70,8 @@ class WorkerInfo:
     promise: str = ""  # how far the same seed gives the same text, if it holds the target
     settings: dict[str, Any] = field(default_factory=dict)  # how its engine runs
     draft: str = ""  # name of its draft; empty: it holds the target
+    # Steps that it timed before it served; key: its target drafter, or empty for its own model.
+    survey: Mapping[str, tuple[Step, ...]] = field(default_factory=dict)
 
 
 class Link:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from outrider.drafters.registry import DrafterInfo
 from outrider.pace.acceptance import expected_tokens_by_position
-from outrider.pace.costs import RoundTimes, TargetCosts
+from outrider.pace.costs import RoundTimes, Surveyed, TargetCosts, nothing_surveyed
 from outrider.pace.exploration import Budget, Trials
 from outrider.pace.policy import best_rate, by_costs, by_thresholds
 from outrider.pace.sequence import MEASURED, TRIAL, PacedSequence
@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 class Pace:
     """Decides together for all sequences, again whenever each has reported something new."""
 
-    def __init__(self, settings: PaceSettings) -> None:
+    def __init__(self, settings: PaceSettings, surveyed: Surveyed = nothing_surveyed) -> None:
         self._settings = settings
         self._sequences: list[PacedSequence] = []
         self._running = 0.0  # sequences of all gateways that decode at the target
-        self._costs = TargetCosts()
+        self._costs = TargetCosts(surveyed)
         self._trials = Trials()
         self._budget = Budget()
         self._everyone_waits = False  # whether a step waits for the Draft of a round that is only tried
@@ -240,25 +240,22 @@ class Pace:
         self._observations, self._decided_for, self._in_rounds = 0, len(self._sequences), None
         self._costs.average_plain(self._at_target, self._mean_length)
         is_measured = self._settings.policy == "measured" and self._costs.are_known
-        measured = []
-        for sequence in self._sequences:
-            if is_measured and sequence.acceptance.is_known:
-                measured.append(sequence)
-            else:
+        if is_measured and self._sequences:
+            self._decide_by_costs()
+        elif not is_measured:
+            for sequence in self._sequences:
                 sequence.apply(by_thresholds(self._settings, sequence, self._running))
-        if measured:
-            self._decide_by_costs(measured)
         if plain_tokens := self._trials.begin(self._settings, len(self._sequences), self._budget.debt_s):
             logger.debug("a trial of the other kind of decoding begins, or %d plain tokens", plain_tokens)
             drafting = [sequence for sequence in self._sequences if sequence.depth > 0]
             for sequence in drafting or filter(self.may_draft, self._sequences):
                 sequence.turns.try_kind(bool(drafting), plain_tokens)
 
-    def _decide_by_costs(self, sequences: list[PacedSequence]) -> None:
-        context = sum(sequence.length for sequence in sequences) / len(sequences)
+    def _decide_by_costs(self) -> None:
+        sequences = self._sequences
         drafted_by = [(sequence.drafter, sequence.worker) for sequence in sequences]
-        scale = max(self._running / len(self._sequences), 1.0)
-        costs = self._costs.batch(drafted_by, context)
+        scale = max(self._running / len(sequences), 1.0)
+        costs = self._costs.batch(drafted_by, self._mean_length)
         decisions, expectation = by_costs(self._settings, sequences, costs, scale)
         self._costs.expected = expectation
         for sequence, decision in zip(sequences, decisions, strict=True):

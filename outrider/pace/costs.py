@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +14,14 @@ from outrider.pace.regression import Vector
 from outrider.pace.step import Step
 from outrider.pace.step_cost import StepCost
 from outrider.pace.tuning import TUNING
+
+# Steps that a drafter timed before it served, by its name; empty name: the target itself.
+Surveyed = Callable[[str], Sequence[Step]]
+
+
+def nothing_surveyed(name: str) -> Sequence[Step]:
+    """Returns no steps: all costs are learned from requests."""
+    return ()
 
 
 @dataclass(frozen=True)
@@ -64,8 +72,9 @@ class BatchCosts:
 class TargetCosts:
     """Everything that takes time at one target: its steps, its drafters, the rounds of its sequences."""
 
-    def __init__(self) -> None:
-        self._target = StepCost()
+    def __init__(self, surveyed: Surveyed = nothing_surveyed) -> None:
+        self._surveyed = surveyed
+        self._target = StepCost(surveyed(""))
         self._newest_step_s = 0.0  # seconds of the target's newest step
         self._drafters: dict[str, DrafterCosts] = {}
         self._calibration = Calibration()
@@ -165,5 +174,5 @@ class TargetCosts:
 
     def _of(self, drafter: DrafterInfo, worker: str) -> DrafterCost:
         if drafter.name not in self._drafters:
-            self._drafters[drafter.name] = DrafterCosts(drafter)
+            self._drafters[drafter.name] = DrafterCosts(drafter, self._surveyed(drafter.asked))
         return self._drafters[drafter.name].at(worker)

@@ -1,5 +1,6 @@
 """Costs of a drafter: what lies between a Verdict and the next Draft sent, at each worker. Torch-free."""
 
+from collections.abc import Sequence
 from copy import deepcopy
 
 import numpy as np
@@ -8,6 +9,7 @@ from numpy.typing import ArrayLike
 from outrider.drafters.registry import DrafterInfo
 from outrider.learning.lru import Lru
 from outrider.pace.regression import LinearCost, Vector
+from outrider.pace.step import Step
 from outrider.pace.step_cost import StepCost
 from outrider.pace.tuning import TUNING
 
@@ -33,9 +35,9 @@ class DrafterCost:
     Draft-ahead hides a share of the time, but never more than the target's own step lasts.
     """
 
-    def __init__(self, drafter: DrafterInfo) -> None:
+    def __init__(self, drafter: DrafterInfo, surveyed: Sequence[Step] = ()) -> None:
         self._drafter = drafter
-        self.step = StepCost()
+        self.step = StepCost(surveyed)
         self.round = RoundCost()
         self._hidden = 0.0  # hidden share of the time that could be hidden
         self._verdicts = 0.0  # verdicts in that share; 0: Drafts are not prepared there
@@ -76,8 +78,9 @@ class DrafterCost:
 class DrafterCosts:
     """Seconds that a drafter takes, at each of its workers."""
 
-    def __init__(self, drafter: DrafterInfo) -> None:
-        self._newest = DrafterCost(drafter)  # newest cost that was asked for
+    def __init__(self, drafter: DrafterInfo, surveyed: Sequence[Step] = ()) -> None:
+        """surveyed: steps that its worker timed before it served."""
+        self._newest = DrafterCost(drafter, surveyed)  # newest cost that was asked for
         self._of_worker = Lru[str, DrafterCost](TUNING.most_workers)
 
     def at(self, worker: str) -> DrafterCost:

@@ -1,7 +1,7 @@
 """Depths of all sequences at a target, from predicted costs and rates of acceptance. Torch-free.
 
 ``optimizer.py`` has the theory and the search; here sequences become its arrays, and its result decisions.
-Until costs and acceptance are known, and under policy "thresholds", the classic fixed rules decide.
+Until costs are known, and under policy "thresholds", the classic fixed rules decide.
 """
 
 from collections import Counter
@@ -61,7 +61,7 @@ def by_thresholds(settings: PaceSettings, sequence: PacedSequence, running: floa
 def by_costs(
     settings: PaceSettings, sequences: Sequence[PacedSequence], costs: BatchCosts, scale: float
 ) -> tuple[list[Decision], Expectation]:
-    """Decides for all sequences whose acceptance is known.
+    """Decides for all sequences at a target.
 
     scale: sequences at the target for each sequence here.
 

@@ -1,5 +1,7 @@
 """Cost of a forward pass, learned from the passes that workers report. Torch-free."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -19,11 +21,14 @@ class StepCost:
     first tokens cost most.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, surveyed: Sequence[Step] = ()) -> None:
+        """surveyed: steps that the worker timed before it served."""
         # Constant, tokens, sequences, prompt tokens, context tokens; then the bends, which need evidence.
         self._learned = LinearCost([*TUNING.step_reluctance, *np.ones(len(_UP) + len(_DOWN))])
         self._unlearned: list[Step] = []  # steps that were observed since the cost was last asked for
         self._newest = 0
+        for step in surveyed:
+            self.observe(step)
 
     @property
     def is_known(self) -> bool:

@@ -42,6 +42,7 @@ def test_engine_process_reports_its_load_and_ends_with_its_connection(
     assert ready.settings.model == settings.model
     assert ready.vocab_size > 0
     assert ready.slow_because == ()  # on a CPU
+    assert {step.size.sequences for step in ready.survey[""]} >= {1, 2, 4}
     process.join()
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
