@@ -5,8 +5,13 @@ Records lie at the places of their tokens in a ring, as keys and values lie in s
 newest state that suits, replays the records of the tokens since, and stores the state after the tokens that
 are known to be committed. So a refused Draft leaves nothing behind, and a pass may be repeated: of two states
 it writes over the one that the repetition would not begin with.
+
+On its way from the first of these states to the second a pass sees the state after every committed token
+once. So it also stores those at the ends of blocks that the cache has asked for, to be kept for other
+sequences (outrider/engine/cache/kept_states.py), with Drafts and without.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 RECORDS = 64  # places of the ring: nodes of a Draft, and tokens since the older state
@@ -21,6 +26,7 @@ class StateUse:
     read: int | None  # which of the two states that is; None: zeros
     written: int  # number of tokens that the stored state has seen
     write: int | None  # which of the two states is stored; None: neither
+    ends: Mapping[int, int]  # memory of kept states by number of tokens that each has seen
 
 
 @dataclass(eq=False)
@@ -29,11 +35,21 @@ class HeldState:
 
     slot: int | None = None  # None: it holds no cache
     lengths: list[int] = field(default_factory=lambda: [0, 0])  # tokens that each state has seen; 0: zeros
+    base: int = 0  # place from which on records were written: tokens before it were adopted
     end: int = 0  # places up to which records were written
+    # Memory of states to be kept, by number of tokens that each will have seen; which of them are stored.
+    ends: dict[int, int] = field(default_factory=dict)
+    stored: set[int] = field(default_factory=set)
+    newest: bytes | None = None  # digest of the kept state of its answer
+    branch: int = 0  # number of its leading tokens that another sequence has computed as well
 
     def resumes_at(self, start: int) -> bool:
         """Whether a pass may feed tokens from place ``start`` on."""
-        return any(_suits(length, start, self.end) for length in self.lengths)
+        return any(self._suits(length, start) for length in self.lengths)
+
+    def resume(self, length: int) -> None:
+        """Goes on from the first state, which was written by the caller and has seen ``length`` tokens."""
+        self.lengths, self.base, self.end = [length, 0], length, length
 
     def forget_after(self, length: int) -> None:
         """Forgets states that have seen more than ``length`` tokens."""
@@ -50,7 +66,7 @@ class HeldState:
         Raises:
             ValueError: no state is left from which the tokens before them could be replayed.
         """
-        suiting = [index for index in (0, 1) if _suits(self.lengths[index], start, self.end)]
+        suiting = [index for index in (0, 1) if self._suits(self.lengths[index], start)]
         if not suiting:
             raise ValueError(f"no recurrent state is left before token {start}: there are {self.lengths}")
         read = max(suiting, key=self.lengths.__getitem__)
@@ -58,17 +74,19 @@ class HeldState:
         self.end = max(self.end, start + count)
         write = None
         if written > first:
-            repeatable = [index for index in suiting if _suits(self.lengths[index], start, self.end)]
+            repeatable = [index for index in suiting if self._suits(self.lengths[index], start)]
             write = 1 - min(repeatable or [read], key=self.lengths.__getitem__)
             self.lengths[write] = 0
-        return StateUse(first, read if first else None, written, write)
+        ends = {length: kept for length, kept in self.ends.items() if first < length <= written}
+        self.stored.difference_update(ends)
+        return StateUse(first, read if first else None, written, write, ends)
 
     def finish(self, use: StateUse) -> None:
-        """Ends a pass: its state is stored."""
+        """Ends a pass: its states are stored."""
         if use.write is not None:
             self.lengths[use.write] = use.written
+        self.stored.update(use.ends)
 
-
-def _suits(length: int, start: int, end: int) -> bool:
-    """Whether the state after ``length`` tokens leads to place ``start``, with records up to ``end``."""
-    return length == start or end - RECORDS <= length < start
+    def _suits(self, length: int, start: int) -> bool:
+        """Whether the state after ``length`` tokens leads to place ``start``."""
+        return length == start or max(self.end - RECORDS, self.base) <= length < start

@@ -52,3 +52,32 @@ def test_sequence_resumes_from_its_older_state_on_and_not_before() -> None:
     assert not held.resumes_at(older - 1)
     with pytest.raises(ValueError, match=f"no recurrent state is left before token {older - 1}"):
         held.begin(older - 1, 1, older)
+
+
+def test_pass_stores_the_states_at_ends_that_its_committed_tokens_reach_and_no_others() -> None:
+    held = HeldState(0, ends={96: 5, 104: 6, 112: 7})
+    use = held.begin(0, 108, 103)  # five tokens are drafted
+    assert use.ends == {96: 5}
+    assert not held.stored
+    held.finish(use)
+    assert held.stored == {96}
+    use = held.begin(105, 10, 106)  # two of them were accepted: they are replayed
+    assert use.ends == {104: 6}
+
+
+def test_end_of_a_pass_that_is_repeated_is_not_stored_until_that_ends() -> None:
+    held = HeldState(0, ends={96: 5})
+    held.finish(held.begin(0, 100, 100))
+    use = held.begin(0, 100, 100)
+    assert use.ends == {96: 5}
+    assert not held.stored
+
+
+def test_sequence_that_resumes_from_a_kept_state_has_no_records_before() -> None:
+    held = HeldState(0)
+    held.resume(32)
+    assert held.resumes_at(0)
+    assert not any(held.resumes_at(place) for place in range(1, 32))
+    assert fed(held, 32, 4, 36) == 32
+    assert not any(held.resumes_at(place) for place in range(1, 32))
+    assert held.resumes_at(35)

@@ -1,5 +1,7 @@
 """Pool of cache blocks: reference counts, sharing by content, eviction of the least recently used."""
 
+from collections.abc import Callable
+
 from outrider.learning.lru import Lru
 
 
@@ -9,7 +11,9 @@ class BlockPool:
     A block is free, used, or kept: unused, but published and found again until it is evicted.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, evicted: Callable[[bytes], None] | None = None) -> None:
+        """evicted: is called with the digest of each evicted block."""
+        self._evicted = evicted
         self.num_blocks = num_blocks
         # Blocks are taken from the end: released blocks come first, and memory never used stays unmapped.
         self._free: dict[int, None] = dict.fromkeys(reversed(range(num_blocks)))
@@ -46,6 +50,8 @@ class BlockPool:
         else:
             block, digest = self._kept.evict()
             del self._block_of[digest], self._digest_of[block]
+            if self._evicted is not None:
+                self._evicted(digest)
         self._users[block] = 1
         return block
 

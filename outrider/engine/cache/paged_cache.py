@@ -1,7 +1,7 @@
 """Paged cache: keys and values of every layer in blocks, and the blocks of each sequence."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from outrider.decoding.choice_context import to_device
 from outrider.decoding.draft import MAX_NODES, ROOT
 from outrider.engine.cache.blocks import BlockPool
+from outrider.engine.cache.kept_states import KeptStates
 from outrider.engine.cache.memory import zeros
 from outrider.engine.cache.narrow import Scales, codes_of, widened
 from outrider.engine.cache.recurrent_states import RecurrentStates
@@ -101,11 +102,12 @@ class PagedCache(KeyValues):
     ) -> None:
         """
         Args:
-            states: states of recurrent layers. With them no prefix is shared, as none is kept at its end.
+            states: states of recurrent layers. With them a prefix is shared up to a state that is kept.
         """
         super().__init__(shapes, num_blocks, block_size, dtype, device, scales)
         self.states = states
-        self.pool = BlockPool(num_blocks)
+        # A kept state is of no use without its block. A prefix loses its end first.
+        self.pool = BlockPool(num_blocks, None if states is None else states.kept.drop)
         self._moves: list[Move] = []  # still to be made
         self._cleared: list[Numbers] = []  # slots, still to be filled with zeros
 
@@ -126,17 +128,20 @@ class PagedCache(KeyValues):
     def reserve(self, sequence: EngineSequence, length: int) -> bool:
         """Gives the sequence blocks for ``length`` slots. Returns False if too few are free.
 
-        With the first blocks it also gets a slot for its recurrent states.
+        With the first blocks it also gets a slot for its recurrent states. Passes to come store those that
+        are to be kept.
         """
         missing = -(-length // self.block_size) - sequence.blocks.count
-        if missing <= 0:
-            return True
-        if missing > self.pool.available:
-            return False
-        if self.states is not None and not self.states.hold(sequence.state):
-            return False
-        last = int(sequence.blocks[-1]) if sequence.blocks else None
-        sequence.blocks.push(self.pool.allocate(missing, last))
+        if missing > 0:
+            if missing > self.pool.available:
+                return False
+            if self.states is not None and not self.states.hold(sequence.state):
+                return False
+            last = int(sequence.blocks[-1]) if sequence.blocks else None
+            sequence.blocks.push(self.pool.allocate(missing, last))
+        if self.states is not None:
+            for tokens in (self._prompt_end(sequence), sequence.state.branch, len(sequence.tokens)):
+                self._keep_state(sequence, tokens // self.block_size)
         return True
 
     def release(self, sequence: EngineSequence) -> None:
@@ -157,38 +162,105 @@ class PagedCache(KeyValues):
         self._cleared.append(self._slots(sequence, places))
 
     def adopt_prefix(self, sequence: EngineSequence) -> None:
-        """Takes published blocks for the tokens that come next. The last token is always computed."""
+        """Takes published blocks for the tokens that come next. The last token is always computed.
+
+        With recurrent states it takes those before the last state that is kept, and goes on from a copy.
+        """
         index, rest = divmod(sequence.cached, self.block_size)
         if rest or sequence.pending:
             return
-        while index < self._adoptable(sequence):
-            block = self.pool.find(self._digest(sequence, index))
-            if block is None:
+        known = end = index  # leading blocks that are published, and that can be adopted
+        while known < self._adoptable(sequence):
+            digest = self._digest(sequence, known)
+            if self.pool.find(digest) is None:
                 break
-            self._drop_blocks(sequence, index)  # blocks that were reserved, but not written yet
+            known += 1
+            if self.states is None or digest in self.states.kept:
+                end = known
+        sequence.state.branch = known * self.block_size
+        if end == index:
+            return
+        self._drop_blocks(sequence, index)  # blocks that were reserved, but not written yet
+        if self.states is not None:
+            if not self.states.hold(sequence.state):
+                return
+            self.states.resume(sequence.state, self._digest(sequence, end - 1), end * self.block_size)
+        for digest in sequence.hashes[index:end]:
+            block = self.pool.find(digest)
+            assert block is not None
             self.pool.share(block)
             sequence.blocks.push([block])
-            sequence.digests.append(self._digest(sequence, index))
-            index += 1
-            sequence.cached = index * self.block_size
+            sequence.digests.append(digest)
+        sequence.cached = end * self.block_size
 
     def to_be_published(self, sequence: EngineSequence) -> list[bytes]:
         """Returns the digests of the blocks that its tokens will fill, the next block first."""
         first = sequence.cached // self.block_size
         return [self._digest(sequence, index) for index in range(first, self._adoptable(sequence))]
 
+    def will_share(self, digests: Sequence[bytes], computed: Mapping[bytes, EngineSequence]) -> bool:
+        """Whether a sequence that needs these blocks next will be able to adopt what others compute.
+
+        With recurrent states it has a state kept at the end of the last block that they have in common.
+
+        Args:
+            digests: what ``to_be_published`` returned.
+            computed: other sequences by the digests of the blocks that they will fill.
+        """
+        if self.states is None:
+            return bool(digests) and digests[0] in computed
+        last = next((digest for digest in reversed(digests) if digest in computed), None)
+        if last is None:
+            return False
+        other = computed[last]
+        return self._keep_state(other, 1 + other.hashes.index(last))
+
+    def _keep_state(self, sequence: EngineSequence, blocks: int) -> bool:
+        """Has the state kept at the end of so many leading blocks.
+
+        Returns False if no pass to come sees that state, or if there is no memory for it.
+        """
+        assert self.states is not None
+        held, kept, length = sequence.state, self.states.kept, blocks * self.block_size
+        if length in held.ends:
+            return True
+        if not max(held.lengths) < length <= len(sequence.tokens):
+            return False
+        if self._digest(sequence, blocks - 1) in kept:
+            return True
+        if length > self._prompt_end(sequence) and held.newest is not None:
+            kept.drop(held.newest)
+            held.newest = None
+        place = kept.lend()
+        if place is not None:
+            held.ends[length] = place
+        return place is not None
+
+    def _prompt_end(self, sequence: EngineSequence) -> int:
+        """Returns the number of its prompt's tokens that another sequence with this prompt could share."""
+        return (sequence.prompt_length - 1) // self.block_size * self.block_size
+
     def _adoptable(self, sequence: EngineSequence) -> int:
         """Returns the number of blocks that another sequence with the same tokens could share."""
-        return 0 if self.states is not None else (len(sequence.tokens) - 1) // self.block_size
+        return (len(sequence.tokens) - 1) // self.block_size
 
     def publish(self, sequence: EngineSequence) -> None:
-        """Publishes the blocks that committed tokens fill, and never drafted tokens."""
-        if self.states is not None:
-            return
+        """Publishes the blocks that committed tokens fill and the states to be kept, never drafted tokens."""
         for index in range(len(sequence.digests), sequence.cached // self.block_size):
             digest = self._digest(sequence, index)
             sequence.digests.append(digest)
             self.pool.publish(int(sequence.blocks[index]), digest)
+        if self.states is not None:
+            self._publish_states(sequence, self.states.kept)
+
+    def _publish_states(self, sequence: EngineSequence, kept: KeptStates) -> None:
+        held = sequence.state
+        for length in sorted(end for end in held.stored if end <= sequence.cached):
+            held.stored.remove(length)
+            digest = sequence.digests[length // self.block_size - 1]
+            kept.publish(digest, held.ends.pop(length))
+            if length > self._prompt_end(sequence):
+                held.newest = digest
 
     def roll_back(self, sequence: EngineSequence, length: int) -> None:
         """Forgets the cached tokens beyond ``length``, and all pending nodes.
@@ -199,10 +271,11 @@ class PagedCache(KeyValues):
         sequence.forget_pending()
         del sequence.hashes[length // self.block_size :]
         sequence.cached = min(sequence.cached, length)
-        sequence.state.forget_after(length)
-        self._check_state(sequence)
         if sequence.cached < len(sequence.digests) * self.block_size:
             self._drop_blocks(sequence, sequence.cached // self.block_size)
+        if self.states is not None:
+            self.states.forget_after(sequence.state, sequence.cached)
+        self._check_state(sequence)
 
     def keep_path(self, sequence: EngineSequence, path: tuple[int, ...]) -> None:
         """Commits the pending nodes of ``path``, root first, whose cache is to move up; forgets the rest."""

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from outrider.decoding.choice_context import to_device
+from outrider.engine.cache.kept_states import KEPT, KeptStates
 from outrider.engine.cache.memory import zeros
 from outrider.engine.held_state import MOST_NODES, RECORDS, HeldState
 from outrider.engine.inputs.step_input import Move, Numbers
@@ -30,9 +31,10 @@ class StateShape:
         return math.prod(self.heads) * torch.float32.itemsize
 
     def slot_bytes(self, dtype: torch.dtype) -> int:
-        """Returns the bytes of a slot in this layer. dtype: type of the model."""
-        beside = STATES * math.prod(self.tail) + RECORDS * self.record
-        return STATES * self.state_bytes + beside * dtype.itemsize
+        """Returns the bytes of a slot in this layer, and of its kept states. dtype: type of the model."""
+        states = STATES + KEPT
+        beside = states * math.prod(self.tail) + RECORDS * self.record
+        return states * self.state_bytes + beside * dtype.itemsize
 
 
 def states_bytes(shapes: Mapping[int, StateShape], dtype: torch.dtype, slots: int) -> int:
@@ -58,13 +60,14 @@ class RecurrentStates:
             dtype: type of records; states are float32.
         """
         (shape,) = set(shapes.values())
-        states = zeros((len(shapes), slots, STATES, *shape.heads), torch.float32, device)
-        tails = zeros((len(shapes), slots, STATES, *shape.tail), dtype, device)
+        self._states = zeros((len(shapes), slots, STATES, *shape.heads), torch.float32, device)
+        self._tails = zeros((len(shapes), slots, STATES, *shape.tail), dtype, device)
         self._records = zeros((len(shapes), slots * RECORDS, shape.record), dtype, device)
         rings = self._records.view(len(shapes), slots, RECORDS, shape.record)
-        self.states = dict(zip(shapes, states, strict=True))  # [slots, STATES, *heads] by layer
-        self.tails = dict(zip(shapes, tails, strict=True))  # [slots, STATES, *tail]
+        self.states = dict(zip(shapes, self._states, strict=True))  # [slots, STATES, *heads] by layer
+        self.tails = dict(zip(shapes, self._tails, strict=True))  # [slots, STATES, *tail]
         self.records = dict(zip(shapes, rings, strict=True))  # [slots, RECORDS, record]
+        self.kept = KeptStates([*shapes], shape.heads, shape.tail, KEPT * slots, dtype, device)
         self._free = [*reversed(range(slots))]
         self._moves: list[Move] = []  # still to be made
 
@@ -77,10 +80,26 @@ class RecurrentStates:
         return True
 
     def release(self, held: HeldState) -> None:
-        """Takes the slot back."""
+        """Takes back the slot, and places for states that are not published."""
+        self.forget_after(held, 0)
         if held.slot is not None:
             self._free.append(held.slot)
-            held.slot, held.lengths, held.end = None, [0, 0], 0
+            held.slot, held.base, held.end, held.newest = None, 0, 0, None
+
+    def resume(self, held: HeldState, digest: bytes, length: int) -> None:
+        """Has a sequence with a slot go on from the state that is kept under a digest."""
+        place = self.kept.use(digest)
+        self._states[:, held.slot, 0] = self.kept.all_states[:, place]
+        self._tails[:, held.slot, 0] = self.kept.all_tails[:, place]
+        self.forget_after(held, 0)
+        held.resume(length)
+
+    def forget_after(self, held: HeldState, length: int) -> None:
+        """Forgets states of a sequence that have seen more than ``length`` tokens, if not published."""
+        held.forget_after(length)
+        for end in [end for end in held.ends if end > length]:
+            self.kept.give_back(held.ends.pop(end))
+            held.stored.discard(end)
 
     def move(self, held: HeldState, source: Numbers, target: Numbers) -> None:
         """Has records move from places of a sequence to others before the next pass."""

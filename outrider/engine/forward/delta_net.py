@@ -92,7 +92,7 @@ class DeltaNet(nn.Module):
             )
         state, tail = begun
         nodes: list[tuple[Tensor, Tensor]] = []
-        first_row = recurrence.rows.start - recurrence.replayed
+        first_row, kept_after = recurrence.rows.start - recurrence.replayed, recurrence.kept_after
         for step, parent in enumerate(recurrence.parents):
             if parent != step - 1:
                 state, tail = begun if parent < 0 else nodes[parent]
@@ -103,6 +103,9 @@ class DeltaNet(nn.Module):
                 output[first_row + step] = found
             if step == recurrence.stored_after:
                 stored = state, tail
+            if (end := kept_after.get(step)) is not None:
+                states.kept.states[self.layer][end] = state
+                states.kept.tails[self.layer][end] = tail
         if use.write is not None:
             states.states[self.layer][slot, use.write] = stored[0]
             states.tails[self.layer][slot, use.write] = stored[1]

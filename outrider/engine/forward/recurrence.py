@@ -27,6 +27,11 @@ class Recurrence:
         """Step whose state is stored; None: no state is."""
         return None if self.use.write is None else self.use.written - self.use.first - 1
 
+    @property
+    def kept_after(self) -> dict[int, int]:
+        """Memory of kept states by the step after which each is stored."""
+        return {length - self.use.first - 1: kept for length, kept in self.use.ends.items()}
+
     def ring(self, first: int, count: int) -> Iterator[slice]:
         """Yields the parts of the ring of records that hold tokens ``first``, ``first`` + 1 and so on."""
         while count > 0:

@@ -211,9 +211,14 @@ class ForwardPass:
 
     def _compute(self, batch: Batch) -> ForwardOutput:
         logits, states = self._run(Paged(batch, self.cache, self.kernel))
+        are_finite = self.are_finite(batch)
         for recurrence in batch.recurrences:
             recurrence.finish()
-        return ForwardOutput(logits, states, self.are_finite(batch))
+            if recurrence.use.ends:  # no keys and values follow the last recurrent layers of some models
+                assert self.cache.states is not None
+                kept_are_finite = self.cache.states.kept.are_finite([*recurrence.use.ends.values()])
+                are_finite[recurrence.rows].logical_and_(kept_are_finite)
+        return ForwardOutput(logits, states, are_finite)
 
     def _run(self, paged: Paged) -> tuple[torch.Tensor, torch.Tensor | None]:
         self.adapters.apply_to(paged.batch.adapters)

@@ -137,7 +137,7 @@ class Scheduler:
         budget = self._settings.prefill_chunk
         assert budget is not None  # in settings in force nothing is left open
         rows = self._rows_for_scores(tasks)
-        computed: set[bytes] = set()  # digests of blocks that older sequences will fill
+        computed: dict[bytes, EngineSequence] = {}  # older sequences by digests of blocks that they will fill
         for number in sorted(tasks):
             task = tasks[number]
             if len(selected) == self._settings.max_sequences:
@@ -158,22 +158,20 @@ class Scheduler:
                 budget -= item.num_committed if item.num_committed > self._cache.block_size else 0
         return selected
 
-    def _waits_for_prefix(self, task: Task, computed: set[bytes]) -> bool:
-        """Whether an older sequence computes the block that this sequence needs next.
+    def _waits_for_prefix(self, task: Task, computed: dict[bytes, EngineSequence]) -> bool:
+        """Whether an older sequence computes blocks that this sequence will adopt.
 
-        computed: digests that older sequences will publish; the digests of this sequence are added.
+        computed: older sequences by digests that they will publish; the digests of this sequence are added.
         """
         sequence = task.sequence
-        if not task.chooses:
-            computed.update(self._cache.to_be_published(sequence))
-            return False
-        if len(sequence.tokens) - sequence.cached <= self._cache.block_size:
-            return False
-        self._cache.adopt_prefix(sequence)
+        if task.chooses:
+            if len(sequence.tokens) - sequence.cached <= self._cache.block_size:
+                return False
+            self._cache.adopt_prefix(sequence)
         digests = self._cache.to_be_published(sequence)
-        if digests and digests[0] in computed:
+        if task.chooses and self._cache.will_share(digests, computed):
             return True
-        computed.update(digests)
+        computed.update(dict.fromkeys(digests, sequence))
         return False
 
     def _make_room(
@@ -196,6 +194,8 @@ class Scheduler:
             self._preempt(youngest, tasks)
             if youngest is sequence:
                 return False
+            if task.chooses:
+                cache.adopt_prefix(sequence)  # a slot for its states may be free now
         return True
 
     def _preempt(self, sequence: EngineSequence, tasks: Mapping[int, Task]) -> None:
