@@ -133,7 +133,7 @@ def test_plain_decoding_takes_a_step_a_token():
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("hit_rate", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("hit_rate", [0.0, pytest.param(0.5, marks=pytest.mark.slow), 1.0])
 def test_answers_are_complete(mode: str, hit_rate: float):
     for ahead in (Ahead(), Ahead(12, hit_rate)):
         answered(mode, [300], ahead)
@@ -270,6 +270,7 @@ def test_draft_beside_the_target_waits_for_its_steps() -> None:
     assert rates[0] < rates[1]
 
 
+@pytest.mark.slow
 def test_pairs_when_repaired_take_less_time() -> None:
     size = StepSize(8, 8, context_tokens=8 * 4096)
     today, repaired = pairs("today"), pairs("repaired")

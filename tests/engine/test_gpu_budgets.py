@@ -152,7 +152,11 @@ def test_masks_of_grammars_are_one_copy_more(engines: dict[int, Engine]) -> None
     assert {kind: totals[kind] for kind in BUDGET} == expected, cuda.counts.report()
 
 
-@pytest.mark.parametrize(("fewer", "more"), [("1x1", "16x1"), ("1x5", "4x5")], ids=str)
+@pytest.mark.parametrize(
+    ("fewer", "more"),
+    [("1x1", "16x1"), pytest.param("1x5", "4x5", marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_host_of_a_step_calls_few_functions_for_each_sequence(
     engines: dict[int, Engine], fewer: str, more: str
 ) -> None:
@@ -164,6 +168,7 @@ def test_host_of_a_step_calls_few_functions_for_each_sequence(
     assert few.total() <= CALLS_OF_A_STEP, few.most_common(60)
 
 
+@pytest.mark.slow
 def test_more_layers_launch_nothing_more(measured) -> None:
     fewer, more = (measured("4x5 tree", "greedy", layers) for layers in LAYERS)
     assert more.totals() == fewer.totals(), more.report()

@@ -138,9 +138,9 @@ def test_draft_finds_its_kernels_compiled(engine: Engine, cuda: SimulatedCuda) -
 @pytest.mark.parametrize(
     ("samplings", "depths", "long"),
     [
-        (["greedy"], [16], None),
+        pytest.param(["greedy"], [16], None, marks=pytest.mark.slow),
         (["plain", "all", "greedy", "ends"], [2, 4, 4, 3], 1),
-        (["reads", "plain", "bans", "all"], [3, 4, 2, 1], None),
+        pytest.param(["reads", "plain", "bans", "all"], [3, 4, 2, 1], None, marks=pytest.mark.slow),
     ],
 )
 def test_drafts_of_the_device_are_those_made_position_by_position(
@@ -158,7 +158,7 @@ def test_drafts_of_the_device_are_those_made_position_by_position(
 LAUNCHES = {"greedy": 4, "plain": 4, "all": 5}  # truncation takes a launch more
 
 
-@pytest.mark.parametrize("depth", [2, 4, 8])
+@pytest.mark.parametrize("depth", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("count", "sampling"),
     [(1, "plain"), (1, "all"), (8, "greedy"), pytest.param(64, "greedy", marks=pytest.mark.slow)],

@@ -63,7 +63,7 @@ def test_two_processes_say_what_one_says_of_the_weights_meant(
     assert said == texts(Engine.from_settings(settings_of(meant)))
 
 
-@pytest.mark.parametrize("name", ["fp8", "compressed int4, zeros"])
+@pytest.mark.parametrize("name", [pytest.param("fp8", marks=pytest.mark.slow), "compressed int4, zeros"])
 def test_four_processes_with_two_heads_of_keys_say_what_one_says(
     four_ranks: Ranks, tmp_path: Path, name: str
 ) -> None:
