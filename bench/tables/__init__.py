@@ -8,7 +8,7 @@ from bench.tables.reading import source
 from bench.tables.readme import summary
 from workshop.pages.marks import DOCS, begin, rewritten
 
-PAGES = (DOCS / "benchmarks.md", DOCS / "heads.md", DOCS.parent / "README.md")
+PAGES = (DOCS / "benchmarks.md", DOCS / "gpu.md", DOCS / "heads.md", DOCS.parent / "README.md")
 COMMAND = "python -m bench tables"
 # Tables of each benchmark; their functions have the names of their marks. Its source stands above the first.
 OF_BENCHMARKS = {
