@@ -1,4 +1,4 @@
-"""Tables of docs/benchmarks.md, docs/gpu.md and docs/heads.md, each written from the results of its benchmark."""
+"""Tables of the pages of docs/, each written from the results of its benchmark."""
 
 import statistics
 from collections.abc import Iterator, Sequence
