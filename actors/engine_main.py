@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> None:
             place = place_of(start.settings, 0)
             connection.send(place)
             engine = _build(start, connection, place, load)
-            surveyed = survey(engine, is_draft=start.is_draft)
+            surveyed = survey(engine)
     except Exception as error:
         logger.exception("the engine cannot be built")
         connection.send(Unbuilt(type(error).__name__, str(error)))

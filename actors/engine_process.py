@@ -36,15 +36,12 @@ class EngineProcess:
         ended: Callable[[str], object],
         gpus: tuple[str, ...] | None = None,
         host: str | None = None,
-        *,
-        is_draft: bool = False,
     ) -> None:
         """
         Args:
             ended: called in a thread with the reason, if the process ends without a request to end.
             gpus: ids of the GPUs that the process may see; None: all GPUs.
             host: address of this node, at which rank 0 meets other ranks, if there are any.
-            is_draft: whether it holds a draft.
         """
         self.place: ProcessPlace  # set before the engine is ready
         self._environment = {
@@ -62,7 +59,7 @@ class EngineProcess:
         threading.Thread(target=self._live, args=(theirs,), name="engine process", daemon=True).start()
         self.pid = self._pid.result()
         self._early = Connection[FromEngine](self.connection, decode_from_engine)
-        self._early.send(StartEngine(settings, host, is_draft))
+        self._early.send(StartEngine(settings, host))
 
     def ready(self, meet: Callable[[int], object] = lambda port: None) -> Ready:
         """Waits until the engine is loaded.

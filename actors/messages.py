@@ -27,7 +27,6 @@ class StartEngine(EngineMessage, frozen=True):
 
     settings: EngineSettings
     host: str | None  # address at which rank 0 meets the other ranks; None: a single rank
-    is_draft: bool = False  # whether it holds a draft
 
 
 class Open(EngineMessage, frozen=True):

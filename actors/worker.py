@@ -60,7 +60,7 @@ class Worker:
 
     def start(self, settings: EngineSettings) -> tuple[EngineProcess, Ready]:
         """Returns the loaded engine. This process ends as soon as the engine's process does."""
-        engine = EngineProcess(settings, leave, gpus_given(), is_draft=self.role == "draft")
+        engine = EngineProcess(settings, leave, gpus_given())
         self._leaving.callback(engine.join)
         ready = engine.ready()
         self.places = (engine.place,)

@@ -53,7 +53,7 @@ class SimulatedDraft:
     def worker(self, of_target: asyncio.Lock) -> SimulatedWorker:
         """Returns the draft's worker. of_target: the target's device."""
         device = of_target if self.is_beside else asyncio.Lock()
-        settings = SETTINGS.model_copy(update={"draft_ahead": self.ahead.branches})
+        settings = SETTINGS.model_copy(update={"draft_ahead": self.ahead.branches, "is_draft": True})
         return SimulatedWorker("draft", settings, self.cost, self.guesses, device)
 
 

@@ -39,7 +39,7 @@ class SimulatedWorker:
         self._now, self._clock = loop.time, StepClock(loop.time)
         self._runner = SimulatedRunner(settings, cost, rank, self._clock)
         self._engine = Engine(self._runner, clock=self._clock)
-        self.survey = survey(self._engine, is_draft=role == "draft")
+        self.survey = survey(self._engine)
         self._clock.fall_back()  # it was over before the first request
         self._streams: dict[int, SimulatedStream] = {}  # streams by number of their sequence
         self._arrived: list[tuple[int, Any, float]] = []  # number, message, and when it came

@@ -115,6 +115,14 @@ def test_settings_refusal_names_all_wrong_values() -> None:
             r"skipped_layers=\[1\] with layers=12: give one of them",
         ),
         (
+            {"target": "t", "target.adapter_folder": "f", "target.batch_invariant": "true"},
+            r"adapter_folder with batch_invariant=True: .* leave one of them out",
+        ),
+        (
+            {"target": "t", "target.adapter_folder": "f", "target.drafters.early_exit": "{}"},
+            r"adapter_folder with drafters\.early_exit: .* take another drafter",
+        ),
+        (
             {"target": "t", "target.drafters.ngram": "{}"},
             r"'ngram' is not loaded by target workers; give colo",
         ),

@@ -29,15 +29,14 @@ Survey = dict[str, tuple[Step, ...]]  # key: target drafter that took the steps,
 MODEL = ""  # stands for the engine's own model
 
 
-def survey(engine: Engine, *, is_draft: bool) -> Survey:
+def survey(engine: Engine) -> Survey:
     """Returns steps for plain decoding and rounds, or for Drafts if the engine holds a draft.
 
     Its sequences are closed when it returns. It is empty if the engine's sequences are too short, or a step
     fails.
     """
-    surveying = _Surveying(engine, is_draft=is_draft)
     try:
-        return surveying.survey()
+        return _Surveying(engine).survey()
     except _FailedError as failed:
         logger.error("the pace begins without costs, since a step failed: %s", failed)
         return {}
@@ -48,9 +47,8 @@ class _FailedError(Exception):
 
 
 class _Surveying:
-    def __init__(self, engine: Engine, *, is_draft: bool) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._is_draft = is_draft
         # Without a drafter a round has the same cost, but for the Draft.
         self._drafters = [row_of(name).name for name in engine.settings.drafters] or [""]
         self._steps: dict[str, dict[int, Step]] = {}  # steps by number, by who took them
@@ -80,7 +78,7 @@ class _Surveying:
         engine, sampling = self._engine, Sampling(max_tokens=self._most_tokens, ignore_eos=True)
         sequences = [engine.open(len(PROMPT), noise_key, sampling) for noise_key in range(count)]
         try:
-            for turn in self._drafts(sequences) if self._is_draft else self._decoding(sequences):
+            for turn in self._drafts(sequences) if engine.settings.is_draft else self._decoding(sequences):
                 for work in turn:
                     engine.submit(work)
                 while any(map(engine.works_on, sequences)):

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -81,7 +82,8 @@ def test_checkpoint_that_is_refused_gives_the_reason_before_weights_are_read(
         look(EngineSettings(model=str(tmp_path), tensor_parallel=2))  # type: ignore[operator]
 
 
-def test_adapters_of_a_model_with_recurrent_states_are_refused() -> None:
-    settings = EngineSettings(model="it", adapters={"brief": "folder"})
+@pytest.mark.parametrize("given", [{"adapters": {"brief": "folder"}}, {"adapter_folder": "folder"}], ids=str)
+def test_adapters_of_a_model_with_recurrent_states_are_refused(given: dict[str, Any]) -> None:
+    settings = EngineSettings(model="it", **given)
     with pytest.raises(UnsupportedModelError, match="needs requests without adapters"):
         check_states(CONFIG_MAPPING["qwen3_5"](), settings)

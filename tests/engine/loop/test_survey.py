@@ -47,51 +47,51 @@ def answers(engine: Engine) -> list[list[int]]:
 
 
 def test_survey_of_target_times_plain_decoding_and_rounds_of_each_size(folder):
-    found = survey(engine_of(folder), is_draft=False)
+    found = survey(engine_of(folder))
     assert sizes(found) == {(count, count * tokens) for count in (1, 2, 4, 8) for tokens in (1, 5)}
 
 
 def test_survey_of_target_makes_costs_known_before_any_request(folder):
-    found = survey(engine_of(folder), is_draft=False)
+    found = survey(engine_of(folder))
     assert TargetCosts(lambda name: found.get(name, ())).are_known
     assert not TargetCosts().are_known
 
 
 def test_survey_of_target_with_drafter_times_its_drafts_too(tmp_path):
-    found = survey(engine_with("eagle3", write_eagle3(tmp_path), max_sequences=4), is_draft=False)
+    found = survey(engine_with("eagle3", write_eagle3(tmp_path), max_sequences=4))
     assert sizes(found, "eagle3") == {(1, 1), (2, 2), (4, 4)}
     assert all(step.seconds > 0.0 for step in found["eagle3"])
 
 
 def test_survey_of_draft_times_drafts_and_no_verification(folder):
-    found = survey(engine_of(folder), is_draft=True)
+    found = survey(engine_of(folder, is_draft=True))
     assert sizes(found) == {(count, count) for count in (1, 2, 4, 8)}
 
 
 @pytest.mark.parametrize("is_draft", [False, True])
 def test_survey_is_over_without_sequences_cache_or_work(folder, is_draft):
-    engine = engine_of(folder)
+    engine = engine_of(folder, is_draft=is_draft)
     before = engine.load()
-    survey(engine, is_draft=is_draft)
+    survey(engine)
     assert engine.load() == before
     assert not engine.has_work
 
 
 def test_engine_after_survey_gives_the_texts_that_it_gave_before(folder):
     surveyed = engine_of(folder)
-    survey(surveyed, is_draft=False)
+    survey(surveyed)
     assert answers(surveyed) == answers(engine_of(folder))
 
 
 @pytest.mark.parametrize("small", [{"max_sequences": 1}, {"cache_memory": 2**16}], ids=["sequences", "cache"])
 def test_survey_of_small_engine_times_what_fits(folder, small: Mapping[str, object]):
     engine = engine_of(folder, **small)
-    found = survey(engine, is_draft=False)
+    found = survey(engine)
     assert max(sequences for sequences, _ in sizes(found)) <= engine.settings.max_sequences < MOST_SEQUENCES
 
 
 def test_survey_of_slow_engine_ends_with_the_size_at_which_its_time_is_over(folder):
-    found = survey(engine_of(folder, shortest_step_s=LONGEST_S / 4), is_draft=False)
+    found = survey(engine_of(folder, shortest_step_s=LONGEST_S / 4))
     assert sizes(found) == {(1, 1), (1, 5)}
 
 
@@ -106,6 +106,6 @@ def test_survey_with_step_that_fails_is_empty_and_leaves_the_engine_well(folder,
         return whole(self, *given, **named)
 
     monkeypatch.setattr(type(engine.runner), "run", failing)
-    assert survey(engine, is_draft=False) == {}
+    assert survey(engine) == {}
     assert "begins without costs" in caplog.text
     assert answers(engine) == answers(engine_of(folder))

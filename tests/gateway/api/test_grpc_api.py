@@ -99,6 +99,13 @@ async def test_get_model_names_the_workers(tokenizer):
     assert [worker.role for worker in model.workers] == ["target", "draft"]
 
 
+async def test_get_model_lists_the_adapters(tokenizer):
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+        servicer = servicer_of(fleet, tokenizer, adapters=("brief", "legal"))
+        model = await servicer.GetModel(generation_pb2.GetModelRequest(), Context())
+    assert [*model.adapters] == ["brief", "legal"]
+
+
 async def test_every_token_says_where_it_comes_from_and_the_seed_comes_first(tokenizer):
     message = generation_pb2.GenerateRequest(text="x", sampling=SAMPLING)
     async with fleet_of(ScriptedTarget(ANSWER), ScriptedDraft(ANSWER)) as fleet:
