@@ -143,6 +143,8 @@ def _value(field: FieldDescriptor, hints: Hints) -> Levels:
             return Levels(st.floats(0.0, 1.0), NUMBERS, NUMBERS)
         case FieldDescriptor.TYPE_STRING:
             return Levels(st.text(max_size=4), STRINGS, STRINGS)
+        case FieldDescriptor.TYPE_BYTES:
+            return Levels(st.just(b""), st.binary(max_size=32), st.binary(max_size=4096))
         case FieldDescriptor.TYPE_BOOL:
             return values.one_of([False, True], st.booleans())
     raise NotImplementedError(f"{field.full_name} is of a type that is not derived yet")
