@@ -68,9 +68,11 @@ class SimulatedFleet(Fleet):
         self._target, self._drafts, self._hop_s = target, drafts, hop_s
 
     def _all(self) -> Iterable[WorkerInfo]:
-        target = WorkerInfo("target", "simulated", "target", 0, "here", VOCAB_SIZE, MAX_LENGTH)
+        target = WorkerInfo(
+            "target", "simulated", "target", 0, "here", VOCAB_SIZE, MAX_LENGTH, gpus=self._target.gpus
+        )
         drafts = (
-            replace(target, role="draft", address=name, draft=name, survey=worker.survey)
+            replace(target, role="draft", address=name, draft=name, gpus=worker.gpus, survey=worker.survey)
             for name, (worker, _) in self._drafts.items()
         )
         return [replace(target, survey=self._target.survey), *drafts]

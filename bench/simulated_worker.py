@@ -45,6 +45,7 @@ class SimulatedWorker:
         self._arrived: list[tuple[int, Any, float]] = []  # number, message, and when it came
         self._woken = asyncio.Event()
         self._device = device
+        self.gpus = (str(id(device)),)  # ids of devices, as Ray tells them
 
     def open(self, stream: "SimulatedStream") -> int:
         """Returns the number of its sequence."""

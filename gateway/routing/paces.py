@@ -18,7 +18,7 @@ from gateway.routing.route import Route
 from gateway.routing.tuning import TUNING
 from gateway.sequence import GatewaySequence
 from gateway.settings import Priority, Speculation
-from gateway.workers.streams import WorkerInfo
+from gateway.workers.streams import WorkerInfo, shares_gpu
 from outrider.drafters.registry import DrafterInfo
 from outrider.learning.lru import Lru
 from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
@@ -61,13 +61,18 @@ class Paces:
     def _surveyed(self, target: str, name: str) -> Sequence[Step]:
         """Returns the steps that a drafter of a target timed before it served.
 
+        A draft worker on the target's own GPU takes longer beside it than alone, so its steps tell nothing.
+
         name: the drafter's; empty: the target's own steps.
         """
-        for worker in self._workers():
-            if worker.address == target and name in worker.survey:
+        workers = [*self._workers()]
+        targets = [worker for worker in workers if worker.address == target]
+        for worker in workers:
+            if worker in targets and name in worker.survey:
                 return worker.survey[name]
             if name and worker.draft == name:
-                return worker.survey.get("", ())
+                is_slowed = any(shares_gpu(worker, each) for each in targets)
+                return () if is_slowed else worker.survey.get("", ())
         return ()
 
     def plain_rate(self, sequences: Mapping[str, int]) -> float | None:

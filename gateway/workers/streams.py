@@ -74,6 +74,11 @@ class WorkerInfo:
     survey: Mapping[str, tuple[Step, ...]] = field(default_factory=dict)
 
 
+def shares_gpu(one: WorkerInfo, other: WorkerInfo) -> bool:
+    """Returns whether both workers have been given the same GPU."""
+    return one.node == other.node and not set(one.gpus).isdisjoint(other.gpus)
+
+
 class Link:
     """This gateway's connection to one worker, with the load that the worker reported last."""
 

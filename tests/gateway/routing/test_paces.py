@@ -40,6 +40,23 @@ def test_pace_of_a_slow_target_begins_with_drafts_and_that_of_a_fast_target_with
     assert reason == "measured"
 
 
+def test_pace_learns_the_costs_of_a_draft_on_the_targets_gpu_from_rounds_alone() -> None:
+    """Its steps take longer beside the target than they took alone."""
+    target, draft = (replace(worker, gpus=("0",)) for worker in (FAST, DRAFT))
+    elsewhere = replace(draft, node="another")
+
+    def depth(*workers: WorkerInfo) -> int:
+        paces = Paces(PaceSettings(), lambda: workers)
+        speculation = Speculation().resolved("model", paces.settings)
+        paced = paces.sequence(drafter("model"), speculation, None, "interactive")
+        pace = paces.of_target("fast:1")
+        pace.join(paced)
+        return pace.depth(paced)
+
+    assert depth(target, draft) > 0
+    assert depth(target, elsewhere) == 0
+
+
 def test_pace_of_a_target_without_survey_begins_with_the_fixed_rules() -> None:
     assert depth_at("old:1") == (PaceSettings().threshold_depth, "thresholds")
 
