@@ -8,7 +8,7 @@ import pytest
 
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
-from outrider.engine.loop.survey import LONGEST_S, MODEL, MOST_SEQUENCES, Survey, survey
+from outrider.engine.loop.survey import LONGEST_S, MODEL, Survey, survey
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import plain_decoding
 from outrider.pace.costs import TargetCosts
@@ -83,11 +83,21 @@ def test_engine_after_survey_gives_the_texts_that_it_gave_before(folder):
     assert answers(surveyed) == answers(engine_of(folder))
 
 
-@pytest.mark.parametrize("small", [{"max_sequences": 1}, {"cache_memory": 2**16}], ids=["sequences", "cache"])
-def test_survey_of_small_engine_times_what_fits(folder, small: Mapping[str, object]):
-    engine = engine_of(folder, **small)
-    found = survey(engine)
-    assert max(sequences for sequences, _ in sizes(found)) <= engine.settings.max_sequences < MOST_SEQUENCES
+@pytest.mark.parametrize(
+    ("small", "most"),
+    [({"max_sequences": 1}, 1), ({"cache_memory": 2**16}, 4), ({"cache_memory": 2**15}, 2)],
+    ids=["sequences", "21 blocks", "10 blocks"],
+)
+def test_survey_of_small_engine_times_what_fits(folder, small: Mapping[str, object], most: int):
+    """A sequence takes five blocks."""
+    found = survey(engine_of(folder, **small))
+    assert max(sequences for sequences, _ in sizes(found)) == most
+
+
+def test_survey_of_engine_with_too_short_sequences_is_empty(folder):
+    engine = engine_of(folder, cache_memory=2**13)
+    assert engine.max_length < 16
+    assert survey(engine) == {}
 
 
 def test_survey_of_slow_engine_ends_with_the_size_at_which_its_time_is_over(folder):
