@@ -17,6 +17,9 @@ class Echo(rounds_pb2_grpc.TargetWorkerServicer):
         async for _ in requests:
             yield rounds_pb2.TargetReplies(replies=[rounds_pb2.TargetReply(round=7)])
 
+    async def LoadAdapter(self, adapter, context) -> rounds_pb2.Adapter:  # noqa: N802
+        return adapter
+
 
 async def ask(server_trust: Trust, client_trust: Trust) -> int:
     """Returns the round of the reply. Raises as the call does."""
@@ -50,6 +53,24 @@ async def test_trust_missing_token_is_refused():
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await ask(server, nameless)
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize(
+    ("metadata", "code"),
+    [(Trust(token=TOKEN).metadata, grpc.StatusCode.OK), ((), grpc.StatusCode.UNAUTHENTICATED)],
+    ids=["token", "no token"],
+)
+async def test_trust_call_without_a_stream_needs_the_token_too(metadata, code):
+    """Loading an adapter reads the worker's disk."""
+    server = grpc.aio.server(interceptors=[Trust(token=TOKEN).guard()])
+    rounds_pb2_grpc.add_TargetWorkerServicer_to_server(Echo(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        load = rounds_pb2_grpc.TargetWorkerStub(channel).LoadAdapter
+        call = load(rounds_pb2.Adapter(name="a"), metadata=metadata, timeout=LIMIT_S)
+        assert await call.code() is code
+    await server.stop(None)
 
 
 async def test_trust_with_certificates_proves_both_sides():
