@@ -100,10 +100,12 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
     refused_adapter: str = ""  # path of an adapter that it cannot load
     adapters: list[bytes] = field(default_factory=list)  # digests of the adapters that it holds
     loading: asyncio.Event | None = None  # no adapter is loaded before it is set
+    asked_to_load: int = 0  # times
 
     async def LoadAdapter(  # noqa: N802
         self, adapter: rounds_pb2.Adapter, context: Any
     ) -> rounds_pb2.Adapter:
+        self.asked_to_load += 1
         if self.loading is not None:
             await self.loading.wait()
         if adapter.path == self.refused_adapter:

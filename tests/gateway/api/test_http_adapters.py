@@ -8,6 +8,7 @@ import pytest
 from tests.fakes.adapter_store import MemoryAdapterStore
 from tests.fakes.scripted import ScriptedTarget
 from tests.support.http_calls import ANSWER, ASK, client_of
+from tests.support.patience import eventually
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 ALLOWED = {"adapter_folder": "/adapters", "max_loaded_adapters": 2, "adapters": ("fixed",)}
@@ -106,7 +107,7 @@ async def test_loads_at_the_same_time_never_exceed_what_one_name_and_the_setting
             asyncio.ensure_future(load(client, name, f"{name}{number}"))
             for number, (client, name) in enumerate(zip(clients, names, strict=True))
         ]
-        await asyncio.sleep(0.2)
+        await eventually(lambda: target.asked_to_load == len(names))
         target.loading.set()
         answers = await asyncio.gather(*loads)
         assert sorted(answer.status_code for answer in answers) == statuses
