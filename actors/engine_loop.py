@@ -52,7 +52,7 @@ class EngineLoop:
         self._newest = engine.last_step  # newest step that was reported, or taken before anybody asked
         self._steps: list[StepTimings] = []  # steps that the frontend has not heard of
         self.step_under_way: int | None = None  # number of the step
-        self._count = 0  # steps so far
+        self._count = 0  # steps so far, and loads that have the time of a step
 
     def run(self) -> None:
         """Runs until the frontend ends it or is gone. Raises the error of a broken engine."""

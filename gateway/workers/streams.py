@@ -29,7 +29,7 @@ ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
 Role = Literal["target", "draft"]
 
 LOAD_AGE_S = 2.0  # an older reported load is not believed
-ADAPTER_S = 60.0  # for a target to load an adapter
+ADAPTER_S = 60.0  # seconds for a target to load an adapter
 SUSPECT_S = 5.0  # after it was lost, a worker is the last choice
 _REFUSED = {
     rounds_pb2.SequenceEnded.INVALID: "prompt",
