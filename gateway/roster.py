@@ -35,6 +35,8 @@ class Roster:
 
     def _rows(self) -> Iterator[DrafterInfo]:
         for row in drafters():
+            if row.reads_prediction:
+                continue  # a request brings it along
             if row.place is Place.DRAFT_WORKER:
                 yield from (_renamed(row, name) for name, kind in self._drafts.items() if kind == row.asked)
             elif row.place is Place.GATEWAY or row.asked in self._target_drafters:

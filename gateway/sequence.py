@@ -57,6 +57,7 @@ class GatewaySequence:
     scores: list[TokenLogprobs] = field(default_factory=list)  # tokens of the prompt, from the second on
     generates: bool = True  # False: nothing follows the prompt
     adapter: Adapter = NO_ADAPTER
+    prediction: tuple[int, ...] = ()  # token ids that the answer probably has; empty: nothing is predicted
     draft: VerdictDraft | None = None  # Draft that came with the newest Verdict; None: it is taken
 
     def __len__(self) -> int:

@@ -17,7 +17,7 @@ from gateway.api.round_message import round_message
 from gateway.errors import DEFECT, GatewayError, InvalidRequestError, OverloadedError
 from gateway.generation.form import Form, choice, json_object, json_schema
 from gateway.generation.generation import Generation
-from gateway.generation.request import AnswerUsage, Chunk, Prepared, Request
+from gateway.generation.request import AnswerUsage, Chunk, Prepared, Prompt, Request
 from gateway.generation.tracing import served, untraced
 from gateway.observe.loads import counters, loads
 from gateway.sequence import Origin, Token
@@ -249,7 +249,11 @@ def _request(message: generation_pb2.GenerateRequest) -> Request:
         raise InvalidRequestError("sampling.grammar", "is not a caller's: set structured_outputs")
     if message.priority not in ("", "interactive", "batch"):
         raise InvalidRequestError("priority", "'interactive' and 'batch' are accepted")
-    tokens = message.WhichOneof("prompt") == "tokens"
+    tokens, predicted = message.WhichOneof("prompt") == "tokens", message.WhichOneof("prediction")
+    prediction: Prompt | None = None
+    if predicted is not None:
+        is_text = predicted == "predicted_text"
+        prediction = message.predicted_text if is_text else tuple(message.predicted_tokens.ids)
     own = {name: getattr(message, name) for name in REQUEST_FIELDS if message.HasField(name)}
     try:
         return Request(
@@ -258,6 +262,7 @@ def _request(message: generation_pb2.GenerateRequest) -> Request:
             stop=tuple(message.stop),
             speculation=Speculation.model_validate(set_fields(message.speculation)),
             form=_form(message.structured_outputs) if message.HasField("structured_outputs") else None,
+            prediction=prediction,
             **own,
         )
     except ValidationError as error:
@@ -313,4 +318,6 @@ def _usage(usage: AnswerUsage, seed: int) -> generation_pb2.Usage:
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         speculation=generation_pb2.SpeculationCounts(seed=seed, **speculation),
+        accepted_prediction_tokens=usage.accepted_prediction_tokens,
+        rejected_prediction_tokens=usage.rejected_prediction_tokens,
     )

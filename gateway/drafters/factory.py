@@ -27,19 +27,18 @@ class Drafters:
         self._past = PastAnswers() if past is None else past
         self._promises = Lru[tuple[str | None, str, str], Promises](MAX_TASKS)
 
-    def of(self, name: str, sequence: GatewaySequence) -> SequenceDrafter:
-        """Returns a drafter by name. Raises ValueError naming the drafters that there are."""
-        info = self.roster.find(name)
+    def of(self, info: DrafterInfo, sequence: GatewaySequence) -> SequenceDrafter:
+        """Returns the drafter of a row. Raises ValueError if it mixes drafters that are not there."""
         if info.mixes is not None:
-            return self._mixed(name, info.mixes, sequence)
+            return self._mixed(info.name, info.mixes, sequence)
         if info.asks_worker:
-            return WorkerDrafter(self._fleet, name, sequence)
+            return WorkerDrafter(self._fleet, info.name, sequence)
         if info.comes_with_verdicts:
             return VerdictDrafter(sequence)
         return self._index(info, sequence)[0]
 
     def _mixed(self, name: str, mixes: tuple[str, str], sequence: GatewaySequence) -> SequenceDrafter:
-        other = self.of(mixes[0], sequence)
+        other = self.of(self.roster.find(mixes[0]), sequence)
         index = self._index(drafter(mixes[1]), sequence)
         key = sequence.scope.task, name, sequence.sampling.verification
         promises = self._promises.get(key, Promises)
@@ -47,8 +46,11 @@ class Drafters:
 
     def _index(self, info: DrafterInfo, sequence: GatewaySequence) -> tuple[SequenceDrafter, Any]:
         """Returns what drafts from an index, and the index."""
-        if not info.remembers:
+        if info.remembers:
+            index = info.load()(self._past, sequence.scope)
+            return GatewayDrafter(index, sequence, self._past), index
+        if info.reads_prediction:
+            index = info.load()(sequence.prediction, len(sequence.prompt))
+        else:
             index = info.load()()
-            return GatewayDrafter(index, sequence), index
-        index = info.load()(self._past, sequence.scope)
-        return GatewayDrafter(index, sequence, self._past), index
+        return GatewayDrafter(index, sequence), index

@@ -40,6 +40,7 @@ from gateway.workers.fleet import Fleet
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.drafters.past_answers import Scope
+from outrider.drafters.prediction import foreseen
 from outrider.pace.settings import PaceSettings
 
 CONTEXT_TOKENS = 8  # last tokens of the prompt; they decide how the answer's first token is written
@@ -141,6 +142,7 @@ class Generation:
         sampling = self._with_defaults(request.sampling)
         self.limits.check_sampling(sampling)
         prompts = [await self._checked(prompt, sampling.max_tokens) for prompt in request.prompts]
+        prediction = await self._predicted(request.prediction)
         grammar = None
         if request.form is not None:
             request.form.check(request.sampling, request.stop)
@@ -155,13 +157,15 @@ class Generation:
         )
         task = _task(request.task, adapter.name)
         scope = Scope(caller, task)
-        make = partial(_sequences, request, prompts, sampling, seed, scope, adapter)
+        make = partial(_sequences, request, prompts, sampling, seed, scope, adapter, prediction)
         is_long = request.n * sum(map(len, prompts)) > LONG_LIST
         return Prepared(
             await asyncio.to_thread(make) if is_long else make(),
             request.n,
             request.stop,
-            request.speculation.resolved(settings.usual_drafter, self.paces.settings),
+            request.speculation.resolved(
+                BY_TASK if prediction else settings.usual_drafter, self.paces.settings
+            ),
             task,
             request.priority,
             request.continues_text,
@@ -214,6 +218,7 @@ class Generation:
                         prepared.speculation,
                         stats,
                         len(sequences),
+                        *_predictions(sequences),
                     )
                     timing.end()
                     await self._close(trace, prepared, usage)
@@ -300,6 +305,18 @@ class Generation:
         self.limits.check_ids("prompt", prompt)
         return prompt
 
+    async def _predicted(self, prediction: Prompt | None) -> tuple[int, ...]:
+        """Returns the token ids of a prediction. Raises InvalidRequestError and WorkerLostError."""
+        if prediction is None:
+            return ()
+        if isinstance(prediction, str):
+            self.limits.check_text("prediction", prediction)
+            encoding = await self.tokenization.encode(prediction, add_special_tokens=False)
+            prediction = tuple(encoding.ids)
+        self.limits.check_length("prediction", prediction)
+        self.limits.check_ids("prediction", prediction)
+        return prediction
+
     def _check_drafter(self, name: str) -> None:
         if name == BY_TASK:
             return
@@ -345,6 +362,7 @@ def _sequences(
     seed: int,
     scope: Scope,
     adapter: Adapter,
+    prediction: tuple[int, ...],
 ) -> tuple[GatewaySequence, ...]:
     """Returns a sequence per answer. Its noise depends on its own prompt alone, not on other prompts."""
     return tuple(
@@ -356,7 +374,17 @@ def _sequences(
             is_scored=request.scores_prompts,
             generates=request.generates,
             adapter=adapter,
+            prediction=prediction,
         )
         for prompt in prompts
         for choice in range(request.n)
     )
+
+
+def _predictions(sequences: Iterable[GatewaySequence]) -> tuple[int, int]:
+    """Returns the predicted tokens that the answers have, and those that they do not have."""
+    accepted = predicted = 0
+    for sequence in sequences:
+        accepted += min(foreseen(sequence.prediction, sequence.generated), len(sequence.prediction))
+        predicted += len(sequence.prediction)
+    return accepted, predicted - accepted

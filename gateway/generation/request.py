@@ -34,6 +34,7 @@ class Request:
     form: Form | None = None  # form of the answer
     ends: frozenset[int] = frozenset()  # tokens that end a turn, as the chat template has it
     continues_text: bool = True  # False: the answer is a text of its own
+    prediction: Prompt | None = None  # what the answer probably says; None: nothing is predicted
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class AnswerUsage:
     speculation: Speculation  # as resolved from request and settings
     stats: Stats
     answers: int = 1
+    accepted_prediction_tokens: int = 0  # tokens of the request's prediction that the answers have
+    rejected_prediction_tokens: int = 0  # tokens of the request's prediction that they do not have
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Priority, Speculation
 from gateway.workers.fleet import Fleet
 from outrider.drafters.past_answers import PastAnswers
-from outrider.drafters.registry import DrafterInfo
+from outrider.drafters.registry import DrafterInfo, drafters
 
 
 class LoopFactory:
@@ -54,13 +54,16 @@ class LoopFactory:
         assert speculation.drafter is not None
         is_named = speculation.drafter in self._roster.names  # it may have left while the request waited
         names = (speculation.drafter,) if is_named else self._settings.candidates
+        rows = [self._roster.find(name) for name in names]
+        if sequence.prediction and not is_named:
+            rows = [*filter(lambda row: row.reads_prediction, drafters()), *rows]
         candidates = [
             CandidateDrafter(
-                self._drafters.of(name, sequence),
-                self._paces.sequence(self._roster.find(name), speculation, task, priority),
-                is_new=not is_named and name in self._settings.new_drafts,
+                self._drafters.of(row, sequence),
+                self._paces.sequence(row, speculation, task, priority),
+                is_new=not is_named and row.name in self._settings.new_drafts,
             )
-            for name in names
+            for row in rows
         ]
         route = Route(candidates, self.router, TaskRule(task, speculation.verification), sequence, events)
         longest_wait_s = self._settings.propose_deadline_ms / 1e3

@@ -111,9 +111,13 @@ class Client:
         stop: tuple[str, ...] = (),
         speculation: Mapping[str, Any] | None = None,
         structured_outputs: Mapping[str, Any] | None = None,
+        prediction: str | None = None,
         **sampling: Any,
     ) -> Answer:
-        """Asks for one answer; arguments are the fields of the messages in generation.proto."""
+        """Asks for one answer; arguments are the fields of the messages in generation.proto.
+
+        prediction: what the answer probably says.
+        """
         form = None if structured_outputs is None else generation_pb2.StructuredOutputs(**structured_outputs)
         return Answer(
             self,
@@ -123,6 +127,7 @@ class Client:
                 speculation=generation_pb2.SpeculationSettings(**{"report": True, **(speculation or {})}),
                 sampling=generation_pb2.Sampling(**sampling),
                 structured_outputs=form,
+                predicted_text=prediction,
             ),
         )
 

@@ -3,7 +3,8 @@
 A drafter is a file and a row. Its place says what its file holds:
 
 - gateway: an ``Index`` (outrider/drafters/index.py), which guesses from the tokens of its own sequence. If it
-  ``remembers``, it also guesses from past answers (outrider/drafters/past_answers.py).
+  ``remembers``, it also guesses from past answers (outrider/drafters/past_answers.py). If it
+  ``reads_prediction``, it guesses from what the request predicts, and no request or setting names it.
 - draft worker: a ``TaskDrafter`` (outrider/engine/draft_ahead/task_drafter.py), which makes the tasks of
   the engine. A setting names the row; the default is ``parallel`` for a checkpoint with a mask token, else
   ``model``.
@@ -49,6 +50,7 @@ class DrafterInfo:
     is_parallel: bool = False
     width: Width = Width.CHAIN
     remembers: bool = False  # its index is given past answers
+    reads_prediction: bool = False  # its index is given the request's prediction
     mixes: tuple[str, str] | None = None  # a drafter, and an index that drafts if it promises more
 
     @property
@@ -169,6 +171,13 @@ register(
         remembers=True,
     ),
     DrafterInfo(
+        "prediction",
+        "what the request predicts of its answer, from the place that the answer has reached",
+        Place.GATEWAY,
+        "outrider.drafters.prediction:PredictionIndex",
+        reads_prediction=True,
+    ),
+    DrafterInfo(
         "colocated",
         "a smaller model with the target's vocabulary, in the target's process and on its device",
         Place.TARGET_WORKER,
@@ -191,6 +200,14 @@ register(
         "outrider.engine.drafters.eagle3:Eagle3",
         steps_per_token=1.0,
         width=Width.TREE,
+    ),
+    DrafterInfo(
+        "dflash",
+        "a DFlash or DSpark draft, which guesses a block of tokens in one pass, in the target worker",
+        Place.TARGET_WORKER,
+        "outrider.engine.drafters.dflash:DFlash",
+        steps_per_draft=1.0,
+        width=Width.ALTERNATIVES,
     ),
     DrafterInfo(
         "mtp",

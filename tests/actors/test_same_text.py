@@ -8,12 +8,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.loop.factory import LoopFactory
 from gateway.loop.stats import Stats
+from gateway.roster import BY_TASK
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
@@ -26,6 +28,7 @@ from outrider.drafters.registry import DrafterInfo, Place, drafters
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.pace.settings import PaceSettings
 from tests.support.demo_pair import DRAFTERS, engine, prompt_of
+from tests.support.dflash import write_dflash
 from tests.support.near_ties import near_ties
 from tests.support.pair import pair
 from tests.support.patience import LIMIT_S
@@ -59,8 +62,21 @@ def expected() -> list[tuple[int, ...]]:
     return [generate(engine("target"), None, [request], 0)[0].tokens for request in requests()]
 
 
+def predicted(number: int) -> tuple[int, ...]:
+    """Returns the answer to a request, with an edit in its middle."""
+    answer = expected()[number]
+    return (*answer[: TOKENS // 2], 1, 2, *answer[TOKENS // 2 + 1 :])
+
+
+def checkpoint_of(kind: str, folder: Path) -> Path:
+    """Returns a checkpoint of a target drafter for the demo target."""
+    return write_dflash(folder) if kind == "dflash" else DRAFTERS / kind
+
+
 @asynccontextmanager
-async def service(row: DrafterInfo | None) -> AsyncIterator[tuple[Fleet, GatewaySettings, Speculation]]:
+async def service(
+    row: DrafterInfo | None, folder: Path
+) -> AsyncIterator[tuple[Fleet, GatewaySettings, Speculation]]:
     """Where that drafter drafts; without one decoding is plain."""
     usual = {"model": "m", "tokenizer": "t", "propose_deadline_ms": 1e3 * LIMIT_S}
     target: dict[str, Any] = {}
@@ -68,7 +84,7 @@ async def service(row: DrafterInfo | None) -> AsyncIterator[tuple[Fleet, Gateway
     name = row.name if row else None
     if row is not None and row.place is Place.TARGET_WORKER:
         kind = row.mixes[0] if row.mixes else row.name
-        own = {"checkpoint": str(DRAFTERS / kind), **OTHER_SETTINGS.get(kind, {})}
+        own = {"checkpoint": str(checkpoint_of(kind, folder)), **OTHER_SETTINGS.get(kind, {})}
         target = {"drafters": {kind: own}}
         usual |= {"target_drafters": (kind,), "drafts": {}, "drafters": (row.name,)}
     elif row is not None and row.place is Place.DRAFT_WORKER:
@@ -76,6 +92,8 @@ async def service(row: DrafterInfo | None) -> AsyncIterator[tuple[Fleet, Gateway
         draft = {} if kind == "model" else {"model": str(DRAFTERS / kind)}
         usual |= {"drafts": {"model": kind}}  # the draft is named model, however it drafts
         name = f"model+{index}" if index else "model"
+    elif row is not None and row.reads_prediction:
+        name = BY_TASK
     speculation = Speculation(mode="fixed" if row else "off", depth=DEPTH, drafter=name)
     async with pair(12, of_draft=draft, **target) as fleet:
         yield fleet, GatewaySettings.model_validate(usual), speculation
@@ -93,7 +111,13 @@ async def answers(
     async def stream() -> None:
         for number, request in coming:
             scope = Scope("somebody", KINDS[number % len(KINDS)])
-            sequence = GatewaySequence(request.prompt, request.sampling, request.noise_key, scope=scope)
+            sequence = GatewaySequence(
+                request.prompt,
+                request.sampling,
+                request.noise_key,
+                scope=scope,
+                prediction=predicted(number) if speculation.drafter == BY_TASK else (),
+            )
             deadline = asyncio.get_running_loop().time() + LIMIT_S
             rounds = factory.of(sequence, resolved, deadline, scope.task)
             async for _ in rounds.steps():
@@ -108,8 +132,10 @@ async def answers(
 @pytest.mark.slow
 @pytest.mark.parametrize("streams", [1, 32])
 @pytest.mark.parametrize("row", [None, *ROWS], ids=lambda row: row.name if row else "off")
-async def test_500_seeded_requests_say_the_same(row: DrafterInfo | None, streams: int) -> None:
-    async with service(row) as (fleet, settings, speculation):
+async def test_500_seeded_requests_say_the_same(
+    tmp_path: Path, row: DrafterInfo | None, streams: int
+) -> None:
+    async with service(row, tmp_path) as (fleet, settings, speculation):
         found, stats = await answers(fleet, settings, speculation, streams)
     assert (stats.accepted > COUNT // 10) == (row is not None)
     assert near_ties(requests(), expected(), found) <= 1

@@ -91,9 +91,6 @@ def test_json_takes_fewer_target_passes_than_tokens(client: httpx.Client) -> Non
     fixed = MODES["fixed"]
     usage = complete(client, prompt=JSON_PROMPT, max_tokens=64, temperature=0, speculation=fixed)["usage"]
     assert usage["speculation"]["target_passes"] < usage["completion_tokens"] / 2
-    assert (
-        usage["completion_tokens_details"]["accepted_prediction_tokens"] == usage["speculation"]["accepted"]
-    )
 
 
 def test_stream_is_the_whole_answer_in_pieces(client: httpx.Client) -> None:

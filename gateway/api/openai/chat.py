@@ -7,9 +7,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from gateway.api.openai.answer_parser import AnswerParser
-from gateway.api.openai.field_types import Label
+from gateway.api.openai.field_types import Label, Strict
 from gateway.api.openai.fields import Ignored
-from gateway.api.openai.messages import MAX_MESSAGES, Message
+from gateway.api.openai.messages import MAX_MESSAGES, Content, Message
 from gateway.api.openai.rendering import KWARGS, ChatPrompts, Rendered
 from gateway.api.openai.response_template import CALLS, THINKING, marks, thoughts_before
 from gateway.api.openai.schemas import GenerationRequest
@@ -56,6 +56,13 @@ class Chat:
         return AnswerParser(template, self.prompt.answer_start, self.tools, self.most_calls)
 
 
+class Prediction(Strict):
+    """What the answer probably says. It drafts the answer, and never changes it."""
+
+    type: Literal["content"]
+    content: Content
+
+
 class ChatRequest(GenerationRequest):
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_tokens: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
@@ -66,7 +73,7 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[Label, Any] = Field(default_factory=dict, max_length=MAX_KWARGS)
     reasoning_effort: Label | None = None  # for templates that know it
-    prediction: Ignored = None
+    prediction: Prediction | None = None
     verbosity: Ignored = None
 
     @property
@@ -153,4 +160,7 @@ class ChatRequest(GenerationRequest):
             continues_text=False,
             shown=chat.shown(generation.special_tokens),
             form=form,
+            prediction=None
+            if self.prediction is None
+            else "".join(part.text for part in self.prediction.content),
         )

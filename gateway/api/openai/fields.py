@@ -30,7 +30,7 @@ _BY_NEUTRAL_VALUES: tuple[tuple[tuple[Any, ...], str], ...] = (
         enable_thinking guided_choice guided_decoding_backend guided_grammar guided_json guided_regex
         guided_whitespace_pattern guideline input input_embeds input_ids inputs json_schema
         kv_transfer_params lora_path max_new_tokens max_output_tokens max_tool_calls mirostat_eta
-        mirostat_tau n_discard num_ctx penalize_nl prefix previous_response_id prompt prompt_embeds
+        mirostat_tau n_discard num_ctx penalize_nl prediction prefix previous_response_id prompt prompt_embeds
         prompt_logprobs prompt_mode provider random_seed reasoning_effort reasoning_format regex
         repetition_detection samplers sampling_seed session_params structural_tag think thinking
         thinking_budget thinking_token_budget tool_prompt top_n_tokens truncate truncate_prompt_tokens

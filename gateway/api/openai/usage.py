@@ -24,8 +24,8 @@ def usage_body(usage: AnswerUsage, seed: int) -> UsageBody:
     return {
         **token_counts(usage.prompt_tokens, usage.completion_tokens),
         "completion_tokens_details": {
-            "accepted_prediction_tokens": stats.accepted,
-            "rejected_prediction_tokens": stats.drafted - stats.accepted,
+            "accepted_prediction_tokens": usage.accepted_prediction_tokens,
+            "rejected_prediction_tokens": usage.rejected_prediction_tokens,
         },
         "speculation": speculation,
     }

@@ -31,8 +31,6 @@ async def test_chat_neutral_fields_of_openai_are_accepted(client):
         {"metadata": {"a": "b"}, "store": True, "parallel_tool_calls": False, "functions": []},
         {"reasoning_effort": "low", "verbosity": "high", "service_tier": "flex", "function_call": "none"},
         {"prompt_cache_key": "k", "safety_identifier": "s"},
-        {"prediction": {"type": "content", "content": "x"}},
-        {"prediction": {"type": "content", "content": [{"type": "text", "text": "x"}]}},
         {"messages": [{"role": "user", "content": "x", "annotations": [], "tool_calls": []}]},
     ],
     ids=str,

@@ -13,9 +13,8 @@ async def test_completion_has_text_and_usage(client):
     assert body["choices"] == [{"index": 0, "text": TEXT, "logprobs": None, "finish_reason": "length"}]
     usage = body["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (1, len(ANSWER))
-    details, stats = usage["completion_tokens_details"], usage["speculation"]
-    assert details["accepted_prediction_tokens"] == stats["accepted"] > 0
-    assert details["rejected_prediction_tokens"] == stats["drafted"] - stats["accepted"] > 0
+    stats = usage["speculation"]
+    assert stats["drafted"] > stats["accepted"] > 0
     assert stats["seed"] == 4
     assert response.headers["outrider-seed"] == "4"
 

@@ -28,7 +28,7 @@ def drafter_of(fleet):
 
 
 def ngram_of(fleet, sequence):
-    return Drafters(fleet, ROSTER).of("ngram", sequence)
+    return Drafters(fleet, ROSTER).of(ROSTER.find("ngram"), sequence)
 
 
 def commit(sequence, count):
@@ -171,7 +171,5 @@ async def test_drafters_of_each_name_makes_its_class():
     async with fleet_of() as fleet:
         sequence = GatewaySequence(PROMPT, Sampling(), noise_key=0)
         names = ("model", "ngram", "suffix", "model+suffix")
-        kinds = [type(Drafters(fleet, ROSTER).of(name, sequence)) for name in names]
+        kinds = [type(Drafters(fleet, ROSTER).of(ROSTER.find(name), sequence)) for name in names]
         assert kinds == [WorkerDrafter, GatewayDrafter, GatewayDrafter, MixedDrafter]
-        with pytest.raises(ValueError, match=r"'tea leaves'; there are: model, ngram, suffix, "):
-            Drafters(fleet, ROSTER).of("tea leaves", sequence)

@@ -24,7 +24,8 @@ def sequence_of(prompt=PROMPT, scope=MINE, **sampling):
 
 
 def mixed_of(fleet, sequence, past=None):
-    return Drafters(fleet, Roster({"model": "model"}), past).of("model+suffix", sequence)
+    roster = Roster({"model": "model"})
+    return Drafters(fleet, roster, past).of(roster.find("model+suffix"), sequence)
 
 
 def commit(sequence, *tokens):
