@@ -31,6 +31,7 @@ from outrider.demo.prompts import DEMO
 from outrider.drafters.registry import DrafterInfo, Place, drafters
 from outrider.pace.settings import PaceSettings
 from tests.support.demo_pair import DRAFTERS, prompt_of
+from tests.support.dflash import write_dflash
 from tests.support.mtp import write_target
 from tests.support.patience import LIMIT_S, eventually, patient
 from tests.support.process_worker import worker_process
@@ -138,7 +139,10 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         model, prompts = write_target(tmp_path_factory.mktemp("mtp"), "qwen3"), OF_RANDOM_TARGET
         own = {"drafters": {beside: {}}}
     elif beside:
-        settings_of_it = {"checkpoint": str(DRAFTERS / beside), **OTHER_SETTINGS.get(beside, {})}
+        folder = DRAFTERS / beside
+        if beside == "dflash":  # the demo target has no trained draft of this kind
+            folder = write_dflash(tmp_path_factory.mktemp("dflash"))
+        settings_of_it = {"checkpoint": str(folder), **OTHER_SETTINGS.get(beside, {})}
         own = {"drafters": {beside: settings_of_it}}
     with ExitStack() as ending:
         service = Service(ending, settings, prompts)

@@ -32,7 +32,11 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
     yield core.block_type, "__init__", of_known_shapes(core.block_type.__init__)
     yield core.tensor, "__init__", tensor_of_known_shapes()
     yield interpreter, "_patch_attr", calling_at_once()
-    yield TritonSemantic, "binary_op_type_checking_impl", unless_alike(TritonSemantic.binary_op_type_checking_impl)
+    yield (
+        TritonSemantic,
+        "binary_op_type_checking_impl",
+        unless_alike(TritonSemantic.binary_op_type_checking_impl),
+    )
     yield TritonSemantic, "binary_op_sanitize_overflow_impl", unless_asserted(TritonSemantic)
     yield TritonSemantic, "computation_type_impl", decided_once(TritonSemantic.computation_type_impl)
     yield TritonSemantic, "scalar_constant", made_once(TritonSemantic.scalar_constant)
@@ -197,7 +201,9 @@ def decided_once(decide: Callable[..., Any]) -> Callable[..., Any]:
     """
     known: dict[tuple[str, bool, str, bool, bool], Any] = {}
 
-    def computation_type(semantic: Any, a: Any, a_is_scalar: bool, b: Any, b_is_scalar: bool, divides: bool) -> Any:
+    def computation_type(
+        semantic: Any, a: Any, a_is_scalar: bool, b: Any, b_is_scalar: bool, divides: bool
+    ) -> Any:
         key = a.name, a_is_scalar, b.name, b_is_scalar, divides
         if key not in known:
             known[key] = decide(semantic, a, a_is_scalar, b, b_is_scalar, divides)

@@ -1,11 +1,7 @@
 """Heads that draft token by token, from their own state, which is fed back with each token.
 
-Their cache has the target's blocks: whatever the target shares, frees or computes again, the head does too.
 The slot of a position keeps what the head computes from the target's states there and from the next token.
 The slots after it keep drafted tokens, and are written again once these are accepted.
-
-A head reads states when it drafts, and when a block is full, since other sequences may share the block. Until
-then the states wait, so plain decoding costs it a pass for each block instead of a pass for each token.
 """
 
 from abc import abstractmethod
@@ -15,16 +11,14 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from outrider.engine.cache.narrow import type_of_cache
-from outrider.engine.cache.paged_cache import KeyValues
 from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
 from outrider.engine.choosing.step_result import StepResult
+from outrider.engine.drafters.caching_drafter import CachingDrafter
 from outrider.engine.drafters.chain_drafter import choice_of, verdicts_in
 from outrider.engine.drafters.drafts_under_way import ChainsUnderWay
 from outrider.engine.drafters.shared_head import SharedHead
 from outrider.engine.drafters.target_drafter import CommittedStates, Judging, feed_of, rows_at
 from outrider.engine.drafters.trees import Trees, with_room
-from outrider.engine.drafters.waiting_states import MOST_WAITING, WaitingStates
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.graphs import ByRows, GraphBatch, Graphs
@@ -32,41 +26,20 @@ from outrider.engine.forward.output import ForwardOutput
 from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.inputs.paged_input import FEW_QUERIES
 from outrider.engine.inputs.step_input import Feed, StepInput
-from outrider.engine.loading.head_checkpoint import TargetShape
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.sequence import UNKNOWN
 from outrider.engine.settings import EngineSettings
 
 
-class AutoregressiveHead(SharedHead):
+class AutoregressiveHead(CachingDrafter, SharedHead):
     """Head with trees of any depth: the nodes of a position pass through its layer together."""
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
         super().__init__(settings, name)
-        self._target_shape = TargetShape.of(settings)
-        self._max_sequences = settings.max_sequences
         self._graphs: Graphs | None = None
         self._project: ByRows = self._logits
         # The head's state at the last token that the target has cached, of sequences that want a Draft.
         self._newest: dict[DraftedSequence, Tensor] = {}
-
-    def allocate(self, num_blocks: int) -> None:
-        target = self._target
-        self._cache = KeyValues(
-            {0: self.cache_shapes[0]},
-            num_blocks,
-            target.settings.block_size,
-            type_of_cache(target.settings, target.dtype),
-            target.device,
-        )
-        if self._share[0] == 0:  # texts are known there alone
-            self._waiting = WaitingStates(
-                self._max_sequences,
-                target.settings.block_size,
-                (len(self.hidden_layers), self._target_shape.hidden_size),
-                target.dtype,
-                target.device,
-            )
 
     def capture(self) -> tuple[str, ...]:
         from outrider.engine.kernels.verdict import compile_reading
@@ -86,11 +59,6 @@ class AutoregressiveHead(SharedHead):
         numbers = rows * (2 * self.state_size + target.vocab_size)
         return feeds + chains + numbers * target.dtype.itemsize + rows  # a byte a row: whether it is finite
 
-    def waiting_bytes(self) -> int:
-        target = self._target_shape
-        rows = self._max_sequences * MOST_WAITING
-        return rows * len(self.hidden_layers) * target.hidden_size * target.dtype.itemsize
-
     def take_in(self, committed: Sequence[CommittedStates]) -> None:
         """Feeds the head the states that cannot wait: the next Draft reads all earlier tokens."""
         committed = self._waiting.add(committed)
@@ -107,12 +75,6 @@ class AutoregressiveHead(SharedHead):
         last = rows_at(states, [end - 1 for end in accumulate(len(part.hidden) for part in committed)])
         pairs = zip(committed, last, strict=True)
         self._newest = {part.sequence: state for part, state in pairs if part.is_wanted}
-
-    def _states_before(self, committed: Sequence[CommittedStates]) -> Tensor:
-        """Returns the head's states before all these tokens: [num_tokens, state_size]."""
-        hidden = torch.cat([part.hidden for part in committed])
-        # A number that is not finite would stay in the cache, and no mask hides it.
-        return self._reduced(hidden.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
 
     def _limited(self, request: DraftRequest) -> DraftRequest:
         return with_room(request, self._target.cache, unwritten=1)
@@ -187,8 +149,8 @@ class AutoregressiveHead(SharedHead):
         return self._chains_after(batch.choosing_at(ends), after[ends], max(step.positions)), told
 
     def forget(self, sequence: DraftedSequence) -> None:
+        super().forget(sequence)
         self._newest.pop(sequence, None)
-        self._waiting.forget(sequence)
 
     def _compute(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
         if step.fed.feeds:
@@ -233,10 +195,6 @@ class AutoregressiveHead(SharedHead):
     def _after(self, batch: Batch, states: Tensor) -> Tensor:
         after = self._forward(states, Paged(batch, self._cache, self._target.kernel))
         return after.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-
-    @abstractmethod
-    def _reduced(self, hidden: Tensor) -> Tensor:
-        """Reduces the target's [num_tokens, num_layers, hidden_size] to states [num_tokens, state_size]."""
 
     @abstractmethod
     def _forward(self, states: Tensor, paged: Paged) -> Tensor:

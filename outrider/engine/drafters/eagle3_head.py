@@ -167,19 +167,8 @@ def empty(checkpoint: HeadCheckpoint, shape: Eagle3Shape) -> Eagle3Head:
 
 def built(checkpoint: HeadCheckpoint, shape: Eagle3Shape) -> Eagle3Head:
     """Builds the head with its weights as they are stored. Raises UnsupportedModelError."""
-    tensors, head = network_tensors(checkpoint.tensors), empty(checkpoint, shape)
-    wanted = head.state_dict()
-    for name, tensor in wanted.items():
-        if name not in tensors:
-            raise checkpoint.refusal(f"it has no {name}")
-        if tensors[name].shape != tensor.shape:
-            raise checkpoint.refusal(
-                f"{name} is {list(tensors[name].shape)} and must be {list(tensor.shape)} for this target"
-            )
-    unknown = sorted(tensors.keys() - wanted.keys())
-    if unknown:
-        raise checkpoint.refusal(f"{', '.join(unknown[:3])} is no part of an EAGLE-3 head of one layer")
-    head.load_state_dict({name: tensors[name] for name in wanted}, assign=True)
+    head = empty(checkpoint, shape)
+    checkpoint.load_into(head, network_tensors(checkpoint.tensors), "an EAGLE-3 head of one layer")
     return head.eval().requires_grad_(False)
 
 

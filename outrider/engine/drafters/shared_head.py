@@ -15,14 +15,14 @@ from torch import Tensor
 
 from outrider.engine.choosing.step_result import StepResult
 from outrider.engine.drafters.chain_drafter import ChainDrafter
-from outrider.engine.drafters.target_drafter import Target
+from outrider.engine.drafters.target_drafter import Target, TargetDrafter
 from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.rank_group import together
 
 
-class SharedHead(ChainDrafter):
-    """Head whose share each rank holds. A target on a single device is the only rank."""
+class SharedDrafter(TargetDrafter):
+    """Drafter whose share each rank holds. A target on a single device is the only rank."""
 
     state_size: int  # numbers of a state that a step begins with
 
@@ -40,12 +40,11 @@ class SharedHead(ChainDrafter):
         assert group is not None
         states = torch.empty(step.num_states, self.state_size, dtype=model.dtype, device=model.device)
         group.spread(states)
-        if step.reads_verdicts:
-            self._after_verdicts(step, states, ChoiceInput.without_choice(step.positions), None)
-        elif step.positions:
-            self._chained(step, states, ChoiceInput.without_choice(step.positions))
-        else:
-            self._compute(step, states)
+        self._follow(step, states)
+
+    def _follow(self, step: DrafterStep, states: Tensor) -> None:
+        """Computes the part of a rank other than 0. states: [num_states, state_size]."""
+        self._compute(step, states)
 
     def _on_all_ranks(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the result of ``_compute`` at rank 0. states: [num_states, state_size]."""
@@ -69,6 +68,18 @@ class SharedHead(ChainDrafter):
             states [num_states, state_size] after what was fed, and logits [num_states, vocab_size] of the
             next tokens, at rank 0 alone; no rows unless they are wanted.
         """
+
+
+class SharedHead(SharedDrafter, ChainDrafter):
+    """Shared head whose chains a device may make by itself."""
+
+    def _follow(self, step: DrafterStep, states: Tensor) -> None:
+        if step.reads_verdicts:
+            self._after_verdicts(step, states, ChoiceInput.without_choice(step.positions), None)
+        elif step.positions:
+            self._chained(step, states, ChoiceInput.without_choice(step.positions))
+        else:
+            self._compute(step, states)
 
     @abstractmethod
     def _chained(self, step: DrafterStep, states: Tensor, choice: ChoiceInput) -> Tensor:

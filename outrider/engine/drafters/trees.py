@@ -149,6 +149,15 @@ class Trees:
         """[num_rows] index of the Draft for each node after which a token is chosen next."""
         return [index for index, tree in enumerate(self._trees) for _ in tree.open]
 
+    @property
+    def newest(self) -> list[int]:
+        """[num_rows] token after which each of ``growing`` is chosen: a node's, or the text's last."""
+        return [
+            tree.sequence.tokens[-1] if node is None else node.token
+            for tree in self._trees
+            for node in tree.open
+        ]
+
     def grow(self, logits: Tensor, are_finite: Tensor | None = None) -> list[int]:
         """Adds nodes after those of ``growing``, from logits [num_rows, vocab_size].
 

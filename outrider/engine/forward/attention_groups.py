@@ -25,6 +25,7 @@ class QuerySpan:
     count: int  # queries
     start: int  # slots written before this step
     tree: Draft | None  # nodes in the last slots; None: they do not branch
+    looks_ahead: bool = False  # whether each query also sees the queries after it
 
     @property
     def length(self) -> int:
@@ -61,7 +62,8 @@ class AttentionGroup:
     def is_plainly_causal(self, window: int | None) -> bool:
         """Returns whether a causal flag replaces the mask: one span, with nothing cached before it."""
         span = self.spans[0]
-        return len(self.spans) == 1 and span.start == 0 and span.tree is None and not self._cuts(window)
+        is_chain = span.tree is None and not span.looks_ahead
+        return len(self.spans) == 1 and span.start == 0 and is_chain and not self._cuts(window)
 
     def mask(self, window: int | None, repeats: int, device: torch.device) -> torch.Tensor | None:
         """Returns the additive mask, [num_lanes, 1, repeats * num_queries, length]; None: all is visible.
@@ -95,6 +97,8 @@ class AttentionGroup:
         query_positions = query_slots.copy()
         slot_positions = np.tile(slots, (len(self.spans), 1))
         for index, span in enumerate(self.spans):
+            if span.looks_ahead:
+                visible[index] = slots < span.length
             if span.tree is not None:
                 self._branch(span, span.tree, visible[index], query_positions[index], slot_positions[index])
         if window is not None:

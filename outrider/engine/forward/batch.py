@@ -116,7 +116,7 @@ def pack(feeds: Sequence[Feed], tables: BlockTables, dtype: torch.dtype) -> Batc
     spans = []
     for feed in feeds:
         blocks = tables.on_host[feed.row]
-        span = QuerySpan(blocks, len(tokens), len(feed.tokens), feed.start, feed.tree)
+        span = QuerySpan(blocks, len(tokens), len(feed.tokens), feed.start, feed.tree, feed.looks_ahead)
         tokens += feed.tokens
         positions += span.positions()
         slots += _slots(span, block_size)

@@ -32,9 +32,9 @@ class ChainBatches:
         self._laid_out = Lru[Sizes, tuple[PagedInput[Numbers], Numbers, Batch]](_KEPT)
 
     def of(self, step: StepInput) -> Batch | None:
-        """Returns the batch of the step; None: a feed is a tree, or longer than a tile of few rows."""
+        """Returns the batch of the step; None: a feed is no chain, or longer than a tile of few rows."""
         feeds = step.feeds
-        if any(feed.tree is not None or len(feed.tokens) > FEW_TILE for feed in feeds):
+        if any(feed.tree is not None or feed.looks_ahead or len(feed.tokens) > FEW_TILE for feed in feeds):
             return None
         sizes = tuple((len(feed.tokens), feed.num_logits) for feed in feeds)
         is_known = sizes in self._laid_out

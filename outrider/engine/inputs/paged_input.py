@@ -159,6 +159,9 @@ def fill(
     wanted = np.array([feed.num_logits for feed in feeds], np.int64)
     skipped = np.repeat(firsts + counts - wanted - (np.cumsum(wanted) - wanted), wanted)
     numbers.logit_rows[: len(skipped)] = np.arange(len(skipped)) + skipped
+    looking_ahead = [number for number, feed in enumerate(feeds) if feed.looks_ahead]
+    for number in looking_ahead:
+        numbers.seen[firsts[number] :][: counts[number]] = starts[number] + counts[number]
     spans = _Spans(rows, firsts, counts, starts, np.full(len(feeds), NO_ROOT))
     if [feed for feed in feeds if feed.tree is not None]:
         spans_of = _spans_of_chains if layout.path_length else _spans
@@ -166,6 +169,8 @@ def fill(
     is_few = (spans.counts <= FEW_QUERIES) | bool(layout.path_length)
     few_tiles = _tiles(FEW_TILE, spans, np.flatnonzero(is_few))
     many_tiles = _tiles(MANY_TILE, spans, np.flatnonzero(~is_few))
+    for tiles in (few_tiles, many_tiles) if looking_ahead else ():
+        tiles[:, END] = np.maximum(tiles[:, END], numbers.seen[tiles[:, FIRST]])
     is_split = _are_split(few_tiles[:, END])
     split = few_tiles[is_split]
     numbers.few_tiles[: len(few_tiles)] = np.concatenate([split, few_tiles[~is_split]])

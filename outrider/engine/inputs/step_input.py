@@ -6,7 +6,7 @@ from itertools import chain
 
 import numpy as np
 import torch
-from msgspec import Struct
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from outrider.decoding.draft import Draft
@@ -31,6 +31,7 @@ class Feed(Struct, frozen=True, eq=False):
     adapter: int = 0  # number of its sequence's adapter; 0: none
     state: HeldState | None = None  # for recurrent layers, which run at a single rank
     committed: int = 0  # leading slots whose tokens are committed, those fed now included
+    looks_ahead: bool = False  # whether each token also sees the tokens that are fed after it
 
     @property
     def row(self) -> int:
@@ -72,6 +73,7 @@ class StepInput:
             [feed.start for feed in feeds],
             [feed.row for feed in feeds],
             [feed.adapter for feed in feeds],
+            [feed.looks_ahead for feed in feeds],
             [len(feed.tokens) for feed in feeds],
             [len(tree.tokens) for tree in trees],
             [*chain.from_iterable(feed.tokens for feed in feeds)],
@@ -100,14 +102,19 @@ class StepInput:
         cleared, new_blocks = read.array(num_cleared), read.array(2 * num_new).reshape(-1, 2)
         tables.write(new_blocks)
         num_logits, starts, rows = read.list(num_feeds), read.list(num_feeds), read.list(num_feeds)
-        adapters = read.list(num_feeds)
+        adapters, look_ahead = read.list(num_feeds), [*map(bool, read.list(num_feeds))]
         num_tokens, nodes = read.list(num_feeds), read.list(num_feeds)
         tokens, tree_tokens, parents = ([*map(read.list, counts)] for counts in (num_tokens, nodes, nodes))
         trees = [
             Draft(tuple(of_nodes), tuple(above)) if of_nodes else None
             for of_nodes, above in zip(tree_tokens, parents, strict=True)
         ]
-        feeds = [*map(Feed, tokens, num_logits, starts, map(tables.held_at, rows), trees, adapters)]
+        held = map(tables.held_at, rows)
+        read_feeds = map(Feed, tokens, num_logits, starts, held, trees, adapters)
+        feeds = [
+            structs.replace(feed, looks_ahead=True) if looks_ahead else feed
+            for feed, looks_ahead in zip(read_feeds, look_ahead, strict=True)
+        ]
         return cls(moves, cleared, feeds, new_blocks)
 
 

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loading.text_part import served_config
@@ -112,6 +112,27 @@ class HeadCheckpoint:
         found = tuple(self.tensors[name].shape)
         if found != shape:
             raise self.refusal(f"{name} is {list(found)} and must be {list(shape)} for this target")
+
+    def load_into(self, head: nn.Module, tensors: Mapping[str, Tensor], kind: str) -> None:
+        """Loads tensors into a network without weights, as they are stored.
+
+        kind: what the network is, for messages.
+
+        Raises:
+            UnsupportedModelError: a tensor is missing, has another shape, or is no part of the network.
+        """
+        wanted = head.state_dict()
+        for name, tensor in wanted.items():
+            if name not in tensors:
+                raise self.refusal(f"it has no {name}")
+            if tensors[name].shape != tensor.shape:
+                raise self.refusal(
+                    f"{name} is {list(tensors[name].shape)} and must be {list(tensor.shape)} for this target"
+                )
+        unknown = sorted(tensors.keys() - wanted.keys())
+        if unknown:
+            raise self.refusal(f"{', '.join(unknown[:3])} is no part of {kind}")
+        head.load_state_dict({name: tensors[name] for name in wanted}, assign=True)
 
     def check_verifier(self, name: str | None, architectures: list[str] = []) -> None:  # noqa: B006
         """Compares the target with the name in the checkpoint. Raises UnsupportedModelError.

@@ -28,6 +28,7 @@ from outrider.pace.settings import MAX_DEPTH
 from tests.support.allocated import allocated_cache, allocated_weights, kept_by_graphs
 from tests.support.capture import SIZES, capturing
 from tests.support.checkpoints import ARCHITECTURES, VOCAB_SIZE, write_checkpoint
+from tests.support.dflash import write_dflash
 from tests.support.eagle3 import write_eagle3
 from tests.support.functions import needs_functions
 from tests.support.heads import write_medusa
@@ -164,7 +165,11 @@ def test_cache_holds_so_many_sequences(plan: MemoryPlan) -> None:
 
 def with_drafter(folder: Path, kind: str | None, **own: int) -> EngineSettings:
     """Plan of the demo target."""
-    heads: dict[str, Callable[[Path], Path]] = {"medusa": write_medusa, "eagle3": write_eagle3}
+    heads: dict[str, Callable[[Path], Path]] = {
+        "medusa": write_medusa,
+        "eagle3": write_eagle3,
+        "dflash": write_dflash,
+    }
     checkpoint = heads[kind](folder) if kind is not None and kind in heads else None
     return EngineSettings(
         model=str(write_demo(folder) if kind == "mtp" else DEMO / "target"),
@@ -175,7 +180,7 @@ def with_drafter(folder: Path, kind: str | None, **own: int) -> EngineSettings:
     )
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3", "mtp"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash", "mtp"])
 def test_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) -> None:
     settings = with_drafter(tmp_path, kind)
     planned, without = (
@@ -187,6 +192,7 @@ def test_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) ->
     of_head = {
         "medusa": lambda: drafter._heads,  # type: ignore[attr-defined]
         "eagle3": lambda: drafter._head,  # type: ignore[attr-defined]
+        "dflash": lambda: drafter._head,  # type: ignore[attr-defined]
         "mtp": lambda: drafter._model.layers,  # type: ignore[attr-defined]
     }[kind]()
     assert planned.weights - without.weights == pytest.approx(allocated_weights(of_head), rel=0.01)
@@ -196,10 +202,10 @@ def test_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) ->
     assert (planned.num_blocks < without.num_blocks) == (kind != "medusa")
     waiting = 0 if kind == "medusa" else drafter._waiting._states.nbytes  # type: ignore[attr-defined]
     of_step = planned.activations - without.activations - waiting
-    assert (of_step > 0) == (kind == "eagle3")  # the last state is there anyway
+    assert (of_step > 0) == (kind in ("eagle3", "dflash"))  # the last state is there anyway
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3", "early_exit"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash", "early_exit"])
 def test_largest_step_with_a_head_takes_no_more_than_was_planned(tmp_path: Path, kind: str) -> None:
     small = {"max_sequences": RUNNING, "prefill_chunk": 64}
     check_largest_step(with_drafter(tmp_path, kind).model_copy(update=small))

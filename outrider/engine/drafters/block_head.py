@@ -1,0 +1,106 @@
+"""Heads that draft all tokens of a block in one pass, from the target's states before it.
+
+Their layers cache keys and values of the target's states alone, which neither tokens nor guesses change.
+So nothing is taken back after a partly refused Draft, and a shared prefix is exact for each sequence.
+The block stands in the slots after them: the newest token, then a mask for each token that is guessed.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from outrider.decoding.draft import Draft
+from outrider.engine.choosing.draft_request import DraftRequest
+from outrider.engine.drafters.caching_drafter import CachingDrafter
+from outrider.engine.drafters.target_drafter import CommittedStates, feed_of, rows_at
+from outrider.engine.drafters.trees import Trees
+from outrider.engine.forward.attention import Paged
+from outrider.engine.inputs.step_input import Feed, StepInput
+from outrider.engine.parallel.drafter_step import DrafterStep
+from outrider.engine.sequence import UNKNOWN
+
+
+class BlockHead(CachingDrafter):
+    """Head with Drafts as deep as its block. The host chooses their tokens, position by position."""
+
+    block_size: int  # rows of a block, all of which are fed however deep the Draft is
+    num_guesses: int  # rows of a block that guess a token, the last ones
+    mask_token: int
+    looks_ahead: bool  # whether each row of a block also sees the rows after it
+
+    def take_in(self, committed: Sequence[CommittedStates]) -> None:
+        """Caches the states that cannot wait: the next Draft reads all states before it."""
+        committed = self._waiting.add(committed)
+        if not committed:
+            return
+        # The states say all. The tokens only take their places.
+        feeds = [feed_of(part.sequence, [UNKNOWN] * len(part.hidden), part.start) for part in committed]
+        states = self._states_before(committed)
+        step = DrafterStep(StepInput.of(self._target.tables, feeds), len(states), wants_logits=False)
+        self._on_all_ranks(step, states)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        trees = Trees([*map(self._limited, requests)])
+        places = trees.growing
+        if places:
+            states, logits = self._read_blocks([requests[place] for place in places])
+            rows = [self.num_guesses * number for number in range(len(places))]
+            while rows:
+                of_rows = self._after_tokens(rows_at(states, rows), rows_at(logits, rows), trees.newest)
+                rows = [rows[row] + 1 for row in trees.grow(of_rows)]
+        self.top_tokens = trees.top_tokens
+        return trees.drafts()
+
+    def is_of_host(self, request: DraftRequest) -> bool:
+        return self._target.device.type != "cpu"
+
+    def _limited(self, request: DraftRequest) -> DraftRequest:
+        """Returns the request as far as a block goes; without room for a block there is no Draft."""
+        sequence = request.engine_sequence
+        has_room = self._target.cache.reserve(sequence, sequence.cached + self.block_size)
+        return replace(request, depth=min(request.depth, self.num_guesses) if has_room else 0)
+
+    def _read_blocks(self, requests: Sequence[DraftRequest]) -> tuple[Tensor, Tensor]:
+        """Returns states and logits [num_requests * num_guesses, ...] of the rows that guess."""
+        masks = [self.mask_token] * (self.block_size - 1)
+        feeds = [self._block(request, [request.engine_sequence.tokens[-1], *masks]) for request in requests]
+        step = DrafterStep(StepInput.of(self._target.tables, feeds))
+        no_states = self._target.model.get_input_embeddings().weight.new_empty(0, self.state_size)
+        return self._on_all_ranks(step, no_states)
+
+    def _block(self, request: DraftRequest, tokens: list[int]) -> Feed:
+        sequence = request.engine_sequence
+        start, blocks = sequence.cached, sequence.blocks
+        return Feed(tokens, self.num_guesses, start, blocks, None, looks_ahead=self.looks_ahead)
+
+    def _compute(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
+        paged = Paged(self._target.lay_out(step.fed), self._cache, self._target.kernel)
+        if not step.wants_logits:
+            self._store(states, paged)
+            return states, states.new_empty(0, 0)
+        after = self._forward(paged)[paged.batch.logit_rows]
+        return after, self._logits(after)
+
+    @abstractmethod
+    def _store(self, states: Tensor, paged: Paged) -> None:
+        """Caches each layer's keys and values of states [num_tokens, state_size]."""
+
+    @abstractmethod
+    def _forward(self, paged: Paged) -> Tensor:
+        """Returns the states after the rows of blocks: [num_rows, state_size]."""
+
+    @abstractmethod
+    def _logits(self, states: Tensor) -> Tensor:
+        """Returns at rank 0 logits [num_rows, num_known] of the tokens that the head knows."""
+
+    @abstractmethod
+    def _after_tokens(self, states: Tensor, logits: Tensor, tokens: list[int]) -> Tensor:
+        """Returns logits [num_rows, vocab_size] of guesses whose tokens before them are known now.
+
+        Args:
+            states: [num_rows, state_size] of the rows.
+            logits: [num_rows, num_known] of the rows.
+            tokens: [num_rows] token ids, each drafted for the row before, or the text's last.
+        """

@@ -1,0 +1,66 @@
+"""Drafters with a cache of what they compute from the target's states.
+
+Their cache has the target's blocks: whatever the target shares, frees or computes again, so does the drafter.
+A drafter reads states when it drafts, and when a block is full, since other sequences may share the block.
+Until then the states wait, so plain decoding costs it a pass for each block instead of a pass for each token.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outrider.engine.cache.narrow import type_of_cache
+from outrider.engine.cache.paged_cache import KeyValues
+from outrider.engine.choosing.draft_request import DraftedSequence
+from outrider.engine.drafters.shared_head import SharedDrafter
+from outrider.engine.drafters.target_drafter import CommittedStates
+from outrider.engine.drafters.waiting_states import MOST_WAITING, WaitingStates
+from outrider.engine.loading.head_checkpoint import TargetShape
+from outrider.engine.settings import EngineSettings
+
+
+class CachingDrafter(SharedDrafter):
+    """Shared drafter that takes in the target's states."""
+
+    def __init__(self, settings: EngineSettings, name: str) -> None:
+        super().__init__(settings, name)
+        self._target_shape = TargetShape.of(settings)
+        self._max_sequences = settings.max_sequences
+
+    def allocate(self, num_blocks: int) -> None:
+        target = self._target
+        self._cache = KeyValues(
+            dict(enumerate(self.cache_shapes)),
+            num_blocks,
+            target.settings.block_size,
+            type_of_cache(target.settings, target.dtype),
+            target.device,
+        )
+        if self._share[0] == 0:  # texts are known there alone
+            self._waiting = WaitingStates(
+                self._max_sequences,
+                target.settings.block_size,
+                (len(self.hidden_layers), self._target_shape.hidden_size),
+                target.dtype,
+                target.device,
+            )
+
+    def waiting_bytes(self) -> int:
+        target = self._target_shape
+        rows = self._max_sequences * MOST_WAITING
+        return rows * len(self.hidden_layers) * target.hidden_size * target.dtype.itemsize
+
+    def forget(self, sequence: DraftedSequence) -> None:
+        self._waiting.forget(sequence)
+
+    def _states_before(self, committed: Sequence[CommittedStates]) -> Tensor:
+        """Returns the drafter's states before all these tokens: [num_tokens, state_size]."""
+        hidden = torch.cat([part.hidden for part in committed])
+        # A number that is not finite would stay in the cache, and no mask hides it.
+        return self._reduced(hidden.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
+
+    @abstractmethod
+    def _reduced(self, hidden: Tensor) -> Tensor:
+        """Reduces the target's [num_tokens, num_layers, hidden_size] to states [num_tokens, state_size]."""

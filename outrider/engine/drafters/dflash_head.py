@@ -1,0 +1,316 @@
+"""Network of a DFlash draft: a few decoder layers that read the target's states and a block of masks.
+
+No guess knows the guesses before it. DSpark corrects that: each guess gets a bias by the token before it.
+
+Sources: "DFlash", arXiv 2602.06036; "JetSpec", arXiv 2606.18394, whose rows see earlier rows alone; "DSpark",
+arXiv 2607.05147; all 2026. The forms of configs are those of z-lab, speculators, SpecForge, DeepSpec and
+transformers.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig
+from transformers.models.qwen3.modeling_qwen3 import (
+    Qwen3DecoderLayer,
+    Qwen3RMSNorm,
+    Qwen3RotaryEmbedding,
+    apply_rotary_pos_emb,
+)
+
+from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.forward.attention import ATTENTION, Paged, store
+from outrider.engine.loading.head_checkpoint import HeadCheckpoint
+from outrider.engine.parallel.layers import ParallelLMHead, keep_outputs, share_out
+
+SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "rms_norm_eps",
+    "attention_bias",
+    "max_position_embeddings",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+)
+SLIDING = "sliding_attention"
+OF_TRANSFORMERS = "muse_glimmer_assistant"  # its form of transformers, whose rows always see both ways
+SHIFTED = ("Qwen3DSparkModel", "DSparkDraftModel")  # classes whose rows guess the token after them
+# Names in other forms, and ours.
+RENAMED = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm.", "logit_head.": ""}
+# Tensors of vocabularies, and copies of the target's.
+OF_VOCABULARY = ("embed_tokens.weight", "d2t", "t2d")
+OF_TARGET = ("verifier_lm_head.", "verifier_norm.")
+PROMISES = "confidence_head."  # says how likely guesses are correct, and changes none
+MARKOV_HEADS = ("vanilla", "gated")
+# Options that change the network, and are not computed.
+UNREAD = ("attention_sink_bias", "conv_kernel_size", "selector_rank")
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """Shape that a checkpoint's config gives, in any of its forms."""
+
+    layers: Any  # transformers' config of the decoder layers
+    hidden_layers: tuple[int, ...]  # layers of the target, counted as its inputs
+    block_size: int  # rows of a block
+    num_guesses: int  # rows of a block that guess, the last ones
+    mask_token: int
+    looks_ahead: bool  # whether a row of the block sees the rows after it
+    markov_rank: int  # numbers that stand for a token in the bias of the guess after it; 0: there is none
+    is_gated: bool  # whether the row's state weighs these numbers
+
+    @classmethod
+    def of(cls, checkpoint: HeadCheckpoint) -> "BlockShape":
+        """Reads a config. Raises UnsupportedModelError if it is of another kind, or of another target."""
+        config = checkpoint.config
+        given = {
+            **config,
+            **(config.get("transformer_layer_config") or {}),
+            **config.get("dflash_config", {}),
+        }
+        _check_kind(checkpoint, given)
+        layers = _layers_of(checkpoint, given)
+        block_size = _number(checkpoint, given, "block_size", least=2)
+        kind, classes = _kind_of(given), {*given.get("architectures", ())}
+        is_shifted = given.get("sample_from_anchor") or kind == "dspark" or classes.intersection(SHIFTED)
+        return cls(
+            layers,
+            _read_layers(checkpoint, given, layers.num_hidden_layers),
+            block_size,
+            block_size if is_shifted else block_size - 1,
+            _number(checkpoint, given, "mask_token_id"),
+            _looks_ahead(checkpoint, given, layers.layer_types),
+            given.get("markov_rank") or 0,
+            given.get("markov_head_type") == "gated",
+        )
+
+    @property
+    def cache(self) -> tuple[LayerShape, ...]:
+        """Shapes of what the layers cache of a token."""
+        heads, dim = self.layers.num_key_value_heads, self.layers.head_dim
+        shape: LayerShape = (heads, dim, dim)
+        return (shape,) * len(self.layers.layer_types)
+
+    def __str__(self) -> str:
+        ways = "both ways" if self.looks_ahead else "backwards"
+        place = "the token after it" if self.num_guesses == self.block_size else "its own token"
+        place += ", corrected by the token before that" if self.markov_rank else ""
+        return (
+            f"blocks of {self.block_size} rows that see {ways}; a row guesses {place};"
+            f" inputs of the target's layers {', '.join(map(str, self.hidden_layers))}"
+        )
+
+
+def _layers_of(checkpoint: HeadCheckpoint, given: Mapping[str, Any]) -> Any:
+    """Returns transformers' config of the decoder layers."""
+    sizes = {name: given[name] for name in SIZES if given.get(name) is not None}
+    count = _number(checkpoint, given, "num_hidden_layers", least=1)
+    kinds = list(given.get("layer_types") or ["full_attention"] * count)
+    if len(kinds) != count or not {*kinds} <= {"full_attention", SLIDING}:
+        raise checkpoint.refusal(f"layer_types={kinds} must name {count} layers, full_attention or {SLIDING}")
+    window = given.get("swa_window_size") or given.get("sliding_window")
+    if given.get("model_type") == OF_TRANSFORMERS and window is not None:
+        window += 1  # it counts the tokens on each side, and Qwen 3 the row's own token too
+    return AutoConfig.for_model(
+        "qwen3",
+        **sizes,
+        layer_types=kinds,
+        use_sliding_window=SLIDING in kinds,
+        sliding_window=window,
+        attn_implementation=ATTENTION,
+    )
+
+
+def _check_kind(checkpoint: HeadCheckpoint, given: Mapping[str, Any]) -> None:
+    """Raises UnsupportedModelError if the config is of another kind of draft, or of another target."""
+    if (kind := _kind_of(given)) not in ("dflash", "dspark"):
+        raise checkpoint.refusal(f"it is of kind {kind!r} and must be 'dflash' or 'dspark'")
+    markov = given.get("markov_head_type", "vanilla")
+    if given.get("markov_rank") and markov not in MARKOV_HEADS:
+        raise checkpoint.refusal(f"markov_head_type={markov!r} must be {' or '.join(MARKOV_HEADS)}")
+    if wrong := next((name for name in UNREAD if given.get(name)), None):
+        raise checkpoint.refusal(f"{wrong}={given[wrong]!r} is not computed")
+    verifier = given.get("speculators_config", {}).get("verifier", {})
+    checkpoint.check_verifier(verifier.get("name_or_path"), verifier.get("architectures") or [])
+    vocabulary = given.get("vocab_size")
+    if vocabulary not in (None, checkpoint.target.vocab_size):
+        raise checkpoint.refusal(
+            f"vocab_size={vocabulary} must be {checkpoint.target.vocab_size}, the target's"
+        )
+
+
+def _kind_of(given: Mapping[str, Any]) -> Any:
+    return given.get("speculators_model_type", given.get("projector_type", "dflash"))
+
+
+def _number(checkpoint: HeadCheckpoint, given: Mapping[str, Any], name: str, least: int = 0) -> int:
+    """Returns a number of the config. Raises UnsupportedModelError if it is missing or too small."""
+    value = given.get(name)
+    if not isinstance(value, int) or value < least:
+        raise checkpoint.refusal(f"{name}={value!r} must be a number of at least {least}")
+    return value
+
+
+def _read_layers(checkpoint: HeadCheckpoint, given: Mapping[str, Any], count: int) -> tuple[int, ...]:
+    """Returns layers of the target, counted as inputs.
+
+    speculators counts inputs too. All other forms count outputs: these numbers are smaller by 1, and -1 is
+    the embedding. Without numbers the layers lie from output 1 to the third but last at even distances.
+    """
+    target = checkpoint.target.num_layers
+    inputs = given.get("aux_hidden_state_layer_ids")
+    if inputs is None:
+        outputs = given.get("target_layer_ids")
+        if outputs is None:
+            first, last = (1, target - 3) if count > 1 else (target // 2, target // 2)
+            outputs = [round(first + (last - first) * place / max(count - 1, 1)) for place in range(count)]
+        inputs = [layer + 1 for layer in outputs]
+    if wrong := next((layer for layer in inputs if not 0 <= layer <= target), None):
+        raise checkpoint.refusal(f"it reads layer {wrong} of a target, and this one has {target}")
+    return tuple(inputs)
+
+
+def _looks_ahead(checkpoint: HeadCheckpoint, given: Mapping[str, Any], layer_types: Sequence[str]) -> bool:
+    """Returns whether the rows of a block see the rows after them, in all layers alike."""
+    if given.get("model_type") == OF_TRANSFORMERS:
+        return True
+    for name in ("is_causal", "causal", "causal_head"):
+        if given.get(name) is not None:
+            return not given[name]
+    is_sliding = {kind == SLIDING for kind in layer_types}
+    if len(is_sliding) > 1 and not given.get("sliding_window_non_causal"):
+        raise checkpoint.refusal(
+            "its sliding layers see a block backwards and its other layers both ways, which is not computed"
+        )
+    return is_sliding == {False} or bool(given.get("sliding_window_non_causal"))
+
+
+class MarkovHead(nn.Module):
+    """Bias of a guess by the token before it: a table of low rank, which the row's state may weigh."""
+
+    def __init__(self, shape: BlockShape, vocabulary: int, draft_vocabulary: int) -> None:
+        """
+        Args:
+            vocabulary: tokens of the target.
+            draft_vocabulary: tokens that the draft knows.
+        """
+        super().__init__()
+        rank, size = shape.markov_rank, shape.layers.hidden_size
+        self.markov_w1 = nn.Embedding(vocabulary, rank)
+        self.markov_w2 = nn.Linear(rank, draft_vocabulary, bias=False)
+        self.gate_proj = nn.Linear(size + rank, rank) if shape.is_gated else None
+
+    def forward(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """Returns biases [num_rows, draft_vocabulary].
+
+        Args:
+            states: [num_rows, hidden_size] of the rows that guess.
+            tokens: int64 [num_rows] tokens before the guesses.
+        """
+        known = self.markov_w1(tokens)
+        if self.gate_proj is not None:
+            known = known * self.gate_proj(torch.cat([states, known], dim=-1)).sigmoid()
+        bias: Tensor = self.markov_w2(known)
+        return bias
+
+
+class DFlashHead(nn.Module):
+    """Network of the draft. ``reduce`` joins the target's states, and ``forward`` reads a block."""
+
+    def __init__(
+        self, shape: BlockShape, target_size: int, vocabulary: int, draft_vocabulary: int | None
+    ) -> None:
+        """
+        Args:
+            target_size: numbers of a state of the target.
+            vocabulary: tokens of the target.
+            draft_vocabulary: tokens of its own output projection; None: the target's is shared.
+        """
+        super().__init__()
+        config, size = shape.layers, shape.layers.hidden_size
+        self.fc = nn.Linear(target_size * len(shape.hidden_layers), size, bias=False)
+        self.hidden_norm = Qwen3RMSNorm(size, eps=config.rms_norm_eps)
+        self.layers = nn.ModuleList(
+            Qwen3DecoderLayer(config, layer) for layer in range(config.num_hidden_layers)
+        )
+        self.norm = Qwen3RMSNorm(size, eps=config.rms_norm_eps)
+        self.lm_head: nn.Module | None = None
+        if draft_vocabulary is not None:
+            self.lm_head = nn.Linear(size, draft_vocabulary, bias=False)
+        self.markov_head: MarkovHead | None = None
+        if shape.markov_rank:
+            self.markov_head = MarkovHead(shape, vocabulary, draft_vocabulary or vocabulary)
+
+    def share_out(self, rank: int, ranks: int) -> bool:
+        """Leaves a rank its share of layers and vocabulary. Returns as ``layers.share_out``."""
+        if isinstance(self.lm_head, nn.Linear):
+            count = self.lm_head.out_features
+            self.lm_head = ParallelLMHead(keep_outputs(self.lm_head, rank, ranks), count)
+        return share_out(self.layers, rank, ranks)
+
+    def reduce(self, hidden: Tensor) -> Tensor:
+        """Reduces states [num_tokens, num_layers, target_size] to [num_tokens, hidden_size]."""
+        states: Tensor = self.hidden_norm(self.fc(hidden.flatten(1)))
+        return states
+
+    def store(self, states: Tensor, rotation: tuple[Tensor, Tensor], paged: Paged) -> None:
+        """Caches each layer's keys and values of reduced states [num_tokens, hidden_size].
+
+        A layer's own norm is not applied to them: they never were its input.
+        """
+        for number, layer in enumerate(self.layers):
+            attention: Any = layer.self_attn
+            heads = (len(states), -1, attention.head_dim)
+            key = attention.k_norm(attention.k_proj(states).view(heads))
+            key, _ = apply_rotary_pos_emb(key[None], key[None], *rotation, unsqueeze_dim=2)
+            store(paged, number, key[0], attention.v_proj(states).view(heads))
+
+    def forward(self, embeddings: Tensor, rotation: tuple[Tensor, Tensor], paged: Paged) -> Tensor:
+        """Returns the normed states after the rows of blocks: [num_rows, hidden_size]."""
+        states = embeddings[None]
+        for layer in self.layers:
+            states = layer(states, position_embeddings=rotation, outrider=paged)
+        normed: Tensor = self.norm(states[0])
+        return normed
+
+
+def empty(checkpoint: HeadCheckpoint, shape: BlockShape) -> DFlashHead:
+    """Builds the network without its weights."""
+    projection = network_tensors(checkpoint.tensors).get("lm_head.weight")
+    vocabulary = None if projection is None else len(projection)
+    with torch.device("meta"):
+        return DFlashHead(shape, checkpoint.target.hidden_size, checkpoint.target.vocab_size, vocabulary)
+
+
+def built(checkpoint: HeadCheckpoint, shape: BlockShape) -> DFlashHead:
+    """Builds the network with its weights as they are stored. Raises UnsupportedModelError."""
+    head = empty(checkpoint, shape)
+    checkpoint.load_into(head, network_tensors(checkpoint.tensors), "a DFlash draft")
+    return head.eval().requires_grad_(False)
+
+
+def rotary(shape: BlockShape, device: torch.device) -> Qwen3RotaryEmbedding:
+    """Returns the rotary embedding of all positions of the target, whatever limit the config has."""
+    return Qwen3RotaryEmbedding(shape.layers).to(device)
+
+
+def network_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns weights by our names, without embeddings and vocabularies."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        name = name.removeprefix("model.")
+        if name in OF_VOCABULARY or name.startswith((*OF_TARGET, PROMISES)):
+            continue
+        for theirs, ours in RENAMED.items():
+            name = name.replace(theirs, ours)
+        renamed[name] = tensor
+    return renamed
