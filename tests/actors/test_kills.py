@@ -31,7 +31,7 @@ from outrider.demo.prompts import DEMO
 from outrider.drafters.registry import DrafterInfo, Place, drafters
 from outrider.pace.settings import PaceSettings
 from tests.support.demo_pair import DRAFTERS, prompt_of
-from tests.support.dflash import write_dflash
+from tests.support.dflash import Form, write_dflash
 from tests.support.mtp import write_target
 from tests.support.patience import LIMIT_S, eventually, patient
 from tests.support.process_worker import worker_process
@@ -141,7 +141,7 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     elif beside:
         folder = DRAFTERS / beside
         if beside == "dflash":  # the demo target has no trained draft of this kind
-            folder = write_dflash(tmp_path_factory.mktemp("dflash"))
+            folder = write_dflash(tmp_path_factory.mktemp("dflash"), Form(is_shifted=True), "DeepSpec")
         settings_of_it = {"checkpoint": str(folder), **OTHER_SETTINGS.get(beside, {})}
         own = {"drafters": {beside: settings_of_it}}
     with ExitStack() as ending:

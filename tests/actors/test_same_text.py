@@ -28,7 +28,7 @@ from outrider.drafters.registry import DrafterInfo, Place, drafters
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.pace.settings import PaceSettings
 from tests.support.demo_pair import DRAFTERS, engine, prompt_of
-from tests.support.dflash import write_dflash
+from tests.support.dflash import Form, write_dflash
 from tests.support.near_ties import near_ties
 from tests.support.pair import pair
 from tests.support.patience import LIMIT_S
@@ -70,7 +70,7 @@ def predicted(number: int) -> tuple[int, ...]:
 
 def checkpoint_of(kind: str, folder: Path) -> Path:
     """Returns a checkpoint of a target drafter for the demo target."""
-    return write_dflash(folder) if kind == "dflash" else DRAFTERS / kind
+    return write_dflash(folder, Form(is_shifted=True), "DeepSpec") if kind == "dflash" else DRAFTERS / kind
 
 
 @asynccontextmanager
