@@ -29,6 +29,7 @@ def drafted(prediction: list[int], answer: list[int], depth: int = 3) -> list[in
         ([*TEXT[:5], 1, 2, 3, 4, TEXT[5]], TEXT[6:9]),  # tokens put in
         ([*TEXT[:5], TEXT[5 + NEAR - 1]], TEXT[5 + NEAR : 8 + NEAR]),  # tokens left out
         ([*TEXT[:5], *TEXT[30:32]], TEXT[32:35]),  # many tokens left out
+        ([*TEXT[:5], TEXT[30]], TEXT[6:9]),  # a single token far ahead says nothing
         ([*TEXT[:20], *TEXT[3:5]], TEXT[5:8]),  # tokens said once more
     ],
     ids=str,
