@@ -385,6 +385,7 @@ def _predictions(sequences: Iterable[GatewaySequence]) -> tuple[int, int]:
     """Returns the predicted tokens that the answers have, and those that they do not have."""
     accepted = predicted = 0
     for sequence in sequences:
-        accepted += min(foreseen(sequence.prediction, sequence.generated), len(sequence.prediction))
-        predicted += len(sequence.prediction)
+        if sequence.prediction:
+            accepted += min(foreseen(sequence.prediction, sequence.generated), len(sequence.prediction))
+            predicted += len(sequence.prediction)
     return accepted, predicted - accepted

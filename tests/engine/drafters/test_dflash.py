@@ -1,5 +1,6 @@
 """DFlash drafts: their Drafts against plain arithmetic and transformers, forms, traps, the cache."""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,21 +11,29 @@ from safetensors.torch import load_file, save_file
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.cache_utils import DFlashCache
 
+import outrider.engine.forward.graphs
 from outrider.decoding.settings import Sampling
 from outrider.engine.drafters.dflash import DFlash
+from outrider.engine.drafters.dflash_head import BlockShape, empty
 from outrider.engine.inputs.step_input import Feed, StepInput
+from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.loop.engine import Engine
 from outrider.engine.parallel.drafter_step import DrafterStep
+from outrider.engine.settings import EngineSettings
+from tests.support.checkpoints import write_checkpoint
 from tests.support.demo_pair import prompt_of
 from tests.support.dflash import BLOCK, LAYERS, MASK, SIZE, SIZES, Form, reference, write_dflash
 from tests.support.eagle3 import hidden_of, target_model
+from tests.support.gpu import gpu
 from tests.support.heads import refusal_of
+from tests.support.simulated_cuda.install import needs_compiler
 from tests.support.target_drafters import (
     KINDS,
     TOKENS,
     Drafted,
     drafted_texts,
     drafter_of,
+    drafters_with,
     engine_with,
     plain_texts,
     rounds,
@@ -140,6 +149,42 @@ def test_logits_are_those_of_transformers_in_blocks_after_refused_blocks_too(
         seen = length
         expected = model.get_output_embeddings()(after[0, 1:])
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def write_random(folder: Path, model: Path) -> Path:
+    """Writes a random draft of a small target: its guesses depend on all that it is fed."""
+    folder.mkdir()
+    sizes = {**SIZES, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+    own = {"mask_token_id": MASK, "target_layer_ids": [0, 1]}
+    config = {"architectures": ["DFlashDraftModel"], **sizes, "block_size": BLOCK, "dflash_config": own}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"unused": torch.zeros(1)}, folder / "model.safetensors")
+    named = EngineSettings.model_validate({"model": str(model), **drafters_with("dflash", folder)})
+    checkpoint = HeadCheckpoint(named, "dflash")
+    tensors = empty(checkpoint, BlockShape.of(checkpoint)).state_dict()
+    generator = torch.Generator().manual_seed(0)
+    random = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in tensors.items()}
+    save_file(random, folder / "model.safetensors")
+    return folder
+
+
+@needs_compiler
+def test_drafts_on_a_gpu_are_those_of_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outrider.engine.forward.graphs, "CAPTURED_SIZES", (1, 4, 16))
+    model = write_checkpoint(tmp_path / "target", "llama", num_hidden_layers=2)
+    named = {"model": str(model), **drafters_with("dflash", write_random(tmp_path / "draft", model))}
+    given = {**named, "cache_memory": 2**21, "block_size": 8, "self_check": False, "dtype": "float32"}
+
+    def drafted(device: str) -> list[Drafted]:
+        engine = Engine.from_settings(EngineSettings.model_validate({**given, "device": device}))
+        return rounds(engine, [(5, 9, 33, 5, 9, 33, 5, 9), (77, 12, 4)], 0.7, DEPTH, 2, max_tokens=10)
+
+    expected = drafted("cpu")
+    with gpu():
+        found = drafted("cuda")
+    assert found == expected
+    assert all(text.of_host for text in found)
+    assert all(any(text.drafts) for text in found)
 
 
 def test_other_forms_hold_the_same_draft(tmp_path: Path, target: Engine) -> None:
