@@ -195,6 +195,51 @@ def test_other_forms_hold_the_same_draft(tmp_path: Path, target: Engine) -> None
 
 
 @pytest.mark.parametrize(
+    "other",
+    [
+        {"kind": "speculators", "speculators_model_type": "dspark", "markov_rank": 16},
+        {
+            "architectures": ["DSparkDraftModel"],
+            "dflash_config": {
+                "mask_token_id": MASK,
+                "target_layer_ids": [1, 3, 4],
+                "projector_type": "dspark",
+                "markov_rank": 16,
+            },
+        },
+    ],
+    ids=["speculators", "SpecForge"],
+)
+def test_other_forms_of_dspark_hold_the_same_draft(tmp_path: Path, other: dict[str, Any]) -> None:
+    form = FORMS["DSpark"][0]
+    expected, found = (
+        rounds(
+            engine_with("dflash", write_dflash(tmp_path / name, form, **told)),
+            [prompt_of("json")],
+            0.7,
+            DEPTH,
+        )
+        for name, told in (("DeepSpec", {"kind": "DeepSpec"}), ("other", other))
+    )
+    assert found == expected
+    assert any(found[0].drafts)
+
+
+def test_config_that_names_no_layers_reads_them_at_even_distances(tmp_path: Path) -> None:
+    form, unnamed = Form(outputs=(1, 3)), {"mask_token_id": MASK}  # of six, up to the third but last
+    expected, found = (
+        rounds(
+            engine_with("dflash", write_dflash(tmp_path / name, form, **told)),
+            [prompt_of("json")],
+            0.7,
+            DEPTH,
+        )
+        for name, told in (("named", {}), ("unnamed", {"dflash_config": unnamed}))
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         {"dflash_config": {"mask_token_id": MASK, "target_layer_ids": [0, 2, 3]}},

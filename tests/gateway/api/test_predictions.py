@@ -2,6 +2,7 @@
 
 import pytest
 
+from gateway.errors import InvalidRequestError
 from protos import generation_pb2
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
 from tests.support.grpc_calls import Context, servicer_of
@@ -117,5 +118,5 @@ async def test_predicted_token_that_is_unknown_is_refused_by_name(tokenizer):
     message = generation_pb2.GenerateRequest(text="x", predicted_tokens=generation_pb2.TokenIds(ids=[2**20]))
     context = Context()
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
-        with pytest.raises(Exception, match="prediction"):
+        with pytest.raises(InvalidRequestError, match="prediction: token id"):
             await servicer_of(fleet, tokenizer).Complete(message, context)
