@@ -226,15 +226,11 @@ def test_other_forms_of_dspark_hold_the_same_draft(tmp_path: Path, other: dict[s
 
 
 def test_config_that_names_no_layers_reads_them_at_even_distances(tmp_path: Path) -> None:
-    form, unnamed = Form(outputs=(1, 3)), {"mask_token_id": MASK}  # of six, up to the third but last
+    form = Form(outputs=(1, 3))  # layers of six, from 1 up to the third but last
+    named = write_dflash(tmp_path / "named", form)
+    unnamed = write_dflash(tmp_path / "unnamed", form, dflash_config={"mask_token_id": MASK})
     expected, found = (
-        rounds(
-            engine_with("dflash", write_dflash(tmp_path / name, form, **told)),
-            [prompt_of("json")],
-            0.7,
-            DEPTH,
-        )
-        for name, told in (("named", {}), ("unnamed", {"dflash_config": unnamed}))
+        rounds(engine_with("dflash", folder), [prompt_of("json")], 0.7, DEPTH) for folder in (named, unnamed)
     )
     assert found == expected
 
