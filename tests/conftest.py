@@ -6,6 +6,7 @@ import hypothesis
 import pytest
 
 from tests.fakes.spans import Spans
+from tests.support.patience import patient
 
 # Read by torch when it is imported. Models are so small here that threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -26,6 +27,16 @@ hypothesis.settings.load_profile("outrider")
 def no_draft_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has no request wait for a draft worker, which the gateways of most tests lack."""
     monkeypatch.setattr("gateway.generation.readiness.DRAFTS_WITHIN_S", 0.0)
+
+
+@pytest.fixture(autouse=True)
+def no_peer_is_lost_in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps a busy machine from losing a worker, which would change the counts that a test expects."""
+    from actors import server  # gRPC is imported here, after its variables above are set
+    from gateway.workers import streams
+
+    monkeypatch.setattr(server, "SERVER_OPTIONS", patient(server.SERVER_OPTIONS))
+    monkeypatch.setattr(streams, "CHANNEL_OPTIONS", patient(streams.CHANNEL_OPTIONS))
 
 
 @pytest.fixture

@@ -17,14 +17,13 @@ from typing import Any, Literal
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-import gateway.workers.streams
 from gateway.loop.factory import LoopFactory
 from gateway.loop.loop import SequenceLoop
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
-from gateway.workers.streams import CHANNEL_OPTIONS, Role, WorkerInfo
+from gateway.workers.streams import Role, WorkerInfo
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
@@ -33,7 +32,7 @@ from outrider.pace.settings import PaceSettings
 from tests.support.demo_pair import DRAFTERS, prompt_of
 from tests.support.dflash import Form, write_dflash
 from tests.support.mtp import write_target
-from tests.support.patience import LIMIT_S, eventually, patient
+from tests.support.patience import LIMIT_S, eventually
 from tests.support.process_worker import worker_process
 from tests.support.trust import TRUST
 
@@ -150,12 +149,6 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         for name, folder in {} if beside else DRAFTS.items():
             service.workers.append(service.start("draft", folder, name))
         yield service
-
-
-@pytest.fixture(autouse=True)
-def no_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is killed is seen at once; nobody else is to be missed."""
-    monkeypatch.setattr(gateway.workers.streams, "CHANNEL_OPTIONS", patient(CHANNEL_OPTIONS))
 
 
 def has_ended(pid: int) -> bool:
