@@ -202,6 +202,14 @@ register(
         width=Width.TREE,
     ),
     DrafterInfo(
+        "peagle",
+        "a P-EAGLE head, which guesses several tokens in one pass, in the target worker",
+        Place.TARGET_WORKER,
+        "outrider.engine.drafters.peagle:PEagle",
+        steps_per_draft=1.0,
+        width=Width.ALTERNATIVES,
+    ),
+    DrafterInfo(
         "dflash",
         "a DFlash or DSpark draft, which guesses a block of tokens in one pass, in the target worker",
         Place.TARGET_WORKER,

@@ -21,6 +21,7 @@ from tests.support.heads import RIDGE, written_texts
 SIZE, HEADS, KV_HEADS, DIM, INTERMEDIATE, LAYERS = 256, 4, 2, 64, 384, 2
 EPS = 1e-5
 BLOCK, MASK = 6, 1  # rows of a block, token of a mask
+GOLDEN_ANCHOR = 9  # position of the block whose logits are kept
 ANCHORS = 4  # tokens from one anchor to the next, for the fit
 
 
@@ -249,3 +250,31 @@ def write_dflash(folder: Path, form: Form = Form(), kind: str = "z-lab", **confi
         told = {"architectures": ["DFlashDraftModel"], **layers, "block_size": BLOCK, "dflash_config": own}
     (folder / "config.json").write_text(json.dumps({**told, **config}))
     return folder
+
+
+def golden_forms() -> dict[str, Form]:
+    """Forms for which the speculators package has computed logits."""
+    return {
+        "DFlash": Form(tokens=300),
+        "DSpark": Form(tokens=300, is_shifted=True, markov=16),
+        "DSpark, gated": Form(tokens=300, is_shifted=True, markov=16, is_gated=True),
+    }
+
+
+def golden_tensors(form: Form) -> dict[str, Tensor]:
+    """All random."""
+    generator = torch.Generator().manual_seed(8)
+    token_ids = torch.randperm(VOCABULARY, generator=generator)[: form.tokens].sort().values
+    return {
+        **random_tensors(form),
+        "lm_head.weight": torch.randn(form.tokens, SIZE, generator=generator),
+        "d2t": token_ids - torch.arange(form.tokens),
+        "t2d": torch.zeros(VOCABULARY, dtype=torch.bool).index_fill(0, token_ids, True),
+    }
+
+
+def golden_inputs(form: Form) -> tuple[Tensor, list[int]]:
+    """States [24, num_layers, SIZE], and the token of each."""
+    generator = torch.Generator().manual_seed(9)
+    hidden = torch.randn(24, len(form.outputs), SIZE, generator=generator)
+    return hidden, torch.randint(VOCABULARY, (24,), generator=generator).tolist()

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads for the demo target, and what they compute, written down plainly: no cache, no batch."""
+"""EAGLE-3 and P-EAGLE heads for the demo target, and what they compute, plainly: no cache, no batch."""
 
 import json
 from dataclasses import dataclass, replace
@@ -16,12 +16,20 @@ from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
+from outrider.engine.drafters.eagle3_head import Eagle3Shape, empty
+from outrider.engine.loading.head_checkpoint import HeadCheckpoint
+from outrider.engine.settings import EngineSettings
+from tests.support.checkpoints import VOCAB_SIZE
+from tests.support.demo_pair import prompt_of
 from tests.support.heads import RIDGE, written_texts
+from tests.support.target_drafters import KINDS, TOKENS, Drafted, drafters_with
 from workshop.demo.pair import load_model
 
 SIZE, HEADS, KV_HEADS, DIM, INTERMEDIATE, VOCABULARY = 256, 4, 2, 64, 384, 2048
 EPS = 1e-5
-PREFIX = "layers.0."
+FIRST = "layers.0."
+MASK = 1  # token of a mask of P-EAGLE
+GOLDEN_NEWEST, GOLDEN_GUESSES = 7, 4  # slot of the newest token, and guesses after it
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,11 @@ class Form:
     fc_norm: bool = False
     norm_output: bool = False
     attention: float = 0.3  # scale of what attention adds
+    draft_layers: int = 1
+    has_masks: bool = False  # P-EAGLE: a mask for each token after the first
+
+
+P_EAGLE = Form(tokens=300, draft_layers=2, has_masks=True)
 
 
 def random_tensors(form: Form) -> dict[str, Tensor]:
@@ -50,14 +63,20 @@ def random_tensors(form: Form) -> dict[str, Tensor]:
     width = SIZE * len(form.layers)
     tensors = {"fc.weight": normal(SIZE, width, 0.1), "norm.weight": norm(SIZE)}
     tensors["fc.weight"][:, -SIZE:] += torch.eye(SIZE)
-    for name, rows in {"q_proj": HEADS * DIM, "k_proj": KV_HEADS * DIM, "v_proj": KV_HEADS * DIM}.items():
-        tensors[f"{PREFIX}self_attn.{name}.weight"] = normal(rows, 2 * SIZE)
-    tensors[f"{PREFIX}self_attn.o_proj.weight"] = normal(SIZE, HEADS * DIM, form.attention)
-    tensors[f"{PREFIX}mlp.gate_proj.weight"] = normal(INTERMEDIATE, SIZE)
-    tensors[f"{PREFIX}mlp.up_proj.weight"] = normal(INTERMEDIATE, SIZE)
-    tensors[f"{PREFIX}mlp.down_proj.weight"] = normal(SIZE, INTERMEDIATE, 0.3)
-    for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
-        tensors[f"{PREFIX}{name}.weight"] = norm(SIZE)
+    for layer in range(form.draft_layers):
+        prefix, is_first = f"layers.{layer}.", layer == 0
+        heads = {"q_proj": HEADS * DIM, "k_proj": KV_HEADS * DIM, "v_proj": KV_HEADS * DIM}
+        for name, rows in heads.items():
+            tensors[f"{prefix}self_attn.{name}.weight"] = normal(rows, 2 * SIZE if is_first else SIZE)
+        tensors[f"{prefix}self_attn.o_proj.weight"] = normal(SIZE, HEADS * DIM, form.attention)
+        tensors[f"{prefix}mlp.gate_proj.weight"] = normal(INTERMEDIATE, SIZE)
+        tensors[f"{prefix}mlp.up_proj.weight"] = normal(INTERMEDIATE, SIZE)
+        tensors[f"{prefix}mlp.down_proj.weight"] = normal(SIZE, INTERMEDIATE, 0.3)
+        for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
+            if is_first or name != "hidden_norm":
+                tensors[f"{prefix}{name}.weight"] = norm(SIZE)
+    if form.has_masks:
+        tensors["mask_hidden"] = torch.randn(1, 1, width, generator=generator)
     if form.norm_before_fc:
         tensors["input_norm.weight"] = norm(width)
     if form.fc_norm:
@@ -88,14 +107,21 @@ class Reference:
 
     def go_on(self, states: Tensor, tokens: list[int]) -> Tensor:
         """One pass over all positions, each before its token."""
-        normed = self._norm(PREFIX + "hidden_norm", states)
+        normed = self._norm(FIRST + "hidden_norm", states)
         embeddings = embedding(torch.tensor(tokens), target_model().get_input_embeddings().weight)
-        read = torch.cat([self._norm(PREFIX + "input_layernorm", embeddings), normed], dim=-1)
-        after = (normed if self.form.norm_before_residual else states) + self._attention(read)
-        inner = self._norm(PREFIX + "post_attention_layernorm", after)
-        gate, up, down = (self.tensors[f"{PREFIX}mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
-        output = after + linear(silu(linear(inner, gate)) * linear(inner, up), down)
+        read = torch.cat([self._norm(FIRST + "input_layernorm", embeddings), normed], dim=-1)
+        after = (normed if self.form.norm_before_residual else states) + self._attention(FIRST, read)
+        output = self._with_features(FIRST, after)
+        for layer in range(1, self.form.draft_layers):
+            prefix = f"layers.{layer}."
+            after = output + self._attention(prefix, self._norm(prefix + "input_layernorm", output))
+            output = self._with_features(prefix, after)
         return self._norm("norm", output) if self.form.norm_output else output
+
+    def _with_features(self, prefix: str, states: Tensor) -> Tensor:
+        inner = self._norm(prefix + "post_attention_layernorm", states)
+        gate, up, down = (self.tensors[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+        return states + linear(silu(linear(inner, gate)) * linear(inner, up), down)
 
     def before_logits(self, states: Tensor) -> Tensor:
         return states if self.form.norm_output else self._norm("norm", states)
@@ -122,10 +148,15 @@ class Reference:
         Other arguments as of ``chain``.
         """
         states, text = self.reduced(hidden), [*tokens, *path]
-        # Where the target has been, its states; beyond, the head's own.
-        for end in range(len(tokens), len(text) + 1):
-            after = self.go_on(states, text[1:end])
-            states = torch.cat([states, after[-1:]])
+        if self.form.has_masks:
+            mask = self.reduced(self.tensors["mask_hidden"].view(1, len(self.form.layers), SIZE))
+            states = torch.cat([states, mask.expand(len(path), -1)])
+            after = self.go_on(states, [*tokens[1:], *[MASK] * len(path)])
+        else:
+            # Where the target has been, its states; beyond, the head's own.
+            for end in range(len(tokens), len(text) + 1):
+                after = self.go_on(states, text[1:end])
+                states = torch.cat([states, after[-1:]])
         logits = torch.full((1, VOCABULARY), -torch.inf)
         known = linear(self.before_logits(after[-1:]), self.tensors["lm_head.weight"])
         logits[:, torch.arange(len(known[0])) + self.tensors.get("d2t", torch.zeros(1).long())] = known
@@ -139,11 +170,11 @@ class Reference:
     def _norm(self, name: str, rows: Tensor) -> Tensor:
         return rms_norm(rows, rows.shape[-1:], self.tensors[name + ".weight"], EPS)
 
-    def _attention(self, read: Tensor) -> Tensor:
+    def _attention(self, prefix: str, read: Tensor) -> Tensor:
         count = len(read)
 
         def heads(name: str, number: int) -> Tensor:
-            return linear(read, self.tensors[f"{PREFIX}self_attn.{name}.weight"]).view(count, number, DIM)
+            return linear(read, self.tensors[f"{prefix}self_attn.{name}.weight"]).view(count, number, DIM)
 
         angles = torch.outer(torch.arange(count).float(), 10000.0 ** (-torch.arange(0, DIM, 2) / DIM))
         cos, sin = (part.repeat(1, 2)[:, None] for part in (angles.cos(), angles.sin()))
@@ -158,7 +189,7 @@ class Reference:
         scores = torch.einsum("qhd,khd->hqk", query, key) * DIM**-0.5
         scores += torch.full((count, count), -torch.inf).triu(1)
         mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value).flatten(1)
-        return linear(mixed, self.tensors[PREFIX + "self_attn.o_proj.weight"])
+        return linear(mixed, self.tensors[prefix + "self_attn.o_proj.weight"])
 
 
 @cache
@@ -195,6 +226,26 @@ def reference(form: Form = Form()) -> Reference:
     return replace(head, tensors=tensors)
 
 
+def check_drafts(found: list[Drafted], form: Form, temperature: float) -> None:
+    """Each Draft of each text is what plain arithmetic drafts after the tokens that were committed then."""
+    head, sampling = reference(form), Sampling(temperature=temperature)
+    for kind, text in zip(KINDS, found, strict=True):
+        prompt = prompt_of(kind)
+        tokens = [*prompt, *text.tokens]
+        hidden = hidden_of(tokens, form.layers)
+        for length, draft in zip(text.lengths, text.drafts, strict=True):
+            before = hidden[: length - 1], tokens[:length]
+            assert list(draft.tokens) == head.chain(*before, len(draft), sampling, len(prompt))
+
+
+def check_depths(found: list[Drafted], depth: int) -> None:
+    """None ended before its depth, or the end of the text."""
+    for kind, text in zip(KINDS, found, strict=True):
+        end = len(prompt_of(kind)) + TOKENS
+        expected = [min(depth, end - length - 1) for length in text.lengths]
+        assert [len(draft) for draft in text.drafts] == expected
+
+
 LAYER = {
     "model_type": "llama",
     "hidden_size": SIZE,
@@ -219,27 +270,56 @@ def write_eagle3(folder: Path, form: Form = Form(), kind: str = "speculators", *
         for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     }
     layers = {"eagle_aux_hidden_state_layer_ids": list(form.layers), "draft_vocab_size": form.tokens}
+    own = {**LAYER, "num_hidden_layers": form.draft_layers}
     if kind == "speculators":
         save_file(tensors, folder / "model.safetensors")
         verifier = {"name_or_path": "somebody/outrider-demo", "architectures": ["LlamaForCausalLM"]}
         told: dict[str, Any] = {
             "architectures": ["Eagle3DraftModel"],
             "speculators_model_type": "eagle3",
-            "transformer_layer_config": LAYER,
+            "transformer_layer_config": own,
             "speculators_config": {"algorithm": "eagle3", "verifier": verifier},
             **layers,
             **options,
         }
+        if form.has_masks:
+            told |= {"speculators_model_type": "peagle", "mask_token_id": MASK}
     else:
         if kind == "modelopt":
             save_file(tensors, folder / "model.safetensors")
         else:
             renamed = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
             torch.save(renamed, folder / "pytorch_model.bin")
-        told = {"architectures": ["LlamaForCausalLMEagle3"], **LAYER, "draft_vocab_size": form.tokens}
+        told = {"architectures": ["LlamaForCausalLMEagle3"], **own, "draft_vocab_size": form.tokens}
+        told |= {"ptd_token_id": MASK} if form.has_masks else {}
         outputs = [layer - 1 for layer in form.layers]
         told["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": outputs, **options}
     (folder / "config.json").write_text(json.dumps({**told, **config}))
+    return folder
+
+
+def write_random_eagle3(folder: Path, model: Path, kind: str = "eagle3", **config: Any) -> Path:
+    """Writes a random head of a small target. Its guesses depend on all that it is fed.
+
+    kind: drafter; config: in addition, or in the place of what is usual.
+    """
+    folder.mkdir()
+    layer: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    layer |= {"head_dim": 16, "vocab_size": VOCAB_SIZE, "rms_norm_eps": 1e-5}
+    layers = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    (folder / "config.json").write_text(json.dumps({**layer, **layers, **config}))
+    save_file({"unused": torch.zeros(1)}, folder / "model.safetensors")
+    named = EngineSettings.model_validate({"model": str(model), **drafters_with(kind, folder)})
+    checkpoint = HeadCheckpoint(named, kind)
+    tensors = empty(checkpoint, Eagle3Shape.of(checkpoint, kind)).state_dict()
+    generator = torch.Generator().manual_seed(0)
+    random = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in tensors.items()}
+    save_file(random, folder / "model.safetensors")
     return folder
 
 
@@ -249,6 +329,7 @@ def golden_forms() -> dict[str, Form]:
         "3": Form(tokens=300, norm_before_residual=True),
         "3.1": Form(tokens=300, norm_before_fc=True, norm_output=True),
         "fc_norm": Form(tokens=300, fc_norm=True),
+        "several layers": Form(tokens=300, draft_layers=3),
     }
 
 

@@ -32,13 +32,16 @@ from outrider.engine.settings import EngineSettings
 
 
 class AutoregressiveHead(CachingDrafter, SharedHead):
-    """Head with trees of any depth: the nodes of a position pass through its layer together."""
+    """Head with trees of any depth: the nodes of a position pass through its layers together."""
+
+    is_fed_back = True  # whether it is fed its own guesses, with the states after them
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
         super().__init__(settings, name)
         self._graphs: Graphs | None = None
         self._project: ByRows = self._logits
-        # The head's state at the last token that the target has cached, of sequences that want a Draft.
+        # State at the last token that the target has cached, of sequences that want a Draft: the state after
+        # it, or the state before it if no guess is fed back.
         self._newest: dict[DraftedSequence, Tensor] = {}
 
     def capture(self) -> tuple[str, ...]:
@@ -48,6 +51,8 @@ class AutoregressiveHead(CachingDrafter, SharedHead):
         self._states = of_logits.taken  # also holds the states of a pass, in front of its padding
         self._project = of_logits
         self._graphs = self._target.graphs_of(self._captured)
+        if not self.is_fed_back:
+            return *self._graphs.capture(), *of_logits.capture()
         self._chains = self._target.draft_graphs_of(self._position)
         compile_reading(self._target.device)
         self.makes_chains = True
@@ -72,7 +77,8 @@ class AutoregressiveHead(CachingDrafter, SharedHead):
         before = self._states_before(committed)
         step = DrafterStep(StepInput.of(self._target.tables, feeds), len(before), wants_logits=False)
         states, _ = self._on_all_ranks(step, before)
-        last = rows_at(states, [end - 1 for end in accumulate(len(part.hidden) for part in committed)])
+        wanted = states if self.is_fed_back else before
+        last = rows_at(wanted, [end - 1 for end in accumulate(len(part.hidden) for part in committed)])
         pairs = zip(committed, last, strict=True)
         self._newest = {part.sequence: state for part, state in pairs if part.is_wanted}
 

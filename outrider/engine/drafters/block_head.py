@@ -8,6 +8,7 @@ The block stands in the slots after them: the newest token, then a mask for each
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from outrider.engine.sequence import UNKNOWN
 class BlockHead(CachingDrafter):
     """Head with Drafts as deep as its block. The host chooses their tokens, position by position."""
 
-    block_size: int  # rows of a block, all of which are fed however deep the Draft is
+    block_size: int  # rows of a block, all of which are fed if rows see those after them
     num_guesses: int  # rows of a block that guess a token, the last ones
     mask_token: int
     looks_ahead: bool  # whether each row of a block also sees the rows after it
@@ -42,11 +43,12 @@ class BlockHead(CachingDrafter):
         self._on_all_ranks(step, states)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        trees = Trees([*map(self._limited, requests)])
-        places = trees.growing
-        if places:
-            states, logits = self._read_blocks([requests[place] for place in places])
-            rows = [self.num_guesses * number for number in range(len(places))]
+        limited = [*map(self._limited, requests)]
+        trees = Trees(limited)
+        blocks = [self._block(limited[place]) for place in trees.growing]
+        if blocks:
+            states, logits = self._read_blocks(blocks)
+            rows = [*accumulate((block.num_logits for block in blocks[:-1]), initial=0)]
             while rows:
                 of_rows = self._after_tokens(rows_at(states, rows), rows_at(logits, rows), trees.newest)
                 rows = [rows[row] + 1 for row in trees.grow(of_rows)]
@@ -62,18 +64,20 @@ class BlockHead(CachingDrafter):
         has_room = self._target.cache.reserve(sequence, sequence.cached + self.block_size)
         return replace(request, depth=min(request.depth, self.num_guesses) if has_room else 0)
 
-    def _read_blocks(self, requests: Sequence[DraftRequest]) -> tuple[Tensor, Tensor]:
-        """Returns states and logits [num_requests * num_guesses, ...] of the rows that guess."""
-        masks = [self.mask_token] * (self.block_size - 1)
-        feeds = [self._block(request, [request.engine_sequence.tokens[-1], *masks]) for request in requests]
-        step = DrafterStep(StepInput.of(self._target.tables, feeds))
+    def _block(self, request: DraftRequest) -> Feed:
+        """Returns the rows of a block that the Draft needs."""
+        sequence, guesses = request.engine_sequence, self.num_guesses
+        if not self.looks_ahead:
+            guesses = request.depth  # no row sees those that are left out
+        masks = [self.mask_token] * (self.block_size - self.num_guesses + guesses - 1)
+        tokens, start, blocks = [sequence.tokens[-1], *masks], sequence.cached, sequence.blocks
+        return Feed(tokens, guesses, start, blocks, None, looks_ahead=self.looks_ahead)
+
+    def _read_blocks(self, blocks: Sequence[Feed]) -> tuple[Tensor, Tensor]:
+        """Returns states and logits [num_rows, ...] of the rows that guess, block after block."""
+        step = DrafterStep(StepInput.of(self._target.tables, blocks))
         no_states = self._target.model.get_input_embeddings().weight.new_empty(0, self.state_size)
         return self._on_all_ranks(step, no_states)
-
-    def _block(self, request: DraftRequest, tokens: list[int]) -> Feed:
-        sequence = request.engine_sequence
-        start, blocks = sequence.cached, sequence.blocks
-        return Feed(tokens, self.num_guesses, start, blocks, None, looks_ahead=self.looks_ahead)
 
     def _compute(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
         paged = Paged(self._target.lay_out(step.fed), self._cache, self._target.kernel)

@@ -69,9 +69,9 @@ class DFlash(BlockHead):
         self._head.store(states, self._rotary(states, paged.batch.position_ids), paged)
 
     def _forward(self, paged: Paged) -> Tensor:
-        embeddings = self._embedding(paged.batch.token_ids[0])
+        embeddings = self._embedding(paged.batch.token_ids)
         after: Tensor = self._head(embeddings, self._rotary(embeddings, paged.batch.position_ids), paged)
-        return after
+        return after[0]
 
     def _logits(self, states: Tensor) -> Tensor:
         logits: Tensor = self._projection(states)

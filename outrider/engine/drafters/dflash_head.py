@@ -267,19 +267,32 @@ class DFlashHead(nn.Module):
 
         A layer's own norm is not applied to them: they never were its input.
         """
-        for number, layer in enumerate(self.layers):
-            attention: Any = layer.self_attn
-            heads = (len(states), -1, attention.head_dim)
-            key = attention.k_norm(attention.k_proj(states).view(heads))
-            key, _ = apply_rotary_pos_emb(key[None], key[None], *rotation, unsqueeze_dim=2)
-            store(paged, number, key[0], attention.v_proj(states).view(heads))
+        for number in range(len(self.layers)):
+            key, value = self.context(number, states[None], rotation)
+            store(paged, number, key[0], value[0])
 
-    def forward(self, embeddings: Tensor, rotation: tuple[Tensor, Tensor], paged: Paged) -> Tensor:
-        """Returns the normed states after the rows of blocks: [num_rows, hidden_size]."""
-        states = embeddings[None]
+    def context(self, number: int, states: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns a layer's keys and values of reduced states: [rows, num_tokens, kv_heads, head_dim] each.
+
+        states: [rows, num_tokens, hidden_size].
+        """
+        attention: Any = self.layers[number].self_attn
+        heads = (-1, attention.head_dim)
+        key = attention.k_norm(attention.k_proj(states).unflatten(-1, heads))
+        key, _ = apply_rotary_pos_emb(key, key, *rotation, unsqueeze_dim=2)
+        return key, attention.v_proj(states).unflatten(-1, heads)
+
+    def forward(self, embeddings: Tensor, rotation: tuple[Tensor, Tensor], attended: Any) -> Tensor:
+        """Returns the normed states after the rows of blocks, in the form of ``embeddings``.
+
+        Args:
+            embeddings: [rows, num_tokens, hidden_size].
+            attended: what the layers attend to, as their attention takes it.
+        """
+        states = embeddings
         for layer in self.layers:
-            states = layer(states, position_embeddings=rotation, outrider=paged)
-        normed: Tensor = self.norm(states[0])
+            states = layer(states, position_embeddings=rotation, outrider=attended)
+        normed: Tensor = self.norm(states)
         return normed
 
 

@@ -16,17 +16,19 @@ from outrider.engine.settings import EngineSettings
 class Eagle3(AutoregressiveHead):
     """EAGLE-3 drafter. Without its own embedding or output projection it uses the target's."""
 
+    kind = "eagle3"  # kind of its checkpoints, as speculators names them
+
     def __init__(self, settings: EngineSettings, name: str) -> None:
         super().__init__(settings, name)
         self._checkpoint = HeadCheckpoint(settings, name)
-        self._shape = Eagle3Shape.of(self._checkpoint)
+        self._shape = Eagle3Shape.of(self._checkpoint, self.kind)
         self.hidden_layers = self._shape.hidden_layers
-        self.state_size = self._shape.layer.hidden_size
+        self.state_size = self._shape.layers.hidden_size
         ranks, head = settings.tensor_parallel, empty(self._checkpoint, self._shape)
-        heads, key, value = self._shape.cache
-        if ranks > 1 and head.share_out(0, ranks):
-            heads //= ranks
-        self.cache_shapes = ((heads, key, value),)
+        is_shared = ranks > 1 and head.share_out(0, ranks)
+        self.cache_shapes = tuple(
+            (heads // ranks if is_shared else heads, key, value) for heads, key, value in self._shape.cache
+        )
         own = self._checkpoint.tensors.get("embed_tokens.weight", torch.empty(0))
         numbers = sum(weight.numel() for weight in head.parameters()) + -(-own.numel() // ranks)
         self.weight_bytes = numbers * self._checkpoint.target.dtype.itemsize

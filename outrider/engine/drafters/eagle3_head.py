@@ -1,7 +1,8 @@
-"""Network of an EAGLE-3 head: a decoder layer over states of three layers of the target.
+"""Network of an EAGLE-3 or P-EAGLE head: decoder layers over states of three layers of the target.
 
-Source: Li et al., "EAGLE-3: scaling up inference acceleration of large language models via training-time
-test", 2025, and the options that checkpoints of version 3.1 name in their configs.
+Sources: Li et al., "EAGLE-3: scaling up inference acceleration of large language models via training-time
+test", 2025, and the options that checkpoints of version 3.1 name in their configs. "P-EAGLE", arXiv
+2602.01469, 2026.
 """
 
 from collections.abc import Mapping
@@ -13,21 +14,26 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
+    LlamaDecoderLayer,
     LlamaMLP,
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
 )
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer
 
 from outrider.engine.cache.paged_cache import LayerShape
 from outrider.engine.forward.attention import ATTENTION, Paged
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.parallel.layers import ParallelLMHead, keep_outputs, share_out
 
+# Attention of the first layer, and the layers after it, by the model_type of their config.
 ATTENTIONS = {"llama": LlamaAttention, "qwen3": Qwen3Attention}
-PREFIXES = {"midlayer.": "layer.", "layers.0.": "layer.", "self_attn.": "attention."}
+LAYERS = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}
+FIRST, FIRST_OF_SAFEAILAB = "layers.0.", "midlayer."
+SLIDING = "sliding_attention"
 OF_TARGET = ("verifier_lm_head.", "verifier_norm.")  # copies of the target's tensors in some checkpoints
 READ_LAYERS = "eagle_aux_hidden_state_layer_ids"
+MASK_TOKENS = ("mask_token_id", "ptd_token_id", "pard_token")  # names of speculators, AWS and PARD
 OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
@@ -35,27 +41,29 @@ OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 class Eagle3Shape:
     """Shape that a checkpoint's config gives, in any of its formats."""
 
-    layer: Any  # transformers' config of the decoder layer
+    layers: Any  # transformers' config of the decoder layers
     hidden_layers: tuple[int, ...]  # layers of the target, counted as its inputs
     norm_before_residual: bool
     norm_before_fc: bool
     fc_norm: bool
     norm_output: bool
+    mask_token: int | None = None  # token that stands for a guess; None: the head drafts token by token
 
     @classmethod
-    def of(cls, checkpoint: HeadCheckpoint) -> "Eagle3Shape":
-        """Reads a config. Raises UnsupportedModelError if it is not EAGLE-3's, or of another target."""
+    def of(cls, checkpoint: HeadCheckpoint, kind: str) -> "Eagle3Shape":
+        """Reads a config. Raises UnsupportedModelError if it is of another kind, or of another target.
+
+        kind: eagle3 or peagle.
+        """
         config = checkpoint.config
-        kind = config.get("speculators_model_type", "eagle3")
-        if kind != "eagle3":
-            raise checkpoint.refusal(f"it is of kind {kind!r} and must be 'eagle3'")
+        mask_token = next((config[name] for name in MASK_TOKENS if config.get(name) is not None), None)
+        found = config.get("speculators_model_type", "eagle3" if mask_token is None else "peagle")
+        if found != kind:
+            raise checkpoint.refusal(f"it is of kind {found!r} and must be {kind!r}")
         given = {**config.get("eagle_config", {}), **config}
         verifier = config.get("speculators_config", {}).get("verifier", {})
         checkpoint.check_verifier(verifier.get("name_or_path"), verifier.get("architectures") or [])
-        layer = dict(config.get("transformer_layer_config") or config)
-        kind = layer.pop("model_type", "llama")
-        kind = kind if kind in ATTENTIONS else "llama"
-        layer = AutoConfig.for_model(kind, **layer, attn_implementation=ATTENTION)
+        layers_config = _layers_of(checkpoint)
         count = checkpoint.target.num_layers
         layers = _read_layers(config) or (2, count // 2, count - 3)
         for index in layers:
@@ -66,13 +74,28 @@ class Eagle3Shape:
             raise checkpoint.refusal(
                 f"vocab_size={vocabulary} must be {checkpoint.target.vocab_size}, the target's"
             )
-        return cls(layer, tuple(layers), *(bool(given.get(option)) for option in OPTIONS))
+        options = {option: bool(given.get(option)) for option in OPTIONS}
+        return cls(layers_config, tuple(layers), **options, mask_token=mask_token)
 
     @property
-    def cache(self) -> LayerShape:
-        """Shape of what the layer caches of a token."""
-        dim = self.layer.head_dim
-        return self.layer.num_key_value_heads, dim, dim
+    def cache(self) -> tuple[LayerShape, ...]:
+        """Shapes of what the layers cache of a token."""
+        heads, dim = self.layers.num_key_value_heads, self.layers.head_dim
+        shape: LayerShape = (heads, dim, dim)
+        count: int = self.layers.num_hidden_layers
+        return (shape,) * count
+
+
+def _layers_of(checkpoint: HeadCheckpoint) -> Any:
+    """Returns transformers' config of the decoder layers, as many as the checkpoint has."""
+    given = dict(checkpoint.config.get("transformer_layer_config") or checkpoint.config)
+    kind = given.pop("model_type", "llama")
+    kind = kind if kind in ATTENTIONS else "llama"
+    names = (name.split(".") for name in network_tensors(checkpoint.tensors))
+    given["num_hidden_layers"] = len({name[1] for name in names if name[0] == "layers"}) or 1
+    if kind == "llama" and SLIDING in (given.get("layer_types") or ()):
+        raise checkpoint.refusal(f"layer_types={given['layer_types']} is computed for Qwen 3's layers alone")
+    return AutoConfig.for_model(kind, **given, attn_implementation=ATTENTION)
 
 
 def _read_layers(config: Mapping[str, Any]) -> list[int]:
@@ -86,15 +109,15 @@ def _read_layers(config: Mapping[str, Any]) -> list[int]:
 
 
 class Eagle3Layer(nn.Module):
-    """Decoder layer whose attention reads the token's embedding and the state side by side."""
+    """First decoder layer, whose attention reads the token's embedding and the state side by side."""
 
     def __init__(self, shape: Eagle3Shape) -> None:
         super().__init__()
-        config, size = shape.layer, shape.layer.hidden_size
-        self.attention = ATTENTIONS[config.model_type](config, layer_idx=0)
+        config, size = shape.layers, shape.layers.hidden_size
+        self.self_attn = ATTENTIONS[config.model_type](config, layer_idx=0)
         for name in ("q_proj", "k_proj", "v_proj"):
-            outputs = getattr(self.attention, name).out_features
-            setattr(self.attention, name, nn.Linear(2 * size, outputs, bias=bool(config.attention_bias)))
+            outputs = getattr(self.self_attn, name).out_features
+            setattr(self.self_attn, name, nn.Linear(2 * size, outputs, bias=bool(config.attention_bias)))
         self.mlp = LlamaMLP(config)
         self.input_layernorm = _norm(config, size)
         self.hidden_norm = _norm(config, size)
@@ -106,36 +129,40 @@ class Eagle3Layer(nn.Module):
         normed = self.hidden_norm(states)
         residual = normed if self._norm_before_residual else states
         read = torch.cat([self.input_layernorm(embeddings), normed], dim=-1)
-        states = residual + self.attention(read, rotation, None, outrider=paged)[0]
+        states = residual + self.self_attn(read, rotation, None, outrider=paged)[0]
         output: Tensor = states + self.mlp(self.post_attention_layernorm(states))
         return output
 
 
 class Eagle3Head(nn.Module):
-    """Network of the head. ``reduce`` joins the target's states, ``forward`` is the layer."""
+    """Network of the head. ``reduce`` joins the target's states, ``forward`` passes through the layers."""
 
     def __init__(self, shape: Eagle3Shape, target_size: int, draft_vocabulary: int | None) -> None:
         """draft_vocabulary: tokens of the head's own output projection; None: the target's is shared."""
         super().__init__()
-        config, size = shape.layer, shape.layer.hidden_size
+        config, size = shape.layers, shape.layers.hidden_size
         width = target_size * len(shape.hidden_layers)
         self.fc = nn.Linear(width, size, bias=False)
         self.input_norm = _norm(config, width) if shape.norm_before_fc else nn.Identity()
         each = [_norm(config, target_size) for _ in shape.hidden_layers]
         self.fc_norm = nn.ModuleList(each if shape.fc_norm else ())
-        self.layer = Eagle3Layer(shape)
+        later = (LAYERS[config.model_type](config, number) for number in range(1, config.num_hidden_layers))
+        self.layers = nn.ModuleList([Eagle3Layer(shape), *later])
         self.norm = _norm(config, size)
         self.lm_head: nn.Module | None = None
         if draft_vocabulary is not None:
             self.lm_head = nn.Linear(size, draft_vocabulary, bias=False)
+        self.mask_hidden: nn.Parameter | None = None  # states of the target in the place of a guess
+        if shape.mask_token is not None:
+            self.mask_hidden = nn.Parameter(torch.empty(1, 1, width))
         self._norm_output = shape.norm_output
 
     def share_out(self, rank: int, ranks: int) -> bool:
-        """Leaves a rank its share of the layer and of its own vocabulary. Returns as ``layers.share_out``."""
+        """Leaves a rank its share of layers and of its own vocabulary. Returns as ``layers.share_out``."""
         if isinstance(self.lm_head, nn.Linear):
             count = self.lm_head.out_features
             self.lm_head = ParallelLMHead(keep_outputs(self.lm_head, rank, ranks), count)
-        return share_out(self.layer, rank, ranks)
+        return share_out(self.layers, rank, ranks)
 
     def reduce(self, hidden: Tensor) -> Tensor:
         """Reduces states [num_tokens, num_layers, target_size] to [num_tokens, hidden_size]."""
@@ -146,7 +173,11 @@ class Eagle3Head(nn.Module):
 
     def forward(self, embeddings: Tensor, states: Tensor, rotation: Any, paged: Paged) -> Tensor:
         """Returns the states that are fed back, and that give logits: [num_tokens, hidden_size]."""
-        states = self.layer(embeddings[None], states[None], rotation, paged)[0]
+        first, *later = self.layers
+        after = first(embeddings[None], states[None], rotation, paged)
+        for layer in later:
+            after = layer(after, position_embeddings=rotation, outrider=paged)
+        states = after[0]
         if self._norm_output:
             states = self.norm(states)
         return states
@@ -168,13 +199,13 @@ def empty(checkpoint: HeadCheckpoint, shape: Eagle3Shape) -> Eagle3Head:
 def built(checkpoint: HeadCheckpoint, shape: Eagle3Shape) -> Eagle3Head:
     """Builds the head with its weights as they are stored. Raises UnsupportedModelError."""
     head = empty(checkpoint, shape)
-    checkpoint.load_into(head, network_tensors(checkpoint.tensors), "an EAGLE-3 head of one layer")
+    checkpoint.load_into(head, network_tensors(checkpoint.tensors), "an EAGLE-3 head")
     return head.eval().requires_grad_(False)
 
 
 def rotary(shape: Eagle3Shape, device: torch.device) -> LlamaRotaryEmbedding:
     """Returns the rotary embedding of all positions of the target, whatever limit the config has."""
-    return LlamaRotaryEmbedding(shape.layer).to(device)
+    return LlamaRotaryEmbedding(shape.layers).to(device)
 
 
 def network_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -184,9 +215,7 @@ def network_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name = name.removeprefix("model.")
         if name in ("d2t", "t2d", "embed_tokens.weight") or name.startswith(OF_TARGET):
             continue
-        for theirs, ours in PREFIXES.items():
-            name = name.replace(theirs, ours)
-        renamed[name] = tensor
+        renamed[name.replace(FIRST_OF_SAFEAILAB, FIRST)] = tensor
     return renamed
 
 

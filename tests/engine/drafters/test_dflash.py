@@ -85,6 +85,23 @@ def test_drafts_are_those_of_plain_arithmetic_after_partly_refused_blocks_too(
     assert any(0 < text.accepted < DEPTH * text.rounds for text in found)
 
 
+@pytest.mark.parametrize(("name", "rows"), [("in place", BLOCK), ("causal", DEPTH + 1)])
+def test_rows_that_no_other_row_sees_are_fed_for_wanted_tokens_alone(
+    tmp_path: Path, name: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form, kind = FORMS[name]
+    fed, read = set[int](), DFlash._read_blocks
+
+    def reading(self: DFlash, blocks: list[Feed]) -> Any:
+        fed.update(len(block.tokens) for block in blocks)
+        return read(self, blocks)
+
+    monkeypatch.setattr(DFlash, "_read_blocks", reading)
+    drafted_texts(engine_with("dflash", write_dflash(tmp_path, form, kind)), 0.7, DEPTH, company=6)
+    assert max(fed) == rows
+    assert (min(fed) == rows) == form.looks_ahead  # at the text's end fewer tokens are wanted
+
+
 @pytest.mark.parametrize(("temperature", "company"), [(0.0, 6), (1.0, 1)])
 def test_text_is_the_same_with_drafts_and_without(target: Engine, temperature: float, company: int) -> None:
     found = drafted_texts(target, temperature, depth=8, company=company)

@@ -7,20 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
 from tests.support.demo_pair import prompt_of
-from tests.support.eagle3 import Form, hidden_of, reference, write_eagle3
+from tests.support.eagle3 import Form, check_depths, check_drafts, write_eagle3
 from tests.support.heads import refusal_of
-from tests.support.target_drafters import (
-    KINDS,
-    TOKENS,
-    Drafted,
-    drafted_texts,
-    engine_with,
-    plain_texts,
-    rounds,
-)
+from tests.support.target_drafters import drafted_texts, engine_with, plain_texts, rounds
 
 refusal = partial(refusal_of, "eagle3")
 
@@ -28,34 +19,15 @@ FORMS = {
     "plain": Form(),
     "reduced vocabulary": Form(tokens=300, norm_before_residual=True),
     "version 3.1": Form(norm_before_fc=True, norm_output=True),
-    "five layers": Form(layers=(0, 1, 2, 5, 6), fc_norm=True),
+    "five layers of the target": Form(layers=(0, 1, 2, 5, 6), fc_norm=True),
+    "several layers": Form(draft_layers=3),
 }
-QUICK_FORMS = {"plain", "reduced vocabulary"}
+QUICK_FORMS = {"plain", "several layers"}
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return engine_with("eagle3", write_eagle3(tmp_path_factory.mktemp("heads") / "eagle3"))
-
-
-def check_drafts(found: list[Drafted], form: Form, temperature: float) -> None:
-    """Each Draft of each text is what plain arithmetic drafts after the tokens that were committed then."""
-    head, sampling = reference(form), Sampling(temperature=temperature)
-    for kind, text in zip(KINDS, found, strict=True):
-        prompt = prompt_of(kind)
-        tokens = [*prompt, *text.tokens]
-        hidden = hidden_of(tokens, form.layers)
-        for length, draft in zip(text.lengths, text.drafts, strict=True):
-            before = hidden[: length - 1], tokens[:length]
-            assert list(draft.tokens) == head.chain(*before, len(draft), sampling, len(prompt))
-
-
-def check_depths(found: list[Drafted], depth: int) -> None:
-    """None ended before its depth, or the end of the text."""
-    for kind, text in zip(KINDS, found, strict=True):
-        end = len(prompt_of(kind)) + TOKENS
-        expected = [min(depth, end - length - 1) for length in text.lengths]
-        assert [len(draft) for draft in text.drafts] == expected
 
 
 @pytest.mark.parametrize(
@@ -158,7 +130,12 @@ def test_head_of_another_target_is_refused_by_what_differs(tmp_path: Path) -> No
     assert "vocab_size=999 must be 2048" in refusal(
         write_eagle3(tmp_path / "vocabulary", kind="safeailab", vocab_size=999)
     )
-    assert "of kind 'peagle'" in refusal(write_eagle3(tmp_path / "kind", speculators_model_type="peagle"))
+    assert "of kind 'peagle' and must be 'eagle3'" in refusal(
+        write_eagle3(tmp_path / "kind", speculators_model_type="peagle")
+    )
+    assert "layer_types=['sliding_attention'] is computed for Qwen 3's layers alone" in refusal(
+        write_eagle3(tmp_path / "window", kind="modelopt", layer_types=["sliding_attention"])
+    )
 
 
 def test_vocabulary_that_leads_beyond_the_targets_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from tests.support.demo_pair import engine
 from tests.support.dflash import write_dflash
-from tests.support.eagle3 import Form, write_eagle3
+from tests.support.eagle3 import P_EAGLE, Form, write_eagle3
 from tests.support.grammars import ENDS, GRAMMARS, ids, tokens
 from tests.support.heads import write_medusa
 from tests.support.mtp import write_demo
@@ -33,11 +33,14 @@ def target_with(kind: str, folder: Path) -> Engine:
         return engine_with(kind, write_medusa(folder))
     if kind == "dflash":
         return engine_with(kind, write_dflash(folder))
+    if kind == "peagle":
+        return engine_with(kind, write_eagle3(folder, P_EAGLE))
     return engine_with("eagle3", write_eagle3(folder, FEW if kind == "eagle3 of few tokens" else Form()))
 
 
 @pytest.mark.parametrize(
-    "kind", ["medusa", "eagle3", "eagle3 of few tokens", "dflash", "mtp", "early_exit", "colocated"]
+    "kind",
+    ["medusa", "eagle3", "eagle3 of few tokens", "peagle", "dflash", "mtp", "early_exit", "colocated"],
 )
 @pytest.mark.parametrize("name", ["person", pytest.param("recursive", marks=pytest.mark.slow), "thinking"])
 def test_draft_of_a_head_follows_the_grammar(tmp_path: Path, kind: str, name: str) -> None:

@@ -1,6 +1,5 @@
 """Target drafters on a GPU replay graphs, and draft what they draft on the CPU."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,12 @@ from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.engine.drafters.drafts_under_way import DraftForeseen
-from outrider.engine.drafters.eagle3_head import Eagle3Head, Eagle3Shape
-from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Decode, Decoded, Result, plain_decoding
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.support.demo_pair import prompt_of
+from tests.support.eagle3 import write_random_eagle3
 from tests.support.gpu import gpu
 from tests.support.mtp import write_target
 from tests.support.simulated_cuda.counts import Counts
@@ -61,7 +59,7 @@ def settings(given: dict[str, Any], tmp_path: Path, drafter: str) -> dict[str, A
     model = write_checkpoint(tmp_path / "target", "llama", num_hidden_layers=2)
     if drafter == "early_exit":
         return {**given, "model": str(model), **drafters_with(drafter, layers=1)}
-    write = {"eagle3": write_eagle3, "medusa": write_medusa}[drafter]
+    write = {"eagle3": write_random_eagle3, "medusa": write_medusa}[drafter]
     return {**given, "model": str(model), **drafters_with(drafter, write(tmp_path / "head", model))}
 
 
@@ -74,32 +72,6 @@ def write_medusa(folder: Path, model: Path) -> Path:
         tensors[f"{head}.1.weight"] = torch.randn(VOCAB_SIZE, 64, generator=generator)
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text("{}")
-    return folder
-
-
-def write_eagle3(folder: Path, model: Path) -> Path:
-    """Random: what it guesses is hardly ever right, and depends on all that it is fed."""
-    folder.mkdir()
-    layer: dict[str, Any] = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
-    layer |= {"head_dim": 16, "vocab_size": VOCAB_SIZE, "rms_norm_eps": 1e-5, "num_hidden_layers": 1}
-    config = {**layer, "eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file({"unused": torch.zeros(1)}, folder / "model.safetensors")
-    named = EngineSettings.model_validate({"model": str(model), **drafters_with("eagle3", folder)})
-    head = Eagle3Head(Eagle3Shape.of(HeadCheckpoint(named, "eagle3")), 64, None)
-    generator = torch.Generator().manual_seed(0)
-    tensors = {
-        name.replace("layer.", "midlayer.").replace("attention.", "self_attn.", 1): torch.randn(
-            tensor.shape, generator=generator
-        )
-        for name, tensor in head.state_dict().items()
-    }
-    save_file(tensors, folder / "model.safetensors")
     return folder
 
 

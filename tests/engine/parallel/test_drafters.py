@@ -27,7 +27,7 @@ from tests.support.allocated import allocated_cache, allocated_weights
 from tests.support.demo_pair import DRAFTERS, prompt_of
 from tests.support.dflash import Form as BlockForm
 from tests.support.dflash import write_dflash
-from tests.support.eagle3 import Form, write_eagle3
+from tests.support.eagle3 import P_EAGLE, Form, write_eagle3
 from tests.support.heads import write_medusa
 from tests.support.mtp import write_target
 from tests.support.ranks import Ranks
@@ -92,6 +92,11 @@ def test_drafts_and_text_are_those_of_one_process(
 def test_block_draft_of_two_ranks_drafts_what_it_drafts_in_one_process(ranks: Ranks, tmp_path: Path) -> None:
     """Its own vocabulary is shared, and knows a part of the target's."""
     check(ranks, "dflash", write_dflash(tmp_path, BlockForm(tokens=300)), 0.7)
+
+
+def test_p_eagle_head_of_two_ranks_drafts_what_it_drafts_in_one_process(ranks: Ranks, tmp_path: Path) -> None:
+    """Each rank has a share of both layers, and of the head's own vocabulary."""
+    check(ranks, "peagle", write_eagle3(tmp_path, P_EAGLE), 0.7)
 
 
 def lead_both(group: RankGroup | None, settings: EngineSettings) -> dict[str, list[Drafted]]:

@@ -1,6 +1,7 @@
 """The plan of an engine's memory against the bytes that a real engine allocates."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from tests.support.allocated import allocated_cache, allocated_weights, kept_by_
 from tests.support.capture import SIZES, capturing
 from tests.support.checkpoints import ARCHITECTURES, VOCAB_SIZE, write_checkpoint
 from tests.support.dflash import write_dflash
-from tests.support.eagle3 import write_eagle3
+from tests.support.eagle3 import P_EAGLE, write_eagle3
 from tests.support.functions import needs_functions
 from tests.support.heads import write_medusa
 from tests.support.hidden_states import Reader
@@ -168,6 +169,7 @@ def with_drafter(folder: Path, kind: str | None, **own: int) -> EngineSettings:
     heads: dict[str, Callable[[Path], Path]] = {
         "medusa": write_medusa,
         "eagle3": write_eagle3,
+        "peagle": partial(write_eagle3, form=P_EAGLE),
         "dflash": write_dflash,
     }
     checkpoint = heads[kind](folder) if kind is not None and kind in heads else None
@@ -180,7 +182,7 @@ def with_drafter(folder: Path, kind: str | None, **own: int) -> EngineSettings:
     )
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash", "mtp"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3", "peagle", "dflash", "mtp"])
 def test_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) -> None:
     settings = with_drafter(tmp_path, kind)
     planned, without = (
@@ -192,6 +194,7 @@ def test_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) ->
     of_head = {
         "medusa": lambda: drafter._heads,  # type: ignore[attr-defined]
         "eagle3": lambda: drafter._head,  # type: ignore[attr-defined]
+        "peagle": lambda: drafter._head,  # type: ignore[attr-defined]
         "dflash": lambda: drafter._head,  # type: ignore[attr-defined]
         "mtp": lambda: drafter._model.layers,  # type: ignore[attr-defined]
     }[kind]()
@@ -202,7 +205,7 @@ def test_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) ->
     assert (planned.num_blocks < without.num_blocks) == (kind != "medusa")
     waiting = 0 if kind == "medusa" else drafter._waiting._states.nbytes  # type: ignore[attr-defined]
     of_step = planned.activations - without.activations - waiting
-    assert (of_step > 0) == (kind in ("eagle3", "dflash"))  # the last state is there anyway
+    assert (of_step > 0) == (kind in ("eagle3", "peagle", "dflash"))  # the last state is there anyway
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash", "early_exit"])

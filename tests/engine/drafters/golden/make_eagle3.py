@@ -1,6 +1,6 @@
 """Writes eagle3.safetensors: the logits that the speculators package computes, for test_eagle3_golden.py.
 
-With speculators 0.9.0, without the packages that it names for other things, and transformers 5.19 in an
+With speculators 0.9.0, without the packages that it names for other things, and transformers 5.24 in an
 environment of their own, from the root of the repository:
 
     PYTHONPATH=. python -m tests.engine.drafters.golden.make_eagle3
@@ -24,7 +24,9 @@ def main() -> None:
     logits: dict[str, torch.Tensor] = {}
     for name, form in golden_forms().items():
         config = package.Eagle3SpeculatorConfig(
-            transformer_layer_config=config_of_layer(**LAYER, attn_implementation="eager"),
+            transformer_layer_config=config_of_layer(
+                **{**LAYER, "num_hidden_layers": form.draft_layers}, attn_implementation="eager"
+            ),
             draft_vocab_size=form.tokens,
             norm_before_residual=form.norm_before_residual,
             norm_before_fc=form.norm_before_fc,
