@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from workshop.advice.settings import Temperature
 
-DrafterKind = Literal["model", "parallel", "eagle3", "medusa"]
+DrafterKind = Literal["model", "parallel", "eagle3", "dflash", "medusa"]
 
 
 class DistilSettings(BaseModel):
@@ -17,7 +17,7 @@ class DistilSettings(BaseModel):
     drafter: DrafterKind = Field(
         default="model",
         description="what is trained: a draft model, one that guesses several tokens in one pass (parallel),"
-        " an EAGLE-3 head, Medusa heads",
+        " an EAGLE-3 head, a DSpark draft (dflash), Medusa heads",
     )
     draft: str | None = Field(
         default=None,
@@ -36,8 +36,11 @@ class DistilSettings(BaseModel):
     steps: int = Field(default=1000, ge=1, description="most steps of the optimizer")
     rows: int = Field(default=8, ge=1, description="windows of text in a step")
     length: int = Field(default=256, ge=8, description="tokens of a window")
-    depth: int = Field(
-        default=4, ge=1, le=16, description="positions of a Draft that are trained; 1 for a draft model"
+    depth: int | None = Field(
+        default=None,
+        ge=1,
+        le=16,
+        description="positions of a Draft that are trained, 1 for a draft model; None: 8 for dflash, else 4",
     )
     learning_rate: float | None = Field(
         default=None,
@@ -58,12 +61,14 @@ class DistilSettings(BaseModel):
     )
     layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         default=None,
-        description="layers of the target whose inputs an EAGLE-3 head reads; None: 2, n / 2 and n - 3 of n",
+        description="layers of the target whose inputs an EAGLE-3 head or a DSpark draft reads;"
+        " None: 2, n / 2 and n - 3 of n",
     )
     mask_token: int | None = Field(
         default=None,
         ge=0,
-        description="id of a token that no text has, for a parallel draft; None: as its checkpoint says",
+        description="id of a token that no text has, for dflash and for a parallel draft;"
+        " None: as the parallel draft's checkpoint says",
     )
     threads: int | None = Field(
         default=None, ge=1, description="threads of one operation on the CPU; None: all cores"

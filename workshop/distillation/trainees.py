@@ -9,12 +9,14 @@ from transformers import AutoConfig
 from outrider.engine.loading.special_tokens import mask_token
 from outrider.engine.loading.vocabulary import check_vocabulary
 from workshop.distillation.settings import DistilSettings
+from workshop.training.dflash import DFlashTrainee
 from workshop.training.eagle3 import Eagle3Trainee
 from workshop.training.medusa import MedusaTrainee
 from workshop.training.model import ModelTrainee
 from workshop.training.optimization import LEARNING_RATE
 from workshop.training.parallel import ParallelTrainee
 from workshop.training.settings import (
+    DFlashSettings,
     Eagle3Settings,
     MedusaSettings,
     ModelTrainingSettings,
@@ -25,14 +27,16 @@ from workshop.training.target import FrozenTarget
 from workshop.training.trainee import Trainee
 
 OF_TRAINED_WEIGHTS = 2e-4  # learning rate
+DEPTH, BLOCK = 4, 8  # positions of a Draft that are trained, for dflash the rows of a block
 SETTINGS: dict[str, type[TrainingSettings]] = {
     "model": ModelTrainingSettings,
     "parallel": ParallelSettings,
     "eagle3": Eagle3Settings,
+    "dflash": DFlashSettings,
     "medusa": MedusaSettings,
 }
-# options that matter to one kind alone
-ONLY_OF = {"lora": "model", "layers": "eagle3", "mask_token": "parallel"}
+# options that matter to some kinds alone
+ONLY_OF = {"lora": ("model",), "layers": ("eagle3", "dflash"), "mask_token": ("parallel", "dflash")}
 
 
 def options_of_kind(settings: DistilSettings, target: Path, draft: Path | None) -> dict[str, Any]:
@@ -45,21 +49,23 @@ def options_of_kind(settings: DistilSettings, target: Path, draft: Path | None) 
         VocabularyMismatchError: the draft does not share the target's tokenizer.
     """
     of_kind: dict[str, Any] = {}
-    for name, kind in ONLY_OF.items():
+    for name, kinds in ONLY_OF.items():
         value = getattr(settings, name)
-        if value is not None and settings.drafter != kind:
-            raise ValueError(f"{name}={value!r} is for drafter={kind}, and drafter={settings.drafter}")
-        if settings.drafter == kind:
+        if settings.drafter in kinds:
             of_kind[name] = value
+        elif value is not None:
+            raise ValueError(
+                f"{name}={value!r} is for drafter={' or '.join(kinds)}, and drafter={settings.drafter}"
+            )
     if draft is not None:
         check_vocabulary(str(target), str(draft))
         of_kind["draft"] = draft
     if settings.drafter == "parallel" and settings.mask_token is None:
         of_kind["mask_token"] = mask_token(AutoConfig.from_pretrained(draft))
-        if of_kind["mask_token"] is None:
-            raise ValueError(
-                f"mask_token: {str(draft)!r} names none, so give the id of a token that no text has"
-            )
+    if "mask_token" in of_kind and of_kind["mask_token"] is None:
+        raise ValueError(
+            f"mask_token: {str(draft or target)!r} names none, so give the id of a token that no text has"
+        )
     return of_kind
 
 
@@ -73,6 +79,7 @@ def training_settings(
         text: file of what is trained on.
         output: folder of what a killed training goes on from.
     """
+    usual_depth = BLOCK if settings.drafter == "dflash" else DEPTH
     usual_rate = OF_TRAINED_WEIGHTS if "draft" in of_kind else LEARNING_RATE
     return SETTINGS[settings.drafter](
         target=target,
@@ -82,7 +89,7 @@ def training_settings(
         steps=settings.steps,
         rows=settings.rows,
         length=settings.length,
-        depth=1 if settings.drafter == "model" else settings.depth,
+        depth=1 if settings.drafter == "model" else settings.depth or usual_depth,
         learning_rate=settings.learning_rate or usual_rate,
         patience=settings.patience,
         save_every=settings.measure_every,
@@ -100,4 +107,6 @@ def trainee_of(settings: TrainingSettings, target: FrozenTarget) -> Trainee:
             return ParallelTrainee(settings, target)
         case Eagle3Settings():
             return Eagle3Trainee(settings, target)
+        case DFlashSettings():
+            return DFlashTrainee(settings, target)
     return MedusaTrainee(settings, target)

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from outrider.engine.errors import EngineError
 from workshop.training.card import write_card
+from workshop.training.dflash import DFlashTrainee
 from workshop.training.eagle3 import Eagle3Trainee
 from workshop.training.early_exit import EarlyExitTrainee
 from workshop.training.held_out import SumOfMinima
@@ -24,6 +25,7 @@ from workshop.training.parallel import ParallelTrainee
 from workshop.training.settings import (
     AnswerTextSettings,
     CommandSettings,
+    DFlashSettings,
     Eagle3Settings,
     EarlyExitSettings,
     MedusaSettings,
@@ -38,6 +40,7 @@ from workshop.training.trainee import Trainee
 # name: meaning, settings, maker
 TRAINEES: dict[str, tuple[str, type[TrainingSettings], Callable[[Any, FrozenTarget], Trainee]]] = {
     "eagle3": ("an EAGLE-3 head", Eagle3Settings, Eagle3Trainee),
+    "dflash": ("a DSpark draft", DFlashSettings, DFlashTrainee),
     "medusa": ("Medusa heads", MedusaSettings, MedusaTrainee),
     "early_exit": ("exits of the target itself", EarlyExitSettings, EarlyExitTrainee),
     "model": ("a draft model that drafts token by token", ModelTrainingSettings, ModelTrainee),

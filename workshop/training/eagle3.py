@@ -16,14 +16,20 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 from transformers import LlamaConfig
 
-from outrider.engine.drafters.eagle3_head import READ_LAYERS, Eagle3Head, Eagle3Shape, rotary
+from outrider.engine.drafters.eagle3_head import (
+    FIRST,
+    FIRST_OF_SAFEAILAB,
+    READ_LAYERS,
+    Eagle3Head,
+    Eagle3Shape,
+    rotary,
+)
 from workshop.training.chains import ATTENTION, Chains
 from workshop.training.settings import Eagle3Settings
 from workshop.training.target import FrozenTarget, Reading
 from workshop.training.trainee import PositionGuess, Trainee
 
 DEPTHS = {0.3: 1, 0.5: 2}  # greatest depth up to this share of the steps
-STORED = {"layer.": "midlayer.", "attention.": "self_attn."}  # published names of weights
 
 
 class Eagle3Trainee(Trainee):
@@ -67,7 +73,7 @@ class Eagle3Trainee(Trainee):
             # The state at a token goes with the next token, in the slot of the first.
             rotation = self._rotary(states, starts[None] + position)
             following = embeddings[:, starts + position + 1]
-            states = self.network.layer(following, states, rotation, chains).float()
+            states = self.network.layers[0](following, states, rotation, chains).float()
             yield PositionGuess(self._logits(states), starts + position + 1)
             if position == 0:
                 kept = self._some_of(count, generator)
@@ -85,11 +91,10 @@ class Eagle3Trainee(Trainee):
 
     def save(self, folder: Path) -> None:
         """Writes the head as SafeAILab and SpecForge store it."""
-        tensors = {}
-        for name, tensor in self.network.state_dict().items():
-            for ours, theirs in STORED.items():
-                name = name.replace(ours, theirs)
-            tensors[name] = tensor.bfloat16().contiguous()
+        tensors = {
+            name.replace(FIRST, FIRST_OF_SAFEAILAB): tensor.bfloat16().contiguous()
+            for name, tensor in self.network.state_dict().items()
+        }
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         vocabulary = self._target.config.vocab_size
         config = {

@@ -96,7 +96,7 @@ class Training:
         reading = target.read(tokens, trainee.hidden_layers)
         depth = trainee.depth(step / settings.steps, settings.depth)
         losses, acceptance = [], []
-        with torch.autocast(target.device.type, torch.bfloat16):
+        with target.training():
             for guess in trainee.guesses(reading, depth, generator):
                 found = distance(reading.probs[:, guess.places, : guess.logits.shape[-1]], guess.logits)
                 losses.append(found.loss)

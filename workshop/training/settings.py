@@ -75,6 +75,24 @@ class Eagle3Settings(TrainingSettings):
     )
 
 
+class DFlashSettings(TrainingSettings):
+    """Settings of a DSpark draft, which guesses a block of tokens in one pass."""
+
+    depth: int = Field(default=8, ge=2, le=16, description="rows of a block, each of which guesses a token")
+    mask_token: int = Field(ge=0, description="id of a token that no text has, which stands for a guess")
+    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        default=None, description="layers of the target whose inputs are read; None: 2, n / 2 and n - 3 of n"
+    )
+    draft_layers: int = Field(default=2, ge=1, description="layers of the draft")
+    intermediate_size: int | None = Field(
+        default=None, ge=1, description="width of its feed-forward networks; None: the target's"
+    )
+    markov_rank: int = Field(
+        default=128, ge=1, description="numbers that stand for a token in its correction of the next guess"
+    )
+    anchors: int = Field(default=64, ge=1, description="blocks that are trained in each window of text")
+
+
 class MedusaSettings(TrainingSettings):
     """Settings of Medusa heads: one for each position of a Draft."""
 

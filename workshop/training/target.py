@@ -48,14 +48,25 @@ class FrozenTarget:
         """Returns a context in which a drafter guesses as when it drafts: no rounded products on a CPU."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type != "cpu")
 
+    def training(self) -> AbstractContextManager[Any]:
+        """Returns a context of products in bfloat16, unless a CPU has to emulate them, which takes longer."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=has_bfloat16(self.device))
+
     @torch.no_grad()
     def read(self, tokens: Tensor, layers: tuple[int, ...]) -> Reading:
         """Reads a batch of text.
 
         layers: numbers as target drafters count them, by inputs; -1: the last state, normed.
         """
-        with torch.autocast(self.device.type, torch.bfloat16):
+        with self.training():
             output = self.model(input_ids=tokens, use_cache=False, output_hidden_states=bool(layers))
         hidden = [output.hidden_states[layer].float() for layer in layers]
         stacked = torch.stack(hidden, dim=2) if hidden else tokens.new_empty(*tokens.shape, 0, 0).float()
         return Reading(tokens, output.logits.float().softmax(-1), stacked)
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Returns whether the device has instructions for products in bfloat16."""
+    if device.type != "cpu":
+        return True
+    return any(has_it for name, has_it in torch.cpu.get_capabilities().items() if "bf16" in name)

@@ -119,6 +119,7 @@ def test_folder_that_has_something_else_is_refused(fitted: Path, prompts_file: P
     [
         ("medusa", []),
         ("eagle3", ["--layers", "2", "4", "6"]),
+        ("dflash", ["--layers", "2", "4", "6", "--mask-token", "1"]),
         ("parallel", ["--mask-token", "1"]),
     ],
 )
@@ -162,8 +163,12 @@ def test_prompt_that_fills_the_context_keeps_no_answer(tmp_path: Path) -> None:
         (["--steps", "0"], "--steps 0: Input should be greater than or equal to 1"),
         (["--drafter", "ngram"], "--drafter ngram: Input should be"),
         (["--drafter", "medusa", "--draft", "d"], "draft='d' is for a draft model, and drafter=medusa"),
-        (["--mask-token", "3"], "mask_token=3 is for drafter=parallel, and drafter=model"),
-        (["--drafter", "medusa", "--layers", "1"], "layers=(1,) is for drafter=eagle3, and drafter=medusa"),
+        (["--mask-token", "3"], "mask_token=3 is for drafter=parallel or dflash, and drafter=model"),
+        (
+            ["--drafter", "medusa", "--layers", "1"],
+            "layers=(1,) is for drafter=eagle3 or dflash, and drafter=medusa",
+        ),
+        (["--drafter", "dflash"], "names none, so give the id of a token that no text has"),
         (["--drafter", "parallel"], "names none, so give the id of a token that no text has"),
         (["--prompts", "nowhere.jsonl"], "No such file or directory: 'nowhere.jsonl'"),
     ],

@@ -13,18 +13,22 @@ from transformers import AutoModelForCausalLM
 
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
+from outrider.engine.drafters.dflash import DFlash
 from outrider.engine.drafters.eagle3 import Eagle3
 from outrider.engine.drafters.early_exit import EarlyExit
 from outrider.engine.drafters.medusa import Medusa
 from outrider.engine.inputs.step_input import Feed, StepInput
+from outrider.engine.parallel.drafter_step import DrafterStep
 from tests.support.demo_pair import prompt_of
 from tests.support.target_drafters import drafter_of, engine_with
+from workshop.training.dflash import DFlashTrainee
 from workshop.training.eagle3 import Eagle3Trainee
 from workshop.training.early_exit import EarlyExitTrainee
 from workshop.training.medusa import MedusaTrainee
 from workshop.training.model import ModelTrainee
 from workshop.training.parallel import ParallelTrainee
 from workshop.training.settings import (
+    DFlashSettings,
     Eagle3Settings,
     EarlyExitSettings,
     MedusaSettings,
@@ -72,6 +76,13 @@ def eagle3() -> Trainee:
     return shaken(Eagle3Trainee(settings, target()))
 
 
+def dflash() -> Trainee:
+    settings = DFlashSettings(
+        **GIVEN, layers=LAYERS, intermediate_size=96, mask_token=MASK, markov_rank=24, anchors=6
+    )
+    return shaken(DFlashTrainee(settings, target()))
+
+
 def medusa() -> Trainee:
     return shaken(MedusaTrainee(MedusaSettings(**GIVEN), target()))
 
@@ -112,6 +123,46 @@ def test_eagle3_head_guesses_as_it_drafts_in_the_engine(tmp_path: Path) -> None:
             feed = Feed([tokens[start + position + 1]], 0, start + position, sequence.blocks, None)
             states = drafter._pass(StepInput.of(tables, [feed]), states)
         torch.testing.assert_close(drafter._logits(states), guess.logits[:, start], atol=1e-3, rtol=1e-3)
+
+
+@torch.inference_mode()
+def test_dspark_draft_guesses_as_it_drafts_in_the_engine(tmp_path: Path) -> None:
+    trainee = dflash()
+    read, guesses = guesses_of(trainee)
+    trainee.save(tmp_path)
+    engine = engine_with("dflash", tmp_path, self_check=False)
+    drafter = drafter_of(engine)
+    assert isinstance(drafter, DFlash)
+    assert drafter.hidden_layers == LAYERS
+    anchor, tokens = 11, read.tokens[0].tolist()
+    sequence = engine.open(len(tokens), 0, Sampling())
+    assert engine._cache.reserve(sequence, len(tokens))
+    context = Feed(tokens[:anchor], 0, 0, sequence.blocks, None)
+    block = Feed([tokens[anchor]] + [MASK] * (DEPTH - 1), DEPTH, anchor, sequence.blocks, None)
+    inputs = [StepInput.of(drafter._target.tables, [feed]) for feed in (context, block)]
+    fed = drafter._reduced(read.hidden[0, :anchor])
+    drafter._compute(DrafterStep(inputs[0], wants_logits=False), fed)
+    states, logits = drafter._compute(DrafterStep(inputs[1]), fed[:0])
+    # The token before each guess is the text's own.
+    logits = drafter._after_tokens(states, logits, tokens[anchor : anchor + DEPTH])
+    for position, guess in enumerate(guesses):
+        (row,) = (guess.places == anchor + position).nonzero()
+        torch.testing.assert_close(logits[position], guess.logits[0, row][0], atol=1e-3, rtol=1e-3)
+
+
+def test_dspark_draft_is_trained_from_a_few_anchors_that_have_text_before_them() -> None:
+    trainee = dflash()
+    found = [*trainee.guesses(reading(trainee), DEPTH, torch.Generator().manual_seed(0))]
+    anchors = found[0].places
+    assert len(anchors.unique()) == len(anchors) == 6
+    assert anchors.min() >= 1
+    assert anchors.max() + DEPTH < 20  # each guess has the text's next token beside it
+    assert all(torch.equal(guess.places, anchors + position) for position, guess in enumerate(found))
+
+
+def test_mask_token_that_the_target_lacks_is_refused() -> None:
+    with pytest.raises(ValueError, match="mask_token=2048 must be below 2048"):
+        DFlashTrainee(DFlashSettings(**GIVEN, layers=LAYERS, mask_token=2048), target())
 
 
 @torch.inference_mode()
@@ -160,7 +211,7 @@ def test_parallel_draft_guesses_as_an_ordinary_model_after_its_masks(tmp_path: P
         torch.testing.assert_close(logits[:, position], guess.logits[:, start], atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("make", [eagle3, medusa, parallel])
+@pytest.mark.parametrize("make", [eagle3, dflash, medusa, parallel])
 def test_guess_is_compared_with_what_the_target_says_where_the_token_before_it_stands(
     make: Callable[[], Trainee],
 ) -> None:
