@@ -1,11 +1,13 @@
 """Training of a DSpark draft: blocks from many anchors of a text, all of them in one pass.
 
 Source: "DSpark", arXiv 2607.05147, 2026. A row here sees earlier rows alone, as in "JetSpec", arXiv
-2606.18394. All masks say the same, so later rows would tell it nothing, and a shorter block stays exact.
+2606.18394. All masks say the same, so later rows would tell it nothing, and a shorter block stays exact. So
+short blocks from many anchors are trained first: what the first row learns serves all rows.
 """
 
 import json
 from collections.abc import Iterator
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from workshop.training.trainee import PositionGuess, Trainee
 
 PROBED = 256  # random tokens that show how large the target's states are
 AT_ONCE = 256  # anchors of a pass in measuring: bounds its memory
+DEPTHS = {0.3: 1, 0.5: 3}  # rows of a block up to this share of the steps
+DECAY = 4.0  # positions over which the weight of a guess falls to 1 / e, as in DSpark
 
 
 class DFlashTrainee(Trainee):
@@ -69,27 +73,35 @@ class DFlashTrainee(Trainee):
         sizes = hidden.square().mean(-1).sqrt().median(1).values[0]
         return torch.exp2(-sizes.log2().round())[:, None]
 
+    def depth(self, done: float, depth: int) -> int:
+        return next((min(least, depth) for share, least in DEPTHS.items() if done < share), depth)
+
     def guesses(
         self, reading: Reading, depth: int, generator: torch.Generator | None
     ) -> Iterator[PositionGuess]:
-        anchors = self._drawn(reading.tokens.shape[1] - depth, generator).to(reading.tokens.device)
-        states = torch.cat([self._states(reading, part) for part in torch.split(anchors, AT_ONCE)], dim=1)
+        anchors = self._drawn(reading.tokens.shape[1] - depth, depth, generator).to(reading.tokens.device)
+        parts = torch.split(anchors, AT_ONCE)
+        states = torch.cat([self._states(reading, part, depth) for part in parts], dim=1)
         for position in range(depth):
             places = anchors + position
             of_row = states[:, :, position]
             bias = self._markov_head(of_row.flatten(0, 1), reading.tokens[:, places].flatten())
             logits = linear(of_row, self._target.projection) + bias.view(*of_row.shape[:2], -1)
-            yield PositionGuess(logits.float(), places)
+            yield PositionGuess(logits.float(), places, exp(-position / DECAY))
 
-    def _drawn(self, count: int, generator: torch.Generator | None) -> Tensor:
-        """Returns anchors in their order; none is at the first token, which has no text before it."""
+    def _drawn(self, count: int, size: int, generator: torch.Generator | None) -> Tensor:
+        """Returns anchors in their order; none is at the first token, which has no text before it.
+
+        size: rows of a block; the shorter the blocks, the more of them are drawn.
+        """
         if generator is None:
             return torch.arange(1, count)
-        return 1 + torch.randperm(count - 1, generator=generator)[: self._anchors].sort().values
+        wanted = self._anchors * self._shape.block_size // size
+        return 1 + torch.randperm(count - 1, generator=generator)[:wanted].sort().values
 
-    def _states(self, reading: Reading, anchors: Tensor) -> Tensor:
-        """Returns states after the rows of all blocks: [rows, num_anchors, block_size, hidden_size]."""
-        network, size = self.network, self._shape.block_size
+    def _states(self, reading: Reading, anchors: Tensor, size: int) -> Tensor:
+        """Returns states after the rows of all blocks: [rows, num_anchors, size, hidden_size]."""
+        network = self.network
         rows, length = reading.tokens.shape
         device = reading.tokens.device
         states = network.reduce((reading.hidden * self._scales).flatten(0, 1)).view(rows, length, -1)

@@ -95,13 +95,14 @@ class Training:
         tokens = training.windows(settings.rows, length, generator).to(target.device)
         reading = target.read(tokens, trainee.hidden_layers)
         depth = trainee.depth(step / settings.steps, settings.depth)
-        losses, acceptance = [], []
+        losses, weights, acceptance = [], [], []
         with target.training():
             for guess in trainee.guesses(reading, depth, generator):
                 found = distance(reading.probs[:, guess.places, : guess.logits.shape[-1]], guess.logits)
-                losses.append(found.loss)
+                losses.append(guess.weight * found.loss)
+                weights.append(guess.weight)
                 acceptance.append(1 - found.total_variation.item())
-        return torch.stack(losses).mean(), f"sum of minima {_listed(acceptance)}"
+        return torch.stack(losses).sum() / sum(weights), f"sum of minima {_listed(acceptance)}"
 
     def _measure(self, step: int) -> None:
         """Measures, prints and keeps the result, with the weights if these are the best."""

@@ -90,7 +90,11 @@ class DFlashSettings(TrainingSettings):
     markov_rank: int = Field(
         default=128, ge=1, description="numbers that stand for a token in its correction of the next guess"
     )
-    anchors: int = Field(default=64, ge=1, description="blocks that are trained in each window of text")
+    anchors: int = Field(
+        default=64,
+        ge=1,
+        description="blocks that are trained in each window of text, more if they are shorter",
+    )
 
 
 class MedusaSettings(TrainingSettings):

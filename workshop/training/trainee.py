@@ -17,6 +17,7 @@ class PositionGuess:
 
     logits: Tensor  # float32 [rows, num_chains, vocab_size]
     places: Tensor  # int64 [num_chains] positions whose next token is guessed
+    weight: float = 1.0  # weight of their loss, to that of other positions
 
 
 class Trainee(ABC):

@@ -152,12 +152,33 @@ def test_dspark_draft_guesses_as_it_drafts_in_the_engine(tmp_path: Path) -> None
 
 def test_dspark_draft_is_trained_from_a_few_anchors_that_have_text_before_them() -> None:
     trainee = dflash()
-    found = [*trainee.guesses(reading(trainee), DEPTH, torch.Generator().manual_seed(0))]
+    read = reading(trainee)
+    found = [*trainee.guesses(read, DEPTH, torch.Generator().manual_seed(0))]
     anchors = found[0].places
     assert len(anchors.unique()) == len(anchors) == 6
     assert anchors.min() >= 1
-    assert anchors.max() + DEPTH < 20  # each guess has the text's next token beside it
+    assert anchors.max() + DEPTH < read.tokens.shape[1]  # each guess has the text's next token beside it
     assert all(torch.equal(guess.places, anchors + position) for position, guess in enumerate(found))
+    assert [guess.weight for guess in found] == pytest.approx([1.0, 0.779, 0.607], abs=1e-3)
+
+
+def test_dspark_draft_learns_from_short_blocks_first_and_from_more_of_them() -> None:
+    trainee = dflash()
+    assert [trainee.depth(done, 8) for done in (0.0, 0.29, 0.3, 0.49, 0.5, 0.99)] == [1, 1, 3, 3, 8, 8]
+    assert trainee.depth(0.4, 2) == 2
+    read = reading(trainee)
+    (found,) = trainee.guesses(read, 1, torch.Generator().manual_seed(0))
+    assert len(found.places) == read.tokens.shape[1] - 2  # all places, which are fewer than three times six
+
+
+@torch.inference_mode()
+def test_shorter_block_guesses_as_the_beginning_of_a_longer_block() -> None:
+    trainee = dflash()
+    read = reading(trainee)
+    short, long = ([*trainee.guesses(read, depth, None)] for depth in (2, DEPTH))
+    for of_short, of_long in zip(short, long, strict=False):
+        count = of_long.logits.shape[1]
+        torch.testing.assert_close(of_short.logits[:, :count], of_long.logits, atol=1e-4, rtol=1e-4)
 
 
 def test_mask_token_that_the_target_lacks_is_refused() -> None:

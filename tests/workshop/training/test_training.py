@@ -1,6 +1,7 @@
 """Commands from prompts to a checkpoint, on a few short texts."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,12 @@ from outrider.demo.prompts import DEMO, prompts
 from tests.support.demo_pair import prompt_of, text_of
 from tests.support.killed_training import killed_at
 from workshop.training.__main__ import main
-from workshop.training.loop import PROGRESS, UNFINISHED
+from workshop.training.held_out import SumOfMinima
+from workshop.training.loop import PROGRESS, UNFINISHED, Training
+from workshop.training.settings import MedusaSettings
+from workshop.training.target import FrozenTarget, Reading
 from workshop.training.text import read_text
+from workshop.training.trainee import PositionGuess, Trainee
 
 KINDS = ("json", "arithmetic")
 
@@ -85,6 +90,7 @@ def test_training_that_is_killed_ends_as_if_it_had_not_been(text: Path, tmp_path
     ("command", "options"),
     [
         ("eagle3", ["--layers", "2", "4", "6"]),
+        ("dflash", ["--layers", "2", "4", "6", "--mask-token", "1", "--depth", "4"]),
         ("parallel", ["--draft", str(DEMO / "draft"), "--mask-token", "1"]),
     ],
 )
@@ -99,6 +105,37 @@ def test_loss_falls_and_the_checkpoint_has_a_card(
     card = (tmp_path / "README.md").read_text()
     assert f"python -m workshop.training {command}" in card
     assert "- steps: 24" in card
+
+
+class Weighed(Trainee):
+    """Two positions, one guessed well and one badly, with weights."""
+
+    def __init__(self, good: float, bad: float) -> None:
+        self._weights, self.network = (good, bad), torch.nn.Linear(1, 1)
+
+    def guesses(
+        self, reading: Reading, depth: int, generator: torch.Generator | None
+    ) -> Iterator[PositionGuess]:
+        places = torch.arange(4)
+        for logits, weight in zip((reading.probs.log(), -reading.probs.log()), self._weights, strict=True):
+            yield PositionGuess(logits[:, places], places, weight)
+
+    def save(self, folder: Path) -> None:
+        """Keeps nothing."""
+
+
+def test_loss_of_a_step_is_the_mean_by_the_weights_of_positions(text: Path, tmp_path: Path) -> None:
+    settings = MedusaSettings(target=DEMO / "target", output=tmp_path, text=text, rows=2, length=16)
+    training_text, held_out = read_text(text)
+
+    def loss(good: float, bad: float) -> float:
+        trainee, target = Weighed(good, bad), FrozenTarget(settings.target)
+        training = Training(trainee, target, settings, SumOfMinima(held_out, settings))
+        return training._loss(training_text, 0)[0].item()
+
+    good, bad = loss(1.0, 0.0), loss(0.0, 1.0)
+    assert good < bad
+    assert loss(3.0, 1.0) == pytest.approx((3 * good + bad) / 4)
 
 
 @pytest.mark.parametrize(
