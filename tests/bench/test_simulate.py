@@ -61,10 +61,11 @@ def hit_rate_for(foreseen_rate: float, acceptance_rate: float, depth: int) -> fl
     return min(max((foreseen_rate - stands) / (1.0 - stands), 0.0), 1.0) if stands < 1.0 else 0.0
 
 
+SLOW = [pytest.mark.slow]
 ON_ONE_DEVICE = replace(FAST_DRAFT, is_beside=True)
 
 
-@pytest.mark.parametrize(("streams", "least"), [(1, 1.8), (8, 0.85), (32, 0.85)])
+@pytest.mark.parametrize(("streams", "least"), [(1, 1.8), (8, 0.85), pytest.param(32, 0.85, marks=SLOW)])
 def test_pace_with_two_workers_on_one_device_notices_that_each_slows_the_other_down(streams, least):
     """Plain decoding keeps the device from the draft, so that many Drafts are late."""
     load = SimulatedLoad(streams, prompt_tokens=64, answer_tokens=256, warm_s=3.0, counted_s=6.0)
@@ -132,14 +133,15 @@ def test_plain_decoding_takes_a_step_a_token():
     assert rate("plain") == pytest.approx(2 / step, rel=0.05)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("hit_rate", [0.0, pytest.param(0.5, marks=pytest.mark.slow), 1.0])
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=SLOW * (mode != "fixed 4")) for mode in MODES])
+@pytest.mark.parametrize("hit_rate", [pytest.param(0.0, marks=SLOW), pytest.param(0.5, marks=SLOW), 1.0])
 def test_answers_are_complete(mode: str, hit_rate: float):
     for ahead in (Ahead(), Ahead(12, hit_rate)):
         answered(mode, [300], ahead)
         answered(mode, [1, 2, 3, 5, 40, 41, 42, 150], ahead)
 
 
+@pytest.mark.slow
 def test_verdicts_are_foreseen_as_often_as_is_said():
     rate = hit_rate_for(foreseen_rate=0.7, acceptance_rate=ACCEPTANCE_RATE, depth=2)
     stats = answered("fixed 2", [2000], Ahead(12, rate))
@@ -226,7 +228,7 @@ def test_simulation_repeated_is_the_same():
     assert rate("pace") == rate("pace")
 
 
-@pytest.mark.parametrize(("streams", "acceptance"), [(1, 0.5), (8, 0.5), (64, 0.8)])
+@pytest.mark.parametrize(("streams", "acceptance"), [pytest.param(1, 0.5, marks=SLOW), (8, 0.5), (64, 0.8)])
 def test_pace_of_a_new_service_is_hardly_slower_than_plain_decoding_in_its_first_second(streams, acceptance):
     """The workers have surveyed their steps. Before they did, the pace gave 0.43, 0.60 and 0.77."""
     load = SimulatedLoad(streams, prompt_tokens=200, answer_tokens=256, warm_s=0.0, counted_s=1.0)

@@ -90,8 +90,9 @@ def measured(engines: dict[int, Engine]) -> Callable[[str, str, int], Counts]:
 
 @pytest.mark.parametrize(
     ("shape", "sampling"),
-    [(shape, "greedy") for shape in ("1x1", "4x5", "16x1", "4x5 tree")]
-    + [("1x1", "top-p"), ("4x1", "top-p"), ("4x5", "logprobs")],
+    [(shape, "greedy") for shape in ("1x1", "4x5", "4x5 tree")]
+    + [("4x1", "top-p"), ("4x5", "logprobs")]
+    + [pytest.param(*case, marks=pytest.mark.slow) for case in (("16x1", "greedy"), ("1x1", "top-p"))],
 )
 @pytest.mark.parametrize("kind", BUDGET)
 def test_step_stays_within_its_budget(measured, kind: str, shape: str, sampling: str) -> None:

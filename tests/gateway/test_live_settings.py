@@ -156,6 +156,7 @@ async def test_draft_that_becomes_worse_goes_back_within_its_sequences(
         assert (await answered(generation)).drafted_by.keys() == {"model"}
 
 
+@pytest.mark.slow
 async def test_draft_that_is_new_and_lost_leaves_its_sequence_to_the_old_draft(tokenizer: Tokenizer) -> None:
     old, new = ScriptedDraft(ANSWER, wrong=WRONG), ScriptedDraft(ANSWER, name="next")
     async with generating(tokenizer, old, new) as generation:
@@ -185,6 +186,7 @@ async def test_draft_that_left_drafts_no_more_even_for_a_waiting_request(tokeniz
     assert [*generation.rollouts] == []
 
 
+@pytest.mark.slow
 async def test_draft_that_comes_too_late_counts_as_a_wrong_guess(tokenizer: Tokenizer) -> None:
     old, new = ScriptedDraft(ANSWER, wrong=WRONG), ScriptedDraft(ANSWER, name="next")
     async with generating(tokenizer, old, new) as generation:

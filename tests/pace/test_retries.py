@@ -29,6 +29,7 @@ def test_pace_uses_a_draft_again_that_was_slow():
     assert mean(service.run(100)) > 2
 
 
+@pytest.mark.slow
 def test_pace_tries_rounds_again_after_costly_steps():
     """Only trials show what Drafts would cost during plain decoding."""
     service = Service(streams=32)
@@ -52,6 +53,7 @@ def test_pace_gives_up_rounds_slower_than_their_costs_and_tries_them_again():
     assert mean(service.run(200)) > 1
 
 
+@pytest.mark.slow
 def test_pace_gives_up_a_drafter_whose_drafts_are_late_and_tries_it_again():
     """The few Drafts in time are good, and would make rounds look fast."""
     service = Service(streams=8)

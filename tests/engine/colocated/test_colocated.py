@@ -167,7 +167,7 @@ def test_colocated_under_other_rules_sends_the_distributions_of_its_tokens(targe
     assert all(len(draft.draft_probs) == len(draft) for draft in found.drafts)
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.slow)])
 def test_colocated_under_other_rules_gives_the_distribution_of_the_target(target: Engine, rule: str) -> None:
     """1,280 texts against the model's probabilities: their second token is drafted and judged."""
     prompt, temperature, kept, company = prompt_of("prose"), 2.0, 3, 64
@@ -225,7 +225,7 @@ def test_colocated_cache_holds_the_targets_tokens_in_the_planned_bytes(target: E
     assert planned.cache == sum(map(allocated_cache, caches))
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
 def test_colocated_with_quantized_weights_drafts_the_same_text(quantization: str) -> None:
     target = engine_with("colocated", DEMO / "draft", {"quantization": quantization})
     found = drafted_texts(target, 0.7, DEPTH, 3)
@@ -234,7 +234,7 @@ def test_colocated_with_quantized_weights_drafts_the_same_text(quantization: str
     assert sum(output.accepted for output in found) > TOKENS
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
 def test_colocated_beside_a_quantized_target_keeps_its_own_type(quantization: str) -> None:
     quantized: dict[str, Any] = {"quantization": quantization}
     target = engine_with("colocated", DEMO / "draft", **quantized)

@@ -50,6 +50,8 @@ FORMS = {
     "DSpark": (Form(is_shifted=True, markov=16), "DeepSpec"),
     "DSpark, gated": (Form(is_shifted=True, markov=16, is_gated=True), "DeepSpec"),
 }
+QUICK = ("in place", "reduced vocabulary", "DSpark, gated")
+SLOW = [pytest.mark.slow]
 DEPTH = 4
 
 
@@ -70,7 +72,7 @@ def check_drafts(found: list[Drafted], form: Form, temperature: float) -> None:
             assert list(draft.tokens) == draft_model.chain(*before, len(draft), sampling, len(prompt))
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW * (name not in QUICK)) for name in FORMS])
 @torch.inference_mode()
 def test_drafts_are_those_of_plain_arithmetic_after_partly_refused_blocks_too(
     tmp_path: Path, name: str
@@ -185,6 +187,7 @@ def write_random(folder: Path, model: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow  # Triton's interpreter takes its time
 @needs_compiler
 def test_drafts_on_a_gpu_are_those_of_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outrider.engine.forward.graphs, "CAPTURED_SIZES", (1, 4, 16))
@@ -297,7 +300,7 @@ def test_plain_decoding_between_rounds_leaves_no_gap_in_the_cache(target: Engine
     assert all(draft == other for draft, other in both)
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("rule", [pytest.param("rejection", marks=SLOW), "block"])
 def test_under_rejection_or_block_drafts_say_what_they_were_drawn_from(tmp_path: Path, rule: str) -> None:
     target = engine_with("dflash", write_dflash(tmp_path, *FORMS["shifted"]))
     found = drafted_texts(target, 1.0, DEPTH, company=6, verification=rule)

@@ -109,7 +109,7 @@ def test_plain_decoding_between_rounds_leaves_no_gap_in_the_heads_cache(target: 
     assert all(draft == other for draft, other in both)
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("rule", [pytest.param("rejection", marks=pytest.mark.slow), "block"])
 def test_under_rejection_or_block_drafts_say_what_they_were_drawn_from(target: Engine, rule: str) -> None:
     found = drafted_texts(target, 1.0, depth=4, company=6, verification=rule)
     assert sum(text.accepted for text in found) > 0

@@ -307,6 +307,7 @@ def test_exit_that_pays_is_searched_on_live_text(caplog: pytest.LogCaptureFixtur
     assert target._drafting.no_drafts_because == {}
 
 
+@pytest.mark.slow
 def test_part_that_skips_layers_and_drafts_on_a_device_leaves_the_text_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -319,7 +320,7 @@ def test_part_that_skips_layers_and_drafts_on_a_device_leaves_the_text_as_it_is(
     assert sum(text.accepted for text in drafted) > 0
 
 
-@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("batch_invariant", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_chain_with_batch_invariant_numerics_begins_only_after_the_verdict_is_known(
     monkeypatch: pytest.MonkeyPatch, batch_invariant: bool
 ) -> None:

@@ -137,7 +137,7 @@ def test_plain_decoding_between_rounds_leaves_no_gap_in_the_layers_cache(target:
     assert found[0].lengths[-1] > len(PROMPTS[0]) + 16
 
 
-@pytest.mark.parametrize("rule", ["rejection", "block"])
+@pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.slow)])
 def test_under_rejection_or_block_drafts_say_what_they_were_drawn_from(target: Engine, rule: str) -> None:
     found = rounds(target, PROMPTS, 1.0, 4, verification=rule)
     assert sum(text.accepted for text in found) > 0

@@ -195,7 +195,9 @@ def nothing_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatc
         yield patched
 
 
-@pytest.mark.parametrize("blocks", [400, 22], ids=["room", "preempted"])
+@pytest.mark.parametrize(
+    "blocks", [pytest.param(400, marks=pytest.mark.slow, id="room"), pytest.param(22, id="preempted")]
+)
 def test_head_whose_states_wait_drafts_what_it_drafts_without_waiting(
     settings: dict[str, Any], nothing_waits: pytest.MonkeyPatch, blocks: int
 ) -> None:

@@ -210,7 +210,7 @@ def test_with_windows_capped_scores_and_few_slots_a_block_too(
     ("kind", "count", "extent", "layers"),
     [
         ("llama", 2, Extent(1, (3,)), 1),
-        ("glm4_moe", 2, Extent(1, (3,)), 2),
+        pytest.param("glm4_moe", 2, Extent(1, (3,)), 2, marks=pytest.mark.slow),
         pytest.param("llama", 2, Extent(1, (3,)), 2, marks=pytest.mark.slow),
         *(pytest.param(kind, 8, FEW, 2, marks=pytest.mark.slow) for kind in ("llama", "mistral", "gemma2")),
     ],

@@ -158,10 +158,15 @@ def test_drafts_of_the_device_are_those_made_position_by_position(
 LAUNCHES = {"greedy": 4, "plain": 4, "all": 5}  # truncation takes a launch more
 
 
-@pytest.mark.parametrize("depth", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("depth", [2, *(pytest.param(depth, marks=pytest.mark.slow) for depth in (4, 8))])
 @pytest.mark.parametrize(
     ("count", "sampling"),
-    [(1, "plain"), (1, "all"), (8, "greedy"), pytest.param(64, "greedy", marks=pytest.mark.slow)],
+    [
+        (1, "plain"),
+        (8, "all"),
+        pytest.param(8, "greedy", marks=pytest.mark.slow),
+        pytest.param(64, "greedy", marks=pytest.mark.slow),
+    ],
 )
 def test_draft_copies_and_waits_once_however_deep_it_is(
     engine: Engine, cuda: SimulatedCuda, count: int, sampling: str, depth: int
@@ -191,7 +196,7 @@ def test_drafts_of_different_depths_are_one_program(engine: Engine, cuda: Simula
     assert totals["launches"] <= LAUNCHES["all"] + max(depths) - 1, cuda.counts.report()
 
 
-@pytest.mark.parametrize("sampling", ["reads", "bans"])
+@pytest.mark.parametrize("sampling", ["reads", pytest.param("bans", marks=pytest.mark.slow)])
 def test_sequence_that_needs_the_host_costs_no_other_sequence_its_program(
     engine: Engine, sampling: str
 ) -> None:
@@ -256,7 +261,7 @@ def poisoned(engine: Engine, token: int) -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, of the interpreter
-@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("ends", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_numbers_that_are_not_finite_cost_the_sequence_that_feeds_them(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:

@@ -16,9 +16,10 @@ from tests.support.simulated_cuda.steps import counts_of_step
 
 pytestmark = needs_compiler
 MIXTURES = ("mixtral", "qwen2_moe", "glm4_moe", "minimax_m2", "gpt_oss")
+QUICK = [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "gpt_oss")) for kind in MIXTURES]
 
 
-@pytest.mark.parametrize("kind", MIXTURES)
+@pytest.mark.parametrize("kind", QUICK)
 def test_text_on_a_gpu_is_that_of_a_cpu(kind: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, kind, num_hidden_layers=2)
     with simulated_cuda():

@@ -31,11 +31,17 @@ FAMILY: dict[str, dict[str, Any]] = {
     "glm4_moe": {},
 }
 MIXTURES = [kind for kind in FAMILY if kind.endswith("moe")]
-FIELDS = [
-    {"dtype": "float32"},
-    {"dtype": "bfloat16"},
-    pytest.param({"dtype": "float32", "batch_invariant": True}, marks=needs_functions),
-    {"dtype": "float32", "quantization": "int8"},
+FIELDS: list[tuple[dict[str, Any], tuple[str, ...], list[pytest.MarkDecorator]]] = [
+    # settings, kinds of the quick suite, what they need
+    ({"dtype": "float32"}, (*FAMILY,), []),
+    ({"dtype": "bfloat16"}, ("llama", "glm4_moe"), []),
+    ({"dtype": "float32", "batch_invariant": True}, ("qwen2", "qwen3_moe"), [needs_functions]),
+    ({"dtype": "float32", "quantization": "int8"}, ("qwen3", "qwen2_moe"), []),
+]
+CASES = [
+    pytest.param(kind, fields, marks=[*needs, *[pytest.mark.slow] * (kind not in quick)])
+    for fields, quick, needs in FIELDS
+    for kind in FAMILY
 ]
 
 
@@ -81,14 +87,14 @@ def logits_and_passes(group: RankGroup, settings: EngineSettings) -> tuple[torch
     return by_decoder, by_layers, passes
 
 
-@pytest.mark.parametrize("fields", FIELDS, ids=str)
-@pytest.mark.parametrize("kind", FAMILY)
+@pytest.mark.parametrize(("kind", "fields"), CASES, ids=str)
 def test_decoder_of_two_ranks_computes_what_their_layers_compute(
     ranks: Ranks, tmp_path: Path, kind: str, fields: dict[str, Any]
 ) -> None:
     check(ranks, settings_of(write_model(tmp_path / kind, kind), 2, **fields))
 
 
+@pytest.mark.slow  # four processes
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
 def test_decoder_of_four_ranks_with_repeated_heads_computes_what_their_layers_compute(
     four_ranks: Ranks, tmp_path: Path, kind: str

@@ -48,8 +48,9 @@ def say(group: RankGroup, settings: EngineSettings) -> list[tuple[int, ...]]:
     ("kind", "name"),
     [
         ("llama", "fp8"),
-        ("qwen3_moe", "fp8"),
-        ("qwen2", "compressed int4, zeros"),
+        ("qwen3_moe", "compressed int4, zeros"),
+        pytest.param("qwen3_moe", "fp8", marks=pytest.mark.slow),
+        pytest.param("qwen2", "compressed int4, zeros", marks=pytest.mark.slow),
         pytest.param("llama", "modelopt nvfp4", marks=pytest.mark.slow),
         pytest.param("llama", "awq", marks=pytest.mark.slow),
         pytest.param("qwen3", "compressed int8", marks=pytest.mark.slow),
@@ -63,7 +64,8 @@ def test_two_processes_say_what_one_says_of_the_weights_meant(
     assert said == texts(Engine.from_settings(settings_of(meant)))
 
 
-@pytest.mark.parametrize("name", [pytest.param("fp8", marks=pytest.mark.slow), "compressed int4, zeros"])
+@pytest.mark.slow  # four processes
+@pytest.mark.parametrize("name", ["fp8", "compressed int4, zeros"])
 def test_four_processes_with_two_heads_of_keys_say_what_one_says(
     four_ranks: Ranks, tmp_path: Path, name: str
 ) -> None:

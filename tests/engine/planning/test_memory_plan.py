@@ -208,13 +208,22 @@ def test_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) ->
     assert (of_step > 0) == (kind in ("eagle3", "peagle", "dflash"))  # the last state is there anyway
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3", "dflash", "early_exit"])
+@pytest.mark.parametrize(
+    "kind", ["medusa", "dflash", pytest.param("eagle3", marks=pytest.mark.slow), "early_exit"]
+)
 def test_largest_step_with_a_head_takes_no_more_than_was_planned(tmp_path: Path, kind: str) -> None:
     small = {"max_sequences": RUNNING, "prefill_chunk": 64}
     check_largest_step(with_drafter(tmp_path, kind).model_copy(update=small))
 
 
-@pytest.mark.parametrize("kind", [None, "medusa", "eagle3", "mtp", "early_exit"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        None,
+        "eagle3",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("medusa", "mtp", "early_exit")),
+    ],
+)
 def test_graphs_keep_what_was_planned_those_of_a_drafter_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None
 ) -> None:
