@@ -16,7 +16,7 @@ from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from tests.support.eagle3 import VOCABULARY, hidden_of, target_model
-from tests.support.heads import RIDGE, written_texts
+from tests.support.heads import RIDGE, random_vocabulary, written_texts
 
 SIZE, HEADS, KV_HEADS, DIM, INTERMEDIATE, LAYERS = 256, 4, 2, 64, 384, 2
 EPS = 1e-5
@@ -264,13 +264,7 @@ def golden_forms() -> dict[str, Form]:
 def golden_tensors(form: Form) -> dict[str, Tensor]:
     """All random."""
     generator = torch.Generator().manual_seed(8)
-    token_ids = torch.randperm(VOCABULARY, generator=generator)[: form.tokens].sort().values
-    return {
-        **random_tensors(form),
-        "lm_head.weight": torch.randn(form.tokens, SIZE, generator=generator),
-        "d2t": token_ids - torch.arange(form.tokens),
-        "t2d": torch.zeros(VOCABULARY, dtype=torch.bool).index_fill(0, token_ids, True),
-    }
+    return {**random_tensors(form), **random_vocabulary(form.tokens, SIZE, generator)}
 
 
 def golden_inputs(form: Form) -> tuple[Tensor, list[int]]:

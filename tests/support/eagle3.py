@@ -21,7 +21,7 @@ from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.demo_pair import prompt_of
-from tests.support.heads import RIDGE, written_texts
+from tests.support.heads import RIDGE, random_vocabulary, written_texts
 from tests.support.target_drafters import KINDS, TOKENS, Drafted, drafters_with
 from workshop.demo.pair import load_model
 
@@ -336,13 +336,7 @@ def golden_forms() -> dict[str, Form]:
 def golden_tensors(form: Form) -> dict[str, Tensor]:
     """All random."""
     generator = torch.Generator().manual_seed(4)
-    token_ids = torch.randperm(VOCABULARY, generator=generator)[: form.tokens].sort().values
-    return {
-        **random_tensors(form),
-        "lm_head.weight": torch.randn(form.tokens, SIZE, generator=generator),
-        "d2t": token_ids - torch.arange(form.tokens),
-        "t2d": torch.zeros(VOCABULARY, dtype=torch.bool).index_fill(0, token_ids, True),
-    }
+    return {**random_tensors(form), **random_vocabulary(form.tokens, SIZE, generator)}
 
 
 def golden_inputs(form: Form) -> tuple[Tensor, list[int]]:

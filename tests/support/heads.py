@@ -54,6 +54,16 @@ def projections() -> list[torch.Tensor]:
     return made
 
 
+def random_vocabulary(tokens: int, size: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Tensors of a head that knows some of the target's tokens, with a random projection."""
+    token_ids = torch.randperm(2048, generator=generator)[:tokens].sort().values
+    return {
+        "lm_head.weight": torch.randn(tokens, size, generator=generator),
+        "d2t": token_ids - torch.arange(tokens),
+        "t2d": torch.zeros(2048, dtype=torch.bool).index_fill(0, token_ids, True),
+    }
+
+
 def medusa_tensors() -> dict[str, torch.Tensor]:
     """Weights by their authors' names: a residual layer, which does little, and a projection per head."""
     torch.manual_seed(0)

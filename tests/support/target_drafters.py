@@ -147,3 +147,18 @@ def rounds(
             number = number_of_rounds[result.sequence]
             target.submit(Decode(result.sequence, length, (), draft, number, lease))
     return [*found.values()]
+
+
+def check_no_gap(target: Engine) -> None:
+    """Plain decoding between rounds changes no Draft after it."""
+    always = rounds(target, [prompt_of("json")], 0.7, 4)[0]
+    sometimes = rounds(target, [prompt_of("json")], 0.7, 4, plain=(10, 20))[0]
+    assert sometimes.tokens == always.tokens
+    drafted = dict(zip(always.lengths, always.drafts, strict=True))
+    both = [
+        (draft, drafted[length])
+        for length, draft in zip(sometimes.lengths, sometimes.drafts, strict=True)
+        if length in drafted
+    ]
+    assert len(both) > 5
+    assert all(draft == other for draft, other in both)

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator
 from math import exp
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -41,7 +40,10 @@ class DFlashTrainee(Trainee):
             raise ValueError(f"mask_token={settings.mask_token} must be below {vocabulary}")
         self._target, self._anchors = target, settings.anchors
         self.hidden_layers = settings.layers or (2, count // 2, count - 3)
-        self._config = _layers_config(target.config, settings)
+        sizes = target.layer_sizes
+        sizes["intermediate_size"] = settings.intermediate_size or sizes["intermediate_size"]
+        layers = settings.draft_layers
+        self._config = Qwen3Config(**sizes, num_hidden_layers=layers, attn_implementation=ATTENTION)
         self._shape = BlockShape(
             self._config,
             self.hidden_layers,
@@ -140,20 +142,3 @@ class DFlashTrainee(Trainee):
             "enable_confidence_head": False,
         }
         (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-
-
-def _layers_config(target: Any, settings: DFlashSettings) -> Qwen3Config:
-    """Returns the config of the decoder layers: as wide as the target's."""
-    return Qwen3Config(
-        hidden_size=target.hidden_size,
-        intermediate_size=settings.intermediate_size or target.intermediate_size,
-        num_hidden_layers=settings.draft_layers,
-        num_attention_heads=target.num_attention_heads,
-        num_key_value_heads=target.num_key_value_heads,
-        head_dim=target.head_dim,
-        vocab_size=target.vocab_size,
-        max_position_embeddings=target.max_position_embeddings,
-        rms_norm_eps=target.rms_norm_eps,
-        rope_parameters=target.rope_parameters,
-        attn_implementation=ATTENTION,
-    )

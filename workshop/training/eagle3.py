@@ -8,7 +8,6 @@ the first guess is correct.
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -42,7 +41,9 @@ class Eagle3Trainee(Trainee):
         self._kept = settings.kept
         count = target.config.num_hidden_layers
         self.hidden_layers = settings.layers or (2, count // 2, count - 3)
-        self._config = _layer_config(target.config, settings.intermediate_size)
+        sizes = target.layer_sizes
+        sizes["intermediate_size"] = settings.intermediate_size or sizes["intermediate_size"]
+        self._config = LlamaConfig(**sizes, num_hidden_layers=1, attn_implementation=ATTENTION)
         self._shape = Eagle3Shape(
             self._config,
             self.hidden_layers,
@@ -110,20 +111,3 @@ class Eagle3Trainee(Trainee):
             },
         }
         (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-
-
-def _layer_config(target: Any, intermediate_size: int | None) -> Any:
-    """Returns the config of its decoder layer: as wide as the target's."""
-    return LlamaConfig(
-        hidden_size=target.hidden_size,
-        intermediate_size=intermediate_size or target.intermediate_size,
-        num_hidden_layers=1,
-        num_attention_heads=target.num_attention_heads,
-        num_key_value_heads=target.num_key_value_heads,
-        head_dim=target.head_dim,
-        vocab_size=target.vocab_size,
-        max_position_embeddings=target.max_position_embeddings,
-        rms_norm_eps=target.rms_norm_eps,
-        rope_parameters=target.rope_parameters,
-        attn_implementation=ATTENTION,
-    )

@@ -10,6 +10,17 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 CPU = torch.device("cpu")
+LAYER_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "rope_parameters",
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,11 @@ class FrozenTarget:
         """Projection of last states to logits: [vocab_size, hidden_size]."""
         weight: Tensor = self.model.get_output_embeddings().weight
         return weight
+
+    @property
+    def layer_sizes(self) -> dict[str, Any]:
+        """Fields of a config whose decoder layers are as wide as the target's."""
+        return {name: getattr(self.config, name) for name in LAYER_SIZES}
 
     def measuring(self) -> AbstractContextManager[Any]:
         """Returns a context in which a drafter guesses as when it drafts: no rounded products on a CPU."""

@@ -12,7 +12,6 @@ import outrider.engine.forward.graphs
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
-from tests.support.demo_pair import prompt_of
 from tests.support.eagle3 import (
     MASK,
     Form,
@@ -26,6 +25,7 @@ from tests.support.heads import refusal_of
 from tests.support.simulated_cuda.install import needs_compiler
 from tests.support.target_drafters import (
     Drafted,
+    check_no_gap,
     drafted_texts,
     drafters_with,
     engine_with,
@@ -100,17 +100,7 @@ def test_chunked_prompts_shared_prefixes_and_lost_caches_change_no_draft(tmp_pat
 
 
 def test_plain_decoding_between_rounds_leaves_no_gap_in_the_heads_cache(target: Engine) -> None:
-    always = rounds(target, [prompt_of("json")], 0.7, 4)[0]
-    sometimes = rounds(target, [prompt_of("json")], 0.7, 4, plain=(10, 20))[0]
-    assert sometimes.tokens == always.tokens
-    drafted = dict(zip(always.lengths, always.drafts, strict=True))
-    both = [
-        (draft, drafted[length])
-        for length, draft in zip(sometimes.lengths, sometimes.drafts, strict=True)
-        if length in drafted
-    ]
-    assert len(both) > 5
-    assert all(draft == other for draft, other in both)
+    check_no_gap(target)
 
 
 @pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.slow)])
