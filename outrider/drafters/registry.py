@@ -218,6 +218,14 @@ register(
         width=Width.ALTERNATIVES,
     ),
     DrafterInfo(
+        "assistant",
+        "Gemma 4's assistant, which reads the target's own cache, in the target worker",
+        Place.TARGET_WORKER,
+        "outrider.engine.drafters.assistant:Assistant",
+        steps_per_token=1.0,
+        width=Width.TREE,
+    ),
+    DrafterInfo(
         "mtp",
         "the layer for multi-token prediction that the target's checkpoint carries, in the target worker",
         Place.TARGET_WORKER,
