@@ -27,8 +27,7 @@ def inflate_heads(source: Path, destination: Path, old_target: Path, target: Pat
     """Writes the heads in the folders of `source`, made for `old_target`, for the larger `target`."""
     old, new = (size_of(AutoConfig.from_pretrained(folder)) for folder in (old_target, target))
     embedding = load_file(old_target / "model.safetensors")["model.embed_tokens.weight"]
-    kinds = {"eagle3": _eagle3, "dflash": _dflash, "medusa": _medusa, "early_exit": _early_exit}
-    for name, inflated in kinds.items():
+    for name, inflated in (("eagle3", _eagle3), ("medusa", _medusa), ("early_exit", _early_exit)):
         (file,) = (source / name).glob("*.safetensors")
         config = json.loads((source / name / "config.json").read_text())
         tensors, changes = inflated(load_file(file), config, embedding, old, new)
@@ -48,21 +47,12 @@ def _eagle3(
     instead of 1e-5 in the demo target, beside mean squares of several hundred.
     """
     wide = {name: _norm(tensor, new) for name, tensor in tensors.items() if name.startswith("fc_norm.")}
-    count = len(config["eagle_config"][READ_LAYERS])
-    wide["fc.weight"] = _reads(tensors["fc.weight"], count, old, new)
+    reads = tensors["fc.weight"].view(-1, len(config["eagle_config"][READ_LAYERS]), old.hidden)
+    wide["fc.weight"] = pad(reads, (0, new.hidden - old.hidden)).flatten(1)
+    own = {"embed_tokens.weight": embedding, "lm_head.weight": embedding.clone()}
     eagle, slots = dict(config["eagle_config"]), layer_slots(old, new)
     eagle[READ_LAYERS] = [slots[layer] for layer in eagle[READ_LAYERS]]
-    return {**tensors, **wide, **_vocabulary(embedding)}, {"eagle_config": eagle}
-
-
-def _dflash(
-    tensors: Tensors, config: Mapping[str, Any], embedding: Tensor, old: Size, new: Size
-) -> tuple[Tensors, Config]:
-    """Keeps the draft's own width, with copies of the embeddings that it shared with its target."""
-    layers, slots = config["target_layer_ids"], layer_slots(old, new)
-    wide = {"fc.weight": _reads(tensors["fc.weight"], len(layers), old, new)}
-    changes = {"target_layer_ids": [slots[layer] for layer in layers], "num_target_layers": new.layers}
-    return {**tensors, **wide, **_vocabulary(embedding)}, changes
+    return {**tensors, **wide, **own}, {"eagle_config": eagle}
 
 
 def _medusa(
@@ -81,15 +71,6 @@ def _early_exit(
         padded = _norm(tensor, new) if tensor.dim() == 1 else pad(tensor, (0, more, 0, more))
         wide[f"{exits}.{slots[int(number) - 1] + 1}.{part}"] = padded
     return wide, {"hidden_size": new.hidden}
-
-
-def _reads(weight: Tensor, layers: int, old: Size, new: Size) -> Tensor:
-    """[size, layers * old.hidden] -> [size, layers * new.hidden]"""
-    return pad(weight.view(-1, layers, old.hidden), (0, new.hidden - old.hidden)).flatten(1)
-
-
-def _vocabulary(embedding: Tensor) -> Tensors:
-    return {"embed_tokens.weight": embedding, "lm_head.weight": embedding.clone()}
 
 
 def _norm(weight: Tensor, new: Size) -> Tensor:

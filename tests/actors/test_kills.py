@@ -8,9 +8,10 @@ import asyncio
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,8 +30,10 @@ from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.drafters.registry import DrafterInfo, Place, drafters
 from outrider.pace.settings import PaceSettings
+from tests.support.assistant import pair as gemma4_pair
 from tests.support.demo_pair import DRAFTERS, prompt_of
 from tests.support.dflash import Form, write_dflash
+from tests.support.eagle3 import P_EAGLE, write_eagle3
 from tests.support.mtp import write_target
 from tests.support.patience import LIMIT_S, eventually
 from tests.support.process_worker import worker_process
@@ -47,6 +50,11 @@ TOKENS = 120
 DEPTH = 4
 ENGINE = {"dtype": "float32", "device": "cpu", "threads": 1, "cache_memory": 2**26}
 OF_RANDOM_TARGET = [tuple((7 * number * place + 3) % 256 for place in range(20)) for number in (1, 2, 3)]
+# The demo target has no trained heads of these kinds.
+UNTRAINED: dict[str, Callable[[Path], Path]] = {
+    "dflash": partial(write_dflash, form=Form(is_shifted=True), kind="DeepSpec"),
+    "peagle": partial(write_eagle3, form=P_EAGLE),
+}
 OTHER_SETTINGS: dict[str, dict[str, Any]] = {
     "early_exit": {"layers": 2},  # no search: it drafts at once
     "colocated": {"checkpoint": str(DEMO / "draft")},
@@ -137,10 +145,13 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if beside == "mtp":  # the demo target has no such layer
         model, prompts = write_target(tmp_path_factory.mktemp("mtp"), "qwen3"), OF_RANDOM_TARGET
         own = {"drafters": {beside: {}}}
+    elif beside == "assistant":
+        model, assistant = gemma4_pair().write(tmp_path_factory.mktemp("gemma4"))
+        prompts, own = OF_RANDOM_TARGET, {"drafters": {beside: {"checkpoint": str(assistant)}}}
     elif beside:
-        folder = DRAFTERS / beside
-        if beside == "dflash":  # the demo target has no trained draft of this kind
-            folder = write_dflash(tmp_path_factory.mktemp("dflash"), Form(is_shifted=True), "DeepSpec")
+        folder = (
+            UNTRAINED[beside](tmp_path_factory.mktemp(beside)) if beside in UNTRAINED else DRAFTERS / beside
+        )
         settings_of_it = {"checkpoint": str(folder), **OTHER_SETTINGS.get(beside, {})}
         own = {"drafters": {beside: settings_of_it}}
     with ExitStack() as ending:

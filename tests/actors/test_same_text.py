@@ -29,6 +29,7 @@ from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.pace.settings import PaceSettings
 from tests.support.demo_pair import DRAFTERS, engine, prompt_of
 from tests.support.dflash import Form, write_dflash
+from tests.support.eagle3 import P_EAGLE, write_eagle3
 from tests.support.near_ties import near_ties
 from tests.support.pair import pair
 from tests.support.patience import LIMIT_S
@@ -40,7 +41,7 @@ OTHER_SETTINGS: dict[str, dict[str, Any]] = {
     "early_exit": {"layers": 2},  # no search: it drafts at once
     "colocated": {"checkpoint": str(DEMO / "draft")},
 }
-NO_CHECKPOINT = {"mtp"}  # for the demo target: tests/engine/drafters/ has them on random ones
+NO_CHECKPOINT = {"assistant", "mtp"}  # for the demo target: tests/engine/drafters/ has them on random ones
 ROWS = [row for row in drafters() if row.name not in NO_CHECKPOINT]
 
 
@@ -70,6 +71,8 @@ def predicted(number: int) -> tuple[int, ...]:
 
 def checkpoint_of(kind: str, folder: Path) -> Path:
     """Returns a checkpoint of a target drafter for the demo target."""
+    if kind == "peagle":
+        return write_eagle3(folder, P_EAGLE)
     return write_dflash(folder, Form(is_shifted=True), "DeepSpec") if kind == "dflash" else DRAFTERS / kind
 
 
