@@ -298,7 +298,9 @@ def write_eagle3(folder: Path, form: Form = Form(), kind: str = "speculators", *
     return folder
 
 
-def write_random_eagle3(folder: Path, model: Path, kind: str = "eagle3", **config: Any) -> Path:
+def write_random_eagle3(
+    folder: Path, model: Path, kind: str = "eagle3", layers: int = 1, **config: Any
+) -> Path:
     """Writes a random head of a small target. Its guesses depend on all that it is fed.
 
     kind: drafter; config: in addition, or in the place of what is usual.
@@ -311,9 +313,10 @@ def write_random_eagle3(folder: Path, model: Path, kind: str = "eagle3", **confi
         "num_key_value_heads": 2,
     }
     layer |= {"head_dim": 16, "vocab_size": VOCAB_SIZE, "rms_norm_eps": 1e-5}
-    layers = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
-    (folder / "config.json").write_text(json.dumps({**layer, **layers, **config}))
-    save_file({"unused": torch.zeros(1)}, folder / "model.safetensors")
+    read = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    (folder / "config.json").write_text(json.dumps({**layer, **read, **config}))
+    named_layers = {f"layers.{number}.unused": torch.zeros(1) for number in range(layers)}
+    save_file(named_layers, folder / "model.safetensors")
     named = EngineSettings.model_validate({"model": str(model), **drafters_with(kind, folder)})
     checkpoint = HeadCheckpoint(named, kind)
     tensors = empty(checkpoint, Eagle3Shape.of(checkpoint, kind)).state_dict()

@@ -42,7 +42,7 @@ def served_config(model: str) -> Any:
     if whole.model_type not in KINDS:
         return whole
     text = copy(whole.get_text_config())
-    text.text_part_of = whole.model_type
+    text.text_part_of, text.architectures = whole.model_type, whole.architectures
     text.dtype = text.dtype or whole.dtype
     text.quantization_config = getattr(whole, "quantization_config", None)
     text.tie_word_embeddings = whole.tie_word_embeddings and not any(

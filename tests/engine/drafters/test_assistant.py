@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Gemma4Config, Gemma4ForConditionalGeneration
 
 from outrider.decoding.settings import Sampling
 from outrider.engine.errors import UnsupportedModelError
@@ -19,6 +20,14 @@ from tests.support.target_drafters import Drafted, drafters_with, engine_with, r
 
 refusal = partial(refusal_of, "assistant")
 DEPTH, TOKENS = 4, 20
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 
 
 def engine_of(made: Pair, folder: Path, **settings: Any) -> Engine:
@@ -60,6 +69,17 @@ def test_assistant_with_clusters_of_tokens_drafts_what_transformers_does(tmp_pat
 def test_assistant_reads_the_keys_that_layers_of_the_target_share(tmp_path: Path) -> None:
     found = drafted(engine_of(pair(shared=2), tmp_path), 0.7)
     check_drafts(pair(shared=2), found, 0.7)
+
+
+def test_assistant_drafts_for_the_text_part_of_a_checkpoint_with_images(tmp_path: Path) -> None:
+    made = pair()
+    _, assistant = made.write(tmp_path)
+    text = {**made.target.config.to_dict(), "architectures": None}  # published parts have none of their own
+    whole = Gemma4ForConditionalGeneration(Gemma4Config(text_config=text, vision_config=VISION))
+    whole.model.language_model.load_state_dict(made.target.model.state_dict())
+    whole.save_pretrained(tmp_path / "whole")
+    found = drafted(engine_with("assistant", assistant, model=str(tmp_path / "whole"), self_check=False), 0.7)
+    check_drafts(made, found, 0.7)
 
 
 def test_tree_brings_more_correct_guesses_and_the_same_text(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_under_rejection_or_block_drafts_say_what_they_were_drawn_from(target: E
 def test_drafts_on_a_gpu_are_those_of_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outrider.engine.forward.graphs, "CAPTURED_SIZES", (1, 4, 16))
     model = write_checkpoint(tmp_path / "target", "llama", num_hidden_layers=2)
-    head = write_random_eagle3(tmp_path / "head", model, "peagle", ptd_token_id=MASK)
+    head = write_random_eagle3(tmp_path / "head", model, "peagle", layers=2, ptd_token_id=MASK)
     named = {"model": str(model), **drafters_with("peagle", head)}
     given = {**named, "cache_memory": 2**21, "block_size": 8, "self_check": False, "dtype": "float32"}
 
