@@ -30,6 +30,7 @@ from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.drafters.registry import DrafterInfo, Place, drafters
 from outrider.pace.settings import PaceSettings
+from tests.support.assistant import PROMPTS as GEMMA4_PROMPTS
 from tests.support.assistant import pair as gemma4_pair
 from tests.support.demo_pair import DRAFTERS, prompt_of
 from tests.support.dflash import Form, write_dflash
@@ -147,7 +148,7 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         own = {"drafters": {beside: {}}}
     elif beside == "assistant":
         model, assistant = gemma4_pair().write(tmp_path_factory.mktemp("gemma4"))
-        prompts, own = OF_RANDOM_TARGET, {"drafters": {beside: {"checkpoint": str(assistant)}}}
+        prompts, own = GEMMA4_PROMPTS, {"drafters": {beside: {"checkpoint": str(assistant)}}}
     elif beside:
         folder = (
             UNTRAINED[beside](tmp_path_factory.mktemp(beside)) if beside in UNTRAINED else DRAFTERS / beside
