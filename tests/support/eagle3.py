@@ -228,6 +228,7 @@ def reference(form: Form = Form()) -> Reference:
 
 def check_drafts(found: list[Drafted], form: Form, temperature: float) -> None:
     """Each Draft of each text is what plain arithmetic drafts after the tokens that were committed then."""
+    assert any(map(len, (draft for text in found for draft in text.drafts)))
     head, sampling = reference(form), Sampling(temperature=temperature)
     for kind, text in zip(KINDS, found, strict=True):
         prompt = prompt_of(kind)

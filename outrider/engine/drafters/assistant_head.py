@@ -59,12 +59,13 @@ class AssistantHead(nn.Module):
         super().__init__()
         text, wide = config.get_text_config(), config.backbone_hidden_size
         self.model = Gemma4TextModel(text)
-        self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
+        self.lm_head: nn.Module = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
         self.pre_projection = nn.Linear(2 * wide, text.hidden_size, bias=False)
         self.post_projection = nn.Linear(text.hidden_size, wide, bias=False)
         self.masked_embedding: Gemma4AssistantMaskedEmbedder | None = None
         if config.use_ordered_embeddings:
             self.masked_embedding = Gemma4AssistantMaskedEmbedder(config)
+            self.lm_head = nn.Embedding(text.vocab_size, text.hidden_size)  # rows of some tokens are read
 
     def forward(self, embeddings: Tensor, states: Tensor, positions: Tensor, keys: TargetKeys) -> Tensor:
         """Returns states after the layers: [num_tokens, hidden_size].
@@ -91,9 +92,10 @@ class AssistantHead(nn.Module):
             return logits
         best = clusters.centroids(states).topk(clusters.centroid_intermediate_top_k).indices
         tokens = clusters.token_ordering.view(clusters.num_centroids, -1)[best].flatten(1)
-        known = (self.lm_head.weight[tokens] @ states[:, :, None])[:, :, 0]
+        known = (self.lm_head(tokens) @ states[:, :, None])[:, :, 0]
         least = known.min(dim=1, keepdim=True).values - 1.0
-        return least.repeat(1, clusters.vocab_size).scatter(1, tokens, known)
+        scattered: Tensor = least.repeat(1, clusters.vocab_size).scatter(1, tokens, known)
+        return scattered
 
 
 def config_of(checkpoint: HeadCheckpoint) -> Gemma4AssistantConfig:

@@ -41,6 +41,7 @@ def drafted(engine: Engine, temperature: float, depth: int = DEPTH, alternatives
 
 def check_drafts(made: Pair, found: list[Drafted], temperature: float) -> None:
     """Each Draft is what transformers drafts after the tokens that were committed then."""
+    assert max(text.deepest for text in found) == DEPTH
     sampling = Sampling(temperature=temperature)
     for prompt, text in zip(PROMPTS, found, strict=True):
         whole = [*prompt, *text.tokens]
@@ -57,7 +58,6 @@ def test_drafts_are_those_of_transformers_after_refused_and_accepted_guesses(
     found, plain = drafted(engine, temperature), drafted(engine, temperature, depth=0)
     assert [text.tokens for text in found] == [text.tokens for text in plain]
     assert any(0 < text.accepted < DEPTH * text.rounds for text in found)
-    assert max(text.deepest for text in found) == DEPTH
     check_drafts(pair(), found, temperature)
 
 

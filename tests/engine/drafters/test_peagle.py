@@ -158,3 +158,4 @@ def test_mask_token_may_lie_beyond_the_targets_tokens_in_an_embedding_of_its_own
     save_file({**tensors, "embed_tokens.weight": embedding}, folder / "model.safetensors")
     found = drafted_texts(engine_with("peagle", folder), 0.7, depth=4, company=6)
     assert [text.tokens for text in found] == plain_texts(0.7)
+    check_depths(found, 4)
