@@ -57,6 +57,8 @@ def options_of_kind(settings: DistilSettings, target: Path, draft: Path | None) 
             raise ValueError(
                 f"{name}={value!r} is for drafter={' or '.join(kinds)}, and drafter={settings.drafter}"
             )
+    if settings.drafter == "dflash" and settings.depth == 1:
+        raise ValueError("depth=1 must be at least 2 for drafter=dflash")
     if draft is not None:
         check_vocabulary(str(target), str(draft))
         of_kind["draft"] = draft

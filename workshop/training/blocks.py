@@ -1,7 +1,7 @@
 """Attention while many blocks of one text are trained at once, each from an anchor in the text.
 
-A row of a block attends to the text before its anchor, in keys and values of the target's states, and to the
-rows of its own block. All blocks take one pass, and none sees another.
+A row of a block attends to the text before its anchor, in keys and values of the target's states, and to
+itself and the rows before it in its own block. All blocks take one pass, and none sees another.
 """
 
 from typing import Any
@@ -16,14 +16,13 @@ ATTENTION = "outrider_blocks"  # name without a mask function, so that transform
 class Blocks:
     """Anchors, and the text's keys and values, that travel through the draft to every layer."""
 
-    def __init__(self, anchors: Tensor, size: int, *, looks_ahead: bool) -> None:
+    def __init__(self, anchors: Tensor, size: int) -> None:
         """
         Args:
             anchors: int64 [num_blocks] positions of the newest token, the first row of its block.
             size: rows of a block.
-            looks_ahead: whether a row sees the rows after it.
         """
-        self._anchors, self._size, self._looks_ahead = anchors, size, looks_ahead
+        self._anchors, self._size = anchors, size
         self._text: list[tuple[Tensor, Tensor]] = []
 
     def read(self, key: Tensor, value: Tensor) -> None:
@@ -46,10 +45,8 @@ class Blocks:
         of_text = (query @ text_key.transpose(-1, -2)).float().view(of_blocks)
         of_text = of_text.masked_fill(unseen[:, None], -torch.inf)
         query, key, value = (part.reshape(of_blocks) for part in (query, key, value))
-        own = (query @ key.transpose(-1, -2)).float()
-        if not self._looks_ahead:
-            later = torch.ones(self._size, self._size, dtype=torch.bool, device=query.device).triu(1)
-            own = own.masked_fill(later, -torch.inf)
+        later = torch.ones(self._size, self._size, dtype=torch.bool, device=query.device).triu(1)
+        own = (query @ key.transpose(-1, -2)).float().masked_fill(later, -torch.inf)
         weights = (torch.cat([of_text, own], dim=-1) * scaling).softmax(-1).to(value.dtype)
         output = weights[..., :length].flatten(2, 3) @ text_value
         return output + (weights[..., length:] @ value).flatten(2, 3)

@@ -35,15 +35,16 @@ class DFlashTrainee(Trainee):
 
     def __init__(self, settings: DFlashSettings, target: FrozenTarget) -> None:
         """Prepares the draft. Raises ValueError if the target does not have the mask token."""
-        vocabulary, count = target.config.vocab_size, target.config.num_hidden_layers
+        vocabulary = target.config.vocab_size
         if settings.mask_token >= vocabulary:
             raise ValueError(f"mask_token={settings.mask_token} must be below {vocabulary}")
         self._target, self._anchors = target, settings.anchors
-        self.hidden_layers = settings.layers or (2, count // 2, count - 3)
-        sizes = target.layer_sizes
-        sizes["intermediate_size"] = settings.intermediate_size or sizes["intermediate_size"]
-        layers = settings.draft_layers
-        self._config = Qwen3Config(**sizes, num_hidden_layers=layers, attn_implementation=ATTENTION)
+        self.hidden_layers = settings.layers or target.usual_layers
+        self._config = Qwen3Config(
+            **target.layer_sizes(settings.intermediate_size),
+            num_hidden_layers=settings.draft_layers,
+            attn_implementation=ATTENTION,
+        )
         self._shape = BlockShape(
             self._config,
             self.hidden_layers,
@@ -108,7 +109,7 @@ class DFlashTrainee(Trainee):
         device = reading.tokens.device
         states = network.reduce((reading.hidden * self._scales).flatten(0, 1)).view(rows, length, -1)
         rotation = self._rotary(states, torch.arange(length, device=device)[None])
-        blocks = Blocks(anchors, size, looks_ahead=self._shape.looks_ahead)
+        blocks = Blocks(anchors, size)
         for number in range(len(network.layers)):
             key, value = network.context(number, states, rotation)
             blocks.read(key.transpose(1, 2), value.transpose(1, 2))

@@ -39,10 +39,8 @@ class Eagle3Trainee(Trainee):
     def __init__(self, settings: Eagle3Settings, target: FrozenTarget) -> None:
         self._target = target
         self._kept = settings.kept
-        count = target.config.num_hidden_layers
-        self.hidden_layers = settings.layers or (2, count // 2, count - 3)
-        sizes = target.layer_sizes
-        sizes["intermediate_size"] = settings.intermediate_size or sizes["intermediate_size"]
+        self.hidden_layers = settings.layers or target.usual_layers
+        sizes = target.layer_sizes(settings.intermediate_size)
         self._config = LlamaConfig(**sizes, num_hidden_layers=1, attn_implementation=ATTENTION)
         self._shape = Eagle3Shape(
             self._config,

@@ -56,9 +56,18 @@ class FrozenTarget:
         return weight
 
     @property
-    def layer_sizes(self) -> dict[str, Any]:
-        """Fields of a config whose decoder layers are as wide as the target's."""
-        return {name: getattr(self.config, name) for name in LAYER_SIZES}
+    def usual_layers(self) -> tuple[int, ...]:
+        """Layers whose inputs a head reads if none are named: 2, n / 2 and n - 3 of n, as in EAGLE-3."""
+        count = self.config.num_hidden_layers
+        return 2, count // 2, count - 3
+
+    def layer_sizes(self, intermediate_size: int | None) -> dict[str, Any]:
+        """Returns fields of a config whose decoder layers are as wide as the target's.
+
+        intermediate_size: width of their feed-forward networks; None: the target's.
+        """
+        sizes = {name: getattr(self.config, name) for name in LAYER_SIZES}
+        return sizes if intermediate_size is None else {**sizes, "intermediate_size": intermediate_size}
 
     def measuring(self) -> AbstractContextManager[Any]:
         """Returns a context in which a drafter guesses as when it drafts: no rounded products on a CPU."""

@@ -9,7 +9,7 @@ from outrider.decoding.choice_context import to_device
 from outrider.decoding.draft import Draft
 from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.drafters.assistant_head import AssistantHead, TargetKeys, built, config_of
-from outrider.engine.drafters.target_drafter import Target, TargetDrafter, rows_at
+from outrider.engine.drafters.target_drafter import Target, TargetDrafter, last_state, rows_at
 from outrider.engine.drafters.trees import Trees
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.linear import optimize_for_cpu
@@ -52,7 +52,7 @@ class Assistant(TargetDrafter):
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         trees = Trees(requests)
-        states = [_state_of(requests[place]) for place in trees.growing]
+        states = [last_state(requests[place]) for place in trees.growing]
         before = torch.stack(states) if states else None
         while before is not None:
             nodes = [requests[place].engine_sequence for place in trees.growing]
@@ -83,8 +83,3 @@ class Assistant(TargetDrafter):
         # The position is that of the newest token, for all guesses.
         after = self._head(embeddings, states, batch.position_ids + 1, keys)
         return self._head.post_projection(after), self._head.logits(after)
-
-
-def _state_of(request: DraftRequest) -> Tensor:
-    assert request.hidden is not None
-    return request.hidden[0]

@@ -18,7 +18,7 @@ from outrider.engine.choosing.step_result import StepResult
 from outrider.engine.drafters.chain_drafter import choice_of, verdict_feed, verdicts_in
 from outrider.engine.drafters.drafts_under_way import ChainsUnderWay
 from outrider.engine.drafters.shared_head import SharedHead
-from outrider.engine.drafters.target_drafter import Judging, Target, rows_at
+from outrider.engine.drafters.target_drafter import Judging, Target, last_state, rows_at
 from outrider.engine.drafters.trees import Trees
 from outrider.engine.forward.graphs import ByRows
 from outrider.engine.forward.linear import optimize_for_cpu
@@ -119,14 +119,14 @@ class Medusa(SharedHead):
         return replace(request, depth=min(request.depth, len(self._heads)))
 
     def _begin(self, requests: Sequence[DraftRequest]) -> ChainsUnderWay | None:
-        states = torch.stack([_state_of(request) for request in requests])
+        states = torch.stack([last_state(request) for request in requests])
         step = DrafterStep(num_states=len(states), positions=tuple(request.depth for request in requests))
         with self._together(step, states):
             return ChainsUnderWay.of(self._chained(step, states, choice_of(requests)))
 
     def _grown(self, requests: Sequence[DraftRequest]) -> Trees:
         """Makes Drafts from the state with which each newest token was chosen."""
-        states = torch.stack([_state_of(request) for request in requests])
+        states = torch.stack([last_state(request) for request in requests])
         trees = Trees(requests)
         rows = trees.growing
         for head in range(len(self._heads)):
@@ -175,11 +175,6 @@ class Medusa(SharedHead):
 
     def _compute(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
         return states, self._passes[step.part](states)
-
-
-def _state_of(request: DraftRequest) -> Tensor:
-    assert request.hidden is not None
-    return request.hidden[0]
 
 
 HeadNames = tuple[list[tuple[str, str | None]], str | None]  # weight and bias of each layer; the projection

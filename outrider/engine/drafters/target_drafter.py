@@ -191,6 +191,12 @@ class TargetDrafter(Drafter):
         """Learns from the sequences of a step; called after every step."""
 
 
+def last_state(request: DraftRequest) -> Tensor:
+    """Returns the target's state with which the newest token was chosen: [hidden_size]."""
+    assert request.hidden is not None
+    return request.hidden[0]
+
+
 def rows_at(rows: Tensor, places: list[int]) -> Tensor:
     """Returns a copy of these rows, without waiting for the device."""
     return rows[to_device(torch.tensor(places), rows.device)]

@@ -168,6 +168,7 @@ def test_prompt_that_fills_the_context_keeps_no_answer(tmp_path: Path) -> None:
             ["--drafter", "medusa", "--layers", "1"],
             "layers=(1,) is for drafter=eagle3 or dflash, and drafter=medusa",
         ),
+        (["--drafter", "dflash", "--depth", "1"], "depth=1 must be at least 2 for drafter=dflash"),
         (["--drafter", "dflash"], "names none, so give the id of a token that no text has"),
         (["--drafter", "parallel"], "names none, so give the id of a token that no text has"),
         (["--prompts", "nowhere.jsonl"], "No such file or directory: 'nowhere.jsonl'"),

@@ -1,6 +1,5 @@
 """Attention of many blocks at once against each of them alone."""
 
-import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -14,12 +13,11 @@ def drawn(heads: int, count: int, seed: int) -> torch.Tensor:
     return torch.randn(2, heads, count, DIM, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("looks_ahead", [False, True])
-def test_block_sees_the_text_before_its_anchor_and_its_own_rows(looks_ahead: bool) -> None:
+def test_row_sees_the_text_before_its_anchor_and_its_block_up_to_itself() -> None:
     text_key, text_value = drawn(KV_HEADS, LENGTH, 0), drawn(KV_HEADS, LENGTH, 1)
     count = SIZE * len(ANCHORS)
     query, key, value = (drawn(heads, count, 2 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
-    blocks = Blocks(torch.tensor(ANCHORS), SIZE, looks_ahead=looks_ahead)
+    blocks = Blocks(torch.tensor(ANCHORS), SIZE)
     blocks.read(text_key, text_value)
     found = blocks.attend(0, query, key, value, scaling=0.3)
     for number, anchor in enumerate(ANCHORS):
@@ -28,12 +26,12 @@ def test_block_sees_the_text_before_its_anchor_and_its_own_rows(looks_ahead: boo
             torch.cat([text[:, :, :anchor], own[:, :, rows]], dim=2)
             for text, own in ((text_key, key), (text_value, value))
         )
-        sees = torch.ones(SIZE, anchor + SIZE, dtype=torch.bool)
+        sees = torch.ones(SIZE, anchor + SIZE, dtype=torch.bool).tril(anchor)
         alone = scaled_dot_product_attention(
             query[:, :, rows],
             keys,
             values,
-            attn_mask=sees if looks_ahead else sees.tril(anchor),
+            attn_mask=sees,
             scale=0.3,
             enable_gqa=True,
         )
