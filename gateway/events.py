@@ -136,11 +136,16 @@ class VerdictReceived:
 
     @cached_property
     def chain(self) -> Agreement:
-        """Correct and reached tokens of the Draft's chain, without tokens that a grammar forced."""
+        """Correct and reached tokens of the Draft's chain, without tokens that a grammar forced.
+
+        What an index adds beyond the depth that was asked for tells nothing of that depth's positions.
+        """
         path, depth = self.reply.accepted, self.proposal.draft.chain_length
+        depth = min(depth, self.proposal.wanted or depth)
         of_chain = [node for node in path if node < depth]
         correct = sum(node not in self.reply.forced_nodes for node in of_chain)
-        return Agreement(correct, correct + (len(path) > len(of_chain) or self.is_refused))
+        is_wrong = len(of_chain) < depth and (len(path) > len(of_chain) or self.is_refused)
+        return Agreement(correct, correct + is_wrong)
 
     @cached_property
     def _following(self) -> set[int]:

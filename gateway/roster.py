@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 
-from outrider.drafters.registry import DrafterInfo, Place, drafters, row_of
+from outrider.drafters.registry import DrafterInfo, Place, drafters, mixed, row_of, split_name
 
 BY_TASK = "auto"  # stands for a name: for each task the fastest drafter
 
@@ -11,7 +11,8 @@ BY_TASK = "auto"  # stands for a name: for each task the fastest drafter
 class Roster:
     """A draft goes by its own name, every other drafter by the name of its row in the registry.
 
-    A mixed drafter has both names: ``code+suffix`` if a draft is named ``code``.
+    A mixed drafter has both names: ``code+suffix`` if a draft is named ``code``. Each of the target's own
+    drafters can be united with suffixes: ``eagle3+suffix``.
     """
 
     def __init__(self, drafts: Mapping[str, str], target_drafters: Iterable[str] = ()) -> None:
@@ -39,15 +40,17 @@ class Roster:
                 continue  # a request brings it along
             if row.place is Place.DRAFT_WORKER:
                 yield from (_renamed(row, name) for name, kind in self._drafts.items() if kind == row.asked)
-            elif row.place is Place.GATEWAY or row.asked in self._target_drafters:
+            elif row.place is Place.GATEWAY:
                 yield row
+            elif row.name in self._target_drafters:
+                yield from (row, mixed(row.name))
 
     def find(self, name: str) -> DrafterInfo:
         """Returns a row. Raises ValueError naming the drafters that there are."""
         if name in self._there:
             return self._there[name]
         reason = f"there is no drafter {name!r}"
-        if any(row.name == name and row.place is Place.TARGET_WORKER for row in drafters()):
+        if any(row.name == split_name(name)[0] and row.place is Place.TARGET_WORKER for row in drafters()):
             there = ", ".join(map(repr, self._target_drafters)) or "none"
             reason = f"{name!r} would run in the target's process, and there runs {there}"
         raise ValueError(f"{reason}; there are: {', '.join(self._there)}")

@@ -63,7 +63,7 @@ def lease_to_message(lease: Lease) -> rounds_pb2.Lease:
 
 
 def lease_from_message(message: rounds_pb2.Lease) -> Lease:
-    return Lease(message.until, message.depth, message.alternatives, message.drafter)
+    return Lease(message.until, message.depth, message.alternatives, message.drafter, message.least_survival)
 
 
 def _plain(value: Any) -> Any:

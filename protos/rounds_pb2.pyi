@@ -169,16 +169,18 @@ class Decode(_message.Message):
     def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("until", "depth", "alternatives", "drafter")
+    __slots__ = ("until", "depth", "alternatives", "drafter", "least_survival")
     UNTIL_FIELD_NUMBER: _ClassVar[int]
     DEPTH_FIELD_NUMBER: _ClassVar[int]
     ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    LEAST_SURVIVAL_FIELD_NUMBER: _ClassVar[int]
     until: int
     depth: int
     alternatives: int
     drafter: str
-    def __init__(self, until: _Optional[int] = ..., depth: _Optional[int] = ..., alternatives: _Optional[int] = ..., drafter: _Optional[str] = ...) -> None: ...
+    least_survival: float
+    def __init__(self, until: _Optional[int] = ..., depth: _Optional[int] = ..., alternatives: _Optional[int] = ..., drafter: _Optional[str] = ..., least_survival: _Optional[float] = ...) -> None: ...
 
 class Score(_message.Message):
     __slots__ = ("turn", "start")

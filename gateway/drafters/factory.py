@@ -29,7 +29,7 @@ class Drafters:
 
     def of(self, info: DrafterInfo, sequence: GatewaySequence) -> SequenceDrafter:
         """Returns the drafter of a row. Raises ValueError if it mixes drafters that are not there."""
-        if info.mixes is not None:
+        if info.mixes is not None and not info.is_united:
             return self._mixed(info.name, info.mixes, sequence)
         if info.asks_worker:
             return WorkerDrafter(self._fleet, info.name, sequence)

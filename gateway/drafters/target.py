@@ -3,6 +3,7 @@
 from gateway.drafters.drafter import SequenceDrafter
 from gateway.proposal import NO_PROPOSAL, Proposal
 from gateway.sequence import GatewaySequence, VerdictDraft
+from outrider.drafters.registry import split_name
 
 
 class VerdictDrafter(SequenceDrafter):
@@ -19,7 +20,9 @@ class VerdictDrafter(SequenceDrafter):
 
 def from_verdict(came: VerdictDraft, sequence: GatewaySequence, depth: int) -> Proposal:
     """Returns the Draft that came with the newest Verdict, as its drafter's answer for that depth."""
-    draft, maker = came.draft.up_to(depth), came.drafter
+    draft, maker = came.draft, came.drafter
+    if not split_name(maker)[1]:  # an index may guess deeper than was asked for
+        draft = draft.up_to(depth)
     return Proposal(
         draft,
         len(sequence),

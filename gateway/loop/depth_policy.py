@@ -12,6 +12,7 @@ from outrider.decoding.lease import Lease
 from outrider.drafters.registry import DrafterInfo
 from outrider.pace.controller import Pace
 from outrider.pace.sequence import PacedSequence
+from outrider.pace.settings import MAX_DEPTH
 from outrider.telemetry.reasons import DepthReason
 
 
@@ -76,14 +77,19 @@ class DepthPolicy:
         if self._mode == "off" or not self.info.comes_with_verdicts:
             return tried
         depth = self.paced.max_depth if self._mode == "fixed" else self.pace.depth_in_rounds(self.paced)
-        drafter = tried.drafter or self.info.asked
-        return Lease(depth=depth, alternatives=self.paced.decision.alternatives, drafter=drafter)
+        decision, drafter = self.paced.decision, tried.drafter or self.info.name
+        return Lease(0, depth, decision.alternatives, drafter, decision.least_survival)
+
+    @property
+    def most_asked_for(self) -> int:
+        """Positions of a chain that its drafter was asked for; a united Draft may have further positions."""
+        return self.wanted_with_verdict.depth if self.info.is_united else MAX_DEPTH
 
     @property
     def target_may_continue(self) -> bool:
         """Whether the target makes all Drafts, and they are wanted for more than a trial."""
         depth = self.paced.max_depth if self._mode == "fixed" else self.paced.depth
-        return self.info.comes_with_verdicts and self.info.mixes is None and depth > 0
+        return self.info.comes_with_verdicts and depth > 0
 
     @property
     def may_draft(self) -> bool:

@@ -130,7 +130,8 @@ class DraftSource:
         is_wanted = self._target_may_continue and self._route.stays
         if came is None or not is_wanted:
             return None
-        self._sequence.draft, depth = None, came.draft.chain_length
+        self._sequence.draft = None
+        depth = min(came.draft.chain_length, self._policy.most_asked_for)
         self._newest = proposal = self._received(from_verdict(came, self._sequence, depth), depth)
         asyncio.get_running_loop().call_soon(self._policy.pace.refresh)
         return proposal
@@ -184,7 +185,7 @@ class DraftSource:
         """Returns the proposal with its drafter and the depth that was asked for, and emits Drafted."""
         current, because = self._route.current(), self._route.reason
         # A target drafter that is tried makes a Draft in the place of the current drafter.
-        is_tried = proposal.asked not in ("", current.info.asked)
+        is_tried = proposal.asked not in ("", current.info.name)
         asked = self._route.candidate(proposal.asked).name if is_tried else current.name
         drafter = proposal.drafter or current.name
         proposal = replace(proposal, drafter=drafter, asked=asked, because=because, wanted=depth)

@@ -57,7 +57,7 @@ class Judge:
     def tried_with_verdict(self) -> Lease:
         """Drafter and depth of a Draft that the target must send with its next Verdict, to be judged."""
         wanted = next(filter(self._wants_of_target, self._watches.values()), None)
-        return NO_LEASE if wanted is None else Lease(depth=PROBE_DEPTH, drafter=wanted.candidate.info.asked)
+        return NO_LEASE if wanted is None else Lease(depth=PROBE_DEPTH, drafter=wanted.candidate.name)
 
     def is_warm(self, candidate: CandidateDrafter) -> bool:
         """Whether the drafter's cache is nearly up to date. A drafter without its own worker always is."""
@@ -108,7 +108,7 @@ class Judge:
     def _take_from_target(self, watch: _Watch) -> None:
         """Makes the Draft of the newest Verdict the drafter's guess: the target will not verify it."""
         came = self._sequence.draft
-        if came is not None and came.drafter == watch.candidate.info.asked and not watch.guess.wanted:
+        if came is not None and came.drafter == watch.candidate.name and not watch.guess.wanted:
             self._sequence.draft = None
             watch.asked_at = len(self._sequence)
             watch.guess = from_verdict(came, self._sequence, PROBE_DEPTH)

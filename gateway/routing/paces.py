@@ -160,6 +160,7 @@ class PaceObserver:
     def _observe_round(self, pace: Pace, event: VerdictReceived) -> None:
         """Learns from the chain alone, without tokens that a grammar forced."""
         proposal, chain, depth = event.proposal, event.chain, event.proposal.draft.chain_length
+        depth = min(depth, proposal.wanted or depth)
         paced = self._route.candidate(proposal.asked).paced
         if paced.drafter.comes_with_verdicts and event.reply.HasField("rank"):
             paced.acceptance.task.observe_rank(event.reply.rank)
@@ -170,7 +171,8 @@ class PaceObserver:
             event.reply.timings.total_ns / 1e9,
             proposal.ahead_hit,
         )
-        pace.observe_round(paced, chain.correct, chain.reached, times)
+        further = event.accepted - chain.correct if paced.drafter.is_united else 0
+        pace.observe_round(paced, chain.correct, chain.reached, times, further)
 
     def _observe_plain(self, pace: Pace, reply: rounds_pb2.TargetReply) -> None:
         """Learns from all but the first token of plain decoding, which waited for more than a step."""

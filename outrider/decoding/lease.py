@@ -11,6 +11,9 @@ class Lease:
     depth: int = 0  # tokens of the Drafts that a target drafter makes meanwhile; 0: none
     alternatives: int = 0  # most alternatives of these Drafts
     drafter: str = ""  # target drafter that makes them
+    least_survival: float = (
+        1.0  # probability from which a united Draft's node pays beyond depth and alternatives
+    )
 
     def asks_like(self, other: "Lease") -> bool:
         """Whether both ask for the same Drafts."""

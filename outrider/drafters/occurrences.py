@@ -3,7 +3,7 @@
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 # Chosen, not measured.
@@ -21,6 +21,7 @@ class Continuation:
 
     tokens: tuple[int, ...] = ()
     probabilities: tuple[float, ...] = ()  # falling
+    matched: int = 0  # tokens of the text's end that occurred before
 
     @property
     def score(self) -> float:
@@ -101,7 +102,7 @@ class Occurrences:
                 if min(matched, depth) <= best.score:
                     return best  # no shorter match can have a higher score
                 at = [place for length, (_, place) in zip(lengths, found, strict=True) if length >= matched]
-                guess = self._followed(at, min(matched, depth))
+                guess = replace(self._followed(at, min(matched, depth)), matched=matched)
                 best = guess if guess.score > best.score else best
             too_long = chain.size
         return best

@@ -51,7 +51,12 @@ class DrafterInfo:
     width: Width = Width.CHAIN
     remembers: bool = False  # its index is given past answers
     reads_prediction: bool = False  # its index is given the request's prediction
-    mixes: tuple[str, str] | None = None  # a drafter, and an index that drafts if it promises more
+    mixes: tuple[str, str] | None = None  # a drafter and an index, of which Drafts come
+
+    @property
+    def is_united(self) -> bool:
+        """Whether the target makes one Draft of both drafters; else the gateway takes either's."""
+        return self.mixes is not None and self.place is Place.TARGET_WORKER
 
     @property
     def asked(self) -> str:
@@ -70,7 +75,7 @@ class DrafterInfo:
 
     @property
     def comes_with_verdicts(self) -> bool:
-        """Whether the target sends its Drafts, each with a Verdict; a mixed drafter has further Drafts."""
+        """Whether the target sends its Drafts, each with a Verdict."""
         return self.place is Place.TARGET_WORKER
 
     @property
@@ -100,10 +105,24 @@ def register(*rows: DrafterInfo) -> None:
         _ROWS[row.name] = row
 
 
-def mixed(name: str, index: str) -> DrafterInfo:
-    """Returns the row of a drafter that gives way to a scored index if the index promises more tokens."""
-    meaning = f"{index} if it promises more tokens, else {name}"
-    return replace(drafter(name), name=f"{name}+{index}", meaning=meaning, mixes=(name, index))
+def mixed(name: str, index: str = "suffix") -> DrafterInfo:
+    """Returns the row of a drafter with a scored index.
+
+    The target unites the Drafts of its own drafters with the guesses of the index. Every other drafter gives
+    way to the index if that promises more tokens.
+    """
+    row = drafter(name)
+    united = row.place is Place.TARGET_WORKER
+    meaning = (
+        f"{name} and {index} in one tree" if united else f"{index} if it promises more tokens, else {name}"
+    )
+    return replace(row, name=f"{name}+{index}", meaning=meaning, mixes=(name, index))
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Returns the names of a mixed drafter's two drafters; the second is empty for every other drafter."""
+    other, _, index = name.partition("+")
+    return other, index
 
 
 def drafters() -> tuple[DrafterInfo, ...]:
@@ -242,4 +261,4 @@ register(
         width=Width.TREE,
     ),
 )
-register(mixed("model", "suffix"), mixed("parallel", "suffix"))
+register(mixed("model"), mixed("parallel"))

@@ -85,15 +85,21 @@ class Pace:
         """Learns from a step of the model that makes the sequence's Drafts."""
         self._costs.observe_drafting(sequence.drafter, sequence.worker, step)
 
-    def observe_round(self, sequence: PacedSequence, accepted: int, reached: int, times: RoundTimes) -> None:
-        """Learns from a Verdict on a Draft: accepted of the reached positions of its chain are correct."""
+    def observe_round(
+        self, sequence: PacedSequence, accepted: int, reached: int, times: RoundTimes, further: int = 0
+    ) -> None:
+        """Learns from a Verdict on a Draft: accepted of the reached positions of its chain are correct.
+
+        further: correct tokens beside those positions.
+        """
+        tokens = 1.0 + accepted + further
         if sequence.depth == 0 and sequence.is_trying:
             if self._makes_everyone_wait(sequence):
-                self._spend(times.seconds + times.target_s, 1.0 + accepted)
+                self._spend(times.seconds + times.target_s, tokens)
             sequence.turns.left -= 1
         elif sequence.decision.decided_by == MEASURED:
             expected = expected_tokens_by_position(sequence.acceptance.rates()[: times.depth])
-            self._costs.compare_round(sequence.drafter.name, times, 1.0 + accepted, expected)
+            self._costs.compare_round(sequence.drafter.name, times, tokens, expected)
         sequence.acceptance.observe(accepted, reached)
         if sequence.turns.is_probe:
             sequence.turns.is_probe = False

@@ -84,9 +84,10 @@ def by_costs(
     everyone = mix.plain + mix.rounds
     plain_s = float(costs.step(everyone, everyone))
     patience = _patience(depths, reach, mix, costs)
+    survival = _least_survival(depths, reach, mix, costs)
     decisions = [
-        Decision(int(depth), MEASURED, int(count), float(seconds))
-        for depth, count, seconds in zip(depths, alternatives, patience, strict=True)
+        Decision(int(depth), MEASURED, int(count), float(seconds), float(least))
+        for depth, count, seconds, least in zip(depths, alternatives, patience, survival, strict=True)
     ]
     return decisions, Expectation(round_s, step_s, plain_s, in_rounds)
 
@@ -121,6 +122,18 @@ def _reach(settings: PaceSettings, sequences: Sequence[PacedSequence]) -> Vector
     kept = 1.0 + np.where(is_drafting, 1.0, -1.0) * settings.hysteresis
     reach = np.minimum(np.cumprod(rates, axis=1) * kept[:, None], 1.0)
     return np.asarray(np.where(np.arange(reach.shape[1]) < caps[:, None], reach, 0.0))
+
+
+def _least_survival(depths: NDArray[np.int64], reach: Vector, mix: Mix, costs: BatchCosts) -> Vector:
+    """[sequences] probability of being accepted from which a further node pays.
+
+    A node that is accepted with probability s adds log(1 + s / tokens) to its sequence's logarithm of tokens.
+    All sequences together lose what the target's longer steps cost them.
+    """
+    more = replace(mix, drafted=mix.drafted + TUNING.priced_nodes)
+    lost = (mix.plain + mix.rounds) * (log_rate(mix, costs) - log_rate(more, costs)) / TUNING.priced_nodes
+    tokens = 1.0 + (reach * (np.arange(reach.shape[1]) < depths[:, None])).sum(axis=1)
+    return np.asarray(np.clip(tokens * np.expm1(np.maximum(lost, 0.0)), TUNING.least_reach, 1.0))
 
 
 def _patience(depths: NDArray[np.int64], reach: Vector, mix: Mix, costs: BatchCosts) -> Vector:

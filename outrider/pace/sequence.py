@@ -19,6 +19,7 @@ class Decision:
     decided_by: str  # MEASURED or THRESHOLDS
     alternatives: int = 0  # alternatives next to the chain
     patience_s: float = math.inf  # seconds to wait for a Draft: beyond them plain decoding is faster
+    least_survival: float = 1.0  # probability from which a further node pays
 
 
 class PacedSequence:

@@ -64,6 +64,7 @@ class PaceTuning:
     # Optimizer and policy
     smallest: float = 1e-9  # probability: smaller divisors count as this
     least_reach: float = 0.02  # probability: a token reached more rarely is not drafted
+    priced_nodes: float = 4.0  # nodes: the price of a further node is the mean over so many
     compared: int = 65  # numbers of drafted tokens that are compared, for each depth
     slack: float = 4.0  # factor: a Draft that takes longer than expected by it is late
     plain_steps: int = 8  # steps from one decision to the next, if no sequence has Drafts

@@ -77,7 +77,9 @@ class Stream:
     @property
     def parts(self) -> tuple[str, ...]:
         """What its Drafts come from. Of a drafter that is mixed it is the first that has a worker."""
-        return (self.drafter.mixes or (self.drafter.name,)) if self.drafter else ()
+        if self.drafter is None:
+            return ()
+        return (self.drafter.name,) if self.drafter.is_united else self.drafter.mixes or (self.drafter.name,)
 
     def of_first(self, what: str) -> int:
         """Rounds, or accepted tokens, that the first part has had so far."""

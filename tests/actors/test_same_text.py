@@ -24,7 +24,7 @@ from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO, KINDS
 from outrider.drafters.past_answers import Scope
-from outrider.drafters.registry import DrafterInfo, Place, drafters
+from outrider.drafters.registry import DrafterInfo, Place, drafters, mixed
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.pace.settings import PaceSettings
 from tests.support.demo_pair import DRAFTERS, engine, prompt_of
@@ -42,7 +42,7 @@ OTHER_SETTINGS: dict[str, dict[str, Any]] = {
     "colocated": {"checkpoint": str(DEMO / "draft")},
 }
 NO_CHECKPOINT = {"assistant", "mtp"}  # for the demo target: tests/engine/drafters/ has them on random ones
-ROWS = [row for row in drafters() if row.name not in NO_CHECKPOINT]
+ROWS = [*(row for row in drafters() if row.name not in NO_CHECKPOINT), mixed("eagle3", "suffix")]
 
 
 @cache

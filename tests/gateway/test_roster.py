@@ -23,6 +23,7 @@ def test_roster_names_drafts_by_their_own_and_others_by_their_row() -> None:
         "ngram": Place.GATEWAY,
         "suffix": Place.GATEWAY,
         "eagle3": Place.TARGET_WORKER,
+        "eagle3+suffix": Place.TARGET_WORKER,
     }
 
 
@@ -38,9 +39,11 @@ def test_roster_name_of_a_row_finds_no_draft(name: str) -> None:
         Roster({"small": "model"}).find(name)
 
 
-def test_roster_head_of_another_target_is_not_found() -> None:
-    with pytest.raises(ValueError, match=r"'medusa' would run in the target's process, .* 'eagle3'; "):
-        Roster({}, ["eagle3"]).find("medusa")
+@pytest.mark.parametrize("name", ["medusa", "medusa+suffix"])
+def test_roster_head_of_another_target_is_not_found(name: str) -> None:
+    named = name.replace("+", ".")
+    with pytest.raises(ValueError, match=rf"'{named}' would run in the target's process, .* 'eagle3'; "):
+        Roster({}, ["eagle3"]).find(name)
 
 
 def test_roster_finds_a_draft_under_the_facts_of_a_users_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,28 @@ def test_pace_of_a_new_crowd_is_decided_anew():
     assert mean([sequence.depth for sequence in service.sequences]) < 0.3
 
 
+@pytest.mark.parametrize(("further", "pays"), [(0, False), (3, True)])
+def test_pace_counts_the_tokens_that_an_index_adds_to_drafts(further, pays):
+    """Under a load at which the drafter's own guesses do not pay."""
+    service = Service(drafter="eagle3")
+    service.rate, service.further = 0.6, further
+    service.run(200)
+    service.resize(32)
+    service.run(50)
+    assert (mean(service.run(100)) > 0.5) is pays
+
+
+def test_further_nodes_pay_for_one_stream_and_for_no_stream_of_a_full_batch():
+    service = Service()
+    service.run(200)
+    alone = service.sequences[0].decision.least_survival
+    service.resize(64)
+    service.run(20)
+    crowd = [sequence.decision.least_survival for sequence in service.sequences]
+    assert 0.0 < alone < 0.1  # tokens cost nothing until there are 32
+    assert min(crowd) > 0.5
+
+
 @pytest.mark.parametrize("draft_step", [2.5e-3, 8e-3])
 def test_patience_in_plain_decoding_covers_a_guess(draft_step):
     service = Service()

@@ -24,6 +24,7 @@ class Service:
         self.task = TaskAcceptance()
         self.drawn = random.Random(0)
         self.rate = 0.8  # acceptance
+        self.further = 0  # correct tokens of a round beside the chain that was asked for
         self.noise = 0.0
         self.foreseen = 0.0  # share of the verdicts
         self.draft_step = 2e-3
@@ -95,7 +96,7 @@ class Service:
                 could_hide = min(seconds, 15e-3)
                 foreseen = self.drawn.random() < self.foreseen if self.foreseen else None
                 accepted, reached = self._judged(depth)
-                self.tokens += accepted
+                self.tokens += accepted + self.further
                 self.pace.observe_round(
                     sequence,
                     accepted,
@@ -107,6 +108,7 @@ class Service:
                         step.seconds * (1 + self.waiting + (self.deep_waiting if depth > 2 else 0.0)),
                         foreseen,
                     ),
+                    self.further,
                 )
             if depth:
                 continue

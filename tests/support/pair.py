@@ -21,7 +21,7 @@ from gateway.workers.streams import Role, WorkerInfo
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
-from outrider.drafters.registry import Place, drafters
+from outrider.drafters.registry import Place, drafters, split_name
 from outrider.engine.settings import EngineSettings
 from outrider.pace.settings import PaceSettings
 from tests.support.demo_pair import prompt_of, text_of
@@ -112,4 +112,4 @@ def rounds_of(
 def _target_drafters(speculation: Speculation) -> tuple[str, ...]:
     """Returns the target drafter that drafts, if any does."""
     rows = [row for row in drafters() if row.place is Place.TARGET_WORKER]
-    return tuple(row.asked for row in rows if row.name == speculation.drafter)
+    return tuple(row.name for row in rows if row.name == split_name(speculation.drafter or "")[0])

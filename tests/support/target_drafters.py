@@ -95,6 +95,7 @@ def rounds(
     drafter: str = "",
     seed: int = 1,
     own: Sequence[Mapping[str, object]] = (),
+    least_survival: float = 1.0,
     **sampling: object,
 ) -> list[Drafted]:
     """What the gateway does, without it: each Verdict brings the Draft of the next round.
@@ -104,11 +105,11 @@ def rounds(
         drafter: name of a target drafter; empty: the target's first.
         seed: seed of the first prompt, one more for each further prompt that equals it.
         own: further sampling settings of each prompt; none: all have the same.
+        least_survival: of nodes beyond depth and alternatives, if Drafts are united.
     """
     shared = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": temperature, **sampling}
-    lease = Lease(
-        depth=depth, alternatives=alternatives, drafter=drafter or next(iter(target._drafting._in_use), "")
-    )
+    name = drafter or next(iter(target._drafting._in_use), "")
+    lease = Lease(0, depth, alternatives, name, least_survival)
     found: dict[int, Drafted] = {}
     number_of_rounds: dict[int, int] = {}
     equal = Counter[tuple[int, ...]]()

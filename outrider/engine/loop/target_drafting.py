@@ -10,7 +10,9 @@ from msgspec import structs
 from torch import Tensor
 
 from outrider.decoding.draft import Draft
+from outrider.decoding.lease import Lease
 from outrider.decoding.outcomes import rank_of
+from outrider.drafters.registry import split_name
 from outrider.engine.blame import says_broken
 from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
 from outrider.engine.choosing.sampler import Choices, Choosing
@@ -18,6 +20,7 @@ from outrider.engine.choosing.step_result import StepResult
 from outrider.engine.drafters.drafts_under_way import DraftForeseen, DraftRead, DraftsUnderWay
 from outrider.engine.drafters.target_drafter import CommittedStates, Judging, TargetDrafter, rows_at
 from outrider.engine.drafters.target_drafters import TargetDrafters
+from outrider.engine.drafters.unions import DraftUnions
 from outrider.engine.forward.batch import Item
 from outrider.engine.loop.launched import Launched
 from outrider.engine.scheduling.scheduler import Selected
@@ -42,8 +45,9 @@ class _Newest:
     """A Draft that came with its sequence's Verdict."""
 
     drafter: str
-    chain: tuple[int, ...]
+    chain: tuple[int, ...]  # chain of its drafter
     top_tokens: Sequence[tuple[int, ...]]  # at its positions, as far as they are known, best first
+    sent: Draft  # what came: united with an index's guesses, if the lease asks for them
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,7 @@ class TargetDrafting:
         self._drafters = drafters
         self._in_use = {drafter.info.name: DrafterInUse(drafter) for drafter in drafters}
         self._clock = clock
+        self._unions = DraftUnions()
         self._newest: dict[int, _Newest] = {}  # newest Drafts by number of the sequence
         self._under_way: dict[str, DraftsUnderWay] = {}  # Drafts after the step under way, by drafter
 
@@ -129,7 +134,7 @@ class TargetDrafting:
             if request is not None:
                 states = None if hidden is None else hidden[fed]
                 part = Judging(task.tree(), request, item.sequence.cached, len(item.tokens), rows, states)
-                judging.setdefault(task.lease.drafter, []).append(part)
+                judging.setdefault(split_name(task.lease.drafter)[0], []).append(part)
         for name, parts in judging.items():
             self._begin(name, parts, choosing.result)
 
@@ -153,13 +158,16 @@ class TargetDrafting:
         requests: dict[str, list[DraftRequest]] = {}
         foreseen = self._foreseen(verdicts)
         of_foreseen: dict[str, list[DraftRequest]] = {}  # requests for Drafts that were begun
+        to_unite: list[tuple[Lease, DraftRequest]] = []
         for task, _, _ in chosen:
             verdict = verdicts.get(task.sequence.number)
             if not isinstance(task, DecodeTask) or verdict is None:
                 continue
             verdicts[task.sequence.number] = self._observed(task, verdict)
             if task.next_draft is not None and verdict.finish is None:
-                name = task.lease.drafter
+                name, index = split_name(task.lease.drafter)
+                if index:
+                    to_unite.append((task.lease, task.next_draft))
                 of_kind = of_foreseen if task.sequence in foreseen.get(name, ()) else requests
                 of_kind.setdefault(name, []).append(task.next_draft)
         taken_in = {
@@ -178,6 +186,8 @@ class TargetDrafting:
         for name, of_drafter in requests.items():
             if name in taken_in:
                 made |= self._made(self._in_use[name], of_drafter)
+        for lease, request in to_unite:
+            self._unite(made, lease, request)
         seconds = self._clock() - started
         self._under_way = {}
         results = [verdicts[result.sequence] if isinstance(result, Decoded) else result for result in results]
@@ -196,6 +206,7 @@ class TargetDrafting:
     def forget(self, sequence: EngineSequence) -> None:
         """Forgets a closed sequence."""
         self._newest.pop(sequence.number, None)
+        self._unions.forget(sequence)
         for drafter in self._drafters:
             drafter.forget(sequence)
 
@@ -281,8 +292,17 @@ class TargetDrafting:
         for request, read in zip(requests, drafts, strict=True):
             number, draft = request.engine_sequence.number, read.draft
             made[number] = _Made(name, draft, step, in_use.drafter.is_of_host(request))
-            self._newest[number] = _Newest(name, draft.tokens[: draft.chain_length], read.top_tokens)
+            self._newest[number] = _Newest(name, draft.tokens[: draft.chain_length], read.top_tokens, draft)
         return made
+
+    def _unite(self, made: dict[int, _Made], lease: Lease, request: DraftRequest) -> None:
+        """Unites the Draft of a sequence with the guesses of the index that its lease names."""
+        number = request.engine_sequence.number
+        if (of_drafter := made.get(number)) is None:
+            return
+        draft = self._unions.united(lease, request, of_drafter.draft)
+        made[number] = replace(of_drafter, drafter=lease.drafter, draft=draft)
+        self._newest[number] = replace(self._newest[number], sent=draft)
 
     def _foreseen(self, verdicts: Mapping[int, Decoded]) -> dict[str, dict[EngineSequence, DraftForeseen]]:
         """Returns Drafts that were begun before these Verdicts, if they follow them, by drafter."""
@@ -304,14 +324,15 @@ class TargetDrafting:
         """Counts a Verdict on a Draft of a target drafter. The result shows which guess was correct."""
         newest, draft = self._newest.pop(task.sequence.number, None), task.tree()
         chain = draft.tokens[: draft.chain_length]
-        if newest is None or not chain or newest.chain[: len(chain)] != chain:
+        if newest is None or not chain or newest.sent.tokens[: len(chain)] != chain:
             return result
         tokens = result.verdict.tokens
-        accepted = agreement(chain, tokens).correct
-        self._in_use[newest.drafter].count(accepted, min(accepted + 1, len(chain)))
-        if not accepted < min(len(chain), len(newest.top_tokens), len(tokens)):
+        found = agreement(newest.chain, tokens)
+        self._in_use[newest.drafter].count(found.correct, found.reached)
+        if found.correct == found.reached or found.correct >= len(newest.top_tokens):
             return result
-        return structs.replace(result, rank=rank_of(tokens[accepted], newest.top_tokens[accepted]))
+        rank = rank_of(tokens[found.correct], newest.top_tokens[found.correct])
+        return structs.replace(result, rank=rank)
 
 
 def _guarded(work: Callable[[], T]) -> T | None:

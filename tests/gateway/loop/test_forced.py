@@ -115,7 +115,9 @@ class Observed(Pace):
         super().__init__(PaceSettings())
         self.rounds: list[tuple[int, int, int]] = []
 
-    def observe_round(self, sequence: Any, accepted: int, reached: int, times: RoundTimes) -> None:
+    def observe_round(
+        self, sequence: Any, accepted: int, reached: int, times: RoundTimes, further: int = 0
+    ) -> None:
         self.rounds.append((accepted, reached, times.depth))
 
 

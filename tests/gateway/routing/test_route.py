@@ -27,6 +27,7 @@ from tests.support.routes import CODE, candidate
 
 CHAIN = Proposal(Draft.chain([1, 2, 3]), asked="suffix", wanted=3)
 SHORT = replace(CHAIN, wanted=4)
+LONG = replace(CHAIN, wanted=2)  # an index guesses further than was asked for
 
 
 class Learned(Router):
@@ -50,6 +51,9 @@ LEARNED: dict[str, tuple[Event, list[tuple[str, int, int]]]] = {
     "a correct Draft": (verdict(CHAIN, [0, 1, 2]), [("suffix", 3, 3)]),
     "a correct Draft that is shorter than was asked for": (verdict(SHORT, [0, 1, 2]), [("suffix", 3, 4)]),
     "a refused token of a short Draft": (verdict(SHORT, [0]), [("suffix", 1, 2)]),
+    "a correct Draft that is longer than was asked for": (verdict(LONG, [0, 1, 2]), [("suffix", 2, 2)]),
+    "a refused token beyond what was asked for": (verdict(LONG, [0, 1]), [("suffix", 2, 2)]),
+    "a refused token of a long Draft": (verdict(LONG, [0]), [("suffix", 1, 2)]),
     "a Verdict without a Draft": (verdict(NO_PROPOSAL, []), []),
     "a token of plain decoding": (TokenDecoded(rounds_pb2.TargetReply(tokens=[1]), 0.0), []),
     "a Draft": (Drafted(CHAIN), []),

@@ -115,7 +115,7 @@ async def test_text_with_drafters_that_change_is_unchanged(
 async def test_drafter_named_by_a_request_drafts_alone(tmp_path: Path) -> None:
     right = expected("json", 0.7)
     async with deployment(tmp_path) as fleet:
-        for name in ("copy", *HEADS, "model"):
+        for name in ("copy", *HEADS, "eagle3+suffix", "model"):
             speculation = Speculation(mode="fixed", depth=3, drafter=name)
             rounds = rounds_of(fleet, "json", 0.7, speculation)
             text = [token.id async for step in rounds.steps() for token in step.tokens]
@@ -138,7 +138,9 @@ async def test_heads_that_do_not_draft_are_judged_by_unverified_drafts(tmp_path:
         assert name not in rounds.stats.drafted_by
 
 
-@pytest.mark.parametrize(("drafts", "tried"), [HEADS, HEADS[::-1]])
+@pytest.mark.parametrize(
+    ("drafts", "tried"), [HEADS, HEADS[::-1], ("eagle3", "eagle3+suffix"), ("eagle3+suffix", "eagle3")]
+)
 async def test_head_tried_while_another_head_drafts_makes_a_verified_draft(
     drafts: str, tried: str, tmp_path: Path
 ) -> None:

@@ -1,0 +1,133 @@
+"""Unions of a target drafter's Draft with what an index finds in the text."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.decoding.draft import ROOT, Draft
+from outrider.drafters.union import DEEPEST, MOST_NODES, TAKEN_IN, DraftUnion, LearnedRates
+
+REPEATED = [*range(10, 30)]
+TEXT = [*REPEATED, 1, *REPEATED[:12]]
+FOUND = (*REPEATED[12:], 1, *REPEATED[:3])  # what the index guesses: as many tokens as match
+MANY = 100  # nodes
+
+tokens = st.integers(0, 2)
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> Draft:
+    """A tree of a few tokens."""
+    found, parents = list[int](), list[int]()
+    for _ in range(draw(st.integers(0, 6))):
+        parent, token = draw(st.integers(ROOT, len(found) - 1)), draw(tokens)
+        if (parent, token) not in zip(parents, found, strict=True):
+            found.append(token)
+            parents.append(parent)
+    return Draft(tuple(found), tuple(parents))
+
+
+def united(
+    draft: Draft, nodes: int = MANY, least_survival: float = 1.0, rates: LearnedRates | None = None
+) -> Draft:
+    return DraftUnion(rates or LearnedRates()).united(TEXT, draft, nodes, least_survival, ())
+
+
+def taught(*, index_is_right: bool) -> LearnedRates:
+    """Returns what is learned from a text in which either the index or the other drafter is right."""
+    rates, text = LearnedRates(), TEXT
+    union = DraftUnion(rates)
+    for number in range(60):
+        union.united(text, Draft.chain([100 + number]), MANY, 1.0, ())
+        text = [*text, text[-len(REPEATED) - 1] if index_is_right else 100 + number]
+    return rates
+
+
+def paths(draft: Draft) -> set[tuple[int, ...]]:
+    """Returns the tokens from the root down to each node."""
+    return {tuple(draft.tokens[above] for above in draft.path(node)) for node in range(len(draft))}
+
+
+def test_union_of_new_text_is_the_draft() -> None:
+    draft = Draft((5, 6, 7, 8), (ROOT, 0, ROOT, 0))
+    new = DraftUnion(LearnedRates()).united([1, 2, 3], draft, len(draft), 0.0, ())
+    assert paths(new) == paths(draft)
+    assert new.tokens[: new.chain_length] == draft.tokens[: draft.chain_length]
+
+
+def test_union_with_equal_guesses_is_the_draft() -> None:
+    draft = Draft.chain(FOUND)
+    assert united(draft) == draft
+
+
+def test_union_goes_on_beyond_a_draft_that_the_index_agrees_with() -> None:
+    assert united(Draft.chain(FOUND[:2])) == Draft.chain(FOUND)
+
+
+@given(st.lists(tokens, min_size=1, max_size=12), drafts(), st.lists(tokens, max_size=20))
+def test_union_with_room_for_both_has_all_paths_of_the_draft_and_of_the_index(
+    text: list[int], draft: Draft, after: list[int]
+) -> None:
+    union, alone = DraftUnion(LearnedRates()), DraftUnion(LearnedRates())
+    both = union.united(text, draft, MANY, 1.0, ())
+    found = alone.united(text, Draft(), MANY, 1.0, ())
+    assert paths(both) == paths(draft) | paths(found)
+    assert len(both.path_of(after)) == max(len(draft.path_of(after)), len(found.path_of(after)))
+
+
+@given(st.lists(tokens, min_size=1, max_size=12), drafts(), st.integers(0, 6))
+def test_union_has_no_more_nodes_than_were_asked_for(text: list[int], draft: Draft, nodes: int) -> None:
+    assert len(DraftUnion(LearnedRates()).united(text, draft, nodes, 1.0, ())) <= nodes
+
+
+def test_union_has_no_more_nodes_than_a_captured_graph_takes() -> None:
+    wide = Draft(tuple(range(100, 100 + MANY)), (ROOT,) * MANY)
+    assert len(united(wide)) == MOST_NODES
+
+
+def test_union_takes_further_nodes_if_they_survive_often_enough() -> None:
+    draft = Draft.chain([7, 8])
+    counts = [len(united(draft, 2, least)) for least in (1.0, 0.4, 0.01)]
+    assert counts[0] == 2
+    assert counts[0] <= counts[1] < counts[2]
+
+
+def test_union_begins_with_the_path_of_the_source_that_was_right() -> None:
+    draft = Draft.chain([7])
+    of_index = united(draft, rates=taught(index_is_right=True))
+    of_draft = united(draft, rates=taught(index_is_right=False))
+    assert of_index.tokens[: of_index.chain_length] == FOUND
+    assert of_draft.tokens[: of_draft.chain_length] == (7,)
+
+
+def test_union_leaves_out_what_was_never_right() -> None:
+    rates = taught(index_is_right=False)
+    assert united(Draft.chain([7]), 1, 0.2, rates) == Draft.chain([7])
+    assert len(united(Draft.chain([7]), 1, 0.2)) == 1  # as likely as not known
+    assert len(united(Draft.chain([7]), 1, 0.2, taught(index_is_right=True))) > 1
+
+
+def test_union_learns_from_guesses_that_were_not_worth_a_node() -> None:
+    rates, text = LearnedRates(), TEXT
+    union = DraftUnion(rates)
+    for number in range(60):
+        assert len(union.united(text, Draft.chain([100 + number]), 1, 1.0, ())) == 1
+        text = [*text, text[-len(REPEATED) - 1]]
+    assert united(Draft.chain([7]), rates=rates).tokens[0] == FOUND[0]
+
+
+def test_union_guesses_nothing_after_an_end() -> None:
+    end = FOUND[2]
+    found = DraftUnion(LearnedRates()).united(TEXT, Draft(), MANY, 1.0, {end})
+    assert found == Draft.chain(FOUND[:3])
+
+
+def test_union_guesses_no_deeper_than_a_pace_allows() -> None:
+    text = [*range(100, 140), *range(100, 120)]
+    assert DraftUnion(LearnedRates()).united(text, Draft(), MANY, 1.0, ()).depth == DEEPEST
+
+
+def test_union_takes_a_long_text_in_by_parts_and_then_guesses() -> None:
+    text = [*range(1000, 1000 + TAKEN_IN), *TEXT]
+    union = DraftUnion(LearnedRates())
+    assert not union.united(text, Draft(), MANY, 1.0, ())
+    assert union.united(text, Draft(), MANY, 1.0, ()) == Draft.chain(FOUND)

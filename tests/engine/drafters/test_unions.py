@@ -1,0 +1,122 @@
+"""Drafts of a head united with what is found in the text: same text, the index's guesses, closing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import outrider.engine.forward.graphs
+from outrider.decoding.draft import Draft
+from outrider.engine.loop.engine import Engine
+from outrider.engine.settings import EngineSettings
+from tests.support.checkpoints import write_checkpoint
+from tests.support.demo_pair import DRAFTERS, prompt_of
+from tests.support.eagle3 import write_random_eagle3
+from tests.support.gpu import gpu
+from tests.support.simulated_cuda.install import needs_compiler
+from tests.support.target_drafters import (
+    Drafted,
+    drafted_texts,
+    drafters_with,
+    engine_with,
+    plain_texts,
+    rounds,
+)
+
+DEPTH = 3
+UNION = "eagle3+suffix"
+
+
+@pytest.fixture(scope="module")
+def target() -> Engine:
+    return engine_with("eagle3", DRAFTERS / "eagle3", self_check=False)
+
+
+@pytest.fixture(scope="module")
+def repeating(target: Engine) -> tuple[int, ...]:
+    """Returns a prompt, its answer, and the prompt once more."""
+    prompt = prompt_of("prose")
+    return (*prompt, *rounds(target, [prompt], 0.0, DEPTH)[0].tokens, *prompt)
+
+
+def drafts_of(found: list[Drafted]) -> list[Draft]:
+    return [draft for drafted in found for draft in drafted.drafts]
+
+
+@pytest.mark.parametrize("company", [1, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_text_with_united_drafts_is_that_of_plain_decoding(
+    target: Engine, temperature: float, company: int
+) -> None:
+    found = drafted_texts(target, temperature, DEPTH, company, 2, drafter=UNION, least_survival=0.05)
+    assert [drafted.tokens for drafted in found] == plain_texts(temperature)
+    assert max(draft.depth for draft in drafts_of(found)) > DEPTH  # the index guesses further
+    assert any(not draft.is_chain for draft in drafts_of(found))
+
+
+def test_united_drafts_of_repeated_text_take_fewer_rounds(target: Engine, repeating: tuple[int, ...]) -> None:
+    alone = rounds(target, [repeating], 0.0, DEPTH)[0]
+    union = rounds(target, [repeating], 0.0, DEPTH, drafter=UNION, least_survival=0.05)[0]
+    assert union.tokens == alone.tokens
+    assert union.rounds < alone.rounds
+
+
+def test_united_drafts_without_further_nodes_are_as_deep_as_was_asked_for(
+    target: Engine, repeating: tuple[int, ...]
+) -> None:
+    found = rounds(target, [repeating], 0.7, DEPTH, drafter=UNION)
+    assert 0 < max(map(len, drafts_of(found))) <= DEPTH
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_drafts_under_another_rule_are_those_of_the_head(
+    target: Engine, rule: str, repeating: tuple[int, ...]
+) -> None:
+    alone, union = (
+        rounds(target, [repeating], 0.7, DEPTH, drafter=name, least_survival=0.0, verification=rule)
+        for name in ("eagle3", UNION)
+    )
+    assert drafts_of(union) == drafts_of(alone)
+    assert any(drafts_of(alone))
+
+
+def test_head_of_united_drafts_is_judged_by_its_own_guesses(
+    target: Engine, repeating: tuple[int, ...]
+) -> None:
+    """A head with guesses that are never correct is disabled, however good those of the index are."""
+    in_use = target._drafting._in_use["eagle3"]
+    before = in_use._reached, in_use._accepted
+    rounds(target, [repeating], 0.0, DEPTH, drafter=UNION, least_survival=0.05)
+    reached, accepted = in_use._reached - before[0], in_use._accepted - before[1]
+    assert 0 < accepted <= reached
+
+
+def test_closed_sequence_leaves_no_union(target: Engine, repeating: tuple[int, ...]) -> None:
+    rounds(target, [repeating], 0.0, DEPTH, drafter=UNION)
+    assert not target._drafting._unions._unions
+
+
+@pytest.mark.slow  # Triton's interpreter takes its time
+@needs_compiler
+def test_united_drafts_on_a_gpu_are_those_of_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outrider.engine.forward.graphs, "CAPTURED_SIZES", (1, 4, 16))
+    model = write_checkpoint(tmp_path / "target", "llama", num_hidden_layers=2)
+    head = write_random_eagle3(tmp_path / "head", model)
+    named = {"model": str(model), **drafters_with("eagle3", head)}
+    given = {**named, "cache_memory": 2**21, "block_size": 8, "self_check": False, "dtype": "float32"}
+
+    def drafted(device: str) -> list[Drafted]:
+        engine = Engine.from_settings(EngineSettings.model_validate({**given, "device": device}))
+        prompts = [(5, 9, 33, 5, 9, 33, 5, 9), (77, 12, 4)]
+        few: dict[str, Any] = {
+            "allowed_token_ids": [5, 9, 33],
+            "max_tokens": 12,
+        }  # so that the text repeats itself
+        return rounds(engine, prompts, 0.7, DEPTH, drafter=UNION, least_survival=0.0, **few)
+
+    expected = drafted("cpu")
+    assert max(draft.depth for draft in drafts_of(expected)) > DEPTH
+    assert any(not draft.is_chain for draft in drafts_of(expected))
+    with gpu():
+        found = drafted("cuda")
+    assert [(text.tokens, text.drafts) for text in found] == [(text.tokens, text.drafts) for text in expected]
