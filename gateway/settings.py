@@ -53,7 +53,7 @@ class RequestSettings(BaseModel):
         default=("model",),
         min_length=1,
         description="drafters for requests that name none: a draft, the target drafter, ngram, suffix or"
-        " DRAFT+suffix. With several, each task gets the fastest, and the first one until that is measured."
+        " DRAFTER+suffix. With several, each task gets the fastest, and the first one until that is measured."
         " Default: the target drafter and all drafts, or ngram if there are neither",
     )
     past_answer_tokens: int = Field(
