@@ -206,6 +206,7 @@ def _timings(timings: Timings) -> rounds_pb2.Timings:
         step_ns=int(timings.step * 1e9),
         total_ns=int(timings.total * 1e9),
         last_step=_step(timings.last_step),
+        cached_tokens=timings.adopted,
     )
 
 

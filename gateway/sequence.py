@@ -58,6 +58,7 @@ class GatewaySequence:
     generates: bool = True  # False: nothing follows the prompt
     adapter: Adapter = NO_ADAPTER
     prediction: tuple[int, ...] = ()  # token ids that the answer probably has; empty: nothing is predicted
+    cached_tokens: int = 0  # tokens of the prompt that its first target had cached before
     draft: VerdictDraft | None = None  # Draft that came with the newest Verdict; None: it is taken
 
     def __len__(self) -> int:

@@ -291,18 +291,20 @@ class TargetReply(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., forced: _Optional[int] = ..., forced_nodes: _Optional[_Iterable[int]] = ..., draft_step: _Optional[_Union[Step, _Mapping]] = ..., rank: _Optional[int] = ..., continues: _Optional[bool] = ..., drafter: _Optional[str] = ..., is_draft_of_host: _Optional[bool] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queue_ns", "forward_ns", "step_ns", "total_ns", "last_step")
+    __slots__ = ("queue_ns", "forward_ns", "step_ns", "total_ns", "last_step", "cached_tokens")
     QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_NS_FIELD_NUMBER: _ClassVar[int]
     STEP_NS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
     LAST_STEP_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     queue_ns: int
     forward_ns: int
     step_ns: int
     total_ns: int
     last_step: Step
-    def __init__(self, queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., step_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., last_step: _Optional[_Union[Step, _Mapping]] = ...) -> None: ...
+    cached_tokens: int
+    def __init__(self, queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., step_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., last_step: _Optional[_Union[Step, _Mapping]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
     __slots__ = ("number", "ns", "sequences", "tokens", "prompt_tokens", "context_tokens")

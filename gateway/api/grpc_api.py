@@ -320,4 +320,5 @@ def _usage(usage: AnswerUsage, seed: int) -> generation_pb2.Usage:
         speculation=generation_pb2.SpeculationCounts(seed=seed, **speculation),
         accepted_prediction_tokens=usage.accepted_prediction_tokens,
         rejected_prediction_tokens=usage.rejected_prediction_tokens,
+        cached_tokens=usage.cached_tokens,
     )

@@ -141,7 +141,10 @@ class Generation:
             self._check_drafter(drafter)
         sampling = self._with_defaults(request.sampling)
         self.limits.check_sampling(sampling)
-        prompts = [await self._checked(prompt, sampling.max_tokens) for prompt in request.prompts]
+        prompts = [
+            await self._checked(prompt, sampling.max_tokens, request.truncate_prompt)
+            for prompt in request.prompts
+        ]
         prediction = await self._predicted(request.prediction)
         grammar = None
         if request.form is not None:
@@ -219,6 +222,7 @@ class Generation:
                         stats,
                         len(sequences),
                         *_predictions(sequences),
+                        prepared.cached_tokens,
                     )
                     timing.end()
                     await self._close(trace, prepared, usage)
@@ -297,10 +301,12 @@ class Generation:
                     if sequence.finish_reason is not None:
                         return
 
-    async def _checked(self, prompt: Prompt, max_tokens: int) -> tuple[int, ...]:
+    async def _checked(self, prompt: Prompt, max_tokens: int, truncate_prompt: int | None) -> tuple[int, ...]:
         """Returns the token ids of a prompt. Raises as ``prepare`` does."""
         if isinstance(prompt, str):
-            prompt = await self.token_ids(prompt, add_special_tokens=True)
+            may_be_long = truncate_prompt is not None
+            prompt = await self.token_ids(prompt, add_special_tokens=True, may_be_long=may_be_long)
+        prompt = self.limits.truncated(prompt, truncate_prompt, max_tokens)
         self.limits.check_lengths(len(prompt), max_tokens)
         self.limits.check_ids("prompt", prompt)
         return prompt
@@ -330,18 +336,22 @@ class Generation:
         streams = {link.worker.address: link.streams for link in self.fleet.links() if not link.worker.draft}
         return self.paces.plain_rate(streams)
 
-    async def token_ids(self, prompt: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Returns the token ids of a text. Raises as ``Limits.check_text``."""
-        self.limits.check_text("prompt", prompt)
+    async def token_ids(
+        self, prompt: str, *, add_special_tokens: bool, may_be_long: bool = False
+    ) -> tuple[int, ...]:
+        """Returns the token ids of a text. Raises as ``Limits.check_text``, unless it may be long."""
+        if not may_be_long:
+            self.limits.check_text("prompt", prompt)
         return tuple((await self.tokenization.encode(prompt, add_special_tokens=add_special_tokens)).ids)
 
-    async def chat_ids(self, pieces: tuple[str, ...]) -> tuple[int, ...]:
+    async def chat_ids(self, pieces: tuple[str, ...], *, may_be_long: bool = False) -> tuple[int, ...]:
         """Returns the token ids of a chat, in which no mark crosses from piece to piece.
 
         Raises:
             InvalidRequestError: as ``token_ids``.
         """
-        self.limits.check_text("prompt", "".join(pieces))
+        if not may_be_long:
+            self.limits.check_text("prompt", "".join(pieces))
         return tuple(await self.tokenization.encode_apart(pieces))
 
     def token_starts(self, token_ids: Iterable[int]) -> tuple[int, ...]:

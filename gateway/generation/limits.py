@@ -39,6 +39,15 @@ class Limits:
         context = self.max_length()
         return max(1, min(self._settings.max_output_tokens or context, context - prompt_tokens))
 
+    def truncated(
+        self, prompt: tuple[int, ...], truncate_prompt: int | None, max_tokens: int
+    ) -> tuple[int, ...]:
+        """Returns the newest tokens of a prompt, as many as ``Request.truncate_prompt`` asks for."""
+        if truncate_prompt is None:
+            return prompt
+        fitting = max(min(self._longest_prompt(), self.max_length() - max_tokens), 1)
+        return prompt[max(len(prompt) - (fitting if truncate_prompt < 0 else truncate_prompt), 0) :]
+
     def check_counts(self, prompts: int, n: int) -> None:
         """Checks the number of prompts, and of answers to each."""
         most = self._settings.max_choices

@@ -26,6 +26,9 @@ class Request:
     speculation: Speculation = field(default_factory=Speculation)
     model: str | None = None
     n: int = 1  # answers to each prompt
+    truncate_prompt: int | None = (
+        None  # newest tokens of each prompt that count; -1: as many as fit; None: all
+    )
     shown: frozenset[str] = frozenset()  # special tokens that the answer's text shows
     scores_prompts: bool = False  # log-probabilities of the prompts' tokens; their number: sampling.logprobs
     generates: bool = True  # False: only the prompts are scored
@@ -48,6 +51,7 @@ class AnswerUsage:
     answers: int = 1
     accepted_prediction_tokens: int = 0  # tokens of the request's prediction that the answers have
     rejected_prediction_tokens: int = 0  # tokens of the request's prediction that they do not have
+    cached_tokens: int = 0  # tokens of the prompts that the target had cached before the request
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,15 @@ class Prepared:
     def prompt_tokens(self) -> int:
         """Tokens of all prompts together."""
         return sum(len(sequence.prompt) for sequence in self.sequences[:: self.n])
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of all prompts that the target had cached before. Of equal prompts the first one tells."""
+        starts = range(0, len(self.sequences), self.n)
+        return sum(
+            min(sequence.cached_tokens for sequence in self.sequences[start : start + self.n])
+            for start in starts
+        )
 
     @property
     def seed(self) -> int:

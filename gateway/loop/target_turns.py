@@ -133,4 +133,5 @@ class TargetTurns:
         self._sequence.generated.extend(reply.tokens)
         self._sequence.finish_reason = reply.finish_reason or None
         self._sequence.draft = draft
+        self._sequence.cached_tokens += reply.timings.cached_tokens
         return tuple(map(Token, reply.tokens, origins, logprobs))

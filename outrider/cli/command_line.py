@@ -4,6 +4,7 @@ import argparse
 import shlex
 import sys
 from importlib import import_module
+from importlib.metadata import version
 
 COMMANDS = {
     "generate": "stream an answer to a prompt, over gRPC",
@@ -21,6 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs a command and returns its exit code. Only the module of that command is loaded."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="outrider", description="Works with an Outrider service.")
+    parser.add_argument("--version", action="version", version=f"outrider {version('outrider')}")
     commands = parser.add_subparsers(required=True, metavar="command")
     for name, meaning in COMMANDS.items():
         command = commands.add_parser(name, help=meaning)

@@ -18,7 +18,7 @@ SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed")  # settings t
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt")
+    parser.add_argument("prompt", help="text to continue; -: read it from the standard input")
     add_address(parser)
     add_options(parser, RequestedSampling, SAMPLING)
     parser.add_argument("--stop", action="append", default=[], help="text that ends the answer; repeatable")
@@ -48,8 +48,13 @@ def run(options: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         print(f"outrider: --schema {options.schema} cannot be read: {error}", file=sys.stderr)
         return 1
+    try:
+        prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    except UnicodeDecodeError as error:
+        print(f"outrider: the standard input is no text in {sys.stdin.encoding}: {error}", file=sys.stderr)
+        return 1
     with Client(options.address, os.environ.get(API_KEY), options.patience) as client:
-        answer = client.generate(options.prompt, tuple(options.stop), speculation, form, **sampling)
+        answer = client.generate(prompt, tuple(options.stop), speculation, form, **sampling)
         try:
             _print(answer, colour=options.color)
         except grpc.RpcError as error:

@@ -80,6 +80,7 @@ class EngineSequence:
     blocks: HeldBlocks = field(default_factory=HeldBlocks)
     state: HeldState = field(default_factory=HeldState)  # empty without recurrent layers
     preemptions: int = 0  # since its last result
+    adopted: int = 0  # prompt tokens that were cached before it came, until a result tells
     digests: list[bytes] = field(default_factory=list)  # digests of the leading blocks that are published
     hashes: list[bytes] = field(
         default_factory=list

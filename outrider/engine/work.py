@@ -96,6 +96,7 @@ class Timings(Struct, frozen=True):
     last_step: Step  # the last of these steps
     steps: int
     preemptions: int  # times that its sequence lost its cache to an older one
+    adopted: int = 0  # prompt tokens that were cached before the sequence came; the first result tells
 
 
 @dataclass(frozen=True)

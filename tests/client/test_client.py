@@ -1,9 +1,11 @@
 """Client finishes its answer though gateways are lost on the way, and yields no token twice."""
 
+import io
 import re
 import threading
 from collections.abc import Iterator
 from concurrent import futures
+from importlib.metadata import version
 from pathlib import Path
 
 import grpc
@@ -31,10 +33,12 @@ class Gateway(generation_pb2_grpc.GenerationServicer):
         self.seeds: list[int | None] = []
         self.metadata: dict[str, str] = {}
         self.schemas: list[str] = []
+        self.prompts: list[str] = []
 
     def Generate(self, request, context) -> Iterator[generation_pb2.GenerateChunk]:  # noqa: N802
         self.metadata = dict(context.invocation_metadata())
         self.schemas.append(request.structured_outputs.json)
+        self.prompts.append(request.text)
         self.seeds.append(request.sampling.seed if request.sampling.HasField("seed") else None)
         breaks_after = self.breaks.pop(0) if self.breaks else None
         tokens = [pair for ids, texts in CHUNKS for pair in zip(ids, texts, strict=True)]
@@ -148,6 +152,29 @@ def test_command_line_streams_text_and_prints_the_record(gateway, capsys, monkey
     assert "7 tokens in" in err
     assert script.seeds == [3]
     assert script.metadata["authorization"] == "Bearer secret"
+
+
+def test_command_line_reads_the_prompt_from_the_standard_input(gateway, capsys, monkeypatch):
+    script, address = gateway
+    monkeypatch.setattr("sys.stdin", io.StringIO("two\nlines\n"))
+    assert main(["generate", "-", "--address", address]) == 0
+    assert capsys.readouterr().out == TEXT + "\n"
+    assert script.prompts == ["two\nlines\n"]
+
+
+def test_command_line_refuses_a_standard_input_that_is_no_text(gateway, capsys, monkeypatch):
+    script, address = gateway
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
+    assert main(["generate", "-", "--address", address]) == 1
+    assert "the standard input is no text in utf-8" in capsys.readouterr().err
+    assert not script.prompts
+
+
+def test_command_line_tells_its_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"outrider {version('outrider')}\n"
 
 
 def test_page_colours_show_where_tokens_come_from(gateway, capsys):

@@ -98,6 +98,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
     said: int = 0  # tokens, over all sequences
     malformed: rounds_pb2.Draft = field(default_factory=lambda: rounds_pb2.Draft(tokens=[1], parents=[1]))
     refused_adapter: str = ""  # path of an adapter that it cannot load
+    cached_tokens: int = 0  # tokens of each prompt, told with the first token
     adapters: list[bytes] = field(default_factory=list)  # digests of the adapters that it holds
     loading: asyncio.Event | None = None  # no adapter is loaded before it is set
     asked_to_load: int = 0  # times
@@ -179,7 +180,9 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
             accepted=range(accepted),
             tokens=self.answer[generated:end],
             finish_reason=self.finish_reason if end == self.end else None,
-            timings=rounds_pb2.Timings(total_ns=int(self.total_s * 1e9)),
+            timings=rounds_pb2.Timings(
+                total_ns=int(self.total_s * 1e9), cached_tokens=0 if generated else self.cached_tokens
+            ),
             load=rounds_pb2.Load(no_drafts_because=self.no_drafts_because),
             logprobs=[_logprobs(token) for token in self.answer[generated:end]] if self.asks_logprobs else [],
             draft=self.malformed if is_malformed else None,

@@ -23,6 +23,12 @@ class TokenCounts(TypedDict):
     total_tokens: int
 
 
+class CachedTokens(TypedDict):
+    cached_tokens: Annotated[
+        int, Field(description="tokens of the prompts that the target had cached before the request")
+    ]
+
+
 class PredictionTokens(TypedDict):
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
@@ -54,6 +60,7 @@ SpeculationReport = Annotated[
 
 
 class Usage(TokenCounts):
+    prompt_tokens_details: CachedTokens
     completion_tokens_details: PredictionTokens
     speculation: SpeculationReport | SpeculationCounts
 
@@ -61,7 +68,10 @@ class Usage(TokenCounts):
 class SpeculativeDecoding(TypedDict):
     mean_acceptance_length: float
     draft_acceptance_rate: float
-    acceptance_histogram: Annotated[dict[str, int], Field(description="rounds by accepted tokens")]
+    acceptance_histogram: Annotated[
+        list[int], Field(description="rounds that accepted 0, 1, ... num_spec_tokens tokens")
+    ]
+    num_spec_tokens: Annotated[int, Field(description="most tokens that a Draft may have")]
     num_spec_steps: int
     num_draft_tokens: int
     num_accepted_draft_tokens: int

@@ -10,7 +10,7 @@ from gateway.api.openai.answer_parser import AnswerParser
 from gateway.api.openai.field_types import Label, Strict
 from gateway.api.openai.fields import Ignored
 from gateway.api.openai.messages import MAX_MESSAGES, Content, Message
-from gateway.api.openai.rendering import KWARGS, ChatPrompts, Rendered
+from gateway.api.openai.rendering import CONTINUES, KWARGS, ChatPrompts, Rendered
 from gateway.api.openai.response_template import CALLS, THINKING, marks, thoughts_before
 from gateway.api.openai.schemas import GenerationRequest
 from gateway.api.openai.tool_grammar import CallFormat
@@ -73,6 +73,8 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[Label, Any] = Field(default_factory=dict, max_length=MAX_KWARGS)
     reasoning_effort: Label | None = None  # for templates that know it
+    add_generation_prompt: bool = True  # unless the last message is continued
+    continue_final_message: bool = False
     prediction: Prediction | None = None
     verbosity: Ignored = None
 
@@ -113,7 +115,16 @@ class ChatRequest(GenerationRequest):
             raise InvalidRequestError("tool_choice", "needs tools")
         if self.reasoning_effort is not None:
             more.setdefault(EFFORT, self.reasoning_effort)
-        prompt = await prompts.rendered(self.messages, tools=tools, more=more)
+        begins = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
+        if self.continue_final_message and begins:
+            raise InvalidRequestError(CONTINUES, "and add_generation_prompt cannot both be true")
+        prompt = await prompts.rendered(
+            self.messages,
+            tools=tools,
+            begin_answer=self.add_generation_prompt,
+            continues=self.continue_final_message,
+            more=more,
+        )
         if EFFORT not in self.chat_template_kwargs:  # the request has it under its own name
             left_out = tuple(name.replace(f"{KWARGS}.{EFFORT}", EFFORT) for name in prompt.left_out)
             prompt = replace(prompt, left_out=left_out)
@@ -140,7 +151,9 @@ class ChatRequest(GenerationRequest):
     async def _request(self, generation: Generation, chat: Chat) -> Request:
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
-        prompt = await generation.chat_ids(chat.prompt.pieces)
+        cuts = self.truncate_prompt_tokens
+        prompt = await generation.chat_ids(chat.prompt.pieces, may_be_long=cuts is not None)
+        prompt = generation.limits.truncated(prompt, cuts, self.max_tokens or 1)
         request = self.request(
             (prompt,),
             logprobs=self.top_logprobs if self.logprobs else None,

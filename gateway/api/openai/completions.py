@@ -86,13 +86,18 @@ class CompletionRequest(GenerationRequest):
             return [NO_ECHO] * len(self.prompt)
         sequences = prepared.sequences[:: prepared.n]
         return [
-            await _echo(generation, prompt, sequence)
+            await _echo(generation, prompt, sequence, truncates=self.truncate_prompt_tokens is not None)
             for prompt, sequence in zip(self.prompt, sequences, strict=True)
         ]
 
 
-async def _echo(generation: Generation, prompt: Prompt, sequence: GatewaySequence) -> Echo:
-    text = prompt if isinstance(prompt, str) else await generation.tokenization.decode(prompt)
+async def _echo(
+    generation: Generation, prompt: Prompt, sequence: GatewaySequence, *, truncates: bool
+) -> Echo:
+    if isinstance(prompt, str) and not truncates:
+        text = prompt
+    else:
+        text = await generation.tokenization.decode(sequence.prompt)
     if not sequence.is_scored:
         return Echo(text)
     ids = sequence.prompt

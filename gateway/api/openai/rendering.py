@@ -16,6 +16,8 @@ from gateway.errors import InvalidRequestError
 from gateway.generation.tokenization import LONG_TEXT
 
 LEFT_OUT = "the model's chat template leaves it out, so the model would not see it"
+CONTINUES = "continue_final_message"
+CLOSED = "the model's chat template does not show the last message as it is, so it cannot be continued"
 KWARGS = "chat_template_kwargs"
 SEEN = 32  # characters of a text that are looked for if a template drops the number after it
 
@@ -93,11 +95,20 @@ class ChatPrompts:
         *,
         tools: Sequence[dict[str, Any]] = (),
         begin_answer: bool = True,
+        continues: bool = False,
         more: Mapping[str, Any] = MappingProxyType({}),
     ) -> Rendered:
-        """Returns the chat. Raises InvalidRequestError if the template refuses it or leaves a part out."""
+        """Returns the chat.
+
+        Args:
+            begin_answer: the chat ends with the beginning of the model's turn.
+            continues: the chat ends with the text of its last message, which the answer continues.
+
+        Raises:
+            InvalidRequestError: the template refuses the chat, or leaves a part out.
+        """
         plain = [message.plain() for message in messages]
-        render = partial(self._rendered, plain, tools, begin_answer, more)
+        render = partial(self._rendered, plain, tools, begin_answer and not continues, continues, more)
         is_long = len(plain) + sum(len(text) for message in plain for text in message["content"]) > LONG_TEXT
         return await asyncio.to_thread(render) if is_long or tools else render()
 
@@ -106,8 +117,13 @@ class ChatPrompts:
         messages: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]],
         begin_answer: bool,
+        continues: bool,
         more: Mapping[str, Any],
     ) -> Rendered:
+        if continues and not _is_open_text(messages[-1]):
+            raise InvalidRequestError(
+                CONTINUES, "needs a last message of the assistant, with text and no calls"
+            )
         unread = tuple(f"{KWARGS}.{name}" for name in more.keys() - self.template.asks_for[bool(tools)])
         cut, sign = free_signs([messages, tools, dict(more)], 2)
         messages = [self._cut(message, cut) for message in messages]
@@ -123,8 +139,14 @@ class ChatPrompts:
         try:
             marked = written(*_with_numbers(messages, tools, numbered))
         except InvalidRequestError:  # the template reads what the numbers changed
+            if continues:
+                raise InvalidRequestError(CONTINUES, CLOSED) from None
             return Rendered(_pieces(text, cut), text, unread)
         left_out = unread + _left_out(numbered, marked, text)
+        if continues:
+            words = messages[-1]["content"][-1]
+            space = words[len(words.rstrip()) :]
+            return Rendered(_pieces(_opened(numbered, marked, text, space), cut), "", left_out)
         *_, answer_start = numbered.number.split(marked)
         return Rendered(_pieces(text, cut), answer_start if text.endswith(answer_start) else text, left_out)
 
@@ -207,6 +229,30 @@ def _left_out(numbered: _Numbered, marked: str, text: str) -> tuple[str, ...]:
         if each.is_needed:
             raise InvalidRequestError(each.name, LEFT_OUT)
     return tuple(each.name for each in missing)
+
+
+def _is_open_text(message: dict[str, Any]) -> bool:
+    """Whether an answer can continue the text of a message."""
+    texts = message["content"]
+    return (
+        message["role"] == "assistant" and bool(texts and texts[-1].strip()) and not message.get("tool_calls")
+    )
+
+
+def _opened(numbered: _Numbered, marked: str, text: str, space: str) -> str:
+    """Returns the chat up to the end of its last message's text, which has the highest number.
+
+    space: what follows that text in the message; a template may leave it out.
+
+    Raises:
+        InvalidRequestError: the template does not show that text as it is.
+    """
+    *_, last = [None, *numbered.number.finditer(marked)]
+    if last is not None and int(last[1]) == len(numbered.texts) - 1:
+        opened = numbered.number.sub("", marked[: last.start()])
+        if text.startswith(opened):
+            return opened + space if text.startswith(opened + space) else opened
+    raise InvalidRequestError(CONTINUES, CLOSED)
 
 
 def _pieces(text: str, cut: str) -> tuple[str, ...]:

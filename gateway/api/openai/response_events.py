@@ -148,7 +148,7 @@ class ResponseAnswer:
         body = usage_body(usage, self._seed)
         return {
             "input_tokens": body["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0},  # not counted
+            "input_tokens_details": body["prompt_tokens_details"],
             "output_tokens": body["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},  # not counted
             "total_tokens": body["total_tokens"],

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from gateway.api.openai.answer_types import Metrics, SpeculationCounts, SpeculationReport
+from gateway.api.openai.answer_types import CachedTokens, Metrics, SpeculationCounts, SpeculationReport
 
 Status = Literal["in_progress", "completed", "incomplete"]
 Nothing = Annotated[list[Any], Field(max_length=0)]
@@ -48,10 +48,6 @@ class OutputFunctionCall(OutputItem):
 
 
 Output = Annotated[OutputMessage | OutputReasoning | OutputFunctionCall, Field(discriminator="type")]
-
-
-class CachedTokens(TypedDict):
-    cached_tokens: Annotated[Literal[0], Field(description="not counted")]
 
 
 class ReasoningTokens(TypedDict):

@@ -70,6 +70,7 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
     speculation: Speculation = Speculation()
     task: Label | None = None
     priority: Priority = "interactive"
+    truncate_prompt_tokens: int | None = Field(default=None, ge=-1, lt=2**32)  # newest tokens; -1: what fits
     # Fields of OpenAI's that change nothing: labels and hints.
     metadata: Ignored = None
     prompt_cache_key: Ignored = None
@@ -115,6 +116,7 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
             speculation=self.speculation,
             model=self.model,
             n=self.n,
+            truncate_prompt=self.truncate_prompt_tokens,
             task=self.task,
             priority=self.priority,
             form=form_of(self.response_format, self.structured_outputs),

@@ -23,6 +23,7 @@ def usage_body(usage: AnswerUsage, seed: int) -> UsageBody:
         speculation |= _values(stats, IN_REPORTS)
     return {
         **token_counts(usage.prompt_tokens, usage.completion_tokens),
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {
             "accepted_prediction_tokens": usage.accepted_prediction_tokens,
             "rejected_prediction_tokens": usage.rejected_prediction_tokens,
@@ -48,15 +49,18 @@ def has_metrics(usage: AnswerUsage) -> bool:
 
 
 def metrics_body(usage: AnswerUsage) -> Metrics:
-    """Returns the acceptance of one answer under the names that AIPerf reads."""
+    """Returns the acceptance of one answer under the names and in the shapes that AIPerf reads.
+
+    An index may guess deeper than the request allows.
+    """
     stats = usage.stats
+    deepest = max(usage.speculation.depth or 0, *stats.lengths, 0)
     return {
         "speculative_decoding": {
             "mean_acceptance_length": round(1.0 + stats.mean_accepted_length, 6),
             "draft_acceptance_rate": round(stats.accepted / stats.drafted, 6) if stats.drafted else 0.0,
-            "acceptance_histogram": {
-                str(length): rounds for length, rounds in enumerate(stats.accepted_lengths) if rounds
-            },
+            "acceptance_histogram": [stats.lengths[length] for length in range(deepest + 1)],
+            "num_spec_tokens": deepest,
             "num_spec_steps": stats.rounds,
             "num_draft_tokens": stats.drafted,
             "num_accepted_draft_tokens": stats.accepted,

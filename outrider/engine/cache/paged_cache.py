@@ -192,6 +192,8 @@ class PagedCache(KeyValues):
             sequence.blocks.push([block])
             sequence.digests.append(digest)
         sequence.cached = end * self.block_size
+        if len(sequence.tokens) == sequence.prompt_length and not sequence.preemptions:
+            sequence.adopted += (end - index) * self.block_size
 
     def to_be_published(self, sequence: EngineSequence) -> list[bytes]:
         """Returns the digests of the blocks that its tokens will fill, the next block first."""

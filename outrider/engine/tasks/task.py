@@ -135,6 +135,8 @@ class Task(ABC):
             last_step=steps[-1].step if steps else NO_STEP,
             steps=count,
             preemptions=self.sequence.preemptions,
+            adopted=self.sequence.adopted,
         )
-        self._since, self.steps, self.sequence.preemptions = now, [], 0
+        self._since, self.steps = now, []
+        self.sequence.preemptions = self.sequence.adopted = 0
         return timings

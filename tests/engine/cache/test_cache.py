@@ -75,6 +75,28 @@ def test_second_prompt_computes_only_tokens_after_the_last_common_block(engine: 
     assert fed(engine, other) == len(other) - 8
 
 
+def test_first_result_tells_the_prompt_tokens_that_were_cached_before(engine: Engine) -> None:
+    told = []
+    for _ in range(2):
+        sequence = engine.open(len(PROMPT), 0, GREEDY)
+        engine.submit(plain_decoding(sequence.number, 0, PROMPT, 3))
+        results = []
+        while engine.has_work:
+            results += [result for result in engine.step() if isinstance(result, Decoded)]
+        told.append([result.timings.adopted for result in results])
+        engine.close(sequence)
+    assert told == [[0, 0, 0], [len(PROMPT) // BLOCK * BLOCK, 0, 0]]
+
+
+def test_sequence_that_goes_on_elsewhere_tells_no_cached_prompt(engine: Engine) -> None:
+    """A target that takes over finds the prompt in its cache, which the request has paid already."""
+    text = plain(engine, PROMPT, 6)
+    sequence = engine.open(len(PROMPT), 0, GREEDY)
+    engine.submit(Decode(sequence.number, 0, (*PROMPT, *text[:3]), Draft(), 1))
+    assert verified(engine).timings.adopted == 0
+    assert sequence.cached > len(PROMPT)
+
+
 def test_shared_prefix_changes_no_token(engine: Engine) -> None:
     first = plain(engine, PROMPT, 20)
     assert plain(engine, PROMPT, 20) == first

@@ -159,13 +159,20 @@ async def test_metrics_have_the_names_that_load_generators_read(client):
     told = (await client.post("/v1/completions", json=ask)).json()
     speculation, metrics = told["usage"]["speculation"], told["metrics"]["speculative_decoding"]
     histogram = metrics["acceptance_histogram"]
-    assert sum(histogram.values()) == metrics["num_spec_steps"] == speculation["rounds"]
-    assert sum(int(length) * rounds for length, rounds in histogram.items()) == speculation["accepted"]
+    assert len(histogram) == metrics["num_spec_tokens"] + 1 == 5
+    assert sum(histogram) == metrics["num_spec_steps"] == speculation["rounds"] > 0
+    assert sum(length * rounds for length, rounds in enumerate(histogram)) == speculation["accepted"]
     assert metrics["num_accepted_draft_tokens"] == speculation["accepted"]
     assert metrics["num_draft_tokens"] == speculation["drafted"]
     expected = 1 + speculation["accepted"] / speculation["rounds"]
     assert metrics["mean_acceptance_length"] == pytest.approx(expected)
     assert metrics["draft_acceptance_rate"] == pytest.approx(speculation["accepted"] / speculation["drafted"])
+
+
+async def test_metrics_of_plain_decoding_have_a_histogram_of_zeros(client):
+    ask = {**ASK, "speculation": {"mode": "off", "report": True}}
+    told = (await client.post("/v1/completions", json=ask)).json()["metrics"]["speculative_decoding"]
+    assert (told["acceptance_histogram"], told["num_spec_tokens"], told["num_spec_steps"]) == ([0], 0, 0)
 
 
 @pytest.mark.parametrize(("path", "ask"), [("completions", ASK), ("chat/completions", CHAT)])

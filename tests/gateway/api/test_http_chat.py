@@ -1,8 +1,11 @@
 """Chats over HTTP."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from gateway.api.openai.chat_template import ChatTemplate
+from gateway.generation.request import Prepared
 from tests.fakes.scripted import MAX_LENGTH, ScriptedTarget
 from tests.support.http_calls import ANSWER, CHAT, TEXT, client_of
 
@@ -15,6 +18,41 @@ async def test_chat_completion_has_message_and_usage(tokenizer):
     assert body["choices"][0]["message"] == {"role": "assistant", "content": TEXT, "refusal": None}
     assert body["choices"][0]["finish_reason"] == "length"
     assert bytes(target.requests[1].decode.turn.tokens) == b"user:x;"
+
+
+async def test_chat_continues_its_last_message_on_request(tokenizer):
+    chat = [*CHAT["messages"], {"role": "assistant", "content": "So"}]
+    target = ScriptedTarget(ANSWER)
+    async with client_of(tokenizer, target) as client:
+        ask = {**CHAT, "messages": chat, "continue_final_message": True, "add_generation_prompt": False}
+        body = (await client.post("/v1/chat/completions", json=ask)).json()
+    assert bytes(target.requests[1].decode.turn.tokens) == b"user:x;assistant:So"
+    assert body["choices"][0]["message"]["content"] == TEXT
+
+
+async def test_chat_that_is_continued_and_begun_is_refused(client):
+    ask = {**CHAT, "continue_final_message": True, "add_generation_prompt": True}
+    response = await client.post("/v1/chat/completions", json=ask)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "continue_final_message"
+
+
+async def test_usage_of_several_answers_counts_what_was_cached_before_the_request(tokenizer):
+    """The first of them computes the prompt, and the rest find it."""
+    prepared = SimpleNamespace(
+        sequences=[SimpleNamespace(cached_tokens=count) for count in (16, 0, 16, 4, 8, 8)], n=3
+    )
+    assert Prepared.cached_tokens.fget(prepared) == 0 + 4
+
+
+async def test_usage_tells_prompt_tokens_that_were_cached(tokenizer):
+    async with client_of(tokenizer, ScriptedTarget(ANSWER, cached_tokens=5)) as client:
+        for path in ("completions", "chat/completions"):
+            ask = {"completions": {"prompt": "x" * 9, "max_tokens": 4}, "chat/completions": CHAT}[path]
+            usage = (await client.post(f"/v1/{path}", json=ask)).json()["usage"]
+            assert usage["prompt_tokens_details"] == {"cached_tokens": 5}
+        usage = (await client.post("/v1/responses", json={"input": "x"})).json()["usage"]
+    assert usage["input_tokens_details"] == {"cached_tokens": 5}
 
 
 async def test_chat_neutral_fields_of_openai_are_accepted(client):

@@ -28,7 +28,7 @@ async def test_field_with_its_neutral_value_is_accepted(client, neutral):
     assert response.json()["choices"][0]["text"] == TEXT
 
 
-@pytest.mark.parametrize("name", ["best_of", "use_beam_search", "truncate_prompt_tokens", "documents"])
+@pytest.mark.parametrize("name", ["best_of", "use_beam_search", "prompt_logprobs", "documents"])
 async def test_field_that_changes_the_answer_is_refused_by_name(tokenizer, name):
     async with client_of(tokenizer, ScriptedTarget(ANSWER), unknown_fields="ignore") as client:
         response = await client.post("/v1/completions", json={**ASK, name: [2]})

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.fakes.conversations import Cause
-from tests.fakes.scripted import ScriptedDraft, ScriptedTarget
+from tests.fakes.scripted import MAX_LENGTH, ScriptedDraft, ScriptedTarget
 from tests.support.http_calls import ANSWER, ASK, TEXT, client_of, events_of
 from tests.support.service import service_of
 
@@ -133,3 +133,43 @@ async def test_scores_of_a_text_are_those_with_which_it_is_generated():
         scored["logprobs"]["tokens"][1:], scored["logprobs"]["top_logprobs"][1:], strict=True
     ):
         assert name in top
+
+
+# Prompts that are cut
+
+
+@pytest.mark.parametrize(("newest", "left"), [(3, "789"), (9, "123456789"), (100, "123456789")])
+async def test_truncated_prompt_keeps_its_newest_tokens(tokenizer, newest, left):
+    target = ScriptedTarget(ANSWER)
+    async with client_of(tokenizer, target) as client:
+        ask = {**ASK, "prompt": "123456789", "truncate_prompt_tokens": newest, "echo": True}
+        body = (await client.post("/v1/completions", json=ask)).json()
+    assert bytes(target.requests[1].decode.turn.tokens) == left.encode()
+    assert body["choices"][0]["text"] == left + TEXT
+    assert body["usage"]["prompt_tokens"] == len(left)
+
+
+async def test_prompt_truncated_to_the_context_leaves_room_for_the_answer(tokenizer):
+    prompt = "x" * 2 * MAX_LENGTH
+    async with client_of(tokenizer, ScriptedTarget(ANSWER)) as client:
+        ask = {**ASK, "prompt": prompt, "truncate_prompt_tokens": -1}
+        usage = (await client.post("/v1/completions", json=ask)).json()["usage"]
+        assert usage["prompt_tokens"] == MAX_LENGTH - ASK["max_tokens"]
+        refused = await client.post("/v1/completions", json={**ASK, "prompt": prompt})
+    assert refused.status_code == 400
+
+
+async def test_chat_truncated_keeps_the_newest_tokens_and_answers_in_the_room_left(tokenizer):
+    target = ScriptedTarget(ANSWER)
+    chat = {"messages": [{"role": "user", "content": "x" * 2 * MAX_LENGTH}]}
+    async with client_of(tokenizer, target) as client:
+        answer = await client.post("/v1/chat/completions", json={**chat, "truncate_prompt_tokens": 4})
+    assert answer.status_code == 200, answer.text
+    assert bytes(target.requests[1].decode.turn.tokens) == b"xxx;"
+    assert target.requests[0].open.sampling.max_tokens == MAX_LENGTH - 4
+
+
+@pytest.mark.parametrize("wrong", [-2, 0, 1.5, True])
+async def test_truncation_to_no_number_of_tokens_is_refused(client, wrong):
+    response = await client.post("/v1/completions", json={**ASK, "truncate_prompt_tokens": wrong})
+    assert response.status_code == 400
