@@ -6,6 +6,8 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from gateway.api.adapter_api import LOAD_ADAPTER, UNLOAD_ADAPTER, LoadAdapterRequest, UnloadAdapterRequest
+from gateway.api.anthropic.bodies import CountRequest, MessagesRequest
+from gateway.api.anthropic.types import AnsweredMessage, CountedTokens, MessageError, MessageEvent
 from gateway.api.openai.answer_types import ChatCompletion, ChatEvent, Completion, CompletionEvent, Error
 from gateway.api.openai.chat import ChatRequest
 from gateway.api.openai.completions import CompletionRequest
@@ -15,6 +17,7 @@ from gateway.api.service_types import Detokenized, Health, Loads, Model, Models,
 from gateway.api.text_api import DETOKENIZE, TOKENIZE, DetokenizeRequest, TokenizeRequest
 
 COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
 
 KEYED = (401,)
 READ = (400, 401, 404, 408, 413, 429, 504)  # statuses of endpoints that read a body
@@ -28,12 +31,15 @@ class Endpoint:
     events: Any = None  # type of each server-sent event; None: never streamed
     refusals: tuple[int, ...] = ()  # statuses with the body of an error
     unready: bool = False  # whether the answer has status 503 while no target is ready
+    error: Any = Error  # type of the body of an error
 
 
 ENDPOINTS: Final = {
     COMPLETIONS: Endpoint(Completion, CompletionRequest, CompletionEvent | Error, GENERATED),
     CHATS: Endpoint(ChatCompletion, ChatRequest, ChatEvent | Error, GENERATED),
     RESPONSES: Endpoint(Response, ResponseRequest, ResponseEvent, GENERATED),
+    MESSAGES: Endpoint(AnsweredMessage, MessagesRequest, MessageEvent, GENERATED, error=MessageError),
+    COUNT_TOKENS: Endpoint(CountedTokens, CountRequest, refusals=(*READ, 503), error=MessageError),
     "/v1/models": Endpoint(Models, refusals=KEYED),
     "/v1/models/{name}": Endpoint(Model, refusals=(*KEYED, 404)),
     "/health": Endpoint(Health, unready=True),

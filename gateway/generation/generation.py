@@ -283,7 +283,7 @@ class Generation:
                 async for step in steps:
                     ids = [token.id for token in step.tokens]
                     pieces = text.add(ids, ends=step.finish_reason is not None)
-                    if text.stopped:
+                    if text.stop is not None:
                         sequence.finish_reason = "stop"
                     if sequence.finish_reason is not None:
                         total.add(loop.stats)
@@ -297,6 +297,7 @@ class Generation:
                         sequence.finish_reason,
                         round=step.round,
                         scores=step.scores,
+                        stop=text.stop,
                     )
                     if sequence.finish_reason is not None:
                         return

@@ -65,6 +65,7 @@ class Chunk:
     usage: AnswerUsage | None = None  # on the last chunk of all
     round: VerdictReceived | None = None  # round that the tokens come from; None: plain decoding
     scores: tuple[TokenLogprobs, ...] = ()  # for the prompt, from its second token on; before any token
+    stop: str | None = None  # stop string that ended the answer, on the choice's last chunk
 
     @property
     def text(self) -> str:

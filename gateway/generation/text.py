@@ -67,7 +67,7 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""  # end of the text that may begin a stop string
-        self.found = False
+        self.found: str | None = None  # stop string that ends the answer
 
     def add(self, piece: str, *, may_end: bool = True) -> str:
         """Returns text that is certain to belong to the answer. Sets ``found`` when the answer ends here.
@@ -77,10 +77,11 @@ class StopStrings:
         text = self._held + piece
         first = len(self._held) + 1  # a stop string ends in the new text
         found = [text.find(stop, max(first - len(stop), 0)) for stop in self._stops] if may_end else []
-        starts = [start for start in found if start >= 0]
+        starts = [(start, stop) for start, stop in zip(found, self._stops, strict=False) if start >= 0]
         if starts:
-            self.found, self._held = True, ""
-            return text[: min(starts)]
+            start, self.found = min(starts)
+            self._held = ""
+            return text[:start]
         held = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
@@ -121,8 +122,8 @@ class AnswerText:
         self._unstoppable = min_tokens  # tokens left of them
 
     @property
-    def stopped(self) -> bool:
-        """Whether a stop string was found, which ends the answer."""
+    def stop(self) -> str | None:
+        """Stop string that was found and ends the answer; None: none was."""
         return self._stops.found
 
     def add(self, token_ids: Sequence[int], *, ends: bool) -> list[Piece]:
@@ -135,7 +136,7 @@ class AnswerText:
             text = self._stops.add(self._detokenizer.add(token_id), may_end=self._unstoppable <= 0)
             self._unstoppable -= 1
             pieces.append(Piece(text, self._detokenizer.start))
-            if self.stopped:
+            if self.stop is not None:
                 return pieces
         if ends and pieces:
             rest = self._stops.add(self._detokenizer.end(), may_end=self._unstoppable < 0) + self._stops.end()

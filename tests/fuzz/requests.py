@@ -5,6 +5,9 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from gateway.api.anthropic.bodies import CountRequest, MessagesRequest
+from gateway.api.endpoints import COUNT_TOKENS
+from gateway.api.endpoints import MESSAGES as CLAUDE
 from gateway.api.openai.chat import ChatRequest
 from gateway.api.openai.completions import CompletionRequest
 from gateway.api.openai.responses import ResponseRequest
@@ -27,6 +30,8 @@ BODIES = {
     COMPLETIONS: body_of(CompletionRequest),
     CHAT: body_of(ChatRequest),
     RESPONSES: body_of(ResponseRequest),
+    CLAUDE: body_of(MessagesRequest),
+    COUNT_TOKENS: body_of(CountRequest),
     TOKENIZE: body_of(TokenizeRequest),
     DETOKENIZE: body_of(DetokenizeRequest),
 }
@@ -66,11 +71,12 @@ def requests() -> SearchStrategy[Any]:
         _posts(COMPLETIONS),
         _posts(CHAT),
         _posts(RESPONSES),
+        _posts(CLAUDE),
         _calls("Generate"),
         _calls("Complete"),
     ]
     methods = sorted(REQUESTS.keys() - {"Generate", "Complete"})
-    asking = [_posts(TOKENIZE), _posts(DETOKENIZE), *map(_calls, methods)]
+    asking = [_posts(TOKENIZE), _posts(DETOKENIZE), _posts(COUNT_TOKENS), *map(_calls, methods)]
     looking = st.builds(HttpCall, st.sampled_from(PAGES), st.none())
     several = [*generating * 3, st.one_of(asking), looking]
     return st.sampled_from(range(len(several))).flatmap(several.__getitem__)

@@ -24,15 +24,19 @@ TEMPLATE = ChatTemplate(
 
 
 @asynccontextmanager
-async def client_of(
-    tokenizer, *workers, template=TEMPLATE, keys=(), host="127.0.0.1", defaults=None, store=None, **limits
-):
-    """host: that requests come from. defaults: of sampling. store: of adapters. limits: settings."""
+async def app_of(tokenizer, *workers, template=TEMPLATE, keys=(), defaults=None, store=None, **limits):
+    """defaults: of sampling. store: of adapters. limits: settings."""
     settings = GatewaySettings(model="m", tokenizer="unused", **limits)
     authentication = Authentication(tuple(map(digest, keys)), anonymous=False)
     async with fleet_of(*workers) as fleet:
         generation = Generation(settings, tokenizer, fleet, defaults or {}, store)
-        app = http_api.build(generation, template, authentication)
+        yield http_api.build(generation, template, authentication)
+
+
+@asynccontextmanager
+async def client_of(tokenizer, *workers, host="127.0.0.1", **given):
+    """host: that requests come from. given: as for ``app_of``."""
+    async with app_of(tokenizer, *workers, **given) as app:
         transport = httpx.ASGITransport(app, client=(host, 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             yield client

@@ -10,7 +10,6 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
 from gateway.api.endpoints import ENDPOINTS, Endpoint
-from gateway.api.openai.answer_types import Error
 from gateway.api.openai.fields import IGNORED_HEADER, SEED_HEADER
 from gateway.api.request_ids import HEADER
 
@@ -30,7 +29,6 @@ REFUSALS: Final = {
     504: "The answer was not finished in time.",
 }
 JSON: Final = "application/json"
-ERROR: Final[Part] = ("", "error")  # shared by all endpoints
 RETRIED = (429, 503)  # statuses with the header Retry-After
 STREAMED = "With `stream`: the data of each event."
 CLOSED = " The event after the last has `[DONE]` instead."
@@ -55,11 +53,12 @@ def described(app: FastAPI) -> dict[str, Any]:
 @cache
 def _schemas() -> tuple[Mapping[Part, Schema], Schema]:
     """Returns the schema of each part of an endpoint, and the components that the schemas refer to."""
-    parts: dict[Part, tuple[Any, JsonSchemaMode]] = {ERROR: (Error, "serialization")}
+    parts: dict[Part, tuple[Any, JsonSchemaMode]] = {}
     for path, endpoint in ENDPOINTS.items():
         parts[path, "request"] = endpoint.request, "validation"
         parts[path, "answer"] = endpoint.answer, "serialization"
         parts[path, "events"] = endpoint.events, "serialization"
+        parts[path, "error"] = endpoint.error, "serialization"
     adapters = [(part, mode, TypeAdapter[Any](kind)) for part, (kind, mode) in parts.items() if kind]
     by_part, document = TypeAdapter.json_schemas(adapters, ref_template="#/components/schemas/{model}")
     return {part: schema for (part, _), schema in by_part.items()}, document["$defs"]
@@ -94,7 +93,7 @@ def _responses(path: str, endpoint: Endpoint, schemas: Mapping[Part, Schema]) ->
         responses[str(status)] = {
             "description": REFUSALS[status],
             "headers": headers | ({"Retry-After": RETRY} if status in RETRIED else {}),
-            "content": _json(schemas[ERROR]),
+            "content": _json(schemas[path, "error"]),
         }
     return responses
 

@@ -84,11 +84,21 @@ class ChatRequest(GenerationRequest):
         return [] if self.tool_choice == "none" else [tool.plain() for tool in self.tools]
 
     async def prepared(
-        self, generation: Generation, chat: Chat, caller: str | None, deadline: float
+        self,
+        generation: Generation,
+        chat: Chat,
+        caller: str | None,
+        deadline: float,
+        *,
+        fits: bool = False,
     ) -> Prepared:
-        """Returns the prepared request. Raises as ``Generation.prepare`` does."""
+        """Returns the prepared request. Raises as ``Generation.prepare`` does.
+
+        fits: an answer longer than the context has room for is cut, and not refused.
+        """
         try:
-            return await generation.prepare(await self._request(generation, chat), caller, deadline)
+            request = await self._request(generation, chat, fits=fits)
+            return await generation.prepare(request, caller, deadline)
         except InvalidRequestError as error:
             limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
             own_names = {"prompt": "messages", "max_tokens": limit}
@@ -148,16 +158,18 @@ class ChatRequest(GenerationRequest):
             return CallFormat.of(template, added, "tools").valid_calls(held)
         return None
 
-    async def _request(self, generation: Generation, chat: Chat) -> Request:
+    async def _request(self, generation: Generation, chat: Chat, *, fits: bool) -> Request:
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
         cuts = self.truncate_prompt_tokens
         prompt = await generation.chat_ids(chat.prompt.pieces, may_be_long=cuts is not None)
         prompt = generation.limits.truncated(prompt, cuts, self.max_tokens or 1)
+        room = generation.limits.room(len(prompt))
+        asked = self.max_tokens or room
         request = self.request(
             (prompt,),
             logprobs=self.top_logprobs if self.logprobs else None,
-            max_tokens=self.max_tokens or generation.limits.room(len(prompt)),
+            max_tokens=min(asked, room) if fits else asked,
         )
         if self.tools and self.tool_choice != "none" and request.form is not None:
             raise InvalidRequestError("tools", "cannot be combined with a form of the answer")

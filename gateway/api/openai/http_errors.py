@@ -1,6 +1,8 @@
 """Answers to failed requests over HTTP: a status, and a body in OpenAI's shape."""
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
@@ -11,6 +13,8 @@ from starlette.requests import Request as HttpRequest
 from gateway.api.openai.answer_types import Error, ErrorCode, ErrorType
 from gateway.api.openai.schemas import invalid
 from gateway.errors import DEFECT, GatewayError, InvalidRequestError, OverloadedError, WorkerLostError
+
+Shape = Callable[[int, str], Any]  # from the status and the message to the body
 
 RETRY_LOST_S = 1  # seconds after which a worker may have been replaced
 
@@ -32,8 +36,19 @@ def error_answer(error: GatewayError) -> Error:
     return error_body(str(error), type_=kind, param=field, code=CODES.get(status))
 
 
-def answer_errors(app: FastAPI) -> None:
-    """Turns every exception of an endpoint into an answer."""
+def answer_errors(app: FastAPI, shapes: Mapping[str, Shape]) -> None:
+    """Turns every exception of an endpoint into an answer.
+
+    shapes: other shapes of errors, by the beginning of the paths that have them.
+    """
+
+    def answered(
+        request: HttpRequest, body: Error, status: int, headers: Mapping[str, str] | None = None
+    ) -> JSONResponse:
+        for beginning, shape in shapes.items():
+            if request.url.path.startswith(beginning):
+                return JSONResponse(shape(status, body["error"]["message"]), status, headers)
+        return JSONResponse(body, status, headers)
 
     @app.exception_handler(GatewayError)
     async def refused(request: HttpRequest, error: Exception) -> JSONResponse:
@@ -43,12 +58,12 @@ def answer_errors(app: FastAPI) -> None:
             headers["Retry-After"] = str(math.ceil(error.retry_after_s))
         elif isinstance(error, WorkerLostError):
             headers["Retry-After"] = str(RETRY_LOST_S)
-        return JSONResponse(error_answer(error), error.http_status, headers)
+        return answered(request, error_answer(error), error.http_status, headers)
 
     @app.exception_handler(Exception)
     async def defect(request: HttpRequest, error: Exception) -> JSONResponse:
         """Answers 500; the server logs the exception."""
-        return JSONResponse(error_body(DEFECT, type_="server_error"), 500)
+        return answered(request, error_body(DEFECT, type_="server_error"), 500)
 
     @app.exception_handler(ValidationError)
     async def contradictory(request: HttpRequest, error: Exception) -> JSONResponse:
@@ -59,4 +74,4 @@ def answer_errors(app: FastAPI) -> None:
     async def no_such_thing(request: HttpRequest, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         body = error_body(str(error.detail), type_="invalid_request_error")
-        return JSONResponse(body, error.status_code, error.headers)
+        return answered(request, body, error.status_code, error.headers)

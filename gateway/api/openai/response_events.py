@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.api.openai.answer_parser import AnswerParser
 from gateway.api.openai.answer_types import ChatDelta, ToolCallDelta
@@ -156,8 +156,21 @@ class ResponseAnswer:
         }
 
 
-async def response_events(
-    first: Chunk, chunks: AsyncGenerator[Chunk, None], answer: ResponseAnswer
+class NamedAnswer(Protocol):
+    """Answer whose events have names."""
+
+    def opening(self) -> Iterator[Event]:
+        """Yields the events before the first token."""
+
+    def chunk(self, chunk: Chunk) -> Iterator[Event]:
+        """Yields the events of a chunk."""
+
+    def failed(self, message: str) -> Event:
+        """Returns the event that ends an answer which failed."""
+
+
+async def named_events(
+    first: Chunk, chunks: AsyncGenerator[Chunk, None], answer: NamedAnswer
 ) -> AsyncIterator[str]:
     """Yields server-sent events, each with its name. An error on the way is the last event."""
     chunk = first

@@ -7,9 +7,9 @@ from pydantic import Field, field_validator
 
 from gateway.api.openai.field_types import NullIsLeftOut, Strict, Text
 
-MAX_TOOLS, MAX_CALLS = 128, 128  # tools of a chat, calls of a message
+MAX_TOOLS, MAX_CALLS = 512, 128  # tools of a chat, calls of a message
 
-Name = Annotated[Text, Field(min_length=1, max_length=64)]
+Name = Annotated[Text, Field(min_length=1, max_length=128)]
 
 
 class Function(NullIsLeftOut):

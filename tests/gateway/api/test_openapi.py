@@ -2,11 +2,12 @@
 
 import asyncio
 import json
+import re
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from gateway.api.endpoints import CHATS, COMPLETIONS, ENDPOINTS, RESPONSES
+from gateway.api.endpoints import CHATS, COMPLETIONS, COUNT_TOKENS, ENDPOINTS, MESSAGES, RESPONSES
 from gateway.api.openai.chat_template import ChatTemplate
 from gateway.api.text_api import DETOKENIZE, TOKENIZE
 from tests.fakes.conversations import Cause
@@ -21,6 +22,8 @@ CALLING = [*b'Look:<tool_call>{"name": "f", "arguments": {"city": 7}}</tool_call
 CALLS = {"tools": [{"type": "function", "function": FUNCTION}], "max_tokens": len(CALLING)}
 RESPONSE = {"input": "x", "max_output_tokens": len(ANSWER)}
 RESPONSE_CALLS = {"tools": [{"type": "function", **FUNCTION}], "max_output_tokens": len(CALLING)}
+MESSAGE = {"model": "m", "messages": CHAT["messages"], "max_tokens": len(ANSWER)}
+MESSAGE_CALLS = {"tools": [{"name": "f", "input_schema": {"type": "object"}}], "max_tokens": len(CALLING)}
 OPTIONS = {"include_usage": True, "include_rounds": True, "continuous_usage_stats": True}
 DRAFTED = {"speculation": {"mode": "fixed", "depth": 4, "report": True}}
 
@@ -101,6 +104,8 @@ BODIES = {
     COMPLETIONS: {**ASK, **DRAFTED},
     CHATS: {**CHAT, **CALLS, "tool_choice": "required"},
     RESPONSES: {**RESPONSE, **RESPONSE_CALLS, "instructions": "Be brief."},
+    MESSAGES: {**MESSAGE, **MESSAGE_CALLS, "tool_choice": {"type": "any"}, "system": "Be brief."},
+    COUNT_TOKENS: {"model": "m", "messages": CHAT["messages"]},
     TOKENIZE: {"messages": CHAT["messages"]},
     DETOKENIZE: {"tokens": [1]},
 }
@@ -123,6 +128,7 @@ ANSWERED = {
     "a chat": (CHATS, {**CHAT, **DRAFTED}),
     "with log-probabilities": (CHATS, {**CHAT, "n": 2, "logprobs": True, "top_logprobs": 2}),
     "a response": (RESPONSES, RESPONSE),
+    "a message": (MESSAGES, MESSAGE),
 }
 
 
@@ -133,39 +139,44 @@ async def test_openapi_answer_matches_its_description(client, case):
     response = await client.post(path, json=ask)
     description.check(response.json(), description.schema(path))
     description.check_headers(response, path)
-    options = {} if path == RESPONSES else {"stream_options": OPTIONS}
+    options = {} if path in (RESPONSES, MESSAGES) else {"stream_options": OPTIONS}
     for event in await events_of(client, path, {**ask, **options}):
         description.check(event, description.schema(path, content="text/event-stream"))
 
 
 @pytest.mark.parametrize(
-    ("path", "ask"), [(CHATS, {**CHAT, **CALLS}), (RESPONSES, {**RESPONSE, **RESPONSE_CALLS})]
+    ("path", "ask"),
+    [
+        (CHATS, {**CHAT, **CALLS}),
+        (RESPONSES, {**RESPONSE, **RESPONSE_CALLS}),
+        (MESSAGES, {**MESSAGE, **MESSAGE_CALLS}),
+    ],
 )
 async def test_calls_are_as_they_are_described(tokenizer, path, ask):
     workers = ScriptedTarget(CALLING, finish_reason="stop"), ScriptedDraft(CALLING)
     async with client_of(tokenizer, *workers, template=TEMPLATE) as client:
         description = await described(client)
         answer = (await client.post(path, json=ask)).json()
-        assert "function" in json.dumps(answer)
+        assert {"function", "tool_use"} & {*re.findall(r"\w+", json.dumps(answer))}
         description.check(answer, description.schema(path))
         for event in await events_of(client, path, ask):
             description.check(event, description.schema(path, content="text/event-stream"))
 
 
-@pytest.mark.parametrize(("path", "ask"), [(CHATS, CHAT), (RESPONSES, RESPONSE)])
+@pytest.mark.parametrize(("path", "ask"), [(CHATS, CHAT), (RESPONSES, RESPONSE), (MESSAGES, MESSAGE)])
 async def test_thoughts_are_as_they_are_described(tokenizer, path, ask):
     said = [*b"<think>so</think>Yes."]
     template = ChatTemplate("<think>{{ messages[0].content }}[/INST]", {})
     async with client_of(tokenizer, ScriptedTarget(said), template=template) as client:
         description = await described(client)
         answer = (await client.post(path, json=ask)).json()
-        assert "reasoning" in json.dumps(answer)
+        assert "reasoning" in json.dumps(answer) or answer["content"][0]["type"] == "thinking"
         description.check(answer, description.schema(path))
         for event in await events_of(client, path, ask):
             description.check(event, description.schema(path, content="text/event-stream"))
 
 
-@pytest.mark.parametrize(("path", "ask"), [(COMPLETIONS, ASK), (RESPONSES, RESPONSE)])
+@pytest.mark.parametrize(("path", "ask"), [(COMPLETIONS, ASK), (RESPONSES, RESPONSE), (MESSAGES, MESSAGE)])
 async def test_openapi_failed_stream_matches_its_description(tokenizer, path, ask):
     target = ScriptedTarget(ANSWER, lost_at=range(4, 10_000), lost_with=Cause.FAILED)
     async with client_of(tokenizer, target, ScriptedDraft(ANSWER)) as client:

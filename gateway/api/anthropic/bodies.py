@@ -1,0 +1,298 @@
+"""Bodies of /v1/messages and /v1/messages/count_tokens: each becomes a chat.
+
+Source: the types of Anthropic's Python package, and what Claude Code sends to a service of another name.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from gateway.api.openai.chat import ChatRequest
+from gateway.api.openai.field_types import Label, NullIsLeftOut, Text
+from gateway.api.openai.fields import Ignored
+from gateway.api.openai.messages import MAX_MESSAGES, MAX_PARTS, as_parts
+from gateway.api.openai.rendering import CONTINUES, KWARGS
+from gateway.api.openai.schemas import Stop, invalid
+from gateway.api.openai.structured import JsonSchema
+from gateway.api.openai.tools import MAX_TOOLS, Name
+from gateway.errors import InvalidRequestError
+from gateway.settings import Priority, Speculation
+from outrider.decoding.settings import SEED_BITS
+
+MAX_STOPS = 16  # strings
+# Claude Code tells the service by this line who pays. It is no instruction, and would differ by conversation.
+BILLING = "x-anthropic-billing-header"
+THINKS = ("enable_thinking", "thinking")  # variables by which chat templates let a model think
+FAILED = "Error: "  # begins the result of a tool that failed: no chat template has a place for that
+# This API's own name of a field, by the chat's name.
+NAMES = {
+    "stop": "stop_sequences",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    CONTINUES: "messages",
+    KWARGS: "thinking",
+    "parallel_tool_calls": "tool_choice",
+}
+
+
+class Hinted(NullIsLeftOut):
+    """Base of blocks and tools, which may say what should be cached: here every prefix is."""
+
+    cache_control: Ignored = None
+
+
+class TextBlock(Hinted):
+    type: Literal["text"]
+    text: Text
+    citations: Ignored = None
+
+
+class ThinkingBlock(Hinted):
+    type: Literal["thinking"]
+    thinking: Text
+    signature: Ignored = None
+
+
+class RedactedThinking(Hinted):
+    """Thoughts that another service has encrypted; they are left out."""
+
+    type: Literal["redacted_thinking"]
+    data: Ignored = None
+
+
+class ToolUse(Hinted):
+    type: Literal["tool_use"]
+    id: Text
+    name: Name
+    input: dict[str, Any]
+    caller: Ignored = None
+
+
+Texts = Annotated[
+    list[TextBlock],
+    Field(max_length=MAX_PARTS, fail_fast=True),
+    BeforeValidator(as_parts, json_schema_input_type=str | list[TextBlock]),
+]
+
+
+class ToolResult(Hinted):
+    type: Literal["tool_result"]
+    tool_use_id: Text
+    content: Texts = Field(default_factory=list)
+    is_error: bool = False
+
+
+Block = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinking | ToolUse | ToolResult, Field(discriminator="type")
+]
+
+
+class GivenMessage(NullIsLeftOut):
+    role: Label  # "assistant", "system", or whatever name a user has
+    content: Annotated[
+        list[Block],
+        Field(max_length=MAX_PARTS, fail_fast=True),
+        BeforeValidator(as_parts, json_schema_input_type=str | list[Block]),
+    ]
+
+
+class GivenTool(Hinted):
+    type: Literal["custom"] = "custom"
+    name: Name
+    description: Text = ""
+    input_schema: dict[str, Any]
+    strict: bool = False
+    allowed_callers: Ignored = None
+    defer_loading: Ignored = None
+    eager_input_streaming: Ignored = None
+    input_examples: Ignored = None
+
+    def as_chat(self) -> dict[str, Any]:
+        own = {"name": self.name, "description": self.description, "strict": self.strict}
+        return {"type": "function", "function": {**own, "parameters": self.input_schema}}
+
+
+class ToolChoice(NullIsLeftOut):
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None
+    disable_parallel_tool_use: bool = False
+
+    @model_validator(mode="after")
+    def _names_a_tool(self) -> "ToolChoice":
+        if (self.type == "tool") != (self.name is not None):
+            raise ValueError("name belongs to the type 'tool', which needs it")
+        return self
+
+    def as_chat(self) -> Any:
+        if self.name is not None:
+            return {"type": "function", "function": {"name": self.name}}
+        return "required" if self.type == "any" else self.type
+
+
+class ThinkingSettings(NullIsLeftOut):
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Ignored = None
+    display: Literal["summarized", "omitted"] = "summarized"
+
+
+class OutputFormat(NullIsLeftOut):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputSettings(NullIsLeftOut):
+    effort: Label | None = None
+    format: OutputFormat | None = None
+    task_budget: Ignored = None
+
+
+class CountRequest(Hinted):
+    """Request for the number of tokens that a conversation has; no token is generated."""
+
+    model: Text
+    messages: list[GivenMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    system: Texts = Field(default_factory=list)
+    tools: list[GivenTool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
+    tool_choice: ToolChoice = ToolChoice(type="auto")
+    thinking: ThinkingSettings = ThinkingSettings(type="disabled")
+    output_config: OutputSettings = OutputSettings()
+    # Fields of Anthropic's that change nothing: labels and hints.
+    betas: Ignored = None
+    container: Ignored = None
+    context_management: Ignored = None
+    inference_geo: Ignored = None
+    metadata: Ignored = None
+    service_tier: Ignored = None
+
+    def as_chat(self, variables: Collection[str]) -> ChatRequest:
+        """Returns the request as a chat.
+
+        variables: variables that the chat template reads.
+
+        Raises:
+            InvalidRequestError: naming the field as this API does.
+        """
+        try:
+            return ChatRequest.model_validate(self._fields(variables))
+        except ValidationError as error:
+            raise renamed(invalid(error)) from error
+
+    def _fields(self, variables: Collection[str]) -> dict[str, Any]:
+        """Returns the fields of the chat."""
+        messages = _messages(self.system, self.messages)
+        if not messages:
+            raise InvalidRequestError("messages", "hold no text")
+        thinks = self.thinking.type != "disabled"
+        fields: dict[str, Any] = {
+            "model": self.model,
+            "messages": messages,
+            "continue_final_message": messages[-1]["role"] == "assistant",
+            "tools": [tool.as_chat() for tool in self.tools],
+            "tool_choice": self.tool_choice.as_chat(),
+            "parallel_tool_calls": not self.tool_choice.disable_parallel_tool_use,
+            KWARGS: {name: thinks for name in THINKS if name in variables},
+        }
+        if self.output_config.effort is not None:
+            fields["reasoning_effort"] = self.output_config.effort
+        if (form := self.output_config.format) is not None:
+            schema = JsonSchema(name="answer", schema=form.schema_).model_dump(by_alias=True)
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return fields
+
+
+class MessagesRequest(CountRequest):
+    """Request for the next message of a conversation. The fields after ``top_k`` are Outrider's own."""
+
+    max_tokens: int = Field(ge=1)
+    stop_sequences: list[Stop] = Field(default_factory=list, max_length=MAX_STOPS)
+    stream: bool = False
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = Field(default=0, ge=0, lt=2**32)
+    seed: int | None = Field(default=None, ge=-(2 ** (SEED_BITS - 1)), lt=2**SEED_BITS)
+    speculation: Speculation = Speculation()
+    task: Label | None = None
+    priority: Priority = "interactive"
+
+    def _fields(self, variables: Collection[str]) -> dict[str, Any]:
+        passed = ("temperature", "top_p", "top_k", "seed", "speculation", "task", "priority")
+        own = self.model_dump(include={*passed} & self.model_fields_set, exclude_unset=True)
+        limits = {"max_tokens": self.max_tokens, "stop": self.stop_sequences}
+        return {**super()._fields(variables), **limits, **own}
+
+
+def renamed(error: InvalidRequestError) -> InvalidRequestError:
+    """Renames the field of an error to the name that this API has for it."""
+    return type(error)(own_name(error.field), error.message)
+
+
+def own_name(field: str) -> str:
+    """Returns this API's own name for a chat's field. Messages have other places in the chat."""
+    first, dot, rest = field.partition(".")
+    if first in ("messages", "prompt"):
+        return "messages"
+    return NAMES.get(first, f"{first}{dot}{rest}")
+
+
+def _messages(system: Iterable[TextBlock], given: Sequence[GivenMessage]) -> list[dict[str, Any]]:
+    """Returns the messages of the chat.
+
+    All instructions become one message, since most templates take a single one, and that first. Neighbours of
+    one role become one message, too. Results of tools are messages of their own.
+    """
+    said = [block for message in given if message.role == "system" for block in message.content]
+    instructions = [
+        block
+        for block in [*system, *said]
+        if isinstance(block, TextBlock) and not block.text.startswith(BILLING)
+    ]
+    messages: list[dict[str, Any]] = []
+    if instructions:
+        messages.append({"role": "system", "content": _parts(instructions)})
+    names: dict[str, str] = {}  # tools by the ids of their calls
+    for message in given:
+        if message.role == "system":
+            continue
+        role = "assistant" if message.role == "assistant" else "user"
+        for block in message.content:
+            if isinstance(block, ToolUse):
+                names[block.id] = block.name
+            _add(messages, role, block, names)
+        if not message.content:
+            _last(messages, role)
+    return messages
+
+
+def _add(messages: list[dict[str, Any]], role: str, block: Block, names: dict[str, str]) -> None:
+    """Adds a block of a message to the chat."""
+    match block:
+        case TextBlock():
+            _last(messages, role)["content"] += _parts([block])
+        case ToolResult():
+            content = _parts(block.content)
+            if block.is_error:
+                first, *others = content or [{"type": "text", "text": ""}]
+                content = [{**first, "text": FAILED + first["text"]}, *others]
+            result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+            messages.append({**result, "name": names.get(block.tool_use_id, "")})
+        case ThinkingBlock():
+            message = _last(messages, role)
+            thoughts = [message["reasoning_content"]] if "reasoning_content" in message else []
+            message["reasoning_content"] = "\n".join([*thoughts, block.thinking])
+        case ToolUse():
+            function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+            call = {"id": block.id, "function": function}
+            _last(messages, role).setdefault("tool_calls", []).append(call)
+
+
+def _last(messages: list[dict[str, Any]], role: str) -> dict[str, Any]:
+    """Returns the last message if it has this role, or else a new message."""
+    if not messages or messages[-1]["role"] != role:
+        messages.append({"role": role, "content": []})
+    return messages[-1]
+
+
+def _parts(blocks: Iterable[TextBlock]) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": block.text} for block in blocks]
