@@ -98,7 +98,9 @@ class InputDelta(TypedDict):
 class BlockDelta(TypedDict):
     type: Literal["content_block_delta"]
     index: int
-    delta: Annotated[TextBlockDelta | ThinkingDelta | SignatureDelta | InputDelta, Field(discriminator="type")]
+    delta: Annotated[
+        TextBlockDelta | ThinkingDelta | SignatureDelta | InputDelta, Field(discriminator="type")
+    ]
 
 
 class BlockStop(TypedDict):
