@@ -88,6 +88,15 @@ def test_first_result_tells_the_prompt_tokens_that_were_cached_before(engine: En
     assert told == [[0, 0, 0], [len(PROMPT) // BLOCK * BLOCK, 0, 0]]
 
 
+def test_prompt_that_was_preempted_tells_no_cached_tokens_of_its_own(engine: Engine) -> None:
+    """What it finds again it has computed itself."""
+    fed(engine, PROMPT)
+    sequence = engine.open(len(PROMPT), 0, GREEDY)
+    sequence.tokens, sequence.preemptions = [*PROMPT], 1
+    engine._cache.adopt_prefix(sequence)
+    assert (sequence.cached > 0, sequence.adopted) == (True, 0)
+
+
 def test_sequence_that_goes_on_elsewhere_tells_no_cached_prompt(engine: Engine) -> None:
     """A target that takes over finds the prompt in its cache, which the request has paid already."""
     text = plain(engine, PROMPT, 6)

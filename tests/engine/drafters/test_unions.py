@@ -7,6 +7,7 @@ import pytest
 
 import outrider.engine.forward.graphs
 from outrider.decoding.draft import Draft
+from outrider.drafters.union import PRIOR_RATES, Role
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
@@ -81,14 +82,19 @@ def test_drafts_under_another_rule_are_those_of_the_head(
 
 
 def test_head_of_united_drafts_is_judged_by_its_own_guesses(
-    target: Engine, repeating: tuple[int, ...]
+    target: Engine, repeating: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A head with guesses that are never correct is disabled, however good those of the index are."""
+    """A head whose guesses are never correct is disabled, however good those of the index are."""
     in_use = target._drafting._in_use["eagle3"]
-    before = in_use._reached, in_use._accepted
-    rounds(target, [repeating], 0.0, DEPTH, drafter=UNION, least_survival=0.05)
-    reached, accepted = in_use._reached - before[0], in_use._accepted - before[1]
-    assert 0 < accepted <= reached
+    wrong = Draft.chain([target.vocab_size - 1] * DEPTH)
+    monkeypatch.setattr(in_use.drafter, "propose", lambda requests: [wrong for _ in requests])
+    monkeypatch.setitem(PRIOR_RATES, Role.CHAIN, 0.01)  # so that a Draft begins with the index's path
+    target._drafting._unions._rates.clear()
+    monkeypatch.setattr(in_use, "_reached", 0)
+    monkeypatch.setattr(in_use, "_accepted", 0)
+    found = rounds(target, [repeating], 0.0, DEPTH, drafter=UNION, least_survival=0.05)
+    assert found[0].accepted > 0
+    assert (in_use._accepted, in_use._reached > 0) == (0, True)
 
 
 def test_closed_sequence_leaves_no_union(target: Engine, repeating: tuple[int, ...]) -> None:

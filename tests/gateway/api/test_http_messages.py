@@ -124,6 +124,13 @@ async def test_message_with_calls_has_a_block_for_each(tokenizer):
     assert calls[0].id != calls[1].id
 
 
+async def test_blank_text_before_a_call_makes_no_block(tokenizer):
+    said = [*f"\n\n{CALL}\n{CALL}".encode(), 256]
+    async with sdk_of(tokenizer, ScriptedTarget(said, finish_reason="stop"), template=TEMPLATE) as client:
+        message = await client.messages.create(**{**ASK, "max_tokens": len(said)}, tools=[TOOL])
+    assert [block.type for block in message.content] == ["tool_use", "tool_use"]
+
+
 async def test_message_with_one_call_at_most_has_one(tokenizer):
     choice = {"type": "auto", "disable_parallel_tool_use": True}
     async with sdk_of(tokenizer, ScriptedTarget(CALLING, finish_reason="stop"), template=TEMPLATE) as client:

@@ -8,10 +8,11 @@ import pytest
 from gateway.drafters.factory import Drafters
 from gateway.drafters.index import GatewayDrafter
 from gateway.drafters.mixed import MixedDrafter
+from gateway.drafters.target import VerdictDrafter
 from gateway.drafters.worker import WorkerDrafter
 from gateway.errors import WorkerLostError
 from gateway.roster import Roster
-from gateway.sequence import GatewaySequence
+from gateway.sequence import GatewaySequence, VerdictDraft
 from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.settings import Sampling
 from protos import rounds_pb2
@@ -173,3 +174,12 @@ async def test_drafters_of_each_name_makes_its_class():
         names = ("model", "ngram", "suffix", "model+suffix")
         kinds = [type(Drafters(fleet, ROSTER).of(ROSTER.find(name), sequence)) for name in names]
         assert kinds == [WorkerDrafter, GatewayDrafter, GatewayDrafter, MixedDrafter]
+
+
+@pytest.mark.parametrize(("maker", "count"), [("eagle3", 3), ("eagle3+suffix", 6)])
+async def test_verdict_drafter_cuts_a_draft_unless_an_index_has_made_it_deeper(maker, count):
+    sequence = GatewaySequence(PROMPT, Sampling(max_tokens=len(ANSWER)), noise_key=0)
+    sequence.draft = VerdictDraft(Draft.chain(ANSWER[:6]), maker, None, is_of_host=False)
+    proposal = await VerdictDrafter(sequence).propose(3)
+    assert proposal.draft == Draft.chain(ANSWER[:count])
+    assert (proposal.wanted, proposal.asked) == (3, maker)
