@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from gateway.api.adapter_api import LOAD_ADAPTER, UNLOAD_ADAPTER, LoadAdapterRequest, UnloadAdapterRequest
 from gateway.api.anthropic.bodies import CountRequest, MessagesRequest
+from gateway.api.anthropic.message_api import COUNT_TOKENS, MESSAGES
 from gateway.api.anthropic.types import AnsweredMessage, CountedTokens, MessageError, MessageEvent
 from gateway.api.openai.answer_types import ChatCompletion, ChatEvent, Completion, CompletionEvent, Error
 from gateway.api.openai.chat import ChatRequest
@@ -17,7 +18,6 @@ from gateway.api.service_types import Detokenized, Health, Loads, Model, Models,
 from gateway.api.text_api import DETOKENIZE, TOKENIZE, DetokenizeRequest, TokenizeRequest
 
 COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
-MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
 
 KEYED = (401,)
 READ = (400, 401, 404, 408, 413, 429, 504)  # statuses of endpoints that read a body

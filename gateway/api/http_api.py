@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -15,25 +14,20 @@ from starlette.requests import Request as HttpRequest
 
 from gateway.api.access import Authentication, foreign_name
 from gateway.api.adapter_api import add_adapters
-from gateway.api.anthropic.answer import MessageAnswer
-from gateway.api.anthropic.bodies import CountRequest, MessagesRequest
-from gateway.api.anthropic.bodies import own_name as message_name
-from gateway.api.anthropic.bodies import renamed as renamed_for_messages
 from gateway.api.anthropic.errors import message_error
-from gateway.api.anthropic.types import CountedTokens
+from gateway.api.anthropic.message_api import MESSAGES, add_messages
 from gateway.api.bodies import Entrance
 from gateway.api.docs import add_docs
-from gateway.api.endpoints import CHATS, COMPLETIONS, COUNT_TOKENS, MESSAGES, RESPONSES
+from gateway.api.endpoints import CHATS, COMPLETIONS, RESPONSES
 from gateway.api.message_json import as_json
-from gateway.api.openai.bodies import Parsed, parsed, reported_seed
+from gateway.api.openai.bodies import Parsed, headers_of, parsed, reported_seed
 from gateway.api.openai.chat import ChatRequest
 from gateway.api.openai.chat_answer import ChatAnswer
 from gateway.api.openai.chat_template import ChatTemplate
 from gateway.api.openai.completions import CompletionAnswer, CompletionRequest
-from gateway.api.openai.fields import IGNORED_HEADER, SEED_HEADER
 from gateway.api.openai.http_errors import answer_errors
 from gateway.api.openai.rendering import ChatPrompts
-from gateway.api.openai.response_events import NamedAnswer, ResponseAnswer, named_events
+from gateway.api.openai.response_events import ResponseAnswer, finished, streamed
 from gateway.api.openai.responses import ResponseRequest, own_name, renamed, repeated_fields
 from gateway.api.openai.schemas import GenerationRequest
 from gateway.api.openai.stream import events, is_long
@@ -43,14 +37,12 @@ from gateway.api.service_types import Health, Model, Models, WorkerHealth
 from gateway.api.text_api import add_texts
 from gateway.errors import InvalidRequestError, UnauthenticatedError
 from gateway.generation.generation import Generation
-from gateway.generation.request import Chunk, Prepared
+from gateway.generation.request import Prepared
 from gateway.generation.vocabulary import TokenBytes
 from gateway.observe.loads import loads
 
 HEALTH = TypeAdapter(Health)
 OTHER_KEY = "x-api-key"  # header that clients of Anthropic's API put a key into
-OTHER_ID = "request-id"  # header in which they look for the request's id
-LONGEST_HEADER = 2048  # characters
 TRACED = (COMPLETIONS, CHATS, RESPONSES, MESSAGES)  # other paths would only fill the traces
 TELEMETRY: TelemetryConfig = {
     "operation_spans": False,
@@ -109,20 +101,6 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         stream = events(first, chunks, answer, body.stream_options, tokens, prepared.prompt_tokens)
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
-    async def streamed(
-        chunks: AsyncGenerator[Chunk, None], answer: NamedAnswer, headers: dict[str, str]
-    ) -> Response:
-        first = await anext(chunks)  # until then the status can still report an error
-        stream = named_events(first, chunks, answer)
-        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
-
-    async def finished(chunks: AsyncGenerator[Chunk, None], answer: NamedAnswer) -> None:
-        """Builds the whole answer."""
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                for _ in answer.chunk(chunk):
-                    pass
-
     @app.post(COMPLETIONS)
     async def completions(request: HttpRequest, caller: Caller) -> Response:
         """Continues texts; as server-sent events with `stream`."""
@@ -172,47 +150,6 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             return await streamed(chunks, answer, headers_of(asked, seed))
         await finished(chunks, answer)
         return JSONResponse(answer.response, headers=headers_of(asked, seed))
-
-    @app.post(MESSAGES)
-    async def messages(request: HttpRequest, caller: Caller) -> Response:
-        """Answers a conversation in the form of Anthropic's API; as server-sent events with `stream`."""
-        async with entrance.body(request) as body:
-            asked = await parsed(MessagesRequest, body.text, settings.unknown_fields)
-            try:
-                as_chat = asked.body.as_chat(template.asks_for[bool(asked.body.tools)])
-                conversation = await as_chat.chat(prompts)
-                asked = asked.also_ignoring(map(message_name, conversation.prompt.left_out))
-                prepared = await as_chat.prepared(generation, conversation, caller, body.deadline, fits=True)
-            except InvalidRequestError as error:
-                raise renamed_for_messages(error) from error
-        prepared.server_span.set_attribute(KEY, request.scope[KEY])
-        seed, chunks = reported_seed(as_chat, prepared), generation.chunks(prepared)
-        answer = MessageAnswer(
-            conversation.parser(),
-            prepared,
-            seed,
-            generation.limits.max_length(),
-            shows_thoughts=asked.body.thinking.display != "omitted",
-        )
-        headers = {**headers_of(asked, seed), OTHER_ID: request.scope[KEY]}
-        if asked.body.stream:
-            return await streamed(chunks, answer, headers)
-        await finished(chunks, answer)
-        return JSONResponse(answer.message, headers=headers)
-
-    @app.post(COUNT_TOKENS, dependencies=[Depends(is_known)])
-    async def count_tokens(request: HttpRequest) -> CountedTokens:
-        """Counts the tokens of a conversation, its tools included."""
-        async with entrance.body(request) as came:
-            body = (await parsed(CountRequest, came.text, settings.unknown_fields)).body
-            await generation.adapters.find(body.model)
-            try:
-                as_chat = body.as_chat(template.asks_for[bool(body.tools)])
-                conversation = await as_chat.chat(prompts)
-                ids = await generation.chat_ids(conversation.prompt.pieces, may_be_long=True)
-            except InvalidRequestError as error:
-                raise renamed_for_messages(error) from error
-        return {"input_tokens": len(ids)}
 
     @app.get("/v1/models", dependencies=[Depends(is_known)])
     async def models() -> Models:
@@ -266,6 +203,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         """Returns the JSON of what GetLoads of the gRPC API returns."""
         return as_json(loads(generation))
 
+    add_messages(app, generation, prompts, is_known, entrance)
     add_texts(app, generation, prompts, is_known, entrance)
     add_adapters(app, generation, is_known, entrance)
     add_page(app)
@@ -273,13 +211,3 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     answer_errors(app, {MESSAGES: message_error})
     app.add_middleware(RequestIds)
     return app
-
-
-def headers_of(asked: Parsed[Any], seed: int) -> dict[str, str]:
-    headers = {SEED_HEADER: str(seed)}
-    return headers | {IGNORED_HEADER: _listed(asked.ignored)} if asked.ignored else headers
-
-
-def _listed(names: list[str]) -> str:
-    """Returns the names as text that a header can hold: callers chose the names of unknown fields."""
-    return ", ".join(name.encode("unicode_escape").decode() for name in names)[:LONGEST_HEADER]

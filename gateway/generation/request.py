@@ -26,9 +26,7 @@ class Request:
     speculation: Speculation = field(default_factory=Speculation)
     model: str | None = None
     n: int = 1  # answers to each prompt
-    truncate_prompt: int | None = (
-        None  # newest tokens of each prompt that count; -1: as many as fit; None: all
-    )
+    truncate_prompt: int | None = None  # newest tokens of each prompt that are kept; -1: those that fit
     shown: frozenset[str] = frozenset()  # special tokens that the answer's text shows
     scores_prompts: bool = False  # log-probabilities of the prompts' tokens; their number: sampling.logprobs
     generates: bool = True  # False: only the prompts are scored

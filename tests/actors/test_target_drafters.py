@@ -151,16 +151,16 @@ async def test_changed_depth_reaches_a_target_with_a_lease(sent, often_right, mo
     assert renewal.decode.lease.depth == 2
 
 
-async def test_where_another_drafter_may_have_more_to_say_the_target_waits(sent, often_right):
-    """The drafter of the next Draft is known once the Verdict is."""
-    both = registry.mixed(ROW.name, "suffix")
-    registry.register(both)
+async def test_target_with_united_drafts_goes_on_without_the_gateway(sent, often_right):
+    """The target unites the Drafts itself, so the next Draft is known with the Verdict."""
+    name = f"{ROW.name}+suffix"
     async with pair(0, **drafters_with(ROW.name)) as fleet:
-        speculation = Speculation(mode="fixed", depth=4, drafter=both.name)
+        speculation = Speculation(mode="fixed", depth=4, drafter=name)
         text, stats = await answer(fleet, "json", 0.7, speculation=speculation)
     assert text == expected("json", 0.7)
-    assert stats.accepted > 0 == stats.continued
-    assert set(kinds_of(sent)) == {"verify"}
+    assert stats.accepted > 0 < stats.continued
+    assert stats.drafted_by.keys() == {name}
+    assert {request.decode.lease.drafter for request in sent if request.HasField("decode")} == {name}
 
 
 async def test_trial_has_a_draft_though_plain_decoding_is_faster(sent, often_right, monkeypatch):

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from gateway.api.anthropic.bodies import CountRequest, MessagesRequest
-from gateway.api.endpoints import COUNT_TOKENS
-from gateway.api.endpoints import MESSAGES as CLAUDE
+from gateway.api.anthropic.message_api import COUNT_TOKENS
+from gateway.api.anthropic.message_api import MESSAGES as CLAUDE
 from gateway.api.openai.chat import ChatRequest
 from gateway.api.openai.completions import CompletionRequest
 from gateway.api.openai.responses import ResponseRequest

@@ -44,7 +44,8 @@ class MessageAnswer:
         self._is_open = False
         self._call: int | None = None  # index of the growing call in the answer
         self._arguments = ""  # text of the growing call's arguments
-        self._blank = ""  # blank text that becomes a block once words follow
+        self._blank = ""  # blank text of a block to come, which begins once words follow
+        self._blank_kind = ""  # type of that block
         self.message: dict[str, Any] = {
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
@@ -91,8 +92,9 @@ class MessageAnswer:
     def _said(self, kind: str, text: str) -> Iterator[Event]:
         """Yields the events of words or thoughts. Blank text alone makes no block."""
         if not self._is_open or self._blocks[-1]["type"] != kind:
-            self._blank += text
-            if not (text := self._blank).strip():
+            text = self._blank + text if self._blank_kind == kind else text
+            self._blank, self._blank_kind = text, kind
+            if not text.strip():
                 return
             signed = {"signature": ""} if kind == "thinking" else {}
             yield from self._opened({"type": kind, kind: "", **signed})

@@ -135,7 +135,6 @@ class MessageErrorDetails(TypedDict):
 class MessageError(TypedDict):
     type: Literal["error"]
     error: MessageErrorDetails
-    request_id: NotRequired[str]
 
 
 MessageEvent = Annotated[

@@ -4,18 +4,26 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from gateway.api.openai.fields import UnknownFields, ignored, served, without_unknown
+from gateway.api.openai.fields import (
+    IGNORED_HEADER,
+    SEED_HEADER,
+    UnknownFields,
+    ignored,
+    served,
+    without_unknown,
+)
 from gateway.api.openai.schemas import GenerationRequest, invalid
 from gateway.errors import InvalidRequestError
 from gateway.generation.request import Prepared
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
+LONGEST_HEADER = 2048  # characters
 LONG_BODY = 2**16  # bytes, about a millisecond; a thread parses longer bodies
 
 
@@ -64,3 +72,14 @@ def _parsed(kind: type[RequestT], text: bytes, unknown: UnknownFields) -> Parsed
 def reported_seed(body: GenerationRequest, prepared: Prepared) -> int:
     """Returns the seed as the caller sent it, which may be negative, or else the drawn seed."""
     return prepared.seed if body.seed is None else body.seed
+
+
+def headers_of(asked: Parsed[Any], seed: int) -> dict[str, str]:
+    """Returns the headers that tell the seed, and what was ignored."""
+    headers = {SEED_HEADER: str(seed)}
+    return headers | {IGNORED_HEADER: _listed(asked.ignored)} if asked.ignored else headers
+
+
+def _listed(names: list[str]) -> str:
+    """Returns the names as text that a header can hold: callers chose the names of unknown fields."""
+    return ", ".join(name.encode("unicode_escape").decode() for name in names)[:LONGEST_HEADER]

@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
+from fastapi.responses import StreamingResponse
+
 from gateway.api.openai.answer_parser import AnswerParser
 from gateway.api.openai.answer_types import ChatDelta, ToolCallDelta
 from gateway.api.openai.response_types import ResponseUsage
@@ -167,6 +169,23 @@ class NamedAnswer(Protocol):
 
     def failed(self, message: str) -> Event:
         """Returns the event that ends an answer which failed."""
+
+
+async def streamed(
+    chunks: AsyncGenerator[Chunk, None], answer: NamedAnswer, headers: dict[str, str]
+) -> StreamingResponse:
+    """Returns the answer as events, once its first chunk is there."""
+    first = await anext(chunks)  # until then the status can still report an error
+    stream = named_events(first, chunks, answer)
+    return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+
+
+async def finished(chunks: AsyncGenerator[Chunk, None], answer: NamedAnswer) -> None:
+    """Builds the whole answer."""
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            for _ in answer.chunk(chunk):
+                pass
 
 
 async def named_events(

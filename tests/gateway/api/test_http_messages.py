@@ -147,6 +147,17 @@ async def test_message_cut_within_a_call_has_an_empty_input(tokenizer):
     assert message.stop_reason == "max_tokens"
 
 
+async def test_blank_thoughts_add_nothing_to_the_text(tokenizer):
+    said = [*b"<think>\n</think>\n\nYes."]
+    async with sdk_of(tokenizer, ScriptedTarget(said), template=THINKING) as client:
+        message = await client.messages.create(**{**ASK, "max_tokens": len(said)})
+        template = ChatTemplate("<think>{{ messages[0].content }}[/INST]", {})
+    async with client_of(tokenizer, ScriptedTarget(said), template=template) as client:
+        ask = {"messages": [USER], "max_tokens": len(said)}
+        chat = (await client.post("/v1/chat/completions", json=ask)).json()
+    assert [block.text for block in message.content] == [chat["choices"][0]["message"]["content"]]
+
+
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
 async def test_message_of_a_thinking_model_has_thoughts_and_then_text(tokenizer, display):
     said = [*b"<think>so\n</think>\n\nYes."]

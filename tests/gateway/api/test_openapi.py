@@ -7,7 +7,8 @@ import re
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from gateway.api.endpoints import CHATS, COMPLETIONS, COUNT_TOKENS, ENDPOINTS, MESSAGES, RESPONSES
+from gateway.api.anthropic.message_api import COUNT_TOKENS, MESSAGES
+from gateway.api.endpoints import CHATS, COMPLETIONS, ENDPOINTS, RESPONSES
 from gateway.api.openai.chat_template import ChatTemplate
 from gateway.api.text_api import DETOKENIZE, TOKENIZE
 from tests.fakes.conversations import Cause
