@@ -140,8 +140,7 @@ class VerdictReceived:
 
         What an index adds beyond the depth that was asked for tells nothing of that depth's positions.
         """
-        path, depth = self.reply.accepted, self.proposal.draft.chain_length
-        depth = min(depth, self.proposal.wanted or depth)
+        path, depth = self.reply.accepted, self.proposal.asked_length
         of_chain = [node for node in path if node < depth]
         correct = sum(node not in self.reply.forced_nodes for node in of_chain)
         is_wrong = len(of_chain) < depth and (len(path) > len(of_chain) or self.is_refused)

@@ -49,6 +49,11 @@ class Proposal:
         """Seconds of the wait outside of the draft worker."""
         return self.seconds - self.worker_s
 
+    @property
+    def asked_length(self) -> int:
+        """Nodes of the chain that are within the depth that was asked for; an index may guess deeper."""
+        return min(self.draft.chain_length, self.wanted or self.draft.chain_length)
+
     def trimmed(self, sequence: GatewaySequence) -> "Proposal":
         """Returns the part that still follows the committed tokens."""
         tokens = sequence.since(self.base)

@@ -81,8 +81,8 @@ class DepthPolicy:
         return Lease(0, depth, decision.alternatives, drafter, decision.least_survival)
 
     @property
-    def most_asked_for(self) -> int:
-        """Positions of a chain that its drafter was asked for; a united Draft may have further positions."""
+    def asked_depth(self) -> int:
+        """Depth that the drafter was asked for; a united Draft may be deeper."""
         return self.wanted_with_verdict.depth if self.info.is_united else MAX_DEPTH
 
     @property

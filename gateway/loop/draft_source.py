@@ -131,7 +131,7 @@ class DraftSource:
         if came is None or not is_wanted:
             return None
         self._sequence.draft = None
-        depth = min(came.draft.chain_length, self._policy.most_asked_for)
+        depth = min(came.draft.chain_length, self._policy.asked_depth)
         self._newest = proposal = self._received(from_verdict(came, self._sequence, depth), depth)
         asyncio.get_running_loop().call_soon(self._policy.pace.refresh)
         return proposal

@@ -159,8 +159,7 @@ class PaceObserver:
 
     def _observe_round(self, pace: Pace, event: VerdictReceived) -> None:
         """Learns from the chain alone, without tokens that a grammar forced."""
-        proposal, chain, depth = event.proposal, event.chain, event.proposal.draft.chain_length
-        depth = min(depth, proposal.wanted or depth)
+        proposal, chain, depth = event.proposal, event.chain, event.proposal.asked_length
         paced = self._route.candidate(proposal.asked).paced
         if paced.drafter.comes_with_verdicts and event.reply.HasField("rank"):
             paced.acceptance.task.observe_rank(event.reply.rank)

@@ -60,7 +60,7 @@ class DrafterInfo:
 
     @property
     def asked(self) -> str:
-        """Name of the drafter for its worker or its target."""
+        """Name of the drafter that its worker or its target has loaded."""
         return self.mixes[0] if self.mixes else self.name
 
     @property

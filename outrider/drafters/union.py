@@ -18,7 +18,6 @@ from outrider.decoding.draft import ROOT, Draft
 from outrider.drafters.occurrences import Continuation, Occurrences
 from outrider.learning.mean import Rate
 
-TAKEN_IN = 512  # tokens of a text at a time, some milliseconds of a step
 DEEPEST = 16  # tokens: the index guesses no deeper
 MOST_DOUBLINGS = 4  # doublings of matched tokens that are told apart: 8 and more count as alike
 MOST_NODES = 31  # nodes: with the last token 32, which a GPU's captured graphs take of a sequence
@@ -74,29 +73,43 @@ class _Guess:
 
 
 class DraftUnion:
-    """Adds the guesses of an index over one text to the Drafts of a target drafter."""
+    """Adds the guesses of an index over one text to the Drafts of target drafters."""
 
-    def __init__(self, rates: LearnedRates) -> None:
-        """rates: learned from all sequences of the target drafter."""
-        self._rates = rates
+    def __init__(self) -> None:
         self._text = Occurrences()
+        self._rates = LearnedRates()  # rates of the drafter that made the newest Draft
         self._guesses: list[_Guess] = []  # newest guesses, also those that were not worth a node
         self._base = 0  # tokens of the text that they follow
 
+    def take_in(self, text: Sequence[int], most: int) -> int:
+        """Takes new tokens of the text in, ``most`` at the most; returns how many."""
+        known = len(self._text)
+        self._text.append(text[known : known + most])
+        return len(self._text) - known
+
     def united(
-        self, text: Sequence[int], draft: Draft, nodes: int, least_survival: float, ends: Collection[int]
+        self,
+        text: Sequence[int],
+        draft: Draft,
+        rates: LearnedRates,
+        nodes: int,
+        least_survival: float,
+        ends: Collection[int],
     ) -> Draft:
         """Returns a Draft of the best guesses: the likeliest path first, then the guesses next to it.
 
+        The index guesses nothing before it has taken all of the text in.
+
         Args:
             text: committed tokens, at least those of the last call.
-            draft: Draft of the target drafter.
+            draft: Draft of a target drafter.
+            rates: learned from all sequences of that drafter.
             nodes: number of nodes that are taken in any case.
             least_survival: probability from which further nodes pay.
             ends: tokens that end the text; no guess follows them.
         """
         self._learn(text)
-        self._text.append(text[len(self._text) : len(self._text) + TAKEN_IN])
+        self._rates = rates
         found = Continuation()
         if len(self._text) == len(text):
             found = self._text.guess(self._text.tail(), DEEPEST)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.decoding.draft import ROOT, Draft
-from outrider.drafters.union import DEEPEST, MOST_NODES, TAKEN_IN, DraftUnion, LearnedRates
+from outrider.drafters.union import DEEPEST, MOST_NODES, DraftUnion, LearnedRates
 
 REPEATED = [*range(10, 30)]
 TEXT = [*REPEATED, 1, *REPEATED[:12]]
@@ -27,17 +27,33 @@ def drafts(draw: st.DrawFn) -> Draft:
 
 
 def united(
-    draft: Draft, nodes: int = MANY, least_survival: float = 1.0, rates: LearnedRates | None = None
+    draft: Draft,
+    nodes: int = MANY,
+    least_survival: float = 1.0,
+    rates: LearnedRates | None = None,
+    text: list[int] = TEXT,
 ) -> Draft:
-    return DraftUnion(rates or LearnedRates()).united(TEXT, draft, nodes, least_survival, ())
+    return after(DraftUnion(), text, draft, rates or LearnedRates(), nodes, least_survival)
+
+
+def after(
+    union: DraftUnion,
+    text: list[int],
+    draft: Draft,
+    rates: LearnedRates,
+    nodes: int = MANY,
+    least_survival: float = 1.0,
+) -> Draft:
+    """Returns the union once it has taken all of the text in."""
+    union.take_in(text, len(text))
+    return union.united(text, draft, rates, nodes, least_survival, ())
 
 
 def taught(*, index_is_right: bool) -> LearnedRates:
     """Returns what is learned from a text in which either the index or the other drafter is right."""
-    rates, text = LearnedRates(), TEXT
-    union = DraftUnion(rates)
+    rates, text, union = LearnedRates(), TEXT, DraftUnion()
     for number in range(60):
-        union.united(text, Draft.chain([100 + number]), MANY, 1.0, ())
+        after(union, text, Draft.chain([100 + number]), rates)
         text = [*text, text[-len(REPEATED) - 1] if index_is_right else 100 + number]
     return rates
 
@@ -49,7 +65,7 @@ def paths(draft: Draft) -> set[tuple[int, ...]]:
 
 def test_union_of_new_text_is_the_draft() -> None:
     draft = Draft((5, 6, 7, 8), (ROOT, 0, ROOT, 0))
-    new = DraftUnion(LearnedRates()).united([1, 2, 3], draft, len(draft), 0.0, ())
+    new = united(draft, len(draft), 0.0, text=[1, 2, 3])
     assert paths(new) == paths(draft)
     assert new.tokens[: new.chain_length] == draft.tokens[: draft.chain_length]
 
@@ -65,18 +81,16 @@ def test_union_goes_on_beyond_a_draft_that_the_index_agrees_with() -> None:
 
 @given(st.lists(tokens, min_size=1, max_size=12), drafts(), st.lists(tokens, max_size=20))
 def test_union_with_room_for_both_has_all_paths_of_the_draft_and_of_the_index(
-    text: list[int], draft: Draft, after: list[int]
+    text: list[int], draft: Draft, said: list[int]
 ) -> None:
-    union, alone = DraftUnion(LearnedRates()), DraftUnion(LearnedRates())
-    both = union.united(text, draft, MANY, 1.0, ())
-    found = alone.united(text, Draft(), MANY, 1.0, ())
+    both, found = united(draft, text=text), united(Draft(), text=text)
     assert paths(both) == paths(draft) | paths(found)
-    assert len(both.path_of(after)) == max(len(draft.path_of(after)), len(found.path_of(after)))
+    assert len(both.path_of(said)) == max(len(draft.path_of(said)), len(found.path_of(said)))
 
 
 @given(st.lists(tokens, min_size=1, max_size=12), drafts(), st.integers(0, 6))
 def test_union_has_no_more_nodes_than_were_asked_for(text: list[int], draft: Draft, nodes: int) -> None:
-    assert len(DraftUnion(LearnedRates()).united(text, draft, nodes, 1.0, ())) <= nodes
+    assert len(united(draft, nodes, text=text)) <= nodes
 
 
 def test_union_has_no_more_nodes_than_a_captured_graph_takes() -> None:
@@ -107,27 +121,37 @@ def test_union_leaves_out_what_was_never_right() -> None:
 
 
 def test_union_learns_from_guesses_that_were_not_worth_a_node() -> None:
-    rates, text = LearnedRates(), TEXT
-    union = DraftUnion(rates)
+    rates, text, union = LearnedRates(), TEXT, DraftUnion()
     for number in range(60):
-        assert len(union.united(text, Draft.chain([100 + number]), 1, 1.0, ())) == 1
+        assert len(after(union, text, Draft.chain([100 + number]), rates, 1)) == 1
         text = [*text, text[-len(REPEATED) - 1]]
     assert united(Draft.chain([7]), rates=rates).tokens[0] == FOUND[0]
 
 
 def test_union_guesses_nothing_after_an_end() -> None:
     end = FOUND[2]
-    found = DraftUnion(LearnedRates()).united(TEXT, Draft(), MANY, 1.0, {end})
+    union = DraftUnion()
+    union.take_in(TEXT, len(TEXT))
+    found = union.united(TEXT, Draft(), LearnedRates(), MANY, 1.0, {end})
     assert found == Draft.chain(FOUND[:3])
 
 
 def test_union_guesses_no_deeper_than_a_pace_allows() -> None:
     text = [*range(100, 140), *range(100, 120)]
-    assert DraftUnion(LearnedRates()).united(text, Draft(), MANY, 1.0, ()).depth == DEEPEST
+    assert united(Draft(), text=text).depth == DEEPEST
 
 
 def test_union_takes_a_long_text_in_by_parts_and_then_guesses() -> None:
-    text = [*range(1000, 1000 + TAKEN_IN), *TEXT]
-    union = DraftUnion(LearnedRates())
-    assert not union.united(text, Draft(), MANY, 1.0, ())
-    assert union.united(text, Draft(), MANY, 1.0, ()) == Draft.chain(FOUND)
+    rates, union = LearnedRates(), DraftUnion()
+    assert union.take_in(TEXT, len(TEXT) - 1) == len(TEXT) - 1
+    assert not union.united(TEXT, Draft(), rates, MANY, 1.0, ())
+    assert union.take_in(TEXT, 100) == 1
+    assert union.united(TEXT, Draft(), rates, MANY, 1.0, ()) == Draft.chain(FOUND)
+
+
+def test_union_after_a_change_of_drafter_teaches_the_one_that_guessed() -> None:
+    before, now, union = LearnedRates(), LearnedRates(), DraftUnion()
+    after(union, TEXT, Draft.chain([7]), before)
+    after(union, [*TEXT, 7], Draft.chain([8]), now)
+    assert before._rates
+    assert not now._rates

@@ -1,6 +1,7 @@
 """Unions of the Drafts of target drafters with what is found in the text of each sequence."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 from outrider.decoding.draft import Draft
 from outrider.decoding.lease import Lease
@@ -8,28 +9,33 @@ from outrider.drafters.union import DraftUnion, LearnedRates
 from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.sequence import EngineSequence
 
+TAKEN_IN = 512  # tokens that enter the indices in a step, a millisecond or two, for which all sequences wait
+
 
 class DraftUnions:
     """Holds the union of each sequence whose lease names an index beside its drafter."""
 
     def __init__(self) -> None:
         self._rates = defaultdict[str, LearnedRates](LearnedRates)  # rates by name of the mixed drafter
-        self._unions: dict[int, DraftUnion] = {}  # unions by number of the sequence
+        self._unions = defaultdict[int, DraftUnion](DraftUnion)  # unions by number of the sequence
 
-    def united(self, lease: Lease, request: DraftRequest, draft: Draft) -> Draft:
-        """Returns a Draft with the guesses of the index.
+    def united(self, wanted: Iterable[tuple[Lease, DraftRequest, Draft]]) -> list[Draft]:
+        """Returns the Drafts of a step with the guesses of the index.
 
         Rejection sampling and block verification accept guesses by the distribution that a whole chain was
-        drawn from. So a sequence under them keeps the Draft.
+        drawn from. So a sequence under them keeps its Draft.
         """
-        sequence = request.engine_sequence
-        if sequence.sampling.verification != "coupled":
-            return draft
-        union = self._unions.get(sequence.number)
-        if union is None:
-            union = self._unions[sequence.number] = DraftUnion(self._rates[lease.drafter])
-        nodes = request.depth + request.alternatives
-        return union.united(sequence.tokens, draft, nodes, lease.least_survival, sequence.end_token_ids)
+        left, drafts = TAKEN_IN, list[Draft]()
+        for lease, request, draft in wanted:
+            sequence = request.engine_sequence
+            if sequence.sampling.verification != "coupled":
+                drafts.append(draft)
+                continue
+            union, rates = self._unions[sequence.number], self._rates[lease.drafter]
+            left -= union.take_in(sequence.tokens, left)
+            nodes, least = request.depth + request.alternatives, lease.least_survival
+            drafts.append(union.united(sequence.tokens, draft, rates, nodes, least, sequence.end_token_ids))
+        return drafts
 
     def forget(self, sequence: EngineSequence) -> None:
         """Forgets a closed sequence."""

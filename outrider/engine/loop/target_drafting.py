@@ -186,8 +186,7 @@ class TargetDrafting:
         for name, of_drafter in requests.items():
             if name in taken_in:
                 made |= self._made(self._in_use[name], of_drafter)
-        for lease, request in to_unite:
-            self._unite(made, lease, request)
+        self._unite(made, to_unite)
         seconds = self._clock() - started
         self._under_way = {}
         results = [verdicts[result.sequence] if isinstance(result, Decoded) else result for result in results]
@@ -295,14 +294,18 @@ class TargetDrafting:
             self._newest[number] = _Newest(name, draft.tokens[: draft.chain_length], read.top_tokens, draft)
         return made
 
-    def _unite(self, made: dict[int, _Made], lease: Lease, request: DraftRequest) -> None:
-        """Unites the Draft of a sequence with the guesses of the index that its lease names."""
-        number = request.engine_sequence.number
-        if (of_drafter := made.get(number)) is None:
-            return
-        draft = self._unions.united(lease, request, of_drafter.draft)
-        made[number] = replace(of_drafter, drafter=lease.drafter, draft=draft)
-        self._newest[number] = replace(self._newest[number], sent=draft)
+    def _unite(self, made: dict[int, _Made], wanted: Sequence[tuple[Lease, DraftRequest]]) -> None:
+        """Unites the Drafts of sequences with the guesses of the index that their leases name."""
+        of_drafters = [
+            (lease, request, made[request.engine_sequence.number].draft)
+            for lease, request in wanted
+            if request.engine_sequence.number in made
+        ]
+        drafts = self._unions.united(of_drafters)
+        for (lease, request, _), draft in zip(of_drafters, drafts, strict=True):
+            number = request.engine_sequence.number
+            made[number] = replace(made[number], drafter=lease.drafter, draft=draft)
+            self._newest[number] = replace(self._newest[number], sent=draft)
 
     def _foreseen(self, verdicts: Mapping[int, Decoded]) -> dict[str, dict[EngineSequence, DraftForeseen]]:
         """Returns Drafts that were begun before these Verdicts, if they follow them, by drafter."""

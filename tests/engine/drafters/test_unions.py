@@ -7,7 +7,8 @@ import pytest
 
 import outrider.engine.forward.graphs
 from outrider.decoding.draft import Draft
-from outrider.drafters.union import PRIOR_RATES, Role
+from outrider.drafters.union import PRIOR_RATES, DraftUnion, Role
+from outrider.engine.drafters import unions
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import write_checkpoint
@@ -95,6 +96,24 @@ def test_head_of_united_drafts_is_judged_by_its_own_guesses(
     found = rounds(target, [repeating], 0.0, DEPTH, drafter=UNION, least_survival=0.05)
     assert found[0].accepted > 0
     assert (in_use._accepted, in_use._reached > 0) == (0, True)
+
+
+def test_prompts_of_all_sequences_enter_their_indices_by_the_tokens_of_one_step(
+    target: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unions, "TAKEN_IN", 10)
+    taken: list[int] = []
+    take_in = DraftUnion.take_in
+
+    def counted(self: DraftUnion, text: list[int], most: int) -> int:
+        taken.append(take_in(self, text, most))
+        return taken[-1]
+
+    monkeypatch.setattr(DraftUnion, "take_in", counted)
+    prompts = [prompt_of("prose"), prompt_of("code")]
+    rounds(target, prompts, 0.7, DEPTH, drafter=UNION, max_tokens=4)
+    assert max(map(len, prompts)) > 10
+    assert sum(taken[:2]) == 10
 
 
 def test_closed_sequence_leaves_no_union(target: Engine, repeating: tuple[int, ...]) -> None:
