@@ -15,7 +15,7 @@ from starlette.requests import Request as HttpRequest
 from gateway.api.access import Authentication, foreign_name
 from gateway.api.adapter_api import add_adapters
 from gateway.api.anthropic.errors import message_error
-from gateway.api.anthropic.message_api import MESSAGES, add_messages
+from gateway.api.anthropic.message_api import ID, MESSAGES, add_messages
 from gateway.api.bodies import Entrance
 from gateway.api.docs import add_docs
 from gateway.api.endpoints import CHATS, COMPLETIONS, RESPONSES
@@ -25,7 +25,7 @@ from gateway.api.openai.chat import ChatRequest
 from gateway.api.openai.chat_answer import ChatAnswer
 from gateway.api.openai.chat_template import ChatTemplate
 from gateway.api.openai.completions import CompletionAnswer, CompletionRequest
-from gateway.api.openai.http_errors import answer_errors
+from gateway.api.openai.http_errors import Shape, answer_errors
 from gateway.api.openai.rendering import ChatPrompts
 from gateway.api.openai.response_events import ResponseAnswer, finished, streamed
 from gateway.api.openai.responses import ResponseRequest, own_name, renamed, repeated_fields
@@ -208,6 +208,6 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     add_adapters(app, generation, is_known, entrance)
     add_page(app)
     add_docs(app)
-    answer_errors(app, {MESSAGES: message_error})
+    answer_errors(app, {MESSAGES: Shape(message_error, ID)})
     app.add_middleware(RequestIds)
     return app

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
@@ -12,9 +13,8 @@ from starlette.requests import Request as HttpRequest
 
 from gateway.api.openai.answer_types import Error, ErrorCode, ErrorType
 from gateway.api.openai.schemas import invalid
+from gateway.api.request_ids import KEY
 from gateway.errors import DEFECT, GatewayError, InvalidRequestError, OverloadedError, WorkerLostError
-
-Shape = Callable[[int, str], Any]  # from the status and the message to the body
 
 RETRY_LOST_S = 1  # seconds after which a worker may have been replaced
 
@@ -36,6 +36,14 @@ def error_answer(error: GatewayError) -> Error:
     return error_body(str(error), type_=kind, param=field, code=CODES.get(status))
 
 
+@dataclass(frozen=True)
+class Shape:
+    """Errors of another API."""
+
+    body: Callable[[int, str], Any]  # function from the status and the message
+    id_header: str  # header with the request's id
+
+
 def answer_errors(app: FastAPI, shapes: Mapping[str, Shape]) -> None:
     """Turns every exception of an endpoint into an answer.
 
@@ -47,7 +55,8 @@ def answer_errors(app: FastAPI, shapes: Mapping[str, Shape]) -> None:
     ) -> JSONResponse:
         for beginning, shape in shapes.items():
             if request.url.path.startswith(beginning):
-                return JSONResponse(shape(status, body["error"]["message"]), status, headers)
+                told = {**(headers or {}), shape.id_header: request.scope[KEY]}
+                return JSONResponse(shape.body(status, body["error"]["message"]), status, told)
         return JSONResponse(body, status, headers)
 
     @app.exception_handler(GatewayError)

@@ -356,6 +356,7 @@ async def test_request_that_is_wrong_is_refused_by_name_in_the_shape_of_this_api
     assert (response.status_code, body["type"]) == (400, "error")
     assert body["error"]["type"] == "invalid_request_error"
     assert body["error"]["message"].startswith(f"{named}")
+    assert response.headers["request-id"] == "mine"
 
 
 @pytest.mark.parametrize("header", ["x-api-key", "authorization"])

@@ -3,51 +3,28 @@
 import json
 
 import pytest
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken
 
 from gateway.api.openai.chat_template import ChatTemplate
 from gateway.api.openai.marks import SIGNS
-from gateway.api.openai.messages import Message
-from gateway.api.openai.rendering import ChatPrompts
 from gateway.errors import InvalidRequestError
 from tests.fakes.scripted import ScriptedTarget
 from tests.fakes.tokenizers import byte_tokenizer
+from tests.support.chats import (
+    CHATML,
+    END,
+    SPACES,
+    TAG,
+    TURN,
+    marked_tokenizer,
+    messages_of,
+    prompts_of,
+    told,
+)
 from tests.support.http_calls import ANSWER, client_of
 
 IGNORED = "outrider-ignored"
-END, TURN, TAG, SPACES = "<|end|>", "<|turn|>", "<h1>", "    "
-CHATML = (
-    "{% for m in messages %}<|turn|>{{ m.role }}:{{ m.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|turn|>assistant:{% endif %}"
-)
 TOOL = {"type": "function", "function": {"name": "go", "description": "d", "parameters": {"type": "object"}}}
-
-
-def marked_tokenizer() -> Tokenizer:
-    """Returns a tokenizer of bytes with a special mark, a mark not called special, and added plain text."""
-    tokenizer = byte_tokenizer()
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in (TURN, TAG, SPACES)])
-    return tokenizer
-
-
-def prompts_of(source: str, *, tokenizer: Tokenizer | None = None, **settings) -> ChatPrompts:
-    added = (tokenizer or marked_tokenizer()).get_added_tokens_decoder()
-    special = [token.content for token in added.values() if token.special]
-    ids = {token.content: token_id for token_id, token in added.items()}
-    return ChatPrompts(ChatTemplate(source, {}, **settings.pop("template", {})), special, ids, **settings)
-
-
-def messages_of(*messages: dict | str) -> list[Message]:
-    """Returns messages; a plain string is the content of a user's message."""
-    given = [
-        {"role": "user", "content": message} if isinstance(message, str) else message for message in messages
-    ]
-    return [Message.model_validate(message) for message in given]
-
-
-async def told(source: str, *messages: dict | str, prompts: ChatPrompts | None = None, **chat) -> str:
-    rendered = await (prompts or prompts_of(source)).rendered(messages_of(*messages), **chat)
-    return "".join(rendered.pieces)
 
 
 # Roles
@@ -67,67 +44,6 @@ async def test_developer_after_the_system_becomes_a_part_of_it():
     system, developer = ({"role": role, "content": f"I am {role}."} for role in ("system", "developer"))
     text = await told(CHATML, system, developer, "Hi")
     assert text.startswith("<|turn|>system:I am system.\nI am developer.<|end|><|turn|>user:")
-
-
-# A last message that the answer continues
-
-STRIPS = CHATML.replace("m.content", "(m.content | trim)")
-THINKS = CHATML.replace("m.content", "m.content.split('</think>')[-1]")
-
-
-@pytest.mark.parametrize(
-    ("source", "text", "shown"),
-    [
-        (CHATML, "The sky is", "The sky is"),
-        (CHATML, "The sky is ", "The sky is "),
-        (STRIPS, "The sky is ", "The sky is"),
-        (CHATML, "a|b<|end|>c", "a|b<|end|>c"),
-        (THINKS, "<think>so</think>The sky", "The sky"),
-    ],
-    ids=["text", "trailing space", "a template that strips", "text like a mark", "thoughts left out"],
-)
-async def test_continued_chat_ends_with_the_text_of_its_last_message(source, text, shown):
-    last = {"role": "assistant", "content": text}
-    assert (
-        await told(source, "Why?", last, continues=True)
-        == f"<|turn|>user:Why?<|end|><|turn|>assistant:{shown}"
-    )
-
-
-async def test_continued_chat_after_an_equal_text_is_cut_at_the_last_one():
-    same = {"role": "assistant", "content": "Yes"}
-    text = await told(CHATML, "A?", same, "Yes", same, continues=True)
-    assert text.endswith("<|turn|>user:Yes<|end|><|turn|>assistant:Yes")
-
-
-KEEPS_FIRST = CHATML.replace("{% for m in messages %}", "{% for m in messages[:1] %}")
-
-
-@pytest.mark.parametrize(
-    ("source", "last"),
-    [
-        (CHATML, "Hi"),
-        (CHATML, {"role": "assistant", "content": " "}),
-        (
-            CHATML,
-            {
-                "role": "assistant",
-                "content": "x",
-                "tool_calls": [{"id": "1", "function": {"name": "go", "arguments": "{}"}}],
-            },
-        ),
-        (KEEPS_FIRST, {"role": "assistant", "content": "The sky is"}),
-    ],
-    ids=["of the user", "blank", "with a call", "left out"],
-)
-async def test_continued_chat_without_an_open_last_text_is_refused(source, last):
-    with pytest.raises(InvalidRequestError) as refused:
-        await told(source, "Why?", last, continues=True)
-    assert refused.value.field == "continue_final_message"
-
-
-async def test_chat_without_generation_prompt_ends_with_its_last_message():
-    assert await told(CHATML, "Why?", begin_answer=False) == "<|turn|>user:Why?<|end|>"
 
 
 KNOWS = "{% for m in messages %}{% if m.role in ('system', 'user') %}[{{ m.role }}]{{ m.content }}{% endif %}"
