@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,19 +28,15 @@ class Thoughts:
     """Free text before the form of an answer begins."""
 
     opening: str | None  # mark before them, if there are any, as Lark has it; None: they have begun
-    close: str  # mark after them
+    close: str  # mark after them; newlines around the marks belong to these
 
-    def before(self, grammar: str) -> str:
-        """Returns a grammar of the thoughts, followed by the given grammar."""
-        is_lark = not grammar.startswith("{")
-        (answer,) = [{"lark_grammar": grammar}] if is_lark else json.loads(grammar)["grammars"]
-        text = f"TEXT {self.close}" if self.close.startswith("<[") else "closed"
-        begin = text if self.opening is None else f"({self.opening} {text})?"
-        lines = [f"start: {begin} @answer", "TEXT: /(.|\\n)*/"]
-        if text == "closed":
-            lines.append(f"closed[lazy]: TEXT {self.close}")
-        thoughts = {"lark_grammar": "\n".join(lines)}
-        return json.dumps({"grammars": [thoughts, {**answer, "name": "answer"}]})
+    def rules(self) -> list[str]:
+        """Returns the rules of thoughts, the first of which is named ``thoughts``."""
+        text, rule = up_to(self.close, "TEXT", "closed")
+        begin = f"{text} NEWLINES?"
+        if self.opening is not None:
+            begin = f"(NEWLINES? {self.opening} {begin})?"
+        return [f"thoughts: {begin}", "TEXT: /(.|\\n)*/", "NEWLINES: /\\n{1,2}/", rule]
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,8 @@ class Form:
     field: str  # the request's own name for it
     thoughts: Thoughts | None = None  # free text that may come before
     ends_itself: bool = True  # its end is the answer's; False: free text, which may end anywhere
+    opening: str = ""  # mark before the answer, as Lark has it
+    calls: str = ""  # grammar of calls in Lark, which the answer may be instead; empty: none
 
     def check(self, sampling: Sampling, stop: Sequence[str]) -> None:
         """Raises InvalidRequestError if other settings may end the answer before its form does."""
@@ -67,11 +66,23 @@ class Form:
     def grammar(self) -> str:
         """Returns the grammar as llguidance takes it. Raises GrammarError."""
         grammar = self._of_answer()
-        return grammar if self.thoughts is None else self.thoughts.before(grammar)
+        if self.thoughts is None and not self.opening and not self.calls:
+            return grammar
+        is_lark = not grammar.startswith("{")
+        (answer,) = [{"lark_grammar": grammar}] if is_lark else json.loads(grammar)["grammars"]
+        rules = ["thoughts: " + '""'] if self.thoughts is None else self.thoughts.rules()
+        said = f"{self.opening} @answer"
+        parts = [{**answer, "name": "answer"}]
+        if self.calls:
+            said += " | @calls"
+            parts.append({"lark_grammar": self.calls, "name": "calls"})
+        whole = {"lark_grammar": "\n".join([f"start: thoughts ({said})", *rules])}
+        return json.dumps({"grammars": [whole, *parts]})
 
     def _of_answer(self) -> str:
-        if len(self.source) > MAX_GRAMMAR:
-            raise GrammarError(f"{len(self.source)} characters, at most {MAX_GRAMMAR} are accepted")
+        size = len(self.source) + len(self.calls)
+        if size > MAX_GRAMMAR:
+            raise GrammarError(f"{size} characters, at most {MAX_GRAMMAR} are accepted")
         if self.kind == "regex":
             return LLMatcher.grammar_from_regex(self.source)
         if self.kind == "lark":
@@ -88,11 +99,35 @@ class Form:
 
 
 def mark(text: str, added: Mapping[str, int]) -> str:
-    """Returns a text between the parts of an answer in Lark's notation: its id if it is a single token.
+    """Returns a text between the parts of an answer in Lark's notation, with ids for the marks in it.
 
     added: ids of added tokens by their text; only their ids can name them.
     """
-    return f"<[{added[text]}]>" if text in added else json.dumps(text)
+    # Added tokens of a character or two, or of whitespace, are no marks: models write them as text.
+    marks = sorted(
+        (token for token in added if len(token.strip()) > 2 and token in text), key=len, reverse=True
+    )
+    parts = re.split(f"({'|'.join(map(re.escape, marks))})", text) if marks else [text]
+    return " ".join(
+        f"<[{added[part]}]>" if part in marks else json.dumps(part, ensure_ascii=False)
+        for part in parts
+        if part
+    )
+
+
+def up_to(mark: str, pattern: str, name: str) -> tuple[str, str]:
+    """Returns text of a pattern up to the first mark, in Lark's notation, and the rule that it needs.
+
+    Args:
+        mark: mark in Lark's notation; if it has a token, text before the token cannot be mistaken.
+        name: free name for the rule.
+    """
+    words, token, rest = mark.partition("<[")
+    if not token:
+        return name, f"{name}[lazy]: {pattern} {mark}"
+    if not words.strip():
+        return f"{pattern} {mark}", ""
+    return f"{name.upper()} {token}{rest}", f"{name.upper()}: {pattern} {words}"
 
 
 def json_object(field: str) -> Form:

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from gateway.api.openai.chat import ChatRequest
-from gateway.api.openai.field_types import Label, NullIsLeftOut, Text
-from gateway.api.openai.fields import Ignored
+from gateway.api.openai.field_types import Ignored, Label, NullIsLeftOut, Text
 from gateway.api.openai.messages import MAX_MESSAGES, MAX_PARTS, as_parts
 from gateway.api.openai.rendering import CONTINUES, KWARGS
 from gateway.api.openai.schemas import Stop, invalid

@@ -1,11 +1,10 @@
 """Parser that splits the text of an answer, as it comes, into content, thoughts and tool calls."""
 
 import json
-import re
-import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from gateway.api.openai.answer_format import CALLS, THINKING, AnswerFormat, with_raw_calls
 from gateway.api.openai.answer_types import (
     CalledFunction,
     ChatDelta,
@@ -14,38 +13,50 @@ from gateway.api.openai.answer_types import (
     ToolCall,
     ToolCallDelta,
 )
-from gateway.api.openai.response_template import CALLS, THINKING, with_raw_calls
-
-HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+from gateway.api.openai.calls.ids import new_id
+from gateway.api.openai.calls.reader import Begun, CallReader
 
 
 class AnswerParser:
     """Turns text into deltas. Together they make the message, however the text was cut into pieces.
 
-    Arguments in JSON come as they are written, before they are complete. Arguments in another format come
-    when their call is complete.
+    Calls in a known format come as they are written, before they are complete. Calls in another format, which
+    transformers reads, come when they are complete.
     """
 
     def __init__(
-        self, template: dict[str, Any], prefix: str, tools: Sequence[dict[str, Any]], most_calls: int | None
+        self,
+        answers: AnswerFormat,
+        prefix: str,
+        tools: Sequence[dict[str, Any]],
+        most_calls: int | None,
+        earlier_calls: int = 0,
     ) -> None:
         """
         Args:
-            template: the model's response template.
+            answers: format of the model's answers.
             prefix: end of the prompt that already belongs to the answer, such as the mark of thinking.
             tools: tools that may be called; if empty, a call is mere text.
             most_calls: further calls are left out; None: no limit.
+            earlier_calls: calls in the conversation so far.
         """
         from transformers.utils.chat_parsing import ResponseParser  # takes a second, and only chats need it
 
-        self._template = template
+        self._format = answers
         self._prefix = prefix
         self._tools = list(tools)
+        self._schemas = {
+            tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in self._tools
+        }
         self._most_calls = most_calls
-        self._parser = ResponseParser(with_raw_calls(template), prefix=prefix)
+        self._earlier_calls = earlier_calls
+        self._parser = ResponseParser(with_raw_calls(answers.template), prefix=prefix)
         self._text = ""  # text of the answer so far
-        self._call: _Call | None = None  # call that is being written
-        self._parsed = 0  # calls that transformers has read
+        self._region: str | None = None  # text between the marks of calls so far; None: outside
+        self._reader: CallReader | None = None  # None: the format of calls is not known
+        self._index: int | None = None  # index of the call that is written; None: it is left out
+        self._parsed = 0  # calls that were read
+        self._is_at_mark = bool(answers.thoughts)  # whether newlines belong to the marks of thoughts
         self.calls = 0  # tool calls that were returned
 
     def feed(self, text: str, *, ends: bool) -> list[ChatDelta]:
@@ -59,108 +70,85 @@ class AnswerParser:
     def _deltas(self, event: dict[str, Any]) -> list[ChatDelta]:
         kind, field = event["type"], event["field"]
         if field == CALLS and self._tools:
-            return self._of_call(kind, event.get("text", ""))
+            return self._of_calls(kind, event.get("text", ""))
+        if kind == "region_close":
+            self._is_at_mark = field in THINKING
         if kind != "region_chunk":
             return []
         text = event["text"]
-        return [ChatDelta(reasoning_content=text) if field in THINKING else ChatDelta(content=text)]
+        if field in THINKING:
+            return [ChatDelta(reasoning_content=text)]
+        if self._is_at_mark:
+            text = text.lstrip("\n")
+            self._is_at_mark = not text
+        return [ChatDelta(content=text)] if text else []
 
-    def _of_call(self, kind: str, text: str) -> list[ChatDelta]:
-        if self._call is None:
-            self._call = _Call()
-        call = self._call
-        if kind == "region_chunk":
-            name, arguments = call.feed(text)
-            if name is not None:
-                return self._first_delta(name, arguments, call)
-            return self._continued(arguments, call) if arguments else []
-        if kind != "region_close":
-            return []
-        self._call = None
-        if call.is_known:
-            self._parsed += 1
-            return []
-        return self._read(call.text)
+    def _of_calls(self, kind: str, text: str) -> list[ChatDelta]:
+        if self._region is None:
+            self._region = ""
+            written = self._format.calls
+            self._reader = None if written is None else CallReader(written, self._schemas)
+        self._region += text
+        reader, closes = self._reader, kind == "region_close"
+        if reader is None:
+            deltas: list[ChatDelta] = []
+        else:
+            deltas = self._of_pieces([*reader.feed(text), *(reader.close() if closes else ())])
+        if closes:
+            if reader is None:
+                deltas += self._read(self._region)
+            elif reader.unread:
+                deltas += self._read("" if reader.calls else self._region)
+            self._region = None
+        return deltas
 
-    def _first_delta(self, name: str, arguments: str, call: "_Call") -> list[ChatDelta]:
+    def _of_pieces(self, pieces: Iterable[Begun | str]) -> list[ChatDelta]:
+        """Returns a delta for each call that begins, with what is known of its arguments, or that goes on."""
+        deltas: list[ToolCallDelta] = []
+        for piece in pieces:
+            if isinstance(piece, Begun):
+                self._parsed += 1
+                deltas += self._begin(piece)
+            elif deltas and self._index == deltas[-1]["index"]:
+                deltas[-1]["function"]["arguments"] += piece
+            elif self._index is not None:
+                deltas.append({"index": self._index, "function": {"arguments": piece}})
+        return [{"tool_calls": [delta]} for delta in deltas]
+
+    def _begin(self, call: Begun, arguments: str = "") -> list[ToolCallDelta]:
         if self.calls == self._most_calls:
+            self._index = None
             return []
-        call.index = self.calls
+        self._index = self.calls
         self.calls += 1
-        function = FunctionDelta(name=_whole(name), arguments=arguments)
-        delta: ToolCallDelta = {
-            "index": call.index,
-            "id": f"call_{uuid.uuid4().hex}",
-            "type": "function",
-            "function": function,
-        }
-        return [{"tool_calls": [delta]}]
-
-    def _continued(self, arguments: str, call: "_Call") -> list[ChatDelta]:
-        if call.index is None:
-            return []
-        return [{"tool_calls": [{"index": call.index, "function": {"arguments": arguments}}]}]
+        style = "any" if self._format.calls is None else self._format.calls.ids
+        return [
+            {
+                "index": self._index,
+                "id": call.id or new_id(style, call.name, self._earlier_calls + self._index),
+                "type": "function",
+                "function": FunctionDelta(name=_whole(call.name), arguments=arguments),
+            }
+        ]
 
     def _read(self, text: str) -> list[ChatDelta]:
-        """Returns a call in another format, which transformers reads; an unreadable call stays text."""
+        """Returns calls in another format, which transformers reads; unreadable calls stay text."""
         from transformers.utils.chat_parsing import parse_response
 
         try:
-            message = parse_response(self._text, self._template, prefix=self._prefix, tools=self._tools)
+            message = parse_response(
+                self._text, self._format.template, prefix=self._prefix, tools=self._tools
+            )
             calls = message[CALLS][self._parsed :]
             functions = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
         except Exception:  # a model may write anything
             return [{"content": text}] if text else []
         self._parsed += len(calls)
         return [
-            delta
+            {"tool_calls": [delta]}
             for name, arguments in functions
-            for delta in self._first_delta(str(name), _as_json(arguments), _Call())
+            for delta in self._begin(Begun(str(name), None), _as_json(arguments))
         ]
-
-
-class _Call:
-    """Call in JSON while it is written; its name comes first."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.index: int | None = None  # index among the returned calls
-        self.is_known = False  # whether the name is known, so that arguments follow
-        self._depth = 0
-        self._in_string = self._is_escaped = self._is_over = False
-
-    def feed(self, text: str) -> tuple[str | None, str]:
-        """Returns the name, once, as soon as it is known; and new text of the arguments."""
-        self.text += text
-        if self.is_known:
-            return None, self._arguments(text)
-        head = HEAD.match(self.text)
-        if head is None:
-            return None, ""
-        try:
-            name = json.loads(head[1], strict=False)
-        except ValueError:  # an escape that JSON does not have
-            return None, ""
-        self.is_known = True
-        return name, self._arguments(self.text[head.end() :])
-
-    def _arguments(self, text: str) -> str:
-        """Returns the part of the text that belongs to the object of the arguments."""
-        for place, char in enumerate(text):
-            if self._is_over:
-                return text[:place]
-            if self._in_string:
-                ends = char == '"' and not self._is_escaped
-                self._is_escaped = char == "\\" and not self._is_escaped
-                self._in_string = not ends
-            elif char == '"':
-                self._in_string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                self._is_over = self._depth == 0
-        return text
 
 
 def _as_json(arguments: Any) -> str:

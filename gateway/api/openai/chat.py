@@ -6,21 +6,25 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from gateway.api.openai.answer_format import AnswerFormat, marks
 from gateway.api.openai.answer_parser import AnswerParser
-from gateway.api.openai.field_types import Label, Strict
-from gateway.api.openai.fields import Ignored
+from gateway.api.openai.calls.grammar import CallGrammar
+from gateway.api.openai.field_types import Ignored, Label, Strict
 from gateway.api.openai.messages import MAX_MESSAGES, Content, Message
 from gateway.api.openai.rendering import CONTINUES, KWARGS, ChatPrompts, Rendered
-from gateway.api.openai.response_template import CALLS, THINKING, marks, thoughts_before
 from gateway.api.openai.schemas import GenerationRequest
-from gateway.api.openai.tool_grammar import CallFormat
 from gateway.api.openai.tools import MAX_TOOLS, NamedChoice, Tool
 from gateway.errors import InvalidRequestError
-from gateway.generation.form import Form
+from gateway.generation.form import Form, mark
 from gateway.generation.generation import Generation
 from gateway.generation.request import Prepared, Request
 
 EFFORT = "reasoning_effort"
+UNKNOWN = (
+    "how the model writes calls is not known: its chat template has no marks of a known family, and its"
+    " tokenizer no response_template"
+)
+NOT_HELD = "calls cannot be held to a form, as this model writes them"
 MAX_KWARGS = 32  # arguments of a chat template
 
 
@@ -30,30 +34,28 @@ class Chat:
 
     prompt: Rendered
     tools: list[dict[str, Any]]
-    response_template: dict[str, Any] | None
+    answers: AnswerFormat | None
     most_calls: int | None  # tool calls in one answer
     form: Form | None  # form of an answer whose calls must be valid
     ends: frozenset[int]  # tokens that end a turn
 
     @property
-    def _parsed_by(self) -> dict[str, Any] | None:
-        """Response template that the parser needs; None: answers are mere text."""
-        template = self.response_template
-        if template is None or not (self.tools or any(name in template["fields"] for name in THINKING)):
-            return None
-        return template
+    def _parsed_by(self) -> AnswerFormat | None:
+        """Format that the parser needs; None: answers are mere text."""
+        answers = self.answers
+        return answers if answers is not None and (self.tools or answers.thoughts) else None
 
     def shown(self, special_tokens: list[str]) -> frozenset[str]:
         """Returns the special tokens that the text must contain for the parser."""
-        template = self._parsed_by
-        return frozenset() if template is None else marks(template, special_tokens)
+        answers = self._parsed_by
+        return frozenset() if answers is None else marks(answers, special_tokens)
 
     def parser(self) -> AnswerParser | None:
         """Returns a parser for one answer; None if answers are mere text."""
-        template = self._parsed_by
-        if template is None:
+        answers, prompt = self._parsed_by, self.prompt
+        if answers is None:
             return None
-        return AnswerParser(template, self.prompt.answer_start, self.tools, self.most_calls)
+        return AnswerParser(answers, prompt.answer_start, self.tools, self.most_calls, prompt.calls)
 
 
 class Prediction(Strict):
@@ -111,15 +113,13 @@ class ChatRequest(GenerationRequest):
             InvalidRequestError: the template refuses messages, leaves messages out, or does not know tools.
         """
         tools, more, template = self.offered, dict(self.chat_template_kwargs), prompts.template
-        known = template.response_template
+        known = template.answers
         form = None
         if tools:
             if not template.knows_tools:
                 raise InvalidRequestError("tools", "the model's chat template knows none")
-            if known is None or CALLS not in known["fields"]:
-                raise InvalidRequestError(
-                    "tools", "how the model writes calls is not known: its tokenizer has no response_template"
-                )
+            if known is None or not known.has_calls:
+                raise InvalidRequestError("tools", UNKNOWN)
             form = self._form(tools, known, prompts.added)
         elif self.tool_choice not in ("none", "auto"):
             raise InvalidRequestError("tool_choice", "needs tools")
@@ -141,22 +141,31 @@ class ChatRequest(GenerationRequest):
         return Chat(prompt, tools, known, None if self.parallel_tool_calls else 1, form, prompts.ends)
 
     def _form(
-        self, tools: list[dict[str, Any]], template: dict[str, Any], added: Mapping[str, int]
+        self, tools: list[dict[str, Any]], answers: AnswerFormat, added: Mapping[str, int]
     ) -> Form | None:
         """Returns the form of an answer that must call, or whose calls must follow a schema; None: any."""
+
+        def grammar(field: str) -> CallGrammar:
+            if answers.calls is None:
+                raise InvalidRequestError(field, NOT_HELD)
+            return CallGrammar(answers.calls, added, field)
+
+        several, form = self.parallel_tool_calls, self.asked_form
         if isinstance(self.tool_choice, NamedChoice):
             name = self.tool_choice.function.name
             tools = [tool for tool in tools if tool["function"]["name"] == name]
             if not tools:
                 raise InvalidRequestError("tool_choice.function.name", f"{name!r} is none of the tools")
-            return CallFormat.of(template, added, "tool_choice").only_calls(tools, several=False)
+            return grammar("tool_choice").only_calls(tools, several=False)
         if self.tool_choice == "required":
-            several = self.parallel_tool_calls
-            return CallFormat.of(template, added, "tool_choice").only_calls(tools, several=several)
-        if any(tool.function.strict for tool in self.tools):
-            held = [tool.held() for tool in self.tools]
-            return CallFormat.of(template, added, "tools").valid_calls(held)
-        return None
+            return grammar("tool_choice").only_calls(tools, several=several)
+        held = [tool.held() for tool in self.tools]
+        if form is not None:
+            calls = grammar(form.field).only_calls(held, several=several)
+            return replace(form, calls=calls.source)
+        return (
+            grammar("tools").valid_calls(held) if any(tool.function.strict for tool in self.tools) else None
+        )
 
     async def _request(self, generation: Generation, chat: Chat, *, fits: bool) -> Request:
         if self.top_logprobs and not self.logprobs:
@@ -171,13 +180,14 @@ class ChatRequest(GenerationRequest):
             logprobs=self.top_logprobs if self.logprobs else None,
             max_tokens=min(asked, room) if fits else asked,
         )
-        if self.tools and self.tool_choice != "none" and request.form is not None:
-            raise InvalidRequestError("tools", "cannot be combined with a form of the answer")
-        form = chat.form or request.form
-        if form is not None:
-            known = chat.response_template
+        form, answers = chat.form or request.form, chat.answers
+        if form is not None and answers is not None:
+            start, added = chat.prompt.answer_start, generation.added_tokens
+            has_text = chat.form is None or bool(chat.form.calls)  # calls have their own marks
             form = replace(
-                form, thoughts=thoughts_before(known, chat.prompt.answer_start, generation.added_tokens)
+                form,
+                thoughts=answers.thoughts_before(start, added),
+                opening=mark(answers.before_text, added) if has_text else "",
             )
         return replace(
             request,

@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, NoReturn
 
@@ -15,7 +16,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gateway.api.openai.response_template import of_chat_template
+from gateway.api.openai.answer_format import AnswerFormat, of_chat_template, of_template
 from gateway.errors import InvalidRequestError
 from outrider.decoding.checkpoint_files import TOKENIZER_CONFIG, read, read_json, special_tokens
 
@@ -29,7 +30,11 @@ DEVELOPER = re.compile(r"""["']developer["']""")
 WRITTEN_OUT = re.compile(r"""["']type["']:\s*["']text["']""")  # a list of parts, as text
 # Texts that show whether a template takes a content as text, and as a list of parts.
 TRIED = ("first word", "second word")
+# Arguments that show whether a template takes them as text, which is then shown as it is.
+ARGUMENTS = '{"key":  "value"}'
 CALL = {"id": "call00001", "type": "function", "function": {"name": "try", "arguments": {}}}
+# Names under which templates look for an assistant's thoughts.
+THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")
 TOOL = {"type": "function", "function": {"name": "try", "description": "", "parameters": {"type": "object"}}}
 
 
@@ -61,7 +66,11 @@ class ChatTemplate:
         """
         self._special_tokens = special_tokens
         of_tools = with_tools or source
-        self.response_template = response_template or (of_chat_template(of_tools) if of_tools else None)
+        self.answers: AnswerFormat | None = None
+        if response_template:
+            self.answers = of_template(response_template)
+        elif of_tools:
+            self.answers = of_chat_template(of_tools)
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, AssistantText]
         )
@@ -83,6 +92,8 @@ class ChatTemplate:
         for name in sorted(name for name in named if name.endswith("_token")):
             logger.warning("the chat template writes %s, which no file of the tokenizer gives: empty", name)
         self._takes: dict[tuple[Role, bool], tuple[bool, bool]] = {}
+        read = [name for name in THOUGHT_NAMES if re.search(rf"""(\.|\[?["']){name}\b""", self.sources)]
+        self.thought_names = read or [THOUGHT_NAMES[0]]
 
     def render(
         self,
@@ -134,6 +145,22 @@ class ChatTemplate:
         if takes_parts and (len(texts) > 1 or not takes_text):
             return [{"type": "text", "text": text} for text in texts]
         return "\n".join(texts)
+
+    @cached_property
+    def takes_text_arguments(self) -> bool:
+        """Whether the template shows the arguments of a call as it is given them, in JSON."""
+        shown = [self._with_call(arguments) for arguments in (ARGUMENTS, json.loads(ARGUMENTS))]
+        is_json = not shown[1] or json.dumps(json.loads(ARGUMENTS)) in shown[1]
+        return ARGUMENTS in shown[0] and is_json
+
+    def _with_call(self, arguments: Any) -> str:
+        """Returns a chat with a call of these arguments; nothing if the template refuses it."""
+        call = {**CALL, "function": {"name": "try", "arguments": arguments}}
+        chat = [*_chat_with("user", "x"), {"role": "assistant", "content": "", "tool_calls": [call]}]
+        try:
+            return self.render(chat, tools=(TOOL,), begin_answer=False)
+        except InvalidRequestError:
+            return ""
 
     def end_of_turn(self, added: Collection[str]) -> str | None:
         """Returns the token that the template writes behind an assistant's words; None if it writes none.

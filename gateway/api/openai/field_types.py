@@ -13,6 +13,8 @@ def checked_text(value: str) -> str:
     return value
 
 
+NOT_READ = "accepted, changes nothing"
+Ignored = Annotated[Any, Field(description=NOT_READ)]
 Text = Annotated[str, AfterValidator(checked_text)]
 Label = Annotated[Text, Field(max_length=64)]
 

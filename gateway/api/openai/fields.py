@@ -5,16 +5,15 @@ name, unless their value asks for nothing. A setting decides whether unknown fie
 """
 
 from collections.abc import Collection
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
+from gateway.api.openai.field_types import NOT_READ
 from gateway.errors import InvalidRequestError
 
 UnknownFields = Literal["refuse", "ignore"]
 
-NOT_READ = "accepted, changes nothing"
-Ignored = Annotated[Any, Field(description=NOT_READ)]
 MANY_UNKNOWN = 100  # fields of one request; removing more would take long
 IGNORED_HEADER = "outrider-ignored"  # names of ignored fields
 SEED_HEADER = "outrider-seed"  # repeating the request with this seed gives the same text

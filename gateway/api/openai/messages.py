@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from gateway.api.openai.field_types import NullIsLeftOut, Strict, Text
+from gateway.api.openai.field_types import Ignored, NullIsLeftOut, Strict, Text
 from gateway.api.openai.tools import MAX_CALLS, Call
 
 MAX_MESSAGES, MAX_PARTS = 4096, 256  # messages of a chat, parts of a message
@@ -14,6 +14,7 @@ MAX_MESSAGES, MAX_PARTS = 4096, 256  # messages of a chat, parts of a message
 class TextPart(Strict):
     type: Literal["text"]
     text: Text
+    cache_control: Ignored = None  # Anthropic's, which some clients put into chats
 
 
 def as_parts(content: Any) -> Any:
@@ -36,6 +37,8 @@ class Message(NullIsLeftOut):
     tool_calls: list[Call] = Field(default_factory=list, max_length=MAX_CALLS, fail_fast=True)
     tool_call_id: Text | None = None  # call that a tool's message answers
     reasoning_content: Text | None = None
+    reasoning: Text | None = None  # vLLM's name for reasoning_content
+    thinking_blocks: Ignored = None  # LiteLLM's copy of reasoning_content
     # An answer holds this list; callers send it back with the message.
     annotations: Nothing = Field(default_factory=list)
 
@@ -54,8 +57,9 @@ class Message(NullIsLeftOut):
             message["name"] = self.name
         if self.tool_calls:
             message["tool_calls"] = [call.plain() for call in self.tool_calls]
-        if self.reasoning_content is not None:
-            message["reasoning_content"] = self.reasoning_content
+        thoughts = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        if thoughts is not None:
+            message["reasoning_content"] = thoughts
         if self.role == "tool":
             message |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
         return message

@@ -1,17 +1,19 @@
 """Renders chats, and checks that the template shows the caller's text."""
 
 import asyncio
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from gateway.api.openai.answer_format import thinking_marks
+from gateway.api.openai.calls.ids import count_calls, with_own_ids
 from gateway.api.openai.chat_template import ChatTemplate, Role
 from gateway.api.openai.marks import Marks, free_signs, raw
 from gateway.api.openai.messages import Message
-from gateway.api.openai.response_template import thinking_marks
 from gateway.errors import InvalidRequestError
 from gateway.generation.tokenization import LONG_TEXT
 
@@ -29,6 +31,7 @@ class Rendered:
     pieces: tuple[str, ...]  # pieces are tokenized apart, so that no text of a caller becomes a mark
     answer_start: str  # text after the last message: the beginning of the answer
     left_out: tuple[str, ...] = ()  # names of fields that the template does not show
+    calls: int = 0  # calls in the conversation so far
 
 
 class _Text(NamedTuple):
@@ -80,14 +83,16 @@ class ChatPrompts:
         """
         self.template = template
         self.added = added
-        end = template.end_of_turn(added)
+        calls = None if template.answers is None else template.answers.calls
+        ends = {template.end_of_turn(added), None if calls is None else calls.stop}
         # A token that is not special is a part of the text, even at the end of a turn.
-        self.ends = frozenset({added[end]} if end in special_tokens and end is not None else ())
+        self.ends = frozenset(added[end] for end in ends if end in special_tokens and end is not None)
+        self._ids = "any" if calls is None else calls.ids
         named = {token for token in added if token.strip() and token in template.sources}
         marks = set() if allow_special_tokens else {*special_tokens, *named}
         self._marks = Marks(marks)
         # Templates find an assistant's thoughts in its content by these marks.
-        self._marks_of_assistant = Marks(marks - thinking_marks(template.response_template))
+        self._marks_of_assistant = Marks(marks - thinking_marks(template.answers))
 
     async def rendered(
         self,
@@ -107,10 +112,11 @@ class ChatPrompts:
         Raises:
             InvalidRequestError: the template refuses the chat, or leaves a part out.
         """
-        plain = [message.plain() for message in messages]
+        plain = with_own_ids([message.plain() for message in messages], self._ids)
         render = partial(self._rendered, plain, tools, begin_answer and not continues, continues, more)
         is_long = len(plain) + sum(len(text) for message in plain for text in message["content"]) > LONG_TEXT
-        return await asyncio.to_thread(render) if is_long or tools else render()
+        rendered = await asyncio.to_thread(render) if is_long or tools else render()
+        return replace(rendered, calls=count_calls(plain))
 
     def _rendered(
         self,
@@ -159,7 +165,19 @@ class ChatPrompts:
     def _shaped(self, message: dict[str, Any], with_tools: bool) -> dict[str, Any]:
         """Returns the message as the template takes it."""
         role: Role = message["role"]
-        return {**message, "content": self.template.content(role, message["content"], with_tools=with_tools)}
+        shaped = {
+            **message,
+            "content": self.template.content(role, message["content"], with_tools=with_tools),
+        }
+        calls = shaped.get("tool_calls", ())
+        if calls and not self.template.takes_text_arguments:
+            shaped["tool_calls"] = [_with_object(call) for call in calls]
+        if "reasoning_content" in shaped:
+            thoughts, names = shaped.pop("reasoning_content"), self.template.thought_names
+            # The template of gpt-oss, which alone names them so, refuses thoughts beside words and calls.
+            if names != ["thinking"] or not (calls and any(message["content"])):
+                shaped |= dict.fromkeys(names, thoughts)
+        return shaped
 
     def _with_known_roles(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Returns the messages, with role system for developers if the template does not know developers.
@@ -175,6 +193,12 @@ class ChatPrompts:
             else:
                 known.append({**message, "role": "system"})
         return known
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    """Returns the call with its arguments as an object."""
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
 
 
 def _with_numbers(

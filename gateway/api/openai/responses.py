@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from gateway.api.openai.chat import ChatRequest
-from gateway.api.openai.field_types import Label, NullIsLeftOut, Text
-from gateway.api.openai.fields import Ignored
+from gateway.api.openai.field_types import Ignored, Label, NullIsLeftOut, Text
 from gateway.api.openai.messages import MAX_MESSAGES, MAX_PARTS, as_parts
 from gateway.api.openai.schemas import GenerationRequest, invalid
 from gateway.api.openai.tools import MAX_TOOLS, Name

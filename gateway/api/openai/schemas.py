@@ -11,10 +11,10 @@ from pydantic import (
     field_validator,
 )
 
-from gateway.api.openai.field_types import Label, NullIsLeftOut, Strict, Text
-from gateway.api.openai.fields import Ignored
+from gateway.api.openai.field_types import Ignored, Label, NullIsLeftOut, Strict, Text
 from gateway.api.openai.structured import ResponseFormat, StructuredOutputs, form_of
 from gateway.errors import InvalidRequestError
+from gateway.generation.form import Form
 from gateway.generation.request import Prompt, Request
 from gateway.settings import Priority, Speculation
 from outrider.decoding.settings import SEED_BITS, RequestedSampling, Sampling
@@ -100,6 +100,11 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
             raise ValueError(f"at most {MAX_BIASES} entries are accepted")
         return biases
 
+    @property
+    def asked_form(self) -> Form | None:
+        """Form that the request asks for; None: any. Raises InvalidRequestError."""
+        return form_of(self.response_format, self.structured_outputs)
+
     def request(self, prompts: tuple[Prompt, ...], **sampling: Any) -> Request:
         """Returns the request. ``sampling`` are settings for which the endpoint has fields of its own."""
         if self.max_completion_tokens is not None:
@@ -119,7 +124,7 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
             truncate_prompt=self.truncate_prompt_tokens,
             task=self.task,
             priority=self.priority,
-            form=form_of(self.response_format, self.structured_outputs),
+            form=self.asked_form,
         )
 
 

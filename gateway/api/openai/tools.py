@@ -70,10 +70,6 @@ class Call(NullIsLeftOut):
     index: int | None = None  # index among a stream's deltas, which callers may send back
 
     def plain(self) -> dict[str, Any]:
-        """Returns the call as chat templates take it: arguments as an object."""
-        arguments = json.loads(self.function.arguments or "{}")
-        return {
-            "id": self.id,
-            "type": self.type,
-            "function": {"name": self.function.name, "arguments": arguments},
-        }
+        """Returns the call as chat templates take it, but for its arguments: the text of an object."""
+        function = {"name": self.function.name, "arguments": self.function.arguments or "{}"}
+        return {"id": self.id, "type": self.type, "function": function}

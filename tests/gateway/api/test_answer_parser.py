@@ -4,10 +4,12 @@ import json
 
 import pytest
 
+from gateway.api.openai.answer_format import marks, of_chat_template, of_template
 from gateway.api.openai.answer_parser import AnswerParser, joined
-from gateway.api.openai.response_template import marks, of_chat_template
-from workshop.demo.chat import CHAT_TEMPLATE, RESPONSE_TEMPLATE
+from workshop.demo.chat import CHAT_TEMPLATE
+from workshop.demo.chat import RESPONSE_TEMPLATE as OF_DEMO
 
+RESPONSE_TEMPLATE = of_template(OF_DEMO)
 TOOLS = [
     {
         "type": "function",
@@ -146,7 +148,7 @@ def test_thinking_that_the_prompt_began_is_told_as_such():
     assert message["content"].strip() == "Yes."
 
 
-@pytest.mark.parametrize("source", ["{{ x }}", "<tool_call><function=f>", "[TOOL_CALLS]f[ARGS]{}"])
+@pytest.mark.parametrize("source", ["{{ x }}", "f[ARGS]{}", "<function_calls>f()"])
 def test_response_template_unknown_format_is_none(source):
     assert of_chat_template(source) is None
 

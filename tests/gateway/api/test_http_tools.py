@@ -7,6 +7,7 @@ from copy import deepcopy
 import pytest
 
 from gateway.api.openai.chat_template import ChatTemplate
+from outrider.decoding.grammar import compiled, token_table
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget
 from tests.support.http_calls import client_of, events_of
 from tests.support.service import service_of
@@ -222,7 +223,6 @@ async def test_tools_strict_call_follows_its_schema_and_text_is_free():
     [
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice.function.name"),
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": 7}}}]}, "tools"),
     ],
     ids=str,
@@ -231,6 +231,33 @@ async def test_tools_wrong_choice_is_named(tokenizer, wrong, field):
     async with client_of(tokenizer, ScriptedTarget(ANSWER), template=TEMPLATE) as client:
         response = await client.post("/v1/chat/completions", json={**ASK, "tool_choice": "required", **wrong})
     assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+
+
+JSON_ANSWER = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": {"sky": "sunny"}}}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "said", "is_held"),
+    [
+        ("auto", '{"sky": "sunny"}', True),
+        ("auto", CALLS, True),
+        ("auto", "It rains.", False),
+        ("required", '{"sky": "sunny"}', False),
+    ],
+    ids=["answer", "calls", "other text", "answer for calls"],
+)
+async def test_tools_beside_a_response_format_leave_a_call_or_an_answer_of_the_form(
+    tokenizer, choice, said, is_held
+):
+    ask = {**ASK, "tool_choice": choice, "response_format": JSON_ANSWER}
+    async with calling(tokenizer) as (client, target):
+        await client.post("/v1/chat/completions", json=ask)
+    grammar = target.requests[0].open.sampling.grammar
+    table = token_table(tokenizer.to_str(), tokenizer.get_vocab_size(), [256])
+    ids = tokenizer.encode(said, add_special_tokens=False).ids
+    matcher = compiled(grammar, table)
+    follows = matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+    assert follows is is_held
 
 
 async def test_calls_that_cannot_be_forced_are_refused(tokenizer):

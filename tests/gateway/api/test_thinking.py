@@ -7,8 +7,8 @@ import pytest
 from tokenizers import AddedToken
 
 from gateway.api import http_api
+from gateway.api.openai.answer_format import of_chat_template, of_template
 from gateway.api.openai.chat_template import ChatTemplate
-from gateway.api.openai.response_template import of_chat_template, thoughts_before
 from gateway.generation.form import Form, Thoughts, choice, json_schema
 from outrider.decoding.grammar import compiled, token_table
 from tests.fakes.tokenizers import byte_tokenizer
@@ -38,16 +38,15 @@ FORMS = {
     ids=["none yet", "begun", "ended", "of a user"],
 )
 def test_thoughts_before_depend_on_the_prompt(prompt, expected):
-    assert thoughts_before(THINKS, prompt, {}) == expected
+    assert THINKS.thoughts_before(prompt, {}) == expected
 
 
 def test_marks_that_are_tokens_are_taken_by_their_ids():
-    assert thoughts_before(THINKS, TURN, {"<think>": 257, "</think>": 258}) == TOKEN
+    assert THINKS.thoughts_before(TURN, {"<think>": 257, "</think>": 258}) == TOKEN
 
 
 def test_thoughts_before_without_marks_are_none():
-    assert thoughts_before(RESPONSE_TEMPLATE, "<|assistant|>", {}) is None
-    assert thoughts_before(None, "", {}) is None
+    assert of_template(RESPONSE_TEMPLATE).thoughts_before("<|assistant|>", {}) is None
 
 
 @pytest.fixture(scope="module", params=["special", "not special"])

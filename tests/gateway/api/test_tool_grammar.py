@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken
 
+from gateway.api.openai.answer_format import CALLS, of_chat_template, of_template
 from gateway.api.openai.answer_parser import AnswerParser, joined
-from gateway.api.openai.response_template import CALLS, of_chat_template
-from gateway.api.openai.tool_grammar import CallFormat
-from gateway.errors import InvalidRequestError
+from gateway.api.openai.calls.grammar import CallGrammar
 from outrider.decoding.grammar import compiled, token_table
 from tests.fakes.tokenizers import byte_tokenizer
+from workshop.demo.chat import RESPONSE_TEMPLATE
 
 END = 256
 CITY = {"enum": ["Rome", "Oslo"]}
@@ -71,7 +71,7 @@ def tokens():
 
 
 def format_of(source, tokens):
-    return CallFormat.of(of_chat_template(source), tokens.added, "tool_choice")
+    return CallGrammar(of_chat_template(source).calls, tokens.added, "tool_choice")
 
 
 def read(source, text):
@@ -135,9 +135,8 @@ def test_whatever_a_model_says_under_force_is_read_as_a_call(tokens, source, see
     assert arguments["city"] in CITY["enum"]
 
 
-def test_calls_between_patterns_cannot_be_forced(tokens):
-    template = of_chat_template(HERMES)
-    calls = {**template["fields"][CALLS], "open_pattern": "<call [0-9]>"}
+def test_calls_between_patterns_are_in_no_known_format():
+    calls = {**RESPONSE_TEMPLATE["fields"][CALLS], "open_pattern": "<call [0-9]>"}
+    assert of_template(RESPONSE_TEMPLATE).calls is not None
     del calls["open"]
-    with pytest.raises(InvalidRequestError, match="cannot be held"):
-        CallFormat.of({**template, "fields": {CALLS: calls}}, {}, "tool_choice")
+    assert of_template({**RESPONSE_TEMPLATE, "fields": {CALLS: calls}}).calls is None

@@ -1,0 +1,126 @@
+"""Format in which a model writes its answers: which part is text, which is thinking, which calls a tool.
+
+The response template of a tokenizer describes it for transformers. For tokenizers without one, it is made of
+what many models share, recognized by marks in the chat template.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.api.openai.calls.formats import GEMMA_4, HARMONY, CallFormat, found_in, of_response_template
+from gateway.generation.form import Thoughts, mark
+
+CALLS = "tool_calls"
+THINKING = ("reasoning_content", "reasoning", "thinking")  # names of the field, as templates have it
+TURN = (
+    r"<\|(im_start|start_header_id)\|>assistant(<\|end_header_id\|>\n)?\n|\[/INST\]|<\|assistant\|>"
+    r"|<｜Assistant｜>|<\|im_assistant\|>assistant<\|im_middle\|>|\]~b\]ai\n|<\|turn>model\n"
+    r"|<start_of_turn>model\n|<\|start\|>assistant"
+)
+THOUGHTS = {"open": "<think>", "close": "</think>"}
+# Marks of thoughts by a text in the chat template.
+MARKS = {"[THINK]": {"open": "[THINK]", "close": "[/THINK]"}, "<think>": THOUGHTS}
+# Text of a harmony answer: the last channel, and words to the user between calls.
+HARMONY_TEXT = {
+    "open_pattern": r"<\|channel\|>(?:final|commentary)\s*(?:<\|constrain\|>\s*\w+)?\s*<\|message\|>",
+    "close_pattern": r"<\|end\|>|<\|return\|>|<\|call\|>",
+}
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """How answers are read, and how their parts are held to a form."""
+
+    template: dict[str, Any]  # response template, as transformers takes it
+    calls: CallFormat | None = None  # None: no grammar knows how the model writes calls, if it writes any
+    after_thoughts: str = ""  # text between thoughts and the answer
+    before_text: str = ""  # mark before the text of an answer
+
+    @property
+    def thoughts(self) -> dict[str, Any]:
+        """Marks of thoughts, as the field of a response template; empty: the model has none."""
+        fields = self.template["fields"]
+        return next((fields[name] for name in THINKING if name in fields), {})
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether answers can call tools."""
+        return CALLS in self.template["fields"]
+
+    def thoughts_before(self, answer_start: str, added: Mapping[str, int]) -> Thoughts | None:
+        """Returns marks of thoughts; None if there are none, they end in the prompt, or their marks vary."""
+        opening, close = self.thoughts.get("open"), self.thoughts.get("close")
+        if not isinstance(opening, str) or not isinstance(close, str):
+            return None
+        from transformers.utils.chat_parsing import ResponseParser  # takes a second, and only chats need it
+
+        events = ResponseParser(self.template, prefix=answer_start).initial_events
+        written = [event["type"] for event in events if event["field"] in THINKING]
+        behind = mark(close + self.after_thoughts, added)
+        if written:
+            return None if written[-1] == "region_close" else Thoughts(None, behind)
+        *_, begun = re.split(TURN, answer_start)
+        return None if begun is not None and close in begun else Thoughts(mark(opening, added), behind)
+
+
+def of_template(template: dict[str, Any]) -> AnswerFormat:
+    """Returns the format that a response template describes."""
+    return AnswerFormat(template, of_response_template(template["fields"].get(CALLS, {})))
+
+
+def of_chat_template(source: str) -> AnswerFormat | None:
+    """Returns the format that fits a chat template; None: unknown."""
+    calls = found_in(source)
+    fields: dict[str, Any] = {"content": HARMONY_TEXT if calls is HARMONY else {}}
+    if calls is not None:
+        fields[CALLS] = calls.region()
+    if thoughts := _thoughts_in(source, calls):
+        fields[THINKING[0]] = thoughts
+    if len(fields) == 1:
+        return None
+    template = {
+        "version": 1,
+        "start_anchor_pattern": TURN,
+        "defaults": {"role": "assistant"},
+        "fields": fields,
+    }
+    if calls is HARMONY:
+        return AnswerFormat(template, calls, "<|start|>assistant", "<|channel|>final<|message|>")
+    return AnswerFormat(template, calls)
+
+
+def _thoughts_in(source: str, calls: CallFormat | None) -> dict[str, Any] | None:
+    if calls is HARMONY:
+        return {"open": "<|channel|>analysis<|message|>", "close": "<|end|>"}
+    if calls is GEMMA_4:
+        return {"open": "<|channel>thought\n", "close": "<channel|>"}
+    return next((marks for text, marks in MARKS.items() if text in source), None)
+
+
+def thinking_marks(answers: AnswerFormat | None) -> set[str]:
+    """Returns the fixed texts that begin and end thoughts."""
+    thoughts = {} if answers is None else answers.thoughts
+    found = {marks.get(end) for marks in (thoughts, THOUGHTS) for end in ("open", "close")}
+    return {text for text in found if isinstance(text, str)}
+
+
+def with_raw_calls(template: dict[str, Any]) -> dict[str, Any]:
+    """Returns the template with calls as text, so that malformed calls and parts of calls are not lost."""
+    raw = deepcopy(template)
+    calls = raw["fields"].get(CALLS)
+    if calls is not None:
+        for name in ("content_args", "transform_each", "join"):
+            calls.pop(name, None)
+        raw["fields"][CALLS] = {**calls, "content": "text", "transform": {"text": "{content}"}}
+    return raw
+
+
+def marks(answers: AnswerFormat, special_tokens: list[str]) -> frozenset[str]:
+    """Returns the special tokens that answers are read by, which their text must contain."""
+    calls = "" if answers.calls is None else f"{answers.calls}"
+    written = (json.dumps(answers.template, ensure_ascii=False) + calls).replace("\\", "")
+    return frozenset(token for token in special_tokens if token in written)

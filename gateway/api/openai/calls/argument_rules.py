@@ -1,0 +1,240 @@
+"""Rules of a grammar for a call's arguments, in each way in which families of models write them."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gateway.api.openai.calls.arguments import resolved, types_of
+from gateway.api.openai.calls.formats import Bare, Json, Parameters
+from gateway.errors import InvalidRequestError
+from gateway.generation.form import up_to
+
+# JSON on one line, as chat templates write earlier calls.
+ON_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+TERMINALS = ("TEXT: /(.|\\n)*/", "KEY: /[A-Za-z_][A-Za-z0-9_.-]*/", "NUMBER: /[0-9]+/")
+SAID = {"title", "description", "$schema", "default", "examples", "$comment", "format", "nullable"}
+OBJECT = {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+TEXTUAL = {"type", "enum", "const", "pattern", "minLength", "maxLength"}
+DEEPEST = 16  # objects and lists inside each other, if the grammar is ours
+
+
+class ArgumentRules:
+    """Collects the rules of the arguments of all tools."""
+
+    def __init__(self, text: Callable[[str], str], field: str) -> None:
+        """
+        Args:
+            text: returns a fixed text in Lark's notation.
+            field: name of the request's field that asks for a form.
+        """
+        self._text = text
+        self._field = field
+        self.lines = [*TERMINALS]
+
+    def of(self, written: Json | Parameters | Bare, function: dict[str, Any], name: str) -> str:
+        """Returns the expression of a function's arguments. name: free name for its rules.
+
+        Raises:
+            InvalidRequestError: they cannot be held to their schema, as the family writes them.
+        """
+        schema = function["parameters"]
+        try:
+            match written:
+                case Parameters():
+                    return self._parameters(written, schema, name)
+                case Bare():
+                    return _BareRules(self._text(written.quote), self.lines, schema).value(schema, name)
+        except _UnreadError as unread:
+            raise InvalidRequestError(
+                self._field,
+                f"the tool {function['name']!r} cannot be held to {unread}, as this model writes arguments",
+            ) from None
+        return _json(schema, schema)
+
+    def _parameters(self, written: Parameters, schema: dict[str, Any], name: str) -> str:
+        _check(schema, OBJECT)
+        properties, required = schema.get("properties", {}), schema.get("required", ())
+        begin, end = self._text(written.before_key), self._text(written.end)
+        between = self._text(written.between)
+        if not properties:
+            self.lines.append(f"{name}_any: {begin} KEY {self._free(written, name)} {between}")
+            return f"{name}_any* {end}"
+        for index, (key, value) in enumerate(properties.items()):
+            place = f"{name}_{index}"
+            values = " | ".join(self._values(written, value, schema, place))
+            self.lines.append(f"{place}: {begin} {quoted(key)} ({values}) {between}")
+        parts = [f"{name}_{index}" + "?" * (key not in required) for index, key in enumerate(properties)]
+        return f"{' '.join(parts)} {end}"
+
+    def _free(self, written: Parameters, name: str) -> str:
+        """Returns a value of any kind, with its marks."""
+        before = self._text(written.before_value)
+        if written.before_json:
+            before = f"({before} | {self._text(written.before_json)})"
+        return f"{before} {_newline(written)} {self._up_to_mark(written, 'TEXT', f'{name}_free')}"
+
+    def _values(self, written: Parameters, schema: Any, root: dict[str, Any], name: str) -> Iterator[str]:
+        """Yields the kinds of a value, each with its marks: text as it is, everything else as JSON."""
+        padding = _newline(written)
+        for number, variant in enumerate(_variants(schema, root)):
+            is_text = types_of(variant, root) == {"string"}
+            before = written.before_value if is_text else written.before_json or written.before_value
+            begin = f"{self._text(before)} {padding}"
+            if not is_text:
+                yield f"{begin} {_json(variant, root)} {padding} {self._text(written.after_value)}"
+                continue
+            variant = variant if isinstance(variant, dict) else {}
+            _check(variant, TEXTUAL)
+            if (choices := _choices(variant)) is not None:
+                words = " | ".join(map(quoted, choices))
+                yield f"{begin} ({words}) {padding} {self._text(written.after_value)}"
+            else:
+                yield f"{begin} {self._up_to_mark(written, _pattern(variant), f'{name}_text_{number}')}"
+
+    def _up_to_mark(self, written: Parameters, pattern: str, name: str) -> str:
+        """Returns text of a pattern up to the mark behind a value."""
+        text, rule = up_to(f"{_newline(written)} {self._text(written.after_value)}", pattern, name)
+        self.lines.append(rule)
+        return text
+
+
+class _BareRules:
+    """Rules of objects with bare, sorted keys and marks around texts."""
+
+    def __init__(self, quote: str, lines: list[str], root: dict[str, Any]) -> None:
+        """
+        Args:
+            quote: mark around texts, in Lark's notation.
+            lines: list that rules are added to.
+            root: schema that references are from.
+        """
+        self._lines = lines
+        self._quote = quote
+        self._root = root
+        text, rule = up_to(quote, "TEXT", "text_end")
+        common = [
+            rule,
+            f"any_text: {quote} {text}",
+            'any: any_text | "true" | "false" | "null" | number | any_object | "[" (any ("," any)*)? "]"',
+            'number: %json {"type": "number"}',
+            'any_object: "{" (KEY ":" any ("," KEY ":" any)*)? "}"',
+        ]
+        lines += [line for line in common if line not in lines]
+
+    def value(self, schema: Any, name: str, depth: int = 0) -> str:
+        """Returns the name of the rule of a value. Raises _UnreadError."""
+        if depth > DEEPEST:
+            raise _UnreadError(f"more than {DEEPEST} levels")
+        variants = _variants(schema, self._root)
+        kinds = [self._kind(variant, f"{name}_{at}", depth) for at, variant in enumerate(variants)]
+        self._lines.append(f"{name}: {' | '.join(kinds)}")
+        return name
+
+    def _kind(self, schema: Any, name: str, depth: int) -> str:
+        if not isinstance(schema, dict) or not schema.keys() - SAID:
+            return "any"
+        if (values := _choices(schema)) is not None:
+            return " | ".join(self._literal(value) for value in values)
+        kind = schema.get("type", "object" if "properties" in schema else "string")
+        if kind == "object":
+            _check(schema, OBJECT)
+            return self._object(schema, name, depth)
+        if kind == "array":
+            _check(schema, {"type", "items"})
+            item = self.value(schema.get("items", True), f"{name}_item", depth + 1)
+            return f'"[" ({item} ("," {item})*)? "]"'
+        if kind == "string":
+            _check(schema, {"type"})
+            return "any_text"
+        return _json(schema, self._root)
+
+    def _object(self, schema: dict[str, Any], name: str, depth: int) -> str:
+        """Returns an object: members in the order of their keys, and commas between present members."""
+        properties = schema.get("properties", {})
+        if not properties:
+            return "any_object"
+        rest, whole = '""', '""'  # members behind the present one, and members from it on
+        for index, key in reversed([*enumerate(sorted(properties, key=lambda key: (key.lower(), key)))]):
+            value = self.value(properties[key], f"{name}_{index}", depth + 1)
+            behind = f"{name}_{index}_rest"
+            self._lines.append(f"{behind}: {rest}")
+            member = f"{quoted(key + ':')} {value} {behind}"
+            if key in schema.get("required", ()):
+                rest, whole = f'"," {member}', member
+            else:
+                rest, whole = f'"," {member} | {behind}', f"{member} | {whole}"
+        return f'"{{" ({whole}) "}}"'
+
+    def _literal(self, value: Any) -> str:
+        if isinstance(value, str):
+            return f"{self._quote} {quoted(value)} {self._quote}"
+        return quoted(json.dumps(value))
+
+
+class _UnreadError(ValueError):
+    """Part of a schema that the grammar of a family cannot say."""
+
+
+def _newline(written: Parameters) -> str:
+    """Returns the newline next to each value, which must be there: it could belong to the value as well."""
+    return quoted(written.padding) if written.padding else ""
+
+
+def _check(schema: dict[str, Any], known: set[str]) -> None:
+    """Raises _UnreadError if the schema has other words than the known ones."""
+    if odd := sorted(schema.keys() - known - SAID):
+        raise _UnreadError(f"its schema's {', '.join(odd)}")
+
+
+def _variants(schema: Any, root: dict[str, Any]) -> list[Any]:
+    """Returns the schemas of which a value must fit one, without references, unions and lists of types."""
+    schema = resolved(schema, root)
+    if not isinstance(schema, dict):
+        return [schema]
+    if (values := _choices(schema)) is not None:
+        texts = [value for value in values if isinstance(value, str)]
+        others = [value for value in values if not isinstance(value, str)]
+        return [{"enum": each} for each in (texts, others) if each]
+    for name in ("anyOf", "oneOf"):
+        if name in schema and not schema.keys() - {name} - SAID:
+            return [each for variant in schema[name] for each in _variants(variant, root)]
+    if isinstance(kinds := schema.get("type"), list):
+        return [{**schema, "type": kind} for kind in kinds]
+    return [schema]
+
+
+def _choices(schema: dict[str, Any]) -> list[Any] | None:
+    """Returns the only values that the schema allows; None: there are more."""
+    if "const" in schema:
+        return [schema["const"]]
+    values: list[Any] | None = schema.get("enum")
+    return values
+
+
+def _pattern(schema: dict[str, Any]) -> str:
+    """Returns the pattern of a text, in Lark's notation. Raises _UnreadError."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    if "pattern" in schema:
+        if least or most is not None:
+            raise _UnreadError("a pattern and a length together")
+        # JSON Schema finds a pattern anywhere in a text, unless it is anchored.
+        found = schema["pattern"].replace("/", "\\/")
+        before = "" if found.startswith("^") else "(.|\\n)*"
+        behind = "" if found.endswith("$") else "(.|\\n)*"
+        return f"/{before}({found.removeprefix('^').removesuffix('$')}){behind}/"
+    if least or most is not None:
+        return f"/(.|\\n){{{least},{'' if most is None else most}}}/"
+    return "TEXT"
+
+
+def _json(schema: Any, root: dict[str, Any]) -> str:
+    """Returns a value in JSON, with the definitions that the schema may refer to."""
+    if not isinstance(schema, dict):
+        schema = {}
+    known = {name: root[name] for name in ("$defs", "definitions") if name in root}
+    return f"%json {json.dumps({**known, **schema, 'x-guidance': ON_ONE_LINE})}"
+
+
+def quoted(text: str) -> str:
+    """Returns a text in Lark's notation."""
+    return json.dumps(text, ensure_ascii=False)

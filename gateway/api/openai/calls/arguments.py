@@ -1,0 +1,249 @@
+"""Readers of a call's arguments: each turns what a model writes into the text of a JSON object."""
+
+import json
+import re
+from typing import Any, Protocol
+
+from gateway.api.openai.calls.formats import Bare, Json, Parameters
+
+TYPES = {bool: "boolean", dict: "object", float: "number", int: "integer", list: "array", str: "string"}
+
+PYTHON = {"True": "true", "False": "false", "None": "null"}  # as models write them now and then
+
+
+class ArgumentsReader(Protocol):
+    """Reader of the arguments of one call."""
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """Returns JSON text that is certain now, and the text behind the arguments; None: they go on."""
+
+    def close(self) -> str:
+        """Returns the rest of the JSON text: the call has ended."""
+
+
+def reader_of(written: Json | Parameters | Bare, schema: dict[str, Any]) -> ArgumentsReader:
+    """Returns a reader of arguments. schema: JSON schema of the tool's parameters."""
+    match written:
+        case Parameters():
+            return ParametersReader(written, schema)
+        case Bare():
+            return BareReader(written.quote)
+    return JsonReader()
+
+
+class JsonReader:
+    """Reads a JSON object, which stays as it is written."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = self._is_escaped = False
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """Returns the text up to the object's end, and the text behind it."""
+        for place, char in enumerate(text):
+            if self._in_string:
+                ends = char == '"' and not self._is_escaped
+                self._is_escaped = char == "\\" and not self._is_escaped
+                self._in_string = not ends
+            elif char == '"':
+                self._in_string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return text[: place + 1], text[place + 1 :]
+        return text, None
+
+    def close(self) -> str:
+        """Returns nothing: an object that was cut off stays so."""
+        return ""
+
+
+class ParametersReader:
+    """Reads arguments between marks. Texts come in pieces, other values when they are complete."""
+
+    def __init__(self, written: Parameters, schema: dict[str, Any]) -> None:
+        self._schema = schema
+        values = (written.before_value, *filter(None, [written.before_json]))
+        before_value = "|".join(map(_loose, values))
+        padding = "(?:\n|(?=[^\n]))" if written.padding else ""
+        self._key = re.compile(
+            rf"\s*{_loose(written.before_key)}(?P<key>[^<>\"\n]+?)(?P<kind>{before_value}){padding}",
+            re.DOTALL,
+        )
+        self._text_kind = re.compile(_loose(written.before_value)) if written.before_json else None
+        self._end = re.compile(rf"\s*{re.escape(written.end)}") if written.end else None
+        self._marks = (written.padding + written.after_value, written.after_value)
+        self._after_value = re.compile("|".join(map(re.escape, self._marks)))
+        self._rest = ""  # text that nothing is certain of yet
+        self._begun = ""  # JSON text before the next key
+        self._types: frozenset[str] | None = None  # types of the value that is read; None: any
+        self._is_inside = self._is_text = False  # whether a value is read, and whether it is text
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """Returns new JSON text, and the text behind the arguments."""
+        self._rest += text
+        made = "" if self._begun else "{"
+        self._begun = self._begun or " "
+        while True:
+            if self._is_inside:
+                piece = self._value()
+                if piece is None:
+                    return made + self._certain(), None
+                made += piece
+            elif self._end is not None and (ended := self._end.match(self._rest)):
+                return made + "}", self._rest[ended.end() :]
+            elif key := self._key.match(self._rest):
+                made += self._begin(key)
+            else:
+                return made, None
+
+    def close(self) -> str:
+        """Returns the object's end, unless a value was cut off."""
+        return "" if self._is_inside else ("}" if self._begun else "{}")
+
+    def _begin(self, key: re.Match[str]) -> str:
+        name = key["key"]
+        self._rest = self._rest[key.end() :]
+        self._types = types_of(self._schema.get("properties", {}).get(name, {}), self._schema)
+        self._is_text = (
+            self._types == {"string"}
+            if self._text_kind is None
+            else self._text_kind.fullmatch(key["kind"]) is not None
+        )
+        separator, self._begun = ("", ", ") if self._begun == " " else (self._begun, self._begun)
+        self._is_inside = True
+        return f"{separator}{json.dumps(name, ensure_ascii=False)}: " + ('"' if self._is_text else "")
+
+    def _value(self) -> str | None:
+        """Returns the end of the value; None: it goes on."""
+        ended = self._after_value.search(self._rest)
+        if ended is None:
+            return None
+        value, self._rest = self._rest[: ended.start()], self._rest[ended.end() :]
+        self._is_inside = False
+        return f'{escaped(value)}"' if self._is_text else self._as_json(value)
+
+    def _certain(self) -> str:
+        """Returns the part of a text that cannot belong to the mark behind it."""
+        if not self._is_text:
+            return ""
+        ends = len(self._rest) - held(self._rest, self._marks)
+        made, self._rest = escaped(self._rest[:ends]), self._rest[ends:]
+        return made
+
+    def _as_json(self, value: str) -> str:
+        """Returns the value as it is written if it is JSON of a type in the schema, and else as text."""
+        words = value.strip()
+        if self._types is None or self._types & {"boolean", "null"}:
+            words = PYTHON.get(words, words)
+        try:
+            made = json.loads(words, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            return json.dumps(value, ensure_ascii=False)
+        kind = TYPES.get(type(made), "null")
+        kinds = {kind, "number"} if kind == "integer" else {kind}
+        if kind == "number" and isinstance(made, float) and made.is_integer():
+            kinds.add("integer")
+        is_known = self._types is None or bool(self._types & kinds)
+        return words if is_known else json.dumps(value, ensure_ascii=False)
+
+
+class BareReader:
+    """Reads an object whose keys are bare and whose texts stand between marks."""
+
+    WORD = re.compile(r"[^\s,:{}\[\]<]+(?=[\s,:{}\[\]<])")
+
+    def __init__(self, quote: str) -> None:
+        self._quote = quote
+        self._rest = ""
+        self._depth = 0
+        self._in_text = False
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """Returns new JSON text, and the text behind the object."""
+        self._rest += text
+        made = ""
+        while self._rest:
+            if self._in_text:
+                words, mark, rest = self._rest.partition(self._quote)
+                if not mark:
+                    ends = len(words) - held(words, (self._quote,))
+                    made, self._rest = made + escaped(words[:ends]), words[ends:]
+                    break
+                made, self._rest, self._in_text = f'{made}{escaped(words)}"', rest, False
+            elif self._rest.startswith(self._quote):
+                made, self._rest, self._in_text = made + '"', self._rest.removeprefix(self._quote), True
+            elif self._quote.startswith(self._rest):
+                break
+            elif word := self.WORD.match(self._rest):
+                made, self._rest = made + self._word(word), self._rest[word.end() :]
+            elif (char := self._rest[0]) in "{}[],: \n\t\r<":
+                self._rest = self._rest[1:]
+                self._depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(char, 0)
+                made += char + " " * (char in ",:")
+                if self._depth == 0:
+                    return made, self._rest
+            else:
+                break  # a word that may go on
+        return made, None
+
+    def close(self) -> str:
+        """Returns nothing: an object that was cut off stays so."""
+        return ""
+
+    def _word(self, word: re.Match[str]) -> str:
+        is_key = self._rest[word.end() :].lstrip().startswith(":")
+        return json.dumps(word[0], ensure_ascii=False) if is_key else PYTHON.get(word[0], word[0])
+
+
+def types_of(schema: Any, root: dict[str, Any]) -> frozenset[str] | None:
+    """Returns the JSON types that a schema allows; None: any. root: schema that its references are from."""
+    schema = resolved(schema, root)
+    if not isinstance(schema, dict):
+        return None
+    if isinstance(declared := schema.get("type"), str | list):
+        return frozenset([declared] if isinstance(declared, str) else declared)
+    if values := schema.get("enum", [schema["const"]] if "const" in schema else []):
+        return frozenset(TYPES.get(type(value), "null") for value in values)
+    for name in ("anyOf", "oneOf"):
+        variants = [types_of(variant, root) for variant in schema.get(name, ())]
+        if variants:
+            known = [types for types in variants if types is not None]
+            return frozenset().union(*known) if len(known) == len(variants) else None
+    # A schema without constraints is a text's: models write texts most often.
+    return None if schema.keys() & {"allOf", "$ref", "not", "if"} else frozenset({"string"})
+
+
+def resolved(schema: Any, root: dict[str, Any]) -> Any:
+    """Returns the schema that a reference to the root's definitions stands for, and others as they are."""
+    for _ in range(8):  # steps, since references may run in a circle
+        reference = schema.get("$ref") if isinstance(schema, dict) and len(schema) == 1 else None
+        _, kind, name = [*str(reference).split("/"), "", ""][:3]
+        found = root.get(kind, {}).get(name) if kind in ("$defs", "definitions") else None
+        if found is None:
+            return schema
+        schema = found
+    return schema
+
+
+def held(text: str, marks: tuple[str, ...]) -> int:
+    """Returns how many characters at the end of the text may be the beginning of a mark."""
+    longest = max(map(len, marks)) - 1
+    lengths = range(min(longest, len(text)), 0, -1)
+    return next((length for length in lengths if any(mark.startswith(text[-length:]) for mark in marks)), 0)
+
+
+def escaped(text: str) -> str:
+    """Returns the text as a JSON string has it, without the quotes."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _loose(text: str) -> str:
+    """Returns a pattern of the text in which whitespace may be missing or more."""
+    return r"\s*".join(re.escape(part) for part in re.split(r"\s+", text))
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")

@@ -1,0 +1,292 @@
+"""How families of models write calls of tools: a row for each family, found by marks in the chat template.
+
+A row says twice how a call looks: as texts, which a grammar holds the model to, and as patterns, which
+forgive what models write differently. The layouts are those of the families' published chat templates.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+PYTHON_TAG = "<|python_tag|>"
+# An object that has the name first, then the arguments; the items of a list are such objects as well.
+OBJECT = (
+    r'[\s\[,;}]*\{\s*"name"\s*:\s*(?P<quoted>"(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+BEHIND_OBJECTS = r"[\s\]},;]*"
+
+
+@dataclass(frozen=True)
+class Json:
+    """Arguments as a JSON object."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Arguments one by one between marks: text as it is, every other value as JSON."""
+
+    before_key: str
+    before_value: str
+    after_value: str
+    end: str = ""  # mark behind the last argument; empty: the call's end is also theirs
+    between: str = ""  # whitespace between two arguments
+    padding: str = ""  # newline around each value, or nothing
+    before_json: str = ""  # replaces before_value if the value is no text; empty: nothing does
+
+
+@dataclass(frozen=True)
+class Bare:
+    """Arguments as an object with keys that are not quoted, in alphabetical order."""
+
+    quote: str  # mark before and behind each text
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """How one family writes calls, between two marks."""
+
+    mark: str  # begins calls
+    last: str  # ends calls; empty: the next mark does, or the end of the answer
+    head: str  # pattern of everything before arguments, with the group name, or quoted for a JSON string
+    before_name: str
+    after_name: str  # 0 in it stands for any number
+    arguments: Json | Parameters | Bare = Json()
+    after_arguments: str = ""
+    tail: str = r"\s*"  # pattern of everything that may follow arguments
+    alone: str = ""  # pattern of a whole call without arguments, if nothing but its end tells so
+    # Calls between the two marks: one each time, or all of them; or the answer has a single call.
+    marked: Literal["each", "all", "single"] = "each"
+    first: str = ""  # text before the first call between the marks
+    between: str = ""  # text between two calls
+    end: str = ""  # text behind the last call between the marks
+    key: str = ""  # name of the arguments if a call is a JSON object
+    needs_mark: bool = True  # False: calls may begin an answer without their mark
+    opens: str = ""  # pattern that replaces the mark in a model's answer
+    closes: str = ""  # pattern that replaces the last mark in a model's answer
+    stop: str = ""  # token that ends an answer behind calls, as the end token does behind words
+    # Ids that the family's templates take: any, nine letters and digits, or functions.NAME:NUMBER.
+    ids: Literal["any", "nine", "counted"] = "any"
+
+    def region(self) -> dict[str, Any]:
+        """Returns where calls stand in an answer, as the field of a response template."""
+        region: dict[str, Any] = {
+            "open_pattern": self.opens or rf"\s*{re.escape(self.mark)}",
+            "repeats": True,
+        }
+        if closes := self.closes or re.escape(self.last):
+            region["close_pattern"] = closes
+        if not self.key:
+            return region
+        item = "{" if self.marked == "all" else "{content."
+        called = {"name": f"{item}name}}", "arguments": f"{item}{self.key}}}"}
+        region |= {"content": "json", "transform": {"type": "function", "function": called}}
+        return region | ({"transform_each": True} if self.marked == "all" else {})
+
+
+def _of_objects(mark: str, last: str, key: str = "arguments", newline: str = "", **more: Any) -> CallFormat:
+    """Returns a format whose calls are JSON objects. newline: text inside the marks."""
+    return CallFormat(
+        mark,
+        last,
+        OBJECT,
+        f'{newline}{{"name": ',
+        f', "{key}": ',
+        after_arguments="}" + newline,
+        tail=BEHIND_OBJECTS,
+        key=key,
+        **more,
+    )
+
+
+def _of_list(mark: str, last: str, key: str = "arguments", **more: Any) -> CallFormat:
+    """Returns a format whose calls are the items of a JSON list."""
+    return _of_objects(mark, last, key, marked="all", first="[", between=", ", end="]", **more)
+
+
+def _glm(newline: str) -> CallFormat:
+    arguments = Parameters("<arg_key>", f"</arg_key>{newline}<arg_value>", "</arg_value>", between=newline)
+    return CallFormat(
+        "<tool_call>",
+        "</tool_call>",
+        r"\s*(?P<name>[^\s<{]+)\s*(?=<arg_key>)",
+        "",
+        newline,
+        arguments,
+        between=newline,
+        alone=r"\s*(?P<name>[^\s<{]+)\s*",
+    )
+
+
+def _deepseek(head: str, before_name: str, after_name: str, fence: str, between: str) -> CallFormat:
+    begin, end = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+    tail = rf"(?:\s|```|{end})*"
+    return CallFormat(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        rf"{tail}{begin}{head}\s*(?=\{{)",
+        begin + before_name,
+        after_name,
+        after_arguments=fence + end,
+        tail=tail,
+        marked="all",
+        between=between,
+    )
+
+
+def _dsml(block: str) -> CallFormat:
+    """Returns the format of DeepSeek V3.2 and V4. block: name of the mark around the calls."""
+    mark, last, end = f"<｜DSML｜{block}>", f"</｜DSML｜{block}>", "</｜DSML｜invoke>"
+    parameters = Parameters(
+        '<｜DSML｜parameter name="',
+        '" string="true">',
+        "</｜DSML｜parameter>",
+        end,
+        between="\n",
+        before_json='" string="false">',
+    )
+    tail = rf"(?:\s|{end})*"
+    head = rf'{tail}<｜DSML｜invoke name="(?P<name>[^"\n]+)">'
+    return CallFormat(
+        mark,
+        last,
+        head,
+        '<｜DSML｜invoke name="',
+        '">\n',
+        parameters,
+        tail=tail,
+        marked="all",
+        first="\n",
+        between="\n",
+        end="\n",
+    )
+
+
+def _gemma(mark: str, last: str, quote: str) -> CallFormat:
+    return CallFormat(mark, last, r"\s*call:(?P<name>[^\s{]+)\s*(?=\{)", "call:", "", Bare(quote))
+
+
+HERMES = _of_objects("<tool_call>", "</tool_call>", newline="\n", between="\n")
+MISTRAL = _of_list("[TOOL_CALLS]", "", closes="</s>", ids="nine")
+LLAMA = _of_objects(
+    PYTHON_TAG,
+    "",
+    key="parameters",
+    marked="single",
+    needs_mark=False,
+    opens=r"<\|python_tag\|>\s*|\A\s*(?=\{\s*\"name\")",
+    closes=r"<\|eom_id\|>|<\|eot_id\|>|\s*;\s*(?=\{)",
+)
+MISTRAL_11 = CallFormat(
+    "[TOOL_CALLS]",
+    "",
+    r"\s*(?P<name>[^\s\[{<]+)\s*(?:\[CALL_ID\][^\[]*)?\[ARGS\]\s*(?=\{)",
+    "",
+    "[ARGS]",
+    closes=r"(?=\[TOOL_CALLS\])|</s>",
+    ids="nine",
+)
+QWEN_XML = CallFormat(
+    "<tool_call>",
+    "</tool_call>",
+    r"(?:\s|</function>)*<function=(?P<name>[^>\n]+)>",
+    "\n<function=",
+    ">\n",
+    Parameters("<parameter=", ">", "</parameter>", "</function>", between="\n", padding="\n"),
+    after_arguments="\n",
+    tail=r"(?:\s|</function>)*",
+    between="\n",
+    opens=r"\s*<tool_call>\s*(?=<function=)|\s*(?=<function=)",  # models may leave the mark out
+)
+MINIMAX = CallFormat(
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    r'(?:\s|</invoke>)*<invoke name="(?P<name>[^"\n]+)">',
+    '<invoke name="',
+    '">\n',
+    Parameters('<parameter name="', '">', "</parameter>", "</invoke>", between="\n"),
+    after_arguments="\n",
+    tail=r"(?:\s|</invoke>)*",
+    marked="all",
+    first="\n",
+)
+KIMI = CallFormat(
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    r"(?:\s|<\|tool_call_end\|>)*<\|tool_call_begin\|>\s*(?P<id>(?:functions\.)?(?P<name>[^<]+?)(?::\d+)?)"
+    r"\s*<\|tool_call_argument_begin\|>\s*(?=\{)",
+    "<|tool_call_begin|>functions.",
+    ":0<|tool_call_argument_begin|>",
+    after_arguments="<|tool_call_end|>",
+    tail=r"(?:\s|<\|tool_call_end\|>)*",
+    marked="all",
+    ids="counted",
+)
+HARMONY = CallFormat(
+    "<|channel|>commentary to=functions.",
+    "",
+    r"(?P<name>[^\s<]+)\s*(?:<\|channel\|>\w+)?\s*(?:<\|constrain\|>)?\s*(?:json)?\s*<\|message\|>\s*(?=\{)",
+    "",
+    " <|constrain|>json<|message|>",
+    marked="single",
+    opens=r"(?:<\|channel\|>(?:commentary|analysis)\s+)?\bto=functions\.",
+    closes=r"<\|call\|>|<\|end\|>",
+    stop="<|call|>",
+)
+DEEPSEEK_3 = _deepseek(
+    r"\s*function\s*<｜tool▁sep｜>(?P<name>[^\n<`]+?)\s*```json",
+    "function<｜tool▁sep｜>",
+    "\n```json\n",
+    "\n```",
+    "\n",
+)
+DEEPSEEK_31 = _deepseek(r"(?P<name>[^<]+?)\s*<｜tool▁sep｜>", "", "<｜tool▁sep｜>", "", "")
+GEMMA_4 = _gemma("<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTION_GEMMA = _gemma("<start_function_call>", "<end_function_call>", "<escape>")
+
+# Formats by what the chat template holds; the first row counts whose texts all occur.
+ROWS: tuple[tuple[tuple[str, ...], CallFormat | None], ...] = (
+    (("<|channel|>", "<|call|>"), HARMONY),
+    (("<|tool_call>", '<|"|>'), GEMMA_4),
+    (("<start_function_call>", "<escape>"), FUNCTION_GEMMA),
+    (("｜DSML｜", "function_calls>"), _dsml("function_calls")),
+    (("｜DSML｜",), _dsml("tool_calls")),
+    (("tool▁sep", "```json"), DEEPSEEK_3),
+    (("tool▁sep",), DEEPSEEK_31),
+    (("<|tool_calls_section_begin|>",), KIMI),
+    (("<minimax:tool_call>",), MINIMAX),
+    (("<arg_key>", "</arg_key><arg_value>"), _glm("")),
+    (("<arg_key>",), _glm("\n")),
+    (("<function=",), QWEN_XML),
+    (("[TOOL_CALLS]", "[ARGS]"), MISTRAL_11),
+    (("[ARGS]",), None),
+    (("<tool_call>",), HERMES),
+    (("[TOOL_CALLS]",), MISTRAL),
+    ((PYTHON_TAG,), LLAMA),
+)
+
+
+def found_in(source: str) -> CallFormat | None:
+    """Returns the format of the family that a chat template is of; None: unknown."""
+    return next((row for texts, row in ROWS if all(text in source for text in texts)), None)
+
+
+# Arguments of a call, as response templates name them: of one object, and of the items of a list.
+WRITTEN: dict[str, tuple[str, Callable[..., CallFormat]]] = {
+    "{content.arguments}": ("arguments", _of_objects),
+    "{content.parameters}": ("parameters", _of_objects),
+    "{arguments}": ("arguments", _of_list),
+    "{parameters}": ("parameters", _of_list),
+}
+
+
+def of_response_template(calls: dict[str, Any]) -> CallFormat | None:
+    """Returns the format that a response template's field of calls describes; None: no row can hold it."""
+    transform = calls.get("transform")
+    written = transform.get("function", {}).get("arguments") if isinstance(transform, dict) else None
+    opening, close = calls.get("open"), calls.get("close")
+    has_marks = isinstance(opening, str) and isinstance(close, str)
+    if calls.get("content") != "json" or not has_marks or written not in WRITTEN:
+        return None
+    key, make = WRITTEN[written]
+    return make(opening, "" if make is _of_list else close, key)
