@@ -8,13 +8,13 @@ from typing import Any
 import ray
 from ray import serve
 from ray.serve import Application, Deployment
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
 
 from actors.worker import DraftWorker, TargetWorker, Worker
 from cluster.access import api_keys, check_access, joining_trust, report_environment, shared_trust
 from cluster.arguments import SettingsError, read_settings
 from cluster.autoscaling import autoscaling
-from cluster.groups import AutoscalingSettings, WorkerSettings
+from cluster.groups import AutoscalingSettings, GatewayReplicas, WorkerSettings
 from cluster.preflight import Preflight
 from cluster.settings import Settings, on_device
 from cluster.start import (
@@ -29,6 +29,7 @@ from cluster.start import (
 from cluster.stop import GATEWAY
 from cluster.tracing import start_tracing, tracing_environment
 from gateway.api.access import digest, who_is_answered
+from gateway.api.openai.response_store import STORE, LocalResponses
 from gateway.deployment import Gateway, draft_deployment
 from protos.trust import Trust
 
@@ -67,6 +68,7 @@ def app(arguments: dict[str, Any]) -> Application:
         # The gateway's own queues decide. In Serve's queues, health checks would wait behind all requests.
         max_ongoing_requests=requests.most_at_once,
         ray_actor_options={"num_cpus": 0, "resources": requests.resources},
+        deployment_actors=_shared_by_gateways(requests),
         user_config=settings.pace.model_dump(),
         logging_config={"enable_access_log": False},
     )
@@ -99,6 +101,20 @@ def draft(arguments: dict[str, Any]) -> Application:
         raise SettingsError(f"{JOINS}={name!r} is no draft of these settings: one of {there} is")
     trust, tracing = joining_trust(settings), tracing_environment()
     return _draft(_checked(settings), name, trust, tracing)
+
+
+def _shared_by_gateways(requests: GatewayReplicas) -> list[DeploymentActorConfig]:
+    """Returns the actor with the responses that several gateways keep; a gateway alone keeps its own."""
+    if requests.replicas == 1 or not requests.stored_response_bytes:
+        return []
+    return [
+        DeploymentActorConfig(
+            name=STORE,
+            actor_class=ray.remote(LocalResponses),
+            init_kwargs={"most_bytes": requests.stored_response_bytes},
+            actor_options={"num_cpus": 0},
+        )
+    ]
 
 
 def _is_in_a_task() -> bool:

@@ -14,6 +14,7 @@ from gateway.api.access import Authentication
 from gateway.api.direct import GRACE_S, direct_server
 from gateway.api.grpc_api import GenerationServicer
 from gateway.api.openai.chat_template import load_chat_template
+from gateway.api.openai.response_store import SharedResponses
 from gateway.api.proxy_http import bound_heads
 from gateway.api.refusals_log import shorten_refusals
 from gateway.generation.generation import Generation
@@ -116,4 +117,8 @@ class Gateway(GenerationServicer):
         await self._leaving.aclose()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return http_api.build(self.generation, self._template, self.authentication)
+        from ray import serve  # takes a second, and is for replicas only
+
+        is_alone = serve.get_replica_context().world_size == 1
+        store = None if is_alone else SharedResponses()
+        return http_api.build(self.generation, self._template, self.authentication, store)

@@ -26,6 +26,10 @@ class InvalidRequestError(GatewayError):
         return f"{self.field}: {self.message}"
 
 
+class TooLongError(InvalidRequestError):
+    """The prompt, or the answer that it asks for, is longer than the context."""
+
+
 class UnknownModelError(InvalidRequestError):
     """The request names a model that is not served."""
 

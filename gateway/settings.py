@@ -62,6 +62,12 @@ class RequestSettings(BaseModel):
         description="tokens of past answers that a gateway keeps in memory, by API key and task, for the"
         " drafter suffix; about 150 to 400 bytes each; 0: none",
     )
+    stored_response_bytes: int = Field(
+        default=2**26,
+        ge=0,
+        description="bytes of memory for the answers of /v1/responses that `previous_response_id` and GET"
+        " find again; the oldest are dropped first; 0: none are kept",
+    )
     propose_deadline_ms: float = Field(
         default=1000.0,
         gt=0.0,
@@ -136,6 +142,11 @@ class CallerSettings(BaseModel):
 
     allow_anonymous: bool = Field(
         default=False, description="answer callers from other machines even if there are no API keys"
+    )
+    allowed_origins: tuple[Annotated[str, Field(pattern="^https?://[^/*]+$")], ...] = Field(
+        default=(),
+        description="sites whose pages may ask from a browser, as JSON, such as https://chat.example.org"
+        " (CORS). Default: pages of this machine alone",
     )
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from ipaddress import ip_address
 from urllib.parse import unquote, urlsplit
 
@@ -66,8 +66,10 @@ class Authentication:
         return presented
 
 
-def foreign_name(headers: Mapping[str, str]) -> str | None:
+def foreign_name(headers: Mapping[str, str], allowed_origins: Collection[str] = ()) -> str | None:
     """Returns the header that names another machine, with its value; None if no header does.
+
+    allowed_origins: pages of other sites that may ask.
 
     A page of another site can let its name resolve to a loopback address, and then seem to ask from this
     machine (DNS rebinding). Host and Origin still have that name.
@@ -76,6 +78,8 @@ def foreign_name(headers: Mapping[str, str]) -> str | None:
         "Host": f"//{headers.get('host', 'localhost')}",
         "Origin": headers.get("origin", "//localhost"),
     }
+    if addresses["Origin"] in allowed_origins:
+        del addresses["Origin"]
     for header, address in addresses.items():
         try:
             name = urlsplit(address).hostname or ""

@@ -1,6 +1,7 @@
 """Reader of the bodies of HTTP requests, with bounds on their length, time and number."""
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from gateway.errors import InvalidRequestError
 from gateway.generation.generation import Generation
 from gateway.settings import BODIES_AT_ONCE
 
+GZIP = 16 + zlib.MAX_WBITS  # form of zlib's streams that has the header of gzip
 CLOSE = {"Connection": "close"}  # a client that has not sent all of its body must not go on sending
 
 
@@ -36,8 +38,8 @@ class Bodies:
 
         Raises:
             InvalidRequestError: its content type is not JSON.
-            HTTPException: it is too long, too slow or incomplete. When too many bodies are read, the oldest
-                reading is given up.
+            HTTPException: it is too long, too slow, incomplete or packed in an unknown way. When too many
+                bodies are read, the oldest reading is given up.
         """
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         # A page in a browser may send any type but JSON to a service on the same machine unasked.
@@ -65,12 +67,27 @@ class Bodies:
             oldest.reschedule(asyncio.get_running_loop().time())
 
     async def _whole(self, request: HttpRequest) -> bytes:
+        unpacks = _unpacker(request)
         body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > self._max_bytes:
-                raise HTTPException(413, f"the body exceeds {self._max_bytes} bytes", CLOSE)
+        try:
+            async for part in request.stream():
+                # One byte more than is accepted tells that the body is too long, however small it is packed.
+                body += part if unpacks is None else unpacks.decompress(part, self._max_bytes + 1 - len(body))
+                if len(body) > self._max_bytes:
+                    raise HTTPException(413, f"the body exceeds {self._max_bytes} bytes", CLOSE)
+        except zlib.error as error:
+            raise HTTPException(400, f"the body is not packed with gzip: {error}", CLOSE) from error
+        if unpacks is not None and not unpacks.eof:
+            raise HTTPException(400, "the end of the packed body is missing")
         return bytes(body)
+
+
+def _unpacker(request: HttpRequest) -> "zlib._Decompress | None":
+    """Returns what unpacks the body; None if it is not packed. Raises HTTPException."""
+    packing = request.headers.get("content-encoding", "identity").strip().lower()
+    if packing not in ("identity", "gzip"):
+        raise HTTPException(415, "Content-Encoding: gzip or identity is accepted", CLOSE)
+    return zlib.decompressobj(GZIP) if packing == "gzip" else None
 
 
 class Entrance:

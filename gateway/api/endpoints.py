@@ -12,16 +12,18 @@ from gateway.api.anthropic.types import AnsweredMessage, CountedTokens, MessageE
 from gateway.api.openai.answer_types import ChatCompletion, ChatEvent, Completion, CompletionEvent, Error
 from gateway.api.openai.chat import ChatRequest
 from gateway.api.openai.completions import CompletionRequest
-from gateway.api.openai.response_types import Response, ResponseEvent
+from gateway.api.openai.response_api import CANCEL, ITEMS, RESPONSE, RESPONSES
+from gateway.api.openai.response_types import DeletedResponse, Response, ResponseEvent, ResponseItems
 from gateway.api.openai.responses import ResponseRequest
 from gateway.api.service_types import Detokenized, Health, Loads, Model, Models, Tokenized, Version
 from gateway.api.text_api import DETOKENIZE, TOKENIZE, DetokenizeRequest, TokenizeRequest
 
-COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
 KEYED = (401,)
 READ = (400, 401, 404, 408, 413, 429, 504)  # statuses of endpoints that read a body
 GENERATED = (*READ, 500, 503)
+FOUND = (400, 401)
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ ENDPOINTS: Final = {
     COMPLETIONS: Endpoint(Completion, CompletionRequest, CompletionEvent | Error, GENERATED),
     CHATS: Endpoint(ChatCompletion, ChatRequest, ChatEvent | Error, GENERATED),
     RESPONSES: Endpoint(Response, ResponseRequest, ResponseEvent, GENERATED),
+    RESPONSE: Endpoint(Response, refusals=FOUND),
+    f"DELETE {RESPONSE}": Endpoint(DeletedResponse, refusals=FOUND),
+    ITEMS: Endpoint(ResponseItems, refusals=FOUND),
+    CANCEL: Endpoint(None, refusals=FOUND),
     MESSAGES: Endpoint(AnsweredMessage, MessagesRequest, MessageEvent, GENERATED, error=MessageError),
     COUNT_TOKENS: Endpoint(CountedTokens, CountRequest, refusals=(*READ, 503), error=MessageError),
     "/v1/models": Endpoint(Models, refusals=KEYED),

@@ -10,6 +10,7 @@ from fastapi import Depends, FastAPI
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.telemetry import TelemetryConfig
 from pydantic import TypeAdapter
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 
 from gateway.api.access import Authentication, foreign_name
@@ -18,24 +19,26 @@ from gateway.api.anthropic.errors import message_error
 from gateway.api.anthropic.message_api import ID, MESSAGES, add_messages
 from gateway.api.bodies import Entrance
 from gateway.api.docs import add_docs
-from gateway.api.endpoints import CHATS, COMPLETIONS, RESPONSES
+from gateway.api.endpoints import CHATS, COMPLETIONS
+from gateway.api.head_requests import HeadRequests
 from gateway.api.message_json import as_json
 from gateway.api.openai.bodies import Parsed, headers_of, parsed, reported_seed
 from gateway.api.openai.chat import ChatRequest
 from gateway.api.openai.chat_answer import ChatAnswer
 from gateway.api.openai.chat_template import ChatTemplate
 from gateway.api.openai.completions import CompletionAnswer, CompletionRequest
+from gateway.api.openai.fields import IGNORED_HEADER, SEED_HEADER
 from gateway.api.openai.http_errors import Shape, answer_errors
 from gateway.api.openai.rendering import ChatPrompts
-from gateway.api.openai.response_events import ResponseAnswer, finished, streamed
-from gateway.api.openai.responses import ResponseRequest, own_name, renamed, repeated_fields
+from gateway.api.openai.response_api import RESPONSES, add_responses
+from gateway.api.openai.response_store import LocalResponses, ResponseStore
 from gateway.api.openai.schemas import GenerationRequest
 from gateway.api.openai.stream import events, is_long
 from gateway.api.page import add_page
 from gateway.api.request_ids import KEY, RequestIds
 from gateway.api.service_types import Health, Model, Models, WorkerHealth
 from gateway.api.text_api import add_texts
-from gateway.errors import InvalidRequestError, UnauthenticatedError
+from gateway.errors import UnauthenticatedError
 from gateway.generation.generation import Generation
 from gateway.generation.request import Prepared
 from gateway.generation.vocabulary import TokenBytes
@@ -53,7 +56,13 @@ TELEMETRY: TelemetryConfig = {
 }
 
 
-def build(generation: Generation, template: ChatTemplate, authentication: Authentication) -> FastAPI:
+def build(
+    generation: Generation,
+    template: ChatTemplate,
+    authentication: Authentication,
+    store: ResponseStore | None = None,
+) -> FastAPI:
+    """Returns the app. store: responses that are kept; None: this process keeps its own."""
     app = FastAPI(
         title="Outrider",
         version=version("outrider"),
@@ -73,7 +82,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         authorization = headers.get("authorization")
         if authorization is None and OTHER_KEY in headers:
             authorization = f"Bearer {headers[OTHER_KEY]}"
-        return authentication.check(authorization, host, foreign_name(headers))
+        return authentication.check(authorization, host, foreign_name(headers, settings.allowed_origins))
 
     prompts = ChatPrompts(
         template,
@@ -110,7 +119,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             echoes = await asked.body.echoes(prepared, generation)
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
         seed = reported_seed(asked.body, prepared)
-        answer = CompletionAnswer(prepared.model, prepared, tokens, seed, echoes)
+        answer = CompletionAnswer(asked.body, prepared, tokens, seed, echoes)
         return await respond(asked, prepared, answer)
 
     @app.post(CHATS)
@@ -123,33 +132,8 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             prepared = await asked.body.prepared(generation, conversation, caller, body.deadline)
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
         seed = reported_seed(asked.body, prepared)
-        answer = ChatAnswer(prepared.model, prepared, tokens, seed, conversation)
+        answer = ChatAnswer(asked.body, prepared, tokens, seed, conversation)
         return await respond(asked, prepared, answer)
-
-    @app.post(RESPONSES)
-    async def responses(request: HttpRequest, caller: Caller) -> Response:
-        """Answers a conversation in the form of OpenAI's newer API. Nothing is kept after the answer."""
-        async with entrance.body(request) as body:
-            asked = await parsed(ResponseRequest, body.text, settings.unknown_fields)
-            try:
-                as_chat = asked.body.as_chat()
-                conversation = await as_chat.chat(prompts)
-                asked = asked.also_ignoring(map(own_name, conversation.prompt.left_out))
-                prepared = await as_chat.prepared(generation, conversation, caller, body.deadline)
-            except InvalidRequestError as error:
-                raise renamed(error) from error
-        prepared.server_span.set_attribute(KEY, request.scope[KEY])
-        seed, chunks = reported_seed(asked.body, prepared), generation.chunks(prepared)
-        answer = ResponseAnswer(
-            prepared.model,
-            conversation.parser(),
-            seed,
-            repeated_fields(asked.body, prepared.sequences[0].sampling),
-        )
-        if asked.body.stream:
-            return await streamed(chunks, answer, headers_of(asked, seed))
-        await finished(chunks, answer)
-        return JSONResponse(answer.response, headers=headers_of(asked, seed))
 
     @app.get("/v1/models", dependencies=[Depends(is_known)])
     async def models() -> Models:
@@ -203,6 +187,8 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         """Returns the JSON of what GetLoads of the gRPC API returns."""
         return as_json(loads(generation))
 
+    store = store or LocalResponses(settings.stored_response_bytes)
+    add_responses(app, generation, prompts, is_known, entrance, store)
     add_messages(app, generation, prompts, is_known, entrance)
     add_texts(app, generation, prompts, is_known, entrance)
     add_adapters(app, generation, is_known, entrance)
@@ -210,4 +196,13 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     add_docs(app)
     answer_errors(app, {MESSAGES: Shape(message_error, ID)})
     app.add_middleware(RequestIds)
+    app.add_middleware(HeadRequests)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=[SEED_HEADER, IGNORED_HEADER],
+        )
     return app

@@ -9,10 +9,12 @@ from starlette.requests import Request as HttpRequest
 
 from gateway.api.bodies import Entrance
 from gateway.api.openai.bodies import parsed
-from gateway.api.openai.field_types import NullIsLeftOut, Text
+from gateway.api.openai.chat import MAX_KWARGS
+from gateway.api.openai.field_types import Label, NullIsLeftOut, Text
 from gateway.api.openai.messages import MAX_MESSAGES, Message
 from gateway.api.openai.rendering import ChatPrompts
 from gateway.api.openai.schemas import TokenIds
+from gateway.api.openai.tools import MAX_TOOLS, Tool
 from gateway.api.service_types import Detokenized, Tokenized, Version
 from gateway.generation.generation import Generation
 
@@ -29,6 +31,9 @@ class TokenizeRequest(NullIsLeftOut):
     )
     add_special_tokens: bool | None = None  # None: True for a text, False for a chat
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
+    chat_template_kwargs: dict[Label, Any] = Field(default_factory=dict, max_length=MAX_KWARGS)
     return_token_strs: bool = False
 
     @model_validator(mode="after")
@@ -62,7 +67,13 @@ def add_texts(
                 adds_special = body.add_special_tokens is not False
                 ids = (await tokenization.encode(body.prompt, add_special_tokens=adds_special)).ids
             else:
-                chat = await prompts.rendered(body.messages, begin_answer=body.add_generation_prompt)
+                chat = await prompts.rendered(
+                    body.messages,
+                    tools=[tool.plain() for tool in body.tools],
+                    begin_answer=body.add_generation_prompt,
+                    continues=body.continue_final_message,
+                    more=body.chat_template_kwargs,
+                )
                 generation.limits.check_text("messages", "".join(chat.pieces))
                 adds_special = body.add_special_tokens is True
                 ids = await tokenization.encode_apart(chat.pieces, add_special_tokens=adds_special)

@@ -13,6 +13,7 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from gateway.errors import DeadlineError, InvalidRequestError
+from gateway.generation.json_schemas import AS_WRITTEN, fitted
 from outrider.decoding.grammar import MAX_GRAMMAR, GrammarError
 from outrider.decoding.grammar_trials import GrammarTrials, TrialVocabulary
 from outrider.decoding.settings import Sampling
@@ -88,13 +89,9 @@ class Form:
         if self.kind == "lark":
             return LLMatcher.grammar_from_lark(self.source)
         try:
-            # On one line, as json.dumps writes it: so names and punctuation are forced, and no model can go
-            # on with spaces for ever. A schema's own x-guidance wins.
-            return LLMatcher.grammar_from_json_schema(
-                self.source,
-                defaults={"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
-            )
-        except ValueError as error:
+            schema = json.dumps(fitted(json.loads(self.source)))
+            return LLMatcher.grammar_from_json_schema(schema, defaults=AS_WRITTEN)  # its own x-guidance wins
+        except (ValueError, RecursionError) as error:
             raise GrammarError(f"is no JSON schema: {error}") from error
 
 

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from tokenizers import Tokenizer
 
-from gateway.errors import InvalidRequestError, WorkerLostError
+from gateway.errors import InvalidRequestError, TooLongError, WorkerLostError
 from gateway.generation.tokenization import Tokenization
 from gateway.settings import GatewaySettings
 from gateway.workers.fleet import Fleet
@@ -83,12 +83,12 @@ class Limits:
         """Checks that a text is not too long for a prompt, however it is tokenized."""
         least, longest = self._tokenization.least_tokens(text), self._longest_prompt()
         if least > longest:
-            raise InvalidRequestError(field, f"{least} tokens or more, at most {longest} are accepted")
+            raise TooLongError(field, f"{least} tokens or more, at most {longest} are accepted")
 
     def check_length(self, field: str, token_ids: Collection[int]) -> None:
         """Checks that a context holds the token ids."""
         if len(token_ids) > (longest := self.max_length()):
-            raise InvalidRequestError(field, f"{len(token_ids)} token ids, at most {longest} are accepted")
+            raise TooLongError(field, f"{len(token_ids)} token ids, at most {longest} are accepted")
 
     def check_lengths(self, prompt_tokens: int, max_tokens: int) -> None:
         """Checks the lengths of a prompt and of the answer to it."""
@@ -96,12 +96,10 @@ class Limits:
             raise InvalidRequestError("prompt", "must hold at least one token")
         longest_prompt = self._longest_prompt()
         if prompt_tokens > longest_prompt:
-            raise InvalidRequestError(
-                "prompt", f"{prompt_tokens} tokens, at most {longest_prompt} are accepted"
-            )
+            raise TooLongError("prompt", f"{prompt_tokens} tokens, at most {longest_prompt} are accepted")
         longest_output = self.room(prompt_tokens)
         if max_tokens > longest_output:
-            raise InvalidRequestError(
+            raise TooLongError(
                 "max_tokens",
                 f"{max_tokens} after {prompt_tokens} tokens of prompt, at most {longest_output} are accepted",
             )

@@ -43,11 +43,18 @@ def described(app: FastAPI) -> dict[str, Any]:
     """Returns the document with every path of ENDPOINTS and the schemas of all bodies."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     schemas, components = _schemas()
-    for path, endpoint in ENDPOINTS.items():
-        (operation,) = document["paths"][path].values()
-        operation |= _operation(path, endpoint, schemas)
+    for name, endpoint in ENDPOINTS.items():
+        method, _, path = name.rpartition(" ")
+        operations = document["paths"][path]
+        operations[method.lower() or _only(operations)] |= _operation(name, endpoint, schemas)
     document["components"] = {"schemas": components, "securitySchemes": KEY}
     return document
+
+
+def _only(operations: Mapping[str, Any]) -> str:
+    """Returns the method of a path that has one method, or one beside DELETE."""
+    (method,) = operations.keys() - {"delete"}
+    return method
 
 
 @cache

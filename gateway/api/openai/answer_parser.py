@@ -31,6 +31,7 @@ class AnswerParser:
         tools: Sequence[dict[str, Any]],
         most_calls: int | None,
         earlier_calls: int = 0,
+        shows_thoughts: bool = True,
     ) -> None:
         """
         Args:
@@ -39,6 +40,7 @@ class AnswerParser:
             tools: tools that may be called; if empty, a call is mere text.
             most_calls: further calls are left out; None: no limit.
             earlier_calls: calls in the conversation so far.
+            shows_thoughts: thoughts are a part of the message.
         """
         from transformers.utils.chat_parsing import ResponseParser  # takes a second, and only chats need it
 
@@ -50,6 +52,7 @@ class AnswerParser:
         }
         self._most_calls = most_calls
         self._earlier_calls = earlier_calls
+        self._shows_thoughts = shows_thoughts
         self._parser = ResponseParser(with_raw_calls(answers.template), prefix=prefix)
         self._text = ""  # text of the answer so far
         self._region: str | None = None  # text between the marks of calls so far; None: outside
@@ -77,7 +80,7 @@ class AnswerParser:
             return []
         text = event["text"]
         if field in THINKING:
-            return [ChatDelta(reasoning_content=text)]
+            return [ChatDelta(reasoning_content=text)] if self._shows_thoughts else []
         if self._is_at_mark:
             text = text.lstrip("\n")
             self._is_at_mark = not text

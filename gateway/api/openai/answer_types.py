@@ -14,7 +14,7 @@ from protos import generation_pb2
 EndReason = Annotated[str | None, WithJsonSchema({"enum": ["stop", "length", None]})]
 FinishReason = Annotated[str | None, WithJsonSchema({"enum": ["stop", "length", "tool_calls", None]})]
 ErrorType = Literal["invalid_request_error", "authentication_error", "rate_limit_error", "server_error"]
-ErrorCode = Literal["invalid_api_key", "model_not_found"]
+ErrorCode = Literal["invalid_api_key", "model_not_found", "context_length_exceeded"]
 
 
 class TokenCounts(TypedDict):
@@ -131,7 +131,7 @@ class EventExtras(TypedDict):
     """Fields that only some events of a stream have."""
 
     outrider: NotRequired[EventDetails]
-    usage: NotRequired[Usage | TokenCounts]
+    usage: NotRequired[Usage | TokenCounts | None]  # None: the last event has it, as in OpenAI's API
     metrics: NotRequired[Metrics]
 
 
@@ -144,11 +144,34 @@ class CompletionLogprobs(TypedDict):
     text_offset: Annotated[list[int], Field(description="characters from the beginning of the text")]
 
 
-class CompletionChoice(TypedDict):
+class PromptLogprob(TypedDict):
+    """Log-probability of one token at one place of a prompt."""
+
+    logprob: float
+    rank: Annotated[int | None, Field(description="place among the likeliest tokens; null: further behind")]
+    decoded_token: str
+
+
+# By place of the prompt: entries by token id, the prompt's own token first; null for the first place.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class EndedChoice(TypedDict):
+    """Fields of every choice that vLLM adds to OpenAI's."""
+
+    stop_reason: Annotated[
+        str | int | None, Field(description="stop string or stop token that ended the text, if one did")
+    ]
+    token_ids: NotRequired[Annotated[list[int], Field(description="with return_token_ids")]]
+
+
+class CompletionChoice(EndedChoice):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: EndReason
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class Completion(Frame, FinalUsage):
@@ -195,14 +218,21 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
-class ChatChoice(TypedDict):
+class ChatChoice(EndedChoice):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
 
 
-class ChatCompletion(Frame, FinalUsage):
+class PromptDetails(TypedDict):
+    """Fields of a chat's answer that tell of the prompt."""
+
+    prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobs]
+
+
+class ChatCompletion(Frame, FinalUsage, PromptDetails):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
 
@@ -228,13 +258,13 @@ class ChatDelta(TypedDict, total=False):
     tool_calls: list[ToolCallDelta]
 
 
-class ChatEventChoice(TypedDict):
+class ChatEventChoice(EndedChoice):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
 
 
-class ChatEvent(Frame, EventExtras):
+class ChatEvent(Frame, EventExtras, PromptDetails):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatEventChoice]

@@ -13,7 +13,7 @@ from gateway.api.openai.field_types import Ignored, Label, Strict
 from gateway.api.openai.messages import MAX_MESSAGES, Content, Message
 from gateway.api.openai.rendering import CONTINUES, KWARGS, ChatPrompts, Rendered
 from gateway.api.openai.schemas import GenerationRequest
-from gateway.api.openai.tools import MAX_TOOLS, NamedChoice, Tool
+from gateway.api.openai.tools import MAX_TOOLS, AllowedChoice, NamedChoice, Tool
 from gateway.errors import InvalidRequestError
 from gateway.generation.form import Form, mark
 from gateway.generation.generation import Generation
@@ -36,6 +36,7 @@ class Chat:
     tools: list[dict[str, Any]]
     answers: AnswerFormat | None
     most_calls: int | None  # tool calls in one answer
+    shows_thoughts: bool
     form: Form | None  # form of an answer whose calls must be valid
     ends: frozenset[int]  # tokens that end a turn
 
@@ -55,7 +56,14 @@ class Chat:
         answers, prompt = self._parsed_by, self.prompt
         if answers is None:
             return None
-        return AnswerParser(answers, prompt.answer_start, self.tools, self.most_calls, prompt.calls)
+        return AnswerParser(
+            answers,
+            prompt.answer_start,
+            self.tools,
+            self.most_calls,
+            earlier_calls=prompt.calls,
+            shows_thoughts=self.shows_thoughts,
+        )
 
 
 class Prediction(Strict):
@@ -71,10 +79,11 @@ class ChatRequest(GenerationRequest):
     logprobs: bool = False
     top_logprobs: int = Field(default=0, ge=0, le=20)
     tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS, fail_fast=True)
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice = "auto"
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedChoice = "auto"
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[Label, Any] = Field(default_factory=dict, max_length=MAX_KWARGS)
     reasoning_effort: Label | None = None  # for templates that know it
+    include_reasoning: bool = True  # False: thoughts are left out of the answer
     add_generation_prompt: bool = True  # unless the last message is continued
     continue_final_message: bool = False
     prediction: Prediction | None = None
@@ -138,7 +147,8 @@ class ChatRequest(GenerationRequest):
         if EFFORT not in self.chat_template_kwargs:  # the request has it under its own name
             left_out = tuple(name.replace(f"{KWARGS}.{EFFORT}", EFFORT) for name in prompt.left_out)
             prompt = replace(prompt, left_out=left_out)
-        return Chat(prompt, tools, known, None if self.parallel_tool_calls else 1, form, prompts.ends)
+        most_calls = None if self.parallel_tool_calls else 1
+        return Chat(prompt, tools, known, most_calls, self.include_reasoning, form, prompts.ends)
 
     def _form(
         self, tools: list[dict[str, Any]], answers: AnswerFormat, added: Mapping[str, int]
@@ -157,15 +167,20 @@ class ChatRequest(GenerationRequest):
             if not tools:
                 raise InvalidRequestError("tool_choice.function.name", f"{name!r} is none of the tools")
             return grammar("tool_choice").only_calls(tools, several=False)
-        if self.tool_choice == "required":
-            return grammar("tool_choice").only_calls(tools, several=several)
+        mode, field = self.tool_choice, "tools"
         held = [tool.held() for tool in self.tools]
+        if isinstance(self.tool_choice, AllowedChoice):
+            mode, field = self.tool_choice.allowed_tools.mode, "tool_choice"
+            names = self.tool_choice.names([tool["function"]["name"] for tool in tools])
+            tools = [tool for tool in tools if tool["function"]["name"] in names]
+            held = [tool for tool in held if tool["function"]["name"] in names]
+        if mode == "required":
+            return grammar("tool_choice").only_calls(tools, several=several)
         if form is not None:
             calls = grammar(form.field).only_calls(held, several=several)
             return replace(form, calls=calls.source)
-        return (
-            grammar("tools").valid_calls(held) if any(tool.function.strict for tool in self.tools) else None
-        )
+        is_held = field == "tool_choice" or any(tool.function.strict for tool in self.tools)
+        return grammar(field).valid_calls(held) if is_held else None
 
     async def _request(self, generation: Generation, chat: Chat, *, fits: bool) -> Request:
         if self.top_logprobs and not self.logprobs:

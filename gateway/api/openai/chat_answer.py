@@ -14,10 +14,12 @@ from gateway.api.openai.answer_types import (
     ChatLogprobs,
     ContentLogprob,
     FinishReason,
+    PromptDetails,
     TokenLogprob,
 )
-from gateway.api.openai.chat import Chat
+from gateway.api.openai.chat import Chat, ChatRequest
 from gateway.api.openai.schemas import finite
+from gateway.api.openai.token_details import prompt_logprobs, stop_reason
 from gateway.api.openai.usage import final_usage
 from gateway.generation.request import AnswerUsage, Chunk, Prepared
 from gateway.generation.vocabulary import TokenBytes
@@ -27,13 +29,17 @@ from gateway.sequence import Token
 class ChatAnswer:
     """Bodies of one answer: whole, or as the events of a stream."""
 
-    def __init__(self, model: str, prepared: Prepared, tokens: TokenBytes, seed: int, chat: Chat) -> None:
+    def __init__(
+        self, body: ChatRequest, prepared: Prepared, tokens: TokenBytes, seed: int, chat: Chat
+    ) -> None:
         """seed: seed that the caller gets."""
+        self._body = body
+        self._prompt = prepared.sequences[0].prompt
         self._frame: ChatEvent = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion.chunk",
             "created": int(time.time()),
-            "model": model,
+            "model": prepared.model,
             "choices": [],
         }
         self._choices = len(prepared.sequences)
@@ -44,23 +50,27 @@ class ChatAnswer:
     def opening(self) -> list[ChatEvent]:
         """Returns the events before the first chunk: the role, and the seed that repeats a broken stream."""
         delta: ChatDelta = {"role": "assistant", "content": ""}
-        events = [self._event(_choice(index, delta, None, None)) for index in range(self._choices)]
+        events = [self._event(_choice(index, delta, None)) for index in range(self._choices)]
+        if self._body.return_token_ids:
+            events[0]["prompt_token_ids"] = [*self._prompt]
         return [{**events[0], "outrider": {"seed": self.seed}}, *events[1:]]
 
     def chunk(self, chunk: Chunk) -> list[ChatEvent]:
         """Returns the events of a chunk; none if it brings nothing yet."""
         logprobs = self._logprobs(chunk.tokens)
         deltas = self._deltas(chunk)
-        if not deltas and (logprobs is not None or chunk.finish_reason is not None):
+        ids = [token.id for token in chunk.tokens] if self._body.return_token_ids else []
+        if not deltas and (ids or logprobs is not None or chunk.finish_reason is not None):
             deltas = [ChatDelta()]
-        finish = self._finish_reason(chunk)
-        last = len(deltas) - 1
-        return [
-            self._event(
-                _choice(chunk.choice, delta, None if index else logprobs, finish if index == last else None)
-            )
-            for index, delta in enumerate(deltas)
+        choices = [
+            _choice(chunk.choice, delta, None if index else logprobs) for index, delta in enumerate(deltas)
         ]
+        if choices:
+            choices[-1]["finish_reason"] = self._finish_reason(chunk)
+            choices[-1]["stop_reason"] = stop_reason(self._body, chunk)
+            if ids:
+                choices[0]["token_ids"] = ids
+        return [self._event(choice) for choice in choices]
 
     def _deltas(self, chunk: Chunk) -> list[ChatDelta]:
         parser = self._parsers[chunk.choice]
@@ -90,14 +100,16 @@ class ChatAnswer:
             if message["content"] is None and "tool_calls" not in message:
                 message["content"] = ""
             logprobs = self._logprobs([token for chunk in own for token in chunk.tokens])
-            choices.append(
-                {
-                    "index": index,
-                    "message": message,
-                    "logprobs": logprobs,
-                    "finish_reason": self._finish_reason(own[-1]),
-                }
-            )
+            choice: ChatChoice = {
+                "index": index,
+                "message": message,
+                "logprobs": logprobs,
+                "finish_reason": self._finish_reason(own[-1]),
+                "stop_reason": stop_reason(self._body, own[-1]),
+            }
+            if self._body.return_token_ids:
+                choice["token_ids"] = [token.id for chunk in own for token in chunk.tokens]
+            choices.append(choice)
         usage = chunks[-1].usage
         assert usage is not None
         return {
@@ -106,18 +118,30 @@ class ChatAnswer:
             "created": self._frame["created"],
             "model": self._frame["model"],
             "choices": choices,
+            **self._prompt_details(chunks),
             **final_usage(usage, self.seed),
         }
+
+    def _prompt_details(self, chunks: Sequence[Chunk]) -> PromptDetails:
+        """Returns what the request asks for of the prompt, which all choices share."""
+        details: PromptDetails = {}
+        if self._body.return_token_ids:
+            details["prompt_token_ids"] = [*self._prompt]
+        if (most := self._body.prompt_logprobs) is not None:
+            scores = [score for chunk in chunks if chunk.choice == 0 for score in chunk.scores]
+            details["prompt_logprobs"] = prompt_logprobs(self._tokens, self._prompt, scores, most)
+        return details
 
     def _event(self, *choices: ChatEventChoice) -> ChatEvent:
         return {**self._frame, "choices": list(choices)}
 
     def _logprobs(self, tokens: Sequence[Token]) -> ChatLogprobs | None:
         content: list[ContentLogprob] = []
+        most = self._body.top_logprobs
         for token in tokens:
-            if token.logprobs is None:
+            if token.logprobs is None or not self._body.logprobs:
                 return None
-            pairs = zip(token.logprobs.token_ids, token.logprobs.logprobs, strict=True)
+            pairs = zip(token.logprobs.token_ids[:most], token.logprobs.logprobs[:most], strict=True)
             top = [self._token(other, logprob) for other, logprob in pairs]
             content.append({**self._token(token.id, token.logprobs.logprob), "top_logprobs": top})
         return {"content": content, "refusal": None} if content else None
@@ -130,7 +154,11 @@ class ChatAnswer:
         }
 
 
-def _choice(
-    index: int, delta: ChatDelta, logprobs: ChatLogprobs | None, finish_reason: FinishReason
-) -> ChatEventChoice:
-    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+def _choice(index: int, delta: ChatDelta, logprobs: ChatLogprobs | None) -> ChatEventChoice:
+    return {
+        "index": index,
+        "delta": delta,
+        "logprobs": logprobs,
+        "finish_reason": None,
+        "stop_reason": None,
+    }

@@ -15,10 +15,10 @@ from gateway.api.openai.answer_types import (
     CompletionChoice,
     CompletionEvent,
     CompletionLogprobs,
-    EndReason,
 )
 from gateway.api.openai.field_types import checked_text
 from gateway.api.openai.schemas import GenerationRequest, are_ids, finite
+from gateway.api.openai.token_details import prompt_logprobs, stop_reason
 from gateway.api.openai.usage import final_usage
 from gateway.errors import InvalidRequestError
 from gateway.generation.generation import Generation
@@ -65,12 +65,15 @@ NO_ECHO = Echo("")
 class CompletionRequest(GenerationRequest):
     prompt: Prompts
     echo: bool = False
+    best_of: int | None = None  # as many as are returned: no answer is better than another
     max_tokens: int = Field(default=16, ge=0, validate_default=True)  # 0: prompts alone
 
     def prepared(self) -> Request:
         """Returns the request. Raises InvalidRequestError if its fields contradict each other."""
-        is_scored = self.echo and self.logprobs is not None
-        if is_scored and self.logprobs_of == "processed":
+        if self.best_of not in (None, self.n):
+            raise InvalidRequestError("best_of", f"{self.best_of} is not accepted: n={self.n} is")
+        is_echoed = self.echo and self.logprobs is not None
+        if is_echoed and self.logprobs_of == "processed":
             raise InvalidRequestError("logprobs_of", "'raw' is accepted with echo: a prompt was not sampled")
         if self.max_tokens == 0 and self.max_completion_tokens is None:
             if not self.echo:
@@ -78,7 +81,7 @@ class CompletionRequest(GenerationRequest):
             request = replace(self.request(self.prompt, max_tokens=1), generates=False)
         else:
             request = self.request(self.prompt)
-        return replace(request, scores_prompts=is_scored)
+        return replace(request, scores_prompts=is_echoed or request.scores_prompts)
 
     async def echoes(self, prepared: Prepared, generation: Generation) -> list[Echo]:
         """Returns what comes before the answers, per prompt."""
@@ -86,19 +89,30 @@ class CompletionRequest(GenerationRequest):
             return [NO_ECHO] * len(self.prompt)
         sequences = prepared.sequences[:: prepared.n]
         return [
-            await _echo(generation, prompt, sequence, truncates=self.truncate_prompt_tokens is not None)
+            await _echo(
+                generation,
+                prompt,
+                sequence,
+                truncates=self.truncate_prompt_tokens is not None,
+                shows_logprobs=self.logprobs is not None,
+            )
             for prompt, sequence in zip(self.prompt, sequences, strict=True)
         ]
 
 
 async def _echo(
-    generation: Generation, prompt: Prompt, sequence: GatewaySequence, *, truncates: bool
+    generation: Generation,
+    prompt: Prompt,
+    sequence: GatewaySequence,
+    *,
+    truncates: bool,
+    shows_logprobs: bool,
 ) -> Echo:
     if isinstance(prompt, str) and not truncates:
         text = prompt
     else:
         text = await generation.tokenization.decode(sequence.prompt)
-    if not sequence.is_scored:
+    if not shows_logprobs:
         return Echo(text)
     ids = sequence.prompt
     starts = partial(generation.token_starts, ids)
@@ -109,18 +123,26 @@ class CompletionAnswer:
     """Bodies of one answer: whole, or as the events of a stream."""
 
     def __init__(
-        self, model: str, prepared: Prepared, tokens: TokenBytes, seed: int, echoes: list[Echo]
+        self,
+        body: CompletionRequest,
+        prepared: Prepared,
+        tokens: TokenBytes,
+        seed: int,
+        echoes: list[Echo],
     ) -> None:
         """
         Args:
             seed: seed that the caller gets.
             echoes: text before the choices, per prompt.
         """
+        self._body = body
+        self._prompts = [sequence.prompt for sequence in prepared.sequences]  # [choices]
+        self._untold = {*range(len(self._prompts))} if body.return_token_ids else set()
         self._frame: CompletionEvent = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": model,
+            "model": prepared.model,
             "choices": [],
         }
         self.seed = seed
@@ -141,9 +163,13 @@ class CompletionAnswer:
         """
         logprobs = self._logprobs(chunk.choice, [chunk])
         text = self._unsaid.pop(chunk.choice, "") + chunk.text
-        if not text and logprobs is None and chunk.finish_reason is None:
+        tells_ids = self._body.return_token_ids and chunk.tokens
+        if not text and logprobs is None and chunk.finish_reason is None and not tells_ids:
             return []
-        choice = _choice(chunk.choice, text, logprobs, chunk.finish_reason)
+        choice = self._choice(chunk.choice, text, logprobs, [chunk])
+        if chunk.choice in self._untold:
+            self._untold.remove(chunk.choice)
+            choice["prompt_token_ids"] = [*self._prompts[chunk.choice]]
         body = self._event(choice)
         if not self._told_seed:
             self._told_seed = True
@@ -164,7 +190,13 @@ class CompletionAnswer:
         for index in range(len(self._echoes)):
             own = [chunk for chunk in chunks if chunk.choice == index]
             text = self._unsaid[index] + "".join(chunk.text for chunk in own)
-            choices.append(_choice(index, text, self._logprobs(index, own), own[-1].finish_reason))
+            choice = self._choice(index, text, self._logprobs(index, own), own)
+            if self._body.return_token_ids:
+                choice["prompt_token_ids"] = [*self._prompts[index]]
+            if (most := self._body.prompt_logprobs) is not None:
+                scores = [score for chunk in own for score in chunk.scores]
+                choice["prompt_logprobs"] = prompt_logprobs(self._tokens, self._prompts[index], scores, most)
+            choices.append(choice)
         usage = chunks[-1].usage
         assert usage is not None
         return {
@@ -179,8 +211,24 @@ class CompletionAnswer:
     def _event(self, *choices: CompletionChoice) -> CompletionEvent:
         return {**self._frame, "choices": list(choices)}
 
+    def _choice(
+        self, index: int, text: str, logprobs: CompletionLogprobs | None, chunks: Sequence[Chunk]
+    ) -> CompletionChoice:
+        choice: CompletionChoice = {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": chunks[-1].finish_reason,
+            "stop_reason": stop_reason(self._body, chunks[-1]),
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"] = [token.id for chunk in chunks for token in chunk.tokens]
+        return choice
+
     def _logprobs(self, choice: int, chunks: Iterable[Chunk]) -> CompletionLogprobs | None:
-        """Returns log-probabilities of the answer, and of a scored prompt; None if there are none."""
+        """Returns log-probabilities of the answer, and of an echoed prompt; None: not asked for."""
+        if self._body.logprobs is None:
+            return None
         echo = self._echoes[choice]
         body: CompletionLogprobs = {
             "tokens": [],
@@ -192,7 +240,7 @@ class CompletionAnswer:
             if choice in self._unscored:
                 self._unscored.remove(choice)
                 self._add(body, echo.token_ids[0], None, echo.starts[0])
-            if chunk.scores:
+            if chunk.scores and echo.token_ids:
                 for scored in zip(echo.token_ids[1:], chunk.scores, echo.starts[1:], strict=True):
                     self._add(body, *scored)
             for token, piece in zip(chunk.tokens, chunk.pieces, strict=True):
@@ -207,16 +255,11 @@ class CompletionAnswer:
         """Adds a token. logprobs: None for the first token of a prompt, which follows nothing."""
         name, logprob, top = self._tokens.text(token_id), None, None
         if logprobs is not None:
-            pairs = zip(logprobs.token_ids, logprobs.logprobs, strict=True)
+            most = self._body.logprobs
+            pairs = zip(logprobs.token_ids[:most], logprobs.logprobs[:most], strict=True)
             logprob = finite(logprobs.logprob)
             top = {self._tokens.text(other): finite(value) for other, value in pairs} | {name: logprob}
         body["tokens"].append(name)
         body["token_logprobs"].append(logprob)
         body["top_logprobs"].append(top)
         body["text_offset"].append(start)
-
-
-def _choice(
-    index: int, text: str, logprobs: CompletionLogprobs | None, finish_reason: EndReason
-) -> CompletionChoice:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -14,7 +14,14 @@ from starlette.requests import Request as HttpRequest
 from gateway.api.openai.answer_types import Error, ErrorCode, ErrorType
 from gateway.api.openai.schemas import invalid
 from gateway.api.request_ids import KEY
-from gateway.errors import DEFECT, GatewayError, InvalidRequestError, OverloadedError, WorkerLostError
+from gateway.errors import (
+    DEFECT,
+    GatewayError,
+    InvalidRequestError,
+    OverloadedError,
+    TooLongError,
+    WorkerLostError,
+)
 
 RETRY_LOST_S = 1  # seconds after which a worker may have been replaced
 
@@ -33,7 +40,8 @@ def error_answer(error: GatewayError) -> Error:
     status = error.http_status
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     field = error.field if isinstance(error, InvalidRequestError) else None
-    return error_body(str(error), type_=kind, param=field, code=CODES.get(status))
+    code = "context_length_exceeded" if isinstance(error, TooLongError) else CODES.get(status)
+    return error_body(str(error), type_=kind, param=field, code=code)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -172,11 +172,14 @@ class NamedAnswer(Protocol):
 
 
 async def streamed(
-    chunks: AsyncGenerator[Chunk, None], answer: NamedAnswer, headers: dict[str, str]
+    chunks: AsyncGenerator[Chunk, None],
+    answer: NamedAnswer,
+    headers: dict[str, str],
+    keep: Callable[[], Awaitable[None]] | None = None,
 ) -> StreamingResponse:
-    """Returns the answer as events, once its first chunk is there."""
+    """Returns the answer as events, once its first chunk is there. keep: as for ``named_events``."""
     first = await anext(chunks)  # until then the status can still report an error
-    stream = named_events(first, chunks, answer)
+    stream = named_events(first, chunks, answer, keep)
     return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
 
@@ -189,16 +192,25 @@ async def finished(chunks: AsyncGenerator[Chunk, None], answer: NamedAnswer) -> 
 
 
 async def named_events(
-    first: Chunk, chunks: AsyncGenerator[Chunk, None], answer: NamedAnswer
+    first: Chunk,
+    chunks: AsyncGenerator[Chunk, None],
+    answer: NamedAnswer,
+    keep: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[str]:
-    """Yields server-sent events, each with its name. An error on the way is the last event."""
+    """Yields server-sent events, each with its name. An error on the way is the last event.
+
+    keep: keeps the whole answer, before the caller can know that it is complete.
+    """
     chunk = first
     async with aclosing(chunks):
         try:
             for event in answer.opening():
                 yield written(event)
             while True:
-                for event in answer.chunk(chunk):
+                made = [*answer.chunk(chunk)]
+                if chunk.usage is not None and keep is not None:
+                    await keep()
+                for event in made:
                     yield written(event)
                 if chunk.usage is not None:
                     return

@@ -105,9 +105,9 @@ class Repeated(TypedDict):
     max_output_tokens: int | None
     metadata: Annotated[dict[str, str], Field(max_length=0)]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: str | None
     reasoning: RepeatedReasoning
-    store: Literal[False]
+    store: Annotated[bool, Field(description="whether the response is kept")]
     temperature: float
     text: RepeatedText
     tool_choice: Literal["none", "auto", "required"] | RepeatedChoice
@@ -213,3 +213,15 @@ ResponseEvent = Annotated[
     | ArgumentsDone,
     Field(discriminator="type"),
 ]
+
+
+class DeletedResponse(TypedDict):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ResponseItems(TypedDict):
+    object: Literal["list"]
+    data: Annotated[list[dict[str, Any]], Field(description="items as the request had them")]
+    has_more: Literal[False]

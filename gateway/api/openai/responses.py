@@ -1,7 +1,7 @@
-"""Bodies of /v1/responses, without state between requests: each becomes a chat."""
+"""Bodies of /v1/responses: each becomes a chat."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
@@ -83,7 +83,7 @@ class FunctionTool(NullIsLeftOut):
     name: Name
     description: Text = ""
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
-    strict: bool = True  # OpenAI's default
+    strict: bool = False  # whether arguments must follow the schema, which not every schema can promise
 
     def as_chat(self) -> dict[str, Any]:
         return {"type": "function", "function": self.model_dump(exclude={"type"})}
@@ -120,7 +120,7 @@ class ReasoningSettings(NullIsLeftOut):
 
 
 class ResponseRequest(GenerationRequest):
-    """Request for a response; the caller sends the whole conversation, since nothing is kept."""
+    """Request for a response: the whole conversation, or what is new since a response that is kept."""
 
     input: Annotated[
         list[Item],
@@ -138,14 +138,19 @@ class ResponseRequest(GenerationRequest):
     reasoning: ReasoningSettings = ReasoningSettings()
     chat_template_kwargs: dict[Label, Any] = Field(default_factory=dict)
     background: Literal[False] = False
+    store: bool = True
+    previous_response_id: Text | None = None
     truncation: Literal["disabled"] = "disabled"
     include: list[Literal["reasoning.encrypted_content"]] = Field(default_factory=list, max_length=1)
 
-    def as_chat(self) -> ChatRequest:
-        """Returns the request as a chat. Raises InvalidRequestError, naming this request's own field."""
+    def as_chat(self, earlier: Sequence[Item] = ()) -> ChatRequest:
+        """Returns the request as a chat. Raises InvalidRequestError, naming this request's own field.
+
+        earlier: items of the conversation before this request's input.
+        """
         own = self.model_fields_set & ChatRequest.model_fields.keys() - TRANSLATED
         fields = {name: getattr(self, name) for name in own}
-        fields["messages"] = _messages(self.input)
+        fields["messages"] = _messages([*earlier, *self.input])
         if self.instructions is not None:
             fields["messages"].insert(0, {"role": "system", "content": self.instructions})
         fields["tools"] = [tool.as_chat() for tool in self.tools]
@@ -223,9 +228,9 @@ def repeated_fields(body: ResponseRequest, sampling: Sampling) -> Mapping[str, A
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
         "parallel_tool_calls": body.parallel_tool_calls,
-        "previous_response_id": None,
+        "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": body.reasoning.effort, "summary": None},
-        "store": False,
+        "store": body.store,
         "temperature": sampling.temperature,
         "text": {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)},
         "top_p": sampling.top_p,

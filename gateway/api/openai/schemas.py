@@ -1,6 +1,6 @@
 """Request fields that completions, chats and responses share: OpenAI's and Outrider's own."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -22,6 +22,8 @@ from outrider.decoding.settings import SEED_BITS, RequestedSampling, Sampling
 MAX_STOPS, MAX_STOP_LENGTH = 16, 1024  # strings, characters of a string
 MAX_BIASES = 4096  # tokens
 MANY_ERRORS = 100  # errors of one request; a list of more would take long
+BOOLEANS = (bool, Any, Literal[False])  # types of fields that take booleans
+LEAST_TOP_P = 1e-9
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 UNKNOWN_FIELD = "no such field is known; the setting gateway.unknown_fields=ignore would pass over it"
 ID_LISTS = ("stop_token_ids", "allowed_token_ids", "bad_token_ids")
@@ -71,6 +73,8 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
     task: Label | None = None
     priority: Priority = "interactive"
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1, lt=2**32)  # newest tokens; -1: what fits
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=20)  # likeliest tokens at each place
+    return_token_ids: bool = False
     # Fields of OpenAI's that change nothing: labels and hints.
     metadata: Ignored = None
     prompt_cache_key: Ignored = None
@@ -84,9 +88,21 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
     @classmethod
     def _no_number_is_a_boolean(cls, value: Any, info: ValidationInfo) -> Any:
         assert info.field_name is not None
-        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation not in (bool, Any):
+        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation not in BOOLEANS:
             raise ValueError("a boolean is not accepted")
         return value
+
+    @field_validator("top_k", mode="before")
+    @classmethod
+    def _all_are_kept(cls, top_k: Any) -> Any:
+        """Returns 0 for -1: both keep all tokens, in the words of vLLM and of transformers."""
+        return 0 if top_k == -1 else top_k
+
+    @field_validator("top_p", mode="before")
+    @classmethod
+    def _likeliest_is_kept(cls, top_p: Any) -> Any:
+        """Returns the least share for 0, with which OpenAI's clients ask for the likeliest token."""
+        return LEAST_TOP_P if top_p == 0 and not isinstance(top_p, bool) else top_p
 
     @field_validator(*ID_LISTS, mode="before")
     @classmethod
@@ -111,10 +127,18 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
             sampling["max_tokens"] = self.max_completion_tokens
         if self.seed is not None:
             sampling["seed"] = self.seed % 2**SEED_BITS
+        if self.prompt_logprobs is not None:
+            if self.stream or self.logprobs_of == "processed":
+                raise InvalidRequestError(
+                    "prompt_logprobs", "is accepted without stream and with logprobs_of 'raw'"
+                )
+            most = max(self.prompt_logprobs, sampling.get("logprobs", self.logprobs) or 0)
+            sampling["logprobs"] = most
         asked = self.model_dump(
             include=set(RequestedSampling.model_fields) - sampling.keys(), exclude_unset=True
         )
         return Request(
+            scores_prompts=self.prompt_logprobs is not None,
             prompts=prompts,
             sampling=Sampling(**asked, **sampling),
             stop=tuple(self.stop),

@@ -37,9 +37,10 @@ async def events(
     chunk, written = first, 0
 
     def counted(body: Event) -> Event:
-        """Adds the token counts so far to an event, if the request asks for them in every event."""
-        if options.include_usage and options.continuous_usage_stats:
-            body["usage"] = token_counts(prompt_tokens, written)
+        """Adds the token counts so far to an event, or null for later ones, if the request asks for usage."""
+        if options.include_usage:
+            counts = token_counts(prompt_tokens, written) if options.continuous_usage_stats else None
+            body["usage"] = counts
         return body
 
     async with aclosing(chunks):

@@ -1,11 +1,13 @@
 """Tools that a chat offers, and calls of them that are sent back."""
 
 import json
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from gateway.api.openai.field_types import NullIsLeftOut, Strict, Text
+from gateway.errors import InvalidRequestError
 
 MAX_TOOLS, MAX_CALLS = 512, 128  # tools of a chat, calls of a message
 
@@ -45,6 +47,25 @@ class NamedChoice(Strict):
 
     type: Literal["function"]
     function: FunctionName
+
+
+class AllowedTools(Strict):
+    mode: Literal["auto", "required"]
+    tools: list[NamedChoice] = Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
+
+
+class AllowedChoice(Strict):
+    """Names of the tools that may be called, of those that are offered."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+    def names(self, offered: Collection[str]) -> frozenset[str]:
+        """Returns the names. Raises InvalidRequestError for a name that is not offered."""
+        names = frozenset(tool.function.name for tool in self.allowed_tools.tools)
+        if wrong := min(names - {*offered}, default=None):
+            raise InvalidRequestError("tool_choice.allowed_tools.tools", f"{wrong!r} is none of the tools")
+        return names
 
 
 class PastCallFunction(Strict):

@@ -28,7 +28,7 @@ async def test_field_with_its_neutral_value_is_accepted(client, neutral):
     assert response.json()["choices"][0]["text"] == TEXT
 
 
-@pytest.mark.parametrize("name", ["best_of", "use_beam_search", "prompt_logprobs", "documents"])
+@pytest.mark.parametrize("name", ["use_beam_search", "prompt_embeds", "documents"])
 async def test_field_that_changes_the_answer_is_refused_by_name(tokenizer, name):
     async with client_of(tokenizer, ScriptedTarget(ANSWER), unknown_fields="ignore") as client:
         response = await client.post("/v1/completions", json={**ASK, name: [2]})
@@ -73,7 +73,7 @@ async def test_field_name_cannot_add_a_header(tokenizer):
 CONTRADICTED = {
     "of another endpoint": ("chat/completions", {"max_output_tokens": 2}),
     "of a chat": ("completions", {"tools": [{"type": "function"}]}),
-    "of a conversation that is kept": ("responses", {"previous_response_id": "resp_1"}),
+    "of a conversation that is kept": ("responses", {"conversation": "conv_1"}),
     "of OpenAI's prompts": ("responses", {"prompt": {"id": "pmpt_1"}}),
     "of vLLM": ("completions", {"bad_words": ["cat"]}),
     "of SGLang": ("completions", {"regex": "[0-9]+"}),

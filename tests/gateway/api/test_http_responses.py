@@ -52,7 +52,7 @@ async def test_response_has_output_and_usage(client):
         {"reason": "max_output_tokens"},
     )
     assert response["usage"]["output_tokens"] == len(ANSWER)
-    assert response["store"] is False
+    assert response["store"] is True
 
 
 async def test_response_events_build_the_response(client):
@@ -149,8 +149,8 @@ async def test_response_wrong_field_has_the_request_s_own_name(client, wrong, fi
 
 
 async def test_response_ignored_field_is_named(client):
-    response = await client.post(PATH, json={**ASK, "store": True, "user": "u"})
-    assert response.headers["outrider-ignored"] == "store, user"
+    response = await client.post(PATH, json={**ASK, "service_tier": "auto", "user": "u"})
+    assert response.headers["outrider-ignored"] == "service_tier, user"
     assert response.headers["outrider-seed"]
 
 

@@ -77,7 +77,7 @@ async def events_of(client, path, ask):
 
 async def test_every_path_is_described_in_words(client):
     document = (await client.get("/openapi.json")).json()
-    assert document["paths"].keys() == ENDPOINTS.keys()
+    assert document["paths"].keys() == {name.rpartition(" ")[2] for name in ENDPOINTS}
     operations = [operation for path in document["paths"].values() for operation in path.values()]
     assert all(operation.get("description") for operation in operations)
     assert document["info"]["version"]

@@ -4,13 +4,12 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gateway.api.openai.calls.arguments import resolved, types_of
+from gateway.api.openai.calls.arguments import TEXT_ALONE, resolved, types_of
 from gateway.api.openai.calls.formats import Bare, Json, Parameters
 from gateway.errors import InvalidRequestError
 from gateway.generation.form import up_to
+from gateway.generation.json_schemas import AS_WRITTEN, fitted
 
-# JSON on one line, as chat templates write earlier calls.
-ON_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 TERMINALS = ("TEXT: /(.|\\n)*/", "KEY: /[A-Za-z_][A-Za-z0-9_.-]*/", "NUMBER: /[0-9]+/")
 SAID = {"title", "description", "$schema", "default", "examples", "$comment", "format", "nullable"}
 OBJECT = {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
@@ -77,7 +76,7 @@ class ArgumentRules:
         """Yields the kinds of a value, each with its marks: text as it is, everything else as JSON."""
         padding = _newline(written)
         for number, variant in enumerate(_variants(schema, root)):
-            is_text = types_of(variant, root) == {"string"}
+            is_text = types_of(variant, root) == TEXT_ALONE
             before = written.before_value if is_text else written.before_json or written.before_value
             begin = f"{self._text(before)} {padding}"
             if not is_text:
@@ -232,7 +231,7 @@ def _json(schema: Any, root: dict[str, Any]) -> str:
     if not isinstance(schema, dict):
         schema = {}
     known = {name: root[name] for name in ("$defs", "definitions") if name in root}
-    return f"%json {json.dumps({**known, **schema, 'x-guidance': ON_ONE_LINE})}"
+    return f"%json {json.dumps({**fitted({**known, **schema}), 'x-guidance': AS_WRITTEN})}"
 
 
 def quoted(text: str) -> str:

@@ -8,6 +8,7 @@ from gateway.api.openai.calls.formats import Bare, Json, Parameters
 
 TYPES = {bool: "boolean", dict: "object", float: "number", int: "integer", list: "array", str: "string"}
 
+TEXT_ALONE = frozenset({"string"})
 PYTHON = {"True": "true", "False": "false", "None": "null"}  # as models write them now and then
 
 
@@ -108,7 +109,7 @@ class ParametersReader:
         self._rest = self._rest[key.end() :]
         self._types = types_of(self._schema.get("properties", {}).get(name, {}), self._schema)
         self._is_text = (
-            self._types == {"string"}
+            self._types == TEXT_ALONE
             if self._text_kind is None
             else self._text_kind.fullmatch(key["kind"]) is not None
         )
@@ -213,7 +214,7 @@ def types_of(schema: Any, root: dict[str, Any]) -> frozenset[str] | None:
             known = [types for types in variants if types is not None]
             return frozenset().union(*known) if len(known) == len(variants) else None
     # A schema without constraints is a text's: models write texts most often.
-    return None if schema.keys() & {"allOf", "$ref", "not", "if"} else frozenset({"string"})
+    return None if schema.keys() & {"allOf", "$ref", "not", "if"} else TEXT_ALONE
 
 
 def resolved(schema: Any, root: dict[str, Any]) -> Any:

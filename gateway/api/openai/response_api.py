@@ -1,0 +1,126 @@
+"""Endpoints of OpenAI's newer API: answers, and the answers that are kept."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI
+from fastapi.responses import JSONResponse, Response
+from pydantic import TypeAdapter
+from pydantic_core import from_json, to_json
+from starlette.requests import Request as HttpRequest
+
+from gateway.api.bodies import Entrance
+from gateway.api.openai.bodies import headers_of, parsed, reported_seed
+from gateway.api.openai.rendering import ChatPrompts
+from gateway.api.openai.response_events import ResponseAnswer, finished, streamed
+from gateway.api.openai.response_store import ResponseStore, unknown
+from gateway.api.openai.response_types import DeletedResponse, ResponseItems
+from gateway.api.openai.responses import Item, ResponseRequest, own_name, renamed, repeated_fields
+from gateway.api.request_ids import KEY
+from gateway.errors import InvalidRequestError
+from gateway.generation.generation import Generation
+
+RESPONSES = "/v1/responses"
+RESPONSE, CANCEL, ITEMS = (f"{RESPONSES}/{{name}}{part}" for part in ("", "/cancel", "/input_items"))
+NOT_CANCELLED = "only responses that run in the background can be cancelled, and none do"
+KEPT_ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
+
+
+def add_responses(
+    app: FastAPI,
+    generation: Generation,
+    prompts: ChatPrompts,
+    is_known: Any,
+    entrance: Entrance,
+    store: ResponseStore,
+) -> None:
+    """Adds the endpoints. is_known: dependency that refuses callers without access."""
+    settings = generation.settings
+    Caller = Annotated[str | None, Depends(is_known)]  # noqa: N806  a type
+
+    async def kept(caller: str | None, name: str, field: str = "response_id") -> dict[str, Any]:
+        """Returns what is kept of a response. Raises InvalidRequestError."""
+        entry = None if caller is None else await store.get(caller, name)
+        if entry is None:
+            raise unknown(field, name)
+        found: dict[str, Any] = from_json(entry)
+        return found
+
+    @app.post(RESPONSES)
+    async def responses(request: HttpRequest, caller: Caller) -> Response:
+        """Answers a conversation in the form of OpenAI's newer API, and keeps it unless told not to."""
+        async with entrance.body(request) as body:
+            asked = await parsed(ResponseRequest, body.text, settings.unknown_fields)
+            earlier: list[Item] = []
+            if (previous := asked.body.previous_response_id) is not None:
+                found = await kept(caller, previous, "previous_response_id")
+                earlier = KEPT_ITEMS.validate_python(found["conversation"])
+            try:
+                as_chat = asked.body.as_chat(earlier)
+                conversation = await as_chat.chat(prompts)
+                asked = asked.also_ignoring(map(own_name, conversation.prompt.left_out))
+                prepared = await as_chat.prepared(generation, conversation, caller, body.deadline)
+            except InvalidRequestError as error:
+                raise renamed(error) from error
+        prepared.server_span.set_attribute(KEY, request.scope[KEY])
+        seed, chunks = reported_seed(asked.body, prepared), generation.chunks(prepared)
+        # Nobody can be told from other callers without a name, so nothing is kept for them.
+        keeps = asked.body.store and caller is not None and settings.stored_response_bytes > 0
+        asked = replace(asked, body=asked.body.model_copy(update={"store": keeps}))
+        answer = ResponseAnswer(
+            prepared.model,
+            conversation.parser(),
+            seed,
+            repeated_fields(asked.body, prepared.sequences[0].sampling),
+        )
+        keep = _keeping(store, caller, [*earlier], asked.body, answer) if keeps and caller else None
+        if asked.body.stream:
+            return await streamed(chunks, answer, headers_of(asked, seed), keep)
+        await finished(chunks, answer)
+        if keep is not None:
+            await keep()
+        return JSONResponse(answer.response, headers=headers_of(asked, seed))
+
+    @app.get(RESPONSE)
+    async def response(name: str, caller: Caller) -> JSONResponse:
+        """Returns a response that is kept."""
+        return JSONResponse((await kept(caller, name))["response"])
+
+    @app.get(ITEMS)
+    async def input_items(name: str, caller: Caller) -> ResponseItems:
+        """Returns the items that a kept response was asked with, the newest first."""
+        items = (await kept(caller, name))["input"][::-1]
+        return {"object": "list", "data": items, "has_more": False}
+
+    @app.delete(RESPONSE)
+    async def delete(name: str, caller: Caller) -> DeletedResponse:
+        """Forgets a response."""
+        if caller is None or not await store.delete(caller, name):
+            raise unknown("response_id", name)
+        return {"id": name, "object": "response", "deleted": True}
+
+    @app.post(CANCEL)
+    async def cancel(name: str, caller: Caller) -> Response:
+        """Refuses to cancel: every response ends with its connection."""
+        await kept(caller, name)
+        raise InvalidRequestError("response_id", NOT_CANCELLED)
+
+
+def _keeping(
+    store: ResponseStore, caller: str, earlier: list[Item], body: ResponseRequest, answer: ResponseAnswer
+) -> Callable[[], Awaitable[None]]:
+    """Returns a function that keeps the answer, once it is complete, with the conversation up to its end."""
+
+    async def keep() -> None:
+        response = answer.response
+        asked = KEPT_ITEMS.dump_python(body.input, mode="json", exclude_unset=True)
+        before = KEPT_ITEMS.dump_python(earlier, mode="json", exclude_unset=True)
+        entry = {
+            "response": response,
+            "input": asked,
+            "conversation": [*before, *asked, *response["output"]],
+        }
+        await store.put(caller, response["id"], to_json(entry))
+
+    return keep

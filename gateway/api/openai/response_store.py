@@ -1,0 +1,86 @@
+"""Store of responses: what ``previous_response_id`` and GET of /v1/responses find again.
+
+It is memory, bounded in bytes, and shared by all gateways of a service. Nothing is written to a disk.
+"""
+
+import logging
+from collections import OrderedDict
+from typing import Any, Protocol
+
+from gateway.errors import InvalidRequestError
+
+STORE = "responses"  # name of the actor that Serve keeps for the deployment of the gateway
+
+logger = logging.getLogger("ray.serve")
+
+
+class ResponseStore(Protocol):
+    """Responses by id. A caller finds its own responses alone."""
+
+    async def put(self, caller: str, name: str, entry: bytes) -> None:
+        """Keeps an entry, in place of the oldest if there are too many bytes."""
+
+    async def get(self, caller: str, name: str) -> bytes | None:
+        """Returns the entry of an id; None if there is none."""
+
+    async def delete(self, caller: str, name: str) -> bool:
+        """Forgets an entry; returns False if there was none."""
+
+
+class LocalResponses:
+    """Store in this process. Serve runs it as an actor if there are several gateways."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._entries: OrderedDict[tuple[str, str], bytes] = OrderedDict()  # oldest first
+
+    async def put(self, caller: str, name: str, entry: bytes) -> None:
+        """Keeps an entry that is not longer than the whole store."""
+        if len(entry) > self._most_bytes:
+            return
+        self._entries[caller, name] = entry
+        self._bytes += len(entry)
+        while self._bytes > self._most_bytes:
+            _, oldest = self._entries.popitem(last=False)
+            self._bytes -= len(oldest)
+
+    async def get(self, caller: str, name: str) -> bytes | None:
+        return self._entries.get((caller, name))
+
+    async def delete(self, caller: str, name: str) -> bool:
+        entry = self._entries.pop((caller, name), None)
+        self._bytes -= len(entry or b"")
+        return entry is not None
+
+
+class SharedResponses:
+    """Store of the actor that all gateways share. An answer does not fail if the actor is lost."""
+
+    async def put(self, caller: str, name: str, entry: bytes) -> None:
+        await self._asked("put", caller, name, entry)
+
+    async def get(self, caller: str, name: str) -> bytes | None:
+        entry: bytes | None = await self._asked("get", caller, name)
+        return entry
+
+    async def delete(self, caller: str, name: str) -> bool:
+        return bool(await self._asked("delete", caller, name))
+
+    async def _asked(self, method: str, *given: Any) -> Any:
+        """Returns the actor's answer; None if it is lost. Serve starts another, which is empty."""
+        from ray import serve
+        from ray.exceptions import RayError
+
+        try:
+            return await getattr(serve.get_deployment_actor(STORE), method).remote(*given)
+        except (RayError, ValueError) as error:
+            logger.warning("stored responses are lost: %s", error)
+            return None
+
+
+def unknown(field: str, name: str) -> InvalidRequestError:
+    """Returns the error for an id that is not kept."""
+    return InvalidRequestError(
+        field, f"{name!r} is not kept: it is unknown, too old, or was sent with store=false"
+    )

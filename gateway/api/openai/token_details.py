@@ -1,0 +1,43 @@
+"""Fields of answers that tell of single tokens, as vLLM names and shapes them."""
+
+from collections.abc import Iterable, Sequence
+
+from gateway.api.openai.answer_types import PromptLogprob
+from gateway.api.openai.schemas import GenerationRequest, finite
+from gateway.generation.request import Chunk
+from gateway.generation.vocabulary import TokenBytes
+from protos.generation_pb2 import TokenLogprobs
+
+
+def stop_reason(body: GenerationRequest, chunk: Chunk) -> str | int | None:
+    """Returns the stop string or the token of ``stop_token_ids`` that ended an answer; None: neither did."""
+    if chunk.stop is not None or chunk.finish_reason != "stop" or not chunk.tokens:
+        return chunk.stop
+    last = chunk.tokens[-1].id
+    return last if last in body.stop_token_ids else None
+
+
+def prompt_logprobs(
+    tokens: TokenBytes, prompt: Sequence[int], scores: Iterable[TokenLogprobs], most: int
+) -> list[dict[str, PromptLogprob] | None]:
+    """Returns the log-probabilities of a prompt's tokens; the first token follows nothing.
+
+    Args:
+        prompt: token ids.
+        scores: log-probabilities, from the second token on.
+        most: likeliest tokens at each place, beside the prompt's own.
+    """
+    told: list[dict[str, PromptLogprob] | None] = [None]
+    for token_id, scored in zip(prompt[1:], scores, strict=True):
+        ids, values = scored.token_ids[:most], scored.logprobs[:most]
+        place = {
+            str(other): _logprob(tokens, other, value, rank)
+            for rank, (other, value) in enumerate(zip(ids, values, strict=True), start=1)
+        }
+        told.append({str(token_id): _logprob(tokens, token_id, scored.logprob, None)} | place)
+    return told
+
+
+def _logprob(tokens: TokenBytes, token_id: int, logprob: float, rank: int | None) -> PromptLogprob:
+    """Returns an entry. rank: place among the likeliest tokens; None: further behind, and not counted."""
+    return {"logprob": finite(logprob), "rank": rank, "decoded_token": tokens.text(token_id)}
