@@ -19,6 +19,7 @@ from gateway.api.anthropic.message_api import ID, MESSAGES, add_messages
 from gateway.api.bodies import Entrance
 from gateway.api.docs import add_docs
 from gateway.api.endpoints import CHATS, COMPLETIONS, RESPONSES
+from gateway.api.limit_headers import TENANT, LimitHeaders
 from gateway.api.message_json import as_json
 from gateway.api.openai.bodies import Parsed, headers_of, parsed, reported_seed
 from gateway.api.openai.chat import ChatRequest
@@ -43,13 +44,13 @@ from gateway.observe.loads import loads
 
 HEALTH = TypeAdapter(Health)
 OTHER_KEY = "x-api-key"  # header that clients of Anthropic's API put a key into
-TRACED = (COMPLETIONS, CHATS, RESPONSES, MESSAGES)  # other paths would only fill the traces
+GENERATING = (COMPLETIONS, CHATS, RESPONSES, MESSAGES)  # other paths would only fill the traces
 TELEMETRY: TelemetryConfig = {
     "operation_spans": False,
     "metrics": False,
     "logs": False,
     "auto_configure": False,
-    "exclude": lambda scope: scope["path"] not in TRACED,
+    "exclude": lambda scope: scope["path"] not in GENERATING,
 }
 
 
@@ -73,7 +74,10 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         authorization = headers.get("authorization")
         if authorization is None and OTHER_KEY in headers:
             authorization = f"Bearer {headers[OTHER_KEY]}"
-        return authentication.check(authorization, host, foreign_name(headers))
+        caller = authentication.check(authorization, host, foreign_name(headers))
+        if request.url.path in GENERATING:
+            request.scope[TENANT] = generation.tenants.of(caller)
+        return caller
 
     prompts = ChatPrompts(
         template,
@@ -110,7 +114,8 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             echoes = await asked.body.echoes(prepared, generation)
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
         seed = reported_seed(asked.body, prepared)
-        answer = CompletionAnswer(prepared.model, prepared, tokens, seed, echoes)
+        tier = asked.body.told_tier(prepared.priority)
+        answer = CompletionAnswer(prepared.model, prepared, tokens, seed, tier, echoes)
         return await respond(asked, prepared, answer)
 
     @app.post(CHATS)
@@ -123,7 +128,8 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             prepared = await asked.body.prepared(generation, conversation, caller, body.deadline)
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
         seed = reported_seed(asked.body, prepared)
-        answer = ChatAnswer(prepared.model, prepared, tokens, seed, conversation)
+        tier = asked.body.told_tier(prepared.priority)
+        answer = ChatAnswer(prepared.model, prepared, tokens, seed, tier, conversation)
         return await respond(asked, prepared, answer)
 
     @app.post(RESPONSES)
@@ -144,7 +150,10 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             prepared.model,
             conversation.parser(),
             seed,
-            repeated_fields(asked.body, prepared.sequences[0].sampling),
+            {
+                **repeated_fields(asked.body, prepared.sequences[0].sampling),
+                **asked.body.told_tier(prepared.priority),
+            },
         )
         if asked.body.stream:
             return await streamed(chunks, answer, headers_of(asked, seed))
@@ -195,7 +204,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
         body["sampling_defaults"] = dict(generation.sampling_defaults)
         in_force = generation.settings
         body["drafters"] = {row.name: row.meaning for row in in_force.roster}
-        body["gateway"] = in_force.model_dump(exclude={"api_key_digests"})
+        body["gateway"] = in_force.model_dump(exclude={"api_key_digests", "tenants", "tenant_keys"})
         return JSONResponse(HEALTH.dump_python(body, mode="json"), status_code=503 if missing else 200)
 
     @app.get("/loads", dependencies=[Depends(is_known)])
@@ -209,5 +218,6 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
     add_page(app)
     add_docs(app)
     answer_errors(app, {MESSAGES: Shape(message_error, ID)})
+    app.add_middleware(LimitHeaders, MESSAGES)
     app.add_middleware(RequestIds)
     return app

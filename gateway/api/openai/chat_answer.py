@@ -15,6 +15,7 @@ from gateway.api.openai.answer_types import (
     ContentLogprob,
     FinishReason,
     TokenLogprob,
+    ToldTier,
 )
 from gateway.api.openai.chat import Chat
 from gateway.api.openai.schemas import finite
@@ -27,7 +28,15 @@ from gateway.sequence import Token
 class ChatAnswer:
     """Bodies of one answer: whole, or as the events of a stream."""
 
-    def __init__(self, model: str, prepared: Prepared, tokens: TokenBytes, seed: int, chat: Chat) -> None:
+    def __init__(
+        self,
+        model: str,
+        prepared: Prepared,
+        tokens: TokenBytes,
+        seed: int,
+        tier: ToldTier,
+        chat: Chat,
+    ) -> None:
         """seed: seed that the caller gets."""
         self._frame: ChatEvent = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
@@ -35,7 +44,9 @@ class ChatAnswer:
             "created": int(time.time()),
             "model": model,
             "choices": [],
+            **tier,
         }
+        self._tier = tier
         self._choices = len(prepared.sequences)
         self.seed = seed
         self._tokens = tokens
@@ -106,6 +117,7 @@ class ChatAnswer:
             "created": self._frame["created"],
             "model": self._frame["model"],
             "choices": choices,
+            **self._tier,
             **final_usage(usage, self.seed),
         }
 

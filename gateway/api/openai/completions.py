@@ -16,6 +16,7 @@ from gateway.api.openai.answer_types import (
     CompletionEvent,
     CompletionLogprobs,
     EndReason,
+    ToldTier,
 )
 from gateway.api.openai.field_types import checked_text
 from gateway.api.openai.schemas import GenerationRequest, are_ids, finite
@@ -109,7 +110,13 @@ class CompletionAnswer:
     """Bodies of one answer: whole, or as the events of a stream."""
 
     def __init__(
-        self, model: str, prepared: Prepared, tokens: TokenBytes, seed: int, echoes: list[Echo]
+        self,
+        model: str,
+        prepared: Prepared,
+        tokens: TokenBytes,
+        seed: int,
+        tier: ToldTier,
+        echoes: list[Echo],
     ) -> None:
         """
         Args:
@@ -122,7 +129,9 @@ class CompletionAnswer:
             "created": int(time.time()),
             "model": model,
             "choices": [],
+            **tier,
         }
+        self._tier = tier
         self.seed = seed
         self._told_seed = False
         self._tokens = tokens
@@ -173,6 +182,7 @@ class CompletionAnswer:
             "created": self._frame["created"],
             "model": self._frame["model"],
             "choices": choices,
+            **self._tier,
             **final_usage(usage, self.seed),
         }
 

@@ -1,6 +1,6 @@
 """Request fields that completions, chats and responses share: OpenAI's and Outrider's own."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -11,6 +11,7 @@ from pydantic import (
     field_validator,
 )
 
+from gateway.api.openai.answer_types import ToldTier
 from gateway.api.openai.field_types import Label, NullIsLeftOut, Strict, Text
 from gateway.api.openai.fields import Ignored
 from gateway.api.openai.structured import ResponseFormat, StructuredOutputs, form_of
@@ -24,6 +25,7 @@ MAX_BIASES = 4096  # tokens
 MANY_ERRORS = 100  # errors of one request; a list of more would take long
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 UNKNOWN_FIELD = "no such field is known; the setting gateway.unknown_fields=ignore would pass over it"
+PRIORITIES = "'interactive', 'batch' or an integer is accepted"
 ID_LISTS = ("stop_token_ids", "allowed_token_ids", "bad_token_ids")
 
 
@@ -44,6 +46,18 @@ Stops = Annotated[
     list[Stop],
     BeforeValidator(_as_list, json_schema_input_type=Stop | list[Stop]),
     Field(max_length=MAX_STOPS),
+]
+
+
+def queue_priority(value: Any) -> Any:
+    """Returns a priority: a word, or an integer as in vLLM. Raises ValueError."""
+    if value in ("interactive", "batch") or (type(value) is int and -(2**63) <= value < 2**63):
+        return value
+    raise ValueError(PRIORITIES)
+
+
+QueuePriority = Annotated[
+    Priority | int, PlainValidator(queue_priority, json_schema_input_type=Priority | int)
 ]
 
 
@@ -69,14 +83,14 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
     structured_outputs: StructuredOutputs | None = None
     speculation: Speculation = Speculation()
     task: Label | None = None
-    priority: Priority = "interactive"
+    priority: QueuePriority = 0  # an integer orders the caller's own requests, the lowest first
+    service_tier: Literal["auto", "default", "flex", "priority", "scale", "fast"] | None = None
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1, lt=2**32)  # newest tokens; -1: what fits
     # Fields of OpenAI's that change nothing: labels and hints.
     metadata: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
-    service_tier: Ignored = None
     store: Ignored = None
     user: Ignored = None
 
@@ -100,6 +114,24 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
             raise ValueError(f"at most {MAX_BIASES} entries are accepted")
         return biases
 
+    @property
+    def _class(self) -> Priority:
+        """Priority that is asked for: by its word, or else by the tier."""
+        if not isinstance(self.priority, int):
+            return self.priority
+        return "batch" if self.service_tier == "flex" else "interactive"
+
+    def told_tier(self, priority: Priority) -> ToldTier:
+        """Returns the tier that the answer tells, if the request names one.
+
+        priority: priority with which it is served.
+        """
+        if self.service_tier is None:
+            return {}
+        if priority == "batch":
+            return {"service_tier": "flex"}
+        return {"service_tier": "priority" if self.service_tier == "priority" else "default"}
+
     def request(self, prompts: tuple[Prompt, ...], **sampling: Any) -> Request:
         """Returns the request. ``sampling`` are settings for which the endpoint has fields of its own."""
         if self.max_completion_tokens is not None:
@@ -118,7 +150,8 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
             n=self.n,
             truncate_prompt=self.truncate_prompt_tokens,
             task=self.task,
-            priority=self.priority,
+            priority=self._class,
+            order=self.priority if isinstance(self.priority, int) else 0,
             form=form_of(self.response_format, self.structured_outputs),
         )
 
