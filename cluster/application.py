@@ -27,6 +27,7 @@ from cluster.start import (
     warn_of_slow_drafts,
 )
 from cluster.stop import GATEWAY
+from cluster.tenants import read_tenants
 from cluster.tracing import start_tracing, tracing_environment
 from gateway.api.access import digest, who_is_answered
 from gateway.deployment import Gateway, draft_deployment
@@ -51,7 +52,9 @@ def app(arguments: dict[str, Any]) -> Application:
     settings = read_settings(arguments)
     is_elsewhere = _is_in_a_task()
     logger.info(report_environment(is_elsewhere=is_elsewhere))
-    keys, trust, tracing = api_keys(settings), shared_trust(settings), tracing_environment()
+    trust, tracing, tenants = shared_trust(settings), tracing_environment(), read_tenants(settings)
+    names = {key: name for name, tenant in tenants.items() for key in tenant.keys}
+    keys = [*dict.fromkeys([*api_keys(settings), *names])]
     check_access(settings, keys, is_elsewhere=is_elsewhere)
     logger.info(who_is_answered(bool(keys), anonymous=settings.access.allow_anonymous))
     settings = _checked(settings)
@@ -70,9 +73,13 @@ def app(arguments: dict[str, Any]) -> Application:
         user_config=settings.pace.model_dump(),
         logging_config={"enable_access_log": False},
     )
-    digests = tuple(digest(key) for key in keys)
+    callers = {
+        "api_key_digests": tuple(digest(key) for key in keys),
+        "tenants": {name: tenant.settings for name, tenant in tenants.items()},
+        "tenant_keys": {digest(key): name for key, name in names.items()},
+    }
     return gateway.bind(
-        settings.gateway_settings().model_copy(update={"api_key_digests": digests}),
+        settings.gateway_settings().model_copy(update=callers),
         trust,
         partial(start_tracing, tracing, "gateway"),
         workers,
