@@ -17,7 +17,7 @@ SETTING = "access.tenants_file"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # names become labels of metrics
 NAMES = "letters, digits, '.', '_' and '-', at most 64 characters"
 
-ApiKey = Annotated[str, Field(min_length=1, pattern=r"^\S+$")]
+ApiKey = Annotated[str, Field(pattern=r"^\S+$")]
 
 
 class Tenancy(TenantSettings):

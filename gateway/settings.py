@@ -145,11 +145,8 @@ class TenantSettings(BaseModel):
     tokens_per_minute: int | None = Field(
         default=None, ge=1, description="tokens of prompts and answers in a minute; None: any number"
     )
-    parallel: int | None = Field(
-        default=None,
-        ge=1,
-        description="requests that may wait or run at the same time; None: any number",
-        json_schema_extra={"unit": "requests"},
+    parallel_requests: int | None = Field(
+        default=None, ge=1, description="requests that may wait or run at the same time; None: any number"
     )
     highest_priority: Priority = Field(
         default="interactive", description="most urgent priority of its requests, whatever they ask for"

@@ -64,6 +64,7 @@ def publish(generation: Generation, instruments: Instruments) -> None:
             instruments.total("outrider_tenant_refusals", times, tenant=tenant, limit=limit)
     instruments.set("outrider_requests_running", admission.running)
     instruments.set("outrider_requests_waiting", admission.waiting)
+    instruments.set("outrider_requests_parked", admission.parked)
     if (plain_rate := generation.plain_rate()) is not None:
         instruments.set("outrider_plain_tokens_per_second", plain_rate)
 

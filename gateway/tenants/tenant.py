@@ -86,8 +86,12 @@ class Tenant:
         self.served = 0.0  # tokens divided by the weight, of requests that had a slot; the queue sets it
         self.counts = TenantCounts()
         self._highest = settings.highest_priority
-        self._parallel = settings.parallel
-        self._most = math.inf if settings.parallel is None else math.ceil(settings.parallel / gateways)
+        self._parallel = settings.parallel_requests
+        self._most = (
+            math.inf
+            if settings.parallel_requests is None
+            else math.ceil(settings.parallel_requests / gateways)
+        )
         self._under_way = 0
         self._answer_tokens = Mean(FIRST_ANSWER, ANSWER_MEMORY)
 
@@ -132,9 +136,11 @@ class Tenant:
 
     def _check(self, claim: Claim) -> None:
         if self._under_way >= self._most:
-            refusal = f"parallel={self._parallel} of tenant {self.name!r}: {self._under_way} of its requests"
             raise LimitReachedError(
-                "parallel", f"{refusal} are under way, more are not accepted", PARALLEL_RETRY_S
+                "parallel_requests",
+                f"parallel_requests={self._parallel} of tenant {self.name!r}: {self._under_way} of its "
+                "requests are under way, more are not accepted",
+                PARALLEL_RETRY_S,
             )
         asked = (
             ("requests_per_minute", self.requests, 1.0),

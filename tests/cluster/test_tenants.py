@@ -50,7 +50,10 @@ def test_deployment_without_a_file_has_no_tenants():
         (f"a: {{keys: {SECRET}}}", "a.keys: Input should be a valid tuple"),
         (f"a: {{keys: ['{SECRET} ']}}", "a.keys.0: String should match pattern"),
         (f"a: {{keys: [{SECRET}], weight: 0}}", "a.weight: Input should be greater than 0, got 0"),
-        (f"a: {{keys: [{SECRET}], parallel: 0}}", "a.parallel: Input should be greater than or equal to 1"),
+        (
+            f"a: {{keys: [{SECRET}], parallel_requests: 0}}",
+            "a.parallel_requests: Input should be greater than or equal to 1",
+        ),
         (f"a: {{keys: [{SECRET}], highest_priority: top}}", "Input should be 'interactive' or 'batch', got"),
         (f"a: {{keys: [{SECRET}], rpm: 5}}", "a.rpm: Extra inputs are not permitted, got 5: weight, "),
         (f"a: {{keys: [{SECRET}]}}\nb: {{keys: [{SECRET}]}}", "a and b have a key in common"),

@@ -44,9 +44,10 @@ class ChatAnswer:
             "created": int(time.time()),
             "model": model,
             "choices": [],
-            **tier,
         }
         self._tier = tier
+        if "service_tier" in tier:
+            self._frame["service_tier"] = tier["service_tier"]
         self._choices = len(prepared.sequences)
         self.seed = seed
         self._tokens = tokens

@@ -129,9 +129,10 @@ class CompletionAnswer:
             "created": int(time.time()),
             "model": model,
             "choices": [],
-            **tier,
         }
         self._tier = tier
+        if "service_tier" in tier:
+            self._frame["service_tier"] = tier["service_tier"]
         self.seed = seed
         self._told_seed = False
         self._tokens = tokens

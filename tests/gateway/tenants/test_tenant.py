@@ -94,12 +94,14 @@ def test_expected_answer_follows_the_lengths_of_earlier_answers(clock):
 
 
 def test_parallel_requests_beyond_the_limit_are_refused_until_one_ends(clock):
-    tenant = tenant_of(clock, parallel=1)
-    refused = pytest.raises(LimitReachedError, match="parallel=1 of tenant 'search': 1 of its requests")
+    tenant = tenant_of(clock, parallel_requests=1)
+    refused = pytest.raises(
+        LimitReachedError, match="parallel_requests=1 of tenant 'search': 1 of its requests"
+    )
     with tenant.charged(claim_of(tenant)), refused:
         ask(tenant)
     ask(tenant)
-    assert tenant.counts.refusals == {"parallel": 1}
+    assert tenant.counts.refusals == {"parallel_requests": 1}
 
 
 @pytest.mark.parametrize(("gateways", "passed"), [(1, 4), (2, 2), (4, 1), (8, 1)])
@@ -109,11 +111,11 @@ def test_limits_of_several_gateways_are_divided(clock, gateways, passed):
         ask(tenant)
     with pytest.raises(LimitReachedError, match="requests_per_minute=4"):
         ask(tenant)
-    tenant = tenant_of(clock, gateways, parallel=4)
+    tenant = tenant_of(clock, gateways, parallel_requests=4)
     under_way = [tenant.charged(claim_of(tenant)) for _ in range(passed)]
     for each in under_way:
         each.__enter__()
-    with pytest.raises(LimitReachedError, match="parallel=4"):
+    with pytest.raises(LimitReachedError, match="parallel_requests=4"):
         ask(tenant)
     for each in under_way:
         each.__exit__(None, None, None)
@@ -143,8 +145,8 @@ def test_counts_tell_tokens_and_refusals(clock):
 
 
 def test_refusal_survives_the_way_to_another_process():
-    error = pickle.loads(pickle.dumps(LimitReachedError("parallel", "too many", 2.5)))
-    assert (error.limit, str(error), error.retry_after_s) == ("parallel", "too many", 2.5)
+    error = pickle.loads(pickle.dumps(LimitReachedError("parallel_requests", "too many", 2.5)))
+    assert (error.limit, str(error), error.retry_after_s) == ("parallel_requests", "too many", 2.5)
 
 
 def test_tenants_are_found_by_key_and_unknown_keys_share_the_unnamed_tenant(clock):
