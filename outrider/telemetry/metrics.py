@@ -68,6 +68,7 @@ OF_GATEWAYS = (
     ),
     _gauge("outrider_requests_running", "requests", "requests that are being answered"),
     _gauge("outrider_requests_waiting", "requests", "requests in the gateway's queue"),
+    _gauge("outrider_requests_parked", "requests", "batch requests that gave their slots away for a while"),
     _counter(
         "outrider_tenant_requests",
         "requests",
