@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import yaml
@@ -9,6 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from cluster.access import read_file
 from cluster.settings import Settings
+from gateway.api.access import digest
 from gateway.settings import TenantSettings
 from gateway.tenants.tenant import UNNAMED
 from gateway.tenants.tenants import OTHER
@@ -59,6 +61,19 @@ def read_tenants(settings: Settings) -> dict[str, Tenancy]:
     if shared := [name for name, tenant in tenants.items() if any(times[key] > 1 for key in tenant.keys)]:
         raise ValueError(f"{where}: {' and '.join(shared)} have a key in common: give each its own")
     return tenants
+
+
+def caller_settings(keys: Iterable[str], tenants: Mapping[str, Tenancy]) -> dict[str, Any]:
+    """Returns the fields of a gateway's settings that say who may ask: digests in place of keys.
+
+    keys: those without a name.
+    """
+    names = {digest(key): name for name, tenant in tenants.items() for key in tenant.keys}
+    return {
+        "api_key_digests": (*dict.fromkeys([*map(digest, keys), *names]),),
+        "tenants": {name: tenant.settings for name, tenant in tenants.items()},
+        "tenant_keys": names,
+    }
 
 
 def _refusal(error: ValidationError) -> str:

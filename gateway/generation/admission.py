@@ -36,7 +36,7 @@ class Slot(Waiting):
 
 
 class Admission:
-    """Bounded queue before a bounded number of slots.
+    """Bounded queue before a bounded number of slots. Parked requests are in the queue as well.
 
     A batch request may lose its slot to an interactive request, and goes on later. All other requests inside
     leave early only if the queue is closed.
@@ -82,9 +82,9 @@ class Admission:
         """
         if self._is_closed:
             raise WorkerLostError(STOPPING)
-        if self.running == self._max_requests and self.waiting >= self._max_waiting:
+        if self.running == self._max_requests and len(self._queue) >= self._max_waiting:
             raise OverloadedError(
-                f"{self.running} requests run and {self.waiting} wait, more are not accepted",
+                f"{self.running} requests run and {len(self._queue)} wait, more are not accepted",
                 self.retry_after_s(),
             )
         loop = asyncio.get_running_loop()
@@ -189,5 +189,5 @@ class Admission:
 
     def retry_after_s(self) -> float:
         """Returns the seconds in which the present queue is about served."""
-        estimate = self._duration_s.value * (self.waiting + 1) / self._max_requests
+        estimate = self._duration_s.value * (len(self._queue) + 1) / self._max_requests
         return min(max(estimate, SHORTEST_RETRY_S), LONGEST_RETRY_S)

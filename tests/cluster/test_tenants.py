@@ -1,10 +1,14 @@
 """The file of tenants: what it may hold, and how it is refused without repeating a key."""
 
+import pickle
+
 import pytest
 
 from cluster.arguments import read_settings
-from cluster.tenants import read_tenants
+from cluster.tenants import caller_settings, read_tenants
+from gateway.api.access import digest
 from gateway.settings import TenantSettings
+from gateway.tenants.tenants import Tenants
 
 FILE = "access.tenants_file"
 SECRET = "sk-do-not-repeat"
@@ -29,6 +33,19 @@ def test_tenants_have_keys_and_limits(tmp_path):
     assert tenants["search"].settings == TenantSettings(weight=2.0, tokens_per_minute=60000)
     assert tenants["night-jobs"].settings == TenantSettings(highest_priority="batch")
     assert "'one'" not in repr(tenants)
+
+
+def test_gateways_know_tenants_and_digests_of_keys_alone(tmp_path):
+    tenants = tenants_of(tmp_path, f"search: {{keys: [{SECRET}], weight: 2}}")
+    settings = read_settings({"gateway.replicas": 3}).gateway_settings()
+    settings = settings.model_copy(update=caller_settings([SECRET, "sk-plain"], tenants))
+    assert SECRET.encode() not in pickle.dumps(settings)
+    assert settings.api_key_digests == (digest(SECRET), digest("sk-plain"))
+    found = Tenants(settings)
+    assert (found.of(digest(SECRET)).name, found.of(digest("sk-plain")).name) == ("search", "unnamed")
+    assert found.of(digest(SECRET)).weight == 2
+    assert settings.gateways == 3
+    assert digest(SECRET) not in repr(settings)
 
 
 def test_deployment_without_a_file_has_no_tenants():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.errors import DeadlineError
+from gateway.errors import DeadlineError, OverloadedError
 from gateway.generation.admission import LEAST_TURN, Admission
 from gateway.generation.fair_queue import PROMOTED_AFTER_S
 from gateway.generation.generation import Generation
@@ -87,16 +87,18 @@ async def test_parked_request_has_the_text_of_an_undisturbed_request(tokenizer, 
     assert target.kinds().count("open") == 2 * n + 1
 
 
-async def test_parked_request_leaves_its_target_at_once(tokenizer):
-    """Even if its reader pauses: nothing of it is under way while it has no slot."""
-    async with fleet_of(ScriptedTarget(ANSWER, step_s=1e-4)) as fleet:
+@pytest.mark.parametrize("mode", MODES)
+async def test_parked_request_leaves_its_target_at_once(tokenizer, mode):
+    """Even if its reader pauses: nothing of it is at the target while it has no slot."""
+    workers = ScriptedTarget(ANSWER, step_s=1e-4), ScriptedDraft(ANSWER, wrong=[3, 11, 24, 90])
+    async with fleet_of(*workers) as fleet:
         generation = Generation(SETTINGS, tokenizer, fleet)
-        async with aclosing(generation.chunks(await generation.prepare(request()))) as paused:
+        async with aclosing(generation.chunks(await generation.prepare(request(mode)))) as paused:
             text = (await anext(paused)).text
             urgent = await generation.prepare(request(priority="interactive"))
             async with aclosing(generation.chunks(urgent)) as chunks:
                 await anext(chunks)
-                assert open_streams(fleet) == [1]
+                assert open_streams(fleet)[0] == 1  # of the target
                 assert generation.admission.parked == 1
             assert generation.admission.parked == 0
             text += "".join([chunk.text async for chunk in paused])
@@ -178,8 +180,8 @@ class Parked(Parking):
 class Queue:
     """Requests before an Admission, each held until it is let go."""
 
-    def __init__(self, max_requests):
-        self.admission = Admission(max_requests, max_waiting=9)
+    def __init__(self, max_requests, max_waiting=9):
+        self.admission = Admission(max_requests, max_waiting)
         self._stack = AsyncExitStack()
         self._tasks = []
         self.tenant = Tenant("a")
@@ -226,6 +228,16 @@ async def test_request_is_not_parked_for_a_request_of_its_priority(runs, waits):
         await queue.ask(waits)
         assert not parking.is_parked
         assert queue.admission.waiting == 1
+
+
+async def test_parked_requests_count_in_the_bounded_queue():
+    async with Queue(max_requests=1, max_waiting=1) as queue:
+        await queue.ask("batch")
+        await queue.ask("interactive")
+        assert (queue.admission.running, queue.admission.parked) == (1, 1)
+        with pytest.raises(OverloadedError, match="1 requests run and 1 wait"):
+            async with queue.admission.slot(asyncio.get_running_loop().time() + LIMIT_S):
+                pass
 
 
 async def test_request_is_parked_again_only_after_its_least_turn():
