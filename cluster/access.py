@@ -18,7 +18,7 @@ def api_keys(settings: Settings) -> list[str]:
     """Returns the keys of environment and file. Raises ValueError if the file is unreadable or empty."""
     keys = os.environ.get(API_KEYS, "").split(",")
     if (file := settings.access.api_keys_file) is not None:
-        lines = _read("access.api_keys_file", file).decode().splitlines()
+        lines = read_file("access.api_keys_file", file).decode().splitlines()
         if not any(line.strip() for line in lines):
             raise ValueError(f"access.api_keys_file={file!r} holds no key: write one a line")
         keys += lines
@@ -29,7 +29,7 @@ def shared_trust(settings: Settings) -> Trust:
     """Returns the trust of all processes. Raises ValueError for a wrong token or missing certificates."""
     # Contents travel, not paths: a worker's machine may have no such files.
     files = settings.tls.model_dump(exclude_none=True)
-    contents = {name: _read(f"tls.{name}", path) for name, path in files.items()}
+    contents = {name: read_file(f"tls.{name}", path) for name, path in files.items()}
     token = os.environ.get(TOKEN) or secrets.token_urlsafe()
     if len(token) < SHORTEST_TOKEN:
         raise ValueError(f"{TOKEN} has {len(token)} characters, at least {SHORTEST_TOKEN} are needed")
@@ -85,7 +85,8 @@ def report_environment(*, is_elsewhere: bool) -> str:
     return f"the environment of this start is {where}; set in it: {', '.join(found) or 'nothing of ours'}"
 
 
-def _read(setting: str, path: str) -> bytes:
+def read_file(setting: str, path: str) -> bytes:
+    """Returns the bytes of a file. Raises ValueError, which names the setting, if it cannot be read."""
     try:
         return Path(path).read_bytes()
     except OSError as error:

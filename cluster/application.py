@@ -27,8 +27,9 @@ from cluster.start import (
     warn_of_slow_drafts,
 )
 from cluster.stop import GATEWAY
+from cluster.tenants import caller_settings, read_tenants
 from cluster.tracing import start_tracing, tracing_environment
-from gateway.api.access import digest, who_is_answered
+from gateway.api.access import who_is_answered
 from gateway.api.openai.response_store import STORE, LocalResponses
 from gateway.deployment import Gateway, draft_deployment
 from protos.trust import Trust
@@ -52,7 +53,8 @@ def app(arguments: dict[str, Any]) -> Application:
     settings = read_settings(arguments)
     is_elsewhere = _is_in_a_task()
     logger.info(report_environment(is_elsewhere=is_elsewhere))
-    keys, trust, tracing = api_keys(settings), shared_trust(settings), tracing_environment()
+    trust, tracing, tenants = shared_trust(settings), tracing_environment(), read_tenants(settings)
+    keys = [*api_keys(settings), *(key for tenant in tenants.values() for key in tenant.keys)]
     check_access(settings, keys, is_elsewhere=is_elsewhere)
     logger.info(who_is_answered(bool(keys), anonymous=settings.access.allow_anonymous))
     settings = _checked(settings)
@@ -72,9 +74,8 @@ def app(arguments: dict[str, Any]) -> Application:
         user_config=settings.pace.model_dump(),
         logging_config={"enable_access_log": False},
     )
-    digests = tuple(digest(key) for key in keys)
     return gateway.bind(
-        settings.gateway_settings().model_copy(update={"api_key_digests": digests}),
+        settings.gateway_settings().model_copy(update=caller_settings(keys, tenants)),
         trust,
         partial(start_tracing, tracing, "gateway"),
         workers,

@@ -142,6 +142,9 @@ class AccessSettings(CallerSettings):
     """Settings of callers' access. OUTRIDER_API_KEYS in the environment holds keys too."""
 
     api_keys_file: str | None = Field(default=None, description="file with one API key a line")
+    tenants_file: str | None = Field(
+        default=None, description="YAML file with the tenants: names with API keys and limits"
+    )
     require_keys: bool | None = Field(
         default=None,
         description="refuse to start without API keys; None: if a config file of Serve has the settings,"

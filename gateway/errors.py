@@ -61,6 +61,18 @@ class OverloadedError(GatewayError):
         return str(self.args[0])
 
 
+class LimitReachedError(OverloadedError):
+    """A limit of the caller's tenant is reached."""
+
+    def __init__(self, limit: str, message: str, retry_after_s: float) -> None:
+        super().__init__(message, retry_after_s)
+        self.args = limit, message, retry_after_s  # so that Serve's proxy can unpickle it
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
 class DeadlineError(GatewayError):
     """The answer was not finished within the deadline of requests."""
 
@@ -81,3 +93,7 @@ class WorkerLostError(GatewayError):
 
 class SequenceLostError(WorkerLostError):
     """The worker was lost, not drained, while it may have had the sequence, which may be the reason."""
+
+
+class ParkedError(WorkerLostError):
+    """The stream was closed because the request lost its slot to a more urgent request, for a while."""

@@ -135,6 +135,30 @@ class RequestSettings(BaseModel):
         return BODIES_AT_ONCE + PREPARED_AT_ONCE + self.max_waiting + answered + SPARE_REQUESTS
 
 
+class TenantSettings(BaseModel):
+    """Limits of one tenant, and its place in the queue."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    weight: float = Field(
+        default=1.0,
+        gt=0.0,
+        description="share of the tokens that it gets while several tenants wait, relative to other weights",
+    )
+    requests_per_minute: int | None = Field(
+        default=None, ge=1, description="requests that may begin in a minute; None: any number"
+    )
+    tokens_per_minute: int | None = Field(
+        default=None, ge=1, description="tokens of prompts and answers in a minute; None: any number"
+    )
+    parallel_requests: int | None = Field(
+        default=None, ge=1, description="requests that may wait or run at the same time; None: any number"
+    )
+    highest_priority: Priority = Field(
+        default="interactive", description="most urgent priority of its requests, whatever they ask for"
+    )
+
+
 class CallerSettings(BaseModel):
     """Callers that are answered."""
 
@@ -172,7 +196,11 @@ class GatewaySettings(RequestSettings, CallerSettings):
     api_key_digests: tuple[str, ...] = Field(
         default=(), repr=False, description="SHA-256 of accepted API keys"
     )
-
+    tenants: dict[str, TenantSettings] = Field(default={}, description="tenants by name")
+    tenant_keys: dict[str, str] = Field(
+        default={}, repr=False, description="names of tenants by the SHA-256 of their API keys"
+    )
+    gateways: int = Field(default=1, description="gateways among which the limits of tenants are divided")
     new_drafts: tuple[str, ...] = Field(
         default=(), description="drafts that are rolled out, next to the drafters in use"
     )

@@ -1,5 +1,6 @@
 """The Generation service of protos/generation.proto."""
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from functools import wraps
@@ -12,7 +13,7 @@ from opentelemetry.trace import Span, use_span
 from pydantic import ValidationError
 
 from gateway.api.access import Authentication, peer_host
-from gateway.api.openai.schemas import MAX_BIASES, MAX_STOP_LENGTH, MAX_STOPS, invalid
+from gateway.api.openai.schemas import MAX_BIASES, MAX_STOP_LENGTH, MAX_STOPS, PRIORITIES, invalid
 from gateway.api.round_message import round_message
 from gateway.errors import DEFECT, GatewayError, InvalidRequestError, OverloadedError
 from gateway.generation.form import Form, choice, json_object, json_schema
@@ -31,7 +32,8 @@ ORIGINS = {origin: generation_pb2.Origin.Value(f"ORIGIN_{origin.name}") for orig
 SERVICE = "outrider.v1.Generation"
 RPC = {"rpc.system": "grpc", "rpc.service": SERVICE}
 TRACED = ("Generate", "Complete")  # methods that do work; spans of the rest would only fill the traces
-REQUEST_FIELDS = ("n", "task", "priority", "model")
+REQUEST_FIELDS = ("n", "task", "model")
+INTEGER = re.compile(r"-?[0-9]{1,18}")
 
 RequestT = TypeVar("RequestT", bound=Message)
 ReplyT = TypeVar("ReplyT")
@@ -247,8 +249,6 @@ def _request(message: generation_pb2.GenerateRequest) -> Request:
         raise InvalidRequestError("sampling.verification", "is not a caller's: set speculation.verification")
     if message.sampling.HasField("grammar"):
         raise InvalidRequestError("sampling.grammar", "is not a caller's: set structured_outputs")
-    if message.priority not in ("", "interactive", "batch"):
-        raise InvalidRequestError("priority", "'interactive' and 'batch' are accepted")
     tokens, predicted = message.WhichOneof("prompt") == "tokens", message.WhichOneof("prediction")
     prediction: Prompt | None = None
     if predicted is not None:
@@ -263,10 +263,22 @@ def _request(message: generation_pb2.GenerateRequest) -> Request:
             speculation=Speculation.model_validate(set_fields(message.speculation)),
             form=_form(message.structured_outputs) if message.HasField("structured_outputs") else None,
             prediction=prediction,
+            **_place_in_queue(message.priority),
             **own,
         )
     except ValidationError as error:
         raise invalid(error) from error
+
+
+def _place_in_queue(priority: str) -> dict[str, Any]:
+    """Returns the fields of a request that place it in the queue. Raises InvalidRequestError."""
+    if not priority:
+        return {}
+    if priority in ("interactive", "batch"):
+        return {"priority": priority}
+    if not INTEGER.fullmatch(priority):
+        raise InvalidRequestError("priority", PRIORITIES)
+    return {"order": int(priority)}
 
 
 def _form(message: generation_pb2.StructuredOutputs) -> Form:

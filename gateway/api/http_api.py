@@ -21,6 +21,7 @@ from gateway.api.bodies import Entrance
 from gateway.api.docs import add_docs
 from gateway.api.endpoints import CHATS, COMPLETIONS
 from gateway.api.head_requests import HeadRequests
+from gateway.api.limit_headers import TENANT, LimitHeaders
 from gateway.api.message_json import as_json
 from gateway.api.openai.bodies import Parsed, headers_of, parsed, reported_seed
 from gateway.api.openai.chat import ChatRequest
@@ -46,13 +47,13 @@ from gateway.observe.loads import loads
 
 HEALTH = TypeAdapter(Health)
 OTHER_KEY = "x-api-key"  # header that clients of Anthropic's API put a key into
-TRACED = (COMPLETIONS, CHATS, RESPONSES, MESSAGES)  # other paths would only fill the traces
+GENERATING = (COMPLETIONS, CHATS, RESPONSES, MESSAGES)  # other paths would only fill the traces
 TELEMETRY: TelemetryConfig = {
     "operation_spans": False,
     "metrics": False,
     "logs": False,
     "auto_configure": False,
-    "exclude": lambda scope: scope["path"] not in TRACED,
+    "exclude": lambda scope: scope["path"] not in GENERATING,
 }
 
 
@@ -82,7 +83,10 @@ def build(
         authorization = headers.get("authorization")
         if authorization is None and OTHER_KEY in headers:
             authorization = f"Bearer {headers[OTHER_KEY]}"
-        return authentication.check(authorization, host, foreign_name(headers, settings.allowed_origins))
+        caller = authentication.check(authorization, host, foreign_name(headers, settings.allowed_origins))
+        if request.url.path in GENERATING:
+            request.scope[TENANT] = generation.tenants.of(caller)
+        return caller
 
     prompts = ChatPrompts(
         template,
@@ -179,7 +183,7 @@ def build(
         body["sampling_defaults"] = dict(generation.sampling_defaults)
         in_force = generation.settings
         body["drafters"] = {row.name: row.meaning for row in in_force.roster}
-        body["gateway"] = in_force.model_dump(exclude={"api_key_digests"})
+        body["gateway"] = in_force.model_dump(exclude={"api_key_digests", "tenants", "tenant_keys"})
         return JSONResponse(HEALTH.dump_python(body, mode="json"), status_code=503 if missing else 200)
 
     @app.get("/loads", dependencies=[Depends(is_known)])
@@ -195,6 +199,7 @@ def build(
     add_page(app)
     add_docs(app)
     answer_errors(app, {MESSAGES: Shape(message_error, ID)})
+    app.add_middleware(LimitHeaders, MESSAGES)
     app.add_middleware(RequestIds)
     app.add_middleware(HeadRequests)
     if settings.allowed_origins:

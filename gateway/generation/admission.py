@@ -5,30 +5,75 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from gateway.errors import DeadlineError, OverloadedError, WorkerLostError
+from gateway.generation.fair_queue import FairQueue, Waiting
+from gateway.loop.parking import Parking
+from gateway.tenants.tenant import UNNAMED, Claim, Tenant
 from outrider.learning.mean import Mean
 
 STOPPING = "the service is being stopped: ask again later, with the seed"
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 DURATION_MEMORY = 10.0  # requests: 1/e after these in the mean duration
+LEAST_TURN = 256  # tokens of a request that was parked, before it may be parked again
+
+
+class Slot(Waiting):
+    """Slot of one request, from its arrival on."""
+
+    def __init__(self, claim: Claim, parking: Parking | None) -> None:
+        """parking: what parks the request; None: it keeps its slot."""
+        super().__init__(claim)
+        self.parking = parking
+        self.is_served = asyncio.get_running_loop().create_future()
+        self.began: float | None = None  # the event loop's time when it was first served
+        self.turn_tokens = 0  # tokens since it was last served
+        self.was_parked = False
+
+    @property
+    def may_be_parked(self) -> bool:
+        """Whether an interactive request may take its slot."""
+        is_due = self.turn_tokens >= LEAST_TURN or not self.was_parked
+        return self.parking is not None and self.claim.priority == "batch" and is_due
 
 
 class Admission:
-    """Bounded queue before a bounded number of slots. Requests inside leave early only if it is closed."""
+    """Bounded queue before a bounded number of slots. Parked requests are in the queue as well.
+
+    A batch request may lose its slot to an interactive request, and goes on later. All other requests inside
+    leave early only if the queue is closed.
+    """
 
     def __init__(self, max_requests: int, max_waiting: int) -> None:
-        self._slots = asyncio.Semaphore(max_requests)
         self._max_requests = max_requests
         self._max_waiting = max_waiting
         self._duration_s = Mean(SHORTEST_RETRY_S, DURATION_MEMORY)
-        self.running = 0
+        self._unnamed = Tenant(UNNAMED)
+        self._queue = FairQueue[Slot]()
+        self._running: list[Slot] = []
         self.waiting = 0
-        self._idle = asyncio.Event()  # set while no request runs or waits
+        self.parked = 0
+        self._idle = asyncio.Event()  # set while no request runs, waits or is parked
         self._idle.set()
         self._is_closed = False
 
+    @property
+    def running(self) -> int:
+        """Requests that have a slot."""
+        return len(self._running)
+
+    @property
+    def under_way(self) -> int:
+        """Requests that were accepted and have not ended."""
+        return self.running + self.waiting + self.parked
+
     @asynccontextmanager
-    async def slot(self, deadline: float) -> AsyncIterator[None]:
-        """Holds a slot for a request, in order of arrival, at most until ``deadline``.
+    async def slot(
+        self, deadline: float, claim: Claim | None = None, parking: Parking | None = None
+    ) -> AsyncIterator[Slot]:
+        """Holds a slot for a request, in the order of the queue, at most until ``deadline``.
+
+        Args:
+            claim: None: the request waits in order of arrival.
+            parking: what parks the request; None: it keeps its slot.
 
         Raises:
             OverloadedError: the queue is full.
@@ -37,60 +82,112 @@ class Admission:
         """
         if self._is_closed:
             raise WorkerLostError(STOPPING)
-        if self._slots.locked() and self.waiting >= self._max_waiting:
+        if self.running == self._max_requests and len(self._queue) >= self._max_waiting:
             raise OverloadedError(
-                f"{self.running} requests run and {self.waiting} wait, more are not accepted",
+                f"{self.running} requests run and {len(self._queue)} wait, more are not accepted",
                 self.retry_after_s(),
             )
+        loop = asyncio.get_running_loop()
+        slot = Slot(claim or Claim(self._unnamed), parking)
         self.waiting += 1
         self._idle.clear()
+        self._queue.put(slot, loop.time())
+        self._serve()
+        if slot.began is None and slot.claim.priority == "interactive":
+            self._make_room()
         try:
-            async with asyncio.timeout_at(deadline):
-                await self._slots.acquire()
-        except TimeoutError as error:
-            raise DeadlineError("the request waited in the queue until its deadline") from error
-        else:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await slot.is_served
+            except TimeoutError as error:
+                raise DeadlineError("the request waited in the queue until its deadline") from error
             if self._is_closed:
                 raise WorkerLostError(STOPPING)
-            self.running += 1
+            leaving = loop.call_at(deadline, self._leave, slot)  # a slow reader may hold the request up
+            try:
+                yield slot
+            finally:
+                leaving.cancel()
         finally:
+            self._leave(slot)
+
+    def count(self, slot: Slot, tokens: int) -> None:
+        """Counts committed tokens of a request that has a slot."""
+        was_due = slot.may_be_parked
+        slot.turn_tokens += tokens
+        slot.claim.add(tokens)
+        if slot.may_be_parked and not was_due:
+            self._make_room()
+
+    def _serve(self) -> None:
+        """Gives free slots to the requests that are next."""
+        now = asyncio.get_running_loop().time()
+        while self._queue and self.running < self._max_requests:
+            slot = self._queue.pop(now)
+            if slot.began is None:
+                self.waiting -= 1
+                if slot.is_served.done():
+                    continue  # it is about to leave
+                slot.is_served.set_result(None)
+                slot.began = now
+                slot.claim.begin(now - slot.since)
+            else:
+                self.parked -= 1
+                assert slot.parking is not None
+                slot.parking.resume()
+            self._running.append(slot)
+        if not self.under_way:
+            self._idle.set()
+
+    def _make_room(self) -> None:
+        """Parks the batch request with the fewest tokens since it was served, if a request needs its slot."""
+        waits = any(
+            slot.claim.priority == "interactive" and not slot.is_served.done() for slot in self._queue
+        )
+        parkable = [slot for slot in self._running if slot.may_be_parked]
+        if not waits or not parkable:
+            return
+        slot = min(parkable, key=lambda slot: slot.turn_tokens)
+        assert slot.parking is not None
+        slot.parking.park()
+        slot.was_parked, slot.turn_tokens, slot.charge = True, 0, 0.0
+        slot.claim.tenant.counts.parked += 1
+        self._running.remove(slot)
+        self.parked += 1
+        self._queue.put(slot, asyncio.get_running_loop().time())
+        self._serve()
+
+    def _leave(self, slot: Slot) -> None:
+        """Ends a request, wherever it is. A second call changes nothing."""
+        now = asyncio.get_running_loop().time()
+        is_running = slot in self._running
+        if is_running:
+            self._running.remove(slot)
+        elif not self._queue.remove(slot):
+            return
+        if slot.began is None:
             self.waiting -= 1
-            self._notice_idleness()
-        loop = asyncio.get_running_loop()
-        began, is_free = loop.time(), False
-
-        def leave() -> None:
-            nonlocal is_free
-            if is_free:
-                return
-            is_free = True
-            self.running -= 1
-            self._notice_idleness()
-            self._slots.release()
-            self._duration_s.observe(loop.time() - began)
-
-        leaving = loop.call_at(deadline, leave)  # a slow reader may hold the request up
-        try:
-            yield
-        finally:
-            leaving.cancel()
-            leave()
+        else:
+            self.parked -= not is_running
+            tenant = slot.claim.tenant
+            tenant.served += (slot.claim.used - slot.claim.expected) / tenant.weight
+            self._duration_s.observe(now - slot.began)
+        self._serve()
 
     def close(self) -> None:
-        """Refuses all requests that wait, and all later requests."""
+        """Refuses all requests that wait, and all later requests. Parked requests keep their place."""
         self._is_closed = True
-        for _ in range(self.waiting):
-            self._slots.release()
+        for slot in self._queue:
+            if slot.began is None:
+                self._leave(slot)
+                if not slot.is_served.done():
+                    slot.is_served.set_result(None)
 
     async def idle(self) -> None:
-        """Returns once no request runs or waits."""
+        """Returns once no request runs, waits or is parked."""
         await self._idle.wait()
-
-    def _notice_idleness(self) -> None:
-        if not self.running and not self.waiting:
-            self._idle.set()
 
     def retry_after_s(self) -> float:
         """Returns the seconds in which the present queue is about served."""
-        estimate = self._duration_s.value * (self.waiting + 1) / self._max_requests
+        estimate = self._duration_s.value * (len(self._queue) + 1) / self._max_requests
         return min(max(estimate, SHORTEST_RETRY_S), LONGEST_RETRY_S)

@@ -27,6 +27,7 @@ from gateway.generation.totals import Totals
 from gateway.generation.tracing import GenerationTrace
 from gateway.generation.vocabulary import Vocabulary
 from gateway.loop.factory import LoopFactory
+from gateway.loop.parking import Parking
 from gateway.loop.stats import Stats
 from gateway.roster import BY_TASK
 from gateway.routing.paces import Paces
@@ -34,6 +35,7 @@ from gateway.routing.rollout import Rollout
 from gateway.routing.router import TaskRule
 from gateway.sequence import GatewaySequence
 from gateway.settings import PREPARED_AT_ONCE, GatewaySettings, LiveSettings
+from gateway.tenants.tenants import Tenants
 from gateway.traffic_recorder import TrafficRecorder
 from gateway.workers.adapter_store import AdapterStore
 from gateway.workers.fleet import Fleet
@@ -80,6 +82,7 @@ class Generation:
         self.paces = Paces(PaceSettings(), fleet.workers)
         self._loops = LoopFactory(fleet, self.paces, settings)
         self.totals = Totals()
+        self.tenants = Tenants(settings)
         self.admission = Admission(settings.max_requests, settings.max_waiting)
         self.readiness = Readiness(fleet, settings.drafts)
         self._cut = asyncio.Event()  # set when requests under way have had their time to end
@@ -161,7 +164,15 @@ class Generation:
         task = _task(request.task, adapter.name)
         scope = Scope(caller, task)
         make = partial(_sequences, request, prompts, sampling, seed, scope, adapter, prediction)
-        is_long = request.n * sum(map(len, prompts)) > LONG_LIST
+        prompt_tokens, answers = sum(map(len, prompts)), request.n * len(prompts)
+        claim = self.tenants.of(caller).claim(
+            request.priority,
+            request.order,
+            prompt_tokens,
+            answers if request.generates else 0,
+            sampling.max_tokens,
+        )
+        is_long = request.n * prompt_tokens > LONG_LIST
         return Prepared(
             await asyncio.to_thread(make) if is_long else make(),
             request.n,
@@ -170,7 +181,7 @@ class Generation:
                 BY_TASK if prediction else settings.usual_drafter, self.paces.settings
             ),
             task,
-            request.priority,
+            claim,
             request.continues_text,
             request.shown,
             deadline,
@@ -188,7 +199,7 @@ class Generation:
         """Yields the answers, a chunk per Verdict. Chunks of several choices come as they are ready.
 
         Raises:
-            OverloadedError: the queue is full.
+            OverloadedError: the queue is full, or a limit of the caller's tenant is reached.
             DeadlineError: the answer was not finished in time.
             InvalidRequestError: no worker can serve such a sequence.
             WorkerLostError: the service is being stopped.
@@ -198,17 +209,25 @@ class Generation:
         sequences = prepared.sequences
         completion_tokens, unfinished, stats = 0, len(sequences), Stats()
         operation = "text_completion" if prepared.continues_text else "chat"
-        with self.totals.timing(operation) as timing, GenerationTrace(prepared, prepared.model) as trace:
-            choices = [self._choice(prepared, choice, stats, trace) for choice in range(len(sequences))]
+        claim, parking = prepared.claim, Parking()
+        with (
+            self.totals.timing(operation) as timing,
+            GenerationTrace(prepared, prepared.model) as trace,
+            claim.tenant.charged(claim),
+        ):
+            choices = [
+                self._choice(prepared, choice, stats, trace, parking) for choice in range(len(sequences))
+            ]
             choices.append(self._until_cut())
             async with (
-                self.admission.slot(prepared.deadline),
+                self.admission.slot(prepared.deadline, claim, parking) as slot,
                 aclosing(merged(choices, prepared.deadline)) as chunks,
             ):
                 timing.admitted()
                 trace.admitted()
                 async for chunk in chunks:
                     timing.add(len(chunk.tokens))
+                    self.admission.count(slot, len(chunk.tokens))
                     completion_tokens += len(chunk.tokens)
                     unfinished -= chunk.finish_reason is not None
                     trace.sending(chunk)
@@ -242,7 +261,7 @@ class Generation:
         Requests that have not ended after ``within_s`` seconds end with an error.
         """
         self.readiness.is_leaving = True
-        count = self.admission.running + self.admission.waiting
+        count = self.admission.under_way
         for seconds in (within_s, ERROR_S):
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
@@ -261,7 +280,7 @@ class Generation:
             )
 
     async def _choice(
-        self, prepared: Prepared, choice: int, total: Stats, trace: GenerationTrace
+        self, prepared: Prepared, choice: int, total: Stats, trace: GenerationTrace, parking: Parking
     ) -> AsyncGenerator[Chunk, None]:
         """Yields one answer. Its counters are added to ``total`` before its last chunk."""
         if prepared.speculation.mode != "off":
@@ -270,37 +289,41 @@ class Generation:
         before = sequence.prompt[-CONTEXT_TOKENS:] if prepared.continues_text else ()
         least = sequence.sampling.min_tokens
         text = AnswerText(self._vocabulary(prepared.shown), prepared.stop, before, least)
-        loop = self._loops.of(
-            sequence,
-            prepared.speculation,
-            prepared.deadline,
-            prepared.task,
-            prepared.priority,
-            trace.answer(choice, prepared.speculation),
-        )
-        with self.totals.counting(loop, prepared.task, prepared.speculation):
-            async with aclosing(loop.steps()) as steps:
-                async for step in steps:
-                    ids = [token.id for token in step.tokens]
-                    pieces = text.add(ids, ends=step.finish_reason is not None)
-                    if text.stop is not None:
-                        sequence.finish_reason = "stop"
-                    if sequence.finish_reason is not None:
-                        total.add(loop.stats)
-                        if self.recorder is not None:
-                            self.recorder.offer(sequence)
-                    tokens = step.tokens[: len(pieces)]
-                    yield Chunk(
-                        choice,
-                        tokens,
-                        tuple(pieces),
-                        sequence.finish_reason,
-                        round=step.round,
-                        scores=step.scores,
-                        stop=text.stop,
-                    )
-                    if sequence.finish_reason is not None:
-                        return
+        while True:
+            loop = self._loops.of(
+                sequence,
+                prepared.speculation,
+                prepared.deadline,
+                prepared.task,
+                prepared.priority,
+                trace.answer(choice, prepared.speculation),
+                parking,
+            )
+            with self.totals.counting(loop, prepared.task, prepared.speculation):
+                async with aclosing(loop.steps()) as steps:
+                    async for step in steps:
+                        ids = [token.id for token in step.tokens]
+                        pieces = text.add(ids, ends=step.finish_reason is not None)
+                        if text.stop is not None:
+                            sequence.finish_reason = "stop"
+                        if sequence.finish_reason is not None:
+                            total.add(loop.stats)
+                            if self.recorder is not None:
+                                self.recorder.offer(sequence)
+                        tokens = step.tokens[: len(pieces)]
+                        yield Chunk(
+                            choice,
+                            tokens,
+                            tuple(pieces),
+                            sequence.finish_reason,
+                            round=step.round,
+                            scores=step.scores,
+                            stop=text.stop,
+                        )
+                        if sequence.finish_reason is not None:
+                            return
+            total.add(loop.stats)  # until it was parked; another loop goes on
+            await parking.resumed(prepared.deadline)
 
     async def _checked(self, prompt: Prompt, max_tokens: int, truncate_prompt: int | None) -> tuple[int, ...]:
         """Returns the token ids of a prompt. Raises as ``prepare`` does."""

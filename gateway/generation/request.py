@@ -10,6 +10,7 @@ from gateway.generation.text import Piece
 from gateway.loop.stats import Stats
 from gateway.sequence import GatewaySequence, Token
 from gateway.settings import Priority, Speculation
+from gateway.tenants.tenant import Claim
 from outrider.decoding.settings import Sampling
 from protos.generation_pb2 import TokenLogprobs
 
@@ -32,6 +33,7 @@ class Request:
     generates: bool = True  # False: only the prompts are scored
     task: str | None = None  # label under which acceptance is counted
     priority: Priority = "interactive"
+    order: int = 0  # place among the caller's requests of this priority that wait; the lowest is first
     form: Form | None = None  # form of the answer
     ends: frozenset[int] = frozenset()  # tokens that end a turn, as the chat template has it
     continues_text: bool = True  # False: the answer is a text of its own
@@ -79,7 +81,7 @@ class Prepared:
     stop: tuple[str, ...]
     speculation: Speculation
     task: str | None
-    priority: Priority
+    claim: Claim  # to a slot
     continues_text: bool
     shown: frozenset[str]
     deadline: float  # in the event loop's time
@@ -87,9 +89,14 @@ class Prepared:
     model: str  # name of the served model, or of its adapter
 
     @property
+    def priority(self) -> Priority:
+        """Priority with which it is served."""
+        return self.claim.priority
+
+    @property
     def prompt_tokens(self) -> int:
         """Tokens of all prompts together."""
-        return sum(len(sequence.prompt) for sequence in self.sequences[:: self.n])
+        return self.claim.prompt_tokens
 
     @property
     def cached_tokens(self) -> int:

@@ -30,6 +30,7 @@ from gateway.events import (
 from gateway.loop.stats import Stats
 from gateway.settings import Speculation
 from outrider.telemetry.counters import COUNTERS
+from outrider.telemetry.reasons import SpanReason
 from protos import rounds_pb2
 from protos.trace_context import traceparent_of
 
@@ -104,6 +105,8 @@ class AnswerTrace(NoTrace):
                 self._plain.add(event.reply)
             case Ended():
                 self._end(event.reason)
+                if event.reason == SpanReason.PARKED:
+                    self._add_event("parked", "an interactive request needed its slot")
             case FellBack():
                 self._add_event("fallback", f"{event.reason}: {event.detail}")
             case Resumed():

@@ -5,6 +5,7 @@ from gateway.events import Events
 from gateway.loop.answer_trace import NO_TRACE, NoTrace
 from gateway.loop.draft_source import DraftSource
 from gateway.loop.loop import SequenceLoop
+from gateway.loop.parking import Parking
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
 from gateway.routing.route import Route
@@ -40,6 +41,7 @@ class LoopFactory:
         task: str | None = None,
         priority: Priority = "interactive",
         trace: NoTrace = NO_TRACE,
+        parking: Parking | None = None,
     ) -> SequenceLoop:
         """Returns the loop of one sequence.
 
@@ -48,6 +50,7 @@ class LoopFactory:
             deadline: when to give up, in the event loop's time.
             task: label under which acceptance is counted.
             trace: listener that makes the spans of its rounds.
+            parking: what parks the sequence; None: nothing does.
         """
         stats = Stats()
         events = Events([stats, trace])
@@ -78,6 +81,7 @@ class LoopFactory:
             trace,
             deadline,
             self._settings.max_losses,
+            parking or Parking(),
         )
 
     def _is_ready(self, drafter: DrafterInfo) -> bool:

@@ -17,10 +17,17 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, closing
 
-from gateway.errors import DeadlineError, GenerationFailedError, SequenceLostError, WorkerLostError
+from gateway.errors import (
+    DeadlineError,
+    GenerationFailedError,
+    ParkedError,
+    SequenceLostError,
+    WorkerLostError,
+)
 from gateway.events import Ended, Events, SequenceFailed, Switched, TargetLost
 from gateway.loop.answer_trace import NoTrace
 from gateway.loop.draft_source import DraftSource
+from gateway.loop.parking import Parking
 from gateway.loop.phases import Parts, PlainPhase, PromptPhase, RoundPhase, SequencePhase
 from gateway.loop.stats import Stats
 from gateway.loop.target_turns import Committed, TargetTurns
@@ -50,12 +57,14 @@ class SequenceLoop:
         trace: NoTrace,
         deadline: float,
         max_losses: int,
+        parking: Parking,
     ) -> None:
         """
         Args:
             stats, trace: listeners to the events.
             deadline: when to give up, in the event loop's time.
             max_losses: targets lost in a row, without a token in between, after which it gives up.
+            parking: what parks the sequence.
         """
         self._sequence = sequence
         self._fleet = fleet
@@ -66,13 +75,14 @@ class SequenceLoop:
         self._trace = trace
         self._deadline = deadline
         self._max_losses = max_losses
+        self._parking = parking
 
     def depth(self) -> tuple[int, str]:
         """Tokens of the next Draft, 0 for plain decoding; and what decides it."""
         return self._source.depth()
 
     async def steps(self) -> AsyncGenerator[Committed, None]:
-        """Yields what each reply of the target adds, once it is committed.
+        """Yields what each reply of the target adds, once committed. It ends early if the sequence is parked.
 
         When a target is lost, another target continues from the committed tokens. Keyed noise gives it the
         text that the first target would have given. The sequence may be the reason of the loss. So it is
@@ -88,12 +98,19 @@ class SequenceLoop:
         try:
             while self._sequence.finish_reason is None:
                 try:
-                    with closing(self._fleet.open_target(self._sequence, is_isolated=losses > 0)) as stream:
+                    with (
+                        closing(self._fleet.open_target(self._sequence, is_isolated=losses > 0)) as stream,
+                        self._parking.at(stream),
+                    ):
                         async with aclosing(self._phases(stream)) as steps:
                             async for step in steps:
                                 failures = losses = 0
                                 self._fleet.cleared(stream)
                                 yield step
+                except ParkedError:
+                    self._sequence.draft = None  # another drafter may go on
+                    self._events.emit(Ended(SpanReason.PARKED))
+                    return
                 except WorkerLostError as lost:
                     failures += 1
                     losses += isinstance(lost, SequenceLostError)

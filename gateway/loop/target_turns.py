@@ -130,8 +130,9 @@ class TargetTurns:
         origins = [Origin.FORCED if node in of_grammar else Origin.ACCEPTED for node in reply.accepted]
         origins += [Origin.FORCED] * reply.forced + [own]
         logprobs = reply.logprobs or [None] * len(reply.tokens)
+        if not self._sequence.generated:  # a target that takes it over may have cached what was said
+            self._sequence.cached_tokens = reply.timings.cached_tokens
         self._sequence.generated.extend(reply.tokens)
         self._sequence.finish_reason = reply.finish_reason or None
         self._sequence.draft = draft
-        self._sequence.cached_tokens += reply.timings.cached_tokens
         return tuple(map(Token, reply.tokens, origins, logprobs))

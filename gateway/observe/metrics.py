@@ -23,6 +23,16 @@ DRAFTED_BY = {
 JUDGED = {"reached": "outrider_judged_reached_tokens", "correct": "outrider_judged_correct_tokens"}
 
 
+# Metrics of each tenant, by counter.
+OF_TENANT = {
+    "requests": "outrider_tenant_requests",
+    "prompt_tokens": "outrider_tenant_prompt_tokens",
+    "answer_tokens": "outrider_tenant_answer_tokens",
+    "queue_s": "outrider_tenant_queue_seconds",
+    "parked": "outrider_tenant_parked",
+}
+
+
 async def publish_always(generation: Generation, instruments: Instruments) -> None:
     """Publishes every PERIOD_S seconds until it is cancelled."""
     while True:
@@ -47,8 +57,14 @@ def publish(generation: Generation, instruments: Instruments) -> None:
         instruments.set("outrider_rollout_share", rollout.share, **labels)
         for share, times in rollout.changes.items():
             instruments.total("outrider_rollout_changes", times, **labels, share=f"{share:g}")
+    for tenant, counts in generation.tenants.counts().items():
+        for what, metric in OF_TENANT.items():
+            instruments.total(metric, getattr(counts, what), tenant=tenant)
+        for limit, times in counts.refusals.items():
+            instruments.total("outrider_tenant_refusals", times, tenant=tenant, limit=limit)
     instruments.set("outrider_requests_running", admission.running)
     instruments.set("outrider_requests_waiting", admission.waiting)
+    instruments.set("outrider_requests_parked", admission.parked)
     if (plain_rate := generation.plain_rate()) is not None:
         instruments.set("outrider_plain_tokens_per_second", plain_rate)
 

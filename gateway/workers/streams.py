@@ -13,6 +13,7 @@ from gateway.errors import (
     GatewayError,
     GenerationFailedError,
     InvalidRequestError,
+    ParkedError,
     SequenceLostError,
     WorkerLostError,
 )
@@ -288,8 +289,15 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         assert self._end is not None
         return self._end()
 
+    def park(self) -> None:
+        """Closes the stream, and tells whoever reads it that the sequence is parked."""
+        self._finish(lambda: ParkedError(f"{self._link.place}: the request is parked"))
+        self.close()
+
     def close(self) -> None:
-        """Ends the stream: the worker frees the sequence."""
+        """Ends the stream: the worker frees the sequence. A second call changes nothing."""
+        if self.is_closed:
+            return
         self._link.streams -= 1
         self.is_closed = True
         self._connection.forget((self._sequence.number, self._epoch))

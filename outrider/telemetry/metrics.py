@@ -18,6 +18,7 @@ STEP_BUCKETS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0
 
 ANSWER = ("gen_ai_operation_name", "gen_ai_request_model", "gen_ai_provider_name")
 DRAFTED = ("task", "drafter")
+TENANT = ("tenant",)
 ROLLED_OUT = ("task", "verification", "draft")
 
 
@@ -67,6 +68,33 @@ OF_GATEWAYS = (
     ),
     _gauge("outrider_requests_running", "requests", "requests that are being answered"),
     _gauge("outrider_requests_waiting", "requests", "requests in the gateway's queue"),
+    _gauge("outrider_requests_parked", "requests", "batch requests that gave their slots away for a while"),
+    _counter(
+        "outrider_tenant_requests",
+        "requests",
+        "requests of a tenant, refused requests included; `unnamed`: the key has no name",
+        TENANT,
+    ),
+    _counter("outrider_tenant_prompt_tokens", "tokens", "tokens of prompts that had a slot", TENANT),
+    _counter("outrider_tenant_answer_tokens", "tokens", "committed tokens of answers", TENANT),
+    _counter(
+        "outrider_tenant_queue_seconds",
+        "seconds",
+        "time that requests with a slot have waited for it in the queue",
+        TENANT,
+    ),
+    _counter(
+        "outrider_tenant_parked",
+        "times",
+        "times that a batch request gave its slot to an interactive request, for a while",
+        TENANT,
+    ),
+    _counter(
+        "outrider_tenant_refusals",
+        "requests",
+        "refused requests, by the limit that was reached; `queue`: the gateway's queue was full",
+        (*TENANT, "limit"),
+    ),
     *(
         _counter(counter.metric, counter.unit, counter.meaning, DRAFTED)
         for counter in COUNTERS

@@ -25,6 +25,7 @@ MAY_BE_EMPTY = {
     "Guesses of drafters that do not draft A",
     *(f"New drafts: share of the sequences {query}" for query in "AB"),
     "Requests by outcome B",
+    *(f"Requests of tenants {query}" for query in "BC"),
     "Speculation on and off A",
     "Steps on GPUs by path A",
 }

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from cluster.settings import Settings
+from cluster.tenants import Tenancy
 from gateway.settings import Speculation
 from outrider.decoding.settings import RequestedSampling
 from workshop.checking.settings import CheckSettings
@@ -29,6 +30,7 @@ TABLES: dict[tuple[str, str], type[BaseModel]] = {
     ("requests.md", "sampling"): RequestedSampling,
     ("requests.md", "speculation"): Speculation,
     ("checking.md", "check"): CheckSettings,
+    ("tenants.md", "tenants"): Tenancy,
 }
 # Unit by the last word of a field's name, or by the first word of what is counted per something.
 # A field overrides it by json_schema_extra={"unit": "..."}.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.api.anthropic.errors import message_error
-from gateway.api.anthropic.types import MessageUsage, StopReason
+from gateway.api.anthropic.types import MessageTier, MessageUsage, StopReason
 from gateway.api.openai.answer_parser import AnswerParser
 from gateway.api.openai.answer_types import ChatDelta, ToolCallDelta
 from gateway.api.openai.response_events import Event
@@ -26,6 +26,7 @@ class MessageAnswer:
         prepared: Prepared,
         seed: int,
         context: int,
+        tier: MessageTier | None,
         *,
         shows_thoughts: bool,
     ) -> None:
@@ -34,11 +35,13 @@ class MessageAnswer:
             parser: None: the answer is mere text.
             seed: seed that the caller gets.
             context: tokens of the target's context.
+            tier: tier that the answer tells; None: it tells none.
         """
         self._parser = parser
         self._prepared = prepared
         self._seed = seed
         self._context = context
+        self._tier = tier
         self._shows_thoughts = shows_thoughts
         self._blocks: list[dict[str, Any]] = []  # blocks of the message; the last may be growing
         self._is_open = False
@@ -146,12 +149,13 @@ class MessageAnswer:
     def _counts(self, output_tokens: int) -> MessageUsage:
         """Returns the token counts. This API counts cached tokens of the prompt apart from all others."""
         cached = self._prepared.cached_tokens
-        return {
+        counts: MessageUsage = {
             "input_tokens": self._prepared.prompt_tokens - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": output_tokens,
         }
+        return counts if self._tier is None else {**counts, "service_tier": self._tier}
 
 
 def _object(arguments: str) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
+from gateway.api.anthropic.types import MessageTier
 from gateway.api.openai.chat import ChatRequest
 from gateway.api.openai.field_types import Ignored, Label, NullIsLeftOut, Text
 from gateway.api.openai.messages import MAX_MESSAGES, MAX_PARTS, as_parts
 from gateway.api.openai.rendering import CONTINUES, KWARGS
-from gateway.api.openai.schemas import Stop, invalid
+from gateway.api.openai.schemas import QueuePriority, Stop, invalid
 from gateway.api.openai.structured import JsonSchema
 from gateway.api.openai.tools import MAX_TOOLS, Name
 from gateway.errors import InvalidRequestError
@@ -213,7 +214,17 @@ class MessagesRequest(CountRequest):
     seed: int | None = Field(default=None, ge=-(2 ** (SEED_BITS - 1)), lt=2**SEED_BITS)
     speculation: Speculation = Speculation()
     task: Label | None = None
-    priority: Priority = "interactive"
+    priority: QueuePriority = 0
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+    def told_tier(self, priority: Priority) -> MessageTier | None:
+        """Returns the tier that the answer tells; None: the request names none.
+
+        priority: priority with which it is served.
+        """
+        if self.service_tier is None:
+            return None
+        return "batch" if priority == "batch" else "standard"
 
     def _fields(self, variables: Collection[str]) -> dict[str, Any]:
         passed = ("temperature", "top_p", "top_k", "seed", "speculation", "task", "priority")

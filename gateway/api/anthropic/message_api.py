@@ -48,6 +48,7 @@ def add_messages(
             prepared,
             seed,
             generation.limits.max_length(),
+            asked.body.told_tier(prepared.priority),
             shows_thoughts=asked.body.thinking.display != "omitted",
         )
         headers = {**headers_of(asked, seed), ID: request.scope[KEY]}

@@ -8,6 +8,7 @@ from typing_extensions import TypedDict
 from gateway.api.openai.answer_types import SpeculationCounts, SpeculationReport
 
 StopReason = Literal["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"]
+MessageTier = Literal["standard", "batch"]
 ErrorType = Literal[
     "invalid_request_error",
     "authentication_error",
@@ -46,6 +47,9 @@ class MessageUsage(TypedDict):
     cache_creation_input_tokens: Annotated[int, Field(description="always 0: input_tokens has them")]
     cache_read_input_tokens: Annotated[int, Field(description="tokens of the prompt that were cached before")]
     output_tokens: int
+    service_tier: NotRequired[
+        Annotated[MessageTier, Field(description="tier in which the request was served, if it names one")]
+    ]
     speculation: NotRequired[SpeculationReport | SpeculationCounts]
 
 

@@ -23,7 +23,7 @@ REFUSALS: Final = {
     404: "The request names a model that is not served.",
     408: "The body came too slowly.",
     413: "The body is too long.",
-    429: "The queue is full.",
+    429: "The queue is full, or a limit of the tenant is reached.",
     500: "No target can go on with the request.",
     503: "There is no worker, or its stream broke.",
     504: "The answer was not finished in time.",

@@ -119,7 +119,15 @@ class EventDetails(TypedDict, total=False):
     round: Round
 
 
-class Frame(TypedDict):
+class ToldTier(TypedDict, total=False):
+    """Field of an answer to a request that names a tier."""
+
+    service_tier: Annotated[
+        Literal["default", "flex", "priority"], Field(description="tier in which the request was served")
+    ]
+
+
+class Frame(ToldTier):
     """Fields that all bodies of one answer have in common."""
 
     id: str

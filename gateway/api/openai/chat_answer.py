@@ -42,6 +42,9 @@ class ChatAnswer:
             "model": prepared.model,
             "choices": [],
         }
+        self._tier = body.told_tier(prepared.priority)
+        if "service_tier" in self._tier:
+            self._frame["service_tier"] = self._tier["service_tier"]
         self._choices = len(prepared.sequences)
         self.seed = seed
         self._tokens = tokens
@@ -119,6 +122,7 @@ class ChatAnswer:
             "model": self._frame["model"],
             "choices": choices,
             **self._prompt_details(chunks),
+            **self._tier,
             **final_usage(usage, self.seed),
         }
 

@@ -145,6 +145,9 @@ class CompletionAnswer:
             "model": prepared.model,
             "choices": [],
         }
+        self._tier = body.told_tier(prepared.priority)
+        if "service_tier" in self._tier:
+            self._frame["service_tier"] = self._tier["service_tier"]
         self.seed = seed
         self._told_seed = False
         self._tokens = tokens
@@ -205,6 +208,7 @@ class CompletionAnswer:
             "created": self._frame["created"],
             "model": self._frame["model"],
             "choices": choices,
+            **self._tier,
             **final_usage(usage, self.seed),
         }
 

@@ -72,7 +72,10 @@ def add_responses(
             prepared.model,
             conversation.parser(),
             seed,
-            repeated_fields(asked.body, prepared.sequences[0].sampling),
+            {
+                **repeated_fields(asked.body, prepared.sequences[0].sampling),
+                **asked.body.told_tier(prepared.priority),
+            },
         )
         keep = _keeping(store, caller, [*earlier], asked.body, answer) if keeps and caller else None
         if asked.body.stream:

@@ -5,7 +5,13 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from gateway.api.openai.answer_types import CachedTokens, Metrics, SpeculationCounts, SpeculationReport
+from gateway.api.openai.answer_types import (
+    CachedTokens,
+    Metrics,
+    SpeculationCounts,
+    SpeculationReport,
+    ToldTier,
+)
 
 Status = Literal["in_progress", "completed", "incomplete"]
 Nothing = Annotated[list[Any], Field(max_length=0)]
@@ -98,7 +104,7 @@ class RepeatedChoice(TypedDict):
     name: str
 
 
-class Repeated(TypedDict):
+class Repeated(ToldTier):
     """Fields of the request that the answer repeats."""
 
     instructions: str | None

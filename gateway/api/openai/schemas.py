@@ -11,6 +11,7 @@ from pydantic import (
     field_validator,
 )
 
+from gateway.api.openai.answer_types import ToldTier
 from gateway.api.openai.field_types import Ignored, Label, NullIsLeftOut, Strict, Text
 from gateway.api.openai.structured import ResponseFormat, StructuredOutputs, form_of
 from gateway.errors import InvalidRequestError
@@ -26,6 +27,7 @@ BOOLEANS = (bool, Any, Literal[False])  # types of fields that take booleans
 LEAST_TOP_P = 1e-9
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 UNKNOWN_FIELD = "no such field is known; the setting gateway.unknown_fields=ignore would pass over it"
+PRIORITIES = "'interactive', 'batch' or an integer is accepted"
 ID_LISTS = ("stop_token_ids", "allowed_token_ids", "bad_token_ids")
 
 
@@ -46,6 +48,18 @@ Stops = Annotated[
     list[Stop],
     BeforeValidator(_as_list, json_schema_input_type=Stop | list[Stop]),
     Field(max_length=MAX_STOPS),
+]
+
+
+def queue_priority(value: Any) -> Any:
+    """Returns a priority: a word, or an integer as in vLLM. Raises ValueError."""
+    if value in ("interactive", "batch") or (type(value) is int and -(2**63) <= value < 2**63):
+        return value
+    raise ValueError(PRIORITIES)
+
+
+QueuePriority = Annotated[
+    Priority | int, PlainValidator(queue_priority, json_schema_input_type=Priority | int)
 ]
 
 
@@ -71,7 +85,8 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
     structured_outputs: StructuredOutputs | None = None
     speculation: Speculation = Speculation()
     task: Label | None = None
-    priority: Priority = "interactive"
+    priority: QueuePriority = 0  # an integer orders the caller's own requests, the lowest first
+    service_tier: Literal["auto", "default", "flex", "priority", "scale", "fast"] | None = None
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1, lt=2**32)  # newest tokens; -1: what fits
     prompt_logprobs: int | None = Field(default=None, ge=0, le=20)  # likeliest tokens at each place
     return_token_ids: bool = False
@@ -80,7 +95,6 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
-    service_tier: Ignored = None
     store: Ignored = None
     user: Ignored = None
 
@@ -121,6 +135,24 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
         """Form that the request asks for; None: any. Raises InvalidRequestError."""
         return form_of(self.response_format, self.structured_outputs)
 
+    @property
+    def _class(self) -> Priority:
+        """Priority that is asked for: by its word, or else by the tier."""
+        if not isinstance(self.priority, int):
+            return self.priority
+        return "batch" if self.service_tier == "flex" else "interactive"
+
+    def told_tier(self, priority: Priority) -> ToldTier:
+        """Returns the tier that the answer tells, if the request names one.
+
+        priority: priority with which it is served.
+        """
+        if self.service_tier is None:
+            return {}
+        if priority == "batch":
+            return {"service_tier": "flex"}
+        return {"service_tier": "priority" if self.service_tier == "priority" else "default"}
+
     def request(self, prompts: tuple[Prompt, ...], **sampling: Any) -> Request:
         """Returns the request. ``sampling`` are settings for which the endpoint has fields of its own."""
         if self.max_completion_tokens is not None:
@@ -147,7 +179,8 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
             n=self.n,
             truncate_prompt=self.truncate_prompt_tokens,
             task=self.task,
-            priority=self.priority,
+            priority=self._class,
+            order=self.priority if isinstance(self.priority, int) else 0,
             form=self.asked_form,
         )
 

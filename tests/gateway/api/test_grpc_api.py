@@ -265,7 +265,7 @@ messages = st.builds(
         drafter=st.none() | st.sampled_from(["model", "ngram", "suffix", "model+suffix", ""]),
     ),
     n=st.none() | st.integers(0, 20),
-    priority=st.none() | st.sampled_from(["batch", "x"]),
+    priority=st.none() | st.sampled_from(["batch", "x", "-3"]),
 )
 
 

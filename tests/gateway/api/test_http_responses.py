@@ -149,8 +149,8 @@ async def test_response_wrong_field_has_the_request_s_own_name(client, wrong, fi
 
 
 async def test_response_ignored_field_is_named(client):
-    response = await client.post(PATH, json={**ASK, "service_tier": "auto", "user": "u"})
-    assert response.headers["outrider-ignored"] == "service_tier, user"
+    response = await client.post(PATH, json={**ASK, "safety_identifier": "s", "user": "u"})
+    assert response.headers["outrider-ignored"] == "safety_identifier, user"
     assert response.headers["outrider-seed"]
 
 

@@ -5,8 +5,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gateway.errors import DeadlineError, OverloadedError
+from gateway.errors import DeadlineError, OverloadedError, WorkerLostError
 from gateway.generation.admission import LONGEST_RETRY_S, SHORTEST_RETRY_S, Admission
+from gateway.tenants.tenant import Claim, Tenant
 from tests.support.patience import LIMIT_S, eventually
 
 
@@ -82,3 +83,59 @@ async def test_place_is_free_at_the_deadline_whatever_holds_its_request_up():
     async with admission.slot(later()), AsyncExitStack() as places:  # it is given back once
         with pytest.raises(DeadlineError):
             await places.enter_async_context(admission.slot(asyncio.get_running_loop().time()))
+
+
+async def admitted_in_order(admission, claims, first=None):
+    """Numbers of the claims in the order in which they got a slot, while the first claim held it."""
+    order = []
+
+    async def request(number, claim):
+        async with admission.slot(later(), claim):
+            order.append(number)
+
+    async with admission.slot(later(), first) as slot:
+        tasks = [asyncio.create_task(request(*each)) for each in enumerate(claims)]
+        await eventually(lambda: admission.waiting == len(claims))
+        admission.count(slot, 6)
+    await asyncio.gather(*tasks)
+    return order
+
+
+async def test_place_goes_to_interactive_requests_first_and_to_the_lowest_number():
+    tenant = Tenant("a")
+    claims = [Claim(tenant, "batch"), Claim(tenant, order=3), Claim(tenant), Claim(tenant, order=-1)]
+    assert await admitted_in_order(Admission(1, 9), claims) == [3, 2, 1, 0]
+
+
+async def test_place_goes_to_the_tenant_that_was_served_less_by_what_it_used():
+    """The first request of "a" used less than was foreseen, so its second comes before that of "b"."""
+    a, b = Tenant("a"), Tenant("b")
+    admission = Admission(max_requests=1, max_waiting=9)
+    first = Claim(a, prompt_tokens=4, expected=100.0)
+    order = await admitted_in_order(admission, [Claim(b, expected=1.0), Claim(a, expected=1.0)], first)
+    assert order == [1, 0]
+    assert (a.served, b.served) == (10, 100)  # with what their second requests used: nothing
+
+
+async def test_queue_closed_while_requests_wait_refuses_them_and_becomes_idle():
+    admission = Admission(max_requests=1, max_waiting=2)
+    async with admission.slot(later()):
+        tasks = await queued(admission, 2, waiting=2)
+        admission.close()
+        refused = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(error) for error in refused] == [WorkerLostError, WorkerLostError]
+    async with asyncio.timeout(LIMIT_S):
+        await admission.idle()
+    with pytest.raises(WorkerLostError):
+        async with admission.slot(later()):
+            pass
+
+
+async def test_queue_whose_only_request_leaves_as_it_is_served_becomes_idle():
+    admission = Admission(max_requests=1, max_waiting=1)
+    async with admission.slot(later()):
+        (task,) = await queued(admission, 1, waiting=1)
+        task.cancel()
+    async with asyncio.timeout(LIMIT_S):
+        await admission.idle()
+    assert admission.under_way == 0

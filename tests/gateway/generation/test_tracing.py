@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from opentelemetry.context import attach, detach
@@ -227,6 +228,30 @@ async def test_span_event_of_a_lost_target_has_its_reason(tokenizer, spans):
     assert reopening.name == "reopening"
     assert "lost by the script" in reopening.attributes["outrider.reason"]
     summed, reported = counted(spans, usage)
+    assert summed == reported
+
+
+@pytest.mark.parametrize("speculation", [FIXED, Speculation(mode="off")], ids=["fixed", "off"])
+async def test_span_event_of_a_parked_request_comes_once_and_spans_sum_up(tokenizer, spans, speculation):
+    async with fleet_of(ScriptedTarget(ANSWER, step_s=1e-3), ScriptedDraft(ANSWER)) as fleet:
+        generation = Generation(SETTINGS.model_copy(update={"max_requests": 1}), tokenizer, fleet)
+        sampling = Sampling(max_tokens=len(ANSWER))
+        batch = Request(("a prompt",), sampling, speculation=speculation, priority="batch")
+        token = attach(context_of(TRACEPARENT))
+        try:
+            prepared = await generation.prepare(batch)
+        finally:
+            detach(token)
+        urgent = await generation.prepare(replace(batch, priority="interactive"))
+        async with aclosing(generation.chunks(prepared)) as chunks:
+            told = [await anext(chunks)]
+            async with aclosing(generation.chunks(urgent)) as others:
+                assert [chunk async for chunk in others]
+            told += [chunk async for chunk in chunks]
+    events = [event.name for event in spans.one("text_completion m").events]
+    assert events.count("parked") == 1
+    assert "reopening" not in events
+    summed, reported = counted(spans, told[-1].usage)
     assert summed == reported
 
 

@@ -1,18 +1,18 @@
 """Metrics of a gateway are the sums of what its requests have in their usage."""
 
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 
 import pytest
 
 from gateway.api.message_json import as_json
-from gateway.errors import OverloadedError
+from gateway.errors import LimitReachedError, OverloadedError
 from gateway.generation.generation import Generation
 from gateway.generation.request import Request
 from gateway.generation.totals import MAX_TASKS, OTHER, Totals
 from gateway.observe.loads import loads
 from gateway.observe.metrics import publish
-from gateway.settings import GatewaySettings, Speculation
+from gateway.settings import GatewaySettings, Speculation, TenantSettings
 from outrider.decoding.settings import Sampling
 from outrider.telemetry.reasons import DepthReason
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
@@ -67,6 +67,30 @@ async def test_publish_counters_are_the_sums_of_the_usage(tokenizer, speculation
     ]
     assert sum(positions) == total.accepted
     assert positions == sorted(positions, reverse=True)
+
+
+async def test_publish_tenants_are_counted_under_their_names(tokenizer):
+    limited = TenantSettings(requests_per_minute=1)
+    settings = SETTINGS.model_copy(update={"tenants": {"search": limited}, "tenant_keys": {"key": "search"}})
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+        generation, published = Generation(settings, tokenizer, fleet), Published()
+        for caller, refused in (("key", False), ("key", True), (None, False)):
+            prepared = await generation.prepare(request(), caller)
+            with pytest.raises(LimitReachedError) if refused else nullcontext():
+                assert [chunk async for chunk in generation.chunks(prepared)]
+        publish(generation, published)
+    told = {key: value for key, value in published.totals.items() if key[0].startswith("outrider_tenant")}
+    waited_s = told.pop(("outrider_tenant_queue_seconds", "search"))
+    assert 0.0 <= waited_s < 1.0
+    del told["outrider_tenant_queue_seconds", "unnamed"]
+    tokens = {"outrider_tenant_prompt_tokens": 1, "outrider_tenant_answer_tokens": len(ANSWER)}
+    each = {**tokens, "outrider_tenant_parked": 0}
+    assert told == {
+        **{(name, tenant): value for name, value in each.items() for tenant in ("search", "unnamed")},
+        ("outrider_tenant_requests", "search"): 2,
+        ("outrider_tenant_requests", "unnamed"): 1,
+        ("outrider_tenant_refusals", "search", "requests_per_minute"): 1,
+    }
 
 
 async def test_publish_mixed_drafter_is_counted_by_who_drafted(tokenizer):
