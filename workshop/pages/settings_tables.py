@@ -19,6 +19,7 @@ from pydantic_core import PydanticUndefined
 from cluster.settings import Settings
 from gateway.settings import Speculation
 from outrider.decoding.settings import RequestedSampling
+from outrider.ray.llm_config import BuilderArguments, LLMConfig
 from workshop.checking.settings import CheckSettings
 from workshop.markdown import table
 from workshop.pages.marks import COMMAND, DOCS, rewritten
@@ -29,6 +30,8 @@ TABLES: dict[tuple[str, str], type[BaseModel]] = {
     ("requests.md", "sampling"): RequestedSampling,
     ("requests.md", "speculation"): Speculation,
     ("checking.md", "check"): CheckSettings,
+    ("ray-llm.md", "arguments"): BuilderArguments,
+    ("ray-llm.md", "llm-config"): LLMConfig,
 }
 # Unit by the last word of a field's name, or by the first word of what is counted per something.
 # A field overrides it by json_schema_extra={"unit": "..."}.
@@ -181,7 +184,7 @@ def _kind(annotation: Any) -> str:
         return " or ".join(dict.fromkeys(map(_kind, _alternatives(annotation))))
     origin, arguments = get_origin(annotation), [a for a in get_args(annotation) if a is not ...]
     if origin is Literal:
-        return ", ".join(f"`{value}`" for value in arguments)
+        return ", ".join(map(_written, arguments))
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return f"{_kind(arguments[1])}, for each {_kind(arguments[0])}"
     if origin in LISTS:
