@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from ray.serve.config import RequestRouterConfig
 
 from actors.worker import DraftWorker, TargetWorker, Worker
 from cluster.access import api_keys, check_access, joining_trust, report_environment, shared_trust
-from cluster.arguments import SettingsError, read_settings
+from cluster.arguments import CONFIG, SettingsError, read_settings
 from cluster.autoscaling import autoscaling
 from cluster.groups import AutoscalingSettings, WorkerSettings
 from cluster.preflight import Preflight
@@ -38,6 +39,16 @@ debug = logging.getLogger(__name__).debug
 JOINS = "joins"
 
 
+@dataclass(frozen=True)
+class ServiceStart:
+    """What a service starts with: complete settings, and what its environment says."""
+
+    settings: Settings
+    keys: list[str]  # API keys
+    trust: Trust
+    tracing: Mapping[str, str]  # variables of tracing
+
+
 def app(arguments: dict[str, Any]) -> Application:
     """Builds the application of ``serve run cluster.app``; its arguments are the settings.
 
@@ -48,14 +59,39 @@ def app(arguments: dict[str, Any]) -> Application:
         ValueError: another file cannot be read, the cluster lacks a resource that was asked for, a device has
             too little memory. Or callers could come without an API key that they should have.
     """
+    start = _prepared(arguments)
+    start_serve(start.settings, start.keys[0] if start.keys else None)
+    return _bound(start)
+
+
+def service(config: str | None) -> Application:
+    """Builds the application of ``serve build cluster.service``, which takes no arguments.
+
+    A config file of Serve starts Serve itself, so nothing is started here but Ray.
+
+    Args:
+        config: file or folder with the settings; None: the demo pair is served.
+
+    Raises:
+        All that ``app`` raises.
+    """
+    return _bound(_prepared({} if config is None else {CONFIG: config}))
+
+
+def _prepared(arguments: Mapping[str, Any]) -> ServiceStart:
+    """Returns what the service starts with, once Ray runs. Raises as ``app``."""
     settings = read_settings(arguments)
     is_elsewhere = _is_in_a_task()
     logger.info(report_environment(is_elsewhere=is_elsewhere))
     keys, trust, tracing = api_keys(settings), shared_trust(settings), tracing_environment()
     check_access(settings, keys, is_elsewhere=is_elsewhere)
     logger.info(who_is_answered(bool(keys), anonymous=settings.access.allow_anonymous))
-    settings = _checked(settings)
-    start_serve(settings, keys[0] if keys else None)
+    return ServiceStart(_checked(settings), keys, trust, tracing)
+
+
+def _bound(start: ServiceStart) -> Application:
+    """Returns the application, with every deployment of the service."""
+    settings, trust, tracing = start.settings, start.trust, start.tracing
     workers = [_target(settings, trust, tracing)]
     workers += [_draft(settings, name, trust, tracing) for name in settings.drafts]
     requests = settings.gateway
@@ -70,7 +106,7 @@ def app(arguments: dict[str, Any]) -> Application:
         user_config=settings.pace.model_dump(),
         logging_config={"enable_access_log": False},
     )
-    digests = tuple(digest(key) for key in keys)
+    digests = tuple(digest(key) for key in start.keys)
     return gateway.bind(
         settings.gateway_settings().model_copy(update={"api_key_digests": digests}),
         trust,
