@@ -37,6 +37,12 @@ logger = logging.getLogger("ray.serve")
 debug = logging.getLogger(__name__).debug
 
 JOINS = "joins"
+ROUTERS = {
+    "least": RequestRouterConfig(),
+    "session": RequestRouterConfig(
+        request_router_class="ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,8 @@ def _bound(start: ServiceStart) -> Application:
         num_replicas=requests.replicas,
         # The gateway's own queues decide. In Serve's queues, health checks would wait behind all requests.
         max_ongoing_requests=requests.most_at_once,
-        ray_actor_options={"num_cpus": 0, "resources": requests.resources},
+        ray_actor_options={"num_cpus": requests.cpus, "resources": requests.resources},
+        request_router_config=ROUTERS[requests.router],
         user_config=settings.pace.model_dump(),
         logging_config={"enable_access_log": False},
     )

@@ -117,6 +117,16 @@ class GatewayReplicas(RequestSettings, ReplicaSettings):
     drafters: tuple[str, ...] = Field(
         default=(), description=RequestSettings.model_fields["drafters"].description
     )
+    router: Literal["least", "session"] = Field(
+        default="least",
+        description="gateway that gets a request. least: of two that with fewer requests; session: one gateway"
+        " for all requests of a session, which the header x-session-id names",
+    )
+    cpus: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="CPUs of Ray per replica, which an autoscaler of nodes sees; 0: gateways take none",
+    )
     stop_within_s: float = Field(
         default=15.0,
         ge=0.0,

@@ -11,7 +11,10 @@ Placement = Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"]
 Bundle = dict[str, float]
 ONE_TARGET = "there is one target a service: give each its own service, or its own `serve run`"
 IN_APPLICATION = "give runtime_env to the application of the config file, beside import_path"
-BY_GATEWAY = "gateways choose the target, by the prefixes that it holds and by its load"
+BY_GATEWAY = (
+    "gateways choose the target, by the prefixes that it holds and by its load;"
+    " gateway.router=session keeps a session at one gateway"
+)
 BY_OUTRIDER = "Outrider's deployments have their own"
 
 
@@ -191,7 +194,7 @@ class IngressDeploymentConfig(Mirror):
     autoscaling_config: Any = without_meaning("the number of gateways is fixed: gateway.replicas")
     max_ongoing_requests: Any = without_meaning("deployment_config.max_ongoing_requests bounds a gateway")
     max_queued_requests: Any = without_meaning("deployment_config.max_queued_requests bounds its queue")
-    ray_actor_options: Any = without_meaning("gateway.resources says where gateways run")
+    ray_actor_options: Any = without_meaning("gateway.resources and gateway.cpus say where gateways run")
 
 
 class BuilderArguments(Mirror):

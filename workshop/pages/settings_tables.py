@@ -45,6 +45,7 @@ UNITS = {
     "depth": "tokens",
     "threads": "threads",
     "gpus": "GPUs",
+    "cpus": "CPUs",
     "sequences": "sequences",
     "requests": "requests",
     "steps": "steps",
