@@ -119,8 +119,8 @@ class GatewayReplicas(RequestSettings, ReplicaSettings):
     )
     router: Literal["least", "session"] = Field(
         default="least",
-        description="gateway that gets a request. least: of two that with fewer requests; session: one gateway"
-        " for all requests of a session, which the header x-session-id names",
+        description="gateway that gets a request. least: of two that with fewer requests; session: one"
+        " gateway for all requests of a session, which the header x-session-id names",
     )
     cpus: float = Field(
         default=0.0,

@@ -198,7 +198,8 @@ class Generation:
         sequences = prepared.sequences
         completion_tokens, unfinished, stats = 0, len(sequences), Stats()
         operation = "text_completion" if prepared.continues_text else "chat"
-        with self.totals.timing(operation) as timing, GenerationTrace(prepared, prepared.model) as trace:
+        timed = self.totals.timing(operation, prepared)
+        with timed as timing, GenerationTrace(prepared, prepared.model) as trace:
             choices = [self._choice(prepared, choice, stats, trace) for choice in range(len(sequences))]
             choices.append(self._until_cut())
             async with (
