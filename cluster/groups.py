@@ -69,6 +69,22 @@ class TargetSettings(TargetModelSettings, WorkerSettings):
         description="placement of its ranks, as Ray names it: all on one node, or spread",
     )
 
+    ttft_target_s: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="seconds to the first token at a target, for nine in ten new sequences, that autoscaling"
+        " aims at in place of sequences_per_replica; None: it does not look at them",
+    )
+
+    @model_validator(mode="after")
+    def _aim_has_room(self) -> "TargetSettings":
+        if self.ttft_target_s is not None and self.max_replicas is None:
+            raise ValueError(
+                f"ttft_target_s={self.ttft_target_s:g} without max_replicas: give that, as a fixed number of"
+                " replicas follows no aim"
+            )
+        return self
+
     @model_validator(mode="after")
     def _names_differ(self) -> "TargetSettings":
         if self.name in self.adapters:
