@@ -104,6 +104,9 @@ def weights(manifests: list[Manifest]) -> list[str]:
 def security(manifests: list[Manifest]) -> list[str]:
     """What the namespace's standard "restricted" asks for, a read-only root, and memory that is bounded."""
     wrong = []
+    cluster = find(manifests, "RayService", "outrider")["spec"]["rayClusterConfig"]
+    if cluster["authOptions"]["mode"] != "token":
+        wrong.append("Ray's own ports ask for no token")
     for where, template in pod_templates(manifests).items():
         pod = template["spec"].get("securityContext", {})
         if not pod.get("runAsNonRoot") or pod.get("runAsUser", 0) == 0:
