@@ -38,7 +38,7 @@ def unheeded(given: Mirror, path: str = "") -> Iterator[str]:
         value = getattr(given, name)
         if isinstance(value, Mirror):
             yield from unheeded(value, f"{path}{name}.")
-        elif value is not None and NO_MEANING in (field.json_schema_extra or {}):
+        elif value is not None and field.json_schema_extra == {NO_MEANING: True}:
             yield f"{path}{name}={value!r} has {field.description}"
 
 

@@ -57,7 +57,7 @@ def translated(builder: BuilderArguments, config: LLMConfig) -> Fields:
         "up_delay_s": scaling.upscale_delay_s if scaling else None,
         "down_delay_s": scaling.downscale_delay_s if scaling else None,
     }
-    groups = {"target": target, "gateway": gateway, "autoscaling": delays}
+    groups: Fields = {"target": target, "gateway": gateway, "autoscaling": delays}
     if engine.speculative_config is not None:
         for group, more in _speculation(engine.speculative_config, source, on_cpu=on_cpu).items():
             groups[group] = {**groups.get(group, {}), **more}

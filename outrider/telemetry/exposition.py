@@ -23,7 +23,8 @@ class Exposition:
 
     def __init__(self, gateway: str) -> None:
         """gateway: unique name of the gateway."""
-        disable_created_metrics()  # a further series for each counter, which nothing here reads
+        # a further series for each counter, which nothing here reads
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._gateway = gateway
         self._registry = CollectorRegistry()
 

@@ -1,8 +1,9 @@
 """Tail of the times to first tokens."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from actors import first_tokens
 from actors.first_tokens import RECENT_S, FirstTokens
 
 
@@ -10,7 +11,7 @@ from actors.first_tokens import RECENT_S, FirstTokens
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Its last number is the time."""
     times = [100.0]
-    monkeypatch.setattr(first_tokens.time, "monotonic", lambda: times[-1])
+    monkeypatch.setattr("actors.first_tokens.time", SimpleNamespace(monotonic=lambda: times[-1]))
     return times
 
 
