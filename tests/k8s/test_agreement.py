@@ -116,6 +116,7 @@ SLIPS: list[tuple[Check, str, Any, str]] = [
         "/home/ray/.triton",
         "target keeps TRITON_CACHE_DIR in /h",
     ),
+    (code, "target/spec/initContainers/0/command/3", "/tmp", "target copies kernels to /tmp, where"),
     (code, "draft/spec/containers/0/env/3", GONE, "draft keeps TRITON_CACHE_DIR in None"),
     (code, "draft/spec/containers/0/env/0", GONE, "draft has no OUTRIDER_TOKEN"),
     (code, "Certificate/outrider-rounds/spec/dnsNames", ["outrider.svc"], "not for the name outrider"),
