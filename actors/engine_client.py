@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any, TypeVar, cast
 
 from actors.connection import Frames, frame_of
+from actors.first_tokens import FirstTokens
 from actors.messages import (
     AdapterLoaded,
     AskReport,
@@ -68,6 +69,7 @@ class EngineClient(asyncio.Protocol):
         # Answers that are awaited, in order.
         self._asking: list[asyncio.Future[EngineReport]] = []
         self._loading: list[asyncio.Future[AdapterLoaded]] = []
+        self.first_tokens = FirstTokens()
         self._is_over = asyncio.Event()
         self.end: asyncio.Future[EngineStoppedError] = asyncio.get_running_loop().create_future()
 

@@ -1,6 +1,7 @@
 """Sequences of a gateway at a worker: requests become work for the engine, answers become replies."""
 
 import logging
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ from actors.tracing import DelayedSpans, SequenceTrace
 from actors.translation import ReplyT, RequestT, Translation
 from outrider.decoding.grammar import GrammarError
 from outrider.engine.errors import EngineError, SequenceFailedError, UnsupportedModelError
-from outrider.engine.work import AskedAdapter
+from outrider.engine.work import AskedAdapter, Decoded
 from outrider.learning.outbox import Outbox
 from protos import rounds_pb2
 from protos.conversions import sampling_from_message
@@ -37,6 +38,7 @@ class Served:
     trace: SequenceTrace
     number: int | None = None  # number at the engine; None: not opened there yet
     newest: int = 0  # newest round: an older turn is void
+    asked_at: float | None = None  # time.perf_counter() of its first work; None: its first token is there
 
 
 Name = tuple[int, int]  # number of a sequence at its gateway, and its epoch
@@ -110,6 +112,8 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
                 asked_adapter(opening.adapter),
             )
         turn, work = self._translation.work(served.number, request)
+        if served.newest == 0 and len(turn.tokens) == served.opening.prompt_length:  # nothing is generated
+            served.asked_at = time.perf_counter()
         if turn.round >= served.newest:
             served.newest = turn.round
             served.trace.asked(turn)
@@ -119,8 +123,12 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
         if isinstance(answer, Exception):
             self._end(name, answer)
             return
+        served = self._served[name]
+        if served.asked_at is not None and isinstance(answer.result, Decoded):
+            self._engine.first_tokens.add(time.perf_counter() - served.asked_at)
+            served.asked_at = None
         try:
-            self._served[name].trace.answered(answer)
+            served.trace.answered(answer)
             reply = self._translation.reply(answer)
         except Exception as error:
             logger.exception("an answer of the engine failed")

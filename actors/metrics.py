@@ -10,6 +10,7 @@ from outrider.telemetry.instruments import Instruments
 # Metrics for Serve's autoscaler.
 SEQUENCES = "sequences"  # open sequences: running, waiting, between two rounds
 CACHE_IN_USE = "cache_in_use"  # share of the blocks
+FIRST_TOKEN = "first_token_s"  # tail of the recent times to first tokens; targets alone
 
 
 class EngineMetrics:

@@ -17,7 +17,7 @@ from msgspec import structs
 from actors.engine_client import EngineClient, EngineStoppedError, LeavingError
 from actors.engine_process import EngineProcess
 from actors.messages import ProcessPlace, Ready
-from actors.metrics import CACHE_IN_USE, SEQUENCES, EngineMetrics
+from actors.metrics import CACHE_IN_USE, FIRST_TOKEN, SEQUENCES, EngineMetrics
 from actors.place import gpus_given, with_threads
 from actors.process import leave, settle
 from actors.rank import OtherRanks, node_here
@@ -152,6 +152,9 @@ class DraftWorker(Worker):
 
 class TargetWorker(Worker):
     role = "target"
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        return {**await super().record_autoscaling_stats(), FIRST_TOKEN: self._client.first_tokens.tail()}
 
     def start(self, settings: EngineSettings) -> tuple[EngineProcess, Ready]:
         if settings.tensor_parallel == 1:

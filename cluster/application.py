@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
 
 from actors.worker import DraftWorker, TargetWorker, Worker
 from cluster.access import api_keys, check_access, joining_trust, report_environment, shared_trust
-from cluster.arguments import SettingsError, read_settings
+from cluster.arguments import CONFIG, SettingsError, read_settings
 from cluster.autoscaling import autoscaling
 from cluster.groups import AutoscalingSettings, GatewayReplicas, WorkerSettings
 from cluster.preflight import Preflight
@@ -27,7 +28,7 @@ from cluster.start import (
     warn_of_slow_drafts,
 )
 from cluster.stop import GATEWAY
-from cluster.tenants import caller_settings, read_tenants
+from cluster.tenants import Tenancy, caller_settings, read_tenants
 from cluster.tracing import start_tracing, tracing_environment
 from gateway.api.access import who_is_answered
 from gateway.api.openai.response_store import STORE, LocalResponses
@@ -38,6 +39,23 @@ logger = logging.getLogger("ray.serve")
 debug = logging.getLogger(__name__).debug
 
 JOINS = "joins"
+ROUTERS = {
+    "least": RequestRouterConfig(),
+    "session": RequestRouterConfig(
+        request_router_class="ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ServiceStart:
+    """What a service starts with: complete settings, and what its environment says."""
+
+    settings: Settings
+    keys: list[str]  # API keys, those of tenants included
+    tenants: Mapping[str, Tenancy]
+    trust: Trust
+    tracing: Mapping[str, str]  # variables of tracing
 
 
 def app(arguments: dict[str, Any]) -> Application:
@@ -50,6 +68,27 @@ def app(arguments: dict[str, Any]) -> Application:
         ValueError: another file cannot be read, the cluster lacks a resource that was asked for, a device has
             too little memory. Or callers could come without an API key that they should have.
     """
+    start = _prepared(arguments)
+    start_serve(start.settings, start.keys[0] if start.keys else None)
+    return _bound(start)
+
+
+def service(config: str | None) -> Application:
+    """Builds the application of ``serve build cluster.service``, which takes no arguments.
+
+    A config file of Serve starts Serve itself, so nothing is started here but Ray.
+
+    Args:
+        config: file or folder with the settings; None: the demo pair is served.
+
+    Raises:
+        All that ``app`` raises.
+    """
+    return _bound(_prepared({} if config is None else {CONFIG: config}))
+
+
+def _prepared(arguments: Mapping[str, Any]) -> ServiceStart:
+    """Returns what the service starts with, once Ray runs. Raises as ``app``."""
     settings = read_settings(arguments)
     is_elsewhere = _is_in_a_task()
     logger.info(report_environment(is_elsewhere=is_elsewhere))
@@ -57,8 +96,12 @@ def app(arguments: dict[str, Any]) -> Application:
     keys = [*api_keys(settings), *(key for tenant in tenants.values() for key in tenant.keys)]
     check_access(settings, keys, is_elsewhere=is_elsewhere)
     logger.info(who_is_answered(bool(keys), anonymous=settings.access.allow_anonymous))
-    settings = _checked(settings)
-    start_serve(settings, keys[0] if keys else None)
+    return ServiceStart(_checked(settings), keys, tenants, trust, tracing)
+
+
+def _bound(start: ServiceStart) -> Application:
+    """Returns the application, with every deployment of the service."""
+    settings, trust, tracing = start.settings, start.trust, start.tracing
     workers = [_target(settings, trust, tracing)]
     workers += [_draft(settings, name, trust, tracing) for name in settings.drafts]
     requests = settings.gateway
@@ -69,13 +112,14 @@ def app(arguments: dict[str, Any]) -> Application:
         num_replicas=requests.replicas,
         # The gateway's own queues decide. In Serve's queues, health checks would wait behind all requests.
         max_ongoing_requests=requests.most_at_once,
-        ray_actor_options={"num_cpus": 0, "resources": requests.resources},
+        ray_actor_options={"num_cpus": requests.cpus, "resources": requests.resources},
+        request_router_config=ROUTERS[requests.router],
         deployment_actors=_shared_by_gateways(requests),
         user_config=settings.pace.model_dump(),
         logging_config={"enable_access_log": False},
     )
     return gateway.bind(
-        settings.gateway_settings().model_copy(update=caller_settings(keys, tenants)),
+        settings.gateway_settings().model_copy(update=caller_settings(start.keys, start.tenants)),
         trust,
         partial(start_tracing, tracing, "gateway"),
         workers,

@@ -56,7 +56,7 @@ def together(sources: Iterable[tuple[str, Mapping[str, Any]]]) -> Fields:
     for source, given in sources:
         more = _grouped(given)
         if twice := _in_both(fields, more):
-            raise SettingsError(f"{source} sets {twice} again: keep each setting in one file")
+            raise SettingsError(f"{source} sets {twice} again: give each setting once")
         fields = _merged(fields, more)
     return fields
 

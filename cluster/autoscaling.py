@@ -5,8 +5,8 @@ from typing import Any
 
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
-from actors.metrics import CACHE_IN_USE, SEQUENCES
-from cluster.groups import AutoscalingSettings, WorkerSettings
+from actors.metrics import CACHE_IN_USE, FIRST_TOKEN, SEQUENCES
+from cluster.groups import AutoscalingSettings, TargetSettings, WorkerSettings
 
 LOOK_BACK_S = 15.0  # seconds over which a replica's reports are averaged; Serve gets a report every 10 s
 ROUNDING = 1e-6  # replicas; a rounded average must not add a replica
@@ -28,16 +28,43 @@ class LoadPolicy:
         return max(1, math.ceil(max(wanted) - ROUNDING)), {}
 
 
+class FirstTokenPolicy:
+    """Policy with one replica more while first tokens are late, and one fewer when the rest would do.
+
+    Only a deployment's own replicas tell its policy something, so the time is the target's part of what a
+    client waits for: its queue and the prompt. The queue of a gateway is not in it.
+    """
+
+    def __init__(self, ttft_target_s: float, sequences: int, cache_in_use: float) -> None:
+        """Sets the aim in seconds, and those of LoadPolicy, by which fewer replicas would do."""
+        self._target_s = ttft_target_s
+        self._by_load = LoadPolicy(sequences, cache_in_use)
+
+    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        """Returns the wanted number, which Serve delays and limits, and no state."""
+        there = context.target_num_replicas
+        reported = (context.aggregated_metrics or {}).get(FIRST_TOKEN)
+        if not reported or context.current_num_replicas < there:
+            return there, {}  # no replica has reported, or some are still starting
+        if max(reported.values()) > self._target_s:
+            return there + 1, {}
+        enough, _ = self._by_load(context)
+        return max(enough, there - 1) if enough < there else there, {}
+
+
 def autoscaling(worker: WorkerSettings, aims: AutoscalingSettings) -> AutoscalingConfig:
-    """Returns Serve's settings: between the least and the most replicas, with LoadPolicy's aims."""
+    """Returns Serve's settings: between the least and the most replicas, with a policy and its aims."""
+    name, kwargs = (
+        "LoadPolicy",
+        {"sequences": worker.sequences_per_replica, "cache_in_use": aims.cache_in_use},
+    )
+    if isinstance(worker, TargetSettings) and worker.ttft_target_s is not None:
+        name, kwargs = "FirstTokenPolicy", {**kwargs, "ttft_target_s": worker.ttft_target_s}
     return AutoscalingConfig(
         min_replicas=worker.replicas,
         max_replicas=worker.most_replicas,
         upscale_delay_s=aims.up_delay_s,
         downscale_delay_s=aims.down_delay_s,
         look_back_period_s=LOOK_BACK_S,
-        policy=AutoscalingPolicy(
-            policy_function="cluster.autoscaling:LoadPolicy",
-            policy_kwargs={"sequences": worker.sequences_per_replica, "cache_in_use": aims.cache_in_use},
-        ),
+        policy=AutoscalingPolicy(policy_function=f"{__name__}:{name}", policy_kwargs=kwargs),
     )

@@ -69,6 +69,22 @@ class TargetSettings(TargetModelSettings, WorkerSettings):
         description="placement of its ranks, as Ray names it: all on one node, or spread",
     )
 
+    ttft_target_s: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="seconds to the first token at a target, for nine in ten new sequences, that autoscaling"
+        " aims at in place of sequences_per_replica; None: it does not look at them",
+    )
+
+    @model_validator(mode="after")
+    def _aim_has_room(self) -> "TargetSettings":
+        if self.ttft_target_s is not None and self.max_replicas is None:
+            raise ValueError(
+                f"ttft_target_s={self.ttft_target_s:g} without max_replicas: give that, as a fixed number of"
+                " replicas follows no aim"
+            )
+        return self
+
     @model_validator(mode="after")
     def _names_differ(self) -> "TargetSettings":
         if self.name in self.adapters:
@@ -116,6 +132,16 @@ class GatewayReplicas(RequestSettings, ReplicaSettings):
     )
     drafters: tuple[str, ...] = Field(
         default=(), description=RequestSettings.model_fields["drafters"].description
+    )
+    router: Literal["least", "session"] = Field(
+        default="least",
+        description="gateway that gets a request. least: of two that with fewer requests; session: one"
+        " gateway for all requests of a session, which the header x-session-id names",
+    )
+    cpus: float = Field(
+        default=0.0,
+        ge=0.0,
+        description="CPUs of Ray per replica, which an autoscaler of nodes sees; 0: gateways take none",
     )
     stop_within_s: float = Field(
         default=15.0,

@@ -91,7 +91,7 @@ def _lack(settings: Settings, there: dict[str, float]) -> str | None:
     """Returns the lacking resources; None: none."""
     gateway, target = settings.gateway, settings.target
     assert gateway.replicas is not None  # settings with GPUs have a number
-    asked = [(gateway.replicas, gateway.resources)]
+    asked = [(gateway.replicas, {"CPU": gateway.cpus, **gateway.resources})]
     asked.append((target.replicas * target.tensor_parallel, _resources(target)))
     asked += [(draft.replicas, _resources(draft)) for draft in settings.drafts.values()]
     for name in sorted({name for _, resources in asked for name in resources}):

@@ -26,6 +26,7 @@ from gateway.workers import registry
 from gateway.workers.adapter_store import RayAdapterStore
 from gateway.workers.fleet import Fleet
 from outrider.pace.settings import PaceSettings
+from outrider.telemetry.exposition import Exposition
 from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.metrics import OF_GATEWAYS
 from protos.trust import Trust
@@ -79,7 +80,9 @@ class Gateway(GenerationServicer):
         self._leaving.callback(self.generation.close)
         if self.generation.recorder is not None:
             self._leaving.callback(self.generation.recorder.close)
-        publishing = publish_always(self.generation, Instruments(OF_GATEWAYS))
+        self._exposition = Exposition(self.generation.totals.gateway)
+        instruments = Instruments(OF_GATEWAYS, self._exposition.instrument)
+        publishing = publish_always(self.generation, instruments)
         self._publishing = asyncio.get_running_loop().create_task(publishing)
         if settings.direct_grpc is not None:
             server, _ = direct_server(self, settings.direct_grpc, settings.max_message_bytes)
@@ -121,4 +124,6 @@ class Gateway(GenerationServicer):
 
         is_alone = serve.get_replica_context().world_size == 1
         store = None if is_alone else SharedResponses()
-        return http_api.build(self.generation, self._template, self.authentication, store)
+        return http_api.build(
+            self.generation, self._template, self.authentication, store, self._exposition.text
+        )

@@ -41,6 +41,7 @@ MAY_IMPORT = {
     },
 }
 MAY_IMPORT["cluster"] = {*MAY_IMPORT} - {"outrider.client"}
+MAY_IMPORT["outrider.ray"] = {*MAY_IMPORT} - {"outrider.client"}
 MAY_IMPORT["workshop"] = {*MAY_IMPORT} - {"outrider.client"}
 MAY_IMPORT["outrider.cli"] = {*MAY_IMPORT}
 MAY_IMPORT["bench"] = {*MAY_IMPORT}

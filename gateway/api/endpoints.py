@@ -50,6 +50,7 @@ ENDPOINTS: Final = {
     "/v1/models/{name}": Endpoint(Model, refusals=(*KEYED, 404)),
     "/health": Endpoint(Health, unready=True),
     "/loads": Endpoint(Loads, refusals=KEYED),
+    "/metrics": Endpoint(str, refusals=KEYED),
     TOKENIZE: Endpoint(Tokenized, TokenizeRequest, refusals=(*READ, 503)),
     DETOKENIZE: Endpoint(Detokenized, DetokenizeRequest, refusals=(*READ, 503)),
     LOAD_ADAPTER: Endpoint(str, LoadAdapterRequest, refusals=(*READ, 403, 503)),

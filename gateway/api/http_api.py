@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import aclosing
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from fastapi.telemetry import TelemetryConfig
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import TypeAdapter
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
@@ -62,8 +64,14 @@ def build(
     template: ChatTemplate,
     authentication: Authentication,
     store: ResponseStore | None = None,
+    recorded: Callable[[], bytes] = bytes,
 ) -> FastAPI:
-    """Returns the app. store: responses that are kept; None: this process keeps its own."""
+    """Returns the app.
+
+    Args:
+        store: responses that are kept; None: this process keeps its own.
+        recorded: returns the gateway's metrics as Prometheus text; default: nothing is recorded.
+    """
     app = FastAPI(
         title="Outrider",
         version=version("outrider"),
@@ -190,6 +198,11 @@ def build(
     async def get_loads() -> dict[str, Any]:
         """Returns the JSON of what GetLoads of the gRPC API returns."""
         return as_json(loads(generation))
+
+    @app.get("/metrics", dependencies=[Depends(is_known)])
+    async def metrics() -> Response:
+        """Returns what this gateway has recorded, as Prometheus text."""
+        return Response(recorded(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     store = store or LocalResponses(settings.stored_response_bytes)
     add_responses(app, generation, prompts, is_known, entrance, store)

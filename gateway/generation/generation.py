@@ -211,7 +211,7 @@ class Generation:
         operation = "text_completion" if prepared.continues_text else "chat"
         claim, parking = prepared.claim, Parking()
         with (
-            self.totals.timing(operation) as timing,
+            self.totals.timing(operation, prepared) as timing,
             GenerationTrace(prepared, prepared.model) as trace,
             claim.tenant.charged(claim),
         ):

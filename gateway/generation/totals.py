@@ -6,8 +6,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from gateway.generation.request import Prepared
 from gateway.loop.loop import SequenceLoop
 from gateway.loop.stats import Stats
 from gateway.settings import Speculation
@@ -15,7 +16,8 @@ from gateway.settings import Speculation
 MAX_TASKS = 64  # labels come from clients; further labels count as OTHER
 OTHER, UNLABELLED, NO_DRAFTER = "other", "none", "none"
 MAX_KEPT = 2**14  # answered requests that were not collected
-CANCELLED = (asyncio.CancelledError, GeneratorExit)  # how an answer ends if its reader has left
+CANCELLED = "cancelled"  # error of a request whose reader has left
+LEFT = (asyncio.CancelledError, GeneratorExit)  # how the answer ends then
 
 
 @dataclass
@@ -28,7 +30,10 @@ class Timing:
     first_token_s: float | None = None
     total_s: float | None = None
     tokens: int = 0
-    error: str | None = None  # class of the exception that ended it
+    error: str | None = None  # class of the exception that ended it, or CANCELLED
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens that the target had cached before
+    ends: Counter[str] = field(default_factory=Counter)  # answers by how they ended
 
     def admitted(self) -> None:
         self.queue_s = time.monotonic() - self.arrived
@@ -37,6 +42,12 @@ class Timing:
         if self.first_token_s is None and tokens:
             self.first_token_s = time.monotonic() - self.arrived
         self.tokens += tokens
+
+    def settle(self, prepared: Prepared) -> None:
+        """Takes over what the request's sequences tell once it has ended."""
+        self.prompt_tokens, self.cached_tokens = prepared.prompt_tokens, prepared.cached_tokens
+        unfinished = "abort" if self.error == CANCELLED else "error"
+        self.ends.update(sequence.finish_reason or unfinished for sequence in prepared.sequences)
 
     def end(self) -> None:
         """Sets the end: the last token is there. How its chunk is read changes nothing."""
@@ -79,17 +90,18 @@ class Totals:
         self.answered: deque[Timing] = deque(maxlen=MAX_KEPT)  # to be collected
 
     @contextmanager
-    def timing(self, operation: str) -> Iterator[Timing]:
+    def timing(self, operation: str, prepared: Prepared) -> Iterator[Timing]:
         """Measures a request from its arrival to its end, and keeps its times."""
         timing = Timing(operation, time.monotonic())
         try:
             yield timing
         except BaseException as error:
             if timing.total_s is None:
-                timing.error = "cancelled" if isinstance(error, CANCELLED) else type(error).__name__
+                timing.error = CANCELLED if isinstance(error, LEFT) else type(error).__name__
             raise
         finally:
             timing.end()
+            timing.settle(prepared)
             self.answered.append(timing)
 
     @contextmanager

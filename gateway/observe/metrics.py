@@ -6,6 +6,7 @@ from gateway.generation.generation import Generation
 from gateway.generation.totals import StatsKey, Timing
 from gateway.generation.tracing import PROVIDER
 from gateway.loop.stats import Stats
+from gateway.observe.vllm_metrics import publish_as_vllm
 from outrider.telemetry.counters import COUNTERS
 from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.reasons import DepthReason
@@ -45,8 +46,10 @@ def publish(generation: Generation, instruments: Instruments) -> None:
     totals, admission = generation.totals, generation.admission
     for kind, stats in totals.stats().items():
         _count(instruments, kind, stats)
-    while totals.answered:
-        _observe(instruments, totals.answered.popleft(), generation.settings.model)
+    answered = [totals.answered.popleft() for _ in range(len(totals.answered))]
+    for timing in answered:
+        _observe(instruments, timing, generation.settings.model)
+    publish_as_vllm(generation, instruments, answered)
     in_force = totals.in_force()
     for reason in DepthReason:
         depths = in_force.get(reason)

@@ -42,6 +42,11 @@ class Instruments:
             self._told[key] = value
             self._instruments[name].inc(more, labels)
 
+    def add(self, name: str, value: float, **labels: str) -> None:
+        """Adds to a counter; nothing if ``value`` is 0, which Ray refuses."""
+        if value > 0.0:
+            self._instruments[name].inc(value, labels)
+
     def set(self, name: str, value: float, **labels: str) -> None:
         """Sets a gauge, which disappears unless it is set again within two of Ray's reports."""
         self._instruments[name].set(value, labels)

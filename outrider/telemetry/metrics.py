@@ -14,12 +14,22 @@ FIRST_TOKEN_BUCKETS = (
 )
 OUTPUT_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 
+# seconds, and tokens: vLLM's own buckets
+VLLM_FIRST_TOKEN_BUCKETS = (*FIRST_TOKEN_BUCKETS, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
+VLLM_OUTPUT_TOKEN_BUCKETS = (*OUTPUT_TOKEN_BUCKETS, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+VLLM_REQUEST_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0),
+    *(30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+VLLM_TOKEN_BUCKETS = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
+
 STEP_BUCKETS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024)
 
 ANSWER = ("gen_ai_operation_name", "gen_ai_request_model", "gen_ai_provider_name")
 DRAFTED = ("task", "drafter")
 TENANT = ("tenant",)
 ROLLED_OUT = ("task", "verification", "draft")
+VLLM = ("model_name", "engine")
 
 
 @dataclass(frozen=True)
@@ -40,11 +50,78 @@ def _gauge(name: str, unit: str, meaning: str, labels: Iterable[str] = ()) -> Me
     return Metric(name, "gauge", unit, meaning, tuple(labels))
 
 
-def _histogram(name: str, meaning: str, labels: Iterable[str], buckets: tuple[float, ...]) -> Metric:
-    return Metric(name, "histogram", "seconds", meaning, tuple(labels), buckets)
+def _histogram(
+    name: str, meaning: str, labels: Iterable[str], buckets: tuple[float, ...], unit: str = "seconds"
+) -> Metric:
+    return Metric(name, "histogram", unit, meaning, tuple(labels), buckets)
 
+
+# Names, labels and buckets are vLLM's, for dashboards that ask for them: Ray's "Serve LLM" does.
+AS_VLLM = (
+    _counter("vllm_prompt_tokens", "tokens", "tokens of prompts whose answers began", VLLM),
+    _counter("vllm_generation_tokens", "tokens", "committed tokens", VLLM),
+    _counter(
+        "vllm_request_success",
+        "answers",
+        "answers that ended, by how: `stop`, `length`, `abort` (the client has gone) or `error`",
+        (*VLLM, "finished_reason"),
+    ),
+    _counter("vllm_prefix_cache_queries", "tokens", "tokens of prompts whose answers began", VLLM),
+    _counter("vllm_prefix_cache_hits", "tokens", "tokens of these that the target had cached before", VLLM),
+    _histogram(
+        "vllm_time_to_first_token_seconds",
+        "time of a request from its arrival to its first token, the queue included",
+        VLLM,
+        VLLM_FIRST_TOKEN_BUCKETS,
+    ),
+    _histogram(
+        "vllm_request_time_per_output_token_seconds",
+        "time per token of an answer, after its first token",
+        VLLM,
+        VLLM_OUTPUT_TOKEN_BUCKETS,
+    ),
+    _histogram(
+        "vllm_e2e_request_latency_seconds",
+        "time of a request from its arrival to its last token",
+        VLLM,
+        VLLM_REQUEST_BUCKETS,
+    ),
+    _histogram(
+        "vllm_request_queue_time_seconds",
+        "time that a request spent in the gateway's queue",
+        VLLM,
+        VLLM_REQUEST_BUCKETS,
+    ),
+    _histogram(
+        "vllm_request_prefill_time_seconds",
+        "time of a request from the end of its queue to its first token",
+        VLLM,
+        VLLM_REQUEST_BUCKETS,
+    ),
+    _histogram(
+        "vllm_request_decode_time_seconds",
+        "time of a request from its first token to its last token",
+        VLLM,
+        VLLM_REQUEST_BUCKETS,
+    ),
+    _histogram(
+        "vllm_request_prompt_tokens", "tokens of a request's prompts", VLLM, VLLM_TOKEN_BUCKETS, "tokens"
+    ),
+    _histogram(
+        "vllm_request_generation_tokens", "tokens of a request's answers", VLLM, VLLM_TOKEN_BUCKETS, "tokens"
+    ),
+    _gauge("vllm_num_requests_running", "requests", "requests that are being answered", VLLM),
+    _gauge("vllm_num_requests_waiting", "requests", "requests in the gateway's queue", VLLM),
+    _gauge(
+        "vllm_kv_cache_usage_perc",
+        "share",
+        "share of the cache in use, from 0 to 1, mean of the targets that replied within two seconds",
+        VLLM,
+    ),
+)
 
 OF_GATEWAYS = (
+    *AS_VLLM,
     _histogram(
         "gen_ai_server_request_duration_seconds",
         "time of a request that was accepted, from its arrival to its last token",

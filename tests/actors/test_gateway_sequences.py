@@ -1,5 +1,6 @@
 """The sequences of one gateway at a worker."""
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -70,3 +71,34 @@ async def test_gateway_sequences_closed_record_the_spans_of_their_last_answers(s
     assert not spans.named("verify")
     sequences.close()
     assert len(spans.named("verify")) == 1
+
+
+async def answered_after(opened: rounds_pb2.Open, *results: Decoded, tokens: list[int]) -> EngineClient:
+    """Returns the client of an engine that answers the first turn of a sequence with these results."""
+    engine = EngineClient()
+    engine.send = lambda message: None  # type: ignore[method-assign]
+    sequences = GatewaySequences(TargetTranslation(), engine)
+    asked = verify(turn(1, 0, tokens))
+    await sequences.read(told(rounds_pb2.TargetWorkerRequest(open=opened), asked))
+    for result in results:
+        engine.data_received(frame_of([Stepped((result,), (1,), EngineLoad(1, 1, 0, 5, 9), 10**18, ())]))
+    return engine
+
+
+def decoded(token: int, length: int) -> Decoded:
+    timings = Timings(0.0, 0.0, 0.0, 0.0, 0.0, Step(1, StepSize(1, 1), 0.003), steps=1, preemptions=0)
+    return Decoded(0, 1, Verdict((), (token,)), (), None, timings, length)
+
+
+async def test_first_token_of_a_new_sequence_is_timed_once() -> None:
+    before = time.perf_counter()
+    answers = [decoded(7, len(PROMPT) + 1), decoded(8, len(PROMPT) + 2)]
+    engine = await answered_after(opening(), *answers, tokens=PROMPT)
+    assert 0.0 < engine.first_tokens.tail() <= time.perf_counter() - before
+    assert len(engine.first_tokens._times) == 1
+
+
+async def test_first_token_of_a_sequence_that_was_begun_elsewhere_is_not_timed() -> None:
+    answer = decoded(8, len(PROMPT) + 2)
+    engine = await answered_after(opening(), answer, tokens=[*PROMPT, 7])
+    assert engine.first_tokens.tail() == 0.0

@@ -12,7 +12,7 @@ from msgspec import structs
 import actors.worker
 from actors.engine_client import EngineClient
 from actors.messages import EngineAnswer
-from actors.metrics import CACHE_IN_USE, SEQUENCES
+from actors.metrics import CACHE_IN_USE, FIRST_TOKEN, SEQUENCES
 from actors.worker import TargetWorker, Worker
 from gateway.workers.streams import WorkerInfo as Published
 from outrider.decoding.settings import Sampling
@@ -51,7 +51,7 @@ def test_loaded_objects_are_frozen_out_of_garbage_collection(worker: Unserved) -
 async def test_open_sequences_and_blocks_in_use_are_what_autoscaling_sees(worker: Unserved) -> None:
     worker._client = client = EngineClient()
     await client.connect(worker._engine.connection)
-    assert await worker.record_autoscaling_stats() == {SEQUENCES: 0, CACHE_IN_USE: 0.0}
+    assert await worker.record_autoscaling_stats() == {SEQUENCES: 0, CACHE_IN_USE: 0.0, FIRST_TOKEN: 0.0}
     heard: asyncio.Queue[object] = asyncio.Queue()
     number = client.open(len(PROMPT), 1, Sampling(max_tokens=8), heard.put_nowait)
     client.open(len(PROMPT), 2, Sampling(max_tokens=8), heard.put_nowait)
@@ -59,9 +59,10 @@ async def test_open_sequences_and_blocks_in_use_are_what_autoscaling_sees(worker
     assert isinstance(await heard.get(), EngineAnswer)
     usage = await worker.record_autoscaling_stats()
     blocks = (await client.report()).load.total_blocks
-    assert usage == {SEQUENCES: 2, CACHE_IN_USE: 1 - (blocks - 4) / blocks}  # four blocks of eight tokens
+    in_use = 1 - (blocks - 4) / blocks  # four blocks of eight tokens
+    assert usage == {SEQUENCES: 2, CACHE_IN_USE: in_use, FIRST_TOKEN: 0.0}
     client.close(number)
-    assert await worker.record_autoscaling_stats() == {SEQUENCES: 1, CACHE_IN_USE: 0.0}
+    assert await worker.record_autoscaling_stats() == {SEQUENCES: 1, CACHE_IN_USE: 0.0, FIRST_TOKEN: 0.0}
     await client.stop()
 
 

@@ -12,8 +12,9 @@ import pytest
 from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve.config import AutoscalingContext
 
-from actors.metrics import CACHE_IN_USE, SEQUENCES
-from cluster.autoscaling import LoadPolicy, autoscaling
+from actors.metrics import CACHE_IN_USE, FIRST_TOKEN, SEQUENCES
+from cluster.arguments import SettingsError, read_settings
+from cluster.autoscaling import FirstTokenPolicy, LoadPolicy, autoscaling
 from cluster.groups import AutoscalingSettings, DraftSettings
 from outrider.demo import written_out
 from outrider.demo.prompts import DEMO
@@ -37,7 +38,9 @@ DRAFTS = {
 }
 
 
-def context(reported: dict[str, list[float]], replicas: int = 2) -> AutoscalingContext:
+def context(
+    reported: dict[str, list[float]], replicas: int = 2, wanted: int | None = None
+) -> AutoscalingContext:
     deployment = DeploymentID(name="target")
     ids = [ReplicaID(unique_id=str(number), deployment_id=deployment) for number in range(replicas)]
     return AutoscalingContext(
@@ -45,7 +48,7 @@ def context(reported: dict[str, list[float]], replicas: int = 2) -> AutoscalingC
         deployment_name=deployment.name,
         app_name="default",
         current_num_replicas=replicas,
-        target_num_replicas=replicas,
+        target_num_replicas=replicas if wanted is None else wanted,
         running_replicas=ids,
         total_num_requests=0,
         total_queued_requests=0,
@@ -86,6 +89,52 @@ def test_serve_is_told_limits_delays_and_the_policy():
     assert (config.upscale_delay_s, config.downscale_delay_s) == (3.0, 60.0)
     policy = config.policy.get_policy()(**config.policy.policy_kwargs)
     assert policy(context({SEQUENCES: [100.0, 0.0], CACHE_IN_USE: [0.0, 0.0]})) == (4, {})
+
+
+IDLE, BUSY = [1.0, 1.0], [30.0, 30.0]  # sequences; 32 for each replica would do
+
+
+@pytest.mark.parametrize(
+    ("first_s", "sequences", "wanted"),
+    [
+        ([2.5, 0.1], BUSY, 3),  # late at one replica: one more
+        ([2.5, 0.1], IDLE, 3),
+        ([2.0, 2.0], BUSY, 2),  # as aimed at
+        ([0.1, 0.1], BUSY, 2),  # early, and fewer would be too few
+        ([0.1, 0.1], IDLE, 1),
+        ([0.0, 0.0], [0.0, 0.0], 1),  # nobody asks
+    ],
+    ids=str,
+)
+def test_late_first_tokens_add_a_replica_and_idle_ones_are_given_back(first_s, sequences, wanted):
+    reported = {FIRST_TOKEN: first_s, SEQUENCES: sequences, CACHE_IN_USE: [0.1, 0.1]}
+    assert FirstTokenPolicy(2.0, 32, 0.8)(context(reported)) == (wanted, {})
+
+
+def test_first_token_policy_gives_back_one_replica_at_a_time():
+    reported = {FIRST_TOKEN: [0.1] * 4, SEQUENCES: [1.0] * 4, CACHE_IN_USE: [0.1] * 4}
+    assert FirstTokenPolicy(2.0, 32, 0.8)(context(reported, replicas=4)) == (3, {})
+
+
+@pytest.mark.parametrize(
+    ("reported", "wanted"),
+    [({}, 2), ({SEQUENCES: BUSY}, 2), ({FIRST_TOKEN: [9.0, 9.0], SEQUENCES: BUSY}, 3)],
+    ids=["nobody has reported", "no times", "one is still starting"],
+)
+def test_first_token_policy_holds_what_it_cannot_judge(reported, wanted):
+    assert FirstTokenPolicy(2.0, 32, 0.8)(context(reported, wanted=wanted)) == (wanted, {})
+
+
+def test_serve_is_told_the_aim_of_a_target_in_seconds():
+    settings = read_settings({"target": "t", "target.max_replicas": "3", "target.ttft_target_s": "1.5"})
+    policy = autoscaling(settings.target, settings.autoscaling).policy
+    late = context({FIRST_TOKEN: [1.6, 0.0], SEQUENCES: IDLE, CACHE_IN_USE: [0.0, 0.0]})
+    assert policy.get_policy()(**policy.policy_kwargs)(late) == (3, {})
+
+
+def test_aim_in_seconds_without_room_to_grow_is_refused():
+    with pytest.raises(SettingsError, match=r"target\.ttft_target_s=1\.5 without max_replicas: give that"):
+        read_settings({"target": "t", "target.ttft_target_s": "1.5"})
 
 
 class Stream(threading.Thread):

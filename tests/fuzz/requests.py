@@ -38,6 +38,7 @@ BODIES = {
 PAGES = [
     "/health",
     "/loads",
+    "/metrics",
     "/ping",
     "/version",
     "/v1/models",

@@ -56,7 +56,7 @@ async def test_gateway_sampling_defaults_come_from_the_checkpoint(tmp_path, monk
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_text((DEMO / "target" / name).read_text())
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
-    monkeypatch.setattr(deployment, "Instruments", list)  # Ray's instruments need Ray
+    monkeypatch.setattr(deployment, "Instruments", lambda *_: [])  # Ray's instruments need Ray
     gateway = Unserved.__new__(Unserved)
     settings = GatewaySettings(model="m", tokenizer=str(tmp_path))
     Unserved.__init__(gateway, settings, TRUST, lambda: lambda: None, [], PACE)

@@ -63,6 +63,7 @@ def _named(manifests: list[Manifest]) -> Iterator[tuple[str, str, str, str | Non
     cluster = find(manifests, "RayService", "outrider")["spec"]["rayClusterConfig"]
     password = cluster["gcsFaultToleranceOptions"]["redisPassword"]["valueFrom"]["secretKeyRef"]
     yield "gcsFaultToleranceOptions", "Secret", password["name"], password["key"]
+    yield "authOptions", "Secret", cluster["authOptions"]["secretName"], "auth_token"
     for issuer in (m for m in manifests if m["kind"] == "Issuer" and "ca" in m["spec"]):
         yield issuer["metadata"]["name"], "Secret", issuer["spec"]["ca"]["secretName"], None
     for where, template in pod_templates(manifests).items():

@@ -104,6 +104,9 @@ def weights(manifests: list[Manifest]) -> list[str]:
 def security(manifests: list[Manifest]) -> list[str]:
     """What the namespace's standard "restricted" asks for, a read-only root, and memory that is bounded."""
     wrong = []
+    cluster = find(manifests, "RayService", "outrider")["spec"]["rayClusterConfig"]
+    if cluster["authOptions"]["mode"] != "token":
+        wrong.append("Ray's own ports ask for no token")
     for where, template in pod_templates(manifests).items():
         pod = template["spec"].get("securityContext", {})
         if not pod.get("runAsNonRoot") or pod.get("runAsUser", 0) == 0:
@@ -138,6 +141,16 @@ def _caches(where: str, pod: Manifest, variables: Mapping[str, Any]) -> list[str
     ]
 
 
+def _copied_kernels(where: str, pod: Manifest, variables: Mapping[str, Any]) -> list[str]:
+    """Kernels of the image are copied to where Triton looks for them."""
+    copies = [container for container in pod.get("initContainers", []) if container["name"] == "kernels"]
+    return [
+        f"{where} copies kernels to {container['command'][-1]}, where Triton does not look"
+        for container in copies
+        if container["command"][-1] != variables.get("TRITON_CACHE_DIR")
+    ]
+
+
 def requested_memory(manifests: list[Manifest]) -> float:
     """GiB that the pods of an overlay ask for, with one cluster of Ray and its autoscaler."""
     spec = find(manifests, "RayService", "outrider")["spec"]["rayClusterConfig"]
@@ -163,6 +176,7 @@ def code(manifests: list[Manifest]) -> list[str]:
         if variables.get("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE") != str(most_bytes):
             wrong.append(f"{where} takes other message sizes than {most_bytes}")
         wrong += _caches(where, template["spec"], variables)
+        wrong += _copied_kernels(where, template["spec"], variables)
         if "OUTRIDER_TOKEN" not in variables:
             wrong.append(f"{where} has no OUTRIDER_TOKEN")
     for certificate in (m for m in manifests if m["kind"] == "Certificate"):

@@ -66,8 +66,21 @@ def user(dockerfile: str) -> list[str]:
     return [] if {last} == {str(uid) for uid in pods} == {str(RAYS_USER)} else [f"USER {last}, pods {pods}"]
 
 
+def kernels(dockerfile: str) -> list[str]:
+    """The folder from which workers with a GPU copy kernels is in the image."""
+    wrong = []
+    for where, template in ray_templates(built("gke")).items():
+        copies = [c for c in template["spec"].get("initContainers", []) if c["name"] == "kernels"]
+        if [c["command"][2].removesuffix("/.") for c in copies] != ["/home/ray/kernels"] * (
+            where in ("target", "draft")
+        ):
+            wrong.append(f"{where} copies kernels by {copies}")
+    made = "RUN mkdir -p kernels && cp -r kernels /home/ray/kernels\n"
+    return wrong if made in dockerfile else [*wrong, "the image has no folder /home/ray/kernels"]
+
+
 Check = Callable[[str], list[str]]
-CHECKS: list[Check] = [versions, packages, torch, user]
+CHECKS: list[Check] = [versions, packages, torch, user, kernels]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -84,6 +97,7 @@ def test_image_is_what_the_manifests_need(check: Check) -> None:
         (torch, "torch>=2.13", "torch>=2.12"),
         (user, "USER 1000", "USER root"),
         (user, "USER 1000\n", ""),
+        (kernels, "cp -r kernels /home/ray/kernels", "cp -r kernels /home/ray/kernel"),
     ],
 )
 def test_slip_in_the_image_is_noticed(check: Check, old: str, new: str) -> None:

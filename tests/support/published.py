@@ -19,6 +19,10 @@ class Published:
     def total(self, name, value, **labels):
         self.totals[self._key(name, labels)] = value
 
+    def add(self, name, value, **labels):
+        key = self._key(name, labels)
+        self.totals[key] = self.totals.get(key, 0) + value
+
     def set(self, name, value, **labels):
         self.gauges[self._key(name, labels)] = value
 

@@ -20,6 +20,7 @@ from cluster.settings import Settings
 from cluster.tenants import Tenancy
 from gateway.settings import Speculation
 from outrider.decoding.settings import RequestedSampling
+from outrider.ray.llm_config import BuilderArguments, LLMConfig
 from workshop.checking.settings import CheckSettings
 from workshop.markdown import table
 from workshop.pages.marks import COMMAND, DOCS, rewritten
@@ -31,6 +32,8 @@ TABLES: dict[tuple[str, str], type[BaseModel]] = {
     ("requests.md", "speculation"): Speculation,
     ("checking.md", "check"): CheckSettings,
     ("tenants.md", "tenants"): Tenancy,
+    ("ray-llm.md", "arguments"): BuilderArguments,
+    ("ray-llm.md", "llm-config"): LLMConfig,
 }
 # Unit by the last word of a field's name, or by the first word of what is counted per something.
 # A field overrides it by json_schema_extra={"unit": "..."}.
@@ -44,6 +47,7 @@ UNITS = {
     "depth": "tokens",
     "threads": "threads",
     "gpus": "GPUs",
+    "cpus": "CPUs",
     "sequences": "sequences",
     "requests": "requests",
     "steps": "steps",
@@ -183,7 +187,7 @@ def _kind(annotation: Any) -> str:
         return " or ".join(dict.fromkeys(map(_kind, _alternatives(annotation))))
     origin, arguments = get_origin(annotation), [a for a in get_args(annotation) if a is not ...]
     if origin is Literal:
-        return ", ".join(f"`{value}`" for value in arguments)
+        return ", ".join(map(_written, arguments))
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return f"{_kind(arguments[1])}, for each {_kind(arguments[0])}"
     if origin in LISTS:

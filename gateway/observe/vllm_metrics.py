@@ -1,0 +1,57 @@
+"""Publishes vLLM's metrics of requests, by which dashboards for vLLM show a service."""
+
+import asyncio
+from collections.abc import Iterable
+from statistics import fmean
+
+from gateway.generation.generation import Generation
+from gateway.generation.totals import Timing
+from gateway.workers.fleet import Fleet
+from gateway.workers.streams import LOAD_AGE_S
+from outrider.telemetry.instruments import Instruments
+
+ENGINE = "0"  # label of vLLM's first engine; a gateway's targets are one to its callers
+
+
+def publish_as_vllm(generation: Generation, instruments: Instruments, answered: Iterable[Timing]) -> None:
+    """Publishes the load, and requests that were answered since the last call."""
+    labels = {"model_name": generation.settings.model, "engine": ENGINE}
+    tokens = sum(stats.tokens for stats in generation.totals.stats().values())
+    instruments.total("vllm_generation_tokens", tokens, **labels)
+    instruments.set("vllm_num_requests_running", generation.admission.running, **labels)
+    instruments.set("vllm_num_requests_waiting", generation.admission.waiting, **labels)
+    if (usage := _cache_usage(generation.fleet)) is not None:
+        instruments.set("vllm_kv_cache_usage_perc", usage, **labels)
+    for timing in answered:
+        _observe(instruments, timing, labels)
+
+
+def _observe(instruments: Instruments, timing: Timing, labels: dict[str, str]) -> None:
+    for reason, answers in timing.ends.items():
+        instruments.add("vllm_request_success", answers, **labels, finished_reason=reason)
+    if timing.first_token_s is None or timing.queue_s is None or timing.total_s is None:
+        return  # no answer began
+    instruments.add("vllm_prompt_tokens", timing.prompt_tokens, **labels)
+    instruments.add("vllm_prefix_cache_queries", timing.prompt_tokens, **labels)
+    instruments.add("vllm_prefix_cache_hits", timing.cached_tokens, **labels)
+    instruments.observe("vllm_time_to_first_token_seconds", timing.first_token_s, **labels)
+    instruments.observe("vllm_request_queue_time_seconds", timing.queue_s, **labels)
+    prefill_s, decode_s = timing.first_token_s - timing.queue_s, timing.total_s - timing.first_token_s
+    instruments.observe("vllm_request_prefill_time_seconds", prefill_s, **labels)
+    if timing.error is not None:
+        return  # vLLM observes whole answers alone by what follows
+    instruments.observe("vllm_request_decode_time_seconds", decode_s, **labels)
+    instruments.observe("vllm_e2e_request_latency_seconds", timing.total_s, **labels)
+    instruments.observe("vllm_request_prompt_tokens", timing.prompt_tokens, **labels)
+    instruments.observe("vllm_request_generation_tokens", timing.tokens, **labels)
+    if timing.per_output_token_s is not None:
+        instruments.observe("vllm_request_time_per_output_token_seconds", timing.per_output_token_s, **labels)
+
+
+def _cache_usage(fleet: Fleet) -> float | None:
+    """Returns the mean share of the targets' caches in use; None: no target has reported just now."""
+    now = asyncio.get_running_loop().time()
+    links = (link for link in fleet.links() if link.worker.role == "target")
+    loads = [link.load for link in links if link.load and now - link.replied_at <= LOAD_AGE_S]
+    shares = [1 - load.free_blocks / load.total_blocks for load in loads if load.total_blocks]
+    return fmean(shares) if shares else None
