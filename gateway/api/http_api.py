@@ -75,12 +75,7 @@ def build(generation: Generation, template: ChatTemplate, authentication: Authen
             authorization = f"Bearer {headers[OTHER_KEY]}"
         return authentication.check(authorization, host, foreign_name(headers))
 
-    prompts = ChatPrompts(
-        template,
-        generation.special_tokens,
-        generation.added_tokens,
-        allow_special_tokens=settings.special_tokens_in_messages,
-    )
+    prompts = ChatPrompts.of(template, generation)
     Caller = Annotated[str | None, Depends(is_known)]  # noqa: N806  a type
 
     async def respond(
