@@ -10,18 +10,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
-
-import grpc
+from typing import Any, Final, Literal, Unpack
 
 from outrider.cli.processor import processor_name
 from outrider.cli.service import API_KEY, INTERRUPTED, add_address, explain
-from outrider.client.client import AnswerPiece, Client
+from outrider.client.answer import AnswerPiece
+from outrider.client.client import Client
+from outrider.client.errors import OutriderError
+from outrider.client.fields import SamplingFields
 from outrider.demo.prompts import KINDS, prompts
 
 RACED = ("code", "prose", "json", "arithmetic")
-PLAIN, SPECULATION = "plain", "speculation"
-MODES = {PLAIN: "off", SPECULATION: "auto"}
+Side = Literal["plain", "speculation"]
+PLAIN: Final = "plain"
+SPECULATION: Final = "speculation"
+MODES: dict[Side, Literal["off", "auto"]] = {PLAIN: "off", SPECULATION: "auto"}
 WARM_UP_TOKENS = 4
 ROW = "{:16}{:>16}{:>24}{:>8}   {}"
 
@@ -126,7 +129,7 @@ def run(options: argparse.Namespace) -> int:
     with Client(options.address, os.environ.get(API_KEY)) as client:
         try:
             raced = {kind: _race(client, kind, of_kind, options) for kind, of_kind in asked.items()}
-        except grpc.RpcError as error:
+        except OutriderError as error:
             return explain(error)
         except KeyboardInterrupt:
             return INTERRUPTED
@@ -139,10 +142,10 @@ def run(options: argparse.Namespace) -> int:
 def _race(client: Client, kind: str, of_kind: Sequence[str], options: argparse.Namespace) -> list[RaceRun]:
     runs = []
     for number, prompt in enumerate(of_kind):
-        sampling = {"temperature": options.temperature, "seed": options.seed + number}
+        sampling: SamplingFields = {"temperature": options.temperature, "seed": options.seed + number}
         # The prefix cache then has the prompt before both answers, so neither profits from the other.
         _answer(client, prompt, SPECULATION, max_tokens=WARM_UP_TOKENS, **sampling)
-        order = (PLAIN, SPECULATION) if number % 2 == 0 else (SPECULATION, PLAIN)
+        order: tuple[Side, Side] = (PLAIN, SPECULATION) if number % 2 == 0 else (SPECULATION, PLAIN)
         answers = {
             side: _answer(client, prompt, side, max_tokens=options.max_tokens, **sampling) for side in order
         }
@@ -154,7 +157,7 @@ def _race(client: Client, kind: str, of_kind: Sequence[str], options: argparse.N
     return runs
 
 
-def _answer(client: Client, prompt: str, side: str, **sampling: Any) -> RacedAnswer:
+def _answer(client: Client, prompt: str, side: Side, **sampling: Unpack[SamplingFields]) -> RacedAnswer:
     began = time.perf_counter()
     answer = client.generate(prompt, speculation={"mode": MODES[side]}, **sampling)
     pieces, times = [], []

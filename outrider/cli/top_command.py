@@ -5,10 +5,9 @@ import os
 import sys
 import time
 
-import grpc
-
 from outrider.cli.service import API_KEY, INTERRUPTED, add_address, explain
 from outrider.client.client import Client
+from outrider.client.errors import OutriderError
 from outrider.client.loads import LoadHistory, TaskRates
 from protos import generation_pb2
 
@@ -27,16 +26,13 @@ def run(options: argparse.Namespace) -> int:
     with Client(options.address, os.environ.get(API_KEY)) as client:
         try:
             while True:
-                loads = client.stub.GetLoads(
-                    generation_pb2.GetLoadsRequest(), metadata=client.metadata, timeout=10
-                )
-                history.add(loads, time.monotonic())
+                history.add(client.loads(), time.monotonic())
                 print((CLEAR if sys.stdout.isatty() else "") + screen(history), flush=True)
                 looks += 1
                 if looks == options.looks:
                     return 0
                 time.sleep(options.every)
-        except grpc.RpcError as error:
+        except OutriderError as error:
             return explain(error)
         except KeyboardInterrupt:
             return INTERRUPTED

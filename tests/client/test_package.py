@@ -22,6 +22,11 @@ def test_package_has_the_client():
     assert Named is Client
 
 
+@pytest.mark.parametrize("name", outrider.__all__)
+def test_package_has_all_that_it_names(name: str):
+    assert getattr(outrider, name).__name__ == name
+
+
 def test_package_names_a_missing_attribute():
     with pytest.raises(AttributeError, match="'Server'"):
         _ = outrider.Server
