@@ -11,7 +11,7 @@ RUN sudo apt-get update && sudo apt-get install -y --no-install-recommends g++ &
 
 WORKDIR /home/ray/outrider
 COPY --chown=ray:users . .
-RUN pip install --no-cache-dir 'ray[serve-grpc]==2.60.0' .
+RUN pip install --no-cache-dir 'ray[serve-grpc]==2.60.0' '.[server]'
 
 # Away from the sources: what is imported is what was installed. 1000 is Ray's user, by number so that
 # Kubernetes can tell that it is not root.

@@ -1,17 +1,16 @@
 """``outrider race``: the same prompts and seeds, answered by plain decoding and with speculation."""
 
 import argparse
-import json
 import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from statistics import median
 from typing import Any, Final, Literal, Unpack
 
+from outrider.cli.json_output import STDOUT, add_json, print_or_write
 from outrider.cli.processor import processor_name
 from outrider.cli.service import API_KEY, INTERRUPTED, add_address, explain
 from outrider.client.answer import AnswerPiece
@@ -109,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the first run, then one more [%(default)s]"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="file to write all figures to")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -121,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
             if options.prompt is None
             else {"prompt": [options.prompt] * options.runs}
         )
-        if options.json is not None:
+        if options.json not in (None, STDOUT):
             options.json.touch()  # no race begins unless its record can be written
     except (ValueError, OSError) as error:
         print(f"outrider: {error}", file=sys.stderr)
@@ -133,9 +132,7 @@ def run(options: argparse.Namespace) -> int:
             return explain(error)
         except KeyboardInterrupt:
             return INTERRUPTED
-    print("\n" + table(raced))
-    if options.json is not None:
-        options.json.write_text(json.dumps(_record(raced, options), indent=1) + "\n", encoding="utf-8")
+    print_or_write("\n" + table(raced), _record(raced, options), options.json)
     return int(any(run.parts_at is not None for runs in raced.values() for run in runs))
 
 
@@ -153,7 +150,7 @@ def _race(client: Client, kind: str, of_kind: Sequence[str], options: argparse.N
         speeds = ", ".join(
             f"{side} {_number(answer.tokens_per_second)} tokens/s" for side, answer in answers.items()
         )
-        print(f"{kind}, run {number + 1} of {len(of_kind)}: {speeds}", flush=True)
+        print(f"{kind}, run {number + 1} of {len(of_kind)}: {speeds}", file=sys.stderr, flush=True)
     return runs
 
 

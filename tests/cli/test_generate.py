@@ -3,7 +3,6 @@
 import io
 import sys
 from collections.abc import Iterator
-from importlib.metadata import version
 
 import grpc
 import pytest
@@ -57,13 +56,6 @@ def test_command_line_refuses_a_standard_input_that_is_no_text(gateway, capsys, 
     assert main(["generate", "-", "--address", address]) == 1
     assert "the standard input is no text in utf-8" in capsys.readouterr().err
     assert not script.prompts
-
-
-def test_command_line_tells_its_version(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["--version"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out == f"outrider {version('outrider')}\n"
 
 
 def test_page_colours_show_where_tokens_come_from(gateway, capsys):
