@@ -21,10 +21,11 @@ def read_file(file: Path, name: str) -> tuple[dict[str, Any], dict[str, str]]:
     try:
         loader = yaml.SafeLoader(file.read_text())
         node = loader.get_single_node()
-        fields = None if node is None else loader.construct_document(node)
+        fields: Any = None if node is None else loader.construct_document(node)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise SettingsError(f"{given} cannot be read: {error}") from error
-    if not isinstance(fields, dict) or not all(isinstance(each, str) for each in fields) or name in fields:
+    is_named = isinstance(fields, dict) and all(isinstance(each, str) for each in fields)
+    if node is None or not is_named or name in fields:
         raise SettingsError(f"{given} must hold settings by name, and no other {name}")
     places: dict[str, str] = {}
     for path, line in _lines(node):

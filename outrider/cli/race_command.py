@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
-from typing import Any, Final, Literal, Unpack
+from typing import Any, Final, Literal
 
 from outrider.cli.json_output import STDOUT, add_json, print_or_write
 from outrider.cli.processor import processor_name
@@ -61,7 +61,7 @@ class RaceRun:
 
     prompt: str
     seed: int
-    answers: dict[str, RacedAnswer]
+    answers: dict[Side, RacedAnswer]
 
     @property
     def ratio(self) -> float | None:
@@ -141,12 +141,11 @@ def _race(client: Client, kind: str, of_kind: Sequence[str], options: argparse.N
     for number, prompt in enumerate(of_kind):
         sampling: SamplingFields = {"temperature": options.temperature, "seed": options.seed + number}
         # The prefix cache then has the prompt before both answers, so neither profits from the other.
-        _answer(client, prompt, SPECULATION, max_tokens=WARM_UP_TOKENS, **sampling)
+        _answer(client, prompt, SPECULATION, {**sampling, "max_tokens": WARM_UP_TOKENS})
         order: tuple[Side, Side] = (PLAIN, SPECULATION) if number % 2 == 0 else (SPECULATION, PLAIN)
-        answers = {
-            side: _answer(client, prompt, side, max_tokens=options.max_tokens, **sampling) for side in order
-        }
-        runs.append(RaceRun(prompt, sampling["seed"], answers))
+        whole: SamplingFields = {**sampling, "max_tokens": options.max_tokens}
+        answers = {side: _answer(client, prompt, side, whole) for side in order}
+        runs.append(RaceRun(prompt, options.seed + number, answers))
         speeds = ", ".join(
             f"{side} {_number(answer.tokens_per_second)} tokens/s" for side, answer in answers.items()
         )
@@ -154,7 +153,7 @@ def _race(client: Client, kind: str, of_kind: Sequence[str], options: argparse.N
     return runs
 
 
-def _answer(client: Client, prompt: str, side: Side, **sampling: Unpack[SamplingFields]) -> RacedAnswer:
+def _answer(client: Client, prompt: str, side: Side, sampling: SamplingFields) -> RacedAnswer:
     began = time.perf_counter()
     answer = client.generate(prompt, speculation={"mode": MODES[side]}, **sampling)
     pieces, times = [], []

@@ -75,7 +75,7 @@ class AsyncClient:
         """Closes the channel; answers that are not finished end with an error."""
         self._is_closed = True
         if self._channel is not None:
-            await self._channel.close()
+            await self._channel.close(None)
 
     def _call(self, request: generation_pb2.GenerateRequest) -> Any:
         if self._is_closed:

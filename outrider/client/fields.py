@@ -58,7 +58,7 @@ class SamplingFields(TypedDict, total=False):
     ignore_eos: bool
     allowed_token_ids: Sequence[int]
     bad_token_ids: Sequence[int]
-    seed: int
+    seed: int | None  # None: the service draws it
     logprobs: int
     logprobs_of: Literal["raw", "processed"]
 
