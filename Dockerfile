@@ -11,7 +11,7 @@ RUN sudo apt-get update && sudo apt-get install -y --no-install-recommends g++ &
 
 WORKDIR /home/ray/outrider
 COPY --chown=ray:users . .
-RUN pip install --no-cache-dir 'ray[serve-grpc]==2.60.0' .
+RUN pip install --no-cache-dir 'ray[serve-grpc]==2.60.0' '.[server]'
 # Kernels of a GPU that a worker has compiled before, if the folder `kernels` is beside this file: k8s/README.md
 RUN mkdir -p kernels && cp -r kernels /home/ray/kernels
 

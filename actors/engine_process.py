@@ -15,7 +15,8 @@ from pathlib import Path
 
 from actors.connection import Connection
 from actors.messages import FromEngine, Meeting, ProcessPlace, Ready, StartEngine, Unbuilt, decode_from_engine
-from actors.place import bound_spinning, confine, meet_at, told
+from actors.place import confine, meet_at, told
+from actors.spinning import bound_spinning
 from outrider.engine import errors
 from outrider.engine.settings import EngineSettings
 

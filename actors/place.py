@@ -20,10 +20,6 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 LAUNCHERS = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 EXACTLY = {"NCCL_SOCKET_IFNAME": "="}  # prefix of a whole name: NCCL takes a bare name as a beginning
-SPINS = "GOMP_SPINCOUNT"  # variable of torch's OpenMP
-# Turns of a waiting thread before it sleeps, some 0.1 ms: longer than a thread computes between two products.
-# By default it waits for 7 ms, and keeps other threads from its core.
-FEW_SPINS = 5000
 SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
 IFNAMSIZ = 16  # bytes of an interface's name, linux/if.h
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor and of time; "max": no limit
@@ -52,14 +48,6 @@ def confine(environment: MutableMapping[str, str], gpus: tuple[str, ...] | None)
         environment[GPUS] = ",".join(gpus)
     for name in LAUNCHERS:
         environment.pop(name, None)
-
-
-def bound_spinning(environment: MutableMapping[str, str]) -> None:
-    """Makes waiting threads of a process with this environment sleep soon; called before torch is imported.
-
-    A value that is set already stays.
-    """
-    environment.setdefault(SPINS, str(FEW_SPINS))
 
 
 def meet_at(environment: MutableMapping[str, str], address: str) -> None:

@@ -17,7 +17,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from actors.messages import ProcessPlace
 from actors.place import (
     address,
-    bound_spinning,
     confine,
     gpus_given,
     meet_at,
@@ -26,6 +25,7 @@ from actors.place import (
     with_threads,
 )
 from actors.process import importing, leave
+from actors.spinning import bound_spinning
 from outrider.demo.written_out import write_out
 from outrider.engine.settings import EngineSettings
 

@@ -13,11 +13,13 @@ from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
 
 from actors.worker import DraftWorker, TargetWorker, Worker
 from cluster.access import api_keys, check_access, joining_trust, report_environment, shared_trust
-from cluster.arguments import CONFIG, SettingsError, read_settings
+from cluster.arguments import CONFIG, read_settings
 from cluster.autoscaling import autoscaling
 from cluster.groups import AutoscalingSettings, GatewayReplicas, WorkerSettings
+from cluster.model_folders import check_folders
 from cluster.preflight import Preflight
 from cluster.settings import Settings, on_device
+from cluster.settings_errors import SettingsError
 from cluster.start import (
     check_models,
     check_placement,
@@ -169,6 +171,7 @@ def _is_in_a_task() -> bool:
 
 def _checked(settings: Settings) -> Settings:
     """Returns complete settings, with Ray started and room for all workers. Raises as ``app``."""
+    check_folders(settings)
     with Preflight() as preflight:
         start_ray(settings)
         settings = settings.with_gpus(ray.cluster_resources().get("GPU", 0.0))

@@ -7,24 +7,21 @@ A setting's name is its path: ``target.tensor_parallel=4``. ``target=MODEL`` and
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
-import yaml
 from pydantic import ValidationError
 
 from cluster.groups import DEFAULT_DRAFT
 from cluster.settings import Settings
-from cluster.settings_errors import refusal
+from cluster.settings_errors import SettingsError, refusal
+from cluster.settings_file import read_file
 
 Fields: TypeAlias = dict[str, Any]  # fields by group, or by name within a group
 
 CONFIG = "config"
 SHORT = {"target": "target.model", "draft": f"drafts.{DEFAULT_DRAFT}.model"}  # settings whose value is a text
 WHOLE = "resources"  # setting that is a dictionary, alone among all settings
-
-
-class SettingsError(ValueError):
-    """Raised for refused settings; the message names each with its value and what would be accepted."""
 
 
 def read_settings(arguments: Mapping[str, Any]) -> Settings:
@@ -37,17 +34,29 @@ def read_settings(arguments: Mapping[str, Any]) -> Settings:
         SettingsError: a file cannot be read, or something is not accepted.
     """
     fields = _grouped({name: value for name, value in arguments.items() if name != CONFIG})
+    places: dict[str, str] = {}
     if CONFIG in arguments:
-        fields = _merged(together(_files(arguments[CONFIG])), fields)
-    return validated(fields)
+        files = [(file, *read_file(file, CONFIG)) for file in _files(arguments[CONFIG])]
+        of_files = together((str(file), given) for file, given, _ in files)
+        for _, _, of_file in files:
+            places |= of_file | {SHORT[name]: of_file[name] for name in SHORT.keys() & of_file.keys()}
+        places |= dict.fromkeys(_paths(fields), "")
+        fields = _merged(of_files, fields)
+    return validated(fields, places)
 
 
-def validated(fields: Fields) -> Settings:
-    """Returns validated settings. Raises SettingsError."""
+def validated(fields: Fields, places: Mapping[str, str] = MappingProxyType({})) -> Settings:
+    """Returns validated settings.
+
+    places: where settings stand, as file:line by path; empty for an argument.
+
+    Raises:
+        SettingsError: something is not accepted.
+    """
     try:
         return Settings.model_validate(fields)
     except ValidationError as error:
-        raise SettingsError(refusal(error)) from None  # the message says all of it
+        raise SettingsError(refusal(error, places)) from None  # the message says all of it
 
 
 def together(sources: Iterable[tuple[str, Mapping[str, Any]]]) -> Fields:
@@ -114,20 +123,9 @@ def _read_value(name: str, value: Any) -> Any:
         raise SettingsError(f"{name}={value!r} is no JSON: {error}") from error
 
 
-def _files(path: str) -> Iterator[tuple[str, Fields]]:
+def _files(path: str) -> list[Path]:
     place = Path(path)
     files = sorted(place.glob("*.yaml")) if place.is_dir() else [place]
     if not files:
         raise SettingsError(f"{CONFIG}={path!r} is a folder without *.yaml files: put settings into one")
-    for file in files:
-        yield str(file), _read(file)
-
-
-def _read(file: Path) -> Fields:
-    try:
-        fields = yaml.safe_load(file.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise SettingsError(f"{CONFIG}={str(file)!r} cannot be read: {error}") from error
-    if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields) or CONFIG in fields:
-        raise SettingsError(f"{CONFIG}={str(file)!r} must hold settings by name, and no other {CONFIG}")
-    return fields
+    return files

@@ -1,6 +1,6 @@
 """Messages about refused settings: each with its path, its value and what would be accepted."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
 from pydantic import BaseModel, ValidationError
@@ -15,12 +15,26 @@ OTHER_NAMES = ("config", "draft")  # arguments that are no field of Settings
 RESOURCES = "resources"  # setting with names that users choose
 
 
-def refusal(error: ValidationError) -> str:
-    """Returns a line for each refused setting."""
+class SettingsError(ValueError):
+    """Raised for refused settings; the message names each with its value and what would be accepted."""
+
+
+def refusal(error: ValidationError, places: Mapping[str, str]) -> str:
+    """Returns a line for each refused setting.
+
+    places: where settings stand, as file:line by path; empty for an argument.
+    """
     by_setting: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for found in error.errors(include_url=False):
         by_setting.setdefault(_setting(found["loc"]), []).append(found)
-    return "\n".join(_line(setting, found) for setting, found in by_setting.items())
+    return "\n".join(_place(setting, places) + _line(setting, found) for setting, found in by_setting.items())
+
+
+def _place(setting: Sequence[str], places: Mapping[str, str]) -> str:
+    """Returns where the setting stands, or the group that it belongs to; empty: in no file."""
+    paths = (".".join(setting[:depth]) for depth in range(len(setting), 0, -1))
+    place = next((places[path] for path in paths if path in places), "")
+    return f"{place}: " if place else ""
 
 
 def _line(setting: tuple[str, ...], found: Sequence[ErrorDetails]) -> str:

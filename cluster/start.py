@@ -25,7 +25,7 @@ POLL_S = 0.5
 
 ADD_SERVICERS = [
     "gateway.api.proxy.add_generation_servicer",
-    "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
+    "gateway.api.proxy.add_health_servicer",
 ]
 
 

@@ -13,7 +13,7 @@ from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resou
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
 
-from outrider.telemetry.trace_file import FileExporter
+from outrider.telemetry.trace_exporter import FileExporter
 
 EXPORTER, EXPORTERS = "OTEL_TRACES_EXPORTER", ("otlp", "file", "console", "none")
 PROTOCOL, PROTOCOL_OF_TRACES = "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"

@@ -14,6 +14,7 @@ from gateway.api.access import Authentication
 from gateway.api.direct import GRACE_S, direct_server
 from gateway.api.grpc_api import GenerationServicer
 from gateway.api.openai.chat_template import load_chat_template
+from gateway.api.openai.rendering import ChatPrompts
 from gateway.api.openai.response_store import SharedResponses
 from gateway.api.proxy_http import bound_heads
 from gateway.api.refusals_log import shorten_refusals
@@ -75,6 +76,7 @@ class Gateway(GenerationServicer):
         if settings.adapter_folder is not None:
             store = RayAdapterStore(f"{settings.model}\n{settings.adapter_folder}")
         self.generation = Generation(settings, tokenizer, fleet, defaults, store)
+        self.chat_prompts = ChatPrompts.of(self._template, self.generation)
         self.generation.paces.use(pace)
         self.generation.warm_up()
         self._leaving.callback(self.generation.close)

@@ -4,17 +4,35 @@
 package does without, so it is imported when it is asked for.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from outrider.client.async_client import AsyncClient
     from outrider.client.client import Client
+    from outrider.client.errors import (
+        AuthenticationError,
+        BadRequestError,
+        DeadlineExceededError,
+        OutriderError,
+        ServiceOverloadedError,
+        ServiceUnavailableError,
+    )
 
-__all__ = ["Client"]
+__all__ = [
+    "AsyncClient",
+    "AuthenticationError",
+    "BadRequestError",
+    "Client",
+    "DeadlineExceededError",
+    "OutriderError",
+    "ServiceOverloadedError",
+    "ServiceUnavailableError",
+]
+MODULES = {"Client": "client", "AsyncClient": "async_client"}  # the errors are in "errors"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Client":
-        from outrider.client.client import Client
-
-        return Client
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"outrider.client.{MODULES.get(name, 'errors')}"), name)

@@ -75,10 +75,25 @@ class TokenIds(_message.Message):
     ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class TextMessages(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[TextMessage]
+    def __init__(self, messages: _Optional[_Iterable[_Union[TextMessage, _Mapping]]] = ...) -> None: ...
+
+class TextMessage(_message.Message):
+    __slots__ = ("role", "content")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    content: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
+
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "tokens", "sampling", "stop", "speculation", "n", "task", "priority", "model", "include_rounds", "structured_outputs", "predicted_text", "predicted_tokens")
+    __slots__ = ("text", "tokens", "chat", "sampling", "stop", "speculation", "n", "task", "priority", "model", "include_rounds", "structured_outputs", "predicted_text", "predicted_tokens")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CHAT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +107,7 @@ class GenerateRequest(_message.Message):
     PREDICTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     text: str
     tokens: TokenIds
+    chat: TextMessages
     sampling: Sampling
     stop: _containers.RepeatedScalarFieldContainer[str]
     speculation: SpeculationSettings
@@ -103,7 +119,7 @@ class GenerateRequest(_message.Message):
     structured_outputs: StructuredOutputs
     predicted_text: str
     predicted_tokens: TokenIds
-    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., speculation: _Optional[_Union[SpeculationSettings, _Mapping]] = ..., n: _Optional[int] = ..., task: _Optional[str] = ..., priority: _Optional[str] = ..., model: _Optional[str] = ..., include_rounds: _Optional[bool] = ..., structured_outputs: _Optional[_Union[StructuredOutputs, _Mapping]] = ..., predicted_text: _Optional[str] = ..., predicted_tokens: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[TextMessages, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., speculation: _Optional[_Union[SpeculationSettings, _Mapping]] = ..., n: _Optional[int] = ..., task: _Optional[str] = ..., priority: _Optional[str] = ..., model: _Optional[str] = ..., include_rounds: _Optional[bool] = ..., structured_outputs: _Optional[_Union[StructuredOutputs, _Mapping]] = ..., predicted_text: _Optional[str] = ..., predicted_tokens: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
 
 class StructuredOutputs(_message.Message):
     __slots__ = ("json_object", "json", "regex", "choice", "grammar")

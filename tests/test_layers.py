@@ -194,6 +194,7 @@ HEAVY = {"torch", "transformers", "sympy", "scipy", "matplotlib", "pandas"}
         ("gateway.deployment", HEAVY | {"outrider.engine", "actors", "cluster"}),
         ("cluster.preflight", HEAVY | {"ray", "fastapi"}),
         ("outrider.client.client", HEAVY | {"ray", "fastapi", "numpy", "pydantic"}),
+        ("outrider.client.async_client", HEAVY | {"ray", "fastapi", "numpy", "pydantic"}),
         ("workshop.checking.check", HEAVY | {"ray", "fastapi", "grpc"}),
     ],
 )

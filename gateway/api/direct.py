@@ -23,7 +23,7 @@ def direct_server(servicer: Any, address: str, max_message_bytes: int) -> tuple[
     The kernel distributes calls among the gateways.
 
     Args:
-        servicer: servicer of the Generation service, which also answers Check of grpc.health.v1.
+        servicer: servicer of the Generation service, which also answers grpc.health.v1.
         address: host:port; 0 as the port stands for any free port.
 
     Raises:
@@ -34,7 +34,7 @@ def direct_server(servicer: Any, address: str, max_message_bytes: int) -> tuple[
         options=[("grpc.max_receive_message_length", max_message_bytes), ("grpc.so_reuseport", 1)],
     )
     generation_pb2_grpc.add_GenerationServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-    health_pb2_grpc.add_HealthServicer_to_server(_Health(servicer), server)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     return server, server.add_insecure_port(address)
 
 
@@ -74,13 +74,3 @@ async def _ending_with_status(context: Any) -> AsyncIterator[None]:
         logger.exception("Request failed.")
         code = context.code()
         await context.abort(code or grpc.StatusCode.INTERNAL, context.details() if code else DEFECT)
-
-
-class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """Answers Check. Watch and List are UNIMPLEMENTED, as they are through Serve's proxy."""
-
-    def __init__(self, servicer: Any) -> None:
-        self._servicer = servicer
-
-    async def Check(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return await self._servicer.Check(request, context)

@@ -8,16 +8,17 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import Message
-from grpc_health.v1 import health_pb2
 from opentelemetry.trace import Span, use_span
 from pydantic import ValidationError
 
 from gateway.api.access import Authentication, peer_host
+from gateway.api.grpc_chat import in_chat
+from gateway.api.grpc_health import HealthMethods
+from gateway.api.openai.rendering import ChatPrompts
 from gateway.api.openai.schemas import MAX_BIASES, MAX_STOP_LENGTH, MAX_STOPS, PRIORITIES, invalid
 from gateway.api.round_message import round_message
 from gateway.errors import DEFECT, GatewayError, InvalidRequestError, OverloadedError
 from gateway.generation.form import Form, choice, json_object, json_schema
-from gateway.generation.generation import Generation
 from gateway.generation.request import AnswerUsage, Chunk, Prepared, Prompt, Request
 from gateway.generation.tracing import served, untraced
 from gateway.observe.loads import counters, loads
@@ -116,11 +117,11 @@ def _set_status(context: Context, span: Span, code: grpc.StatusCode, details: st
     span.set_attribute("rpc.grpc.status_code", code.value[0])
 
 
-class GenerationServicer:
+class GenerationServicer(HealthMethods):
     """Methods of the service, named as in the proto: Serve's proxy finds them by name."""
 
-    generation: Generation
     authentication: Authentication
+    chat_prompts: ChatPrompts
 
     def admit(self, message: Message, context: Context) -> None:
         """Checks caller and length. Raises UnauthenticatedError or InvalidRequestError."""
@@ -137,7 +138,10 @@ class GenerationServicer:
     async def _prepared(self, message: generation_pb2.GenerateRequest, context: Context) -> Prepared:
         deadline = self.generation.deadline()
         async with self.generation.preparations.slot(deadline):
-            return await self.generation.prepare(_request(message), self._caller(context), deadline)
+            request = _request(message)
+            if message.HasField("chat"):
+                request = await in_chat(request, message.chat, self.chat_prompts, self.generation)
+            return await self.generation.prepare(request, self._caller(context), deadline)
 
     @guarded_stream
     async def Generate(  # noqa: N802
@@ -227,17 +231,9 @@ class GenerationServicer:
     ) -> generation_pb2.Loads:
         return loads(self.generation)
 
-    async def Check(  # noqa: N802
-        self, message: health_pb2.HealthCheckRequest, grpc_context: Context
-    ) -> health_pb2.HealthCheckResponse:
-        """Answers Check of grpc.health.v1, also for probes, which have no key."""
-        missing = self.generation.readiness.missing()
-        response = health_pb2.HealthCheckResponse
-        return response(status=response.NOT_SERVING if missing else response.SERVING)
-
 
 def _request(message: generation_pb2.GenerateRequest) -> Request:
-    """Returns the request of a message. Raises InvalidRequestError naming the field."""
+    """Returns the request of a message, but for a chat. Raises InvalidRequestError naming the field."""
     if len(message.stop) > MAX_STOPS:
         raise InvalidRequestError("stop", f"{len(message.stop)} strings, at most {MAX_STOPS} are accepted")
     if any(len(stop) > MAX_STOP_LENGTH for stop in message.stop):

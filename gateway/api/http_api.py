@@ -96,12 +96,7 @@ def build(
             request.scope[TENANT] = generation.tenants.of(caller)
         return caller
 
-    prompts = ChatPrompts(
-        template,
-        generation.special_tokens,
-        generation.added_tokens,
-        allow_special_tokens=settings.special_tokens_in_messages,
-    )
+    prompts = ChatPrompts.of(template, generation)
     Caller = Annotated[str | None, Depends(is_known)]  # noqa: N806  a type
 
     async def respond(

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from gateway.api.direct import NO_MESSAGE
 from gateway.api.proxy_http import bound_heads
@@ -26,6 +27,15 @@ def add_generation_servicer(servicer: Any, server: Any) -> None:
     """
     bound_heads()
     shorten_refusals()
+    _add(add_GenerationServicer_to_server, servicer, server)
+
+
+def add_health_servicer(servicer: Any, server: Any) -> None:
+    """Registers the health service of gRPC in the same way: its Watch is a stream too."""
+    _add(add_HealthServicer_to_server, servicer, server)
+
+
+def _add(add: Callable[[Any, Any], None], servicer: Any, server: Any) -> None:
     route = server.service_handler_factory
 
     def routed(service_method: str, streaming_type: Any) -> Any:
@@ -34,7 +44,7 @@ def add_generation_servicer(servicer: Any, server: Any) -> None:
 
     server.service_handler_factory = routed
     try:
-        add_GenerationServicer_to_server(servicer, _LenientServer(server))  # type: ignore[no-untyped-call]
+        add(servicer, _LenientServer(server))
     finally:
         server.service_handler_factory = route
 

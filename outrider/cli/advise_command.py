@@ -1,7 +1,6 @@
 """``outrider advise outrider.yaml --prompts prompts.jsonl``: which draft suits a target and its prompts."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from outrider.cli.deployment import (
     report_progress,
     run_command,
 )
+from outrider.cli.json_output import add_json, print_or_write
 from outrider.cli.options import add_options, read_options
 from workshop.advice.settings import AdviceSettings
 from workshop.extra import require
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, AdviceSettings)
     parser.add_argument("--accelerator", help="GPU of the target, whose data sheet tells what steps cost")
     parser.add_argument("--draft-accelerator", help="GPU of the draft [as --accelerator]")
-    parser.add_argument("--json", type=Path, help="file to write all figures to")
+    add_json(parser)
     parser.add_argument("--picture", type=Path, help="file to draw to, .png or .svg; needs matplotlib")
 
 
@@ -53,25 +53,27 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _advise(options: argparse.Namespace) -> None:
-    from transformers import AutoTokenizer
+    if options.picture is not None:
+        require("matplotlib", f"--picture {options.picture}")
+    options.prompts.open().close()
+    asked, heads = read_options(options, AdviceSettings), _heads(options.head)
+    check_accelerator(options.accelerator)
+    check_accelerator(options.draft_accelerator)
+    settings, memories = read_deployment(options)
+    check_one_process(settings)
+
+    from transformers import AutoTokenizer  # takes seconds, so what is refused is refused before
 
     from workshop.advice.advise import Adviser
     from workshop.advice.answers import read_prompts
     from workshop.advice.candidates import candidates
     from workshop.advice.report import as_json, report
 
-    if options.picture is not None:
-        require("matplotlib", f"--picture {options.picture}")
-    asked, accelerators = read_options(options, AdviceSettings), _accelerators(options)
-    settings, memories = read_deployment(options)
-    check_one_process(settings)
     prompts = read_prompts(options.prompts, AutoTokenizer.from_pretrained(settings.target.model))
-    compared = [*candidates(settings, options.draft, _heads(options.head))]
-    adviser = Adviser(settings, asked, memories, accelerators, report_progress)
+    compared = [*candidates(settings, options.draft, heads)]
+    adviser = Adviser(settings, asked, memories, _accelerators(options), report_progress)
     advice = adviser.advise(prompts, compared)
-    print(report(advice))
-    if options.json is not None:
-        options.json.write_text(json.dumps(as_json(advice), indent=1) + "\n")
+    print_or_write(report(advice), as_json(advice), options.json)
     if options.picture is not None:
         from workshop.advice.picture import draw
 
@@ -84,8 +86,6 @@ def _accelerators(options: argparse.Namespace) -> Any:
     from workshop.advice.advise import Accelerators
 
     names = options.accelerator, options.draft_accelerator or options.accelerator
-    for name in names:
-        check_accelerator(name)
     return Accelerators(*(None if name is None else ACCELERATORS[name] for name in names))
 
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider.cli.json_output import add_json, print_or_write
 from outrider.cli.options import add_options, read_options
 from outrider.cli.service import API_KEY, INTERRUPTED
 from workshop.checking.errors import CheckError
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="base URL of a deployment: http://127.0.0.1:8000")
     parser.add_argument("b", metavar="B", help="base URL of another deployment, or of A again")
     parser.add_argument("--report", type=Path, metavar="NAME", help="writes NAME.md and NAME.json")
+    add_json(parser)
     add_options(parser, CheckSettings)
 
 
@@ -35,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         settings = read_options(options, CheckSettings)
         require("httpx", "outrider check")
         report = asyncio.run(_check(options.a, options.b, settings))
-        _print(report, options.report)
+        _print(report, options)
     except (CheckError, OSError, ValueError) as error:
         print(f"outrider: {error}", file=sys.stderr)
         return UNKNOWN
@@ -64,12 +66,12 @@ async def _check(a: str, b: str, settings: CheckSettings) -> "CheckReport":
         return await check(*sides, settings, ProgressLine())
 
 
-def _print(report: "CheckReport", name: Path | None) -> None:
+def _print(report: "CheckReport", options: argparse.Namespace) -> None:
     from workshop.checking.markdown import markdown
 
     text = markdown(report)
-    print(text, end="")
-    if name is not None:
+    print_or_write(text.rstrip("\n"), report.as_json(), options.json)
+    if (name := options.report) is not None:
         name.with_suffix(".md").write_text(text)
         name.with_suffix(".json").write_text(json.dumps(report.as_json(), indent=1) + "\n")
 

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from actors.place import bound_spinning
 from outrider.cli.service import INTERRUPTED
 from outrider.demo.written_out import write_out
 
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 
 def run_command(command: Callable[[], None]) -> int:
     """Runs a command and returns its exit code. A known failure prints its reason to stderr: code 1."""
+    from actors.spinning import bound_spinning
     from outrider.engine.errors import EngineError
 
     bound_spinning(os.environ)  # before torch: beside other programs its threads would wait for cores in vain
@@ -57,10 +57,11 @@ def given_settings(options: argparse.Namespace) -> "Settings":
         ValueError: settings are not accepted.
         OSError: the demo target cannot be written out.
     """
-    from cluster.arguments import read_settings
-    from cluster.gpus import gpus_here
+    settings = _read(options.settings)
 
-    settings = read_settings(_arguments(options.settings)).with_gpus(len(gpus_here()))
+    from cluster.gpus import gpus_here  # takes seconds, so what is refused is refused before
+
+    settings = settings.with_gpus(len(gpus_here()))
     write_out(settings.target.model)
     return settings
 
@@ -73,14 +74,16 @@ def read_deployment(options: argparse.Namespace) -> "tuple[Settings, dict[str, i
         UnsupportedModelError: the devices cannot share the target.
         OSError: the demo target cannot be written out.
     """
-    from cluster.arguments import read_settings
-    from cluster.devices import memories, parse_bytes
-    from cluster.gpus import gpus_here
-    from outrider.engine.loading.shares import check_shares
+    from cluster.amounts import parse_bytes
 
     memory = None if options.memory is None else parse_bytes(options.memory)
     draft_memory = None if options.draft_memory is None else parse_bytes(options.draft_memory)
-    settings = read_settings(_arguments(options.settings))
+    settings = _read(options.settings)
+
+    from cluster.devices import memories  # takes seconds, so what is refused is refused before
+    from cluster.gpus import gpus_here
+    from outrider.engine.loading.shares import check_shares
+
     write_out(settings.target.model)
     check_shares(settings.target_engine())
     # A named memory means GPUs, one for each rank and draft, unless the settings differ.
@@ -110,6 +113,12 @@ def check_one_process(settings: "Settings") -> None:
         )
 
 
-def _arguments(words: Sequence[str]) -> dict[str, str]:
+def _read(words: Sequence[str]) -> "Settings":
+    """Returns the settings that words give. Raises ValueError also for a model's folder that is not there."""
+    from cluster.arguments import read_settings
+    from cluster.model_folders import check_folders
+
     named = (word if "=" in word else f"config={word}" for word in words)
-    return dict(word.split("=", 1) for word in named)
+    settings = read_settings(dict(word.split("=", 1) for word in named))
+    check_folders(settings)
+    return settings

@@ -40,17 +40,19 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _distil(options: argparse.Namespace) -> None:
-    from workshop.distillation.card import NAME, acceptance_table, card
-    from workshop.distillation.distil import Distillation
-
+    kind = "recorded" if options.prompts is None else "prompts"
+    source: Path = options.recorded if options.prompts is None else options.prompts
+    source.stat()
     asked = read_options(options, DistilSettings)
     settings = given_settings(options)
     check_one_process(settings)
+
+    from workshop.distillation.card import NAME, acceptance_table, card  # takes seconds, hence no sooner
+    from workshop.distillation.distil import Distillation
+
     asked = asked.model_copy(update={"draft": _draft(asked, settings)})
     target = settings.changed(target={"drafters": {}}, drafts={}).target_engine()
     distillation = Distillation(target, asked, options.out, report_progress)
-    kind = "recorded" if options.prompts is None else "prompts"
-    source: Path = options.recorded if options.prompts is None else options.prompts
     distilled = distillation.run(str(source), lambda: _questions(kind, source, asked, target.model))
     (options.out / NAME).write_text(card(distilled, asked, settings.target.name, kind))
     distillation.finish()

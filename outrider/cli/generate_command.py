@@ -1,24 +1,39 @@
-"""``outrider generate "..."``: streams an answer to the terminal."""
+"""``outrider generate "..."``: streams an answer to the terminal; ``--chat`` has a conversation."""
 
 import argparse
 import os
 import sys
 from pathlib import Path
 
-import grpc
-
+from outrider.cli.answer_output import (
+    ALWAYS,
+    AUTO,
+    NEVER,
+    is_coloured,
+    print_answer,
+    print_legend,
+    print_record,
+)
+from outrider.cli.conversation import HOW, converse
 from outrider.cli.options import add_options, read_options
 from outrider.cli.service import API_KEY, INTERRUPTED, add_address, explain
-from outrider.client.client import Answer, Client
+from outrider.client.client import Client
+from outrider.client.errors import OutriderError
+from outrider.client.fields import GenerateFields, SpeculationFields
 from outrider.decoding.settings import RequestedSampling
 
-COLOURS = {"accepted": "\033[32m", "forced": "\033[36m", "target": "\033[33m", "plain": ""}
-RESET = "\033[0m"
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed")  # settings that are options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", help="text to continue; -: read it from the standard input")
+    parser.add_argument(
+        "prompt", nargs="?", help="text to continue; -, or nothing in a pipe: read it from the standard input"
+    )
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help=f"the prompt is a message of a chat; without a prompt, a conversation. {HOW}",
+    )
     add_address(parser)
     add_options(parser, RequestedSampling, SAMPLING)
     parser.add_argument("--stop", action="append", default=[], help="text that ends the answer; repeatable")
@@ -29,55 +44,67 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--patience", type=float, default=60.0, help="longest wait for a lost service, s [60]"
     )
     parser.add_argument("--schema", metavar="FILE", help="JSON schema that the answer follows")
-    parser.add_argument("--color", action="store_true", help="show where each token comes from")
+    parser.add_argument(
+        "--color",
+        choices=(AUTO, ALWAYS, NEVER),
+        default=NEVER,
+        help="show where each token comes from; auto: if it goes to a terminal [%(default)s]",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    speculation = {
-        name: getattr(options, name)
-        for name in ("mode", "depth", "drafter")
-        if getattr(options, name) is not None
-    }
     try:
-        sampling = read_options(options, RequestedSampling).model_dump(exclude_unset=True)
+        fields, prompt = _fields(options), _prompt(options)
     except ValueError as error:
         print(f"outrider: {error}", file=sys.stderr)
         return 1
-    try:
-        form = None if options.schema is None else {"json": Path(options.schema).read_text(encoding="utf-8")}
-    except (OSError, ValueError) as error:
-        print(f"outrider: --schema {options.schema} cannot be read: {error}", file=sys.stderr)
-        return 1
-    try:
-        prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-    except UnicodeDecodeError as error:
-        print(f"outrider: the standard input is no text in {sys.stdin.encoding}: {error}", file=sys.stderr)
-        return 1
+    coloured = is_coloured(options.color)
+    if coloured:
+        print_legend()
     with Client(options.address, os.environ.get(API_KEY), options.patience) as client:
-        answer = client.generate(prompt, tuple(options.stop), speculation, form, **sampling)
+        if prompt is None:
+            return converse(client, fields, coloured=coloured)
         try:
-            _print(answer, colour=options.color)
-        except grpc.RpcError as error:
+            if options.chat:
+                answer = client.chat([{"role": "user", "content": prompt}], **fields)
+            else:
+                answer = client.generate(prompt, **fields)
+            print_answer(answer, coloured=coloured)
+        except OutriderError as error:
             return explain(error)
         except KeyboardInterrupt:
-            print(RESET if options.color else "", file=sys.stderr)
             return INTERRUPTED
+        print_record(answer)
     return 0
 
 
-def _print(answer: Answer, colour: bool) -> None:
-    if colour:
-        legend = ", ".join(f"{code}{origin}{RESET if code else ''}" for origin, code in COLOURS.items())
-        print(f"tokens: {legend}", file=sys.stderr)
-    for piece in answer:
-        code = COLOURS[piece.origin] if colour else ""
-        print(f"{code}{piece.text}{RESET if code else ''}", end="", flush=True)
-    print()
-    assert answer.usage is not None
-    record = answer.usage.speculation
-    print(
-        f"{answer.usage.completion_tokens} tokens in {record.target_passes} passes of the target, "
-        f"{record.accepted} of {record.drafted} drafted accepted, "
-        f"{f'{record.forced} forced, ' if record.forced else ''}seed {answer.seed}, {answer.finish_reason}",
-        file=sys.stderr,
-    )
+def _fields(options: argparse.Namespace) -> GenerateFields:
+    """Returns the arguments of the request. Raises ValueError naming an option."""
+    sampling = read_options(options, RequestedSampling).model_dump(exclude_unset=True)
+    speculation: SpeculationFields = {
+        "mode": options.mode,
+        "depth": options.depth,
+        "drafter": options.drafter,
+    }
+    fields: GenerateFields = {"stop": options.stop, "speculation": speculation, **sampling}  # type: ignore[typeddict-item]
+    if options.schema is not None:
+        try:
+            fields["structured_outputs"] = {"json": Path(options.schema).read_text(encoding="utf-8")}
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--schema {options.schema} cannot be read: {error}") from None
+    return fields
+
+
+def _prompt(options: argparse.Namespace) -> str | None:
+    """Returns the prompt; None: it is to be asked for, in a conversation. Raises ValueError."""
+    prompt: str | None = options.prompt
+    if prompt is None and sys.stdin.isatty():
+        if options.chat:
+            return None
+        raise ValueError("give a prompt, or --chat for a conversation")
+    if prompt not in (None, "-"):
+        return prompt
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the standard input is no text in {sys.stdin.encoding}: {error}") from None

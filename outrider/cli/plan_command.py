@@ -6,12 +6,14 @@ The devices need not be here.
 import argparse
 
 from outrider.cli.deployment import add_deployment, check_accelerator, read_deployment, run_command
+from outrider.cli.json_output import add_json, print_or_write
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_deployment(parser)
     parser.add_argument("--accelerator", help="GPU of the target: H100, L4, ... [from the settings]")
     parser.add_argument("--draft-accelerator", help="GPU of the draft [as --accelerator]")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -20,22 +22,25 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_plan(options: argparse.Namespace) -> None:
-    from cluster.plan import DeploymentPlan
+    check_accelerator(options.accelerator)
+    check_accelerator(options.draft_accelerator)
+    settings, found = read_deployment(options)
+
+    from cluster.plan import DeploymentPlan  # takes seconds, so what is refused is refused before
+    from cluster.plan_figures import plan_figures
     from cluster.plan_table import draft_table, plan_table, step_table
 
-    settings, found = read_deployment(options)
     deployment = DeploymentPlan(settings, found)
     accelerators = {"target": _known(options.accelerator, settings.target.accelerator)}
     for name, draft in settings.drafts.items():
         accelerators[f"drafts.{name}"] = _known(options.draft_accelerator, draft.accelerator)
-    steps = step_table(deployment, accelerators)
-    print(plan_table(deployment), steps, draft_table(deployment), sep="\n\n")
+    tables = plan_table(deployment), step_table(deployment, accelerators), draft_table(deployment)
+    print_or_write("\n\n".join(tables), plan_figures(deployment), options.json)
     deployment.check()
 
 
 def _known(named: str | None, set_to: str | None) -> str | None:
-    """Returns an accelerator whose data sheet is known. Raises ValueError if the named one is not known."""
+    """Returns an accelerator whose data sheet is known; None: the data sheet is not known."""
     from outrider.engine.planning.accelerators import ACCELERATORS
 
-    check_accelerator(named)
     return named or (set_to if set_to in ACCELERATORS else None)

@@ -1,27 +1,29 @@
 """``outrider race``: the same prompts and seeds, answered by plain decoding and with speculation."""
 
 import argparse
-import json
 import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Final, Literal
 
-import grpc
-
+from outrider.cli.json_output import STDOUT, add_json, print_or_write
 from outrider.cli.processor import processor_name
 from outrider.cli.service import API_KEY, INTERRUPTED, add_address, explain
-from outrider.client.client import AnswerPiece, Client
+from outrider.client.answer import AnswerPiece
+from outrider.client.client import Client
+from outrider.client.errors import OutriderError
+from outrider.client.fields import SamplingFields
 from outrider.demo.prompts import KINDS, prompts
 
 RACED = ("code", "prose", "json", "arithmetic")
-PLAIN, SPECULATION = "plain", "speculation"
-MODES = {PLAIN: "off", SPECULATION: "auto"}
+Side = Literal["plain", "speculation"]
+PLAIN: Final = "plain"
+SPECULATION: Final = "speculation"
+MODES: dict[Side, Literal["off", "auto"]] = {PLAIN: "off", SPECULATION: "auto"}
 WARM_UP_TOKENS = 4
 ROW = "{:16}{:>16}{:>24}{:>8}   {}"
 
@@ -59,7 +61,7 @@ class RaceRun:
 
     prompt: str
     seed: int
-    answers: dict[str, RacedAnswer]
+    answers: dict[Side, RacedAnswer]
 
     @property
     def ratio(self) -> float | None:
@@ -106,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the first run, then one more [%(default)s]"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="file to write all figures to")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -118,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
             if options.prompt is None
             else {"prompt": [options.prompt] * options.runs}
         )
-        if options.json is not None:
+        if options.json not in (None, STDOUT):
             options.json.touch()  # no race begins unless its record can be written
     except (ValueError, OSError) as error:
         print(f"outrider: {error}", file=sys.stderr)
@@ -126,35 +128,32 @@ def run(options: argparse.Namespace) -> int:
     with Client(options.address, os.environ.get(API_KEY)) as client:
         try:
             raced = {kind: _race(client, kind, of_kind, options) for kind, of_kind in asked.items()}
-        except grpc.RpcError as error:
+        except OutriderError as error:
             return explain(error)
         except KeyboardInterrupt:
             return INTERRUPTED
-    print("\n" + table(raced))
-    if options.json is not None:
-        options.json.write_text(json.dumps(_record(raced, options), indent=1) + "\n", encoding="utf-8")
+    print_or_write("\n" + table(raced), _record(raced, options), options.json)
     return int(any(run.parts_at is not None for runs in raced.values() for run in runs))
 
 
 def _race(client: Client, kind: str, of_kind: Sequence[str], options: argparse.Namespace) -> list[RaceRun]:
     runs = []
     for number, prompt in enumerate(of_kind):
-        sampling = {"temperature": options.temperature, "seed": options.seed + number}
+        sampling: SamplingFields = {"temperature": options.temperature, "seed": options.seed + number}
         # The prefix cache then has the prompt before both answers, so neither profits from the other.
-        _answer(client, prompt, SPECULATION, max_tokens=WARM_UP_TOKENS, **sampling)
-        order = (PLAIN, SPECULATION) if number % 2 == 0 else (SPECULATION, PLAIN)
-        answers = {
-            side: _answer(client, prompt, side, max_tokens=options.max_tokens, **sampling) for side in order
-        }
-        runs.append(RaceRun(prompt, sampling["seed"], answers))
+        _answer(client, prompt, SPECULATION, {**sampling, "max_tokens": WARM_UP_TOKENS})
+        order: tuple[Side, Side] = (PLAIN, SPECULATION) if number % 2 == 0 else (SPECULATION, PLAIN)
+        whole: SamplingFields = {**sampling, "max_tokens": options.max_tokens}
+        answers = {side: _answer(client, prompt, side, whole) for side in order}
+        runs.append(RaceRun(prompt, options.seed + number, answers))
         speeds = ", ".join(
             f"{side} {_number(answer.tokens_per_second)} tokens/s" for side, answer in answers.items()
         )
-        print(f"{kind}, run {number + 1} of {len(of_kind)}: {speeds}", flush=True)
+        print(f"{kind}, run {number + 1} of {len(of_kind)}: {speeds}", file=sys.stderr, flush=True)
     return runs
 
 
-def _answer(client: Client, prompt: str, side: str, **sampling: Any) -> RacedAnswer:
+def _answer(client: Client, prompt: str, side: Side, sampling: SamplingFields) -> RacedAnswer:
     began = time.perf_counter()
     answer = client.generate(prompt, speculation={"mode": MODES[side]}, **sampling)
     pieces, times = [], []

@@ -3,14 +3,19 @@
 import argparse
 import sys
 
-import grpc
+from outrider.client.errors import (
+    AuthenticationError,
+    OutriderError,
+    ServiceOverloadedError,
+    ServiceUnavailableError,
+)
 
 API_KEY = "OUTRIDER_API_KEY"
 INTERRUPTED = 130  # exit code
-ADVICE = {
-    grpc.StatusCode.UNAVAILABLE: "is it running? `make serve` starts it, --address says where it is",
-    grpc.StatusCode.UNAUTHENTICATED: f"put an API key into {API_KEY}",
-    grpc.StatusCode.RESOURCE_EXHAUSTED: "the service is full: try again later",
+ADVICE: dict[type[OutriderError], str] = {
+    ServiceUnavailableError: "is it running? `make serve` starts it, --address says where it is",
+    AuthenticationError: f"put an API key into {API_KEY}",
+    ServiceOverloadedError: "the service is full: try again later",
 }
 
 
@@ -19,8 +24,8 @@ def add_address(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--address", default="127.0.0.1:9000", help="host:port of the gRPC API [%(default)s]")
 
 
-def explain(error: grpc.RpcError) -> int:
+def explain(error: OutriderError) -> int:
     """Prints what went wrong and what helps, and returns the exit code."""
-    advice = ADVICE.get(error.code(), "")
-    print(f"\noutrider: {error.details()}{'; ' + advice if advice else ''}", file=sys.stderr)
+    advice = ADVICE.get(type(error), "")
+    print(f"outrider: {error}{'; ' + advice if advice else ''}", file=sys.stderr)
     return 1

@@ -4,11 +4,14 @@ import argparse
 import os
 import sys
 import time
+from typing import Any
 
-import grpc
+from google.protobuf.json_format import MessageToDict
 
+from outrider.cli.json_output import add_json, print_or_write
 from outrider.cli.service import API_KEY, INTERRUPTED, add_address, explain
 from outrider.client.client import Client
+from outrider.client.errors import OutriderError
 from outrider.client.loads import LoadHistory, TaskRates
 from protos import generation_pb2
 
@@ -20,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_address(parser)
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two looks [%(default)s]")
     parser.add_argument("--looks", type=int, default=0, help="looks before it ends [0: Ctrl-C ends it]")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -27,19 +31,33 @@ def run(options: argparse.Namespace) -> int:
     with Client(options.address, os.environ.get(API_KEY)) as client:
         try:
             while True:
-                loads = client.stub.GetLoads(
-                    generation_pb2.GetLoadsRequest(), metadata=client.metadata, timeout=10
-                )
-                history.add(loads, time.monotonic())
-                print((CLEAR if sys.stdout.isatty() else "") + screen(history), flush=True)
+                history.add(client.loads(), time.monotonic())
+                shown = (CLEAR if sys.stdout.isatty() else "") + screen(history)
+                print_or_write(shown, figures(history), options.json)
                 looks += 1
                 if looks == options.looks:
                     return 0
                 time.sleep(options.every)
-        except grpc.RpcError as error:
+        except OutriderError as error:
             return explain(error)
+        except OSError as error:
+            print(f"outrider: {error}", file=sys.stderr)
+            return 1
         except KeyboardInterrupt:
             return INTERRUPTED
+
+
+def figures(history: LoadHistory) -> dict[str, Any]:
+    """Returns one look for another program; rates per second need two answers of a gateway."""
+    return {
+        "gateways": [
+            MessageToDict(each, preserving_proto_field_name=True) for each in history.newest.values()
+        ],
+        "rates": [
+            {"task": task, "drafter": drafter, **rates.per_second}
+            for (task, drafter), rates in sorted(history.rates().items())
+        ],
+    }
 
 
 def screen(history: LoadHistory) -> str:

@@ -4,7 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from outrider.cli.trace_report import GENERATIONS, lines, report
+from outrider.cli.json_output import add_json, print_or_write
+from outrider.cli.trace_report import GENERATIONS, figures, lines, report
 from outrider.telemetry.trace_file import FileSpan, read_spans
 
 
@@ -14,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--id", default=None, help="beginning of a trace id [the newest]")
     parser.add_argument("--all", action="store_true", help="all requests together")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -28,9 +30,13 @@ def run(options: argparse.Namespace) -> int:
         wanted = f" whose id begins with {options.id}" if options.id else ""
         print(f"outrider: no generation{wanted} in {', '.join(map(str, options.files))}", file=sys.stderr)
         return 1
-    if not options.all:
-        print(f"trace {chosen[0].trace_id}")
-    print("\n".join(lines(found)))
+    trace_id = None if options.all else chosen[0].trace_id
+    title = [] if trace_id is None else [f"trace {trace_id}"]
+    try:
+        print_or_write("\n".join([*title, *lines(found)]), figures(found, trace_id), options.json)
+    except OSError as error:
+        print(f"outrider: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

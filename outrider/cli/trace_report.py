@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from outrider.telemetry.trace_file import FileSpan
 
@@ -121,6 +122,11 @@ def lines(result: TraceReport) -> Iterator[str]:
     yield ""
     yield from _event_lines(result)
     yield from (f"-> {line}" for line in advice(result))
+
+
+def figures(result: TraceReport, trace_id: str | None) -> dict[str, Any]:
+    """Returns the report for another program; times in milliseconds. trace_id: None for several requests."""
+    return {"trace": trace_id, **vars(result), "modes": sorted(result.modes), "advice": advice(result)}
 
 
 def _event_lines(result: TraceReport) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from cluster.arguments import SettingsError
+from cluster.settings_errors import SettingsError
 from outrider.ray.llm_config import BuilderArguments, LLMConfig
 from outrider.ray.mirror import NO_MEANING, Mirror
 

@@ -10,7 +10,6 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from actors import place
 from actors.meeting import _await_all
 from actors.place import (
-    bound_spinning,
     confine,
     cores_here,
     interface_of,
@@ -19,6 +18,7 @@ from actors.place import (
     told,
     with_threads,
 )
+from actors.spinning import bound_spinning
 from actors.watchdog import Loading, loading
 from outrider.engine.errors import NoDeviceError
 from outrider.engine.settings import EngineSettings

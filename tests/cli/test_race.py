@@ -10,7 +10,7 @@ import pytest
 
 from outrider.cli.command_line import main
 from outrider.cli.race_command import RACED, RacedAnswer, RaceRun, table
-from outrider.client.client import AnswerPiece
+from outrider.client.answer import AnswerPiece
 from outrider.demo.prompts import prompts
 from protos import generation_pb2, generation_pb2_grpc
 

@@ -1,12 +1,13 @@
 """Numbers of several gateways on one screen; each gateway knows only its own."""
 
+import json
 from concurrent import futures
 
 import grpc
 import pytest
 
 from outrider.cli.command_line import main
-from outrider.cli.top_command import screen
+from outrider.cli.top_command import figures, screen
 from outrider.client.loads import FORGOTTEN_S, LoadHistory
 from protos import generation_pb2, generation_pb2_grpc
 
@@ -111,6 +112,21 @@ def test_command_looks_as_often_as_it_is_told(address, capsys):
     out = capsys.readouterr().out
     assert out.count("1 gateway:") == 3
     assert out.rstrip().count("10 tokens/s") == 2
+
+
+def test_command_prints_each_look_as_json(address, capsys):
+    assert main(["top", "--address", address, "--every", "0.001", "--looks", "1", "--json", "-"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [gateway["gateway"] for gateway in told["gateways"]] == ["a"]
+    assert told["rates"] == []
+
+
+def test_figures_have_rates_by_task_and_drafter():
+    history = LoadHistory()
+    history.add(loads("a", 1.0, 0), 0.0)
+    history.add(loads("a", 2.0, 90), 1.0)
+    (rates,) = figures(history)["rates"]
+    assert (rates["task"], rates["drafter"], rates["tokens"]) == ("json", "model", 90.0)
 
 
 def test_command_says_what_is_wrong(capsys):

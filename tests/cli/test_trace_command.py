@@ -175,6 +175,13 @@ def test_report_of_many_requests_counts_events_by_kind(printed):
     assert "1 times rounds: measured\n" in out
 
 
+def test_trace_as_json_has_parts_counts_and_advice(printed):
+    trace = Trace(mode="off").round("plain", tokens=60, reason="off", target=50.0)
+    told = json.loads(printed(trace, arguments=("--json", "-")))
+    assert (told["trace"], told["tokens"], told["times"]["target"]) == (trace.id, 60, 50.0)
+    assert told["advice"] == ["speculation is off: ask with mode auto"]
+
+
 WRONG = [
     ("", "no generation"),
     ("not json\n", "line 1 is no trace"),

@@ -1,7 +1,10 @@
 """``from outrider import Client`` loads gRPC; ``import outrider`` alone does not."""
 
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +25,11 @@ def test_package_has_the_client():
     assert Named is Client
 
 
+@pytest.mark.parametrize("name", outrider.__all__)
+def test_package_has_all_that_it_names(name: str):
+    assert getattr(outrider, name).__name__ == name
+
+
 def test_package_names_a_missing_attribute():
     with pytest.raises(AttributeError, match="'Server'"):
         _ = outrider.Server
@@ -34,3 +42,32 @@ def test_package_without_its_client_loads_no_grpc(module: str):
 
 def test_package_with_its_client_loads_grpc():
     assert loads_grpc("from outrider import Client")
+
+
+EXTRAS = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+OTHERWISE_NAMED = {"huggingface-hub": "huggingface_hub"}
+COMMANDS = ("generate", "race", "top", "trace", "plan", "advise", "distil", "check")
+
+
+def modules_of(requirements: list[str]) -> set[str]:
+    """Returns the top-level modules of distributions, but for those that grpc imports if they are there."""
+    names = {re.split(r"[\[<>=]", each)[0] for each in requirements} - {"grpcio-health-checking"}
+    return {OTHERWISE_NAMED.get(name, name.partition("-")[0]) for name in names}
+
+
+def test_install_without_extras_has_all_that_clients_and_the_start_of_commands_import():
+    of_server = modules_of(EXTRAS["optional-dependencies"]["server"])
+    assert {"torch", "ray", "transformers", "numpy", "msgspec", "opentelemetry"} <= of_server
+    imports = "; ".join(f"import outrider.cli.{name}_command" for name in COMMANDS)
+    check = (
+        f"import outrider.client.async_client; {imports}; import sys; print(*{of_server} & {{*sys.modules}})"
+    )
+    run = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == []
+
+
+def test_install_extras_build_upon_the_server():
+    extras = EXTRAS["optional-dependencies"]
+    assert extras["client"] == []
+    assert "outrider[server]" in extras["workshop"]
+    assert "outrider[server]" in extras["dev"]

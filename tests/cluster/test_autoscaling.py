@@ -13,9 +13,10 @@ from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve.config import AutoscalingContext
 
 from actors.metrics import CACHE_IN_USE, FIRST_TOKEN, SEQUENCES
-from cluster.arguments import SettingsError, read_settings
+from cluster.arguments import read_settings
 from cluster.autoscaling import FirstTokenPolicy, LoadPolicy, autoscaling
 from cluster.groups import AutoscalingSettings, DraftSettings
+from cluster.settings_errors import SettingsError
 from outrider.demo import written_out
 from outrider.demo.prompts import DEMO
 from tests.support.in_ray import left_in_ray

@@ -9,8 +9,8 @@ from ray.serve._private.build_app import build_app
 import cluster
 from actors.worker import DraftWorker
 from cluster.access import TOKEN
-from cluster.arguments import SettingsError
 from cluster.preflight import Preflight, find
+from cluster.settings_errors import SettingsError
 from gateway.deployment import draft_deployment
 from tests.support.served import CACHE, SERVED
 

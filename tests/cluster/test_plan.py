@@ -1,5 +1,6 @@
 """What a deployment takes of its devices, and what is refused before it starts."""
 
+import json
 import re
 from collections.abc import Mapping
 
@@ -7,8 +8,9 @@ import pytest
 import ray
 
 from cluster import application
+from cluster.amounts import parse_bytes
 from cluster.arguments import read_settings
-from cluster.devices import memories, parse_bytes
+from cluster.devices import memories
 from cluster.gpus import ask_nodes, size_for
 from cluster.groups import WorkerSettings
 from cluster.plan import DeploymentPlan
@@ -330,6 +332,19 @@ def test_plan_tells_what_a_step_takes_on_accelerators_that_are_named(capsys):
     assert re.search(r"Gflop of a token +0\.\d +0\.\d", printed)
     assert re.search(r"ms, target on H100 +plain +3 tokens", printed)
     assert "ms, draft on" not in printed
+
+
+def test_plan_as_json_has_bytes_and_steps_of_each_part(capsys):
+    assert main(["plan", "target=demo-small", "--memory", "80GB", "--json", "-"]) == 0
+    (device,) = json.loads(capsys.readouterr().out)["devices"][:1]
+    assert device["memory_bytes"] == 80 * 10**9
+    parts = device["parts"]
+    assert parts[0]["role"] == "target"
+    assert device["left_bytes"] == 80 * 10**9 - sum(
+        part["bytes"]["total"] * part["per_device"] for part in parts
+    )
+    assert parts[0]["step"]["weight_bytes_read"] > 0
+    assert parts[0]["sequences_by_context"][str(parts[0]["context_length"])] > 0
 
 
 def test_accelerator_that_no_data_sheet_is_known_of_is_refused_by_name(capsys):

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.arguments import SettingsError, read_settings
+from cluster.arguments import read_settings
+from cluster.settings_errors import SettingsError
 from tests.support.settings_files import in_a_file, settings
 
 
@@ -160,6 +161,38 @@ def test_wrong_file_is_named(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(SettingsError) as refused:
         settings(config=in_a_file(tmp_path, text))
     assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "told"),
+    [
+        ("target:\n  model: t\n  threads: many\n", 3, "target.threads='many' should be a valid integer"),
+        ("target.model: t\n\ntarget.thread: 2\n", 3, "target.thread=2 is no setting"),
+        ("pace: {}\ntarget: {model: t}\ndraft: 5\n", 3, "draft=5 is no setting"),
+        ("target: t\ndrafts:\n  small:\n    gpus: 1\n", 3, "drafts.small.model is missing"),
+        ("target: {model: t, resources: {\n  big: x}}\n", 2, "target.resources.big='x' should be"),
+    ],
+)
+def test_wrong_setting_of_a_file_is_told_with_its_line(
+    tmp_path: Path, text: str, line: int, told: str
+) -> None:
+    file = in_a_file(tmp_path, text)
+    with pytest.raises(SettingsError) as refused:
+        settings(config=file)
+    assert str(refused.value).startswith(f"{file}:{line}: {told}")
+
+
+def test_wrong_argument_over_a_right_line_of_a_file_names_no_line(tmp_path: Path) -> None:
+    file = in_a_file(tmp_path, "target: {model: t, threads: 2}\n")
+    with pytest.raises(SettingsError, match=r"^target\.threads='many'"):
+        settings(config=file, **{"target.threads": "many"})
+
+
+@pytest.mark.parametrize("second", ["target: {threads: 2}", "target.threads: 2"])
+def test_setting_twice_in_a_file_is_told_with_both_lines(tmp_path: Path, second: str) -> None:
+    file = in_a_file(tmp_path, f"target:\n  threads: 1\n{second}\n")
+    with pytest.raises(SettingsError, match=r":3: target(\.threads)? is given twice, before at .*:[12]$"):
+        settings(config=file)
 
 
 def test_setting_in_two_files_of_a_folder_is_named(tmp_path: Path) -> None:

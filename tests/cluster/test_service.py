@@ -289,6 +289,7 @@ def test_command_line_streams_an_answer(service: Service) -> None:
         "--temperature",
         "0",
         "--color",
+        "always",
         "--speculation",
         "fixed",
         "--depth",

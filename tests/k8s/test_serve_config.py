@@ -13,9 +13,9 @@ from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from ray.serve._private.build_app import BuiltApplication, build_app
 from ray.serve.schema import ServeDeploySchema
 
-from cluster.arguments import SettingsError
 from cluster.preflight import Preflight
 from cluster.preflight import find as find_models
+from cluster.settings_errors import SettingsError
 from cluster.start import ADD_SERVICERS
 from outrider.pace.settings import PaceSettings
 from tests.k8s.kustomize import Manifest, find

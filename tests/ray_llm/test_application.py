@@ -10,7 +10,7 @@ import httpx
 import pytest
 from ray._common.utils import import_attr
 
-from cluster.arguments import SettingsError
+from cluster.settings_errors import SettingsError
 from outrider.demo.prompts import DEMO
 from outrider.ray import application
 from tests.support.patience import LIMIT_S

@@ -5,7 +5,8 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from cluster.arguments import SettingsError, validated
+from cluster.arguments import validated
+from cluster.settings_errors import SettingsError
 from outrider.demo.prompts import DEMO
 from outrider.ray.llm_config import BuilderArguments, LLMConfig
 from outrider.ray.mirror import NO_MEANING, Mirror

@@ -2,8 +2,10 @@
 
 from gateway.api.access import Authentication, digest
 from gateway.api.grpc_api import GenerationServicer
+from gateway.api.openai.rendering import ChatPrompts
 from gateway.generation.generation import Generation
 from gateway.settings import GatewaySettings
+from tests.support.http_calls import TEMPLATE
 
 
 class Context:
@@ -33,8 +35,10 @@ class Context:
 
 
 def servicer_of(fleet, tokenizer, keys=(), **limits):
+    """limits: settings. Its chat template is that of ``app_of``."""
     servicer = GenerationServicer()
     settings = GatewaySettings(model="m", tokenizer="unused", **limits)
     servicer.generation = Generation(settings, tokenizer, fleet)
+    servicer.chat_prompts = ChatPrompts.of(TEMPLATE, servicer.generation)
     servicer.authentication = Authentication(tuple(map(digest, keys)), anonymous=False)
     return servicer

@@ -18,6 +18,7 @@ from gateway.api.access import Authentication
 from gateway.api.direct import direct_server
 from gateway.api.grpc_api import GenerationServicer
 from gateway.api.openai.chat_template import load_chat_template
+from gateway.api.openai.rendering import ChatPrompts
 from gateway.generation.generation import Generation
 from gateway.generation.vocabulary import load_tokenizer
 from gateway.settings import GatewaySettings
@@ -93,7 +94,7 @@ async def service_of(
         http = await ending.enter_async_context(
             httpx.AsyncClient(transport=transport, base_url="http://service", timeout=60)
         )
-        address = await ending.enter_async_context(public_grpc(generation))
+        address = await ending.enter_async_context(public_grpc(generation, folder))
         channel = await ending.enter_async_context(grpc.aio.insecure_channel(address))
         yield Service(app, http, channel, generation, workers, others)
 
@@ -106,9 +107,13 @@ def engine_settings(role: Role, **settings: Any) -> EngineSettings:
 
 
 @asynccontextmanager
-async def public_grpc(generation: Generation) -> AsyncIterator[str]:
-    """host:port of the public API behind a server as Serve's proxy is one."""
+async def public_grpc(generation: Generation, tokenizer: str) -> AsyncIterator[str]:
+    """host:port of the public API behind a server as Serve's proxy is one.
+
+    tokenizer: folder with the chat template.
+    """
     servicer = GenerationServicer()
+    servicer.chat_prompts = ChatPrompts.of(load_chat_template(tokenizer), generation)
     servicer.generation, servicer.authentication = generation, ANYBODY
     server, port = direct_server(servicer, "127.0.0.1:0", -1)
     await server.start()

@@ -8,11 +8,11 @@ import json
 import re
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.api.openai.calls.formats import GEMMA_4, HARMONY, CallFormat, found_in, of_response_template
-from gateway.generation.form import Thoughts, mark
+from gateway.generation.form import Form, Thoughts, mark
 
 CALLS = "tool_calls"
 THINKING = ("reasoning_content", "reasoning", "thinking")  # names of the field, as templates have it
@@ -50,6 +50,16 @@ class AnswerFormat:
     def has_calls(self) -> bool:
         """Whether answers can call tools."""
         return CALLS in self.template["fields"]
+
+    def held(self, form: Form, answer_start: str, added: Mapping[str, int], *, is_text: bool = True) -> Form:
+        """Returns the form with what stands before it in an answer: thoughts, and the mark of the text.
+
+        Args:
+            answer_start, added: as for ``thoughts_before``.
+            is_text: the form may be that of a text; False: it is that of calls, which have their own marks.
+        """
+        opening = mark(self.before_text, added) if is_text else ""
+        return replace(form, thoughts=self.thoughts_before(answer_start, added), opening=opening)
 
     def thoughts_before(self, answer_start: str, added: Mapping[str, int]) -> Thoughts | None:
         """Returns marks of thoughts; None if there are none, they end in the prompt, or their marks vary."""

@@ -15,7 +15,7 @@ from gateway.api.openai.rendering import CONTINUES, KWARGS, ChatPrompts, Rendere
 from gateway.api.openai.schemas import GenerationRequest
 from gateway.api.openai.tools import MAX_TOOLS, AllowedChoice, NamedChoice, Tool
 from gateway.errors import InvalidRequestError
-from gateway.generation.form import Form, mark
+from gateway.generation.form import Form
 from gateway.generation.generation import Generation
 from gateway.generation.request import Prepared, Request
 
@@ -198,12 +198,7 @@ class ChatRequest(GenerationRequest):
         form, answers = chat.form or request.form, chat.answers
         if form is not None and answers is not None:
             start, added = chat.prompt.answer_start, generation.added_tokens
-            has_text = chat.form is None or bool(chat.form.calls)  # calls have their own marks
-            form = replace(
-                form,
-                thoughts=answers.thoughts_before(start, added),
-                opening=mark(answers.before_text, added) if has_text else "",
-            )
+            form = answers.held(form, start, added, is_text=chat.form is None or bool(chat.form.calls))
         return replace(
             request,
             ends=chat.ends,

@@ -15,6 +15,7 @@ from gateway.api.openai.chat_template import ChatTemplate, Role
 from gateway.api.openai.marks import Marks, free_signs, raw
 from gateway.api.openai.messages import Message
 from gateway.errors import InvalidRequestError
+from gateway.generation.generation import Generation
 from gateway.generation.tokenization import LONG_TEXT
 
 LEFT_OUT = "the model's chat template leaves it out, so the model would not see it"
@@ -93,6 +94,16 @@ class ChatPrompts:
         self._marks = Marks(marks)
         # Templates find an assistant's thoughts in its content by these marks.
         self._marks_of_assistant = Marks(marks - thinking_marks(template.answers))
+
+    @classmethod
+    def of(cls, template: ChatTemplate, generation: Generation) -> "ChatPrompts":
+        """Returns what makes the prompts of a gateway's chats."""
+        return cls(
+            template,
+            generation.special_tokens,
+            generation.added_tokens,
+            allow_special_tokens=generation.settings.special_tokens_in_messages,
+        )
 
     async def rendered(
         self,

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.api.direct import NO_MESSAGE, direct_server
 from gateway.api.refusals_log import shorten_refusals
@@ -93,12 +92,3 @@ async def test_direct_malformed_message_is_the_callers_fault(tokenizer, method):
     async with channel_of(tokenizer) as channel:
         told = await end_of(channel.unary_unary(f"/{method}")(b"\xff"))
     assert told == (grpc.StatusCode.INVALID_ARGUMENT, NO_MESSAGE)
-
-
-async def test_direct_health_answers_check_and_lacks_the_other_methods(tokenizer):
-    async with channel_of(tokenizer) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        reply = await stub.Check(health_pb2.HealthCheckRequest())
-        assert reply.status in (reply.SERVING, reply.NOT_SERVING)
-        code, _ = await end_of(stub.Watch(health_pb2.HealthCheckRequest()))
-    assert code is grpc.StatusCode.UNIMPLEMENTED

@@ -2,8 +2,10 @@
 
 import pytest
 
-from gateway.api.endpoints import CHATS, COMPLETIONS, ENDPOINTS, RESPONSES
-from gateway.api.openai.fields import NOT_READ, UNSERVED
+from gateway.api.endpoints import CHATS, COMPLETIONS, ENDPOINTS
+from gateway.api.openai.field_types import NOT_READ
+from gateway.api.openai.fields import UNSERVED
+from gateway.api.openai.response_api import RESPONSES
 from tests.fakes.scripted import ScriptedTarget
 from tests.support.http_calls import ANSWER, ASK, CHAT, TEXT, client_of
 

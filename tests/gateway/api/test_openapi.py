@@ -8,8 +8,9 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from gateway.api.anthropic.message_api import COUNT_TOKENS, MESSAGES
-from gateway.api.endpoints import CHATS, COMPLETIONS, ENDPOINTS, RESPONSES
+from gateway.api.endpoints import CHATS, COMPLETIONS, ENDPOINTS
 from gateway.api.openai.chat_template import ChatTemplate
+from gateway.api.openai.response_api import RESPONSES
 from gateway.api.text_api import DETOKENIZE, TOKENIZE
 from tests.fakes.conversations import Cause
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support.patience import LIMIT_S
 
@@ -15,7 +16,7 @@ with warnings.catch_warnings():
     from ray.serve._private.proxy_request_response import gRPCStreamingType
 
 from gateway.api.direct import NO_MESSAGE
-from gateway.api.proxy import add_generation_servicer
+from gateway.api.proxy import add_generation_servicer, add_health_servicer
 from protos import generation_pb2, generation_pb2_grpc
 
 LARGE = generation_pb2.GenerateChunk(
@@ -55,6 +56,7 @@ async def served(stream):
 
     server = gRPCGenericServer(route)
     add_generation_servicer(generation_pb2_grpc.GenerationServicer(), server)
+    add_health_servicer(health_pb2_grpc.HealthServicer(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -65,10 +67,20 @@ async def served(stream):
 
 
 @pytest.mark.parametrize("replies", [[], [SMALL], [LARGE] * 8], ids=["none", "one", "more than is read"])
-async def test_proxy_cancellation_reaches_the_handler_at_every_point(replies):
+@pytest.mark.parametrize(
+    "opened",
+    [
+        lambda channel: generation_pb2_grpc.GenerationStub(channel).Generate(
+            generation_pb2.GenerateRequest()
+        ),
+        lambda channel: health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()),
+    ],
+    ids=["Generate", "Watch"],
+)
+async def test_proxy_cancellation_reaches_the_handler_at_every_point(opened, replies):
     source = Source(replies)
     async with served(source.stream) as channel, asyncio.timeout(LIMIT_S):
-        call = generation_pb2_grpc.GenerationStub(channel).Generate(generation_pb2.GenerateRequest())
+        call = opened(channel)
         await source.started.wait()
         if replies:
             await call.read()
@@ -106,8 +118,9 @@ async def test_proxy_unary_method_is_served_unchanged():
     [
         lambda channel: channel.unary_unary("/outrider.v1.Generation/Complete")(b"\xff"),
         lambda channel: channel.unary_stream("/outrider.v1.Generation/Generate")(b"\xff").read(),
+        lambda channel: channel.unary_stream("/grpc.health.v1.Health/Watch")(b"\xff").read(),
     ],
-    ids=["unary", "stream"],
+    ids=["unary", "stream", "health"],
 )
 async def test_proxy_malformed_message_is_an_invalid_argument(call):
     source = Source([SMALL])

@@ -41,6 +41,14 @@ async def test_drafts_on_against_off_are_the_same(
     assert sum(kind["identical"] for kind in report["seeded"]["kinds"]) == 4
 
 
+async def test_check_as_json_prints_the_report_alone(
+    addresses: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, b = addresses
+    assert await asyncio.to_thread(main, ["check", b, b, *FEW, "--json", "-"]) == SAME
+    assert json.loads(capsys.readouterr().out)["verdict"] == "same"
+
+
 async def test_difference_is_an_exit_code_and_a_reason(
     both: Services, addresses: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
