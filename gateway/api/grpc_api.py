@@ -138,10 +138,15 @@ class GenerationServicer(HealthMethods):
     async def _prepared(self, message: generation_pb2.GenerateRequest, context: Context) -> Prepared:
         deadline = self.generation.deadline()
         async with self.generation.preparations.slot(deadline):
-            request = _request(message)
-            if message.HasField("chat"):
+            request, caller = _request(message), self._caller(context)
+            if not message.HasField("chat"):
+                return await self.generation.prepare(request, caller, deadline)
+            try:
                 request = await in_chat(request, message.chat, self.chat_prompts, self.generation)
-            return await self.generation.prepare(request, self._caller(context), deadline)
+                return await self.generation.prepare(request, caller, deadline)
+            except InvalidRequestError as error:
+                field = "messages" if error.field == "prompt" else error.field
+                raise type(error)(field, error.message) from error
 
     @guarded_stream
     async def Generate(  # noqa: N802

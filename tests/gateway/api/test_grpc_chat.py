@@ -53,8 +53,9 @@ async def test_grpc_chat_without_max_tokens_may_fill_the_context(tokenizer):
         ([{"role": "user", "content": "x"}, {"role": "nobody", "content": "x"}], "messages.1.role: "),
         ([{"content": "x"}], "messages.0.role: "),
         ([{"role": "assistant", "content": "x"}], "messages: the model's chat template refuses them"),
+        ([{"role": "user", "content": "x" * MAX_LENGTH}], f"messages: {MAX_LENGTH + 6} tokens, at most"),
     ],
-    ids=["none", "role", "no role", "template"],
+    ids=["none", "role", "no role", "template", "long"],
 )
 async def test_grpc_chat_with_a_wrong_message_is_refused_by_name(tokenizer, messages, named):
     context = Context()
