@@ -104,7 +104,7 @@ def mounts(manifests: list[Manifest]) -> list[str]:
                     wrong.append(f"{where} mounts {mount['name']}, which is no volume of it")
     settings = settings_of(manifests)
     (application,) = serve_config_of(manifests)["applications"]
-    files = [application["args"]["config"], settings.access.api_keys_file]
+    files = [application["args"]["config"], settings.access.api_keys_file, settings.access.tenants_file]
     files += [*checkpoints_of(settings), *settings.tls.model_dump().values()]
     for where, template in ray_templates(manifests).items():
         paths = [mount["mountPath"] for mount in template["spec"]["containers"][0]["volumeMounts"]]

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
 import grpc
-import httpx
 import pytest
 
 from gateway.api.access import digest
@@ -231,7 +230,7 @@ async def test_http_interactive_request_passes_a_stream_of_batch(tokenizer):
         batch = {**ASK, "service_tier": "flex", "stream": True, "speculation": {"mode": "off"}}
         streaming = asyncio.create_task(client.post("/v1/completions", json=batch))
         await eventually(lambda: target.said >= 3)
-        urgent: httpx.Response = await client.post("/v1/completions", json=ASK)
+        urgent = await client.post("/v1/completions", json=ASK)
         assert urgent.json()["choices"][0]["text"] == TEXT
         assert not streaming.done()
         *told, _ = events_of(await streaming)

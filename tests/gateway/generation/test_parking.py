@@ -98,7 +98,7 @@ async def test_parked_request_leaves_its_target_at_once(tokenizer, mode):
             urgent = await generation.prepare(request(priority="interactive"))
             async with aclosing(generation.chunks(urgent)) as chunks:
                 await anext(chunks)
-                assert open_streams(fleet)[0] == 1  # of the target
+                assert open_streams(fleet)[0] == 1  # the target has the urgent request alone
                 assert generation.admission.parked == 1
             assert generation.admission.parked == 0
             text += "".join([chunk.text async for chunk in paused])
