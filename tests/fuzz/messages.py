@@ -55,6 +55,12 @@ HINTS: dict[str, Levels] = {
     "outrider.v1.TokenIds.ids": Levels(
         st.lists(TOKEN_IDS, min_size=1, max_size=20), _ids().extreme, st.nothing()
     ),
+    # The HTTP API has numbers where this field has them as text.
+    "outrider.v1.GenerateRequest.priority": Levels(
+        st.sampled_from(["interactive", "batch", "0", "-3"]),
+        st.sampled_from(["9" * 18, "-" + "9" * 18]),
+        STRINGS,
+    ),
     **dict.fromkeys(("stop_token_ids", "allowed_token_ids", "bad_token_ids"), _ids()),
     **forms.OF_MESSAGES,
     "outrider.v1.Sampling.grammar": forms.texts(

@@ -19,7 +19,7 @@ from gateway.api.openai.answer_types import (
 )
 from gateway.api.openai.chat import Chat, ChatRequest
 from gateway.api.openai.schemas import finite
-from gateway.api.openai.token_details import prompt_logprobs, stop_reason
+from gateway.api.openai.token_details import prompt_logprobs, shown_at_most, stop_reason
 from gateway.api.openai.usage import final_usage
 from gateway.generation.request import AnswerUsage, Chunk, Prepared
 from gateway.generation.vocabulary import TokenBytes
@@ -141,7 +141,7 @@ class ChatAnswer:
 
     def _logprobs(self, tokens: Sequence[Token]) -> ChatLogprobs | None:
         content: list[ContentLogprob] = []
-        most = self._body.top_logprobs
+        most = shown_at_most(self._body, self._body.top_logprobs)
         for token in tokens:
             if token.logprobs is None or not self._body.logprobs:
                 return None

@@ -17,6 +17,14 @@ def stop_reason(body: GenerationRequest, chunk: Chunk) -> str | int | None:
     return last if last in body.stop_token_ids else None
 
 
+def shown_at_most(body: GenerationRequest, asked: int | None) -> int | None:
+    """Returns how many likeliest tokens an answer shows at a place; None: all that the target tells.
+
+    asked: number for the answer; the target tells more if the prompt's number is larger.
+    """
+    return None if body.prompt_logprobs is None else asked
+
+
 def prompt_logprobs(
     tokens: TokenBytes, prompt: Sequence[int], scores: Iterable[TokenLogprobs], most: int
 ) -> list[dict[str, PromptLogprob] | None]:

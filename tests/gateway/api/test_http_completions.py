@@ -10,7 +10,8 @@ async def test_completion_has_text_and_usage(client):
     response = await client.post("/v1/completions", json={**ASK, "seed": 4})
     body = response.json()
     assert body["object"] == "text_completion"
-    assert body["choices"] == [{"index": 0, "text": TEXT, "logprobs": None, "finish_reason": "length"}]
+    ended = {"finish_reason": "length", "stop_reason": None}
+    assert body["choices"] == [{"index": 0, "text": TEXT, "logprobs": None, **ended}]
     usage = body["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (1, len(ANSWER))
     stats = usage["speculation"]

@@ -113,7 +113,7 @@ async def test_metrics_endpoint_answers_callers_with_a_key(tokenizer):
         access = Authentication((digest("key"),), anonymous=False)
         generation = Generation(SETTINGS, tokenizer, fleet)
         app = http_api.build(
-            generation, ChatTemplate(None, {}), access, lambda: b"vllm:prompt_tokens_total 3.0\n"
+            generation, ChatTemplate(None, {}), access, recorded=lambda: b"vllm:prompt_tokens_total 3.0\n"
         )
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
