@@ -83,12 +83,12 @@ class Limits:
         """Checks that a text is not too long for a prompt, however it is tokenized."""
         least, longest = self._tokenization.least_tokens(text), self._longest_prompt()
         if least > longest:
-            raise TooLongError(field, f"{least} tokens or more, at most {longest} are accepted")
+            raise self._too_long(field, f"{least} tokens or more, at most {longest} are accepted")
 
     def check_length(self, field: str, token_ids: Collection[int]) -> None:
         """Checks that a context holds the token ids."""
         if len(token_ids) > (longest := self.max_length()):
-            raise TooLongError(field, f"{len(token_ids)} token ids, at most {longest} are accepted")
+            raise self._too_long(field, f"{len(token_ids)} token ids, at most {longest} are accepted")
 
     def check_lengths(self, prompt_tokens: int, max_tokens: int) -> None:
         """Checks the lengths of a prompt and of the answer to it."""
@@ -96,13 +96,18 @@ class Limits:
             raise InvalidRequestError("prompt", "must hold at least one token")
         longest_prompt = self._longest_prompt()
         if prompt_tokens > longest_prompt:
-            raise TooLongError("prompt", f"{prompt_tokens} tokens, at most {longest_prompt} are accepted")
+            raise self._too_long("prompt", f"{prompt_tokens} tokens, at most {longest_prompt} are accepted")
         longest_output = self.room(prompt_tokens)
         if max_tokens > longest_output:
-            raise TooLongError(
+            raise self._too_long(
                 "max_tokens",
                 f"{max_tokens} after {prompt_tokens} tokens of prompt, at most {longest_output} are accepted",
             )
+
+    def _too_long(self, field: str, message: str) -> TooLongError:
+        """Returns the error, in words by which clients know it: LiteLLM reads no code."""
+        context = f"this model's maximum context length is {self.max_length()} tokens"
+        return TooLongError(field, f"{message}; {context}")
 
     def _longest_prompt(self) -> int:
         context = self.max_length()

@@ -5,11 +5,13 @@ from importlib.metadata import version
 
 import instructor
 import openai
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Age(BaseModel):
     """Age of a person in years."""
+
+    model_config = ConfigDict(extra="forbid")
 
     age: int = Field(ge=0, le=120)
 

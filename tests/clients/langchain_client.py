@@ -8,13 +8,15 @@ from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 ASKED = HumanMessage("What is the weather in Rome?")
 
 
 class Age(BaseModel):
     """Age of a person in years."""
+
+    model_config = ConfigDict(extra="forbid")
 
     age: int = Field(ge=0, le=120)
 
