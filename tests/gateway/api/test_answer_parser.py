@@ -148,7 +148,7 @@ def test_thinking_that_the_prompt_began_is_told_as_such():
     assert message["content"].strip() == "Yes."
 
 
-@pytest.mark.parametrize("source", ["{{ x }}", "f[ARGS]{}", "<function_calls>f()"])
+@pytest.mark.parametrize("source", ["{{ x }}", "f[ARGS]{}", "[f()]"])
 def test_response_template_unknown_format_is_none(source):
     assert of_chat_template(source) is None
 

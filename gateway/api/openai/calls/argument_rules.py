@@ -1,11 +1,11 @@
 """Rules of a grammar for a call's arguments, in each way in which families of models write them."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gateway.api.openai.calls.arguments import TEXT_ALONE, resolved, types_of
-from gateway.api.openai.calls.formats import Bare, Json, Parameters
+from gateway.api.openai.calls.formats import Bare, Json, Keywords, Parameters
 from gateway.errors import InvalidRequestError
 from gateway.generation.form import up_to
 from gateway.generation.json_schemas import AS_WRITTEN, fitted
@@ -30,7 +30,7 @@ class ArgumentRules:
         self._field = field
         self.lines = [*TERMINALS]
 
-    def of(self, written: Json | Parameters | Bare, function: dict[str, Any], name: str) -> str:
+    def of(self, written: Json | Parameters | Bare | Keywords, function: dict[str, Any], name: str) -> str:
         """Returns the expression of a function's arguments. name: free name for its rules.
 
         Raises:
@@ -43,6 +43,8 @@ class ArgumentRules:
                     return self._parameters(written, schema, name)
                 case Bare():
                     return _BareRules(self._text(written.quote), self.lines, schema).value(schema, name)
+                case Keywords():
+                    return self._keywords(schema, name)
         except _UnreadError as unread:
             raise InvalidRequestError(
                 self._field,
@@ -64,6 +66,18 @@ class ArgumentRules:
             self.lines.append(f"{place}: {begin} {quoted(key)} ({values}) {between}")
         parts = [f"{name}_{index}" + "?" * (key not in required) for index, key in enumerate(properties)]
         return f"{' '.join(parts)} {end}"
+
+    def _keywords(self, schema: dict[str, Any], name: str) -> str:
+        _check(schema, OBJECT)
+        properties, required = schema.get("properties", {}), schema.get("required", ())
+        if not properties:
+            self.lines.append(f'{name}_any: KEY "=" {_json({}, schema)}')
+            return f'({name}_any (", " {name}_any)*)?'
+        members = [
+            (f"{quoted(key + '=')} {_json(value, schema)}", key in required)
+            for key, value in properties.items()
+        ]
+        return _listed(members, '", "', name, self.lines)
 
     def _free(self, written: Parameters, name: str) -> str:
         """Returns a value of any kind, with its marks."""
@@ -152,17 +166,14 @@ class _BareRules:
         properties = schema.get("properties", {})
         if not properties:
             return "any_object"
-        rest, whole = '""', '""'  # members behind the present one, and members from it on
-        for index, key in reversed([*enumerate(sorted(properties, key=lambda key: (key.lower(), key)))]):
-            value = self.value(properties[key], f"{name}_{index}", depth + 1)
-            behind = f"{name}_{index}_rest"
-            self._lines.append(f"{behind}: {rest}")
-            member = f"{quoted(key + ':')} {value} {behind}"
-            if key in schema.get("required", ()):
-                rest, whole = f'"," {member}', member
-            else:
-                rest, whole = f'"," {member} | {behind}', f"{member} | {whole}"
-        return f'"{{" ({whole}) "}}"'
+        members = [
+            (
+                f"{quoted(key + ':')} {self.value(properties[key], f'{name}_{index}', depth + 1)}",
+                key in schema.get("required", ()),
+            )
+            for index, key in enumerate(sorted(properties, key=lambda key: (key.lower(), key)))
+        ]
+        return f'"{{" {_listed(members, quoted(","), name, self._lines)} "}}"'
 
     def _literal(self, value: Any) -> str:
         if isinstance(value, str):
@@ -172,6 +183,23 @@ class _BareRules:
 
 class _UnreadError(ValueError):
     """Part of a schema that the grammar of a family cannot say."""
+
+
+def _listed(members: Sequence[tuple[str, bool]], separator: str, name: str, lines: list[str]) -> str:
+    """Returns members in their order, with separators between those that are there.
+
+    Args:
+        members: each with whether it is needed.
+        name: free name for rules, which are added to the lines.
+    """
+    rest, whole = '""', '""'  # members behind the present member, and members from it on
+    for index, (member, is_needed) in reversed([*enumerate(members)]):
+        behind = f"{name}_{index}_rest"
+        lines.append(f"{behind}: {rest}")
+        present = f"{member} {behind}"
+        rest = f"{separator} {present}" + ("" if is_needed else f" | {behind}")
+        whole = present if is_needed else f"{present} | {whole}"
+    return f"({whole})"
 
 
 def _newline(written: Parameters) -> str:

@@ -1,13 +1,16 @@
 """Readers of a call's arguments: each turns what a model writes into the text of a JSON object."""
 
+import ast
 import json
 import re
 from typing import Any, Protocol
 
-from gateway.api.openai.calls.formats import Bare, Json, Parameters
+from gateway.api.openai.calls.formats import Bare, Json, Keywords, Parameters
 
 TYPES = {bool: "boolean", dict: "object", float: "number", int: "integer", list: "array", str: "string"}
 
+CONSTANTS = {"true": True, "false": False, "null": None}  # as JSON names them
+STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 TEXT_ALONE = frozenset({"string"})
 PYTHON = {"True": "true", "False": "false", "None": "null"}  # as models write them now and then
 
@@ -22,13 +25,15 @@ class ArgumentsReader(Protocol):
         """Returns the rest of the JSON text: the call has ended."""
 
 
-def reader_of(written: Json | Parameters | Bare, schema: dict[str, Any]) -> ArgumentsReader:
+def reader_of(written: Json | Parameters | Bare | Keywords, schema: dict[str, Any]) -> ArgumentsReader:
     """Returns a reader of arguments. schema: JSON schema of the tool's parameters."""
     match written:
         case Parameters():
             return ParametersReader(written, schema)
         case Bare():
             return BareReader(written.quote)
+        case Keywords():
+            return KeywordsReader()
     return JsonReader()
 
 
@@ -197,6 +202,69 @@ class BareReader:
     def _word(self, word: re.Match[str]) -> str:
         is_key = self._rest[word.end() :].lstrip().startswith(":")
         return json.dumps(word[0], ensure_ascii=False) if is_key else PYTHON.get(word[0], word[0])
+
+
+class KeywordsReader:
+    """Reads the keywords of a call in Python, and returns them when they are complete."""
+
+    # Texts, texts that go on, and brackets.
+    PARTS = re.compile(rf"{STRING.pattern}|(?P<open>['\"].*)|[()\[\]{{}}]", re.DOTALL)
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._read = 0  # characters that were read
+        self._depth = 1  # open brackets
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """Returns the whole JSON object, and the text behind the parenthesis."""
+        self._text += text
+        for found in self.PARTS.finditer(self._text, self._read):
+            if found["open"]:
+                break
+            self._read = found.end()
+            self._depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(found[0], 0)
+            if self._depth == 0:
+                return _of_keywords(self._text[: found.start()]), self._text[found.end() :]
+        return "", None
+
+    def close(self) -> str:
+        """Returns the text of keywords that were cut off."""
+        return self._text
+
+
+def _of_keywords(text: str) -> str:
+    """Returns keywords as a JSON object; text that is no Python stays, so that the caller sees it."""
+    try:
+        call = ast.parse(f"f({STRING.sub(_in_python, text)})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        values = {keyword.arg: _literal(keyword.value) for keyword in call.keywords}
+        if call.args or None in values:
+            return text
+        made = json.dumps(values, ensure_ascii=False, allow_nan=False)
+        return made.encode(errors="replace").decode()  # a text may spell half of a surrogate pair
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return text
+
+
+def _in_python(text: re.Match[str]) -> str:
+    """Returns a text as Python writes it: escapes of JSON mean something else there, or nothing."""
+    try:
+        return repr(json.loads(text[0]))
+    except ValueError:
+        return text[0]
+
+
+def _literal(node: ast.expr) -> Any:
+    """Returns the value of a literal of Python or JSON. Raises ValueError."""
+    match node:
+        case ast.Name(id=name) if name in CONSTANTS:
+            return CONSTANTS[name]
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_literal(item) for item in items]
+        case ast.Dict(keys=keys, values=values) if None not in keys:
+            pairs = zip(keys, values, strict=True)
+            return {str(ast.literal_eval(key)): _literal(value) for key, value in pairs if key is not None}
+    return ast.literal_eval(node)
 
 
 def types_of(schema: Any, root: dict[str, Any]) -> frozenset[str] | None:

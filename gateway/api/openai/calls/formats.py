@@ -43,6 +43,11 @@ class Bare:
 
 
 @dataclass(frozen=True)
+class Keywords:
+    """Arguments as keywords of a call in Python, between parentheses."""
+
+
+@dataclass(frozen=True)
 class CallFormat:
     """How one family writes calls, between two marks."""
 
@@ -51,7 +56,7 @@ class CallFormat:
     head: str  # pattern of everything before arguments, with the group name, or quoted for a JSON string
     before_name: str
     after_name: str  # 0 in it stands for any number
-    arguments: Json | Parameters | Bare = Json()
+    arguments: Json | Parameters | Bare | Keywords = Json()
     after_arguments: str = ""
     tail: str = r"\s*"  # pattern of everything that may follow arguments
     alone: str = ""  # pattern of a whole call without arguments, if nothing but its end tells so
@@ -166,6 +171,23 @@ def _gemma(mark: str, last: str, quote: str) -> CallFormat:
     return CallFormat(mark, last, r"\s*call:(?P<name>[^\s{]+)\s*(?=\{)", "call:", "", Bare(quote))
 
 
+def _python(mark: str, last: str, first: str, between: str, end: str) -> CallFormat:
+    return CallFormat(
+        mark,
+        last,
+        r"[\s\[,]*(?P<name>[A-Za-z_][\w.-]*)\(",
+        "",
+        "(",
+        Keywords(),
+        after_arguments=")",
+        tail=r"[\s\],]*",
+        marked="all",
+        first=first,
+        between=between,
+        end=end,
+    )
+
+
 HERMES = _of_objects("<tool_call>", "</tool_call>", newline="\n", between="\n")
 MISTRAL = _of_list("[TOOL_CALLS]", "", closes="</s>", ids="nine")
 LLAMA = _of_objects(
@@ -258,6 +280,8 @@ ROWS: tuple[tuple[tuple[str, ...], CallFormat | None], ...] = (
     (("<arg_key>", "</arg_key><arg_value>"), _glm("")),
     (("<arg_key>",), _glm("\n")),
     (("<function=",), QWEN_XML),
+    (("<function_calls>",), _python("<function_calls>", "</function_calls>", "\n", "\n", "\n")),
+    (("<|tool_call_start|>",), _python("<|tool_call_start|>", "<|tool_call_end|>", "[", ", ", "]")),
     (("[TOOL_CALLS]", "[ARGS]"), MISTRAL_11),
     (("[ARGS]",), None),
     (("<tool_call>",), HERMES),
