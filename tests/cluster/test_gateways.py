@@ -1,5 +1,6 @@
 """Place of the gateways, and which of them gets a request."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import httpx
 import pytest
 
 from cluster.application import app
+from gateway.api.openai.response_store import STORE
 from tests.support.applications import deployments, pretend_cluster
 from tests.support.patience import LIMIT_S, wait_until
 from tests.support.running import serving
@@ -59,3 +61,39 @@ def test_session_stays_at_its_gateway_and_sessions_share_the_gateways(tmp_path: 
         wait_until(lambda: len({*gateways()}) == 2)
         first = gateways()
         assert [gateways() for _ in range(3)] == [first] * 3
+
+
+def test_gateways_share_an_actor_that_keeps_responses_unless_there_is_one_gateway(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend_cluster(monkeypatch)
+
+    def actors(**settings: Any) -> list[str]:
+        return [actor.name for actor in gateway(**settings)._deployment_config.deployment_actors or ()]
+
+    assert actors(replicas="2") == [STORE]
+    assert actors(replicas="2", stored_response_bytes="0") == []
+    assert actors() == []
+
+
+@pytest.mark.slow
+def test_response_that_one_gateway_kept_is_found_by_the_other_gateway(tmp_path: Path) -> None:
+    settings = {**SERVED, "gateway.replicas": 2, "gateway.router": "session"}
+    with (
+        serving(tmp_path, settings) as service,
+        httpx.Client(base_url=service.http, timeout=LIMIT_S) as client,
+    ):
+        ask = {"input": "Hi", "max_output_tokens": 4}
+        kept = client.post("/v1/responses", json=ask).json()["id"]
+        met = set[str]()
+
+        def is_found_everywhere() -> bool:
+            """Asks as a further session, which may meet the other gateway."""
+            session = {"x-session-id": f"session {len(met)} {time.monotonic()}"}
+            met.add(client.get("/loads", headers=session).json()["gateway"])
+            assert client.get(f"/v1/responses/{kept}", headers=session).json()["id"] == kept
+            return len(met) == 2
+
+        wait_until(is_found_everywhere)
+        more = client.post("/v1/responses", json={**ask, "previous_response_id": kept})
+        assert more.json()["previous_response_id"] == kept
