@@ -36,6 +36,12 @@ class UnknownModelError(InvalidRequestError):
     http_status, grpc_status = 404, StatusCode.NOT_FOUND
 
 
+class UnknownResponseError(InvalidRequestError):
+    """The path names a response that is not kept."""
+
+    http_status, grpc_status = 404, StatusCode.NOT_FOUND
+
+
 class UnauthenticatedError(GatewayError):
     """The caller presented no API key, or an unknown key, though a key is required."""
 

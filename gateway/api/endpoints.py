@@ -23,7 +23,7 @@ COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 KEYED = (401,)
 READ = (400, 401, 404, 408, 413, 429, 504)  # statuses of endpoints that read a body
 GENERATED = (*READ, 500, 503)
-FOUND = (400, 401)
+FOUND = (401, 404)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ ENDPOINTS: Final = {
     RESPONSE: Endpoint(Response, refusals=FOUND),
     f"DELETE {RESPONSE}": Endpoint(DeletedResponse, refusals=FOUND),
     ITEMS: Endpoint(ResponseItems, refusals=FOUND),
-    CANCEL: Endpoint(None, refusals=FOUND),
+    CANCEL: Endpoint(None, refusals=(400, *FOUND)),
     MESSAGES: Endpoint(AnsweredMessage, MessagesRequest, MessageEvent, GENERATED, error=MessageError),
     COUNT_TOKENS: Endpoint(CountedTokens, CountRequest, refusals=(*READ, 503), error=MessageError),
     "/v1/models": Endpoint(Models, refusals=KEYED),

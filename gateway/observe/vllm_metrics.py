@@ -1,13 +1,11 @@
 """Publishes vLLM's metrics of requests, by which dashboards for vLLM show a service."""
 
-import asyncio
 from collections.abc import Iterable
 from statistics import fmean
 
 from gateway.generation.generation import Generation
 from gateway.generation.totals import Timing
 from gateway.workers.fleet import Fleet
-from gateway.workers.streams import LOAD_AGE_S
 from outrider.telemetry.instruments import Instruments
 
 ENGINE = "0"  # label of vLLM's first engine; a gateway's targets are one to its callers
@@ -49,9 +47,10 @@ def _observe(instruments: Instruments, timing: Timing, labels: dict[str, str]) -
 
 
 def _cache_usage(fleet: Fleet) -> float | None:
-    """Returns the mean share of the targets' caches in use; None: no target has reported just now."""
-    now = asyncio.get_running_loop().time()
-    links = (link for link in fleet.links() if link.worker.role == "target")
-    loads = [link.load for link in links if link.load and now - link.replied_at <= LOAD_AGE_S]
+    """Returns the mean share of the targets' caches in use; None: no target has reported yet.
+
+    Idle targets report nothing, and then their last reports hold.
+    """
+    loads = [link.load for link in fleet.links() if link.worker.role == "target" and link.load]
     shares = [1 - load.free_blocks / load.total_blocks for load in loads if load.total_blocks]
     return fmean(shares) if shares else None

@@ -10,7 +10,13 @@ import pytest
 import yaml
 
 from tests.support.patience import wait_until
-from tests.support.queries import QUERIES, queries_of_the_dashboard
+from tests.support.queries import (
+    NOT_OURS,
+    QUERIES,
+    as_grafana_asks,
+    queries_of_serve_llm,
+    queries_of_the_dashboard,
+)
 from tests.support.running import Service, free_port
 
 pytestmark = [
@@ -84,3 +90,20 @@ def test_dashboard_queries_are_answered(client: httpx.Client, prometheus: httpx.
         answered(prometheus, query)
     alerts = {name for name in QUERIES if name.startswith("Outrider")} - {"OutriderSlowerThanPlain"}
     assert not [name for name in alerts if answered(prometheus, QUERIES[name])]
+
+
+def test_panels_of_rays_dashboard_have_values(client: httpx.Client, prometheus: httpx.Client) -> None:
+    queries = {
+        title: as_grafana_asks(query)
+        for title, query in queries_of_serve_llm().items()
+        if not any(beginning in query for beginning in NOT_OURS)
+    }
+    empty = {*queries}
+    prompt = "The same words again. " * 8  # several blocks of the cache, so that later prompts hit them
+
+    def shown() -> bool:
+        client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 8})
+        empty.difference_update([title for title in empty if answered(prometheus, queries[title])])
+        return not empty
+
+    wait_until(shown, what=lambda: f"shows nothing: {empty}")

@@ -16,6 +16,7 @@ RARE = {"outrider_fallbacks", "outrider_reopenings", "outrider_transitions", "ou
 RARE |= {"outrider_continued_rounds", "outrider_wasted_tokens", "outrider_draft_saved_seconds"}
 RARE |= {"outrider_failed_sequences", "outrider_blamed_sequences", "outrider_gpu_steps"}
 RARE |= {"outrider_judged_reached_tokens", "outrider_judged_correct_tokens"}  # only with several drafters
+RARE |= {f"outrider_tenant_{name}" for name in ("queue_seconds", "refusals", "parked")}  # only under load
 RARE |= {"vllm_prefix_cache_hits"}  # only with prompts of several blocks
 RARE |= {"outrider_rollout_share", "outrider_rollout_changes"}  # only with a new draft
 

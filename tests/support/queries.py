@@ -1,4 +1,4 @@
-"""What the Grafana dashboard and the Prometheus rules ask for."""
+"""What our Grafana dashboard, our Prometheus rules and Ray's "Serve LLM" dashboard ask for."""
 
 import json
 from pathlib import Path
@@ -24,3 +24,32 @@ def rules() -> list[dict[str, str]]:
 
 
 QUERIES = queries_of_the_dashboard() | {rule.get("alert") or rule["record"]: rule["expr"] for rule in rules()}
+
+# Series of vLLM that Outrider has none of, by the beginning of the name.
+NOT_OURS = {
+    "ray_vllm_nixl_": "prompts and answers are computed at one place",
+    "ray_vllm_kv_offload_": "the cache stays on the device",
+    "ray_vllm_external_prefix_cache_": "the cache stays on the device",
+    "ray_vllm_num_requests_swapped": "the cache stays on the device, and vLLM itself records it no more",
+}
+
+
+def queries_of_serve_llm() -> dict[str, str]:
+    """Returns the queries of all panels of Ray's dashboard, as Ray writes them, by title and number."""
+    from ray.dashboard.modules.metrics.dashboards.serve_llm_dashboard_panels import serve_llm_dashboard_config
+
+    config = serve_llm_dashboard_config
+    panels = [*config.panels, *(panel for row in config.rows or [] for panel in row.panels)]
+    return {
+        f"{panel.title} {number}": target.expr
+        for panel in panels
+        for number, target in enumerate(panel.targets)
+    }
+
+
+def as_grafana_asks(query: str) -> str:
+    """Returns one of Ray's queries with everything chosen in the menus, over half a minute."""
+    filled = query.format(global_filters='ray_io_cluster=~".*"')
+    for menu in ("vllm_model_name", "workerid", "deployment"):
+        filled = filled.replace(f"${menu}", ".*")
+    return filled.replace("$interval", "30s")

@@ -20,7 +20,7 @@ REFUSALS: Final = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key is missing or wrong.",
     403: "The settings keep every caller from it.",
-    404: "The request names a model that is not served.",
+    404: "The request names a model that is not served, or a response that is not kept.",
     408: "The body came too slowly.",
     413: "The body is too long.",
     429: "The queue is full, or a limit of the tenant is reached.",

@@ -59,7 +59,9 @@ class AnswerParser:
         self._reader: CallReader | None = None  # None: the format of calls is not known
         self._index: int | None = None  # index of the call that is written; None: it is left out
         self._parsed = 0  # calls that were read
-        self._is_at_mark = bool(answers.thoughts)  # whether newlines belong to the marks of thoughts
+        # Newlines next to the marks of thoughts belong to the marks, unless the answer goes on with a text.
+        self._is_at_mark = bool(answers.thoughts and prefix)
+        self._ids: set[str] = set()  # ids of calls that the model wrote
         self.calls = 0  # tool calls that were returned
 
     def feed(self, text: str, *, ends: bool) -> list[ChatDelta]:
@@ -124,15 +126,21 @@ class AnswerParser:
             return []
         self._index = self.calls
         self.calls += 1
-        style = "any" if self._format.calls is None else self._format.calls.ids
         return [
             {
                 "index": self._index,
-                "id": call.id or new_id(style, call.name, self._earlier_calls + self._index),
+                "id": self._id(call, self._earlier_calls + self._index),
                 "type": "function",
                 "function": FunctionDelta(name=_whole(call.name), arguments=arguments),
             }
         ]
+
+    def _id(self, call: Begun, number: int) -> str:
+        """Returns the id that the model wrote, unless it wrote the id before, and else a new id."""
+        if call.id is not None and call.id not in self._ids:
+            self._ids.add(call.id)
+            return call.id
+        return new_id("any" if self._format.calls is None else self._format.calls.ids, call.name, number)
 
     def _read(self, text: str) -> list[ChatDelta]:
         """Returns calls in another format, which transformers reads; unreadable calls stay text."""

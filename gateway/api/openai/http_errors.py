@@ -20,6 +20,7 @@ from gateway.errors import (
     InvalidRequestError,
     OverloadedError,
     TooLongError,
+    UnknownResponseError,
     WorkerLostError,
 )
 
@@ -40,7 +41,9 @@ def error_answer(error: GatewayError) -> Error:
     status = error.http_status
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     field = error.field if isinstance(error, InvalidRequestError) else None
-    code = "context_length_exceeded" if isinstance(error, TooLongError) else CODES.get(status)
+    code = CODES.get(status) if not isinstance(error, UnknownResponseError) else None
+    if isinstance(error, TooLongError):
+        code = "context_length_exceeded"
     return error_body(str(error), type_=kind, param=field, code=code)
 
 

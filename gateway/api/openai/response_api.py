@@ -14,15 +14,16 @@ from gateway.api.bodies import Entrance
 from gateway.api.openai.bodies import headers_of, parsed, reported_seed
 from gateway.api.openai.rendering import ChatPrompts
 from gateway.api.openai.response_events import ResponseAnswer, finished, streamed
-from gateway.api.openai.response_store import ResponseStore, unknown
+from gateway.api.openai.response_store import ResponseStore
 from gateway.api.openai.response_types import DeletedResponse, ResponseItems
 from gateway.api.openai.responses import Item, ResponseRequest, own_name, renamed, repeated_fields
 from gateway.api.request_ids import KEY
-from gateway.errors import InvalidRequestError
+from gateway.errors import InvalidRequestError, UnknownResponseError
 from gateway.generation.generation import Generation
 
 RESPONSES = "/v1/responses"
 RESPONSE, CANCEL, ITEMS = (f"{RESPONSES}/{{name}}{part}" for part in ("", "/cancel", "/input_items"))
+NOT_KEPT = "{!r} is not kept: it is unknown, too old, or was sent with store=false"
 NOT_CANCELLED = "only responses that run in the background can be cancelled, and none do"
 KEPT_ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
@@ -39,11 +40,11 @@ def add_responses(
     settings = generation.settings
     Caller = Annotated[str | None, Depends(is_known)]  # noqa: N806  a type
 
-    async def kept(caller: str | None, name: str, field: str = "response_id") -> dict[str, Any]:
-        """Returns what is kept of a response. Raises InvalidRequestError."""
+    async def kept(caller: str | None, name: str) -> dict[str, Any]:
+        """Returns what is kept of a response. Raises UnknownResponseError."""
         entry = None if caller is None else await store.get(caller, name)
         if entry is None:
-            raise unknown(field, name)
+            raise UnknownResponseError("response_id", NOT_KEPT.format(name))
         found: dict[str, Any] = from_json(entry)
         return found
 
@@ -54,8 +55,10 @@ def add_responses(
             asked = await parsed(ResponseRequest, body.text, settings.unknown_fields)
             earlier: list[Item] = []
             if (previous := asked.body.previous_response_id) is not None:
-                found = await kept(caller, previous, "previous_response_id")
-                earlier = KEPT_ITEMS.validate_python(found["conversation"])
+                try:
+                    earlier = KEPT_ITEMS.validate_python((await kept(caller, previous))["conversation"])
+                except UnknownResponseError as error:  # the path is right, a field of the body is wrong
+                    raise InvalidRequestError("previous_response_id", error.message) from error
             try:
                 as_chat = asked.body.as_chat(earlier)
                 conversation = await as_chat.chat(prompts)
@@ -100,7 +103,7 @@ def add_responses(
     async def delete(name: str, caller: Caller) -> DeletedResponse:
         """Forgets a response."""
         if caller is None or not await store.delete(caller, name):
-            raise unknown("response_id", name)
+            raise UnknownResponseError("response_id", NOT_KEPT.format(name))
         return {"id": name, "object": "response", "deleted": True}
 
     @app.post(CANCEL)

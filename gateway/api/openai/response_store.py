@@ -7,8 +7,6 @@ import logging
 from collections import OrderedDict
 from typing import Any, Protocol
 
-from gateway.errors import InvalidRequestError
-
 STORE = "responses"  # name of the actor that Serve keeps for the deployment of the gateway
 
 logger = logging.getLogger("ray.serve")
@@ -77,10 +75,3 @@ class SharedResponses:
         except (RayError, ValueError) as error:
             logger.warning("stored responses are lost: %s", error)
             return None
-
-
-def unknown(field: str, name: str) -> InvalidRequestError:
-    """Returns the error for an id that is not kept."""
-    return InvalidRequestError(
-        field, f"{name!r} is not kept: it is unknown, too old, or was sent with store=false"
-    )

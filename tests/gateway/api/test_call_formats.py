@@ -446,6 +446,22 @@ def test_unknown_marks_are_no_format():
     assert of_chat_template("{{ x }}[ARGS]") is None
 
 
+def test_id_that_the_model_writes_twice_is_told_once():
+    source, prefix, text, _ = FAMILIES["kimi k2"]
+    message, _ = read(of_chat_template(source), prefix, text.replace("now:1", "weather:0"))
+    first, second = [call["id"] for call in message["tool_calls"]]
+    assert first == "functions.weather:0"
+    assert second == "functions.weather:1"
+
+
+def test_answer_that_continues_a_text_keeps_its_newlines():
+    answers = of_chat_template("<think><tool_call>")
+    message, _ = read(answers, "", "\n\nand so on", 1)
+    assert message["content"] == "\n\nand so on"
+    begun, _ = read(answers, "<|im_start|>assistant\n", "\nand so on", 1)
+    assert begun["content"] == "and so on"
+
+
 def test_ids_are_those_that_the_family_takes_back():
     for name, pattern in (("mistral 11", "[a-z0-9]{9}"), ("hermes", "call_[a-f0-9]{32}")):
         source, prefix, text, _ = FAMILIES[name]

@@ -88,7 +88,7 @@ async def test_kept_response_is_found_by_its_own_caller_alone(served):
     response = await asked(client)
     path = f"{PATH}/{response['id']}"
     assert (await client.get(path)).json() == response
-    assert (await client.get(path, headers=bearer("other"))).status_code == 400
+    assert (await client.get(path, headers=bearer("other"))).status_code == 404
     ask = {**ASK, "previous_response_id": response["id"]}
     refused = await client.post(PATH, json=ask, headers=bearer("other"))
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "previous_response_id")
@@ -98,15 +98,16 @@ async def test_deleted_response_is_not_found_again(served):
     client, _ = served
     path = f"{PATH}/{(await asked(client))['id']}"
     assert (await client.delete(path)).json()["deleted"] is True
-    assert (await client.delete(path)).status_code == 400
-    assert (await client.get(path)).status_code == 400
+    assert (await client.delete(path)).status_code == 404
+    refused = await client.get(path)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, None)
 
 
 async def test_response_is_not_kept_if_the_request_says_so(served):
     client, _ = served
     response = await asked(client, store=False)
     assert response["store"] is False
-    assert (await client.get(f"{PATH}/{response['id']}")).status_code == 400
+    assert (await client.get(f"{PATH}/{response['id']}")).status_code == 404
 
 
 async def test_response_is_not_kept_if_the_service_keeps_none(tokenizer):
@@ -141,7 +142,7 @@ async def test_openai_client_goes_on_retrieves_and_deletes(served):
     assert (await client.responses.retrieve(second.id)).output_text == "It rains."
     assert [item.role async for item in client.responses.input_items.list(second.id)] == ["user"]
     await client.responses.delete(second.id)
-    with pytest.raises(openai.BadRequestError):
+    with pytest.raises(openai.NotFoundError):
         await client.responses.retrieve(second.id)
 
 
