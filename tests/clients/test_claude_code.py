@@ -1,5 +1,7 @@
 """Requests in the order in which Claude Code sends them, by Anthropic's package over a real server."""
 
+from typing import Any
+
 import anthropic
 import httpx
 
@@ -28,7 +30,8 @@ async def test_requests_of_claude_code_are_answered_in_their_order(served: Serve
         assert (await http.head("/")).status_code == 200
         listed = (await http.get("/v1/models?limit=1000")).json()["data"]
         assert [model["id"] for model in listed] == ["m"]
-    async with anthropic.AsyncAnthropic(base_url=served.root, auth_token="none", max_retries=0) as claude:
+    async with anthropic.AsyncAnthropic(base_url=served.root, auth_token="none", max_retries=0) as client:
+        claude: Any = client  # requests are plain objects here
         common = {"model": "m", "betas": BETAS, "extra_headers": SESSION}
         titled = await claude.beta.messages.create(
             **common,
