@@ -71,7 +71,7 @@ class Form:
             return grammar
         is_lark = not grammar.startswith("{")
         (answer,) = [{"lark_grammar": grammar}] if is_lark else json.loads(grammar)["grammars"]
-        rules = ["thoughts: " + '""'] if self.thoughts is None else self.thoughts.rules()
+        rules = ['thoughts: ""'] if self.thoughts is None else self.thoughts.rules()
         said = f"{self.opening} @answer"
         parts = [{**answer, "name": "answer"}]
         if self.calls:

@@ -47,4 +47,4 @@ def _asks_nothing(word: str, value: Any) -> bool:
     """Whether a word allows every value: names of properties are texts, and unknown formats annotations."""
     if word == "propertyNames":
         return value in (True, {}, {"type": "string"})
-    return word == "format" and value not in FORMATS
+    return word == "format" and not (isinstance(value, str) and value in FORMATS)

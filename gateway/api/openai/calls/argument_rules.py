@@ -39,6 +39,8 @@ class ArgumentRules:
         schema = function["parameters"]
         try:
             match written:
+                case Json():
+                    return _json(schema, schema)
                 case Parameters():
                     return self._parameters(written, schema, name)
                 case Bare():
@@ -50,7 +52,10 @@ class ArgumentRules:
                 self._field,
                 f"the tool {function['name']!r} cannot be held to {unread}, as this model writes arguments",
             ) from None
-        return _json(schema, schema)
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            # Words of a schema may hold anything, and here they are read before they are compiled.
+            reason = f"the schema of the tool {function['name']!r} is no JSON schema: {error}"
+            raise InvalidRequestError(self._field, reason) from error
 
     def _parameters(self, written: Parameters, schema: dict[str, Any], name: str) -> str:
         _check(schema, OBJECT)

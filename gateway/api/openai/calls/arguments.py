@@ -85,6 +85,7 @@ class ParametersReader:
         self._rest = ""  # text that nothing is certain of yet
         self._begun = ""  # JSON text before the next key
         self._types: frozenset[str] | None = None  # types of the value that is read; None: any
+        self._searched = 0  # characters of the rest in which no mark begins
         self._is_inside = self._is_text = False  # whether a value is read, and whether it is text
 
     def feed(self, text: str) -> tuple[str, str | None]:
@@ -112,7 +113,8 @@ class ParametersReader:
     def _begin(self, key: re.Match[str]) -> str:
         name = key["key"]
         self._rest = self._rest[key.end() :]
-        self._types = types_of(self._schema.get("properties", {}).get(name, {}), self._schema)
+        self._searched = 0
+        self._types = types_of(_part(_part(self._schema, "properties"), name), self._schema)
         self._is_text = (
             self._types == TEXT_ALONE
             if self._text_kind is None
@@ -124,8 +126,9 @@ class ParametersReader:
 
     def _value(self) -> str | None:
         """Returns the end of the value; None: it goes on."""
-        ended = self._after_value.search(self._rest)
+        ended = self._after_value.search(self._rest, self._searched)
         if ended is None:
+            self._searched = max(len(self._rest) - len(self._marks[0]), 0)
             return None
         value, self._rest = self._rest[: ended.start()], self._rest[ended.end() :]
         self._is_inside = False
@@ -136,7 +139,7 @@ class ParametersReader:
         if not self._is_text:
             return ""
         ends = len(self._rest) - held(self._rest, self._marks)
-        made, self._rest = escaped(self._rest[:ends]), self._rest[ends:]
+        made, self._rest, self._searched = escaped(self._rest[:ends]), self._rest[ends:], 0
         return made
 
     def _as_json(self, value: str) -> str:
@@ -273,12 +276,13 @@ def types_of(schema: Any, root: dict[str, Any]) -> frozenset[str] | None:
     if not isinstance(schema, dict):
         return None
     if isinstance(declared := schema.get("type"), str | list):
-        return frozenset([declared] if isinstance(declared, str) else declared)
-    if values := schema.get("enum", [schema["const"]] if "const" in schema else []):
+        return frozenset([declared] if isinstance(declared, str) else map(str, declared))
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    if isinstance(values, list) and values:
         return frozenset(TYPES.get(type(value), "null") for value in values)
     for name in ("anyOf", "oneOf"):
-        variants = [types_of(variant, root) for variant in schema.get(name, ())]
-        if variants:
+        if isinstance(given := schema.get(name), list) and given:
+            variants = [types_of(variant, root) for variant in given]
             known = [types for types in variants if types is not None]
             return frozenset().union(*known) if len(known) == len(variants) else None
     # A schema without constraints is a text's: models write texts most often.
@@ -290,11 +294,16 @@ def resolved(schema: Any, root: dict[str, Any]) -> Any:
     for _ in range(8):  # steps, since references may run in a circle
         reference = schema.get("$ref") if isinstance(schema, dict) and len(schema) == 1 else None
         _, kind, name = [*str(reference).split("/"), "", ""][:3]
-        found = root.get(kind, {}).get(name) if kind in ("$defs", "definitions") else None
-        if found is None:
+        found = _part(_part(root, kind), name) if kind in ("$defs", "definitions") else {}
+        if not found:
             return schema
         schema = found
     return schema
+
+
+def _part(schema: Any, word: str) -> Any:
+    """Returns what a schema says of a word; an empty schema if it says nothing, or is none itself."""
+    return schema.get(word, {}) if isinstance(schema, dict) else {}
 
 
 def held(text: str, marks: tuple[str, ...]) -> int:
