@@ -115,7 +115,7 @@ AS_VLLM = (
     _gauge(
         "vllm_kv_cache_usage_perc",
         "share",
-        "share of the cache in use, from 0 to 1, mean of the targets that replied within two seconds",
+        "share of the cache in use, from 0 to 1: mean of the targets' last reports",
         VLLM,
     ),
 )
