@@ -4,8 +4,9 @@ Nothing here sends or waits: both clients do that, by the same rules.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -31,7 +32,14 @@ class AnswerPiece:
 class AnswerSoFar:
     """Pieces of an answer that have come; after the last of them its finish reason and usage."""
 
-    def __init__(self, request: generation_pb2.GenerateRequest, patience_s: float) -> None:
+    def __init__(
+        self,
+        open_call: Callable[[generation_pb2.GenerateRequest], Any],
+        request: generation_pb2.GenerateRequest,
+        patience_s: float,
+    ) -> None:
+        """open_call: sends a request, and returns gRPC's call."""
+        self._open_call = open_call
         self._request = request
         self._patience_s = patience_s
         self.pieces: list[AnswerPiece] = []

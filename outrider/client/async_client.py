@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Unpack
 
 import grpc
@@ -16,15 +16,6 @@ from protos import generation_pb2, generation_pb2_grpc
 
 class AsyncAnswer(AnswerSoFar):
     """Answer that is asked for when it is iterated with ``async for``; else as ``Answer``."""
-
-    def __init__(
-        self,
-        open_call: Callable[[generation_pb2.GenerateRequest], Any],
-        request: generation_pb2.GenerateRequest,
-        patience_s: float,
-    ) -> None:
-        super().__init__(request, patience_s)
-        self._open_call = open_call
 
     async def __aiter__(self) -> AsyncIterator[AnswerPiece]:
         """Yields the pieces. Raises OutriderError if repeats cannot help, or have not helped in time."""

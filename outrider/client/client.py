@@ -1,7 +1,7 @@
 """A client of the gRPC API that finishes its answers even if gateways are lost."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 
 import grpc
@@ -21,15 +21,6 @@ class Answer(AnswerSoFar):
     Each iteration yields all pieces from the first on. Leaving an iteration cancels the request, and the next
     iteration asks again for what has not come, with the same seed.
     """
-
-    def __init__(
-        self,
-        open_call: Callable[[generation_pb2.GenerateRequest], Any],
-        request: generation_pb2.GenerateRequest,
-        patience_s: float,
-    ) -> None:
-        super().__init__(request, patience_s)
-        self._open_call = open_call
 
     def __iter__(self) -> Iterator[AnswerPiece]:
         """Yields the pieces. Raises OutriderError if repeats cannot help, or have not helped in time."""
