@@ -41,6 +41,7 @@ COLOCATED_FIELDS = {
     "dtype",
     "quantization",
 }  # settings of a draft that hold in the target's process too
+PORTS = ("http_port", "grpc_port", "direct_grpc_port")  # of addresses
 TARGET_ITSELF = "target"  # model of a draft: the target's own copy
 # A target on a GPU makes up to 16,000 tokens a second (8B, 256 sequences, H100: docs/benchmarks.md), and a
 # gateway carries 8,000 to 9,000 (0.11 to 0.13 ms a token). On CPUs it would take a core from the target.
@@ -95,6 +96,18 @@ class Settings(Group):
                 Roster(self._kinds, self.target.drafters).find(name)
             except ValueError as error:
                 raise ValueError(f"gateway.drafters={self.gateway.drafters}: {error}") from None
+        return self
+
+    @model_validator(mode="after")
+    def _each_port_is_given_once(self) -> "Settings":
+        """Two listeners of the service would find each other's port taken, and blame another program."""
+        names: dict[int, str] = {}
+        for name, port in (
+            *((f"addresses.{name}", getattr(self.addresses, name)) for name in PORTS),
+            ("ray.metrics_port", self.ray.metrics_port),
+        ):
+            if port is not None and names.setdefault(port, name) != name:
+                raise ValueError(f"{name}={port} is {names[port]} already: give another port")
         return self
 
     @property

@@ -51,6 +51,12 @@ def test_wrong_value_is_named_by_its_path_with_what_would_be_accepted(
     assert told in str(refused.value)
 
 
+@pytest.mark.parametrize("second", ["addresses.direct_grpc_port", "ray.metrics_port"])
+def test_port_that_two_listeners_are_given_is_refused_with_both_names(second: str) -> None:
+    with pytest.raises(SettingsError, match=f"{second}=8000 is addresses.http_port already: give another"):
+        read_settings({second: "8000"})
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [

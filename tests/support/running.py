@@ -19,6 +19,7 @@ from tests.support.patience import LIMIT_S, START_S, wait_until
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PORTS = range(20_000, 32_768)  # Linux deals out those above, Ray to its workers some below
+_untried_ports = iter(random.SystemRandom().sample(PORTS, len(PORTS)))
 
 
 class StartError(Exception):
@@ -126,12 +127,15 @@ def end_with_this_process() -> None:
 
 
 def free_port() -> int:
-    """One that the system gives to nobody who asks for any, as Ray does while the service starts."""
-    while True:
-        port = random.SystemRandom().choice(PORTS)
+    """Port that the system gives to nobody who asks for any port, as Ray does while the service starts.
+
+    No port is returned twice in a process: a service whose two listeners are given it cannot start.
+    """
+    for port in _untried_ports:
         with socket.socket() as listener, contextlib.suppress(OSError):
             listener.bind(("127.0.0.1", port))
             return port
+    raise OSError(f"no port of {PORTS.start} to {PORTS.stop - 1} is left")
 
 
 def _end(process: subprocess.Popen[bytes]) -> list[str]:
