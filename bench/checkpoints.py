@@ -61,8 +61,11 @@ PEAKED = 4.0  # times as wide as usual is the head: a token is about as likely a
 
 
 def inflated_target(name: str) -> Path:
-    """Makes the demo target inflated to a size of INFLATED, float32."""
-    path = FOLDER / f"target-{name}"
+    """Makes the demo target inflated to a size of INFLATED, float32; returns its absolute path.
+
+    A service that a benchmark starts runs in a folder of its own.
+    """
+    path = FOLDER.absolute() / f"target-{name}"
     if not (path / "config.json").exists():
         print(f"making {path}", flush=True)
         inflate(DEMO / "target", path, torch.float32, **asdict(INFLATED[name]))

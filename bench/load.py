@@ -161,7 +161,7 @@ def main(arguments: Sequence[str]) -> None:
     for target, concurrencies in of_targets.items():
         progress(f"starting the service, {target}")
         settings = {
-            "target": inflated_target(target).absolute(),
+            "target": inflated_target(target),
             "target.dtype": "float32",
             "target.threads": options.target_threads,
             "target.cache_memory": cache_bytes(target),
