@@ -4,6 +4,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from typing import Any, TypeVar, cast
 
@@ -56,6 +57,7 @@ class EngineClient(asyncio.Protocol):
     """Client of the event loop. Messages of one turn of the loop reach the engine in one frame.
 
     ``end``: reason why no sequence can be opened any more; None until there is a reason.
+    ``leaving``: done once the worker is being drained.
     """
 
     def __init__(self, stepped: Callable[[Stepped], object] = lambda _: None) -> None:
@@ -71,7 +73,10 @@ class EngineClient(asyncio.Protocol):
         self._loading: list[asyncio.Future[AdapterLoaded]] = []
         self.first_tokens = FirstTokens()
         self._is_over = asyncio.Event()
+        self._is_idle = asyncio.Event()  # no sequence is open
+        self._is_idle.set()
         self.end: asyncio.Future[EngineStoppedError] = asyncio.get_running_loop().create_future()
+        self.leaving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def connect(self, connected: socket.socket) -> None:
         """Connects to a loaded engine; called before anything else."""
@@ -96,6 +101,7 @@ class EngineClient(asyncio.Protocol):
             raise self.end.result()
         number = next(self._numbers)
         self._open[number] = hear
+        self._is_idle.clear()
         self.send(Open(number, prompt_length, noise_key, sampling, adapter))
         return number
 
@@ -105,7 +111,7 @@ class EngineClient(asyncio.Protocol):
 
     def close(self, number: int) -> None:
         """Frees all that the engine holds for the sequence, and drops its listener. Idempotent."""
-        if self._open.pop(number, None) is not None:
+        if self._forget(number) is not None:
             self.send(Close(number))
 
     @property
@@ -137,6 +143,17 @@ class EngineClient(asyncio.Protocol):
         waiting.append(asked)
         self.send(question)
         return await asked
+
+    async def drain(self, within_s: float) -> None:
+        """Announces that the worker leaves, and returns once no sequence is open.
+
+        within_s: seconds after which the sequences that are still open end with LeavingError.
+        """
+        self.leaving.set_result(None)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._is_idle.wait()
+        self.leave()
 
     def leave(self) -> None:
         """Ends open sequences with LeavingError, and later sequences too."""
@@ -200,8 +217,15 @@ class EngineClient(asyncio.Protocol):
 
     def _put_last(self, number: int, error: Exception) -> None:
         """Hands over the error with which the engine has closed the sequence."""
-        if (hear := self._open.pop(number, None)) is not None:
+        if (hear := self._forget(number)) is not None:
             hear(error)
+
+    def _forget(self, number: int) -> Hear | None:
+        """Returns the listener of a sequence, which is open no more; None if it was not."""
+        hear = self._open.pop(number, None)
+        if not self._open:
+            self._is_idle.set()
+        return hear
 
     def _end_all(self, error: EngineStoppedError) -> None:
         if not self.end.done():

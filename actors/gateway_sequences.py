@@ -10,7 +10,7 @@ from typing import Any, Generic
 from actors.engine_client import EngineClient, EngineStoppedError, LeavingError
 from actors.messages import EngineAnswer
 from actors.tracing import DelayedSpans, SequenceTrace
-from actors.translation import ReplyT, RequestT, Translation
+from actors.translation import FromFrontend, ReplyT, RequestT, Translation
 from outrider.decoding.grammar import GrammarError
 from outrider.engine.errors import EngineError, SequenceFailedError, UnsupportedModelError
 from outrider.engine.work import AskedAdapter, Decoded
@@ -50,7 +50,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
     def __init__(self, translation: Translation[RequestT, ReplyT], engine: EngineClient) -> None:
         self._translation: Translation[RequestT, ReplyT] = translation
         self._engine = engine
-        self.outbox: Outbox[rounds_pb2.Opened | ReplyT | rounds_pb2.SequenceEnded] = Outbox()
+        self.outbox: Outbox[FromFrontend | ReplyT] = Outbox()
         self._spans = DelayedSpans()
         self._served: dict[Name, Served] = {}
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from outrider.decoding.settings import Sampling
 from outrider.engine.loading.timings import LoadTimings
+from outrider.engine.planning.promise import Promise
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import StepTimings
 from outrider.engine.work import NONE_ASKED, Answered, AskedAdapter, EngineLoad, Result, Work
@@ -104,7 +105,7 @@ class Ready(EngineMessage, frozen=True):
     vocab_size: int
     max_length: int  # tokens of the longest sequence
     slow_because: tuple[str, ...]  # why steps on its GPU are slower than they could be
-    promise: str  # how far the same seed gives the same text
+    promise: Promise  # how far the same seed gives the same text
     imports_s: float
     load_timings: LoadTimings
     survey: dict[str, tuple[Step, ...]]  # see outrider/engine/loop/survey.py

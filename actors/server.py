@@ -62,7 +62,11 @@ class Servicer:
         def wake(_: object) -> None:
             outbox.wake()
 
+        def announce(_: object) -> None:
+            outbox.append(rounds_pb2.Leaving())
+
         self._engine.end.add_done_callback(wake)
+        self._engine.leaving.add_done_callback(announce)
         reading.add_done_callback(wake)
         try:
             while True:
@@ -81,6 +85,7 @@ class Servicer:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, str(self._engine.end.result()))
         finally:
             self._engine.end.remove_done_callback(wake)
+            self._engine.leaving.remove_done_callback(announce)
             reading.cancel()
             sequences.close()
 

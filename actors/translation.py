@@ -30,7 +30,13 @@ ValueT = TypeVar("ValueT")
 MessageT = TypeVar("MessageT", bound=Message)
 ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
 
-_FIELDS: dict[type[Message], str] = {rounds_pb2.Opened: "opened", rounds_pb2.SequenceEnded: "ended"}
+FromFrontend = rounds_pb2.Opened | rounds_pb2.SequenceEnded | rounds_pb2.Leaving  # messages of no engine
+
+_FIELDS: dict[type[Message], str] = {
+    rounds_pb2.Opened: "opened",
+    rounds_pb2.SequenceEnded: "ended",
+    rounds_pb2.Leaving: "leaving",
+}
 
 
 class Translation(ABC, Generic[RequestT, ReplyT]):
@@ -52,7 +58,7 @@ class Translation(ABC, Generic[RequestT, ReplyT]):
     @staticmethod
     @abstractmethod
     def replies(
-        messages: Iterable[rounds_pb2.Opened | ReplyT | rounds_pb2.SequenceEnded],
+        messages: Iterable[FromFrontend | ReplyT],
     ) -> rounds_pb2.DraftReplies | rounds_pb2.TargetReplies:
         """Returns the message that carries all these messages."""
 
@@ -89,7 +95,7 @@ class DraftTranslation(Translation[rounds_pb2.DraftWorkerRequest, rounds_pb2.Dra
 
     @staticmethod
     def replies(
-        messages: Iterable[rounds_pb2.Opened | rounds_pb2.DraftReply | rounds_pb2.SequenceEnded],
+        messages: Iterable[FromFrontend | rounds_pb2.DraftReply],
     ) -> rounds_pb2.DraftReplies:
         return rounds_pb2.DraftReplies(**_by_field(messages))
 
@@ -133,7 +139,7 @@ class TargetTranslation(Translation[rounds_pb2.TargetWorkerRequest, rounds_pb2.T
 
     @staticmethod
     def replies(
-        messages: Iterable[rounds_pb2.Opened | rounds_pb2.TargetReply | rounds_pb2.SequenceEnded],
+        messages: Iterable[FromFrontend | rounds_pb2.TargetReply],
     ) -> rounds_pb2.TargetReplies:
         return rounds_pb2.TargetReplies(**_by_field(messages))
 

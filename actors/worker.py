@@ -30,6 +30,7 @@ from protos.trust import Trust
 logger = logging.getLogger("ray.serve")
 
 PUBLISH_S = 1.0  # interval of reports of the worker's metrics
+DRAIN_S = 10.0  # limit for the sequences of a target to move; Serve ends a replica after 20
 STOP_GRACE_S = 2.0  # limit for streams under way when the replica ends
 
 
@@ -80,7 +81,7 @@ class Worker:
             partial(add_servicer, self.role, self._client), host, self._trust
         )
         self._leaving.push_async_callback(server.stop, STOP_GRACE_S)
-        self._leaving.callback(self._client.leave)  # first: gateways continue at other workers at once
+        self._leaving.push_async_callback(self.leave)  # first: gateways continue at other workers
         return {
             "role": self.role,
             "model": self._ready.settings.model,
@@ -93,7 +94,8 @@ class Worker:
             "vocab_size": self._ready.vocab_size,
             "max_length": self._ready.max_length,
             "slow_because": self._ready.slow_because,
-            "promise": self._ready.promise,
+            "promise": self._ready.promise.sentence,
+            "is_exact": self._ready.promise.is_exact,
             "settings": self._ready.settings.model_dump(exclude={"model"}),
             "survey": self._ready.survey,
         }
@@ -116,6 +118,10 @@ class Worker:
             SEQUENCES: self._client.open_sequences,
             CACHE_IN_USE: 1 - load.free_blocks / load.total_blocks,
         }
+
+    async def leave(self) -> None:
+        """Ends open sequences, which go on without this worker."""
+        self._client.leave()
 
     async def _publish(self, metrics: EngineMetrics) -> None:
         while True:
@@ -152,6 +158,10 @@ class DraftWorker(Worker):
 
 class TargetWorker(Worker):
     role = "target"
+
+    async def leave(self) -> None:
+        """Waits while gateways move the open sequences to other targets."""
+        await self._client.drain(DRAIN_S)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return {**await super().record_autoscaling_stats(), FIRST_TOKEN: self._client.first_tokens.tail()}

@@ -15,6 +15,7 @@ from outrider.engine.choosing.sampler import Choices, RowNumbers
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loop.launched import ONE_POSITION, Finished, Launched, Reach
 from outrider.engine.loop.runner import size_of
+from outrider.engine.planning.promise import Promise
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT
 from outrider.engine.settings import EngineSettings
@@ -69,7 +70,7 @@ class SimulatedRunner:
 
     load_timings = LoadTimings()
     slow_because: tuple[str, ...] = ()
-    promise: str = "same seed, same text: no model is computed"
+    promise: Promise = Promise("same seed, same text: no model is computed", True)
     vocab_size = VOCAB_SIZE
     context_length = MAX_LENGTH
     end_token_ids = frozenset[int]()

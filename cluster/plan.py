@@ -215,7 +215,7 @@ def _part(
     def costs() -> StepCosts:
         return step_costs(model, engine, on_cuda=gpus > 0)
 
-    promise = model.promise(engine)
+    promise = model.promise(engine).sentence
     return Part(role, group, plan(engine), per_device, engine, allowed, plan, costs, promise)
 
 

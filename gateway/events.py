@@ -224,6 +224,19 @@ class TargetLost:
     is_first: bool  # False: a target was lost before, and no token came in between
 
 
+class SecondOpened(WithReason):
+    """The sequence is opened at a second target, for a MoveReason."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecondEnded:
+    """The second target goes on with the sequence, or has stopped."""
+
+    reason: str  # MoveReason
+    seconds: float  # time for which both targets had the sequence
+    goes_on: bool  # whether the sequence goes on there
+
+
 class SequenceFailed(WithReason):
     """The sequence ends with an error."""
 
@@ -246,6 +259,8 @@ Event = (
     | Ended
     | Switched
     | TargetLost
+    | SecondOpened
+    | SecondEnded
     | SequenceFailed
 )
 

@@ -90,6 +90,13 @@ class RequestSettings(BaseModel):
         ge=1,
         description="lost targets after which a request fails, if no token came in between",
     )
+    second_targets_share: float = Field(
+        default=0.05,
+        ge=0.0,
+        le=1.0,
+        description="share of the targets' time that second targets may take: a sequence whose target is late"
+        " is opened at another target, and the first of the two to answer goes on. 0: none",
+    )
     max_prompt_tokens: int | None = Field(
         default=None, ge=1, description="tokens; None: the context of the target"
     )

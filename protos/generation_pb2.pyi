@@ -258,7 +258,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationCounts, _Mapping]] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationCounts(_message.Message):
-    __slots__ = ("mode", "drafter", "rounds", "drafted", "reached", "accepted", "accepted_lengths", "mean_accepted_length", "target_passes", "late_drafts", "lost_drafts", "lost_targets", "seed", "prepared_for", "ahead_hit_ranks", "continued", "saved_ms", "wasted", "forced", "empty_drafts", "drafted_by", "routed", "judged", "host_drafts")
+    __slots__ = ("mode", "drafter", "rounds", "drafted", "reached", "accepted", "accepted_lengths", "mean_accepted_length", "target_passes", "late_drafts", "lost_drafts", "lost_targets", "seed", "prepared_for", "ahead_hit_ranks", "continued", "saved_ms", "wasted", "forced", "empty_drafts", "drafted_by", "routed", "judged", "host_drafts", "hedges", "moves")
     class DraftedByEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +304,8 @@ class SpeculationCounts(_message.Message):
     ROUTED_FIELD_NUMBER: _ClassVar[int]
     JUDGED_FIELD_NUMBER: _ClassVar[int]
     HOST_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    HEDGES_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
     mode: str
     drafter: str
     rounds: int
@@ -328,7 +330,9 @@ class SpeculationCounts(_message.Message):
     routed: _containers.MessageMap[str, Routed]
     judged: _containers.MessageMap[str, Judged]
     host_drafts: int
-    def __init__(self, mode: _Optional[str] = ..., drafter: _Optional[str] = ..., rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., reached: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., mean_accepted_length: _Optional[float] = ..., target_passes: _Optional[int] = ..., late_drafts: _Optional[int] = ..., lost_drafts: _Optional[int] = ..., lost_targets: _Optional[int] = ..., seed: _Optional[int] = ..., prepared_for: _Optional[int] = ..., ahead_hit_ranks: _Optional[_Iterable[int]] = ..., continued: _Optional[int] = ..., saved_ms: _Optional[float] = ..., wasted: _Optional[int] = ..., forced: _Optional[int] = ..., empty_drafts: _Optional[int] = ..., drafted_by: _Optional[_Mapping[str, DraftedBy]] = ..., routed: _Optional[_Mapping[str, Routed]] = ..., judged: _Optional[_Mapping[str, Judged]] = ..., host_drafts: _Optional[int] = ...) -> None: ...
+    hedges: int
+    moves: int
+    def __init__(self, mode: _Optional[str] = ..., drafter: _Optional[str] = ..., rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., reached: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_lengths: _Optional[_Iterable[int]] = ..., mean_accepted_length: _Optional[float] = ..., target_passes: _Optional[int] = ..., late_drafts: _Optional[int] = ..., lost_drafts: _Optional[int] = ..., lost_targets: _Optional[int] = ..., seed: _Optional[int] = ..., prepared_for: _Optional[int] = ..., ahead_hit_ranks: _Optional[_Iterable[int]] = ..., continued: _Optional[int] = ..., saved_ms: _Optional[float] = ..., wasted: _Optional[int] = ..., forced: _Optional[int] = ..., empty_drafts: _Optional[int] = ..., drafted_by: _Optional[_Mapping[str, DraftedBy]] = ..., routed: _Optional[_Mapping[str, Routed]] = ..., judged: _Optional[_Mapping[str, Judged]] = ..., host_drafts: _Optional[int] = ..., hedges: _Optional[int] = ..., moves: _Optional[int] = ...) -> None: ...
 
 class Routed(_message.Message):
     __slots__ = ("times",)

@@ -45,14 +45,20 @@ class DraftReplies(_message.Message):
     def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[DraftReply, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[SequenceEnded, _Mapping]]] = ...) -> None: ...
 
 class TargetReplies(_message.Message):
-    __slots__ = ("opened", "replies", "ended")
+    __slots__ = ("opened", "replies", "ended", "leaving")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     REPLIES_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     opened: _containers.RepeatedCompositeFieldContainer[Opened]
     replies: _containers.RepeatedCompositeFieldContainer[TargetReply]
     ended: _containers.RepeatedCompositeFieldContainer[SequenceEnded]
-    def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[TargetReply, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[SequenceEnded, _Mapping]]] = ...) -> None: ...
+    leaving: _containers.RepeatedCompositeFieldContainer[Leaving]
+    def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., replies: _Optional[_Iterable[_Union[TargetReply, _Mapping]]] = ..., ended: _Optional[_Iterable[_Union[SequenceEnded, _Mapping]]] = ..., leaving: _Optional[_Iterable[_Union[Leaving, _Mapping]]] = ...) -> None: ...
+
+class Leaving(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("sequence", "epoch")

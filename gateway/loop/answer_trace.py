@@ -22,6 +22,8 @@ from gateway.events import (
     Resumed,
     RoundBegan,
     Routed,
+    SecondEnded,
+    SecondOpened,
     SendingAhead,
     TargetLost,
     TokenDecoded,
@@ -121,6 +123,10 @@ class AnswerTrace(NoTrace):
                 self._generation.add_event("drafter", routed)
             case TargetLost():
                 self._add_event("reopening", event.detail)
+            case SecondOpened():
+                self._add_event("second target", event.reason)
+            case SecondEnded() if event.goes_on:
+                self._add_event("moved", event.reason)
 
     def _enter(self, name: str, started: Span | None, reason: str) -> None:
         """started: the span, if it has begun already."""

@@ -6,6 +6,7 @@ from gateway.loop.answer_trace import NO_TRACE, NoTrace
 from gateway.loop.draft_source import DraftSource
 from gateway.loop.loop import SequenceLoop
 from gateway.loop.parking import Parking
+from gateway.loop.second_targets import SecondTargets
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
 from gateway.routing.route import Route
@@ -23,6 +24,7 @@ class LoopFactory:
     def __init__(self, fleet: Fleet, paces: Paces, settings: GatewaySettings) -> None:
         self._fleet = fleet
         self._paces = paces
+        self._seconds = SecondTargets(fleet, settings.second_targets_share)
         self.router = Router(self._is_ready)
         self._drafters = Drafters(fleet, settings.roster, PastAnswers(settings.past_answer_tokens))
         self.use(settings)
@@ -82,6 +84,7 @@ class LoopFactory:
             deadline,
             self._settings.max_losses,
             parking or Parking(),
+            self._seconds,
         )
 
     def _is_ready(self, drafter: DrafterInfo) -> bool:

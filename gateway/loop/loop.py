@@ -29,8 +29,10 @@ from gateway.loop.answer_trace import NoTrace
 from gateway.loop.draft_source import DraftSource
 from gateway.loop.parking import Parking
 from gateway.loop.phases import Parts, PlainPhase, PromptPhase, RoundPhase, SequencePhase
+from gateway.loop.second_targets import SecondTargets
 from gateway.loop.stats import Stats
 from gateway.loop.target_turns import Committed, TargetTurns
+from gateway.loop.watched_target import MovedError, Second, WatchedTarget
 from gateway.proposal import NO_PROPOSAL
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
@@ -58,6 +60,7 @@ class SequenceLoop:
         deadline: float,
         max_losses: int,
         parking: Parking,
+        seconds: SecondTargets,
     ) -> None:
         """
         Args:
@@ -65,6 +68,7 @@ class SequenceLoop:
             deadline: when to give up, in the event loop's time.
             max_losses: targets lost in a row, without a token in between, after which it gives up.
             parking: what parks the sequence.
+            seconds: decides when the sequence is opened at a second target.
         """
         self._sequence = sequence
         self._fleet = fleet
@@ -76,6 +80,7 @@ class SequenceLoop:
         self._deadline = deadline
         self._max_losses = max_losses
         self._parking = parking
+        self._seconds = seconds
 
     def depth(self) -> tuple[int, str]:
         """Tokens of the next Draft, 0 for plain decoding; and what decides it."""
@@ -86,7 +91,8 @@ class SequenceLoop:
 
         When a target is lost, another target continues from the committed tokens. Keyed noise gives it the
         text that the first target would have given. The sequence may be the reason of the loss. So it is
-        opened isolated from other suspects, and at most max_losses targets are tried.
+        opened isolated from other suspects, and at most max_losses targets are tried. The sequence also
+        changes to a second target that is better; see ``WatchedTarget``.
 
         Raises:
             DeadlineError: the deadline passed first.
@@ -94,19 +100,25 @@ class SequenceLoop:
             GenerationFailedError: a target's engine cannot go on with it, or max_losses targets were lost.
         """
         failures = losses = 0  # in a row: attempts that failed, and targets lost that had the sequence
+        second: Second | None = None  # target at which the sequence is open already
         self._sequence.round += 1
         try:
             while self._sequence.finish_reason is None:
                 try:
                     with (
-                        closing(self._fleet.open_target(self._sequence, is_isolated=losses > 0)) as stream,
+                        closing(self._opened(second, is_isolated=losses > 0)) as stream,
                         self._parking.at(stream),
+                        closing(self._watched(stream)) as watched,
                     ):
-                        async with aclosing(self._phases(stream)) as steps:
+                        is_answered, second = second is not None and self._goes_on_at(second), None
+                        async with aclosing(self._phases(stream, watched, is_answered=is_answered)) as steps:
                             async for step in steps:
                                 failures = losses = 0
                                 self._fleet.cleared(stream)
                                 yield step
+                except MovedError as moved:
+                    second = moved.second
+                    self._events.emit(Ended(SpanReason.MOVED))
                 except ParkedError:
                     self._sequence.draft = None  # another drafter may go on
                     self._events.emit(Ended(SpanReason.PARKED))
@@ -143,10 +155,28 @@ class SequenceLoop:
             raise DeadlineError(f"no target before the request's deadline: {lost}")
         await asyncio.sleep(pause_s)
 
-    async def _phases(self, stream: TargetStream) -> AsyncGenerator[Committed, None]:
-        """Runs the prompt phase if it is wanted, then rounds while they pay, else plain decoding."""
+    def _opened(self, second: Second | None, *, is_isolated: bool) -> TargetStream:
+        if second is not None:
+            return second.stream
+        return self._fleet.open_target(self._sequence, is_isolated=is_isolated)
+
+    def _watched(self, stream: TargetStream) -> WatchedTarget:
+        return WatchedTarget(stream, self._sequence, self._fleet, self._seconds, self._events)
+
+    def _goes_on_at(self, second: Second) -> bool:
+        """Begins the round in which the sequence goes on; returns whether the target has answered it."""
+        self._sequence.round = second.next_round(self._sequence)
+        return self._sequence.round == second.round
+
+    async def _phases(
+        self, stream: TargetStream, watched: WatchedTarget, *, is_answered: bool
+    ) -> AsyncGenerator[Committed, None]:
+        """Runs the prompt phase if it is wanted, then rounds while they pay, else plain decoding.
+
+        is_answered: whether the next token of plain decoding is there already.
+        """
         sequence = self._sequence
-        turns = TargetTurns(stream, sequence, self._trace, self._deadline, self._fleet.vocab_size)
+        turns = TargetTurns(stream, watched, sequence, self._trace, self._deadline, self._fleet.vocab_size)
         parts = Parts(sequence, turns, self._source, self._events, self._trace)
         if sequence.unscored or not sequence.generates:
             async with aclosing(PromptPhase(parts).run()) as steps:
@@ -154,7 +184,8 @@ class SequenceLoop:
                     yield step
         with self._source.at(self._paces.of_target(stream.address)):
             depth, reason = self._source.depth()
-            first = RoundPhase(parts, NO_PROPOSAL, reason) if depth > 0 else PlainPhase(parts, reason)
+            is_round = depth > 0 and not is_answered
+            first = RoundPhase(parts, NO_PROPOSAL, reason) if is_round else PlainPhase(parts, reason)
             phase: SequencePhase | None = first if sequence.finish_reason is None else None
             while phase is not None:
                 logger.debug("sequence %d at %s: %s", sequence.number, stream.address, type(phase).__name__)

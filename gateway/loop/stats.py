@@ -11,13 +11,15 @@ from gateway.events import (
     GuessJudged,
     RoundBegan,
     Routed,
+    SecondEnded,
+    SecondOpened,
     SequenceFailed,
     Switched,
     TargetLost,
     TokenDecoded,
     VerdictReceived,
 )
-from outrider.telemetry.reasons import DepthReason
+from outrider.telemetry.reasons import DepthReason, MoveReason
 
 CountsByName = defaultdict[str, Counter[str]]
 
@@ -53,6 +55,9 @@ class Stats:
     lost_drafts: int = 0  # times that the draft worker was lost
     empty_drafts: int = 0  # times that a draft worker sent many empty Drafts in a row
     lost_targets: int = 0  # times that the target worker was lost
+    hedges: int = 0  # times that a second target was asked since the first was late
+    moves: int = 0  # times that the sequence went on at a second target
+    second_s: float = 0.0  # seconds for which two targets had the sequence
     failures: Counter[str] = field(default_factory=Counter)  # failed sequences by FailureReason
 
     def on(self, event: Event) -> None:
@@ -99,6 +104,11 @@ class Stats:
                 self.transitions[event.to, event.reason] += 1
             case TargetLost():
                 self.lost_targets += event.is_first
+            case SecondOpened():
+                self.hedges += event.reason == MoveReason.LATE
+            case SecondEnded():
+                self.moves += event.goes_on
+                self.second_s += event.seconds
             case SequenceFailed():
                 self.failures[event.reason] += 1
 

@@ -8,6 +8,7 @@ from gateway.drafters.received import received_draft
 from gateway.errors import DeadlineError
 from gateway.events import VerdictReceived
 from gateway.loop.answer_trace import NoTrace
+from gateway.loop.watched_target import WatchedTarget
 from gateway.sequence import GatewaySequence, Origin, Token, VerdictDraft
 from gateway.workers.fleet import TargetStream
 from outrider.decoding.draft import Draft
@@ -35,6 +36,7 @@ class TargetTurns:
     def __init__(
         self,
         stream: TargetStream,
+        watched: WatchedTarget,
         sequence: GatewaySequence,
         trace: NoTrace,
         deadline: float,
@@ -42,10 +44,12 @@ class TargetTurns:
     ) -> None:
         """
         Args:
+            watched: what receives the replies of the stream.
             deadline: when to give the request up, in the event loop's time.
             vocab_size: number of the token ids that all workers know.
         """
         self._stream = stream
+        self._watched = watched
         self._sequence = sequence
         self._trace = trace
         self._deadline = deadline
@@ -82,11 +86,12 @@ class TargetTurns:
         Raises:
             DeadlineError: the request's deadline passed first.
             GatewayError: the stream ended; see ``WorkerStream.receive``.
+            MovedError: the sequence goes on at a second target.
         """
         clock = asyncio.get_running_loop().time
         started = clock()
         timeout_s = max(self._deadline - started, 0.0)
-        reply = await self._stream.receive(self._sequence.round, timeout_s, plain_round)
+        reply = await self._watched.receive(self._sequence.round, timeout_s, plain_round)
         if reply is None:
             raise DeadlineError("the answer was not finished before the request's deadline")
         return reply, clock() - started

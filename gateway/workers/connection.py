@@ -41,6 +41,7 @@ class WorkerConnection:
     """Opens at once, and is over for good when it breaks: ``is_over``.
 
     ``has_sent``: the worker exists, and may have read requests that it did not answer.
+    ``is_leaving``: the worker is being drained. Draft workers do not tell.
 
     Requests that are sent in one turn of the event loop, or while a message is on its way, travel together.
     """
@@ -57,6 +58,7 @@ class WorkerConnection:
         self._listeners: dict[Name, StreamListener] = {}
         self.is_over = False
         self.has_sent = False
+        self.is_leaving = False
         self._running = asyncio.create_task(self._run())
 
     def listen(self, name: Name, listener: StreamListener) -> None:
@@ -123,6 +125,7 @@ class WorkerConnection:
         return await self._why(None)
 
     def _on_message(self, replies: Any) -> None:
+        self.is_leaving = self.is_leaving or bool(getattr(replies, "leaving", ()))
         for opened in replies.opened:
             if (listener := self._listeners.get((opened.sequence, opened.epoch))) is not None:
                 listener.opened()

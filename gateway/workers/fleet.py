@@ -73,6 +73,32 @@ class Fleet:
             self._isolated[stream.address] = stream
         return stream
 
+    def open_second(self, sequence: GatewaySequence, link: Link) -> TargetStream:
+        """Opens the sequence at a second target, while the first target has it too."""
+        request = rounds_pb2.TargetWorkerRequest
+        return TargetStream(
+            link, request, sequence, sequence.sampling, is_isolated=False, adapter=sequence.adapter
+        )
+
+    def seconds(self, sequence: GatewaySequence, first: Link) -> list[Link]:
+        """Returns the targets that would go on with the same text as the first, the least busy first."""
+        now = asyncio.get_running_loop().time()
+        isolated = self._with_isolated()
+        found = [
+            link
+            for link in self.links()
+            if link.worker.role == "target"
+            and link is not first
+            and link.worker.model == first.worker.model
+            and link.worker.is_exact
+            and first.worker.is_exact
+            and link.worker.max_length >= sequence.limit
+            and link.worker.address not in isolated
+            and link.suspect_until <= now
+            and not link.is_leaving
+        ]
+        return sorted(found, key=lambda link: link.num_sequences(now))
+
     async def load_adapter(self, adapter: Adapter) -> Adapter:
         """Loads an adapter at all targets; returns it with the digest of its files.
 
@@ -139,7 +165,7 @@ class Fleet:
         # If workers differ, the sequence goes to a worker whose context holds all of it.
         links = [link for link in links if link.worker.max_length >= sequence.limit] or links
         now = asyncio.get_running_loop().time()
-        well = [link for link in links if link.suspect_until <= now]
+        well = [link for link in links if link.suspect_until <= now and not link.is_leaving]
         chosen = min(well or links, key=lambda link: link.num_sequences(now))
         prefixes = self._prefixes[draft, NO_ADAPTER if draft else sequence.adapter]
         if len(well) > 1:

@@ -69,6 +69,7 @@ class WorkerInfo:
     places: tuple[dict[str, Any], ...] = ()  # device, memory and threads of each rank
     slow_because: tuple[str, ...] = ()  # why steps on its GPU are slower than they could be
     promise: str = ""  # how far the same seed gives the same text, if it holds the target
+    is_exact: bool = False  # whether it does so whatever the batch
     settings: dict[str, Any] = field(default_factory=dict)  # how its engine runs
     draft: str = ""  # name of its draft; empty: it holds the target
     # Steps that it timed before it served; key: its target drafter, or empty for its own model.
@@ -146,6 +147,11 @@ class Link:
         self.suspect_until = asyncio.get_running_loop().time() + SUSPECT_S
 
     @property
+    def is_leaving(self) -> bool:
+        """Whether the worker is being drained."""
+        return self._connection is not None and self._connection.is_leaving
+
+    @property
     def no_drafts_because(self) -> dict[str, str]:
         """Reasons by name for this target's drafters that are out of use, as far as is known here."""
         return {} if self.load is None else dict(self.load.no_drafts_because)
@@ -197,6 +203,10 @@ class WorkerStream(Generic[RequestT, ReplyT]):
     @property
     def address(self) -> str:
         return self._link.worker.address
+
+    @property
+    def link(self) -> Link:
+        return self._link
 
     def turn(self, round_number: int, traceparent: str = "") -> rounds_pb2.Turn:
         """Returns the newest turn: the length that the worker knows, and the tokens since then.
@@ -263,6 +273,15 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         except TimeoutError:
             return None
         return reply
+
+    async def answered(self, round_number: int) -> bool:
+        """Returns True once a reply to that round has come, which stays the next reply; False at the end."""
+        while self.arrived(round_number) is None:
+            if self._end is not None:
+                return False
+            self._has_reply.clear()
+            await self._has_reply.wait()
+        return True
 
     def arrived(self, round_number: int) -> ReplyT | None:
         """Returns the next reply to that round if it has come; it stays the next reply until ``take``."""

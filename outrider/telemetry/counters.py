@@ -78,6 +78,15 @@ IN_REPORTS = (
         unit="reopenings",
     ),
     SpeculationCounter(
+        "hedges",
+        "sequences opened at a second target since the first was late",
+        metric="outrider_hedges",
+        unit="hedges",
+    ),
+    SpeculationCounter(
+        "moves", "sequences that went on at a second target", metric="outrider_moves", unit="moves"
+    ),
+    SpeculationCounter(
         "prepared_for",
         "verdicts for which the draft worker had prepared",
         metric="outrider_prepared_verdicts",
@@ -126,6 +135,12 @@ COUNTERS = (
         "target_s",
         "time that sequences waited for the target, the wire included",
         metric="outrider_target_seconds",
+        unit="seconds",
+    ),
+    SpeculationCounter(
+        "second_s",
+        "time for which two targets had a sequence",
+        metric="outrider_second_target_seconds",
         unit="seconds",
     ),
     SpeculationCounter(

@@ -44,8 +44,18 @@ class SpanReason(StrEnum):
     FIRST_TOKEN = "first token"  # a round without a Draft: the drafter reads the prompt meanwhile
     LOST_TARGET = "lost target worker"
     PARKED = "parked"  # the request lost its slot for a while
+    MOVED = "moved"  # the sequence goes on at another target
     PLAIN = "plain"  # plain decoding is over
     ENDED = "ended"  # the sequence is finished or given up
+
+
+class MoveReason(StrEnum):
+    """Reason why a sequence is opened at a second target while the first target has it."""
+
+    LATE = "late target"  # a reply takes longer than nearly all replies of that target
+    DRAINED = "drained target"
+    BUSIER = "busier target"  # another target has far fewer sequences
+    FULL = "full cache"  # sequences wait for cache there, and another target has plenty
 
 
 class FailureReason(StrEnum):

@@ -45,12 +45,19 @@ class Requests:
 Converse = Callable[[Requests], AsyncIterator[Any]]
 
 
-async def serve(requests: AsyncIterator[Any], context: Any, replies: type[Any], converse: Converse) -> None:
+async def serve(
+    requests: AsyncIterator[Any],
+    context: Any,
+    replies: type[Any],
+    converse: Converse,
+    leaving: asyncio.Event | None = None,
+) -> None:
     """The handler of a stream.
 
     Args:
         replies: the message of several replies.
         converse: gets the requests of one sequence; gives its replies.
+        leaving: the worker announces that it leaves once this is set; None: it stays.
     """
     asked: dict[tuple[int, int], Requests] = {}
     conversations: list[asyncio.Task[None]] = []
@@ -87,7 +94,13 @@ async def serve(requests: AsyncIterator[Any], context: Any, replies: type[Any], 
                     await write(opened=[opened])
                 asked[name].add(request)
 
+    async def announce() -> None:
+        if leaving is not None:
+            await leaving.wait()
+            await write(leaving=[rounds_pb2.Leaving()])
+
     reading = asyncio.create_task(read())
+    conversations.append(asyncio.create_task(announce()))
     try:
         either: list[asyncio.Future[Any]] = [reading, broken]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

@@ -101,6 +101,10 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
     cached_tokens: int = 0  # tokens of each prompt, told with the first token
     adapters: list[bytes] = field(default_factory=list)  # digests of the adapters that it holds
     loading: asyncio.Event | None = None  # no adapter is loaded before it is set
+    stalls_after: int = 0  # tokens of an answer, behind which it stalls until it is awake
+    awake: asyncio.Event | None = None  # set once it stalls no more; None: it never stalls
+    is_exact: bool = False  # as it publishes
+    leaving: asyncio.Event | None = None  # it announces that it leaves once this is set; None: it stays
     asked_to_load: int = 0  # times
 
     async def LoadAdapter(  # noqa: N802
@@ -122,7 +126,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
         return rounds_pb2.AdapterDropped()
 
     async def Stream(self, requests: Any, context: Any) -> None:  # noqa: N802
-        await serve(requests, context, rounds_pb2.TargetReplies, self._converse)
+        await serve(requests, context, rounds_pb2.TargetReplies, self._converse, self.leaving)
 
     async def _converse(self, requests: Requests) -> AsyncIterator[rounds_pb2.TargetReply]:
         said = 0  # tokens, as far as this sequence has come
@@ -134,6 +138,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
                     yield previous
                 kind, turn, drafted = self.kinds()[-1], request.decode.turn, request.decode.draft.tokens
                 if kind == "verify":
+                    await self._stall(generated)
                     if self.verifying is not None and drafted:
                         await self.verifying.wait()
                     stands = max(said, generated) if is_plain and self.is_coupled else generated
@@ -158,6 +163,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
                     until = request.decode.lease.until - self.requests[0].open.prompt_length
                     for position in range(said, min(until, self.end)):
                         await asyncio.sleep(self.step_s)
+                        await self._stall(position)
                         previous = self._reply(turn, position, [])
                         said = position + 1
                         yield previous
@@ -165,6 +171,10 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
                             break
         finally:
             self.ended.set()
+
+    async def _stall(self, position: int) -> None:
+        if self.awake is not None and position >= self.stalls_after:
+            await self.awake.wait()
 
     def _reply(self, turn: Any, generated: int, drafted: Sequence[int]) -> rounds_pb2.TargetReply:
         ahead = self.answer[generated : self.end - 1]  # the last token is always said, never confirmed
@@ -291,6 +301,7 @@ async def fleet_of(*workers: ScriptedTarget | ScriptedDraft | None) -> AsyncIter
                 MAX_LENGTH,
                 slow_because=worker.slow_because,
                 draft=worker.name if isinstance(worker, ScriptedDraft) else "",
+                is_exact=isinstance(worker, ScriptedTarget) and worker.is_exact,
             )
         )
     fleet = Fleet(lambda: found, TRUST)

@@ -62,6 +62,7 @@ async def process_worker(
                 ready.max_length,
                 (process.pid,),
                 draft="model" if role == "draft" else "",
+                is_exact=ready.promise.is_exact,
             )
         await client.stop()
     finally:

@@ -29,6 +29,7 @@ from outrider.engine.loop.target_drafting import TargetDrafting
 from outrider.engine.loop.validation import check_sampling, check_work
 from outrider.engine.loop.work_queue import WorkQueue
 from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.planning.promise import Promise
 from outrider.engine.scheduling.batch_delay import BatchDelay
 from outrider.engine.scheduling.scheduler import Scheduler, Selected
 from outrider.engine.sequence import EngineSequence
@@ -207,8 +208,8 @@ class Engine:
         return self.runner.slow_because
 
     @property
-    def promise(self) -> str:
-        """Sentence on how far the same seed gives the same text."""
+    def promise(self) -> Promise:
+        """How far the same seed gives the same text."""
         return self.runner.promise
 
     @property

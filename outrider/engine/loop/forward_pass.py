@@ -47,6 +47,7 @@ from outrider.engine.loading.special_tokens import mask_token
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loading.weights import resolve_prefill_chunk
 from outrider.engine.parallel.rank_group import RankGroup
+from outrider.engine.planning.promise import Promise
 from outrider.engine.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class ForwardPass:
         kernel: Kernel | None,
         group: RankGroup | None,
         drafters: TargetDrafters,
-        promise: str,
+        promise: Promise,
         load_timings: LoadTimings,
         adapters: Adapters,
     ) -> None:
@@ -81,7 +82,7 @@ class ForwardPass:
             kernel: kernel of attention; None: blocks are gathered.
             group: group of this rank; None: the model is whole.
             drafters: drafters of the target.
-            promise: sentence on how far the same seed gives the same text.
+            promise: how far the same seed gives the same text.
             load_timings: times of the load so far.
             adapters: adapters of the target, whose weights may still be loaded.
         """

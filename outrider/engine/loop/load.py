@@ -37,7 +37,7 @@ from outrider.engine.parallel.sums import Sum, add_up, add_up_in_order
 from outrider.engine.planning.device_room import DeviceRoom, resolve_draft_ahead
 from outrider.engine.planning.memory import block_bytes, blocks_in, empty_cache
 from outrider.engine.planning.memory_plan import resolve_cache
-from outrider.engine.planning.promise import first_promise
+from outrider.engine.planning.promise import Promise, first_promise
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
 
@@ -114,8 +114,8 @@ def _kernel_of(
     return (found if settings.batch_invariant or not is_slower else None), None
 
 
-def _promise_of(settings: EngineSettings, model: Any, why_no_kernel: str | None) -> str:
-    """Returns a sentence on how far the same seed gives the same text.
+def _promise_of(settings: EngineSettings, model: Any, why_no_kernel: str | None) -> Promise:
+    """Returns how far the same seed gives the same text.
 
     Raises:
         UnsupportedModelError: batch-invariant numerics are refused.

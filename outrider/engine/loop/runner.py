@@ -29,6 +29,7 @@ from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.loop.launched import ONE_POSITION, Finished, Launched, LogitRows, Pass, Reach
 from outrider.engine.parallel.rank_group import RankGroup, together
 from outrider.engine.planning.memory import free_memory
+from outrider.engine.planning.promise import Promise
 from outrider.engine.scheduling.scheduler import Selected
 from outrider.engine.sequence import NO_DRAFT, UNKNOWN
 from outrider.engine.settings import EngineSettings
@@ -50,7 +51,7 @@ class Runner(Protocol):
     cache: PagedCache
     load_timings: LoadTimings
     slow_because: tuple[str, ...]  # on a GPU: a sentence for each thing that could be faster
-    promise: str  # how far the same seed gives the same text
+    promise: Promise  # how far the same seed gives the same text
     last_step: StepTimings | None
     vocab_size: int
     context_length: int  # tokens

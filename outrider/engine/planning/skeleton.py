@@ -37,7 +37,7 @@ from outrider.engine.loading.weights import attach, resolve_device, type_of
 from outrider.engine.models.architecture import Architecture
 from outrider.engine.models.registry import architecture_of
 from outrider.engine.parallel.plan import generic, style_of_parameter
-from outrider.engine.planning.promise import first_promise
+from outrider.engine.planning.promise import Promise, first_promise
 from outrider.engine.settings import EngineSettings, Quantization
 
 PASSED = torch.bfloat16  # type of the tensors without content: experts take no other type
@@ -117,8 +117,8 @@ class ModelSkeleton:
         }
         self.query_heads = max(numbers_of(text, "num_attention_heads"))  # heads of the widest layer
 
-    def promise(self, settings: EngineSettings) -> str:
-        """Returns the sentence of its engine on the first promise."""
+    def promise(self, settings: EngineSettings) -> Promise:
+        """Returns how far its engine keeps the first promise."""
         why_refused = why_rows_mix(self._model)
         if why_refused is None and resolve_device(settings.device).type == "cpu":
             why_refused = why_no_cpu_kernel(self.layers_of(settings.tensor_parallel), self.dtype)

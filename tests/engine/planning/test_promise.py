@@ -22,12 +22,13 @@ NARROW = "float8_e4m3fn"
 def test_first_promise_tells_how_far_it_holds(invariant, dtype, quantized, cache, refusal, told):
     settings = EngineSettings(model="m", batch_invariant=invariant, cache_dtype=cache)
     said = first_promise(settings, dtype, is_quantized=quantized, why_refused=refusal)
-    assert said.startswith(f"same seed, same text: {told}")
+    assert said.sentence.startswith(f"same seed, same text: {told}")
+    assert said.is_exact == told.startswith("exactly")
 
 
 def test_first_promise_up_to_rounding_says_what_would_make_it_exact_or_why_nothing_does():
     settings = EngineSettings(model="m")
     said = first_promise(settings, "bfloat16", is_quantized=False, why_refused=None)
-    assert said.endswith(". target.batch_invariant=true makes it exact")
+    assert said.sentence.endswith(". target.batch_invariant=true makes it exact")
     said = first_promise(settings, "bfloat16", is_quantized=False, why_refused="experts mix")
-    assert said.endswith(". target.batch_invariant=true is refused here: experts mix")
+    assert said.sentence.endswith(". target.batch_invariant=true is refused here: experts mix")

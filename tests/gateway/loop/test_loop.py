@@ -114,6 +114,9 @@ async def test_stats_rounds_count_what_speculation_did():
         "lost_drafts": 0,
         "empty_drafts": 0,
         "lost_targets": 0,
+        "hedges": 0,
+        "moves": 0,
+        "second_s": 0.0,
         "failures": {},
     }
     assert (stats.accepted, stats.mean_accepted_length, stats.accepted_lengths) == (7, 7 / 3, [0, 1, 0, 2])

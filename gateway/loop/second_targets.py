@@ -1,0 +1,100 @@
+"""Budget and patience for second targets: when a sequence is opened at another target too.
+
+A target is late if a reply takes longer than nearly all of its replies. Second targets may cost a share of
+the time that targets have worked. Each is charged the whole time for which both targets had the sequence:
+that is more than its work.
+"""
+
+import asyncio
+import math
+from collections import defaultdict
+
+from gateway.sequence import GatewaySequence
+from gateway.workers.fleet import IMBALANCE, Fleet
+from gateway.workers.streams import Link
+from outrider.learning.mean import Mean
+from outrider.learning.tail import Tail
+from outrider.telemetry.reasons import MoveReason
+from protos import rounds_pb2
+
+# Chosen, not measured.
+PROMPT_REPLIES = 0.99  # share of a target's replies that are in time
+LATER = 1.5  # times the tail of all replies, from which on a reply is late
+LEAST_PATIENCE_S = 0.05  # seconds; a shorter stall is over before a second target has read the text
+REMEMBERED = 512  # newest replies of a target, whose times count
+RENEWED_AFTER = 32  # replies after which their tail is computed anew
+START_S = 1.0  # seconds of second targets that a new gateway may spend
+MOST_S = 30.0  # seconds that a gateway may save up
+USUAL_S = 0.2  # seconds that a second target is expected to take, before any was seen
+MEMORY = 8.0  # second targets; the expectation follows the newest
+LEAST_LEFT = 32  # tokens; a sequence that is nearly finished is not moved
+HALF_FREE = 0.5  # share of a target's cache that is free, if it takes sequences of a full one
+
+
+class SecondTargets:
+    """Decides for all sequences of a gateway."""
+
+    def __init__(self, fleet: Fleet, share: float) -> None:
+        """share: part of the targets' time that second targets may take; 0: none, but for drained targets."""
+        self._fleet = fleet
+        self._share = share
+        self._tails: defaultdict[str, Tail] = defaultdict(
+            lambda: Tail(PROMPT_REPLIES, REMEMBERED, RENEWED_AFTER)
+        )  # key: address
+        self._saved_s = START_S if share else 0.0  # what second targets may spend
+        self._usual_s = Mean(USUAL_S, MEMORY)
+        self._under_way = 0  # second targets that nobody was charged for yet
+
+    def observe(self, link: Link, reply: rounds_pb2.TargetReply, waited_s: float) -> None:
+        """Learns from a reply of a first target, which was waited for so long."""
+        self._tails[link.worker.address].observe(waited_s)
+        step = reply.timings.last_step
+        worked_s = step.ns / 1e9 / max(step.sequences, 1)
+        self._saved_s = min(self._saved_s + self._share * worked_s, MOST_S)
+
+    def patience_s(self, link: Link) -> float:
+        """Returns the seconds after which a reply of that target is late; infinite if that is unknown."""
+        tail = self._tails[link.worker.address].value
+        return math.inf if tail is None or not self._share else max(LATER * tail, LEAST_PATIENCE_S)
+
+    def choose(self, sequence: GatewaySequence, first: Link, reason: MoveReason) -> Link | None:
+        """Returns the second target for a sequence; None if there is none, or it would cost too much."""
+        found = self._fleet.seconds(sequence, first)
+        if not found or not (reason is MoveReason.DRAINED or self._may_spend):
+            return None
+        return found[0]
+
+    def why_move(self, sequence: GatewaySequence, first: Link) -> MoveReason | None:
+        """Returns why the sequence would be better off at another target; None: it would not."""
+        if first.is_leaving:
+            return MoveReason.DRAINED
+        if sequence.limit - len(sequence) < LEAST_LEFT or not self._may_spend:
+            return None
+        found = self._fleet.seconds(sequence, first)
+        if not found:
+            return None
+        now = asyncio.get_running_loop().time()
+        if first.num_sequences(now) > found[0].num_sequences(now) + 1 + IMBALANCE:
+            return MoveReason.BUSIER
+        if first.load is not None and first.load.waiting and _has_plenty(found[0]):
+            return MoveReason.FULL
+        return None
+
+    def began(self) -> None:
+        """Reserves what a second target usually takes."""
+        self._under_way += 1
+
+    def ended(self, seconds: float) -> None:
+        """Charges a second target, which has gone on or stopped."""
+        self._under_way -= 1
+        self._usual_s.observe(seconds)
+        self._saved_s -= seconds
+
+    @property
+    def _may_spend(self) -> bool:
+        return self._saved_s > (self._under_way + 1) * self._usual_s.value
+
+
+def _has_plenty(link: Link) -> bool:
+    load = link.load
+    return load is None or (not load.waiting and load.free_blocks >= HALF_FREE * load.total_blocks)

@@ -1,0 +1,187 @@
+"""Target of a sequence, whose replies are awaited, with a second target beside it if that may be better."""
+
+import asyncio
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.errors import ParkedError, SequenceLostError, WorkerLostError
+from gateway.events import Events, SecondEnded, SecondOpened
+from gateway.loop.lease import longest_lease
+from gateway.loop.second_targets import SecondTargets
+from gateway.sequence import GatewaySequence
+from gateway.workers.fleet import Fleet, TargetStream
+from outrider.decoding.lease import Lease
+from outrider.telemetry.reasons import MoveReason
+from protos import rounds_pb2
+from protos.conversions import lease_to_message
+
+SETTLED = 32  # replies of a target after which a sequence may move for the sake of balance
+
+
+class MovedError(Exception):
+    """Raised when the sequence goes on at its second target."""
+
+    def __init__(self, second: "Second") -> None:
+        super().__init__(second.reason)
+        self.second = second
+
+
+@dataclass(frozen=True)
+class Second:
+    """Second target of a sequence. It takes the text in, and answers with the next token."""
+
+    stream: TargetStream
+    round: int  # round of its turn
+    length: int  # tokens of the sequence in that turn
+    reason: MoveReason
+    opened_at: float  # event loop's time
+
+    def next_round(self, sequence: GatewaySequence) -> int:
+        """Returns the round in which the sequence goes on here.
+
+        If it has grown meanwhile, the answer is of no use, so the round is a later one.
+        """
+        if len(sequence) == self.length:
+            return max(sequence.round + 1, self.round)
+        return max(sequence.round, self.round) + 1
+
+
+class WatchedTarget:
+    """Receives replies. While the first target is late, the second target may answer first.
+
+    Both say the same token, so it does not matter which. A second target that is to take the sequence over
+    has it from the token after its answer. There is no second target before the first has answered: a
+    sequence that ends workers would end both.
+    """
+
+    def __init__(
+        self,
+        stream: TargetStream,
+        sequence: GatewaySequence,
+        fleet: Fleet,
+        seconds: SecondTargets,
+        events: Events,
+    ) -> None:
+        self._stream = stream
+        self._sequence = sequence
+        self._fleet = fleet
+        self._seconds = seconds
+        self._events = events
+        self._replies = 0
+        self._second: Second | None = None
+
+    async def receive(
+        self, round_number: int, timeout_s: float, plain_round: int | None = None
+    ) -> rounds_pb2.TargetReply | None:
+        """Returns as ``WorkerStream.receive`` does.
+
+        Raises:
+            MovedError: the sequence goes on at its second target.
+            GatewayError: the first target's stream ended, and no second target can go on.
+        """
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        if self._second is None and (reason := self._why_move()) is not None:
+            self._open(reason)
+        patience_s = self._patience_s() if self._second is None else 0.0
+        reply = None
+        if patience_s > 0:
+            reply = await self._stream.receive(round_number, min(patience_s, timeout_s), plain_round)
+            if reply is None and patience_s < timeout_s:
+                self._open(MoveReason.LATE)
+        if reply is None and (left_s := timeout_s - (clock() - started)) > 0:
+            reply = await self._receive_from_either(round_number, left_s, plain_round)
+        if reply is not None:
+            self._received(reply, clock() - started)
+        return reply
+
+    def close(self) -> None:
+        """Ends a second target that does not go on."""
+        if self._second is not None:
+            self._end_second(goes_on=False).stream.close()
+
+    def _received(self, reply: rounds_pb2.TargetReply, waited_s: float) -> None:
+        self._replies += 1
+        if self._replies > 1:  # the wait for the first contains the prompt
+            self._seconds.observe(self._stream.link, reply, waited_s)
+        if self._second is not None and self._second.reason is MoveReason.LATE:
+            self.close()  # the first target was faster after all
+
+    def _why_move(self) -> MoveReason | None:
+        """Returns why to move; balance is looked at now and then."""
+        link = self._stream.link
+        if self._may_move and (link.is_leaving or self._replies % SETTLED == 0):
+            return self._seconds.why_move(self._sequence, link)
+        return None
+
+    def _patience_s(self) -> float:
+        return self._seconds.patience_s(self._stream.link) if self._may_move else math.inf
+
+    @property
+    def _may_move(self) -> bool:
+        """Whether the first target has answered, and the sequence's text hangs on the tokens alone."""
+        return bool(self._replies) and self._sequence.is_coupled and not self._sequence.unscored
+
+    def _open(self, reason: MoveReason) -> None:
+        """Opens the sequence at a second target, if there is any that may take it."""
+        sequence, now = self._sequence, asyncio.get_running_loop().time()
+        link = self._seconds.choose(sequence, self._stream.link, reason)
+        if link is None:
+            return
+        stream = self._fleet.open_second(sequence, link)
+        second = Second(stream, sequence.round + 1, len(sequence), reason, now)
+        # A late target's place is taken at once; a move begins with the token after this.
+        lease = longest_lease(sequence) if reason is MoveReason.LATE else Lease(until=len(sequence) + 1)
+        decode = rounds_pb2.Decode(turn=stream.turn(second.round), lease=lease_to_message(lease))
+        try:
+            stream.send(rounds_pb2.TargetWorkerRequest(decode=decode))
+        except WorkerLostError:
+            stream.close()
+            return
+        self._second = second
+        self._seconds.began()
+        self._events.emit(SecondOpened(reason))
+
+    def _end_second(self, *, goes_on: bool) -> Second:
+        second, self._second = self._second, None
+        assert second is not None
+        seconds = asyncio.get_running_loop().time() - second.opened_at
+        self._seconds.ended(seconds)
+        self._events.emit(SecondEnded(second.reason, seconds, goes_on))
+        return second
+
+    async def _receive_from_either(
+        self, round_number: int, timeout_s: float, plain_round: int | None
+    ) -> rounds_pb2.TargetReply | None:
+        """Returns the first target's reply; raises MovedError if the second target answers before."""
+        first = asyncio.ensure_future(self._stream.receive(round_number, timeout_s, plain_round))
+        try:
+            if (second := self._second) is not None:
+                await self._wait_for_either(first, second)
+            return await first
+        except WorkerLostError as lost:
+            # A drained target ends what it has. The second target, which reads the text already, goes on.
+            if self._second is None or isinstance(lost, SequenceLostError | ParkedError):
+                raise
+            raise MovedError(self._end_second(goes_on=True)) from lost
+        finally:
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+
+    async def _wait_for_either(
+        self, first: "asyncio.Future[rounds_pb2.TargetReply | None]", second: Second
+    ) -> None:
+        """Returns if the first target answers first, or the second target is lost."""
+        other = asyncio.ensure_future(second.stream.answered(second.round))
+        try:
+            either: list[asyncio.Future[Any]] = [first, other]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if first.done():
+                return
+            if other.result():
+                raise MovedError(self._end_second(goes_on=True))
+            self.close()
+        finally:
+            other.cancel()
+            await asyncio.gather(other, return_exceptions=True)
