@@ -19,6 +19,7 @@ BENCHMARKS = {
     "simulate": "the gateway and its pace at GPU cost ratios",
     "identity": "same seed, same text: how many requests differ",
     "batch_invariant": "what batch-invariant numerics cost",
+    "stalls": "gaps in streams while targets stall or are drained, with second targets and without",
     "tables": "the tables of all benchmarks in the docs",
 }
 ALONE = {  # benchmarks that are not run in turn

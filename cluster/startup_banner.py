@@ -12,6 +12,9 @@ from outrider.demo.written_out import TOLD
 
 POLL_S = 0.5
 
+NO_SECOND_TARGETS = (
+    "second targets: rounding differs among the targets, so an answer stays at the target that has begun it"
+)
 FIRST_REQUEST = {"prompt": '{"name": "', "max_tokens": 60, "temperature": 0}
 
 
@@ -49,7 +52,9 @@ def announcement(settings: Settings, key: str | None, metrics_address: str, heal
     direct = "" if port is None else f"           {addresses.http_host}:{port}, past Serve's proxy\n"
     of_demo = f"  target   {TOLD}\n" if settings.has_written_out_demo else ""
     authorization = "" if key is None else " -H 'Authorization: Bearer <your API key>'"
-    promises = {worker["promise"]: None for worker in health["workers"] if worker["role"] == "target"}
+    targets = [worker for worker in health["workers"] if worker["role"] == "target"]
+    promises = {worker["promise"]: None for worker in targets}
+    may_move = settings.target.most_replicas == 1 or all(worker["is_exact"] for worker in targets)
     missing = [name for name in settings.drafts if name not in there]
     return (
         f"\nOutrider serves {settings.target.name}\n"
@@ -61,6 +66,7 @@ def announcement(settings: Settings, key: str | None, metrics_address: str, heal
         f"  metrics  http://{metrics_address}/metrics\n"
         f"  access   {health['access']}\n"
         + "".join(f"  promise  {promise}\n" for promise in promises)
+        + ("" if may_move else f"  without  {NO_SECOND_TARGETS}\n")
         + "".join(f"  without  draft {name!r}, which has no worker yet\n" for name in missing)
         + "A first request:\n"
         f"  curl {url}/v1/completions{authorization} -H 'Content-Type: application/json' "

@@ -459,7 +459,7 @@ class DepthInForce(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., sequences: _Optional[int] = ..., mean_depth: _Optional[float] = ...) -> None: ...
 
 class TaskTotals(_message.Message):
-    __slots__ = ("task", "drafter", "tokens", "target_passes", "rounds", "drafted", "reached", "accepted", "draft_s", "target_s", "fallbacks", "reopenings", "drafted_by", "routed", "judged")
+    __slots__ = ("task", "drafter", "tokens", "target_passes", "rounds", "drafted", "reached", "accepted", "draft_s", "target_s", "fallbacks", "reopenings", "drafted_by", "routed", "judged", "moves")
     class DraftedByEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -496,6 +496,7 @@ class TaskTotals(_message.Message):
     DRAFTED_BY_FIELD_NUMBER: _ClassVar[int]
     ROUTED_FIELD_NUMBER: _ClassVar[int]
     JUDGED_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
     task: str
     drafter: str
     tokens: float
@@ -511,7 +512,8 @@ class TaskTotals(_message.Message):
     drafted_by: _containers.MessageMap[str, DraftedBy]
     routed: _containers.MessageMap[str, Routed]
     judged: _containers.MessageMap[str, Judged]
-    def __init__(self, task: _Optional[str] = ..., drafter: _Optional[str] = ..., tokens: _Optional[float] = ..., target_passes: _Optional[float] = ..., rounds: _Optional[float] = ..., drafted: _Optional[float] = ..., reached: _Optional[float] = ..., accepted: _Optional[float] = ..., draft_s: _Optional[float] = ..., target_s: _Optional[float] = ..., fallbacks: _Optional[float] = ..., reopenings: _Optional[float] = ..., drafted_by: _Optional[_Mapping[str, DraftedBy]] = ..., routed: _Optional[_Mapping[str, Routed]] = ..., judged: _Optional[_Mapping[str, Judged]] = ...) -> None: ...
+    moves: float
+    def __init__(self, task: _Optional[str] = ..., drafter: _Optional[str] = ..., tokens: _Optional[float] = ..., target_passes: _Optional[float] = ..., rounds: _Optional[float] = ..., drafted: _Optional[float] = ..., reached: _Optional[float] = ..., accepted: _Optional[float] = ..., draft_s: _Optional[float] = ..., target_s: _Optional[float] = ..., fallbacks: _Optional[float] = ..., reopenings: _Optional[float] = ..., drafted_by: _Optional[_Mapping[str, DraftedBy]] = ..., routed: _Optional[_Mapping[str, Routed]] = ..., judged: _Optional[_Mapping[str, Judged]] = ..., moves: _Optional[float] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("role", "draft", "address", "streams", "running", "waiting", "free_blocks", "total_blocks", "reply_age_s", "suspect", "step_ms")

@@ -8,7 +8,8 @@ from bench.tables.reading import source
 from bench.tables.readme import summary
 from workshop.pages.marks import DOCS, begin, rewritten
 
-PAGES = (DOCS / "benchmarks.md", DOCS / "gpu.md", DOCS / "heads.md", DOCS.parent / "README.md")
+NAMES = ("benchmarks.md", "gpu.md", "heads.md", "never-stalls.md")
+PAGES = (*(DOCS / name for name in NAMES), DOCS.parent / "README.md")
 COMMAND = "python -m bench tables"
 # Tables of each benchmark; their functions have the names of their marks. Its source stands above the first.
 OF_BENCHMARKS = {
@@ -17,6 +18,7 @@ OF_BENCHMARKS = {
     "simulate": (results.simulate, results.simulate_ahead),
     "costs": (results.costs, results.costs_rounds),
     "ahead": (results.ahead,),
+    "stalls": (results.stalls,),
     "host": (results.host,),
     "gateway": (results.gateway,),
     "peers": (results.peers,),

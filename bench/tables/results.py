@@ -94,6 +94,12 @@ def _draft_step(row: Row) -> str:
     return f"{share:g}" if share else "the small draft as it is"
 
 
+def stalls() -> str:
+    stored = results("stalls")
+    rows = [{**row, "gaps": number(row["gaps"], 0)} for row in stored["rows"]]
+    return f"{written(rows)}\n\n{stored['changed']} of {stored['texts']} texts changed between the two runs."
+
+
 def simulate() -> str:
     def told(row: Row) -> Row:
         rates = {f"K = {name.split()[1]}": row[name] for name in row if name.startswith("fixed ")}

@@ -67,7 +67,16 @@ def screen(history: LoadHistory) -> str:
     lines = [
         _summary(gateways, rates),
         "",
-        _row("task", "drafter", "tokens/s", "acceptance", "tokens/pass", "fallbacks/s", "reopenings/s"),
+        _row(
+            "task",
+            "drafter",
+            "tokens/s",
+            "acceptance",
+            "tokens/pass",
+            "fallbacks/s",
+            "reopenings/s",
+            "moves/s",
+        ),
     ]
     lines += [_task(*kind, of_task) for kind, of_task in sorted(rates.items())]
     lines += ["", _row("depth by", "sequences", "mean depth")]
@@ -100,6 +109,7 @@ def _task(task: str, drafter: str, rates: TaskRates) -> str:
         _number(rates.ratio("tokens", "target_passes")),
         f"{rates.per_second['fallbacks']:.1f}",
         f"{rates.per_second['reopenings']:.1f}",
+        f"{rates.per_second['moves']:.1f}",
     )
 
 

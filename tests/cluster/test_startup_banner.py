@@ -1,11 +1,13 @@
 """What `serve run` prints once the service is ready."""
 
+import pytest
+
 from cluster import startup_banner
 from cluster.arguments import read_settings
 from cluster.startup_banner import announcement
 
 PROMISE = "same seed, same text: up to rounding, in bfloat16"
-TARGET = {"role": "target", "draft": "", "promise": PROMISE}
+TARGET = {"role": "target", "draft": "", "promise": PROMISE, "is_exact": False}
 DRAFT = {"role": "draft", "draft": "model", "promise": "of no interest"}
 OPEN = "anybody is answered without an API key"
 
@@ -33,6 +35,15 @@ def test_announcement_of_a_service_whose_draft_has_not_come_names_the_draft():
     told = announcement(read_settings({}), "key", "h:1", {"workers": [TARGET], "access": OPEN})
     assert "  without  draft 'model', which has no worker yet\n" in told
     assert "Bearer <your API key>" in told
+
+
+@pytest.mark.parametrize(("replicas", "exact", "told"), [(2, False, 1), (2, True, 0), (1, False, 0)])
+def test_announcement_of_several_targets_that_round_differently_says_that_answers_stay(
+    replicas: int, exact: bool, told: int
+) -> None:
+    health = {"workers": [{**TARGET, "is_exact": exact}], "access": OPEN}
+    said = announcement(read_settings({"target.replicas": str(replicas)}), None, "h:1", health)
+    assert said.count("  without  second targets: rounding differs among the targets") == told
 
 
 def test_announce_waits_until_the_gateway_is_ready(monkeypatch, capsys):

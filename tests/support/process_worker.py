@@ -46,13 +46,22 @@ async def process_worker(
 
     ended: called with the reason when the engine's process has ended without being told to; in a thread.
     """
+    async with drainable_worker(role, settings, ended) as (worker, _):
+        yield worker
+
+
+@asynccontextmanager
+async def drainable_worker(
+    role: Role, settings: EngineSettings, ended: Callable[[str], object] = lambda reason: None
+) -> AsyncIterator[tuple[WorkerInfo, EngineClient]]:
+    """As ``process_worker``, with the client by which its frontend drains it."""
     process = await asyncio.to_thread(EngineProcess, settings, ended)
     try:
         ready = await asyncio.to_thread(process.ready)
         client = EngineClient()
         await client.connect(process.connection)
         async with frontend(client, role) as address:
-            yield WorkerInfo(
+            worker = WorkerInfo(
                 role,
                 settings.model,
                 address,
@@ -64,6 +73,7 @@ async def process_worker(
                 draft="model" if role == "draft" else "",
                 is_exact=ready.promise.is_exact,
             )
+            yield worker, client
         await client.stop()
     finally:
         await asyncio.to_thread(process.join)

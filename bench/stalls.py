@@ -1,0 +1,183 @@
+"""Measures gaps in streams while targets stall or are drained: `python -m bench stalls`.
+
+Two targets and the gateway's own loop, with real gRPC between them. Streams send one request after another.
+The engine of a target is stopped for a moment now and then, and once for longer. After that the targets are
+drained in turn, each when another is ready. All is done with second targets and without; the same requests
+are asked, and their texts compared.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from actors.engine_client import EngineClient
+from bench.checkpoints import INFLATED, inflated_target
+from bench.report import parser_of, save, table
+from gateway.loop.factory import LoopFactory
+from gateway.loop.stats import Stats
+from gateway.routing.paces import Paces
+from gateway.sequence import GatewaySequence
+from gateway.settings import GatewaySettings, Speculation
+from gateway.workers.fleet import Fleet
+from gateway.workers.streams import WorkerInfo
+from outrider.decoding.philox import noise_key
+from outrider.decoding.settings import Sampling
+from outrider.demo.prompts import KINDS, prompts
+from outrider.engine.settings import EngineSettings
+from outrider.pace.settings import PaceSettings
+from tests.support.process_worker import drainable_worker
+from tests.support.trust import TRUST
+
+OFF = Speculation(mode="off", drafter="ngram")
+DEADLINE_S = 600.0
+WARM_S = 3.0  # seconds before anything is counted
+DRAIN_S = 10.0  # limit for the sequences of a target to move, as a worker has it
+
+
+@dataclass
+class Streams:
+    """Streams of one gateway, and what their clients see."""
+
+    fleet: Fleet
+    factory: LoopFactory
+    tokenizer: Tokenizer
+    tokens: int
+    texts: dict[int, list[int]] = field(default_factory=dict)  # finished answers by number of the request
+    gaps_s: list[float] = field(default_factory=list)
+    stats: Stats = field(default_factory=Stats)
+    _number: int = 0
+
+    async def run(self, seconds: float, streams: int) -> None:
+        """Keeps that many streams busy, and counts the gaps between the tokens of each."""
+        self.gaps_s, self.stats = [], Stats()
+        tasks = [asyncio.create_task(self._stream()) for _ in range(streams)]
+        await asyncio.sleep(seconds)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _stream(self) -> None:
+        while True:
+            await self._answer()
+
+    async def _answer(self) -> None:
+        number, self._number = self._number, self._number + 1
+        text = prompts(KINDS[number % len(KINDS)], 1 + number // len(KINDS) % 16)[-1]
+        prompt = tuple(self.tokenizer.encode(text).ids)
+        sampling = Sampling(max_tokens=self.tokens, ignore_eos=True, temperature=0.7)
+        sequence = GatewaySequence(prompt, sampling, noise_key(number, 0, prompt))
+        clock = asyncio.get_running_loop().time
+        loop = self.factory.of(sequence, OFF, clock() + DEADLINE_S)
+        before = None
+        try:
+            async for _ in loop.steps():
+                now = clock()
+                if before is not None:
+                    self.gaps_s.append(now - before)
+                before = now
+            self.texts[number] = sequence.generated
+        finally:
+            self.stats.add(loop.stats)
+
+
+async def stalled(worker: WorkerInfo, every_s: float, short_s: float, long_s: float) -> None:
+    """Stops the engine of a worker now and then for a moment, and once, in the middle, for longer."""
+    number = 0
+    while True:
+        await asyncio.sleep(every_s)
+        number += 1
+        os.kill(worker.ranks[0], signal.SIGSTOP)
+        try:
+            await asyncio.sleep(long_s if number == 3 else short_s)
+        finally:
+            os.kill(worker.ranks[0], signal.SIGCONT)
+
+
+async def measured(
+    options: argparse.Namespace, share: float
+) -> tuple[list[dict[str, Any]], dict[int, list[int]]]:
+    """Returns a row for stalls and a row for drained targets, and the texts."""
+    path = inflated_target(options.target)
+    settings = EngineSettings.model_validate(
+        {"model": str(path), "dtype": "float32", "threads": 1, "cache_memory": 2**29}
+    )
+    started: list[tuple[AsyncExitStack, WorkerInfo, EngineClient]] = []
+
+    async def start() -> None:
+        stack = AsyncExitStack()
+        worker, client = await stack.enter_async_context(drainable_worker("target", settings))
+        started.append((stack, worker, client))
+
+    async with AsyncExitStack() as last:
+        last.push_async_callback(lambda: asyncio.gather(*(stack.aclose() for stack, _, _ in started)))
+        await start()
+        await start()
+        fleet = Fleet(lambda: [worker for _, worker, _ in started], TRUST)
+        last.push_async_callback(fleet.close)
+        gateway = GatewaySettings(model="m", tokenizer="t", drafters=("ngram",), second_targets_share=share)
+        factory = LoopFactory(fleet, Paces(PaceSettings()), gateway)
+        tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+        streams = Streams(fleet, factory, tokenizer, options.tokens)
+        await streams.run(WARM_S, options.streams)
+        stalling = asyncio.create_task(
+            stalled(started[0][1], options.every, options.stall / 1e3, options.long_stall)
+        )
+        await streams.run(options.seconds, options.streams)
+        stalling.cancel()
+        rows = [_row(f"stalls, share {share:g}", streams, options.seconds)]
+        running = asyncio.create_task(streams.run(options.seconds / 2, options.streams))
+        for _ in range(2):
+            await start()
+            stack, _, client = started[0]
+            await client.drain(DRAIN_S if share else 0.0)
+            started.pop(0)
+            await stack.aclose()
+        await running
+        rows.append(_row(f"drained in turn, share {share:g}", streams, options.seconds / 2))
+    return rows, streams.texts
+
+
+def _row(name: str, streams: Streams, seconds: float) -> dict[str, Any]:
+    gaps_ms = 1e3 * np.array(streams.gaps_s)
+    percentiles = {f"p{percent:g} ms": float(np.percentile(gaps_ms, percent)) for percent in (50, 99, 99.9)}
+    stats = streams.stats
+    return {
+        "what": name,
+        "gaps": len(gaps_ms),
+        **percentiles,
+        "longest ms": float(gaps_ms.max()),
+        "hedges": stats.hedges,
+        "moves": stats.moves,
+        "second targets, share of the time": stats.second_s / (2 * seconds),
+    }
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = parser_of("stalls", __doc__)
+    parser.add_argument("--target", choices=INFLATED, default="190M")
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of an answer")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time with stalls; half as long drained")
+    parser.add_argument("--every", type=float, default=10.0, help="seconds between two stalls")
+    parser.add_argument("--stall", type=float, default=200.0, help="length of a stall, milliseconds")
+    parser.add_argument("--long-stall", type=float, default=5.0, help="length of the third stall, seconds")
+    options = parser.parse_args(arguments)
+    rows: list[dict[str, Any]] = []
+    texts = []
+    for share in (0.0, GatewaySettings.model_fields["second_targets_share"].default):
+        of_share, said = asyncio.run(measured(options, share))
+        rows += of_share
+        texts.append(said)
+        print(table(rows), flush=True)
+    both = texts[0].keys() & texts[1].keys()
+    changed = sum(texts[0][number] != texts[1][number] for number in both)
+    print(f"{changed} of {len(both)} texts changed")
+    print(save("stalls", rows, texts=len(both), changed=changed))
