@@ -43,8 +43,8 @@ DRAIN_S = 10.0  # limit for the sequences of a target to move, as a worker has i
 
 
 @dataclass
-class Streams:
-    """Streams of one gateway, and what their clients see."""
+class SteadyStreams:
+    """SteadyStreams of one gateway, and what their clients see."""
 
     fleet: Fleet
     factory: LoopFactory
@@ -125,7 +125,7 @@ async def measured(
         gateway = GatewaySettings(model="m", tokenizer="t", drafters=("ngram",), second_targets_share=share)
         factory = LoopFactory(fleet, Paces(PaceSettings()), gateway)
         tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-        streams = Streams(fleet, factory, tokenizer, options.tokens)
+        streams = SteadyStreams(fleet, factory, tokenizer, options.tokens)
         await streams.run(WARM_S, options.streams)
         stalling = asyncio.create_task(
             stalled(started[0][1], options.every, options.stall / 1e3, options.long_stall)
@@ -145,7 +145,7 @@ async def measured(
     return rows, streams.texts
 
 
-def _row(name: str, streams: Streams, seconds: float) -> dict[str, Any]:
+def _row(name: str, streams: SteadyStreams, seconds: float) -> dict[str, Any]:
     gaps_ms = 1e3 * np.array(streams.gaps_s)
     percentiles = {f"p{percent:g} ms": float(np.percentile(gaps_ms, percent)) for percent in (50, 99, 99.9)}
     stats = streams.stats

@@ -84,7 +84,7 @@ def test_screen_shows_load_acceptance_depth_and_workers():
     history.add(loads("b", 1.0, 0), 1.0)  # a gateway whose target is new
     assert "plain decoding would give -" in screen(history)
     rows = {line.split()[0]: line.split() for line in shown.splitlines() if line}
-    assert rows["json"] == ["json", "model", "90", "0.50", "4.00", "0.0", "0.0"]
+    assert rows["json"] == ["json", "model", "90", "0.50", "4.00", "0.0", "0.0", "0.0"]
     assert rows["measured"] == ["measured", "3", "5.5"]
     assert rows["target"][1:] == ["(suspect)", "10.0.0.1:5", "3", "0", "40", "of", "100", "-", "0"]
 

@@ -54,7 +54,7 @@ async def process_worker(
 async def drainable_worker(
     role: Role, settings: EngineSettings, ended: Callable[[str], object] = lambda reason: None
 ) -> AsyncIterator[tuple[WorkerInfo, EngineClient]]:
-    """As ``process_worker``, with the client by which its frontend drains it."""
+    """The worker of ``process_worker``, and the client by which its frontend drains it."""
     process = await asyncio.to_thread(EngineProcess, settings, ended)
     try:
         ready = await asyncio.to_thread(process.ready)
