@@ -40,6 +40,7 @@ class ChatAnswer:
             "object": "chat.completion.chunk",
             "created": int(time.time()),
             "model": prepared.model,
+            "system_fingerprint": prepared.fingerprint,
             "choices": [],
         }
         self._tier = body.told_tier(prepared.priority)
@@ -120,6 +121,7 @@ class ChatAnswer:
             "object": "chat.completion",
             "created": self._frame["created"],
             "model": self._frame["model"],
+            "system_fingerprint": self._frame["system_fingerprint"],
             "choices": choices,
             **self._prompt_details(chunks),
             **self._tier,

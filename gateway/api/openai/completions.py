@@ -143,6 +143,7 @@ class CompletionAnswer:
             "object": "text_completion",
             "created": int(time.time()),
             "model": prepared.model,
+            "system_fingerprint": prepared.fingerprint,
             "choices": [],
         }
         self._tier = body.told_tier(prepared.priority)
@@ -207,6 +208,7 @@ class CompletionAnswer:
             "object": "text_completion",
             "created": self._frame["created"],
             "model": self._frame["model"],
+            "system_fingerprint": self._frame["system_fingerprint"],
             "choices": choices,
             **self._tier,
             **final_usage(usage, self.seed),
