@@ -187,6 +187,7 @@ class Generation:
             deadline,
             get_current_span(),
             adapter.name or settings.model,
+            self.fleet.targets()[0].fingerprint,
         )
 
     def _with_defaults(self, sampling: Sampling) -> Sampling:

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from tokenizers import Tokenizer
 
-from gateway.errors import InvalidRequestError, TooLongError, WorkerLostError
+from gateway.errors import InvalidRequestError, TooLongError
 from gateway.generation.tokenization import Tokenization
 from gateway.settings import GatewaySettings
 from gateway.workers.fleet import Fleet
@@ -29,10 +29,7 @@ class Limits:
 
     def max_length(self) -> int:
         """Tokens of context that every target has."""
-        lengths = [worker.max_length for worker in self._fleet.workers("target")]
-        if not lengths:
-            raise WorkerLostError("no target worker is ready")
-        return min(lengths)
+        return min(worker.max_length for worker in self._fleet.targets())
 
     def room(self, prompt_tokens: int) -> int:
         """Tokens that an answer to such a prompt may have, at least 1."""

@@ -87,6 +87,7 @@ class Prepared:
     deadline: float  # in the event loop's time
     server_span: Span  # span of the request, recorded or not
     model: str  # name of the served model, or of its adapter
+    fingerprint: str  # short name of version, target and numerics
 
     @property
     def priority(self) -> Priority:

@@ -38,6 +38,16 @@ class Fleet:
     def workers(self, role: Role | None = None) -> list[WorkerInfo]:
         return [worker for worker in self._workers() if role in (None, worker.role)]
 
+    def targets(self) -> list[WorkerInfo]:
+        """Returns the targets, at least one.
+
+        Raises:
+            WorkerLostError: no target is ready.
+        """
+        if not (targets := self.workers("target")):
+            raise WorkerLostError("no target worker is ready")
+        return targets
+
     def links(self) -> list[Link]:
         """Returns a link to every worker that exists, and closes idle links to workers that are gone."""
         workers = {worker.address: worker for worker in self._workers()}

@@ -4,6 +4,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from importlib.metadata import version
 from typing import Any, Generic, Literal, TypeVar
 
 import grpc
@@ -31,6 +33,8 @@ Role = Literal["target", "draft"]
 
 LOAD_AGE_S = 2.0  # an older reported load is not believed
 ADAPTER_S = 60.0  # seconds for a target to load an adapter
+FINGERPRINT_BYTES = 4  # enough to tell apart the targets of one service over time
+VERSION = version("outrider")
 SUSPECT_S = 5.0  # after it was lost, a worker is the last choice
 _REFUSED = {
     rounds_pb2.SequenceEnded.INVALID: "prompt",
@@ -74,6 +78,12 @@ class WorkerInfo:
     draft: str = ""  # name of its draft; empty: it holds the target
     # Steps that it timed before it served; key: its target drafter, or empty for its own model.
     survey: Mapping[str, tuple[Step, ...]] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> str:
+        """Short name of version, model and numerics. If it changes, the same seed may give another text."""
+        told = "\n".join((self.model, self.promise, str(self.settings.get("quantization")))).encode()
+        return f"outrider-{VERSION}-{blake2b(told, digest_size=FINGERPRINT_BYTES).hexdigest()}"
 
 
 def shares_gpu(one: WorkerInfo, other: WorkerInfo) -> bool:

@@ -133,6 +133,9 @@ class Frame(ToldTier):
     id: str
     created: Annotated[int, Field(description="seconds since 1970")]
     model: str
+    system_fingerprint: Annotated[
+        str, Field(description="with another fingerprint, the same seed may give another text")
+    ]
 
 
 class EventExtras(TypedDict):

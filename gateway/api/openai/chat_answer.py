@@ -19,7 +19,7 @@ from gateway.api.openai.answer_types import (
 )
 from gateway.api.openai.chat import Chat, ChatRequest
 from gateway.api.openai.schemas import finite
-from gateway.api.openai.token_details import prompt_logprobs, shown_at_most, stop_reason
+from gateway.api.openai.token_details import prompt_logprobs, shown_at_most, stop_reason, token_name
 from gateway.api.openai.usage import final_usage
 from gateway.generation.request import AnswerUsage, Chunk, Prepared
 from gateway.generation.vocabulary import TokenBytes
@@ -40,6 +40,7 @@ class ChatAnswer:
             "object": "chat.completion.chunk",
             "created": int(time.time()),
             "model": prepared.model,
+            "system_fingerprint": prepared.fingerprint,
             "choices": [],
         }
         self._tier = body.told_tier(prepared.priority)
@@ -120,6 +121,7 @@ class ChatAnswer:
             "object": "chat.completion",
             "created": self._frame["created"],
             "model": self._frame["model"],
+            "system_fingerprint": self._frame["system_fingerprint"],
             "choices": choices,
             **self._prompt_details(chunks),
             **self._tier,
@@ -152,7 +154,7 @@ class ChatAnswer:
 
     def _token(self, token_id: int, logprob: float) -> TokenLogprob:
         return {
-            "token": self._tokens.text(token_id),
+            "token": token_name(self._body, self._tokens, token_id),
             "logprob": finite(logprob),
             "bytes": list(self._tokens.of(token_id)),
         }

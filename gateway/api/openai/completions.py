@@ -18,7 +18,7 @@ from gateway.api.openai.answer_types import (
 )
 from gateway.api.openai.field_types import checked_text
 from gateway.api.openai.schemas import GenerationRequest, are_ids, finite
-from gateway.api.openai.token_details import prompt_logprobs, shown_at_most, stop_reason
+from gateway.api.openai.token_details import prompt_logprobs, shown_at_most, stop_reason, token_name
 from gateway.api.openai.usage import final_usage
 from gateway.errors import InvalidRequestError
 from gateway.generation.generation import Generation
@@ -143,6 +143,7 @@ class CompletionAnswer:
             "object": "text_completion",
             "created": int(time.time()),
             "model": prepared.model,
+            "system_fingerprint": prepared.fingerprint,
             "choices": [],
         }
         self._tier = body.told_tier(prepared.priority)
@@ -207,6 +208,7 @@ class CompletionAnswer:
             "object": "text_completion",
             "created": self._frame["created"],
             "model": self._frame["model"],
+            "system_fingerprint": self._frame["system_fingerprint"],
             "choices": choices,
             **self._tier,
             **final_usage(usage, self.seed),
@@ -257,13 +259,16 @@ class CompletionAnswer:
         self, body: CompletionLogprobs, token_id: int, logprobs: TokenLogprobs | None, start: int
     ) -> None:
         """Adds a token. logprobs: None for the first token of a prompt, which follows nothing."""
-        name, logprob, top = self._tokens.text(token_id), None, None
+        name, logprob, top = self._name(token_id), None, None
         if logprobs is not None:
             most = shown_at_most(self._body, self._body.logprobs)
             pairs = zip(logprobs.token_ids[:most], logprobs.logprobs[:most], strict=True)
             logprob = finite(logprobs.logprob)
-            top = {self._tokens.text(other): finite(value) for other, value in pairs} | {name: logprob}
+            top = {self._name(other): finite(value) for other, value in pairs} | {name: logprob}
         body["tokens"].append(name)
         body["token_logprobs"].append(logprob)
         body["top_logprobs"].append(top)
         body["text_offset"].append(start)
+
+    def _name(self, token_id: int) -> str:
+        return token_name(self._body, self._tokens, token_id)

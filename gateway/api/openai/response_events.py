@@ -114,7 +114,7 @@ class ResponseAnswer:
         yield from self._done("completed")
         self._items.append(item)
         self._is_open = True
-        added = {**item, "content": []} if "content" in item else item
+        added = {**item, "content": []} if "content" in item else {**item}  # the item itself grows
         yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=added)
 
     def _done(self, status: str) -> Iterator[Event]:

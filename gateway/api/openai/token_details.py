@@ -25,6 +25,11 @@ def shown_at_most(body: GenerationRequest, asked: int | None) -> int | None:
     return None if body.prompt_logprobs is None else asked
 
 
+def token_name(body: GenerationRequest, tokens: TokenBytes, token_id: int) -> str:
+    """Returns a token as log-probabilities name it: by its text, or by its id alone."""
+    return f"token_id:{token_id}" if body.return_tokens_as_token_ids else tokens.text(token_id)
+
+
 def prompt_logprobs(
     tokens: TokenBytes, prompt: Sequence[int], scores: Iterable[TokenLogprobs], most: int
 ) -> list[dict[str, PromptLogprob] | None]:

@@ -1,5 +1,8 @@
 """Completions over HTTP."""
 
+import json
+import re
+
 import pytest
 
 from tests.fakes.scripted import ScriptedTarget
@@ -18,6 +21,15 @@ async def test_completion_has_text_and_usage(client):
     assert stats["drafted"] > stats["accepted"] > 0
     assert stats["seed"] == 4
     assert response.headers["outrider-seed"] == "4"
+
+
+@pytest.mark.parametrize(("path", "ask"), [("completions", ASK), ("chat/completions", CHAT)])
+async def test_answer_and_all_its_events_have_the_fingerprint_of_the_target(client, path, ask):
+    whole = (await client.post(f"/v1/{path}", json=ask)).json()
+    streamed = await client.post(f"/v1/{path}", json={**ask, "stream": True})
+    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    assert re.fullmatch(r"outrider-[\d.]+-[0-9a-f]{8}", whole["system_fingerprint"])
+    assert {event["system_fingerprint"] for event in events} == {whole["system_fingerprint"]}
 
 
 async def test_completion_null_and_neutral_fields_are_accepted(client):

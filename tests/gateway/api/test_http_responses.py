@@ -92,6 +92,9 @@ async def test_calls_are_items_of_their_own(tokenizer):
         if event["type"] == "response.function_call_arguments.delta" and event["output_index"] == 2:
             arguments += event["delta"]
     assert json.loads(arguments) == {"city": "Zürich"}
+    added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
+    assert [item["arguments"] for item in added[1:]] == [""] * 2, "the deltas bring all of them"
+    assert {item["status"] for item in added} == {"in_progress"}
     assert without_ids(events[-1]["response"]) == without_ids(whole)
     assert again.status_code == 200, again.text
     turns = [getattr(request, request.WhichOneof("request")) for request in target.requests]

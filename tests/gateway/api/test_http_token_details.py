@@ -90,3 +90,25 @@ async def test_stop_reason_is_the_string_or_the_token_that_ended_the_text(client
     ids = (await of_chat(client, return_token_ids=True))["choices"][0]["token_ids"]
     chat = await of_chat(client, stop_token_ids=[ids[1]])
     assert chat["choices"][0]["stop_reason"] == ids[1]
+
+
+async def test_tokens_of_a_text_are_named_by_their_ids_if_asked(client):
+    said = await of_text(client, return_tokens_as_token_ids=True, return_token_ids=True, logprobs=2)
+    names = [f"token_id:{token_id}" for token_id in said["token_ids"]]
+    assert said["logprobs"]["tokens"] == names
+    top = said["logprobs"]["top_logprobs"]
+    assert all(name in place for name, place in zip(names, top, strict=True))
+    assert all(other.startswith("token_id:") for place in top for other in place)
+
+
+async def test_tokens_of_a_chat_are_named_by_their_ids_if_asked(client):
+    asked = {
+        "return_tokens_as_token_ids": True,
+        "return_token_ids": True,
+        "logprobs": True,
+        "top_logprobs": 1,
+    }
+    (choice,) = (await of_chat(client, **asked))["choices"]
+    places = choice["logprobs"]["content"]
+    assert [place["token"] for place in places] == [f"token_id:{id_}" for id_ in choice["token_ids"]]
+    assert [place["top_logprobs"][0]["token"] for place in places] == [place["token"] for place in places]
