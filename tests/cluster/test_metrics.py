@@ -18,6 +18,8 @@ RARE |= {"outrider_failed_sequences", "outrider_blamed_sequences", "outrider_gpu
 RARE |= {"outrider_judged_reached_tokens", "outrider_judged_correct_tokens"}  # only with several drafters
 RARE |= {f"outrider_tenant_{name}" for name in ("queue_seconds", "refusals", "parked")}  # only under load
 RARE |= {"vllm_prefix_cache_hits"}  # only with prompts of several blocks
+RARE |= {"outrider_audits", "outrider_audited_tokens", "outrider_audit_near_ties"}  # only with audits
+RARE |= {"outrider_audit_wrong_tokens"}
 RARE |= {"outrider_rollout_share", "outrider_rollout_changes"}  # only with a new draft
 
 

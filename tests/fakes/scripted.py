@@ -102,6 +102,8 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
     adapters: list[bytes] = field(default_factory=list)  # digests of the adapters that it holds
     loading: asyncio.Event | None = None  # no adapter is loaded before it is set
     asked_to_load: int = 0  # times
+    margins: Sequence[float] = ()  # of an audited answer's tokens, told two at a time
+    published: dict[str, Any] = field(default_factory=dict)  # further fields of what it publishes
 
     async def LoadAdapter(  # noqa: N802
         self, adapter: rounds_pb2.Adapter, context: Any
@@ -146,6 +148,10 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
                 elif kind == "score":
                     for reply in self._scores(request.score):
                         yield reply
+                elif kind == "audit":
+                    for first in range(0, len(self.margins), 2):
+                        margins = self.margins[first : first + 2]
+                        yield rounds_pb2.TargetReply(round=request.audit.turn.round, margins=margins)
                 elif kind == "ahead":
                     passed = said - generated  # tokens since the turn
                     if list(drafted[:passed]) == list(self.answer[generated:said]) and drafted[passed:]:
@@ -291,6 +297,7 @@ async def fleet_of(*workers: ScriptedTarget | ScriptedDraft | None) -> AsyncIter
                 MAX_LENGTH,
                 slow_because=worker.slow_because,
                 draft=worker.name if isinstance(worker, ScriptedDraft) else "",
+                **(worker.published if isinstance(worker, ScriptedTarget) else {}),
             )
         )
     fleet = Fleet(lambda: found, TRUST)

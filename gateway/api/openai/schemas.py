@@ -90,6 +90,7 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1, lt=2**32)  # newest tokens; -1: what fits
     prompt_logprobs: int | None = Field(default=None, ge=0, le=20)  # likeliest tokens at each place
     return_token_ids: bool = False
+    receipt: bool = False  # each choice comes with a signed receipt
     # Fields of OpenAI's that change nothing: labels and hints.
     metadata: Ignored = None
     prompt_cache_key: Ignored = None
@@ -182,6 +183,7 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
             priority=self._class,
             order=self.priority if isinstance(self.priority, int) else 0,
             form=self.asked_form,
+            receipt=self.receipt,
         )
 
 
