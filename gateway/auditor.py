@@ -24,9 +24,9 @@ LONGEST_S = 300.0  # seconds of one audit, which yields to all other work
 
 @dataclass
 class AuditCounts:
-    """Counters since the gateway's start."""
+    """Counters since the gateway's start. Outcomes are same, near-ties, differs and skipped."""
 
-    answers: Counter[str] = field(default_factory=Counter)  # by outcome: same, near-ties, differs, skipped
+    answers: Counter[str] = field(default_factory=Counter)  # answers by outcome
     tokens: int = 0
     near_ties: int = 0
     wrong: int = 0

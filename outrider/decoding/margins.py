@@ -86,7 +86,7 @@ def _inside_of_ranks(ordered: Tensor, sampling: Sampling) -> Tensor:
         keeps[sampling.top_k :] = BANNED
     if sampling.top_p < 1.0:
         mass = ordered.masked_fill(keeps < 0.0, BANNED).softmax(dim=0)
-        odds = (mass.cumsum(dim=0) - mass).clamp(0.0, 1.0).logit()  # of the tokens above
+        odds = (mass.cumsum(dim=0) - mass).clamp(0.0, 1.0).logit()  # odds of the tokens above
         keeps = torch.minimum(keeps, math.log(sampling.top_p / (1.0 - sampling.top_p)) - odds)
     # Before the crossing a rank's own distance is the larger, behind it the token's distance from the rank.
     crossing = torch.searchsorted(-(keeps + ordered), -ordered)

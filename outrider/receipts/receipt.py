@@ -50,7 +50,7 @@ class Receipt(BaseModel):
     finish_reason: Literal["stop", "length"]
     created: int  # seconds since 1970
     key: str  # public key in base64, 32 bytes
-    signature: str = ""  # of ``signed_bytes`` in base64; empty: not signed yet
+    signature: str = ""  # signature of ``signed_bytes`` in base64; empty: none yet
 
     @property
     def noise_key(self) -> int:

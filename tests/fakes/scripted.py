@@ -102,7 +102,7 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
     adapters: list[bytes] = field(default_factory=list)  # digests of the adapters that it holds
     loading: asyncio.Event | None = None  # no adapter is loaded before it is set
     asked_to_load: int = 0  # times
-    margins: Sequence[float] = ()  # of an audited answer's tokens, told two at a time
+    margins: Sequence[float] = ()  # margins of an audited answer, told two at a time
     published: dict[str, Any] = field(default_factory=dict)  # further fields of what it publishes
 
     async def LoadAdapter(  # noqa: N802

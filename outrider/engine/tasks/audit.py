@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import Draft
+from outrider.decoding.grammar import Mask
 from outrider.decoding.margins import margins
 from outrider.engine.blame import NotFiniteError
 from outrider.engine.choosing.sampler import Choices
@@ -41,7 +42,7 @@ class AuditTask(RatingTask):
         sequence, first = self.sequence, self.sequence.prompt_length
         answer = sequence.tokens[first:end]
         may_come = [sequence.end_token_ids.isdisjoint(answer[: at - first]) for at in range(start, end)]
-        masks = [None] * (end - start)
+        masks: list[Mask | None] = [None] * (end - start)
         if sequence.matcher is not None:
             nodes = range(start - first - 1, end - first - 1)
             masks = sequence.matcher.masks([], Draft.chain(answer[:-1]), nodes)

@@ -126,24 +126,27 @@ def test_audits_notice_a_flipped_bit_of_one_weight_that_is_large(
     mask = 1 << BITS[bit]
     values[len(values) // 2] ^= mask - 2**16 if mask == 2**15 else mask
     save_file(weights, file, {"format": "pt"})
-    asked = requests()[:8]
-    first, wrong, margin = noticed(engine_of(tmp_path / "flipped"), asked, honest[1][:8])
+    asked = requests()[:2]
+    first, wrong, margin = noticed(engine_of(tmp_path / "flipped"), asked, honest[1][:2])
     print(f"\n{bit} bit, {tensor}: noticed after {first} tokens, {wrong} wrong, largest margin {margin:.2g}")
     if bit == "highest of the exponent":
         assert first is not None
 
 
 @pytest.mark.slow
-def test_audit_of_a_thousand_tokens_costs_a_part_of_their_answer() -> None:
-    write_out(str(target()))
-    engine = engine_of(target())
+@pytest.mark.parametrize("model", [DEMO / "target", target()], ids=["4 M parameters", "190 M parameters"])
+def test_audit_of_a_thousand_tokens_costs_a_part_of_their_answer(model: Path) -> None:
+    """Times are those of the processor, so that other work on the machine does not count."""
+    write_out(str(model))
+    engine = engine_of(model)
     (asked,) = requests(SAMPLING.model_copy(update={"max_tokens": 1000}), 1)
-    started = time.perf_counter()
+    started = time.process_time()
     (answer,) = answers_of(engine, [asked])
-    answered = time.perf_counter()
+    answered = time.process_time()
     margins = margins_of(engine, asked, answer)
-    audited = time.perf_counter()
+    audited = time.process_time()
     share = (audited - answered) / (answered - started)
-    print(f"\ncost: answer {answered - started:.1f} s, audit {audited - answered:.2f} s, {share:.1%}")
+    spent = f"answer {answered - started:.1f} s, audit {audited - answered:.2f} s"
+    print(f"\ncost, {model.parent.name}: {spent}, {share:.1%}")
     assert not any(margins)
     assert share < 0.5
