@@ -11,6 +11,8 @@ from actors.messages import EngineAnswer
 from outrider.decoding.settings import TokenLogprobs
 from outrider.engine.work import (
     AheadOutcome,
+    Audit,
+    Audited,
     Decode,
     Decoded,
     EngineLoad,
@@ -108,18 +110,23 @@ class TargetTranslation(Translation[rounds_pb2.TargetWorkerRequest, rounds_pb2.T
                 return request.decode.turn, _decode(sequence, request.decode)
             case "score":
                 return request.score.turn, _score(sequence, request.score)
-        raise ValueError("after Open a target worker takes Decode, Score and Close")
+            case "audit":
+                turn = request.audit.turn
+                return turn, Audit(sequence=sequence, base=turn.base, tokens=tuple(turn.tokens))
+        raise ValueError("after Open a target worker takes Decode, Score, Audit and Close")
 
     @staticmethod
     def reply(answer: EngineAnswer) -> rounds_pb2.TargetReply:
         result = answer.result
-        assert isinstance(result, Decoded | Scored)
+        assert isinstance(result, Decoded | Scored | Audited)
         shared: dict[str, Any] = {
             "round": answer.round,
-            "logprobs": [_logprobs(position) for position in result.logprobs],
             "timings": _timings(result.timings),
             "load": _load(answer.load),
         }
+        if isinstance(result, Audited):
+            return rounds_pb2.TargetReply(margins=result.margins, **shared)
+        shared["logprobs"] = [_logprobs(position) for position in result.logprobs]
         if isinstance(result, Scored):
             return rounds_pb2.TargetReply(**shared)
         return rounds_pb2.TargetReply(

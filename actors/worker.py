@@ -23,6 +23,7 @@ from actors.process import leave, settle
 from actors.rank import OtherRanks, node_here
 from actors.server import Role, add_servicer, start_server
 from outrider.engine.settings import EngineSettings
+from outrider.receipts.digests import tokenizer_digest, weights_digest
 from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.metrics import OF_WORKERS
 from protos.trust import Trust
@@ -158,6 +159,23 @@ class DraftWorker(Worker):
 
 class TargetWorker(Worker):
     role = "target"
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        trust: Trust,
+        start_tracing: Callable[[], Callable[[], None]],
+        has_receipts: bool = False,
+    ) -> None:
+        """has_receipts: digests of its model's files are read and published."""
+        super().__init__(settings, trust, start_tracing)
+        self._digests: dict[str, str] = {}
+        if has_receipts:
+            model = settings.model
+            self._digests = {"weights": weights_digest(model), "tokenizer": tokenizer_digest(model)}
+
+    async def record_replica_metadata(self) -> dict[str, Any]:
+        return {**await super().record_replica_metadata(), **self._digests}
 
     async def leave(self) -> None:
         """Waits while gateways move the open sequences to other targets."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cluster.settings import Settings
 from cluster.tracing import EXPORTER, FILE
+from outrider.receipts.receipt import private_key
 from protos.trust import SHORTEST_TOKEN, Trust
 
 API_KEYS = "OUTRIDER_API_KEYS"  # separated by commas
@@ -23,6 +24,18 @@ def api_keys(settings: Settings) -> list[str]:
             raise ValueError(f"access.api_keys_file={file!r} holds no key: write one a line")
         keys += lines
     return [key.strip() for key in keys if key.strip()]
+
+
+def receipt_key(settings: Settings) -> str | None:
+    """Returns the PEM of the key that signs receipts; None: there is none. Raises ValueError."""
+    if (file := settings.access.receipt_key_file) is None:
+        return None
+    pem = read_file("access.receipt_key_file", file)
+    try:
+        private_key(pem)
+    except ValueError as error:
+        raise ValueError(f"access.receipt_key_file={file!r}: {error}") from error
+    return pem.decode()
 
 
 def shared_trust(settings: Settings) -> Trust:

@@ -12,7 +12,14 @@ from ray.serve import Application, Deployment
 from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
 
 from actors.worker import DraftWorker, TargetWorker, Worker
-from cluster.access import api_keys, check_access, joining_trust, report_environment, shared_trust
+from cluster.access import (
+    api_keys,
+    check_access,
+    joining_trust,
+    receipt_key,
+    report_environment,
+    shared_trust,
+)
 from cluster.arguments import CONFIG, read_settings
 from cluster.autoscaling import autoscaling
 from cluster.groups import AutoscalingSettings, GatewayReplicas, WorkerSettings
@@ -27,6 +34,7 @@ from cluster.start import (
     rank_resources,
     start_ray,
     start_serve,
+    warn_of_skipped_audits,
     warn_of_slow_drafts,
 )
 from cluster.stop import GATEWAY
@@ -58,6 +66,7 @@ class ServiceStart:
     tenants: Mapping[str, Tenancy]
     trust: Trust
     tracing: Mapping[str, str]  # variables of tracing
+    receipt_key: str | None  # PEM of the key that signs receipts
 
 
 def app(arguments: dict[str, Any]) -> Application:
@@ -98,7 +107,7 @@ def _prepared(arguments: Mapping[str, Any]) -> ServiceStart:
     keys = [*api_keys(settings), *(key for tenant in tenants.values() for key in tenant.keys)]
     check_access(settings, keys, is_elsewhere=is_elsewhere)
     logger.info(who_is_answered(bool(keys), anonymous=settings.access.allow_anonymous))
-    return ServiceStart(_checked(settings), keys, tenants, trust, tracing)
+    return ServiceStart(_checked(settings), keys, tenants, trust, tracing, receipt_key(settings))
 
 
 def _bound(start: ServiceStart) -> Application:
@@ -121,7 +130,9 @@ def _bound(start: ServiceStart) -> Application:
         logging_config={"enable_access_log": False},
     )
     return gateway.bind(
-        settings.gateway_settings().model_copy(update=caller_settings(start.keys, start.tenants)),
+        settings.gateway_settings().model_copy(
+            update={**caller_settings(start.keys, start.tenants), "receipt_key": start.receipt_key}
+        ),
         trust,
         partial(start_tracing, tracing, "gateway"),
         workers,
@@ -178,6 +189,7 @@ def _checked(settings: Settings) -> Settings:
         check_resources(settings)
         check_placement(settings)
         warn_of_slow_drafts(settings)
+        warn_of_skipped_audits(settings)
         return check_models(settings, preflight)
 
 
@@ -189,7 +201,8 @@ def _target(settings: Settings, trust: Trust, tracing: Mapping[str, str]) -> App
         layout["placement_group_strategy"] = target.placement
     deployment = _deployment(TargetWorker, "target", layout)
     engine = on_device(settings.target_engine(), target.gpus or 0.0)
-    return deployment.bind(engine, trust, partial(start_tracing, tracing, "target"))
+    has_receipts = settings.access.receipt_key_file is not None
+    return deployment.bind(engine, trust, partial(start_tracing, tracing, "target"), has_receipts)
 
 
 def _draft(settings: Settings, name: str, trust: Trust, tracing: Mapping[str, str]) -> Application:

@@ -171,6 +171,11 @@ class AccessSettings(CallerSettings):
     tenants_file: str | None = Field(
         default=None, description="YAML file with the tenants: names with API keys and limits"
     )
+    receipt_key_file: str | None = Field(
+        default=None,
+        description="PEM file of the private Ed25519 key that signs receipts of answers. Targets then read"
+        " their weights once more at load, for digests. None: no receipts",
+    )
     require_keys: bool | None = Field(
         default=None,
         description="refuse to start without API keys; None: if a config file of Serve has the settings,"

@@ -137,6 +137,17 @@ def warn_of_slow_drafts(settings: Settings) -> None:
             )
 
 
+def warn_of_skipped_audits(settings: Settings) -> None:
+    """Logs audits that no replica can make."""
+    audit, replicas = settings.gateway.audit, settings.target.most_replicas
+    if audit is not None and audit.fraction and replicas == 1:
+        logger.warning(
+            "gateway.audit.fraction=%g with one replica of the target: every audit is skipped, as another"
+            " replica makes it. target.replicas=2 gives it one",
+            audit.fraction,
+        )
+
+
 def rank_resources(target: TargetSettings) -> dict[str, float]:
     """Returns resources that Ray sets aside for one rank: always something."""
     return {name: count for name, count in _resources(target).items() if count} or {"CPU": SLIVER}

@@ -59,6 +59,7 @@ class GatewaySequence:
     adapter: Adapter = NO_ADAPTER
     prediction: tuple[int, ...] = ()  # token ids that the answer probably has; empty: nothing is predicted
     cached_tokens: int = 0  # tokens of the prompt that its first target had cached before
+    served_by: list[str] = field(default_factory=list)  # addresses of its targets, the newest last
     draft: VerdictDraft | None = None  # Draft that came with the newest Verdict; None: it is taken
 
     def __len__(self) -> int:

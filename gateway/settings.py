@@ -44,6 +44,18 @@ class RecordSettings(BaseModel):
     )
 
 
+class AuditSettings(BaseModel):
+    """Audits of answers in service."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    fraction: float = Field(
+        ge=0.0,
+        le=1.0,
+        description="share of all answers that another replica of the target computes again; 0: none",
+    )
+
+
 class RequestSettings(BaseModel):
     """Limits and defaults of requests at a gateway."""
 
@@ -133,6 +145,10 @@ class RequestSettings(BaseModel):
     record: RecordSettings | None = Field(
         default=None, description="recording of traffic, to fit a draft to it; None: nothing is recorded"
     )
+    audit: AuditSettings | None = Field(
+        default=None,
+        description="audits of answers, which find a device that computes wrong numbers; None: none are made",
+    )
     trace_texts: bool = Field(default=False, description="put prompts and answers into the traces")
 
     @property
@@ -206,6 +222,9 @@ class GatewaySettings(RequestSettings, CallerSettings):
     tenants: dict[str, TenantSettings] = Field(default={}, description="tenants by name")
     tenant_keys: dict[str, str] = Field(
         default={}, repr=False, description="names of tenants by the SHA-256 of their API keys"
+    )
+    receipt_key: str | None = Field(
+        default=None, repr=False, description="PEM of the private key that signs receipts; None: no receipts"
     )
     gateways: int = Field(default=1, description="gateways among which the limits of tenants are divided")
     new_drafts: tuple[str, ...] = Field(

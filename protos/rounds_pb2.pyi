@@ -111,20 +111,22 @@ class DraftWorkerRequest(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
 
 class TargetWorkerRequest(_message.Message):
-    __slots__ = ("sequence", "epoch", "open", "decode", "score", "close")
+    __slots__ = ("sequence", "epoch", "open", "decode", "score", "close", "audit")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     epoch: int
     open: Open
     decode: Decode
     score: Score
     close: Close
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
+    audit: Audit
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("prompt_length", "noise_key", "sampling", "adapter")
@@ -196,6 +198,12 @@ class Score(_message.Message):
     start: int
     def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ..., start: _Optional[int] = ...) -> None: ...
 
+class Audit(_message.Message):
+    __slots__ = ("turn",)
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    turn: Turn
+    def __init__(self, turn: _Optional[_Union[Turn, _Mapping]] = ...) -> None: ...
+
 class Draft(_message.Message):
     __slots__ = ("tokens", "parents", "draft_probs")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -259,7 +267,7 @@ class AheadOutcome(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., rank: _Optional[int] = ..., saved_ns: _Optional[int] = ..., wasted_tokens: _Optional[int] = ...) -> None: ...
 
 class TargetReply(_message.Message):
-    __slots__ = ("sequence", "epoch", "round", "accepted", "tokens", "logprobs", "finish_reason", "draft", "timings", "load", "forced", "forced_nodes", "draft_step", "rank", "continues", "drafter", "is_draft_of_host")
+    __slots__ = ("sequence", "epoch", "round", "accepted", "tokens", "logprobs", "finish_reason", "draft", "timings", "load", "forced", "forced_nodes", "draft_step", "rank", "continues", "drafter", "margins", "is_draft_of_host")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -276,6 +284,7 @@ class TargetReply(_message.Message):
     RANK_FIELD_NUMBER: _ClassVar[int]
     CONTINUES_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    MARGINS_FIELD_NUMBER: _ClassVar[int]
     IS_DRAFT_OF_HOST_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     epoch: int
@@ -293,8 +302,9 @@ class TargetReply(_message.Message):
     rank: int
     continues: bool
     drafter: str
+    margins: _containers.RepeatedScalarFieldContainer[float]
     is_draft_of_host: bool
-    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., forced: _Optional[int] = ..., forced_nodes: _Optional[_Iterable[int]] = ..., draft_step: _Optional[_Union[Step, _Mapping]] = ..., rank: _Optional[int] = ..., continues: _Optional[bool] = ..., drafter: _Optional[str] = ..., is_draft_of_host: _Optional[bool] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., round: _Optional[int] = ..., accepted: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., draft: _Optional[_Union[Draft, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., forced: _Optional[int] = ..., forced_nodes: _Optional[_Iterable[int]] = ..., draft_step: _Optional[_Union[Step, _Mapping]] = ..., rank: _Optional[int] = ..., continues: _Optional[bool] = ..., drafter: _Optional[str] = ..., margins: _Optional[_Iterable[float]] = ..., is_draft_of_host: _Optional[bool] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queue_ns", "forward_ns", "step_ns", "total_ns", "last_step", "cached_tokens")

@@ -8,9 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 # Messages and enumerations whose name a class has too, because one is made of the other.
 CONVERTED = {
-    "Adapter", "AheadOutcome", "Close", "Decode", "Draft", "Lease", "Open", "Origin", "PreparedTree",
-    "Propose", "Proposed", "Rollout", "Sampling", "Score", "SparseProbs", "Step", "StructuredOutputs",
-    "Timings", "TokenLogprobs", "WorkerInfo",
+    "Adapter", "AheadOutcome", "Audit", "Close", "Decode", "Draft", "Lease", "Open", "Origin",
+    "PreparedTree", "Propose", "Proposed", "Rollout", "Sampling", "Score", "SparseProbs", "Step",
+    "StructuredOutputs", "Timings", "TokenLogprobs", "WorkerInfo",
 }  # fmt: skip
 # Messages that say what an answer or a request of the HTTP API says under its name.
 IN_BOTH_APIS = {"Completion", "DetokenizeRequest", "Model", "TokenizeRequest", "Usage"}

@@ -1,5 +1,6 @@
 """The Generation service of protos/generation.proto."""
 
+import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
@@ -182,6 +183,7 @@ class GenerationServicer(HealthMethods):
                         **_tokens(chunk.tokens),
                         text=choice.text + chunk.text,
                         finish_reason=chunk.finish_reason,
+                        receipt=_receipt(chunk),
                     )
                 )
                 if chunk.usage is not None:
@@ -264,6 +266,7 @@ def _request(message: generation_pb2.GenerateRequest) -> Request:
             speculation=Speculation.model_validate(set_fields(message.speculation)),
             form=_form(message.structured_outputs) if message.HasField("structured_outputs") else None,
             prediction=prediction,
+            receipt=message.receipt,
             **_place_in_queue(message.priority),
             **own,
         )
@@ -309,7 +312,12 @@ def _chunk(chunk: Chunk, seed: int, reported_seed: int | None) -> generation_pb2
         finish_reason=chunk.finish_reason,
         usage=None if chunk.usage is None else _usage(chunk.usage, seed),
         seed=reported_seed,
+        receipt=_receipt(chunk),
     )
+
+
+def _receipt(chunk: Chunk) -> str | None:
+    return None if chunk.receipt is None else json.dumps(chunk.receipt)
 
 
 def _tokens(tokens: tuple[Token, ...]) -> dict[str, Any]:

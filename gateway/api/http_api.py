@@ -48,6 +48,7 @@ from gateway.generation.vocabulary import TokenBytes
 from gateway.observe.loads import loads
 
 HEALTH = TypeAdapter(Health)
+SECRET = {"api_key_digests", "tenants", "tenant_keys", "receipt_key"}  # settings that /health does not tell
 OTHER_KEY = "x-api-key"  # header that clients of Anthropic's API put a key into
 GENERATING = (COMPLETIONS, CHATS, RESPONSES, MESSAGES)  # other paths would only fill the traces
 TELEMETRY: TelemetryConfig = {
@@ -186,7 +187,7 @@ def build(
         body["sampling_defaults"] = dict(generation.sampling_defaults)
         in_force = generation.settings
         body["drafters"] = {row.name: row.meaning for row in in_force.roster}
-        body["gateway"] = in_force.model_dump(exclude={"api_key_digests", "tenants", "tenant_keys"})
+        body["gateway"] = in_force.model_dump(exclude=SECRET)
         return JSONResponse(HEALTH.dump_python(body, mode="json"), status_code=503 if missing else 200)
 
     @app.get("/loads", dependencies=[Depends(is_known)])

@@ -13,6 +13,7 @@ from opentelemetry.trace import get_current_span
 from tokenizers import Tokenizer
 
 from gateway.adapter import Adapter
+from gateway.auditor import Auditor
 from gateway.errors import InvalidRequestError, WorkerLostError
 from gateway.generation.adapters import ServedAdapters
 from gateway.generation.admission import STOPPING, Admission
@@ -29,6 +30,7 @@ from gateway.generation.vocabulary import Vocabulary
 from gateway.loop.factory import LoopFactory
 from gateway.loop.parking import Parking
 from gateway.loop.stats import Stats
+from gateway.receipts import ReceiptSigner
 from gateway.roster import BY_TASK
 from gateway.routing.paces import Paces
 from gateway.routing.rollout import Rollout
@@ -92,14 +94,20 @@ class Generation:
         self.recorder: TrafficRecorder | None = None
         if settings.record is not None and settings.record.fraction:
             self.recorder = TrafficRecorder(settings.record, self.totals.gateway)
+        self.auditor: Auditor | None = None
+        if settings.audit is not None and settings.audit.fraction:
+            self.auditor = Auditor(settings.audit, fleet)
+        self._signer = ReceiptSigner(settings.receipt_key, fleet)
 
     def warm_up(self) -> None:
         """Starts what only some requests need, so that they do not wait for it. Returns at once."""
         self._grammars.warm_up()
 
     def close(self) -> None:
-        """Ends the process and the threads that were started here."""
+        """Ends the process, the threads and the audits that were started here."""
         self._grammars.close()
+        if self.auditor is not None:
+            self.auditor.close()
 
     def use(self, live: LiveSettings) -> None:
         """Puts settings in force: the pace for requests under way too, drafters for later requests.
@@ -142,6 +150,10 @@ class Generation:
             raise InvalidRequestError("stop", "a stop string must not be empty")
         if (drafter := request.speculation.drafter) is not None:
             self._check_drafter(drafter)
+        issuer = None
+        if request.receipt:
+            rule = request.speculation.verification
+            issuer = self._signer.issuer(settings.model, adapter, request.stop, rule)
         sampling = self._with_defaults(request.sampling)
         self.limits.check_sampling(sampling)
         prompts = [
@@ -188,6 +200,7 @@ class Generation:
             get_current_span(),
             adapter.name or settings.model,
             self.fleet.targets()[0].fingerprint,
+            issuer,
         )
 
     def _with_defaults(self, sampling: Sampling) -> Sampling:
@@ -288,7 +301,7 @@ class Generation:
             await self.readiness.wait_for_drafts(prepared.deadline)
         sequence = prepared.sequences[choice]
         before = sequence.prompt[-CONTEXT_TOKENS:] if prepared.continues_text else ()
-        least = sequence.sampling.min_tokens
+        least, told, receipt = sequence.sampling.min_tokens, 0, None
         text = AnswerText(self._vocabulary(prepared.shown), prepared.stop, before, least)
         while True:
             loop = self._loops.of(
@@ -311,7 +324,12 @@ class Generation:
                             total.add(loop.stats)
                             if self.recorder is not None:
                                 self.recorder.offer(sequence)
+                            if self.auditor is not None:
+                                self.auditor.offer(sequence)
                         tokens = step.tokens[: len(pieces)]
+                        told += len(tokens)
+                        if sequence.finish_reason is not None and prepared.issuer is not None:
+                            receipt = prepared.issuer.receipt(sequence, told, choice % prepared.n)
                         yield Chunk(
                             choice,
                             tokens,
@@ -320,6 +338,7 @@ class Generation:
                             round=step.round,
                             scores=step.scores,
                             stop=text.stop,
+                            receipt=receipt,
                         )
                         if sequence.finish_reason is not None:
                             return

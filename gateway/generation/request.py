@@ -1,6 +1,7 @@
 """Requests of both APIs, and the parts of their answers."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from opentelemetry.trace import Span
 
@@ -8,6 +9,7 @@ from gateway.events import VerdictReceived
 from gateway.generation.form import Form
 from gateway.generation.text import Piece
 from gateway.loop.stats import Stats
+from gateway.receipts import ReceiptIssuer
 from gateway.sequence import GatewaySequence, Token
 from gateway.settings import Priority, Speculation
 from gateway.tenants.tenant import Claim
@@ -37,6 +39,7 @@ class Request:
     form: Form | None = None  # form of the answer
     ends: frozenset[int] = frozenset()  # tokens that end a turn, as the chat template has it
     continues_text: bool = True  # False: the answer is a text of its own
+    receipt: bool = False  # each answer comes with a receipt
     prediction: Prompt | None = None  # what the answer probably says; None: nothing is predicted
 
 
@@ -66,6 +69,7 @@ class Chunk:
     round: VerdictReceived | None = None  # round that the tokens come from; None: plain decoding
     scores: tuple[TokenLogprobs, ...] = ()  # for the prompt, from its second token on; before any token
     stop: str | None = None  # stop string that ended the answer, on the choice's last chunk
+    receipt: dict[str, Any] | None = None  # JSON of the receipt, on the choice's last chunk
 
     @property
     def text(self) -> str:
@@ -88,6 +92,7 @@ class Prepared:
     server_span: Span  # span of the request, recorded or not
     model: str  # name of the served model, or of its adapter
     fingerprint: str  # short name of version, target and numerics
+    issuer: ReceiptIssuer | None = None  # None: the request wants no receipts
 
     @property
     def priority(self) -> Priority:

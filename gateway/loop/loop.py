@@ -166,6 +166,7 @@ class SequenceLoop:
     def _goes_on_at(self, second: Second) -> bool:
         """Begins the round in which the sequence goes on; returns whether the target has answered it."""
         self._sequence.round = second.next_round(self._sequence)
+        self._sequence.served_by.append(second.stream.address)
         return self._sequence.round == second.round
 
     async def _phases(

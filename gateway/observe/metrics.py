@@ -65,6 +65,13 @@ def publish(generation: Generation, instruments: Instruments) -> None:
             instruments.total(metric, getattr(counts, what), tenant=tenant)
         for limit, times in counts.refusals.items():
             instruments.total("outrider_tenant_refusals", times, tenant=tenant, limit=limit)
+    if generation.auditor is not None:
+        audits = generation.auditor.counts
+        for outcome, answers in audits.answers.items():
+            instruments.total("outrider_audits", answers, outcome=outcome)
+        instruments.total("outrider_audited_tokens", audits.tokens)
+        instruments.total("outrider_audit_near_ties", audits.near_ties)
+        instruments.total("outrider_audit_wrong_tokens", audits.wrong)
     instruments.set("outrider_requests_running", admission.running)
     instruments.set("outrider_requests_waiting", admission.waiting)
     instruments.set("outrider_requests_parked", admission.parked)

@@ -81,6 +81,7 @@ class Fleet:
         )
         if is_isolated:
             self._isolated[stream.address] = stream
+        sequence.served_by.append(stream.address)
         return stream
 
     def open_second(self, sequence: GatewaySequence, link: Link) -> TargetStream:
@@ -108,6 +109,30 @@ class Fleet:
             and not link.is_leaving
         ]
         return sorted(found, key=lambda link: link.num_sequences(now))
+
+    def open_audit(self, sequence: GatewaySequence) -> TargetStream | None:
+        """Opens a complete answer at the least busy target that has not served it; None: there is none."""
+        others = [
+            link
+            for link in self.links()
+            if link.worker.role == "target" and link.worker.address not in sequence.served_by
+        ]
+        if not others:
+            return None
+        now = asyncio.get_running_loop().time()
+        link = min(others, key=lambda link: (link.suspect_until > now, link.num_sequences(now)))
+        sampling = sequence.sampling.model_copy(update={"logprobs": None})
+        again = GatewaySequence(
+            sequence.prompt, sampling, sequence.noise_key, sequence.generated, adapter=sequence.adapter
+        )
+        return TargetStream(
+            link,
+            rounds_pb2.TargetWorkerRequest,
+            again,
+            sampling,
+            is_isolated=False,
+            adapter=again.adapter,
+        )
 
     async def load_adapter(self, adapter: Adapter) -> Adapter:
         """Loads an adapter at all targets; returns it with the digest of its files.

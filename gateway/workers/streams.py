@@ -75,6 +75,8 @@ class WorkerInfo:
     promise: str = ""  # how far the same seed gives the same text, if it holds the target
     is_exact: bool = False  # whether it does so whatever the batch
     settings: dict[str, Any] = field(default_factory=dict)  # how its engine runs
+    weights: str = ""  # digest of its model's weights, if receipts are made; see outrider/receipts/digests.py
+    tokenizer: str = ""  # digest of its model's tokenizer, if receipts are made
     draft: str = ""  # name of its draft; empty: it holds the target
     # Steps that it timed before it served; key: its target drafter, or empty for its own model.
     survey: Mapping[str, tuple[Step, ...]] = field(default_factory=dict)
@@ -209,6 +211,10 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         self._epoch = sequence.epoch
         self._connection = link.connection()
         self._connection.listen((sequence.number, self._epoch), self)
+
+    @property
+    def worker(self) -> WorkerInfo:
+        return self._link.worker
 
     @property
     def address(self) -> str:

@@ -16,6 +16,7 @@ COMMANDS = {
     "distil": "fit a draft to what its target says to your own prompts",
     "trace": "report how the time of traced requests was spent",
     "check": "prove that two deployments say the same, or tell how they differ",
+    "audit": "compute answers again from their receipts, or tell which token differs",
     "completion": "print a script by which a shell completes all of this",
 }
 OWN = ("outrider", "protos", "actors", "gateway", "cluster", "workshop")

@@ -33,6 +33,7 @@ def _divide_by_temperature(logits: Tensor, rows: Sequence[ChoiceContext]) -> Non
     logits /= torch.tensor([[row.sampling.temperature] for row in rows], device=logits.device)
 
 
+TEMPERATURE = Setting(lambda row: row.sampling.temperature not in (0.0, 1.0), _divide_by_temperature)
 GRAMMAR = Setting(lambda row: row.mask is not None, adjustments.ban_refused, reads_text=True)
 
 # Settings that change or ban single tokens, in the order in which they apply.
@@ -57,12 +58,13 @@ TOKEN_ADJUSTMENTS: tuple[Setting, ...] = (
 # alternatives are still those of the model.
 _WHOLE_ROWS: tuple[Setting, ...] = (
     Setting(lambda row: row.is_greedy and row.sampling.verification != "coupled", truncation.keep_likeliest),
-    Setting(lambda row: row.sampling.temperature not in (0.0, 1.0), _divide_by_temperature),
+    TEMPERATURE,
     Setting(lambda row: row.sampling.top_k > 0 and not row.is_greedy, truncation.keep_top_k),
     Setting(lambda row: row.sampling.top_p < 1.0 and not row.is_greedy, truncation.keep_top_p),
     Setting(lambda row: row.sampling.min_p > 0.0 and not row.is_greedy, truncation.keep_min_p),
 )
 SETTINGS = (*TOKEN_ADJUSTMENTS, *_WHOLE_ROWS)
+BEFORE_TRUNCATION = (*TOKEN_ADJUSTMENTS, TEMPERATURE)
 
 
 def needs_no_text(sampling: Sampling) -> bool:

@@ -68,7 +68,18 @@ class Score(Struct, frozen=True, tag=True):
     start: int  # position of the first of them, at least 1: nothing comes before the token at 0
 
 
-Work = Decode | Propose | Score
+class Audit(Struct, frozen=True, tag=True):
+    """Tell how far each committed token after the prompt is from the choice under keyed noise.
+
+    It yields to all other work.
+    """
+
+    sequence: int  # its number
+    base: int
+    tokens: tuple[int, ...]
+
+
+Work = Decode | Propose | Score | Audit
 
 
 @dataclass(frozen=True)
@@ -169,6 +180,15 @@ class Scored(Struct, frozen=True, tag=True):
     timings: Timings
 
 
+class Audited(Struct, frozen=True, tag=True):
+    """Part of the result of an Audit, in order."""
+
+    sequence: int  # its number
+    start: int  # position of its first token
+    margins: tuple[float, ...]  # nats, a value per token; see outrider/decoding/margins.py
+    timings: Timings
+
+
 class Failed(Struct, frozen=True, tag=True):
     """Notice that the sequence was closed because a step could not go on with it. It is the last result."""
 
@@ -177,7 +197,7 @@ class Failed(Struct, frozen=True, tag=True):
     is_grammars: bool = False  # the fault of its grammar
 
 
-Answered = Decoded | Proposed | PreparedTree | Scored
+Answered = Decoded | Proposed | PreparedTree | Scored | Audited
 Result = Answered | Failed
 
 

@@ -250,6 +250,24 @@ OF_GATEWAYS = (
         "sequences that failed: the target's engine could not go on, or max_losses targets were lost",
         (*DRAFTED, "reason"),
     ),
+    _counter(
+        "outrider_audits",
+        "answers",
+        "answers drawn for an audit, by outcome: `same`, `near-ties`, `differs`, or `skipped` (no other"
+        " replica, or no time)",
+        ("outcome",),
+    ),
+    _counter("outrider_audited_tokens", "tokens", "tokens of audited answers"),
+    _counter(
+        "outrider_audit_near_ties",
+        "tokens",
+        "tokens of audited answers that the auditing replica would not choose, by a margin that is rounding",
+    ),
+    _counter(
+        "outrider_audit_wrong_tokens",
+        "tokens",
+        "tokens of audited answers that the auditing replica would not choose, beyond rounding",
+    ),
     _gauge("outrider_depth", "tokens", "mean depth in force, by what decides it", ("reason",)),
     _gauge("outrider_sequences", "sequences", "running sequences, by what decides their depth", ("reason",)),
     _gauge(

@@ -19,6 +19,7 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import plain_decoding
+from outrider.receipts.digests import tokenizer_digest, weights_digest
 from outrider.telemetry.instruments import Instruments
 from tests.support.checkpoints import write_checkpoint
 from tests.support.instruments import Told
@@ -104,3 +105,20 @@ async def test_worker_without_an_engine_leaves_in_order(tmp_path: Path) -> None:
         Unserved.__init__(worker, settings, TRUST, lambda: lambda: has_ended.append(True))
     await Worker.__del__(worker)
     assert has_ended == [True]
+
+
+async def test_target_worker_with_receipts_publishes_the_digests_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(self: Worker) -> dict[str, str]:
+        return {}
+
+    monkeypatch.setattr(Worker, "__init__", lambda *_: None)
+    monkeypatch.setattr(Worker, "record_replica_metadata", nothing)
+    folder = write_checkpoint(tmp_path / "llama", "llama")
+    (folder / "tokenizer.json").write_text("{}")
+    settings = EngineSettings(model=str(folder))
+    silent, telling = (Unserved(settings, TRUST, lambda: lambda: None, told) for told in (False, True))
+    assert await silent.record_replica_metadata() == {}
+    digests = {"weights": weights_digest(str(folder)), "tokenizer": tokenizer_digest(str(folder))}
+    assert await telling.record_replica_metadata() == digests

@@ -10,10 +10,12 @@ from cluster.access import (
     api_keys,
     check_access,
     joining_trust,
+    receipt_key,
     report_environment,
     shared_trust,
 )
 from cluster.arguments import read_settings
+from tests.support.receipts import key, pem_of, public_pem_of
 
 FILE = "access.api_keys_file"
 
@@ -37,6 +39,24 @@ def test_key_file_that_holds_none_or_is_not_there_is_named(tmp_path):
     for name in ("keys", "other"):
         with pytest.raises(ValueError, match=r"access\.api_keys_file="):
             api_keys(read_settings({FILE: str(tmp_path / name)}))
+
+
+def test_key_of_receipts_comes_from_its_file(tmp_path):
+    file = tmp_path / "receipts.pem"
+    file.write_text(pem_of(key()))
+    assert receipt_key(read_settings({"access.receipt_key_file": str(file)})) == pem_of(key())
+    assert receipt_key(read_settings({})) is None
+
+
+@pytest.mark.parametrize(
+    "content", [b"no key", public_pem_of(key()), None], ids=["text", "public", "missing"]
+)
+def test_key_of_receipts_that_is_none_is_refused_by_its_setting(tmp_path, content):
+    file = tmp_path / "receipts.pem"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"access\.receipt_key_file="):
+        receipt_key(read_settings({"access.receipt_key_file": str(file)}))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "example.org"])

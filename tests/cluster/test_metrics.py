@@ -19,6 +19,8 @@ RARE |= {"outrider_judged_reached_tokens", "outrider_judged_correct_tokens"}  # 
 RARE |= {f"outrider_tenant_{name}" for name in ("queue_seconds", "refusals", "parked")}  # only under load
 RARE |= {"vllm_prefix_cache_hits"}  # only with prompts of several blocks
 RARE |= {"outrider_hedges", "outrider_moves", "outrider_second_target_seconds"}
+RARE |= {"outrider_audits", "outrider_audited_tokens", "outrider_audit_near_ties"}  # only with audits
+RARE |= {"outrider_audit_wrong_tokens"}
 RARE |= {"outrider_rollout_share", "outrider_rollout_changes"}  # only with a new draft
 
 

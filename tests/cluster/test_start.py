@@ -1,5 +1,6 @@
 """Resources that replicas need are there, come in time, or are named, as is a port that is taken."""
 
+import logging
 import socket
 from contextlib import ExitStack
 
@@ -7,7 +8,7 @@ import pytest
 import ray
 
 from cluster.arguments import read_settings
-from cluster.start import check_resources, start_ray
+from cluster.start import check_resources, start_ray, warn_of_skipped_audits
 
 ALL = {"GPU": 3.0, "gateway": 2.0, "target": 3.0}
 
@@ -89,3 +90,13 @@ def test_start_port_that_another_program_has_is_refused_by_setting_and_number(
 def test_start_ports_that_serve_itself_has_are_left_to_it(monkeypatch, free_ports, taken_port):
     monkeypatch.setattr("cluster.start._serve_is_running", lambda: True)
     start_ray(read_settings({**free_ports, "addresses.http_port": taken_port}))
+
+
+@pytest.mark.parametrize(
+    ("replicas", "fraction", "warns"), [(1, 0.1, True), (2, 0.1, False), (1, 0.0, False)]
+)
+def test_start_says_that_a_single_target_skips_every_audit(caplog, replicas, fraction, warns):
+    given = {"target": "t", "target.replicas": replicas, "gateway.audit.fraction": fraction}
+    with caplog.at_level(logging.WARNING, "ray.serve"):
+        warn_of_skipped_audits(read_settings(given))
+    assert ("gateway.audit.fraction=0.1 with one replica" in caplog.text) == warns

@@ -106,6 +106,8 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
     is_exact: bool = False  # as it publishes
     leaving: asyncio.Event | None = None  # it announces that it leaves once this is set; None: it stays
     asked_to_load: int = 0  # times
+    margins: Sequence[float] = ()  # margins of an audited answer, told two at a time
+    published: dict[str, Any] = field(default_factory=dict)  # further fields of what it publishes
 
     async def LoadAdapter(  # noqa: N802
         self, adapter: rounds_pb2.Adapter, context: Any
@@ -151,6 +153,10 @@ class ScriptedTarget(Script, rounds_pb2_grpc.TargetWorkerServicer):
                 elif kind == "score":
                     for reply in self._scores(request.score):
                         yield reply
+                elif kind == "audit":
+                    for first in range(0, len(self.margins), 2):
+                        margins = self.margins[first : first + 2]
+                        yield rounds_pb2.TargetReply(round=request.audit.turn.round, margins=margins)
                 elif kind == "ahead":
                     passed = said - generated  # tokens since the turn
                     if list(drafted[:passed]) == list(self.answer[generated:said]) and drafted[passed:]:
@@ -302,6 +308,7 @@ async def fleet_of(*workers: ScriptedTarget | ScriptedDraft | None) -> AsyncIter
                 slow_because=worker.slow_because,
                 draft=worker.name if isinstance(worker, ScriptedDraft) else "",
                 is_exact=isinstance(worker, ScriptedTarget) and worker.is_exact,
+                **(worker.published if isinstance(worker, ScriptedTarget) else {}),
             )
         )
     fleet = Fleet(lambda: found, TRUST)

@@ -161,6 +161,7 @@ def _conversation(draw: DrawFn, role: Role) -> list[Fields]:
         asked = _propose(turn)
         if role == "target":
             asked = _verify(turn, sampling) | _plain(turn, length) | _score(turn, length)
+            asked |= st.just({"audit": {"turn": turn}})
         messages.append({**names, **draw(asked)})
         known = draw(st.integers(max(len(prompt), length - 3), length))
         tokens = draw(st.lists(TOKEN_IDS, max_size=3))

@@ -5,10 +5,10 @@ between the two log-probabilities differs between the deployments, by the margin
 Otherwise something else made the choice. A choice whose margin is within the tolerance is a near-tie.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.learning.poisson import at_least
 from workshop.checking.deployment import CheckedText
 from workshop.checking.errors import CheckError
 from workshop.checking.settings import Kind
@@ -102,9 +102,4 @@ def near_ties_p_value(pairs: Sequence[AnswerPair]) -> float:
     FLIPS_PER_NAT times the differences between log-probabilities, as measured on the tokens that both said.
     """
     near_ties = sum(pair.difference is not None and pair.difference.is_near_tie for pair in pairs)
-    expected = FLIPS_PER_NAT * sum(pair.rounding for pair in pairs)
-    term, below = math.exp(-expected), 0.0
-    for count in range(near_ties):
-        below += term
-        term *= expected / (count + 1)
-    return max(0.0, 1.0 - below)
+    return at_least(near_ties, FLIPS_PER_NAT * sum(pair.rounding for pair in pairs))

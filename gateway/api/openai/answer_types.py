@@ -167,6 +167,11 @@ class PromptLogprob(TypedDict):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
+ToldReceipt = Annotated[
+    dict[str, Any], Field(description="with receipt, at the end: all that decides the tokens, signed")
+]
+
+
 class EndedChoice(TypedDict):
     """Fields of every choice that vLLM adds to OpenAI's."""
 
@@ -174,6 +179,7 @@ class EndedChoice(TypedDict):
         str | int | None, Field(description="stop string or stop token that ended the text, if one did")
     ]
     token_ids: NotRequired[Annotated[list[int], Field(description="with return_token_ids")]]
+    receipt: NotRequired[ToldReceipt]
 
 
 class CompletionChoice(EndedChoice):

@@ -74,6 +74,8 @@ class ChatAnswer:
             choices[-1]["stop_reason"] = stop_reason(self._body, chunk)
             if ids:
                 choices[0]["token_ids"] = ids
+            if chunk.receipt is not None:
+                choices[-1]["receipt"] = chunk.receipt
         return [self._event(choice) for choice in choices]
 
     def _deltas(self, chunk: Chunk) -> list[ChatDelta]:
@@ -113,6 +115,8 @@ class ChatAnswer:
             }
             if self._body.return_token_ids:
                 choice["token_ids"] = [token.id for chunk in own for token in chunk.tokens]
+            if (receipt := own[-1].receipt) is not None:
+                choice["receipt"] = receipt
             choices.append(choice)
         usage = chunks[-1].usage
         assert usage is not None

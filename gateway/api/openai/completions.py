@@ -78,6 +78,8 @@ class CompletionRequest(GenerationRequest):
         if self.max_tokens == 0 and self.max_completion_tokens is None:
             if not self.echo:
                 raise InvalidRequestError("max_tokens", "0 is accepted with echo, else at least 1")
+            if self.receipt:
+                raise InvalidRequestError("receipt", "needs an answer: max_tokens of at least 1")
             request = replace(self.request(self.prompt, max_tokens=1), generates=False)
         else:
             request = self.request(self.prompt)
@@ -229,6 +231,8 @@ class CompletionAnswer:
         }
         if self._body.return_token_ids:
             choice["token_ids"] = [token.id for chunk in chunks for token in chunk.tokens]
+        if (receipt := chunks[-1].receipt) is not None:
+            choice["receipt"] = receipt
         return choice
 
     def _logprobs(self, choice: int, chunks: Iterable[Chunk]) -> CompletionLogprobs | None:

@@ -79,6 +79,8 @@ class ResponseAnswer:
             self.response |= {"usage": self._usage(chunk.usage)}
             if has_metrics(chunk.usage):
                 self.response |= {"metrics": metrics_body(chunk.usage)}
+            if chunk.receipt is not None:
+                self.response |= {"receipt": chunk.receipt}
             yield self._event(f"response.{status}", response=self.response)
 
     def failed(self, message: str) -> Event:

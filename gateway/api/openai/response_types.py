@@ -10,6 +10,7 @@ from gateway.api.openai.answer_types import (
     Metrics,
     SpeculationCounts,
     SpeculationReport,
+    ToldReceipt,
     ToldTier,
 )
 
@@ -133,6 +134,7 @@ class Response(Repeated):
     output: list[Output]
     usage: ResponseUsage | None
     metrics: NotRequired[Metrics]
+    receipt: NotRequired[ToldReceipt]
     outrider: Seed
 
 

@@ -91,6 +91,7 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
     prompt_logprobs: int | None = Field(default=None, ge=0, le=20)  # likeliest tokens at each place
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False  # whether log-probabilities name tokens by their ids
+    receipt: bool = False  # each choice comes with a signed receipt
     # Fields of OpenAI's that change nothing: labels and hints.
     metadata: Ignored = None
     prompt_cache_key: Ignored = None
@@ -183,6 +184,7 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
             priority=self._class,
             order=self.priority if isinstance(self.priority, int) else 0,
             form=self.asked_form,
+            receipt=self.receipt,
         )
 
 

@@ -251,8 +251,8 @@ class Engine:
 
     def patience(self) -> float:
         """Returns the seconds that the next step should wait for sequences between two rounds."""
-        tasks = self._queue.tasks.values()
-        if self._queue.ready or not all(map(_verifies, tasks)):
+        tasks = [task for task in self._queue.tasks.values() if not task.yields]
+        if self._queue.ready or not (tasks and all(map(_verifies, tasks))):
             return 0.0  # plain decoding would lose what rounds gain
         return self._batch_delay.patience([task.num_tokens for task in tasks])
 

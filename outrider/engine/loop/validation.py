@@ -5,7 +5,7 @@ from collections.abc import Collection
 from outrider.decoding.draft import MAX_NODES, Draft
 from outrider.decoding.settings import Sampling, Verification
 from outrider.engine.sequence import EngineSequence
-from outrider.engine.work import Decode, Propose, Score, Work
+from outrider.engine.work import Audit, Decode, Propose, Score, Work
 from outrider.pace.settings import MAX_DEPTH
 
 MAX_ALTERNATIVES = 256
@@ -48,6 +48,13 @@ def check_work(sequence: EngineSequence, work: Work, vocab_size: int) -> None:
             raise ValueError(
                 f"start={work.start} must be 1 to {length - 1}, the position of a committed token"
             )
+    elif isinstance(work, Audit):
+        if not 1 <= sequence.prompt_length < length <= sequence.limit:
+            raise ValueError(
+                f"base + tokens={length} must be {sequence.prompt_length + 1} to {sequence.limit}: a prompt"
+                " of a token or more, and an answer within max_tokens and the context"
+            )
+        return
     else:
         _check_draft(work.draft, sequence.sampling.verification, vocab_size)
         if work.lease is not None:

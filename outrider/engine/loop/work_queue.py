@@ -11,11 +11,12 @@ from outrider.engine.draft_ahead.branches import PrepareTask
 from outrider.engine.draft_ahead.draft_ahead import DraftAhead
 from outrider.engine.scheduling.batch_delay import BatchDelay
 from outrider.engine.sequence import NO_DRAFT, EngineSequence
+from outrider.engine.tasks.audit import AuditTask
 from outrider.engine.tasks.decode import DecodeTask
 from outrider.engine.tasks.propose import ProposeTask
 from outrider.engine.tasks.score import ScoreTask
 from outrider.engine.tasks.task import Task
-from outrider.engine.work import Decode, Propose, Result, Score, Work
+from outrider.engine.work import Audit, Decode, Propose, Result, Score, Work
 from outrider.learning.agreement import agreement
 
 
@@ -67,6 +68,9 @@ class WorkQueue:
                 # Cached tokens have no logits: they are computed again.
                 self._cache.roll_back(sequence, min(sequence.cached, work.start - 1))
                 self.tasks[sequence.number] = ScoreTask(sequence, work.start, arrived)
+            case Audit():
+                self._cache.roll_back(sequence, min(sequence.cached, sequence.prompt_length - 1))
+                self.tasks[sequence.number] = AuditTask(sequence, arrived)
             case Propose():
                 room = min(sequence.limit, self._max_length) - len(sequence.tokens)
                 self._propose(self._draft_ahead.propose(sequence, work, room, arrived, ahead))

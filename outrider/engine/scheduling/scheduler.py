@@ -1,6 +1,6 @@
 """Selection of the sequences of the next step, and preemption if the cache runs short."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from outrider.decoding.draft import ROOT
 from outrider.engine.blame import BlamedError, blame
@@ -24,6 +24,9 @@ class Scheduler:
     All prompts together get ``prefill_chunk`` tokens of a step, so no sequence waits for more than a chunk. A
     suffix that fits into one block does not count: after a round a sequence continues with such a suffix. A
     prompt to be scored reuses no cached prefix, which has no logits. Other sequences reuse what it computes.
+
+    Work that yields comes last. It gets a block of a step while other sequences are open, and its sequence is
+    preempted first.
     """
 
     def __init__(self, settings: EngineSettings, cache: PagedCache) -> None:
@@ -42,6 +45,9 @@ class Scheduler:
         """
         selected = self._fill(tasks, sequences)
         while tasks and not selected:
+            oldest = tasks[min(tasks)]
+            if all(task.yields for task in tasks.values()):
+                raise BlamedError(oldest.sequence) from CacheTooSmallError("other sequences hold the cache")
             # Sequences without work hold the cache, or drafted tokens do.
             holding = [sequence for sequence in sequences.values() if sequence.blocks]
             idle = [sequence for sequence in holding if sequence.number not in tasks]
@@ -49,8 +55,8 @@ class Scheduler:
                 self._preempt(sequence, tasks)
             selected = self._fill(tasks, sequences)
             if not (holding or selected):
-                oldest = tasks[min(tasks)].sequence
-                raise BlamedError(oldest) from CacheTooSmallError("it does not fit into the whole cache")
+                reason = "it does not fit into the whole cache"
+                raise BlamedError(oldest.sequence) from CacheTooSmallError(reason)
         return selected
 
     def select_idle(self, tasks: Mapping[int, Task]) -> Selected:
@@ -138,7 +144,9 @@ class Scheduler:
         assert budget is not None  # in settings in force nothing is left open
         rows = self._rows_for_scores(tasks)
         computed: dict[bytes, EngineSequence] = {}  # older sequences by digests of blocks that they will fill
-        for number in sorted(tasks):
+        yielding = {number for number, task in tasks.items() if task.yields}
+        left = self._left_for_yielding(sequences, yielding) if yielding else 0
+        for number in [*sorted(tasks.keys() - yielding), *sorted(yielding)]:
             task = tasks[number]
             if len(selected) == self._settings.max_sequences:
                 break
@@ -149,12 +157,14 @@ class Scheduler:
                     task.constrain()
                 if not self._make_room(task, tasks, sequences):
                     break
-                item = self._item(task, budget) if task.chooses else self._scored_item(task, budget, rows)
+                share = min(budget, left) if task.yields else budget
+                item = self._item(task, share) if task.chooses else self._rated_item(task, share, rows)
             except Exception as error:
                 blame(task.sequence, error)
             if item is not None:
                 selected.append((task, item))
                 rows -= 0 if task.chooses else item.num_logits
+                left -= item.num_committed if task.yields else 0
                 budget -= item.num_committed if item.num_committed > self._cache.block_size else 0
         return selected
 
@@ -188,9 +198,8 @@ class Scheduler:
             if other.number not in tasks:
                 cache.shrink(other)
         while not cache.reserve(sequence, length):
-            youngest = next(
-                other for other in reversed(list(sequences.values())) if other.blocks or other is sequence
-            )
+            holding = (other for other in sequences.values() if other.blocks or other is sequence)
+            youngest = max(holding, key=lambda other: (_yields(other, tasks), other.number))
             self._preempt(youngest, tasks)
             if youngest is sequence:
                 return False
@@ -210,8 +219,15 @@ class Scheduler:
         others = sum([task.chooses for task in tasks.values()])
         return (most - min(others, most - 1)) * (1 + MAX_DEPTH)
 
-    def _scored_item(self, task: Task, budget: int, rows: int) -> Item | None:
-        """Returns the next part of a prompt to score, whose rows may all be wanted."""
+    def _left_for_yielding(self, sequences: Mapping[int, EngineSequence], yielding: Set[int]) -> int:
+        """Returns the tokens of a step that sequences with work that yields get, all together."""
+        if sequences.keys() > yielding:
+            return self._cache.block_size
+        assert self._settings.prefill_chunk is not None  # in settings in force nothing is left open
+        return self._settings.prefill_chunk
+
+    def _rated_item(self, task: Task, budget: int, rows: int) -> Item | None:
+        """Returns the next part of committed tokens to rate, whose rows may all be wanted."""
         sequence = task.sequence
         count = min(task.num_tokens, budget, rows)
         tokens = sequence.tokens[sequence.cached : sequence.cached + count]
@@ -226,3 +242,8 @@ class Scheduler:
             return Item(sequence, tokens[:budget], budget, 0, None) if budget else None
         tokens += tree.tokens[len(sequence.pending.tokens) :]
         return Item(sequence, tokens, count, len(task.nodes()), None if tree.is_chain else tree)
+
+
+def _yields(sequence: EngineSequence, tasks: Mapping[int, Task]) -> bool:
+    """Whether the sequence has work that yields to all other work."""
+    return sequence.number in tasks and tasks[sequence.number].yields

@@ -33,6 +33,7 @@ class Task(ABC):
     ranks = 1  # number of best tokens that it wants after each of its nodes
     positions = 1  # tokens that a step may choose for it in succession, each fed before the next
     samples = False  # whether it samples tokens from the distributions of its rows
+    yields = False  # whether it takes only what other work leaves
     chooses = True  # whether its rows of logits choose tokens, and do not only rate tokens that are there
 
     def __init__(self, sequence: EngineSequence, arrived: float) -> None:

@@ -1,0 +1,12 @@
+"""Poisson's distribution: numbers of rare and unrelated events."""
+
+import math
+
+
+def at_least(count: int, expected: float) -> float:
+    """Returns the probability of at least ``count`` events if ``expected`` are expected."""
+    term, below = math.exp(-expected), 0.0
+    for number in range(count):
+        below += term
+        term *= expected / (number + 1)
+    return max(0.0, 1.0 - below)

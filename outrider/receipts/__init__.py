@@ -1,0 +1,1 @@
+"""Receipts of answers, digests of models, and the verdict of an audit."""

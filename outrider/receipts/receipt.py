@@ -1,0 +1,108 @@
+"""Receipt of one answer: all that decides its tokens, signed with the deployment's key. Torch-free."""
+
+import base64
+import json
+from typing import Annotated, Any, Literal
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+from pydantic import BaseModel, ConfigDict, Field
+
+from outrider.decoding.philox import noise_key
+from outrider.decoding.settings import Sampling, TokenId
+
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Numerics(BaseModel):
+    """Settings of an engine that decide its numbers, beyond its weights."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dtype: Literal["float32", "bfloat16", "float16"]
+    quantization: Literal["int8", "int4"] | None = None
+    cache_dtype: Literal["auto", "float8_e4m3fn"] = "auto"
+    batch_invariant: bool = False
+
+    @classmethod
+    def of(cls, engine: dict[str, Any]) -> "Numerics":
+        """Returns those of an engine's settings in force. Raises pydantic.ValidationError."""
+        return cls.model_validate({name: engine[name] for name in cls.model_fields if name in engine})
+
+
+class Receipt(BaseModel):
+    """Receipt of one answer. It holds token ids: without them nobody could compute the answer again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    version: Literal[1] = 1
+    model: str  # name under which the answer was asked for
+    weights: Digest
+    tokenizer: Digest
+    adapter: str = Field(pattern="^[0-9a-f]*$")  # digest of the adapter's files; empty: none
+    numerics: Numerics
+    prompt: Annotated[tuple[TokenId, ...], Field(min_length=1)]
+    answer: Annotated[tuple[TokenId, ...], Field(min_length=1)]
+    choice: Annotated[int, Field(ge=0)]  # index among the answers to this prompt
+    sampling: Sampling  # as resolved, the seed included
+    stop: tuple[str, ...]  # texts before which the answer may have been ended
+    finish_reason: Literal["stop", "length"]
+    created: int  # seconds since 1970
+    key: str  # public key in base64, 32 bytes
+    signature: str = ""  # signature of ``signed_bytes`` in base64; empty: none yet
+
+    @property
+    def noise_key(self) -> int:
+        """Key of the answer's noise."""
+        assert self.sampling.seed is not None
+        return noise_key(self.sampling.seed, self.choice, self.prompt)
+
+    @property
+    def signed_bytes(self) -> bytes:
+        """Canonical JSON of everything but the signature: names sorted, no spaces, ASCII."""
+        fields = self.model_dump(mode="json", exclude={"signature"})
+        return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+
+    def signed(self, key: Ed25519PrivateKey) -> "Receipt":
+        """Returns the receipt with its signature."""
+        receipt = self.model_copy(update={"key": _text_of(key.public_key().public_bytes_raw())})
+        return receipt.model_copy(update={"signature": _text_of(key.sign(receipt.signed_bytes))})
+
+    def is_signed_by(self, key: Ed25519PublicKey) -> bool:
+        """Whether the signature is one of this key, and of these fields."""
+        if self.key != _text_of(key.public_bytes_raw()):
+            return False
+        try:
+            key.verify(base64.b64decode(self.signature), self.signed_bytes)
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+    @property
+    def own_key(self) -> Ed25519PublicKey:
+        """Key that it names itself. Raises ValueError if that is none."""
+        return Ed25519PublicKey.from_public_bytes(base64.b64decode(self.key))
+
+
+def private_key(pem: bytes) -> Ed25519PrivateKey:
+    """Returns the key of a PEM file without a password. Raises ValueError."""
+    try:
+        key = load_pem_private_key(pem, password=None)
+    except TypeError as error:
+        raise ValueError("it has a password: give a file without one") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ValueError(f"it holds a {type(key).__name__}: a private key of Ed25519 is accepted")
+    return key
+
+
+def public_key(pem: bytes) -> Ed25519PublicKey:
+    """Returns the key of a PEM file. Raises ValueError."""
+    key = load_pem_public_key(pem)
+    if not isinstance(key, Ed25519PublicKey):
+        raise ValueError(f"it holds a {type(key).__name__}: a public key of Ed25519 is accepted")
+    return key
+
+
+def _text_of(value: bytes) -> str:
+    return base64.b64encode(value).decode()

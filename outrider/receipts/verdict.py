@@ -1,0 +1,66 @@
+"""Verdict of an audit on an answer: its margins, and how large they may be."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.decoding.settings import Sampling
+from outrider.learning.poisson import at_least
+from outrider.receipts.receipt import Numerics
+
+# Nats by which rounding may move the difference of two logits. Log-probabilities of the same token differ by
+# 2e-5 at most in float32 (docs/checking.md), and by about 0.2 in bfloat16.
+EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.4
+# Near-ties per token and nat of tolerance: the margin of the best token has a density below 1 near 0.
+TIES_PER_NAT = 1.0
+FALSE_ALARM = 1e-6  # probability that an honest answer has too many near-ties
+
+
+@dataclass(frozen=True)
+class AuditVerdict:
+    """How far the tokens of an answer are from those that the audit would choose."""
+
+    tokens: int
+    near_ties: int  # tokens that are not the choice, by a margin within the tolerance
+    wrong: int  # tokens beyond the tolerance
+    first: int | None  # place of the first wrong token in the answer, from 0; None: there is none
+    margin: float  # nats of that token, else the largest margin of all
+    has_too_many_ties: bool  # more near-ties than rounding explains
+
+    @property
+    def differs(self) -> bool:
+        return self.first is not None or self.has_too_many_ties
+
+    @property
+    def reason(self) -> str:
+        """Says how the answer differs; empty if it does not."""
+        if self.first is not None:
+            return f"token {self.first} is {self.margin:.2g} nats from the choice"
+        return f"{self.near_ties} near-ties are more than rounding explains" if self.has_too_many_ties else ""
+
+
+def tolerance_of(numerics: Numerics) -> float:
+    """Returns the nats that count as rounding, before temperature."""
+    is_exact = numerics.dtype == "float32" or numerics.batch_invariant
+    return EXACT_TOLERANCE if is_exact else ROUNDED_TOLERANCE
+
+
+def judged(margins: Sequence[float], sampling: Sampling, tolerance: float) -> AuditVerdict:
+    """Returns the verdict on an answer.
+
+    Args:
+        margins: nats, a value per token; see outrider/decoding/margins.py.
+        sampling: settings of the answer: a temperature below 1 makes rounding larger.
+        tolerance: nats that count as rounding, before temperature.
+    """
+    most = tolerance / (sampling.temperature or 1.0)
+    wrong = [place for place, margin in enumerate(margins) if margin > most]
+    near_ties = sum(0.0 < margin <= most for margin in margins)
+    expected = TIES_PER_NAT * most * len(margins)
+    return AuditVerdict(
+        len(margins),
+        near_ties,
+        len(wrong),
+        wrong[0] if wrong else None,
+        margins[wrong[0]] if wrong else max(margins, default=0.0),
+        at_least(near_ties, expected) < FALSE_ALARM,
+    )

@@ -1,0 +1,1 @@
+"""Audits of receipts: answers are computed again from the weights."""
