@@ -398,12 +398,13 @@ def _sequences(
     adapter: Adapter,
     prediction: tuple[int, ...],
 ) -> tuple[GatewaySequence, ...]:
-    """Returns a sequence per answer. Its noise depends on its own prompt alone, not on other prompts."""
+    """Returns a sequence per answer. Its noise depends on its own prompt at most, not on other prompts."""
+    keyed_by_prompt = sampling.noise_scope == "prompt"
     return tuple(
         GatewaySequence(
             prompt,
             sampling,
-            noise_key(seed, choice, prompt),
+            noise_key(seed, choice, prompt if keyed_by_prompt else ()),
             scope=scope,
             is_scored=request.scores_prompts,
             generates=request.generates,

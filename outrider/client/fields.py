@@ -59,6 +59,7 @@ class SamplingFields(TypedDict, total=False):
     allowed_token_ids: Sequence[int]
     bad_token_ids: Sequence[int]
     seed: int | None  # None: the service draws it
+    noise_scope: Literal["prompt", "seed"]
     logprobs: int
     logprobs_of: Literal["raw", "processed"]
 
