@@ -92,7 +92,7 @@ class TextMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "tokens", "chat", "sampling", "stop", "speculation", "n", "task", "priority", "model", "include_rounds", "structured_outputs", "predicted_text", "predicted_tokens")
+    __slots__ = ("text", "tokens", "chat", "sampling", "stop", "speculation", "n", "task", "priority", "model", "include_rounds", "structured_outputs", "predicted_text", "predicted_tokens", "draft_from")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,7 @@ class GenerateRequest(_message.Message):
     STRUCTURED_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_TEXT_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FROM_FIELD_NUMBER: _ClassVar[int]
     text: str
     tokens: TokenIds
     chat: TextMessages
@@ -121,7 +122,8 @@ class GenerateRequest(_message.Message):
     structured_outputs: StructuredOutputs
     predicted_text: str
     predicted_tokens: TokenIds
-    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[TextMessages, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., speculation: _Optional[_Union[SpeculationSettings, _Mapping]] = ..., n: _Optional[int] = ..., task: _Optional[str] = ..., priority: _Optional[str] = ..., model: _Optional[str] = ..., include_rounds: _Optional[bool] = ..., structured_outputs: _Optional[_Union[StructuredOutputs, _Mapping]] = ..., predicted_text: _Optional[str] = ..., predicted_tokens: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
+    draft_from: str
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[TextMessages, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., speculation: _Optional[_Union[SpeculationSettings, _Mapping]] = ..., n: _Optional[int] = ..., task: _Optional[str] = ..., priority: _Optional[str] = ..., model: _Optional[str] = ..., include_rounds: _Optional[bool] = ..., structured_outputs: _Optional[_Union[StructuredOutputs, _Mapping]] = ..., predicted_text: _Optional[str] = ..., predicted_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., draft_from: _Optional[str] = ...) -> None: ...
 
 class StructuredOutputs(_message.Message):
     __slots__ = ("json_object", "json", "regex", "choice", "grammar")

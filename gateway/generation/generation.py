@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from types import MappingProxyType
 from typing import Any
 
@@ -16,9 +17,11 @@ from gateway.adapter import Adapter
 from gateway.errors import InvalidRequestError, WorkerLostError
 from gateway.generation.adapters import ServedAdapters
 from gateway.generation.admission import STOPPING, Admission
+from gateway.generation.answer_store import AnswerStore, LocalAnswers, answers_entry
 from gateway.generation.form import GrammarChecks
 from gateway.generation.limits import Limits
 from gateway.generation.merge import merged
+from gateway.generation.predictions import predicted_tokens, predictions_of
 from gateway.generation.readiness import Readiness
 from gateway.generation.request import AnswerUsage, Chunk, Prepared, Prompt, Request
 from gateway.generation.text import AnswerText
@@ -42,7 +45,6 @@ from gateway.workers.fleet import Fleet
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.drafters.past_answers import Scope
-from outrider.drafters.prediction import foreseen
 from outrider.pace.settings import PaceSettings
 
 CONTEXT_TOKENS = 8  # last tokens of the prompt; they decide how the answer's first token is written
@@ -74,6 +76,7 @@ class Generation:
         self.tokenizer = tokenizer
         self.tokenization = Tokenization(tokenizer)
         self.adapters = ServedAdapters(settings, fleet, adapter_store)
+        self.answers: AnswerStore = LocalAnswers(settings.stored_answer_bytes)
         self.limits = Limits(settings, tokenizer, self.tokenization, fleet)
         added = tokenizer.get_added_tokens_decoder()
         self.special_tokens = [token.content for token in added.values() if token.special]
@@ -148,7 +151,7 @@ class Generation:
             await self._checked(prompt, sampling.max_tokens, request.truncate_prompt)
             for prompt in request.prompts
         ]
-        prediction = await self._predicted(request.prediction)
+        predictions = await predictions_of(request, caller, self.answers, self.limits, self.tokenization)
         grammar = None
         if request.form is not None:
             request.form.check(request.sampling, request.stop)
@@ -163,7 +166,7 @@ class Generation:
         )
         task = _task(request.task, adapter.name)
         scope = Scope(caller, task)
-        make = partial(_sequences, request, prompts, sampling, seed, scope, adapter, prediction)
+        make = partial(_sequences, request, prompts, sampling, seed, scope, adapter, predictions)
         prompt_tokens, answers = sum(map(len, prompts)), request.n * len(prompts)
         claim = self.tenants.of(caller).claim(
             request.priority,
@@ -178,7 +181,7 @@ class Generation:
             request.n,
             request.stop,
             request.speculation.resolved(
-                BY_TASK if prediction else settings.usual_drafter, self.paces.settings
+                BY_TASK if any(predictions) else settings.usual_drafter, self.paces.settings
             ),
             task,
             claim,
@@ -195,8 +198,10 @@ class Generation:
         unnamed = {name: defaults[name] for name in defaults.keys() - sampling.model_fields_set}
         return sampling.model_copy(update=unnamed) if unnamed else sampling
 
-    async def chunks(self, prepared: Prepared) -> AsyncGenerator[Chunk, None]:
+    async def chunks(self, prepared: Prepared, store_as: str = "") -> AsyncGenerator[Chunk, None]:
         """Yields the answers, a chunk per Verdict. Chunks of several choices come as they are ready.
+
+        store_as: id under which the answers are stored before the last chunk; empty: they are not.
 
         Raises:
             OverloadedError: the queue is full, or a limit of the caller's tenant is reached.
@@ -240,11 +245,13 @@ class Generation:
                         prepared.speculation,
                         stats,
                         len(sequences),
-                        *_predictions(sequences),
+                        *predicted_tokens(sequences),
                         prepared.cached_tokens,
                     )
                     timing.end()
                     await self._close(trace, prepared, usage)
+                    if store_as:
+                        await self._store(prepared, store_as)
                     yield replace(chunk, usage=usage)
                     return
 
@@ -278,6 +285,12 @@ class Generation:
                 [await decode(sequence.prompt) for sequence in prepared.sequences[:: prepared.n]],
                 [await decode(sequence.generated) for sequence in prepared.sequences],
             )
+
+    async def _store(self, prepared: Prepared, name: str) -> None:
+        """Stores the answers. Nobody can be told from other callers without a name, so theirs are not."""
+        if (caller := prepared.sequences[0].scope.caller) is not None:
+            entry = answers_entry(sequence.generated for sequence in prepared.sequences)
+            await self.answers.put(caller, name, entry)
 
     async def _choice(
         self, prepared: Prepared, choice: int, total: Stats, trace: GenerationTrace, parking: Parking
@@ -335,18 +348,6 @@ class Generation:
         self.limits.check_ids("prompt", prompt)
         return prompt
 
-    async def _predicted(self, prediction: Prompt | None) -> tuple[int, ...]:
-        """Returns the token ids of a prediction. Raises InvalidRequestError and WorkerLostError."""
-        if prediction is None:
-            return ()
-        if isinstance(prediction, str):
-            self.limits.check_text("prediction", prediction)
-            encoding = await self.tokenization.encode(prediction, add_special_tokens=False)
-            prediction = tuple(encoding.ids)
-        self.limits.check_length("prediction", prediction)
-        self.limits.check_ids("prediction", prediction)
-        return prediction
-
     def _check_drafter(self, name: str) -> None:
         if name == BY_TASK:
             return
@@ -396,7 +397,7 @@ def _sequences(
     seed: int,
     scope: Scope,
     adapter: Adapter,
-    prediction: tuple[int, ...],
+    predictions: Iterable[tuple[int, ...]],
 ) -> tuple[GatewaySequence, ...]:
     """Returns a sequence per answer. Its noise depends on its own prompt at most, not on other prompts."""
     keyed_by_prompt = sampling.noise_scope == "prompt"
@@ -411,16 +412,5 @@ def _sequences(
             adapter=adapter,
             prediction=prediction,
         )
-        for prompt in prompts
-        for choice in range(request.n)
+        for (prompt, choice), prediction in zip(product(prompts, range(request.n)), predictions, strict=True)
     )
-
-
-def _predictions(sequences: Iterable[GatewaySequence]) -> tuple[int, int]:
-    """Returns the predicted tokens that the answers have, and those that they do not have."""
-    accepted = predicted = 0
-    for sequence in sequences:
-        if sequence.prediction:
-            accepted += min(foreseen(sequence.prediction, sequence.generated), len(sequence.prediction))
-            predicted += len(sequence.prediction)
-    return accepted, predicted - accepted

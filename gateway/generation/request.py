@@ -38,6 +38,7 @@ class Request:
     ends: frozenset[int] = frozenset()  # tokens that end a turn, as the chat template has it
     continues_text: bool = True  # False: the answer is a text of its own
     prediction: Prompt | None = None  # what the answer probably says; None: nothing is predicted
+    draft_from: str | None = None  # id of a stored answer, which is taken for the prediction
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ class GenerateFields(SamplingFields, total=False):
     speculation: SpeculationFields
     structured_outputs: FormFields
     prediction: str  # what the answer probably says
+    draft_from: str  # id of an answer that was stored over HTTP, in place of a prediction
     task: str
     priority: Literal["interactive", "batch"]
     model: str
@@ -103,6 +104,7 @@ def _request(prompt: Mapping[str, Any], fields: GenerateFields) -> generation_pb
         "speculation": _message(generation_pb2.SpeculationSettings, speculation, "speculation."),
         "stop": _texts(fields.get("stop", ())),
         "predicted_text": fields.get("prediction"),
+        "draft_from": fields.get("draft_from"),
         "task": fields.get("task"),
         "priority": fields.get("priority"),
         "model": fields.get("model"),

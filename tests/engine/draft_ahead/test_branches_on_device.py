@@ -25,12 +25,7 @@ DEPTH = 2
 PROMPTS = [(5, 9, 33, 5, 9, 33), (77, 12, 4, 8), (3, 4, 5)]
 SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 0.0},
-    {
-        "temperature": 0.8,
-        "ignore_eos": False,
-        "stop_token_ids": tuple(range(3, 60)),
-        "noise_scope": "seed",
-    },
+    {"temperature": 0.8, "ignore_eos": False, "stop_token_ids": tuple(range(3, 60))},
     {"temperature": 0.8, "repetition_penalty": 1.3},
 ]
 LAUNCHES = 4  # launches of a step, beside a replay for each further position

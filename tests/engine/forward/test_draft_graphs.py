@@ -27,7 +27,7 @@ from tests.support.simulated_cuda.tensor import numbers_of
 pytestmark = needs_compiler
 
 SIZES = (2, 8, 16, 64)  # rows of the captured graphs
-ALL: dict[str, Any] = {"temperature": 1.3, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "noise_scope": "seed"}
+ALL: dict[str, Any] = {"temperature": 1.3, "top_k": 40, "top_p": 0.95, "min_p": 0.01}
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "plain": {"temperature": 0.8},
