@@ -47,7 +47,7 @@ DRAFTS = {
     "parallel": DRAFTERS / "parallel",
 }  # checkpoints by the name of draft and drafter
 TEMPERATURES = (0.0, 0.7, 1.0)
-NOISE_SCOPES: tuple[NoiseScope, ...] = ("prompt", "prompt", "seed")  # of these temperatures
+NOISE_SCOPES: tuple[NoiseScope, ...] = ("prompt", "prompt", "seed")  # scopes by temperature
 TOKENS = 120
 DEPTH = 4
 ENGINE = {"dtype": "float32", "device": "cpu", "threads": 1, "cache_memory": 2**26}

@@ -27,6 +27,7 @@ GUIDES = (  # pages with commands that are run
     "choosing-a-draft.md",
     "checking.md",
     "fitting-a-draft.md",
+    "paired-runs.md",
     "rolling-out-a-draft.md",
 )
 COMMAND_S = 900.0 * PATIENCE  # longest time of a command

@@ -33,7 +33,7 @@ class CheckedText:
 
 
 @dataclass(frozen=True)
-class Answer:
+class EvaluatedAnswer:
     """Generated text, and what it took."""
 
     text: str
@@ -78,13 +78,13 @@ class Deployment:
                 f"{self.name} ({self.url}) answers without log-probabilities: {error!r}"
             ) from error
 
-    async def answer(self, **fields: Any) -> Answer:
+    async def answer(self, **fields: Any) -> EvaluatedAnswer:
         """Returns the answer of an Outrider service to a completion. Raises CheckError."""
         body = await self._completed(return_token_ids=True, **fields)
         try:
             ((choice,), usage) = body["choices"], body["usage"]
             details = usage["completion_tokens_details"]
-            return Answer(
+            return EvaluatedAnswer(
                 choice["text"],
                 tuple(choice["token_ids"]),
                 usage["speculation"]["target_passes"],

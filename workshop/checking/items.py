@@ -9,7 +9,7 @@ from workshop.checking.errors import CheckError
 from workshop.checking.prompts import read_text
 
 
-class Item(BaseModel):
+class EvaluationItem(BaseModel):
     """One line of the file; other keys are passed over."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -20,14 +20,14 @@ class Item(BaseModel):
     changed: dict[str, Any] = Field(default_factory=dict)
 
 
-def read_items(path: Path, *, needs_expected: bool) -> tuple[Item, ...]:
+def read_items(path: Path, *, needs_expected: bool) -> tuple[EvaluationItem, ...]:
     """Reads items from a file, one in JSON on each line. Raises CheckError that names a wrong line."""
     items = []
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         if not line.strip():
             continue
         try:
-            item = Item.model_validate_json(line)
+            item = EvaluationItem.model_validate_json(line)
         except ValidationError as error:
             wrong = error.errors(include_url=False)[0]
             field = ".".join(map(str, wrong["loc"])) or "line"

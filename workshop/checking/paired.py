@@ -12,11 +12,11 @@ from statistics import NormalDist, fmean, median, variance
 from typing import Any
 
 from workshop.checking.at_once import Progress, all_of
-from workshop.checking.deployment import Answer, Deployment
-from workshop.checking.items import Item, read_items
+from workshop.checking.deployment import Deployment, EvaluatedAnswer
+from workshop.checking.items import EvaluationItem, read_items
 from workshop.checking.settings import CheckSettings, Score
 
-SCORES: dict[Score, Callable[[Answer, Item], float]] = {
+SCORES: dict[Score, Callable[[EvaluatedAnswer, EvaluationItem], float]] = {
     "length": lambda answer, _: len(answer.tokens),
     "exact": lambda answer, item: answer.text.strip() == str(item.expected).strip(),
     "contains": lambda answer, item: str(item.expected) in answer.text,
@@ -49,9 +49,9 @@ class Paired:
     score: Score
     mean_a: float
     mean_b: float
-    interval: tuple[float, float]  # of the difference of the means
-    variance: float  # of an item's difference
-    independent_variance: float  # the same with other seeds at B
+    interval: tuple[float, float]  # interval of the difference of the means
+    variance: float  # variance of an item's difference
+    independent_variance: float  # variance of an item's difference with other seeds at B
     runs: tuple[RunCost, ...]
     accepted_predictions: int  # tokens of A's answers that B's answers have
     rejected_predictions: int  # tokens of A's answers that they do not have
@@ -81,16 +81,16 @@ class Paired:
 class _Runs:
     """Runs over all items, one after the other."""
 
-    def __init__(self, items: Sequence[Item], settings: CheckSettings, progress: Progress) -> None:
+    def __init__(self, items: Sequence[EvaluationItem], settings: CheckSettings, progress: Progress) -> None:
         self._items, self._settings, self._progress = items, settings, progress
         self.costs: list[RunCost] = []
 
-    async def of_a(self, a: Deployment) -> list[Answer]:
+    async def of_a(self, a: Deployment) -> list[EvaluatedAnswer]:
         return await self._run("run A", a, lambda number: {"prompt": self._items[number].prompt})
 
     async def of_b(
-        self, name: str, b: Deployment, earlier: Sequence[Answer] | None = None, seed: int = 0
-    ) -> list[Answer]:
+        self, name: str, b: Deployment, earlier: Sequence[EvaluatedAnswer] | None = None, seed: int = 0
+    ) -> list[EvaluatedAnswer]:
         """Returns the answers after the change.
 
         Args:
@@ -108,10 +108,10 @@ class _Runs:
 
     async def _run(
         self, name: str, side: Deployment, fields: Callable[[int], dict[str, Any]], seed: int = 0
-    ) -> list[Answer]:
+    ) -> list[EvaluatedAnswer]:
         settings = self._settings
 
-        async def answered(number: int) -> Answer:
+        async def answered(number: int) -> EvaluatedAnswer:
             shared = {"max_tokens": settings.answer_tokens, "temperature": settings.temperature}
             noise = {"seed": settings.seed + seed + number, "noise_scope": "seed"}
             return await side.answer(**{**shared, **noise, **fields(number)})
@@ -163,7 +163,9 @@ async def paired(a: Deployment, b: Deployment, settings: CheckSettings, progress
     )
 
 
-def _differences(before: Sequence[Answer], after: Sequence[Answer]) -> list[FirstDifference]:
+def _differences(
+    before: Sequence[EvaluatedAnswer], after: Sequence[EvaluatedAnswer]
+) -> list[FirstDifference]:
     """Returns where answers part first, without those that are identical."""
     found = []
     for item, (left, right) in enumerate(zip(before, after, strict=True)):
