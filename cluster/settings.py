@@ -41,7 +41,7 @@ COLOCATED_FIELDS = {
     "dtype",
     "quantization",
 }  # settings of a draft that hold in the target's process too
-PORTS = ("http_port", "grpc_port", "direct_grpc_port")  # of addresses
+PORTS = ("http_port", "grpc_port", "direct_grpc_port")  # ports of addresses
 TARGET_ITSELF = "target"  # model of a draft: the target's own copy
 # A target on a GPU makes up to 16,000 tokens a second (8B, 256 sequences, H100: docs/benchmarks.md), and a
 # gateway carries 8,000 to 9,000 (0.11 to 0.13 ms a token). On CPUs it would take a core from the target.
