@@ -41,8 +41,8 @@ from cluster.stop import GATEWAY
 from cluster.tenants import Tenancy, caller_settings, read_tenants
 from cluster.tracing import start_tracing, tracing_environment
 from gateway.api.access import who_is_answered
-from gateway.api.openai.response_store import STORE, LocalResponses
 from gateway.deployment import Gateway, draft_deployment
+from gateway.generation.answer_store import STORE, LocalAnswers
 from protos.trust import Trust
 
 logger = logging.getLogger("ray.serve")
@@ -163,13 +163,13 @@ def draft(arguments: dict[str, Any]) -> Application:
 
 def _shared_by_gateways(requests: GatewayReplicas) -> list[DeploymentActorConfig]:
     """Returns the actor with the responses that several gateways keep; a gateway alone keeps its own."""
-    if requests.replicas == 1 or not requests.stored_response_bytes:
+    if requests.replicas == 1 or not requests.stored_answer_bytes:
         return []
     return [
         DeploymentActorConfig(
             name=STORE,
-            actor_class=ray.remote(LocalResponses),
-            init_kwargs={"most_bytes": requests.stored_response_bytes},
+            actor_class=ray.remote(LocalAnswers),
+            init_kwargs={"most_bytes": requests.stored_answer_bytes},
             actor_options={"num_cpus": 0},
         )
     ]

@@ -15,9 +15,9 @@ from gateway.api.direct import GRACE_S, direct_server
 from gateway.api.grpc_api import GenerationServicer
 from gateway.api.openai.chat_template import load_chat_template
 from gateway.api.openai.rendering import ChatPrompts
-from gateway.api.openai.response_store import SharedResponses
 from gateway.api.proxy_http import bound_heads
 from gateway.api.refusals_log import shorten_refusals
+from gateway.generation.answer_store import SharedAnswers
 from gateway.generation.generation import Generation
 from gateway.generation.sampling_defaults import load_sampling_defaults
 from gateway.generation.vocabulary import load_tokenizer
@@ -124,8 +124,6 @@ class Gateway(GenerationServicer):
     def __serve_build_asgi_app__(self) -> FastAPI:
         from ray import serve  # takes a second, and is for replicas only
 
-        is_alone = serve.get_replica_context().world_size == 1
-        store = None if is_alone else SharedResponses()
-        return http_api.build(
-            self.generation, self._template, self.authentication, store, self._exposition.text
-        )
+        if serve.get_replica_context().world_size > 1:
+            self.generation.answers = SharedAnswers()
+        return http_api.build(self.generation, self._template, self.authentication, self._exposition.text)

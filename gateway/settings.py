@@ -74,11 +74,11 @@ class RequestSettings(BaseModel):
         description="tokens of past answers that a gateway keeps in memory, by API key and task, for the"
         " drafter suffix; about 150 to 400 bytes each; 0: none",
     )
-    stored_response_bytes: int = Field(
+    stored_answer_bytes: int = Field(
         default=2**26,
         ge=0,
-        description="bytes of memory for the answers of /v1/responses that `previous_response_id` and GET"
-        " find again; the oldest are dropped first; 0: none are kept",
+        description="bytes of memory for the answers that `draft_from`, `previous_response_id` and GET of"
+        " /v1/responses find again; the oldest are dropped first; 0: none are kept",
     )
     propose_deadline_ms: float = Field(
         default=1000.0,

@@ -21,7 +21,7 @@ ORIGIN_PLAIN: Origin
 ORIGIN_FORCED: Origin
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "max_tokens", "stop_token_ids", "ignore_eos", "allowed_token_ids", "bad_token_ids", "seed", "logprobs", "logprobs_of", "verification", "grammar")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens", "max_tokens", "stop_token_ids", "ignore_eos", "allowed_token_ids", "bad_token_ids", "seed", "logprobs", "logprobs_of", "verification", "grammar", "noise_scope")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class Sampling(_message.Message):
     LOGPROBS_OF_FIELD_NUMBER: _ClassVar[int]
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
+    NOISE_SCOPE_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -67,7 +68,8 @@ class Sampling(_message.Message):
     logprobs_of: str
     verification: str
     grammar: str
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., logprobs: _Optional[int] = ..., logprobs_of: _Optional[str] = ..., verification: _Optional[str] = ..., grammar: _Optional[str] = ...) -> None: ...
+    noise_scope: str
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., min_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., logprobs: _Optional[int] = ..., logprobs_of: _Optional[str] = ..., verification: _Optional[str] = ..., grammar: _Optional[str] = ..., noise_scope: _Optional[str] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -90,7 +92,7 @@ class TextMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "tokens", "chat", "sampling", "stop", "speculation", "n", "task", "priority", "model", "include_rounds", "structured_outputs", "predicted_text", "predicted_tokens", "receipt")
+    __slots__ = ("text", "tokens", "chat", "sampling", "stop", "speculation", "n", "task", "priority", "model", "include_rounds", "structured_outputs", "predicted_text", "predicted_tokens", "draft_from", "receipt")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +107,7 @@ class GenerateRequest(_message.Message):
     STRUCTURED_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_TEXT_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FROM_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
     text: str
     tokens: TokenIds
@@ -120,8 +123,9 @@ class GenerateRequest(_message.Message):
     structured_outputs: StructuredOutputs
     predicted_text: str
     predicted_tokens: TokenIds
+    draft_from: str
     receipt: bool
-    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[TextMessages, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., speculation: _Optional[_Union[SpeculationSettings, _Mapping]] = ..., n: _Optional[int] = ..., task: _Optional[str] = ..., priority: _Optional[str] = ..., model: _Optional[str] = ..., include_rounds: _Optional[bool] = ..., structured_outputs: _Optional[_Union[StructuredOutputs, _Mapping]] = ..., predicted_text: _Optional[str] = ..., predicted_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., receipt: _Optional[bool] = ...) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[TextMessages, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., speculation: _Optional[_Union[SpeculationSettings, _Mapping]] = ..., n: _Optional[int] = ..., task: _Optional[str] = ..., priority: _Optional[str] = ..., model: _Optional[str] = ..., include_rounds: _Optional[bool] = ..., structured_outputs: _Optional[_Union[StructuredOutputs, _Mapping]] = ..., predicted_text: _Optional[str] = ..., predicted_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., draft_from: _Optional[str] = ..., receipt: _Optional[bool] = ...) -> None: ...
 
 class StructuredOutputs(_message.Message):
     __slots__ = ("json_object", "json", "regex", "choice", "grammar")

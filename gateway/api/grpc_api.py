@@ -254,9 +254,10 @@ def _request(message: generation_pb2.GenerateRequest) -> Request:
         raise InvalidRequestError("sampling.grammar", "is not a caller's: set structured_outputs")
     tokens, predicted = message.WhichOneof("prompt") == "tokens", message.WhichOneof("prediction")
     prediction: Prompt | None = None
-    if predicted is not None:
-        is_text = predicted == "predicted_text"
-        prediction = message.predicted_text if is_text else tuple(message.predicted_tokens.ids)
+    if predicted == "predicted_text":
+        prediction = message.predicted_text
+    elif predicted == "predicted_tokens":
+        prediction = tuple(message.predicted_tokens.ids)
     own = {name: getattr(message, name) for name in REQUEST_FIELDS if message.HasField(name)}
     try:
         return Request(
@@ -267,6 +268,7 @@ def _request(message: generation_pb2.GenerateRequest) -> Request:
             form=_form(message.structured_outputs) if message.HasField("structured_outputs") else None,
             prediction=prediction,
             receipt=message.receipt,
+            draft_from=message.draft_from if predicted == "draft_from" else None,
             **_place_in_queue(message.priority),
             **own,
         )

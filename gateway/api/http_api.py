@@ -34,7 +34,6 @@ from gateway.api.openai.fields import IGNORED_HEADER, SEED_HEADER
 from gateway.api.openai.http_errors import Shape, answer_errors
 from gateway.api.openai.rendering import ChatPrompts
 from gateway.api.openai.response_api import RESPONSES, add_responses
-from gateway.api.openai.response_store import LocalResponses, ResponseStore
 from gateway.api.openai.schemas import GenerationRequest
 from gateway.api.openai.stream import events, is_long
 from gateway.api.page import add_page
@@ -64,14 +63,11 @@ def build(
     generation: Generation,
     template: ChatTemplate,
     authentication: Authentication,
-    store: ResponseStore | None = None,
     recorded: Callable[[], bytes] = bytes,
 ) -> FastAPI:
     """Returns the app.
 
-    Args:
-        store: responses that are kept; None: this process keeps its own.
-        recorded: returns the gateway's metrics as Prometheus text; default: nothing is recorded.
+    recorded: returns the gateway's metrics as Prometheus text; default: nothing is recorded.
     """
     app = FastAPI(
         title="Outrider",
@@ -104,7 +100,7 @@ def build(
         asked: Parsed[Any], prepared: Prepared, answer: CompletionAnswer | ChatAnswer
     ) -> Response:
         body: GenerationRequest = asked.body
-        chunks = generation.chunks(prepared)
+        chunks = generation.chunks(prepared, answer.name if body.store else "")
         headers = headers_of(asked, answer.seed)
         if not body.stream:
             async with aclosing(chunks):
@@ -200,8 +196,7 @@ def build(
         """Returns what this gateway has recorded, as Prometheus text."""
         return Response(recorded(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
-    store = store or LocalResponses(settings.stored_response_bytes)
-    add_responses(app, generation, prompts, is_known, entrance, store)
+    add_responses(app, generation, prompts, is_known, entrance)
     add_messages(app, generation, prompts, is_known, entrance)
     add_texts(app, generation, prompts, is_known, entrance)
     add_adapters(app, generation, is_known, entrance)

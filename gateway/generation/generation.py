@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from types import MappingProxyType
 from typing import Any
 
@@ -17,9 +18,11 @@ from gateway.auditor import Auditor
 from gateway.errors import InvalidRequestError, WorkerLostError
 from gateway.generation.adapters import ServedAdapters
 from gateway.generation.admission import STOPPING, Admission
+from gateway.generation.answer_store import AnswerStore, LocalAnswers, answers_entry
 from gateway.generation.form import GrammarChecks
 from gateway.generation.limits import Limits
 from gateway.generation.merge import merged
+from gateway.generation.predictions import predicted_tokens, predictions_of
 from gateway.generation.readiness import Readiness
 from gateway.generation.request import AnswerUsage, Chunk, Prepared, Prompt, Request
 from gateway.generation.text import AnswerText
@@ -41,10 +44,8 @@ from gateway.tenants.tenants import Tenants
 from gateway.traffic_recorder import TrafficRecorder
 from gateway.workers.adapter_store import AdapterStore
 from gateway.workers.fleet import Fleet
-from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.drafters.past_answers import Scope
-from outrider.drafters.prediction import foreseen
 from outrider.pace.settings import PaceSettings
 
 CONTEXT_TOKENS = 8  # last tokens of the prompt; they decide how the answer's first token is written
@@ -76,6 +77,7 @@ class Generation:
         self.tokenizer = tokenizer
         self.tokenization = Tokenization(tokenizer)
         self.adapters = ServedAdapters(settings, fleet, adapter_store)
+        self.answers: AnswerStore = LocalAnswers(settings.stored_answer_bytes)
         self.limits = Limits(settings, tokenizer, self.tokenization, fleet)
         added = tokenizer.get_added_tokens_decoder()
         self.special_tokens = [token.content for token in added.values() if token.special]
@@ -160,7 +162,7 @@ class Generation:
             await self._checked(prompt, sampling.max_tokens, request.truncate_prompt)
             for prompt in request.prompts
         ]
-        prediction = await self._predicted(request.prediction)
+        predictions = await predictions_of(request, caller, self.answers, self.limits, self.tokenization)
         grammar = None
         if request.form is not None:
             request.form.check(request.sampling, request.stop)
@@ -175,7 +177,7 @@ class Generation:
         )
         task = _task(request.task, adapter.name)
         scope = Scope(caller, task)
-        make = partial(_sequences, request, prompts, sampling, seed, scope, adapter, prediction)
+        make = partial(_sequences, request, prompts, sampling, scope, adapter, predictions)
         prompt_tokens, answers = sum(map(len, prompts)), request.n * len(prompts)
         claim = self.tenants.of(caller).claim(
             request.priority,
@@ -190,7 +192,7 @@ class Generation:
             request.n,
             request.stop,
             request.speculation.resolved(
-                BY_TASK if prediction else settings.usual_drafter, self.paces.settings
+                BY_TASK if any(predictions) else settings.usual_drafter, self.paces.settings
             ),
             task,
             claim,
@@ -209,8 +211,10 @@ class Generation:
         unnamed = {name: defaults[name] for name in defaults.keys() - sampling.model_fields_set}
         return sampling.model_copy(update=unnamed) if unnamed else sampling
 
-    async def chunks(self, prepared: Prepared) -> AsyncGenerator[Chunk, None]:
+    async def chunks(self, prepared: Prepared, store_as: str = "") -> AsyncGenerator[Chunk, None]:
         """Yields the answers, a chunk per Verdict. Chunks of several choices come as they are ready.
+
+        store_as: id under which the answers are stored before the last chunk; empty: they are not.
 
         Raises:
             OverloadedError: the queue is full, or a limit of the caller's tenant is reached.
@@ -254,11 +258,13 @@ class Generation:
                         prepared.speculation,
                         stats,
                         len(sequences),
-                        *_predictions(sequences),
+                        *predicted_tokens(sequences),
                         prepared.cached_tokens,
                     )
                     timing.end()
                     await self._close(trace, prepared, usage)
+                    if store_as:
+                        await self._store(prepared, store_as)
                     yield replace(chunk, usage=usage)
                     return
 
@@ -292,6 +298,12 @@ class Generation:
                 [await decode(sequence.prompt) for sequence in prepared.sequences[:: prepared.n]],
                 [await decode(sequence.generated) for sequence in prepared.sequences],
             )
+
+    async def _store(self, prepared: Prepared, name: str) -> None:
+        """Stores the answers. Nobody can be told from other callers without a name, so theirs are not."""
+        if (caller := prepared.sequences[0].scope.caller) is not None:
+            entry = answers_entry(sequence.generated for sequence in prepared.sequences)
+            await self.answers.put(caller, name, entry)
 
     async def _choice(
         self, prepared: Prepared, choice: int, total: Stats, trace: GenerationTrace, parking: Parking
@@ -355,18 +367,6 @@ class Generation:
         self.limits.check_ids("prompt", prompt)
         return prompt
 
-    async def _predicted(self, prediction: Prompt | None) -> tuple[int, ...]:
-        """Returns the token ids of a prediction. Raises InvalidRequestError and WorkerLostError."""
-        if prediction is None:
-            return ()
-        if isinstance(prediction, str):
-            self.limits.check_text("prediction", prediction)
-            encoding = await self.tokenization.encode(prediction, add_special_tokens=False)
-            prediction = tuple(encoding.ids)
-        self.limits.check_length("prediction", prediction)
-        self.limits.check_ids("prediction", prediction)
-        return prediction
-
     def _check_drafter(self, name: str) -> None:
         if name == BY_TASK:
             return
@@ -413,33 +413,21 @@ def _sequences(
     request: Request,
     prompts: Iterable[tuple[int, ...]],
     sampling: Sampling,
-    seed: int,
     scope: Scope,
     adapter: Adapter,
-    prediction: tuple[int, ...],
+    predictions: Iterable[tuple[int, ...]],
 ) -> tuple[GatewaySequence, ...]:
-    """Returns a sequence per answer. Its noise depends on its own prompt alone, not on other prompts."""
+    """Returns a sequence per answer. Its noise depends on its own prompt at most, not on other prompts."""
     return tuple(
         GatewaySequence(
             prompt,
             sampling,
-            noise_key(seed, choice, prompt),
+            sampling.noise_key(choice, prompt),
             scope=scope,
             is_scored=request.scores_prompts,
             generates=request.generates,
             adapter=adapter,
             prediction=prediction,
         )
-        for prompt in prompts
-        for choice in range(request.n)
+        for (prompt, choice), prediction in zip(product(prompts, range(request.n)), predictions, strict=True)
     )
-
-
-def _predictions(sequences: Iterable[GatewaySequence]) -> tuple[int, int]:
-    """Returns the predicted tokens that the answers have, and those that they do not have."""
-    accepted = predicted = 0
-    for sequence in sequences:
-        if sequence.prediction:
-            accepted += min(foreseen(sequence.prediction, sequence.generated), len(sequence.prediction))
-            predicted += len(sequence.prediction)
-    return accepted, predicted - accepted

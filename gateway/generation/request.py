@@ -41,6 +41,7 @@ class Request:
     continues_text: bool = True  # False: the answer is a text of its own
     receipt: bool = False  # each answer comes with a receipt
     prediction: Prompt | None = None  # what the answer probably says; None: nothing is predicted
+    draft_from: str | None = None  # id of a stored answer, which is taken for the prediction
 
 
 @dataclass(frozen=True)

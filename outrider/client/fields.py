@@ -59,6 +59,7 @@ class SamplingFields(TypedDict, total=False):
     allowed_token_ids: Sequence[int]
     bad_token_ids: Sequence[int]
     seed: int | None  # None: the service draws it
+    noise_scope: Literal["prompt", "seed"]
     logprobs: int
     logprobs_of: Literal["raw", "processed"]
 
@@ -70,6 +71,7 @@ class GenerateFields(SamplingFields, total=False):
     speculation: SpeculationFields
     structured_outputs: FormFields
     prediction: str  # what the answer probably says
+    draft_from: str  # id of an answer that was stored over HTTP, in place of a prediction
     task: str
     priority: Literal["interactive", "batch"]
     model: str
@@ -102,6 +104,7 @@ def _request(prompt: Mapping[str, Any], fields: GenerateFields) -> generation_pb
         "speculation": _message(generation_pb2.SpeculationSettings, speculation, "speculation."),
         "stop": _texts(fields.get("stop", ())),
         "predicted_text": fields.get("prediction"),
+        "draft_from": fields.get("draft_from"),
         "task": fields.get("task"),
         "priority": fields.get("priority"),
         "model": fields.get("model"),

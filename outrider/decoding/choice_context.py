@@ -48,7 +48,7 @@ class ChoiceContext:
 
     sampling: Sampling
     noise_key: int  # unsigned 64-bit
-    position: int  # len(prompt) + len(generated) + len(path)
+    position: int  # position of its noise, see Sampling.noise_origin
     prompt: Sequence[int] | TokenIds
     generated: Sequence[int]
     path: tuple[int, ...] = ()

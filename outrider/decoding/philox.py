@@ -34,7 +34,7 @@ def noise_key(seed: int, choice: int, prompt: Sequence[int]) -> int:
 
     Args:
         choice: index of the choice in its request.
-        prompt: token ids.
+        prompt: token ids; none if all prompts share the noise.
     """
     key = seed.to_bytes(8, "little") + choice.to_bytes(8, "little")
     tokens = array("q", prompt)

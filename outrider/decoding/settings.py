@@ -3,14 +3,18 @@
 Torch-free: the gateway validates with these settings, the engine obeys them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from outrider.decoding.philox import noise_key
+
 TokenId = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-1e4, le=1e4)]  # far beyond any logit, far below an overflow
 Verification = Literal["coupled", "rejection", "block"]
+NoiseScope = Literal["prompt", "seed"]
 
 SEED_BITS = 64
 SMALLEST_TEMPERATURE = 1e-6  # besides 0: a logit divided by less could overflow
@@ -78,6 +82,10 @@ class RequestedSampling(BaseModel):
         lt=2**SEED_BITS,
         description="seed of the noise; None: a seed is drawn and reported",
     )
+    noise_scope: NoiseScope = Field(
+        default="prompt",
+        description="prompt: each prompt has noise of its own; seed: all prompts share the noise of a seed",
+    )
     logprobs: int | None = Field(
         default=None, ge=0, le=20, description="likeliest tokens reported per position"
     )
@@ -118,6 +126,23 @@ class Sampling(RequestedSampling):
     grammar: str | None = Field(
         default=None, description="grammar of the answer; see outrider/decoding/grammar.py"
     )
+
+    def noise_origin(self, prompt_length: int) -> int:
+        """Returns the position in a sequence at which its noise begins to count, in tokens.
+
+        Prompts that share their noise share it from the first token of the answer on, however long they are.
+        """
+        return prompt_length if self.noise_scope == "seed" else 0
+
+    def noise_key(self, choice: int, prompt: Sequence[int]) -> int:
+        """Returns the noise key of an answer; the seed is drawn already.
+
+        Args:
+            choice: index among the answers to the prompt.
+            prompt: token ids.
+        """
+        assert self.seed is not None
+        return noise_key(self.seed, choice, prompt if self.noise_scope == "prompt" else ())
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ class EngineSequence:
     lists: TokenLists = field(init=False)  # what the sampling settings name
     needs_no_text: bool = field(init=False)  # as a ChoiceContext has it
     row_settings: NDArray[np.float64] = field(init=False)  # settings of its rows, as kernels read them
+    noise_origin: int = field(init=False)  # position at which its noise begins to count
     prompt: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     tokens: list[int] = field(default_factory=list)  # committed
     cached: int = 0
@@ -90,6 +91,7 @@ class EngineSequence:
         self.lists = TokenLists.of(self.sampling, self.end_token_ids)
         self.needs_no_text = needs_no_text(self.sampling)
         self.row_settings = row_settings(self.sampling)
+        self.noise_origin = self.sampling.noise_origin(self.prompt_length)
         tells = self.sampling.logprobs is not None or self.sampling.verification != "coupled"
         self._asks_for_more = tells or not self.needs_no_text
 
@@ -117,7 +119,7 @@ class EngineSequence:
         return ChoiceContext(
             sampling=self.sampling,
             noise_key=self.noise_key,
-            position=len(self.tokens) + len(path),
+            position=len(self.tokens) + len(path) - self.noise_origin,
             prompt=self.prompt,
             generated=generated,
             path=path,

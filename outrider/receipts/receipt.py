@@ -9,7 +9,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 from pydantic import BaseModel, ConfigDict, Field
 
-from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling, TokenId
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -55,8 +54,7 @@ class Receipt(BaseModel):
     @property
     def noise_key(self) -> int:
         """Key of the answer's noise."""
-        assert self.sampling.seed is not None
-        return noise_key(self.sampling.seed, self.choice, self.prompt)
+        return self.sampling.noise_key(self.choice, self.prompt)
 
     @property
     def signed_bytes(self) -> bytes:

@@ -26,7 +26,7 @@ from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import Role, WorkerInfo
 from outrider.decoding.philox import noise_key
-from outrider.decoding.settings import Sampling
+from outrider.decoding.settings import NoiseScope, Sampling
 from outrider.demo.prompts import DEMO
 from outrider.drafters.registry import DrafterInfo, Place, drafters
 from outrider.pace.settings import PaceSettings
@@ -47,6 +47,7 @@ DRAFTS = {
     "parallel": DRAFTERS / "parallel",
 }  # checkpoints by the name of draft and drafter
 TEMPERATURES = (0.0, 0.7, 1.0)
+NOISE_SCOPES: tuple[NoiseScope, ...] = ("prompt", "prompt", "seed")  # scopes by temperature
 TOKENS = 120
 DEPTH = 4
 ENGINE = {"dtype": "float32", "device": "cpu", "threads": 1, "cache_memory": 2**26}
@@ -122,7 +123,12 @@ class Service:
 
     def _stream(self, factory: LoopFactory, row: DrafterInfo | None, number: int) -> Stream:
         prompt = self._prompts[number]
-        sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=TEMPERATURES[number])
+        sampling = Sampling(
+            max_tokens=TOKENS,
+            ignore_eos=True,
+            temperature=TEMPERATURES[number],
+            noise_scope=NOISE_SCOPES[number],
+        )
         sequence = GatewaySequence(prompt, sampling, noise_key(number, 0, prompt))
         asked = Speculation(mode="fixed" if row else "off", depth=DEPTH, drafter=row.name if row else None)
         resolved = asked.resolved(self._settings.usual_drafter, PaceSettings())

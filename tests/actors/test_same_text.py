@@ -21,7 +21,7 @@ from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
 from gateway.workers.fleet import Fleet
 from outrider.decoding.philox import noise_key
-from outrider.decoding.settings import Sampling
+from outrider.decoding.settings import NoiseScope, Sampling
 from outrider.demo.prompts import DEMO, KINDS
 from outrider.drafters.past_answers import Scope
 from outrider.drafters.registry import DrafterInfo, Place, drafters, mixed
@@ -36,6 +36,7 @@ from tests.support.patience import LIMIT_S
 
 COUNT, TOKENS = 500, 10
 TEMPERATURES = (0.0, 0.7, 1.0)
+SCOPES: tuple[NoiseScope, ...] = ("prompt", "seed")
 DEPTH = 4
 OTHER_SETTINGS: dict[str, dict[str, Any]] = {
     "early_exit": {"layers": 2},  # no search: it drafts at once
@@ -47,13 +48,16 @@ ROWS = [*(row for row in drafters() if row.name not in NO_CHECKPOINT), mixed("ea
 
 @cache
 def requests() -> list[OfflineRequest]:
-    """Kinds of text take turns, then temperatures; all seeds differ."""
+    """Kinds of text take turns, then temperatures, then scopes of the noise; all seeds differ."""
     made = []
     for number in range(COUNT):
-        prompt = prompt_of(KINDS[number % len(KINDS)], number % 48)
-        temperature = TEMPERATURES[number // len(KINDS) % len(TEMPERATURES)]
-        sampling = Sampling(max_tokens=TOKENS, temperature=temperature, seed=number)
-        made.append(OfflineRequest(prompt, sampling, noise_key(number, 0, prompt)))
+        turn, kind = divmod(number, len(KINDS))
+        prompt = prompt_of(KINDS[kind], number % 48)
+        turn, heat = divmod(turn, len(TEMPERATURES))
+        scope = SCOPES[turn % len(SCOPES)]
+        sampling = Sampling(max_tokens=TOKENS, temperature=TEMPERATURES[heat], seed=number, noise_scope=scope)
+        key = noise_key(number, 0, prompt if scope == "prompt" else ())
+        made.append(OfflineRequest(prompt, sampling, key))
     return made
 
 

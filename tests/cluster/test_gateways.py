@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from cluster.application import app
-from gateway.api.openai.response_store import STORE
+from gateway.generation.answer_store import STORE
 from tests.support.applications import deployments, pretend_cluster
 from tests.support.patience import LIMIT_S, wait_until
 from tests.support.running import serving
@@ -72,7 +72,7 @@ def test_gateways_share_an_actor_that_keeps_responses_unless_there_is_one_gatewa
         return [actor.name for actor in gateway(**settings)._deployment_config.deployment_actors or ()]
 
     assert actors(replicas="2") == [STORE]
-    assert actors(replicas="2", stored_response_bytes="0") == []
+    assert actors(replicas="2", stored_answer_bytes="0") == []
     assert actors() == []
 
 

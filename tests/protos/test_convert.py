@@ -33,6 +33,7 @@ samplings = st.builds(
     allowed_token_ids=st.none() | st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple),
     bad_token_ids=st.lists(st.integers(10, 99), max_size=3).map(tuple),
     seed=st.none() | st.integers(0, 2**64 - 1),
+    noise_scope=st.sampled_from(["prompt", "seed"]),
     logprobs=st.none() | st.integers(0, 20),
     logprobs_of=st.sampled_from(["raw", "processed"]),
     verification=st.sampled_from(["coupled", "rejection", "block"]),

@@ -75,6 +75,12 @@ def test_receipt_noise_key_is_that_of_its_choice() -> None:
     assert signed().noise_key == noise_key(7, 1, (1, 2))
 
 
+def test_receipt_whose_noise_all_prompts_share_has_a_noise_key_without_its_prompt() -> None:
+    receipt = signed()
+    shared = receipt.sampling.model_copy(update={"noise_scope": "seed"})
+    assert receipt.model_copy(update={"sampling": shared}).noise_key == noise_key(7, 1, ())
+
+
 def test_receipt_with_an_unknown_field_is_refused() -> None:
     with pytest.raises(ValidationError, match="texts"):
         Receipt.model_validate({**FIELDS, "texts": "x"})

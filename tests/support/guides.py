@@ -28,6 +28,7 @@ GUIDES = (  # pages with commands that are run
     "checking.md",
     "fitting-a-draft.md",
     "receipts.md",
+    "paired-runs.md",
     "rolling-out-a-draft.md",
 )
 COMMAND_S = 900.0 * PATIENCE  # longest time of a command

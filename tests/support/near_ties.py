@@ -26,7 +26,8 @@ def margin_at(request: OfflineRequest, tokens: tuple[int, ...], place: int) -> f
     generated = list(tokens[:place])
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([[*request.prompt, *generated]])).logits[0, -1:]
-    position = len(request.prompt) + place
+    length = len(request.prompt)
+    position = length + place - request.sampling.noise_origin(length)
     ends = engine("target").runner.end_token_ids
     return margin(
         logits,

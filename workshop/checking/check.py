@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from workshop.checking import lm_eval
+from workshop.checking.at_once import Progress, all_of
 from workshop.checking.deployment import CheckedText, Deployment
 from workshop.checking.errors import CheckError, RefusedError
+from workshop.checking.paired import paired
 from workshop.checking.prompts import read_prompts, read_text
 from workshop.checking.report import CheckReport, Distributions, KindCount, Perplexity, Seeded, Side, Tasks
 from workshop.checking.settings import CheckSettings, Kind
@@ -29,19 +31,22 @@ CHOICES = 16  # texts drawn by one request
 SMALLEST_P = 1e-9  # smaller p-values are shown as below it
 PIECE = 2000  # characters of a text that one request scores
 
-Progress = Callable[[str, int, int], None]  # arguments: name of the work, parts done, parts in all
 T = TypeVar("T")
 
 
 async def check(a: Deployment, b: Deployment, settings: CheckSettings, progress: Progress) -> CheckReport:
-    """Runs all parts of a check. Raises CheckError if a part cannot be made."""
+    """Runs all parts of a check, or the paired runs alone. Raises CheckError if a part cannot be made."""
     started = time.monotonic()
     await asyncio.gather(a.connect(), b.connect())
+    sides = Side(a.name, a.url, a.model, a.mode), Side(b.name, b.url, b.model, b.mode)
+    if settings.paired is not None:
+        effect = await paired(a, b, settings, progress)
+        return CheckReport(sides, settings, time.monotonic() - started, paired=effect)
     prompts = read_prompts(settings.prompts)
     texts = prompts if settings.text is None else _pieces(read_text(settings.text))
     both = _Both(a, b, settings, progress)
     return CheckReport(
-        sides=(Side(a.name, a.url, a.model, a.mode), Side(b.name, b.url, b.model, b.mode)),
+        sides=sides,
         settings=settings,
         seeded=await both.seeded(prompts) if settings.requests else None,
         distributions=await both.distributions(prompts) if settings.samples else None,
@@ -183,24 +188,7 @@ class _Both:
         return await asyncio.gather(asked(self._a), asked(self._b))
 
     async def _all(self, what: str, jobs: Sequence[Callable[[int], Awaitable[T]]]) -> list[T]:
-        """Returns the results of the jobs, each called with its number. Raises the first failure."""
-        places, done = asyncio.Semaphore(self._settings.concurrency), 0
-        self._progress(what, 0, len(jobs))
-
-        async def one(number: int) -> T:
-            nonlocal done
-            async with places:
-                result = await jobs[number](number)
-            done += 1
-            self._progress(what, done, len(jobs))
-            return result
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                running = [group.create_task(one(number)) for number in range(len(jobs))]
-        except* CheckError as failed:
-            raise failed.exceptions[0] from None
-        return [task.result() for task in running]
+        return await all_of(what, jobs, self._settings.concurrency, self._progress)
 
 
 async def _answer(deployment: Deployment, prompt: str, **asked: Any) -> CheckedText:

@@ -32,6 +32,17 @@ class CheckedText:
     refusal: str | None = None  # message of a refusal instead of an answer
 
 
+@dataclass(frozen=True)
+class EvaluatedAnswer:
+    """Generated text, and what it took."""
+
+    text: str
+    tokens: tuple[int, ...]
+    target_passes: int
+    accepted_predictions: int  # tokens of the prediction that the answer has
+    rejected_predictions: int  # tokens of the prediction that it does not have
+
+
 class Deployment:
     """Sends requests to a deployment, again if it is busy."""
 
@@ -59,18 +70,37 @@ class Deployment:
 
     async def complete(self, prompt: str, **fields: Any) -> list[CheckedText]:
         """Returns the choices of a completion, in order. Raises CheckError."""
-        mode = {} if self.mode == "auto" else {"mode": self.mode}
-        speculation = {**fields.pop("speculation", {}), **mode}
-        asked = {"model": self.model, "prompt": prompt, **fields}
-        if speculation:
-            asked["speculation"] = speculation
-        body = await self._asked("POST", COMPLETIONS, json=asked)
+        body = await self._completed(prompt=prompt, **fields)
         try:
             return [_text(choice) for choice in sorted(body["choices"], key=lambda choice: choice["index"])]
         except (KeyError, TypeError) as error:
             raise CheckError(
                 f"{self.name} ({self.url}) answers without log-probabilities: {error!r}"
             ) from error
+
+    async def answer(self, **fields: Any) -> EvaluatedAnswer:
+        """Returns the answer of an Outrider service to a completion. Raises CheckError."""
+        body = await self._completed(return_token_ids=True, **fields)
+        try:
+            ((choice,), usage) = body["choices"], body["usage"]
+            details = usage["completion_tokens_details"]
+            return EvaluatedAnswer(
+                choice["text"],
+                tuple(choice["token_ids"]),
+                usage["speculation"]["target_passes"],
+                details["accepted_prediction_tokens"],
+                details["rejected_prediction_tokens"],
+            )
+        except (KeyError, TypeError) as error:
+            raise CheckError(f"{self.name} ({self.url}) answers as no Outrider does: {error!r}") from error
+
+    async def _completed(self, **fields: Any) -> Any:
+        mode = {} if self.mode == "auto" else {"mode": self.mode}
+        speculation = {**fields.pop("speculation", {}), **mode}
+        asked = {"model": self.model, **fields}
+        if speculation:
+            asked["speculation"] = speculation
+        return await self._asked("POST", COMPLETIONS, json=asked)
 
     async def score(self, text: str) -> CheckedText:
         """Returns the log-probabilities of the text's own tokens. Raises CheckError."""

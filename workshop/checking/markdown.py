@@ -1,5 +1,6 @@
 """A report as Markdown: the verdict first, then each part as a table."""
 
+from workshop.checking.paired import Paired
 from workshop.checking.report import CheckReport, Distributions, Perplexity, Seeded, Tasks
 from workshop.checking.two_sample import POWER
 from workshop.markdown import table
@@ -20,6 +21,7 @@ def markdown(report: CheckReport) -> str:
         "" if report.distributions is None else _distributions(report.distributions),
         "" if report.perplexity is None else _perplexity(report.perplexity),
         "" if report.tasks is None else _tasks(report.tasks),
+        "" if report.paired is None else _paired(report.paired, 1 - report.settings.false_alarm),
         f"It took {report.seconds:.0f} s, seed {report.settings.seed}.\n",
     ]
     return "\n".join(part for part in parts if part)
@@ -96,6 +98,46 @@ def _tasks(part: Tasks) -> str:
     ]
     header = ["task", "metric", "documents", "A", "B", "better at A", "better at B", "p"]
     return f"## Tasks\n\n{table(header, rows)}"
+
+
+def _paired(part: Paired, level: float) -> str:
+    identical, (low, high) = part.items - len(part.differences), part.interval
+    first, share = part.runs[0], part.share_of_items
+    rows = [
+        [
+            run.name,
+            f"{run.tokens:,}",
+            f"{run.target_passes:,}",
+            f"{run.target_passes / first.target_passes:.2f}",
+            f"{run.seconds:.1f}",
+            f"{run.seconds / first.seconds:.2f}",
+        ]
+        for run in part.runs
+    ]
+    told = [
+        f"{identical} of {part.items} answers are identical.",
+        ""
+        if part.median_position is None
+        else f"Half of the rest part within the first {part.median_position + 1:g} tokens.",
+        f"{part.accepted_predictions:,} of {part.accepted_predictions + part.rejected_predictions:,}"
+        " tokens of A's answers stand in B's answers.",
+        ""
+        if part.other_than_fresh is None
+        else f"{part.other_than_fresh} of {part.items} answers differ from those of run B afresh.",
+    ]
+    effect = (
+        f"Score `{part.score}`: {part.mean_a:.4g} at A, {part.mean_b:.4g} at B, difference"
+        f" {part.difference:.3g}, with {level:.2%} confidence between {low:.3g} and {high:.3g}."
+    )
+    if share is not None:
+        effect += (
+            f" The variance of a difference is {part.variance:.3g}, with independent seeds"
+            f" {part.independent_variance:.3g}: {share:.2f} times as many items suffice."
+        )
+    parted = [[str(each.item), str(each.position)] for each in part.differences[:DIFFERENCES]]
+    shown = f"\nWhere answers part first:\n\n{table(['item', 'token'], parted)}" if parted else ""
+    header = ["run", "tokens", "passes", "of A", "seconds", "of A"]
+    return f"## Paired runs\n\n{table(header, rows)}\n{' '.join(filter(None, told))}\n\n{effect}\n{shown}"
 
 
 def _code(token: str) -> str:

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from workshop.checking.lm_eval import TaskMetric
+from workshop.checking.paired import Paired
 from workshop.checking.settings import CheckSettings
 from workshop.checking.side_by_side import AnswerDifference
 from workshop.checking.two_sample import TwoSampleTest
@@ -95,11 +96,12 @@ class CheckReport:
     distributions: Distributions | None = None
     perplexity: Perplexity | None = None
     tasks: Tasks | None = None
+    paired: Paired | None = None
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """Reasons of all parts."""
-        parts = (self.seeded, self.distributions, self.perplexity, self.tasks)
+        parts = (self.seeded, self.distributions, self.perplexity, self.tasks, self.paired)
         return tuple(reason for part in parts if part is not None for reason in part.reasons)
 
     @property

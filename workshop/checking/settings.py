@@ -9,6 +9,7 @@ from outrider.decoding.settings import Verification
 
 Kind = Literal["greedy", "sampled", "truncated", "json"]
 Mode = Literal["auto", "fixed", "off"]
+Score = Literal["length", "exact", "contains"]
 
 
 class CheckSettings(BaseModel):
@@ -20,6 +21,18 @@ class CheckSettings(BaseModel):
         default=200, ge=0, le=10**6, description="seeded requests that both answer; 0: none are compared"
     )
     answer_tokens: int = Field(default=64, ge=1, description="longest of these answers, tokens")
+    paired: Path | None = Field(
+        default=None,
+        description="file of items, on each line an object with `prompt`, and if there is one `expected` and"
+        " `changed`: A and B answer them with common noise, and nothing else is checked",
+    )
+    score: Score = Field(
+        default="length",
+        description="score of an item: tokens of the answer; 1 if it is `expected`; 1 if it contains that",
+    )
+    fresh: bool = Field(
+        default=False, description="B answers the items also without the answers of A, to compare the texts"
+    )
     kinds: Annotated[tuple[Kind, ...], Field(min_length=1)] = Field(
         default=("greedy", "sampled", "truncated", "json"),
         description="settings of these requests, in turn: temperature 0; temperature 1; temperature 0.8 with"
@@ -35,7 +48,9 @@ class CheckSettings(BaseModel):
         default=8, ge=1, description="prompts of this test, the first of all prompts"
     )
     sampled_tokens: int = Field(default=8, ge=1, description="tokens of each text of this test")
-    temperature: float = Field(default=1.0, gt=0.0, le=100.0, description="temperature of these texts")
+    temperature: float = Field(
+        default=1.0, gt=0.0, le=100.0, description="temperature of these texts, and of items"
+    )
     verification: Verification = Field(
         default="coupled", description="rule that verifies the Drafts of these texts"
     )

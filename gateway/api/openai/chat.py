@@ -9,8 +9,8 @@ from pydantic import Field
 from gateway.api.openai.answer_format import AnswerFormat, marks
 from gateway.api.openai.answer_parser import AnswerParser
 from gateway.api.openai.calls.grammar import CallGrammar
-from gateway.api.openai.field_types import Ignored, Label, Strict
-from gateway.api.openai.messages import MAX_MESSAGES, Content, Message
+from gateway.api.openai.field_types import Ignored, Label
+from gateway.api.openai.messages import MAX_MESSAGES, Message
 from gateway.api.openai.rendering import CONTINUES, KWARGS, ChatPrompts, Rendered
 from gateway.api.openai.schemas import GenerationRequest
 from gateway.api.openai.tools import MAX_TOOLS, AllowedChoice, NamedChoice, Tool
@@ -66,13 +66,6 @@ class Chat:
         )
 
 
-class Prediction(Strict):
-    """What the answer probably says. It drafts the answer, and never changes it."""
-
-    type: Literal["content"]
-    content: Content
-
-
 class ChatRequest(GenerationRequest):
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_tokens: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
@@ -86,7 +79,6 @@ class ChatRequest(GenerationRequest):
     include_reasoning: bool = True  # False: thoughts are left out of the answer
     add_generation_prompt: bool = True  # unless the last message is continued
     continue_final_message: bool = False
-    prediction: Prediction | None = None
     verbosity: Ignored = None
 
     @property
@@ -205,7 +197,4 @@ class ChatRequest(GenerationRequest):
             continues_text=False,
             shown=chat.shown(generation.special_tokens),
             form=form,
-            prediction=None
-            if self.prediction is None
-            else "".join(part.text for part in self.prediction.content),
         )

@@ -35,8 +35,9 @@ class ChatAnswer:
         """seed: seed that the caller gets."""
         self._body = body
         self._prompt = prepared.sequences[0].prompt
+        self.name = f"chatcmpl-{uuid.uuid4().hex}"
         self._frame: ChatEvent = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "id": self.name,
             "object": "chat.completion.chunk",
             "created": int(time.time()),
             "model": prepared.model,

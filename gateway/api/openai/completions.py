@@ -140,8 +140,9 @@ class CompletionAnswer:
         self._body = body
         self._prompts = [sequence.prompt for sequence in prepared.sequences]  # [choices]
         self._untold = {*range(len(self._prompts))} if body.return_token_ids else set()
+        self.name = f"cmpl-{uuid.uuid4().hex}"
         self._frame: CompletionEvent = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
+            "id": self.name,
             "object": "text_completion",
             "created": int(time.time()),
             "model": prepared.model,

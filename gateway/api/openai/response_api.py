@@ -7,19 +7,20 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI
 from fastapi.responses import JSONResponse, Response
 from pydantic import TypeAdapter
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 from starlette.requests import Request as HttpRequest
 
 from gateway.api.bodies import Entrance
 from gateway.api.openai.bodies import headers_of, parsed, reported_seed
 from gateway.api.openai.rendering import ChatPrompts
 from gateway.api.openai.response_events import ResponseAnswer, finished, streamed
-from gateway.api.openai.response_store import ResponseStore
 from gateway.api.openai.response_types import DeletedResponse, ResponseItems
 from gateway.api.openai.responses import Item, ResponseRequest, own_name, renamed, repeated_fields
 from gateway.api.request_ids import KEY
 from gateway.errors import InvalidRequestError, UnknownResponseError
+from gateway.generation.answer_store import AnswerStore, answers_entry
 from gateway.generation.generation import Generation
+from gateway.generation.request import Prepared
 
 RESPONSES = "/v1/responses"
 RESPONSE, CANCEL, ITEMS = (f"{RESPONSES}/{{name}}{part}" for part in ("", "/cancel", "/input_items"))
@@ -34,7 +35,6 @@ def add_responses(
     prompts: ChatPrompts,
     is_known: Any,
     entrance: Entrance,
-    store: ResponseStore,
 ) -> None:
     """Adds the endpoints. is_known: dependency that refuses callers without access."""
     settings = generation.settings
@@ -42,10 +42,10 @@ def add_responses(
 
     async def kept(caller: str | None, name: str) -> dict[str, Any]:
         """Returns what is kept of a response. Raises UnknownResponseError."""
-        entry = None if caller is None else await store.get(caller, name)
-        if entry is None:
+        entry = None if caller is None else await generation.answers.get(caller, name)
+        found: dict[str, Any] = {} if entry is None else from_json(entry)
+        if "response" not in found:  # an answer of another endpoint is none
             raise UnknownResponseError("response_id", NOT_KEPT.format(name))
-        found: dict[str, Any] = from_json(entry)
         return found
 
     @app.post(RESPONSES)
@@ -69,7 +69,7 @@ def add_responses(
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
         seed, chunks = reported_seed(asked.body, prepared), generation.chunks(prepared)
         # Nobody can be told from other callers without a name, so nothing is kept for them.
-        keeps = asked.body.store and caller is not None and settings.stored_response_bytes > 0
+        keeps = asked.body.store and caller is not None and settings.stored_answer_bytes > 0
         asked = replace(asked, body=asked.body.model_copy(update={"store": keeps}))
         answer = ResponseAnswer(
             prepared.model,
@@ -80,7 +80,9 @@ def add_responses(
                 **asked.body.told_tier(prepared.priority),
             },
         )
-        keep = _keeping(store, caller, [*earlier], asked.body, answer) if keeps and caller else None
+        keep = None
+        if keeps and caller:
+            keep = _keeping(generation.answers, caller, [*earlier], asked.body, answer, prepared)
         if asked.body.stream:
             return await streamed(chunks, answer, headers_of(asked, seed), keep)
         await finished(chunks, answer)
@@ -101,8 +103,8 @@ def add_responses(
 
     @app.delete(RESPONSE)
     async def delete(name: str, caller: Caller) -> DeletedResponse:
-        """Forgets a response."""
-        if caller is None or not await store.delete(caller, name):
+        """Forgets a response, or another answer that is kept."""
+        if caller is None or not await generation.answers.delete(caller, name):
             raise UnknownResponseError("response_id", NOT_KEPT.format(name))
         return {"id": name, "object": "response", "deleted": True}
 
@@ -114,7 +116,12 @@ def add_responses(
 
 
 def _keeping(
-    store: ResponseStore, caller: str, earlier: list[Item], body: ResponseRequest, answer: ResponseAnswer
+    store: AnswerStore,
+    caller: str,
+    earlier: list[Item],
+    body: ResponseRequest,
+    answer: ResponseAnswer,
+    prepared: Prepared,
 ) -> Callable[[], Awaitable[None]]:
     """Returns a function that keeps the answer, once it is complete, with the conversation up to its end."""
 
@@ -122,11 +129,12 @@ def _keeping(
         response = answer.response
         asked = KEPT_ITEMS.dump_python(body.input, mode="json", exclude_unset=True)
         before = KEPT_ITEMS.dump_python(earlier, mode="json", exclude_unset=True)
-        entry = {
-            "response": response,
-            "input": asked,
-            "conversation": [*before, *asked, *response["output"]],
-        }
-        await store.put(caller, response["id"], to_json(entry))
+        entry = answers_entry(
+            (sequence.generated for sequence in prepared.sequences),
+            response=response,
+            input=asked,
+            conversation=[*before, *asked, *response["output"]],
+        )
+        await store.put(caller, response["id"], entry)
 
     return keep

@@ -13,6 +13,7 @@ from pydantic import (
 
 from gateway.api.openai.answer_types import ToldTier
 from gateway.api.openai.field_types import Ignored, Label, NullIsLeftOut, Strict, Text
+from gateway.api.openai.messages import Content
 from gateway.api.openai.structured import ResponseFormat, StructuredOutputs, form_of
 from gateway.errors import InvalidRequestError
 from gateway.generation.form import Form
@@ -70,6 +71,17 @@ class StreamOptions(Strict):
     include_obfuscation: bool = False  # accepted, changes nothing
 
 
+class Prediction(Strict):
+    """What the answer probably says. It drafts the answer, and never changes it."""
+
+    type: Literal["content"]
+    content: Content
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.content)
+
+
 class GenerationRequest(RequestedSampling, NullIsLeftOut):
     """Fields of every request that generates; each sampling setting is a field."""
 
@@ -92,12 +104,14 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False  # whether log-probabilities name tokens by their ids
     receipt: bool = False  # each choice comes with a signed receipt
+    prediction: Prediction | None = None
+    draft_from: Label | None = None  # id of an answer that was stored; it drafts this answer
+    store: bool = False
     # Fields of OpenAI's that change nothing: labels and hints.
     metadata: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
     safety_identifier: Ignored = None
-    store: Ignored = None
     user: Ignored = None
 
     @field_validator("*", mode="before")
@@ -185,6 +199,8 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
             order=self.priority if isinstance(self.priority, int) else 0,
             form=self.asked_form,
             receipt=self.receipt,
+            prediction=None if self.prediction is None else self.prediction.text,
+            draft_from=self.draft_from,
         )
 
 

@@ -102,7 +102,9 @@ class ChoiceInput:
         keys = np.array([sequence.noise_key for sequence in sequences], np.uint64)
         settings = np.concatenate([sequence.row_settings for sequence in sequences])
         of_drafts = DraftRows.of(drafts, counts)
-        return cls._of(keys, settings, counts, _positions(feeds, counts), of_drafts, positions)
+        origins = np.array([sequence.noise_origin for sequence in sequences], np.int64)
+        places = _positions(feeds, counts) - origins.repeat(counts)
+        return cls._of(keys, settings, counts, places, of_drafts, positions)
 
     @classmethod
     def of_rows(
@@ -137,7 +139,7 @@ class ChoiceInput:
         Args:
             keys, settings: noise keys [num_texts], and row_settings of each, one after the other.
             counts: rows of each text.
-            places: [num_rows] position of each row.
+            places: [num_rows] position of each row's noise.
         """
         integers = np.empty((len(INTEGERS), len(places)), np.int64)
         integers[0] = keys.view(np.int64).repeat(counts)  # a key keeps its bits

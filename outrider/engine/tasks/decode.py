@@ -163,7 +163,7 @@ class DecodeTask(Task):
             return choices.verdict(len(draft.tokens))
         rule, rows = self.sequence.sampling.verification, slice(1 + len(draft))
         verify = verify_rejection if rule == "rejection" else verify_block
-        position = len(self.sequence.tokens)
+        position = len(self.sequence.tokens) - self.sequence.noise_origin
         return verify(draft, choices.target_probs()[rows], self.sequence.noise_key, position, self.round)
 
 

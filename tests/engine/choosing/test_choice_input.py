@@ -102,6 +102,7 @@ def asked(**sampling: Any) -> list[OfflineRequest]:
         (DEMO / "draft", 3, {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.01}),
         (DEMO / "draft", 0, {"temperature": 0.0, "verification": "block"}),
         (DRAFTERS / "parallel", 2, {"temperature": 0.7}),
+        (DEMO / "draft", 3, {"temperature": 0.7, "noise_scope": "seed"}),
     ],
 )
 def test_of_drafts_and_of_their_verdicts(

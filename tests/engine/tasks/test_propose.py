@@ -23,7 +23,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "top-k": {"temperature": 1.1, "top_k": 7},
     "top-p": {"temperature": 0.9, "top_p": 0.8},
     "min-p": {"temperature": 1.5, "min_p": 0.05},
-    "all": {"temperature": 1.3, "top_k": 40, "top_p": 0.95, "min_p": 0.01},
+    "all": {"temperature": 1.3, "top_k": 40, "top_p": 0.95, "min_p": 0.01, "noise_scope": "seed"},
     "bias": {"temperature": 0.7, "logit_bias": {7: 3.0, 9: 4.0}},
     "ends": {"temperature": 1.0, "ignore_eos": False, "stop_token_ids": tuple(range(3, 90))},
     "min_tokens": {"min_tokens": 4, "ignore_eos": False, "stop_token_ids": tuple(range(3, 90))},

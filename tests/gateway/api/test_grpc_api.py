@@ -250,6 +250,7 @@ samplings = st.builds(
     logit_bias=st.dictionaries(numbers, st.floats(), max_size=2),
     allowed_token_ids=st.lists(numbers, max_size=2),
     seed=st.none() | st.integers(0, 2**64 - 1),
+    noise_scope=st.none() | st.sampled_from(["prompt", "seed", "x"]),
     logprobs=st.none() | numbers,
     logprobs_of=st.none() | st.text(max_size=5),
 )

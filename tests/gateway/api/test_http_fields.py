@@ -14,11 +14,11 @@ IGNORED = "outrider-ignored"
 
 @pytest.mark.parametrize(("path", "ask"), [("completions", ASK), ("chat/completions", CHAT)])
 async def test_field_without_effect_is_ignored_and_named(client, path, ask):
-    hints = {"user": "u", "store": True, "metadata": {"a": 1}, "service_tier": None}
+    hints = {"user": "u", "metadata": {"a": 1}, "service_tier": None}
     for stream in (False, True):
         response = await client.post(f"/v1/{path}", json={**ask, **hints, "stream": stream})
         assert response.status_code == 200
-        assert response.headers[IGNORED] == "metadata, store, user"
+        assert response.headers[IGNORED] == "metadata, user"
     assert IGNORED not in (await client.post(f"/v1/{path}", json=ask)).headers
 
 

@@ -96,11 +96,11 @@ async def test_words_of_an_assistant_that_the_template_leaves_out_are_named_in_t
     answered = {**CALLING, "content": "I look.", "reasoning_content": "Hm."}
     messages = [{"role": "user", "name": "Ann", "content": "Hi"}, answered, {"role": "tool", "content": "21"}]
     async with client_of(tokenizer, ScriptedTarget(ANSWER), template=ChatTemplate(source, {})) as client:
-        ask = {"messages": messages, "max_tokens": 1, "store": True}
+        ask = {"messages": messages, "max_tokens": 1, "user": "u"}
         response = await client.post("/v1/chat/completions", json=ask)
     assert response.status_code == 200, response.text
     assert response.headers[IGNORED] == (
-        "messages.0.name, messages.1.content, messages.1.reasoning_content, store"
+        "messages.0.name, messages.1.content, messages.1.reasoning_content, user"
     )
 
 

@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from gateway.api.openai.chat_template import ChatTemplate
-from gateway.api.openai.response_store import LocalResponses
+from gateway.generation.answer_store import LocalAnswers
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget
 from tests.support.http_calls import client_of, events_of
 from workshop.demo.chat import CHAT_TEMPLATE, RESPONSE_TEMPLATE
@@ -112,7 +112,7 @@ async def test_response_is_not_kept_if_the_request_says_so(served):
 
 async def test_response_is_not_kept_if_the_service_keeps_none(tokenizer):
     workers = ScriptedTarget(ANSWER, finish_reason="stop"), ScriptedDraft(ANSWER)
-    async with client_of(tokenizer, *workers, template=TEMPLATE, stored_response_bytes=0) as client:
+    async with client_of(tokenizer, *workers, template=TEMPLATE, stored_answer_bytes=0) as client:
         assert (await asked(client))["store"] is False
 
 
@@ -147,7 +147,7 @@ async def test_openai_client_goes_on_retrieves_and_deletes(served):
 
 
 async def test_store_drops_the_oldest_entries_beyond_its_bytes():
-    store = LocalResponses(10)
+    store = LocalAnswers(10)
     for name in "abc":
         await store.put("caller", name, b"1234")
     assert await store.get("caller", "a") is None

@@ -88,6 +88,15 @@ async def test_two_prompts_under_one_seed_share_no_noise(tokenizer):
     assert len(keys) == 2
 
 
+async def test_prompts_of_scope_seed_share_the_noise_of_each_choice(tokenizer):
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+        generation = Generation(SETTINGS, tokenizer, fleet)
+        asked = [request(prompt, seed=1, n=2, noise_scope="seed") for prompt in ("a", "bb")]
+        one, other = [(await generation.prepare(each)).sequences for each in asked]
+    assert [sequence.noise_key for sequence in one] == [sequence.noise_key for sequence in other]
+    assert one[0].noise_key != one[1].noise_key
+
+
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [

@@ -1,19 +1,22 @@
-"""Store of responses: what ``previous_response_id`` and GET of /v1/responses find again.
+"""Store of answers: what ``draft_from``, ``previous_response_id`` and GET of /v1/responses find again.
 
 It is memory, bounded in bytes, and shared by all gateways of a service. Nothing is written to a disk.
 """
 
 import logging
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-STORE = "responses"  # name of the actor that Serve keeps for the deployment of the gateway
+from pydantic_core import from_json, to_json
+
+STORE = "answers"  # name of the actor that Serve keeps for the deployment of the gateway
 
 logger = logging.getLogger("ray.serve")
 
 
-class ResponseStore(Protocol):
-    """Responses by id. A caller finds its own responses alone."""
+class AnswerStore(Protocol):
+    """Entries of answers by their id. A caller finds its own answers alone."""
 
     async def put(self, caller: str, name: str, entry: bytes) -> None:
         """Keeps an entry, in place of the oldest if there are too many bytes."""
@@ -25,7 +28,7 @@ class ResponseStore(Protocol):
         """Forgets an entry; returns False if there was none."""
 
 
-class LocalResponses:
+class LocalAnswers:
     """Store in this process. Serve runs it as an actor if there are several gateways."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -52,7 +55,7 @@ class LocalResponses:
         return entry is not None
 
 
-class SharedResponses:
+class SharedAnswers:
     """Store of the actor that all gateways share. An answer does not fail if the actor is lost."""
 
     async def put(self, caller: str, name: str, entry: bytes) -> None:
@@ -73,5 +76,20 @@ class SharedResponses:
         try:
             return await getattr(serve.get_deployment_actor(STORE), method).remote(*given)
         except (RayError, ValueError) as error:
-            logger.warning("stored responses are lost: %s", error)
+            logger.warning("stored answers are lost: %s", error)
             return None
+
+
+def answers_entry(answers: Iterable[Sequence[int]], **parts: Any) -> bytes:
+    """Returns an entry of a store.
+
+    Args:
+        answers: token ids of each answer to a request, in their order.
+        parts: whatever else is kept beside them.
+    """
+    return to_json({"answers": [list(answer) for answer in answers], **parts})
+
+
+def answers_of(entry: bytes) -> list[tuple[int, ...]]:
+    """Returns the token ids of each answer in an entry."""
+    return [tuple(answer) for answer in from_json(entry)["answers"]]

@@ -1,0 +1,40 @@
+"""Items of an evaluation: prompts that are asked before and after a change, and what is expected."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from workshop.checking.errors import CheckError
+from workshop.checking.prompts import read_text
+
+
+class EvaluationItem(BaseModel):
+    """One line of the file; other keys are passed over."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    prompt: str
+    expected: str | None = None  # text that the answer should be, or contain
+    # Fields of the request at B that differ from the request at A: prompt, model, temperature and the like.
+    changed: dict[str, Any] = Field(default_factory=dict)
+
+
+def read_items(path: Path, *, needs_expected: bool) -> tuple[EvaluationItem, ...]:
+    """Reads items from a file, one in JSON on each line. Raises CheckError that names a wrong line."""
+    items = []
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            item = EvaluationItem.model_validate_json(line)
+        except ValidationError as error:
+            wrong = error.errors(include_url=False)[0]
+            field = ".".join(map(str, wrong["loc"])) or "line"
+            raise CheckError(f"{path}, line {number}: {field}: {wrong['msg']}") from error
+        if needs_expected and item.expected is None:
+            raise CheckError(f'{path}, line {number}: "expected" is missing, which this score needs')
+        items.append(item)
+    if len(items) < 2:
+        raise CheckError(f"{path} holds {len(items)} items: at least 2 are needed for an interval")
+    return tuple(items)
