@@ -40,7 +40,8 @@ class AuditVerdict:
 
 def tolerance_of(numerics: Numerics) -> float:
     """Returns the nats that count as rounding, before temperature."""
-    is_exact = numerics.dtype == "float32" or numerics.batch_invariant
+    is_rounded = numerics.quantization is not None or numerics.cache_dtype != "auto"
+    is_exact = numerics.batch_invariant or (numerics.dtype == "float32" and not is_rounded)
     return EXACT_TOLERANCE if is_exact else ROUNDED_TOLERANCE
 
 

@@ -42,6 +42,8 @@ def test_verdict_on_more_near_ties_than_rounding_explains_is_a_difference() -> N
     ("numerics", "expected"),
     [
         (Numerics(dtype="float32"), EXACT_TOLERANCE),
+        (Numerics(dtype="float32", quantization="int8"), ROUNDED_TOLERANCE),
+        (Numerics(dtype="float32", cache_dtype="float8_e4m3fn"), ROUNDED_TOLERANCE),
         (Numerics(dtype="bfloat16"), ROUNDED_TOLERANCE),
         (Numerics(dtype="bfloat16", batch_invariant=True), EXACT_TOLERANCE),
     ],

@@ -49,7 +49,8 @@ class AuditTask(RatingTask):
             may_come = [mask is not None for mask in masks]
         contexts = [
             replace(
-                sequence.row(() if sequence.needs_no_text else answer[: at - first], (), mask), position=at
+                sequence.row(() if sequence.needs_no_text else answer[: at - first], (), mask),
+                position=at - sequence.noise_origin,
             )
             for at, mask in zip(range(start, end), masks, strict=True)
         ]

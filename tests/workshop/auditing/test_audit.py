@@ -9,7 +9,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from outrider.cli.audit_command import DIFFERS, HONEST, UNKNOWN
 from outrider.cli.command_line import main
-from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
 from outrider.engine.loop.engine import Engine
@@ -34,7 +33,7 @@ def of_int8() -> Engine:
 def receipt_of(answering: Engine, answered: Sampling = SAMPLING, **fields: Any) -> Receipt:
     """The receipt of an answer, which names the target as it is and SAMPLING, whatever has answered."""
     prompt = prompt_of("prose")
-    request = OfflineRequest(prompt, answered, noise_key(SEED, 0, prompt))
+    request = OfflineRequest(prompt, answered, answered.noise_key(0, prompt))
     (output,) = generate(answering, None, [request], 0)
     told = {
         "model": "m",
@@ -71,6 +70,12 @@ def audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
         return code, capsys.readouterr().out
 
     return run
+
+
+def test_honest_answer_whose_noise_all_prompts_share_is_honest(audit: Any) -> None:
+    shared = SAMPLING.model_copy(update={"noise_scope": "seed"})
+    code, said = audit(receipt_of(engine("target"), shared, sampling=shared))
+    assert code == HONEST, said
 
 
 def test_honest_answer_is_honest(audit: Any) -> None:
