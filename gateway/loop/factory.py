@@ -24,7 +24,7 @@ class LoopFactory:
     def __init__(self, fleet: Fleet, paces: Paces, settings: GatewaySettings) -> None:
         self._fleet = fleet
         self._paces = paces
-        self._seconds = SecondTargets(fleet, settings.second_targets_share)
+        self._second_targets = SecondTargets(fleet, settings.second_targets_share)
         self.router = Router(self._is_ready)
         self._drafters = Drafters(fleet, settings.roster, PastAnswers(settings.past_answer_tokens))
         self.use(settings)
@@ -84,7 +84,7 @@ class LoopFactory:
             deadline,
             self._settings.max_losses,
             parking or Parking(),
-            self._seconds,
+            self._second_targets,
         )
 
     def _is_ready(self, drafter: DrafterInfo) -> bool:

@@ -60,7 +60,7 @@ class SequenceLoop:
         deadline: float,
         max_losses: int,
         parking: Parking,
-        seconds: SecondTargets,
+        second_targets: SecondTargets,
     ) -> None:
         """
         Args:
@@ -68,7 +68,7 @@ class SequenceLoop:
             deadline: when to give up, in the event loop's time.
             max_losses: targets lost in a row, without a token in between, after which it gives up.
             parking: what parks the sequence.
-            seconds: decides when the sequence is opened at a second target.
+            second_targets: decides when the sequence is opened at a second target.
         """
         self._sequence = sequence
         self._fleet = fleet
@@ -80,7 +80,7 @@ class SequenceLoop:
         self._deadline = deadline
         self._max_losses = max_losses
         self._parking = parking
-        self._seconds = seconds
+        self._second_targets = second_targets
 
     def depth(self) -> tuple[int, str]:
         """Tokens of the next Draft, 0 for plain decoding; and what decides it."""
@@ -161,7 +161,7 @@ class SequenceLoop:
         return self._fleet.open_target(self._sequence, is_isolated=is_isolated)
 
     def _watched(self, stream: TargetStream) -> WatchedTarget:
-        return WatchedTarget(stream, self._sequence, self._fleet, self._seconds, self._events)
+        return WatchedTarget(stream, self._sequence, self._fleet, self._second_targets, self._events)
 
     def _goes_on_at(self, second: Second) -> bool:
         """Begins the round in which the sequence goes on; returns whether the target has answered it."""

@@ -59,7 +59,7 @@ class SecondTargets:
 
     def choose(self, sequence: GatewaySequence, first: Link, reason: MoveReason) -> Link | None:
         """Returns the second target for a sequence; None if there is none, or it would cost too much."""
-        found = self._fleet.seconds(sequence, first)
+        found = self._fleet.second_targets(sequence, first)
         if not found or not (reason is MoveReason.DRAINED or self._may_spend):
             return None
         return found[0]
@@ -70,7 +70,7 @@ class SecondTargets:
             return MoveReason.DRAINED
         if sequence.limit - len(sequence) < LEAST_LEFT or not self._may_spend:
             return None
-        found = self._fleet.seconds(sequence, first)
+        found = self._fleet.second_targets(sequence, first)
         if not found:
             return None
         now = asyncio.get_running_loop().time()

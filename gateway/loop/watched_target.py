@@ -60,13 +60,13 @@ class WatchedTarget:
         stream: TargetStream,
         sequence: GatewaySequence,
         fleet: Fleet,
-        seconds: SecondTargets,
+        second_targets: SecondTargets,
         events: Events,
     ) -> None:
         self._stream = stream
         self._sequence = sequence
         self._fleet = fleet
-        self._seconds = seconds
+        self._second_targets = second_targets
         self._events = events
         self._replies = 0
         self._second: Second | None = None
@@ -104,7 +104,7 @@ class WatchedTarget:
     def _received(self, reply: rounds_pb2.TargetReply, waited_s: float) -> None:
         self._replies += 1
         if self._replies > 1:  # the wait for the first contains the prompt
-            self._seconds.observe(self._stream.link, reply, waited_s)
+            self._second_targets.observe(self._stream.link, reply, waited_s)
         if self._second is not None and self._second.reason is MoveReason.LATE:
             self.close()  # the first target was faster after all
 
@@ -112,11 +112,11 @@ class WatchedTarget:
         """Returns why to move; balance is looked at now and then."""
         link = self._stream.link
         if self._may_move and (link.is_leaving or self._replies % SETTLED == 0):
-            return self._seconds.why_move(self._sequence, link)
+            return self._second_targets.why_move(self._sequence, link)
         return None
 
     def _patience_s(self) -> float:
-        return self._seconds.patience_s(self._stream.link) if self._may_move else math.inf
+        return self._second_targets.patience_s(self._stream.link) if self._may_move else math.inf
 
     @property
     def _may_move(self) -> bool:
@@ -126,7 +126,7 @@ class WatchedTarget:
     def _open(self, reason: MoveReason) -> None:
         """Opens the sequence at a second target, if there is any that may take it."""
         sequence, now = self._sequence, asyncio.get_running_loop().time()
-        link = self._seconds.choose(sequence, self._stream.link, reason)
+        link = self._second_targets.choose(sequence, self._stream.link, reason)
         if link is None:
             return
         stream = self._fleet.open_second(sequence, link)
@@ -140,14 +140,14 @@ class WatchedTarget:
             stream.close()
             return
         self._second = second
-        self._seconds.began()
+        self._second_targets.began()
         self._events.emit(SecondOpened(reason))
 
     def _end_second(self, *, goes_on: bool) -> Second:
         second, self._second = self._second, None
         assert second is not None
         seconds = asyncio.get_running_loop().time() - second.opened_at
-        self._seconds.ended(seconds)
+        self._second_targets.ended(seconds)
         self._events.emit(SecondEnded(second.reason, seconds, goes_on))
         return second
 

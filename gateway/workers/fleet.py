@@ -91,7 +91,7 @@ class Fleet:
             link, request, sequence, sequence.sampling, is_isolated=False, adapter=sequence.adapter
         )
 
-    def seconds(self, sequence: GatewaySequence, first: Link) -> list[Link]:
+    def second_targets(self, sequence: GatewaySequence, first: Link) -> list[Link]:
         """Returns the targets that would go on with the same text as the first, the least busy first."""
         now = asyncio.get_running_loop().time()
         isolated = self._with_isolated()

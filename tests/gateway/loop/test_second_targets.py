@@ -112,7 +112,7 @@ async def test_sequence_that_no_target_has_answered_has_no_second_target() -> No
     first, second = target(awake=asyncio.Event()), target()
     async with fleet_of(first, second) as fleet:
         generated = loop_of(fleet)
-        generated._seconds.patience_s = lambda link: 0.0  # type: ignore[method-assign]
+        generated._second_targets.patience_s = lambda link: 0.0  # type: ignore[method-assign]
         async with aclosing(generated.steps()) as steps:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(anext(steps), 0.1)
@@ -185,28 +185,28 @@ async def test_sequences_move_from_a_full_cache_to_one_with_plenty() -> None:
     async with fleet_of(target(), target()) as fleet:
         full, other = fleet.links()
         sequence = GatewaySequence((5, 6, 7), Sampling(max_tokens=100), noise_key=1)
-        seconds = SecondTargets(fleet, share=0.05)
-        assert seconds.why_move(sequence, full) is None
+        policy = SecondTargets(fleet, share=0.05)
+        assert policy.why_move(sequence, full) is None
         full.load = rounds_pb2.Load(waiting=1, total_blocks=10)
-        assert seconds.why_move(sequence, full) is MoveReason.FULL
+        assert policy.why_move(sequence, full) is MoveReason.FULL
         other.load = rounds_pb2.Load(free_blocks=4, total_blocks=10)
-        assert seconds.why_move(sequence, full) is None
+        assert policy.why_move(sequence, full) is None
 
 
 async def test_second_targets_spend_no_more_than_their_share() -> None:
     async with fleet_of(target(), target()) as fleet:
         first, _ = fleet.links()
         sequence = GatewaySequence((5, 6, 7), Sampling(max_tokens=100), noise_key=1)
-        seconds = SecondTargets(fleet, share=0.05)
+        policy = SecondTargets(fleet, share=0.05)
         step = rounds_pb2.Step(ns=2 * 10**9, sequences=2)
         reply = rounds_pb2.TargetReply(timings=rounds_pb2.Timings(last_step=step))
         spent, worked, count = 0.0, 0.0, 0
         for _ in range(1000):
-            seconds.observe(first, reply, 0.01)
+            policy.observe(first, reply, 0.01)
             worked += 1.0
-            if seconds.choose(sequence, first, MoveReason.LATE) is not None:
-                seconds.began()
-                seconds.ended(0.5)
+            if policy.choose(sequence, first, MoveReason.LATE) is not None:
+                policy.began()
+                policy.ended(0.5)
                 spent, count = spent + 0.5, count + 1
         assert 0.04 * worked < spent <= 0.05 * worked + second_targets.START_S
         assert count > 50
@@ -215,11 +215,11 @@ async def test_second_targets_spend_no_more_than_their_share() -> None:
 async def test_patience_is_unknown_before_the_target_has_replied_often() -> None:
     async with fleet_of(target()) as fleet:
         (link,) = fleet.links()
-        seconds, reply = SecondTargets(fleet, share=0.05), rounds_pb2.TargetReply()
-        assert seconds.patience_s(link) == math.inf
+        policy, reply = SecondTargets(fleet, share=0.05), rounds_pb2.TargetReply()
+        assert policy.patience_s(link) == math.inf
         for _ in range(8):
-            seconds.observe(link, reply, 0.2)
-        assert seconds.patience_s(link) == pytest.approx(0.3)
+            policy.observe(link, reply, 0.2)
+        assert policy.patience_s(link) == pytest.approx(0.3)
 
 
 async def test_drained_target_gets_no_new_sequence() -> None:
@@ -232,4 +232,4 @@ async def test_drained_target_gets_no_new_sequence() -> None:
         first.leaving.set()
         await eventually(lambda: link.is_leaving)
         assert fleet.open_target(sequence).address != link.worker.address
-        assert fleet.seconds(sequence, fleet.links()[1]) == []
+        assert fleet.second_targets(sequence, fleet.links()[1]) == []
