@@ -22,6 +22,7 @@ from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Decode, Decoded, Failed, plain_decoding
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
 from tests.support.engine_runs import run
+from tests.support.functions import are_equal
 from tests.support.hybrid import TOKENS, Asked, chain, in_rounds, plain, requests, tree
 from tests.support.model import forward_of, model_of
 
@@ -107,7 +108,7 @@ def test_second_request_with_a_prompt_computes_its_last_tokens_alone_with_the_sa
             text, logits = logits_of(engine, of(prompt, seed))
             expected, alone = logits_of(unshared, of(prompt, seed))
             assert text == expected
-            assert torch.equal(logits, alone)
+            assert are_equal(logits, alone)
 
 
 def test_third_request_goes_on_at_the_place_at_which_the_second_branched_off(
@@ -121,7 +122,7 @@ def test_third_request_goes_on_at_the_place_at_which_the_second_branched_off(
         text, logits = logits_of(engine, each)
         expected, alone = logits_of(unshared, each)
         assert text == expected
-        assert torch.equal(logits, alone)
+        assert are_equal(logits, alone)
 
 
 @pytest.mark.parametrize("kind", ["plain", "chain", "tree"])
@@ -144,7 +145,7 @@ def test_next_turn_goes_on_in_the_answer_that_drafts_have_made(
     text, logits = logits_of(engine, second)
     expected, alone = logits_of(unshared, second)
     assert text == expected
-    assert torch.equal(logits, alone)
+    assert are_equal(logits, alone)
 
 
 def rounds(
@@ -183,8 +184,8 @@ def test_every_kept_state_has_the_bits_of_a_prompt_that_ends_there(
                     kept.use(digest),
                     state_after(unshared, sequence.tokens[: (index + 1) * BLOCK]),
                 )
-                assert torch.equal(kept.all_states[:, place], state)
-                assert torch.equal(kept.all_tails[:, place], tail)
+                assert are_equal(kept.all_states[:, place], state)
+                assert are_equal(kept.all_tails[:, place], tail)
     assert found > 8
 
 
@@ -300,7 +301,7 @@ def test_preempted_sequence_goes_on_from_the_newest_block_of_its_answer(
     assert seen.tokens == 108 + 5  # blocks of 104 tokens were there
     run(engine)
     assert tuple(sequence.tokens[100:]) == text
-    assert torch.equal(torch.cat(seen.logits), logits)
+    assert are_equal(torch.cat(seen.logits), logits)
 
 
 def test_sequence_that_gets_its_slot_by_preemption_shares_the_prefix(
@@ -380,8 +381,8 @@ def test_pass_that_fails_and_is_repeated_leaves_the_same_states(
     kept = states_of(engine).kept
     place = kept.use(engine._cache._digest(sequence, 11))
     state, tail = state_after(unshared, [*LONG[:96]])
-    assert torch.equal(kept.all_states[:, place], state)
-    assert torch.equal(kept.all_tails[:, place], tail)
+    assert are_equal(kept.all_states[:, place], state)
+    assert are_equal(kept.all_tails[:, place], tail)
     assert Seen(engine).computed(of(LONG, seed=2)) == 4
 
 

@@ -29,6 +29,7 @@ FIELDS: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
     "sliding_window": 24,
+    "full_attention_interval": 2,  # layers; the second of three attends
     "query_pre_attn_scalar": 16,
     "eos_token_id": 2,
 }

@@ -277,7 +277,7 @@ class PagedCache(KeyValues):
             self._drop_blocks(sequence, sequence.cached // self.block_size)
         if self.states is not None:
             self.states.forget_after(sequence.state, sequence.cached)
-        self._check_state(sequence)
+            self._check_state(sequence)
 
     def keep_path(self, sequence: EngineSequence, path: tuple[int, ...]) -> None:
         """Commits the pending nodes of ``path``, root first, whose cache is to move up; forgets the rest."""
@@ -285,7 +285,8 @@ class PagedCache(KeyValues):
             self._move(sequence, path)
             sequence.cached += len(path)
         sequence.forget_pending()
-        self._check_state(sequence)
+        if self.states is not None:
+            self._check_state(sequence)
 
     def keep_branch(self, sequence: EngineSequence, path: tuple[int, ...]) -> None:
         """Commits a path, as ``keep_path`` does, but the nodes that follow the path stay pending."""
@@ -344,7 +345,7 @@ class PagedCache(KeyValues):
 
     def _check_state(self, sequence: EngineSequence) -> None:
         """Forgets all of a cache after which no recurrent state goes on."""
-        if self.states is not None and not sequence.state.resumes_at(sequence.cached):
+        if not sequence.state.resumes_at(sequence.cached):
             self._drop_blocks(sequence, 0)
 
     def _slots(self, sequence: EngineSequence, places: Numbers) -> Numbers:

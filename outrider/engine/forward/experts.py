@@ -193,7 +193,7 @@ def replace_experts(
             made = _joined(experts, mixture, add)
         else:
             clamped = clamped_of(experts, mixture)
-            made = SingleExperts(_products_of(experts), clamped, operations, add, least_rows)
+            made = SingleExperts(products_of(experts), clamped, operations, add, least_rows)
         if made is None:
             return False
         mlp.set_submodule(mixture.experts, made)
@@ -209,7 +209,7 @@ def clamped_of(experts: Any, mixture: Mixture) -> Clamped | None:
     return getattr(experts, mixture.clamped[0]), getattr(experts, mixture.clamped[1])
 
 
-def _products_of(experts: Any) -> list[tuple[nn.Module, nn.Module]]:
+def products_of(experts: Any) -> list[tuple[nn.Module, nn.Module]]:
     """Returns products as of SingleExperts; those of stored weights stay as they are."""
     if isinstance(experts, SingleExperts):
         return [(gate_up, down) for gate_up, down in experts.products]

@@ -133,7 +133,8 @@ def attach(model: Any, name: str) -> Probe:
     ours.
 
     Raises:
-        UnsupportedModelError: a layer does not call our attention, or hides how far it looks back.
+        UnsupportedModelError: a layer does not call our attention, or hides how far it looks back, or all
+            layers are recurrent.
     """
     kind = type(model).__name__
     if not use_delta_nets(model) and not model.is_backend_compatible():
@@ -158,7 +159,8 @@ def attach(model: Any, name: str) -> Probe:
         raise UnsupportedModelError(
             f"model={name!r}: {kind} needs {needs}, which attention here does not give"
         )
-    missing = sorted(set(range(config.num_hidden_layers)) - probe.shapes.keys() - probe.states.keys())
+    recurrent = probe.states.keys() if probe.shapes else set()  # a cache needs a layer that attends
+    missing = sorted(set(range(config.num_hidden_layers)) - probe.shapes.keys() - recurrent)
     if missing:
         raise UnsupportedModelError(
             f"model={name!r}: layers {missing} of {kind} keep no keys and values, or hide them"

@@ -19,6 +19,7 @@ from outrider.engine.forward.decoder import layer_operations
 from outrider.engine.forward.experts import replace_experts
 from outrider.engine.forward.kernel import Kernel, find_kernel
 from outrider.engine.forward.linear import StoredLinear, join_projections, optimize_for_cpu
+from outrider.engine.forward.mixture_block import use_mixture_blocks
 from outrider.engine.held_blocks import HeldBlocks
 from outrider.engine.held_state import HeldState
 from outrider.engine.inputs.paged_input import FEW_QUERIES
@@ -180,6 +181,7 @@ def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
                 " are multiples of 16, and these are not"
             )
         if forward.device.type == "cpu":
+            use_mixture_blocks(model, operations)
             optimize_for_cpu(model)
         else:
             join_projections(model, nn.Linear, StoredLinear)

@@ -45,3 +45,9 @@ def test_resolve_prefill_chunk_left_open_is_that_of_the_device(
     device: str, given: int | None, chunk: int
 ) -> None:
     assert resolve_prefill_chunk(EngineSettings(model="any", device=device, prefill_chunk=given)) == chunk
+
+
+def test_model_of_recurrent_layers_alone_is_refused(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "qwen3_5_text", layer_types=["linear_attention"] * 3)
+    with pytest.raises(UnsupportedModelError, match=r"layers \[0, 1, 2\] of .* keep no keys and values"):
+        Engine.from_settings(EngineSettings(model=str(folder), cache_memory=2**22))

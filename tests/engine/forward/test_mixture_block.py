@@ -1,0 +1,45 @@
+"""Mixtures of experts beside recurrent states: a token's result has the same bits in any company."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from outrider.engine.forward.cpu_operations import CpuOperations
+from outrider.engine.forward.layer_operations import PlainOperations
+from outrider.engine.forward.linear import optimize_for_cpu
+from outrider.engine.forward.mixture_block import MixtureBlock, use_mixture_blocks
+from tests.support.checkpoints import write_checkpoint
+from tests.support.functions import needs_functions
+
+KINDS = ("qwen3_next", "qwen3_5_moe_text")
+LAST = 2  # a layer with experts
+ROWS = torch.randn(1, 100, 64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(params=KINDS)
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(write_checkpoint(tmp_path, request.param)).eval()
+
+
+@torch.inference_mode()
+def test_block_computes_what_transformers_block_computes(model: Any) -> None:
+    expected = model.model.layers[LAST].mlp(ROWS)
+    use_mixture_blocks(model, PlainOperations())
+    block = model.model.layers[LAST].mlp
+    assert isinstance(block, MixtureBlock)
+    torch.testing.assert_close(block(ROWS), expected)
+
+
+@needs_functions
+@torch.inference_mode()
+def test_token_has_the_same_bits_alone_and_beside_any_number_of_tokens(model: Any) -> None:
+    use_mixture_blocks(model, CpuOperations())
+    optimize_for_cpu(model)
+    block = model.model.layers[LAST].mlp
+    together = block(ROWS)
+    for count in (*range(1, 18), 33, 99):
+        parts = ROWS.split(count, dim=1)
+        assert torch.equal(torch.cat([block(part) for part in parts], 1), together), count
