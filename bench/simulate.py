@@ -49,7 +49,7 @@ BRANCHES = 12
 AHEAD_STREAMS = (1, 8)
 AHEAD_DEPTHS = (4, 8)
 COUNTED_S = 24.0  # seconds of all streams together: one stream needs longer to see as many answers
-SETTINGS = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e6)
+SETTINGS = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e6, second_targets_share=0.0)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from actors.messages import EngineAnswer
 from actors.translation import DraftTranslation, TargetTranslation
@@ -144,9 +144,16 @@ class SimulatedStream:
         self._to_worker = Hop(self.hop_s, lambda request: self.worker.take(number, request))
         self._to_gateway = Hop(self.hop_s, self._replies.put_nowait)
 
+    is_leaving: ClassVar[bool] = False
+
     @property
     def address(self) -> str:
         return self.worker.role
+
+    @property
+    def link(self) -> "SimulatedStream":
+        """Returns itself: with a single target nothing else is asked of a link."""
+        return self
 
     def turn(self, round_number: int, traceparent: str = "") -> rounds_pb2.Turn:
         base, self._known = self._known, len(self.sequence)

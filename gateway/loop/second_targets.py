@@ -47,6 +47,8 @@ class SecondTargets:
 
     def observe(self, link: Link, reply: rounds_pb2.TargetReply, waited_s: float) -> None:
         """Learns from a reply of a first target, which was waited for so long."""
+        if not self._share:
+            return
         self._tails[link.worker.address].observe(waited_s)
         step = reply.timings.last_step
         worked_s = step.ns / 1e9 / max(step.sequences, 1)
@@ -54,8 +56,9 @@ class SecondTargets:
 
     def patience_s(self, link: Link) -> float:
         """Returns the seconds after which a reply of that target is late; infinite if that is unknown."""
-        tail = self._tails[link.worker.address].value
-        return math.inf if tail is None or not self._share else max(LATER * tail, LEAST_PATIENCE_S)
+        if not self._share or (tail := self._tails[link.worker.address].value) is None:
+            return math.inf
+        return max(LATER * tail, LEAST_PATIENCE_S)
 
     def choose(self, sequence: GatewaySequence, first: Link, reason: MoveReason) -> Link | None:
         """Returns the second target for a sequence; None if there is none, or it would cost too much."""

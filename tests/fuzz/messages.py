@@ -36,7 +36,7 @@ def _told_by_http() -> dict[str, Levels]:
         schema = model.model_json_schema()
         for name, part in schema["properties"].items():
             if "$ref" not in part and name not in bodies.HINTS:
-                told[name] = bodies.levels_of(part, {})
+                told[name] = bodies.levels_of(part, schema.get("$defs", {}))
     return told
 
 

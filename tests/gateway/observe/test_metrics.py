@@ -59,6 +59,9 @@ async def test_publish_counters_are_the_sums_of_the_usage(tokenizer, speculation
         "outrider_wasted_tokens": 0,
         "outrider_forced_tokens": 0,
         "outrider_reopenings": 0,
+        "outrider_hedges": 0,
+        "outrider_moves": 0,
+        "outrider_second_target_seconds": 0.0,
     }
     if drafter == "model":
         assert total.drafted > total.reached > total.accepted > 0
