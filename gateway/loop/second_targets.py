@@ -1,8 +1,10 @@
 """Budget and patience for second targets: when a sequence is opened at another target too.
 
-A target is late if a reply takes longer than nearly all of its replies. Second targets may cost a share of
-the time that targets have worked. Each is charged the whole time for which both targets had the sequence:
-that is more than its work.
+A target is late if a reply takes longer than nearly all of its replies, and than a second target usually
+takes to answer. How long a stall will last is unknown: as long again as it has lasted is a fair guess. Second
+targets may cost a share of the time that targets have worked. Each is charged its steps until it has
+answered, though other sequences share them, or the whole time until it was stopped. Long stalls may spend
+what is not saved yet.
 """
 
 import asyncio
@@ -25,8 +27,10 @@ REMEMBERED = 512  # newest replies of a target, whose times count
 RENEWED_AFTER = 32  # replies after which their tail is computed anew
 START_S = 1.0  # seconds of second targets that a new gateway may spend
 MOST_S = 30.0  # seconds that a gateway may save up
-USUAL_S = 0.2  # seconds that a second target is expected to take, before any was seen
-MEMORY = 8.0  # second targets; the expectation follows the newest
+DEBT_S = 10.0  # seconds that long stalls may spend before they are saved
+LONG = 5.0  # times its patience for which a sequence has waited in a long stall
+USUAL_S = 0.1  # seconds in which a second target is expected to answer, and to work, before any was seen
+MEMORY = 8.0  # second targets; the expectations follow the newest
 LEAST_LEFT = 32  # tokens; a sequence that is nearly finished is not moved
 HALF_FREE = 0.5  # share of a target's cache that is free, if it takes sequences of a full one
 
@@ -42,7 +46,8 @@ class SecondTargets:
             lambda: Tail(PROMPT_REPLIES, REMEMBERED, RENEWED_AFTER)
         )  # key: address
         self._saved_s = START_S if share else 0.0  # what second targets may spend
-        self._usual_s = Mean(USUAL_S, MEMORY)
+        self._answer_s = Mean(USUAL_S, MEMORY)
+        self._work_s = Mean(USUAL_S, MEMORY)
         self._under_way = 0  # second targets that nobody was charged for yet
 
     def observe(self, link: Link, reply: rounds_pb2.TargetReply, waited_s: float) -> None:
@@ -58,14 +63,21 @@ class SecondTargets:
         """Returns the seconds after which a reply of that target is late; infinite if that is unknown."""
         if not self._share or (tail := self._tails[link.worker.address].value) is None:
             return math.inf
-        return max(LATER * tail, LEAST_PATIENCE_S)
+        return max(LATER * tail, LEAST_PATIENCE_S, self._answer_s.value)
 
-    def choose(self, sequence: GatewaySequence, first: Link, reason: MoveReason) -> Link | None:
-        """Returns the second target for a sequence; None if there is none, or it would cost too much."""
+    def choose(
+        self, sequence: GatewaySequence, first: Link, reason: MoveReason, waited_s: float = 0.0
+    ) -> Link | None:
+        """Returns the second target for a sequence; None if there is none, or it would cost too much.
+
+        waited_s: seconds that the sequence has waited for its first target.
+        """
+        if reason is not MoveReason.LATE and self._under_way:
+            return None  # moves wait for each other: texts taken in together would stop a target's sequences
         found = self._fleet.second_targets(sequence, first)
-        if not found or not (reason is MoveReason.DRAINED or self._may_spend):
-            return None
-        return found[0]
+        is_long = waited_s > LONG * self.patience_s(first) and self._saved_s > -DEBT_S
+        may = reason is MoveReason.DRAINED or self._may_spend or is_long
+        return found[0] if found and may else None
 
     def why_move(self, sequence: GatewaySequence, first: Link) -> MoveReason | None:
         """Returns why the sequence would be better off at another target; None: it would not."""
@@ -87,15 +99,20 @@ class SecondTargets:
         """Reserves what a second target usually takes."""
         self._under_way += 1
 
-    def ended(self, seconds: float) -> None:
-        """Charges a second target, which has gone on or stopped."""
+    def ended(self, worked_s: float, answered_s: float | None) -> None:
+        """Charges a second target, which has gone on or stopped.
+
+        answered_s: seconds from its opening to its answer; None: it has not answered.
+        """
         self._under_way -= 1
-        self._usual_s.observe(seconds)
-        self._saved_s -= seconds
+        self._work_s.observe(worked_s)
+        self._saved_s -= worked_s
+        if answered_s is not None:
+            self._answer_s.observe(answered_s)
 
     @property
     def _may_spend(self) -> bool:
-        return self._saved_s > (self._under_way + 1) * self._usual_s.value
+        return self._saved_s > (self._under_way + 1) * self._work_s.value
 
 
 def _has_plenty(link: Link) -> bool:

@@ -84,14 +84,18 @@ class WatchedTarget:
         started = clock()
         if self._second is None and (reason := self._why_move()) is not None:
             self._open(reason)
-        patience_s = self._patience_s() if self._second is None else 0.0
-        reply = None
-        if patience_s > 0:
-            reply = await self._stream.receive(round_number, min(patience_s, timeout_s), plain_round)
-            if reply is None and patience_s < timeout_s:
-                self._open(MoveReason.LATE)
-        if reply is None and (left_s := timeout_s - (clock() - started)) > 0:
-            reply = await self._receive_from_either(round_number, left_s, plain_round)
+        reply, left_s = None, timeout_s
+        while reply is None and left_s >= 0:
+            if self._second is not None:
+                reply = await self._receive_from_either(round_number, left_s, plain_round)
+            else:
+                patience_s = min(self._patience_s(), left_s)
+                reply = await self._stream.receive(round_number, patience_s, plain_round)
+                if reply is None and patience_s < left_s:
+                    self._open(MoveReason.LATE, clock() - started)  # again if there was none, or it was lost
+            if left_s == 0:
+                break
+            left_s = max(timeout_s - (clock() - started), 0.0)
         if reply is not None:
             self._received(reply, clock() - started)
         return reply
@@ -123,10 +127,10 @@ class WatchedTarget:
         """Whether the first target has answered, and the sequence's text hangs on the tokens alone."""
         return bool(self._replies) and self._sequence.is_coupled and not self._sequence.unscored
 
-    def _open(self, reason: MoveReason) -> None:
+    def _open(self, reason: MoveReason, waited_s: float = 0.0) -> None:
         """Opens the sequence at a second target, if there is any that may take it."""
         sequence, now = self._sequence, asyncio.get_running_loop().time()
-        link = self._second_targets.choose(sequence, self._stream.link, reason)
+        link = self._second_targets.choose(sequence, self._stream.link, reason, waited_s)
         if link is None:
             return
         stream = self._fleet.open_second(sequence, link)
@@ -147,19 +151,26 @@ class WatchedTarget:
         second, self._second = self._second, None
         assert second is not None
         seconds = asyncio.get_running_loop().time() - second.opened_at
-        self._second_targets.ended(seconds)
+        answer = second.stream.arrived(second.round)
+        if answer is None:
+            self._second_targets.ended(seconds, None)
+        else:
+            self._second_targets.ended(answer.timings.step_ns / 1e9, seconds)
         self._events.emit(SecondEnded(second.reason, seconds, goes_on))
         return second
 
     async def _receive_from_either(
         self, round_number: int, timeout_s: float, plain_round: int | None
     ) -> rounds_pb2.TargetReply | None:
-        """Returns the first target's reply; raises MovedError if the second target answers before."""
+        """Returns the first target's reply; None if the time is over, or the second target is lost.
+
+        Raises MovedError if the second target answers first.
+        """
         first = asyncio.ensure_future(self._stream.receive(round_number, timeout_s, plain_round))
         try:
-            if (second := self._second) is not None:
-                await self._wait_for_either(first, second)
-            return await first
+            assert self._second is not None
+            await self._wait_for_either(first, self._second)
+            return first.result() if first.done() else None
         except WorkerLostError as lost:
             # A drained target ends what it has. The second target, which reads the text already, goes on.
             if self._second is None or isinstance(lost, SequenceLostError | ParkedError):

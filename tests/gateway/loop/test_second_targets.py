@@ -206,7 +206,7 @@ async def test_second_targets_spend_no_more_than_their_share() -> None:
             worked += 1.0
             if policy.choose(sequence, first, MoveReason.LATE) is not None:
                 policy.began()
-                policy.ended(0.5)
+                policy.ended(0.5, 0.5)
                 spent, count = spent + 0.5, count + 1
         assert 0.04 * worked < spent <= 0.05 * worked + second_targets.START_S
         assert count > 50
@@ -220,6 +220,39 @@ async def test_patience_is_unknown_before_the_target_has_replied_often() -> None
         for _ in range(8):
             policy.observe(link, reply, 0.2)
         assert policy.patience_s(link) == pytest.approx(0.3)
+
+
+async def test_long_stall_may_spend_what_is_not_saved_yet_up_to_a_bound() -> None:
+    async with fleet_of(target(), target()) as fleet:
+        first, _ = fleet.links()
+        sequence = GatewaySequence((5, 6, 7), Sampling(max_tokens=100), noise_key=1)
+        policy, reply = SecondTargets(fleet, share=0.05), rounds_pb2.TargetReply()
+        for _ in range(8):
+            policy.observe(first, reply, 0.01)
+        policy.began()
+        policy.ended(second_targets.START_S + 1, None)
+        long_s = 1.01 * second_targets.LONG * policy.patience_s(first)
+        assert policy.choose(sequence, first, MoveReason.LATE, 0.9 * long_s) is None
+        assert policy.choose(sequence, first, MoveReason.LATE, long_s) is not None
+        policy.began()
+        policy.ended(second_targets.DEBT_S, None)
+        assert policy.choose(sequence, first, MoveReason.LATE, long_s) is None
+
+
+async def test_patience_is_at_least_as_long_as_a_second_target_takes_to_answer() -> None:
+    async with fleet_of(target()) as fleet:
+        (link,) = fleet.links()
+        policy, reply = SecondTargets(fleet, share=0.05), rounds_pb2.TargetReply()
+        for _ in range(8):
+            policy.observe(link, reply, 0.01)
+        before = policy.patience_s(link)
+        policy.began()
+        policy.ended(0.1, answered_s=None)
+        assert policy.patience_s(link) == before
+        for _ in range(100):
+            policy.began()
+            policy.ended(0.1, answered_s=0.7)
+        assert policy.patience_s(link) == pytest.approx(0.7, rel=1e-3)
 
 
 async def test_drained_target_gets_no_new_sequence() -> None:
