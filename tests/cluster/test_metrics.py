@@ -14,6 +14,7 @@ from tests.support.series import series_of
 # They have no series before the first time.
 RARE = {"outrider_fallbacks", "outrider_reopenings", "outrider_transitions", "outrider_ahead_hits"}
 RARE |= {"outrider_continued_rounds", "outrider_wasted_tokens", "outrider_draft_saved_seconds"}
+RARE |= {"outrider_prepared_verdicts"}  # only if the draft worker drafts, and not a head
 RARE |= {"outrider_failed_sequences", "outrider_blamed_sequences", "outrider_gpu_steps"}
 RARE |= {"outrider_judged_reached_tokens", "outrider_judged_correct_tokens"}  # only with several drafters
 RARE |= {f"outrider_tenant_{name}" for name in ("queue_seconds", "refusals", "parked")}  # only under load
