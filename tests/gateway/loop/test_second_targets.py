@@ -77,7 +77,10 @@ async def test_sequence_whose_first_target_answers_first_stays_there() -> None:
         answering = asyncio.create_task(text(generated))
         await eventually(lambda: bool(second.requests))
         assert first.awake is not None
+        first.step_s = 50 * STEP_S  # there is time to see what happens before the answer ends
         first.awake.set()
+        await eventually(lambda: generated.stats.second_s > 0)
+        assert not answering.done()
         assert await answering == ANSWER
         assert second.awake is not None
         second.awake.set()
