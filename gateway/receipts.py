@@ -8,7 +8,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gateway.adapter import Adapter
-from gateway.errors import InvalidRequestError, WorkerLostError
+from gateway.errors import InvalidRequestError
 from gateway.sequence import GatewaySequence
 from gateway.workers.fleet import Fleet
 from outrider.receipts.receipt import Numerics, Receipt, private_key
@@ -75,9 +75,7 @@ class ReceiptSigner:
             raise InvalidRequestError(
                 FIELD, f"needs speculation.verification 'coupled': no seed repeats {verification!r}"
             )
-        targets = self._fleet.workers("target")
-        if not targets:
-            raise WorkerLostError("no target worker is ready")
+        targets = self._fleet.targets()
         made_of = {(target.weights, target.tokenizer, Numerics.of(target.settings)) for target in targets}
         if len(made_of) > 1:
             raise InvalidRequestError(FIELD, "is not served while targets hold different weights")

@@ -20,7 +20,7 @@ from outrider.telemetry.reasons import MoveReason
 from protos import rounds_pb2
 
 # Chosen, not measured.
-PROMPT_REPLIES = 0.99  # share of a target's replies that are in time
+TIMELY = 0.99  # share of a target's replies that are in time
 LATER = 1.5  # times the tail of all replies, from which on a reply is late
 LEAST_PATIENCE_S = 0.05  # seconds; a shorter stall is over before a second target has read the text
 REMEMBERED = 512  # newest replies of a target, whose times count
@@ -43,7 +43,7 @@ class SecondTargets:
         self._fleet = fleet
         self._share = share
         self._tails: defaultdict[str, Tail] = defaultdict(
-            lambda: Tail(PROMPT_REPLIES, REMEMBERED, RENEWED_AFTER)
+            lambda: Tail(TIMELY, REMEMBERED, RENEWED_AFTER)
         )  # key: address
         self._saved_s = START_S if share else 0.0  # what second targets may spend
         self._answer_s = Mean(USUAL_S, MEMORY)
@@ -102,7 +102,7 @@ class SecondTargets:
     def ended(self, worked_s: float, answered_s: float | None) -> None:
         """Charges a second target, which has gone on or stopped.
 
-        answered_s: seconds from its opening to its answer; None: it has not answered.
+        answered_s: seconds from its opening to its answer; None: unknown.
         """
         self._under_way -= 1
         self._work_s.observe(worked_s)

@@ -85,7 +85,7 @@ class WatchedTarget:
         if self._second is None and (reason := self._why_move()) is not None:
             self._open(reason)
         reply, left_s = None, timeout_s
-        while reply is None and left_s >= 0:
+        while True:
             if self._second is not None:
                 reply = await self._receive_from_either(round_number, left_s, plain_round)
             else:
@@ -93,7 +93,7 @@ class WatchedTarget:
                 reply = await self._stream.receive(round_number, patience_s, plain_round)
                 if reply is None and patience_s < left_s:
                     self._open(MoveReason.LATE, clock() - started)  # again if there was none, or it was lost
-            if left_s == 0:
+            if reply is not None or left_s == 0:
                 break
             left_s = max(timeout_s - (clock() - started), 0.0)
         if reply is not None:
@@ -155,7 +155,8 @@ class WatchedTarget:
         if answer is None:
             self._second_targets.ended(seconds, None)
         else:
-            self._second_targets.ended(answer.timings.step_ns / 1e9, seconds)
+            is_late = second.reason is MoveReason.LATE  # the answer to a move may have waited for the client
+            self._second_targets.ended(answer.timings.step_ns / 1e9, seconds if is_late else None)
         self._events.emit(SecondEnded(second.reason, seconds, goes_on))
         return second
 

@@ -115,7 +115,9 @@ class Fleet:
         others = [
             link
             for link in self.links()
-            if link.worker.role == "target" and link.worker.address not in sequence.served_by
+            if link.worker.role == "target"
+            and link.worker.address not in sequence.served_by
+            and not link.is_leaving
         ]
         if not others:
             return None
