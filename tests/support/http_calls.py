@@ -44,3 +44,8 @@ async def client_of(tokenizer, *workers, host="127.0.0.1", **given):
 
 def events_of(response):
     return [event.removeprefix("data: ") for event in response.text.split("\n\n") if event]
+
+
+def bearer(key: str) -> dict[str, str]:
+    """The header of a caller with that API key."""
+    return {"Authorization": f"Bearer {key}"}

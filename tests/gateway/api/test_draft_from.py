@@ -8,7 +8,7 @@ from gateway.api.openai.chat_template import ChatTemplate
 from protos import generation_pb2
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
 from tests.support.grpc_calls import Context, servicer_of
-from tests.support.http_calls import client_of, events_of
+from tests.support.http_calls import bearer, client_of, events_of
 from workshop.demo.chat import CHAT_TEMPLATE, RESPONSE_TEMPLATE
 
 TEMPLATE = ChatTemplate(CHAT_TEMPLATE, {}, response_template=RESPONSE_TEMPLATE)
@@ -25,10 +25,6 @@ ASKS = {
 }
 COMPLETIONS = "/v1/completions"
 KEYS = ("one", "other")
-
-
-def bearer(key):
-    return {"Authorization": f"Bearer {key}"}
 
 
 @pytest.fixture

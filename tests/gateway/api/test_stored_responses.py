@@ -8,7 +8,7 @@ import pytest
 from gateway.api.openai.chat_template import ChatTemplate
 from gateway.generation.answer_store import LocalAnswers
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget
-from tests.support.http_calls import client_of, events_of
+from tests.support.http_calls import bearer, client_of, events_of
 from workshop.demo.chat import CHAT_TEMPLATE, RESPONSE_TEMPLATE
 
 TEMPLATE = ChatTemplate(CHAT_TEMPLATE, {}, response_template=RESPONSE_TEMPLATE)
@@ -16,10 +16,6 @@ ANSWER = [*b"It rains.", 256]
 ASK = {"input": "How is the weather?", "instructions": "Be brief.", "max_output_tokens": len(ANSWER)}
 PATH = "/v1/responses"
 KEYS = ("one", "other")
-
-
-def bearer(key):
-    return {"Authorization": f"Bearer {key}"}
 
 
 @pytest.fixture
