@@ -3,7 +3,8 @@
 Two targets and the gateway's own loop, with real gRPC between them. Streams send one request after another.
 The engine of a target is stopped for a moment now and then, and once for longer. After that the targets are
 drained in turn, each when another is ready. All is done with second targets and without; the same requests
-are asked, and their texts compared.
+are asked, and their texts compared. The processor time of the targets for a token shows what second targets
+cost.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 from tokenizers import Tokenizer
 
 from actors.engine_client import EngineClient
@@ -30,7 +32,7 @@ from gateway.workers.fleet import Fleet
 from gateway.workers.streams import WorkerInfo
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
-from outrider.demo.prompts import KINDS, prompts
+from outrider.demo.prompts import DEMO, KINDS, prompts
 from outrider.engine.settings import EngineSettings
 from outrider.pace.settings import PaceSettings
 from tests.support.process_worker import drainable_worker
@@ -110,7 +112,7 @@ async def measured(
     options: argparse.Namespace, share: float
 ) -> tuple[list[dict[str, Any]], dict[int, list[int]]]:
     """Returns a row for stalls and a row for drained targets, and the texts."""
-    path = inflated_target(options.target)
+    path = inflated_target(options.target) if options.target in INFLATED else (DEMO / "target").absolute()
     settings = EngineSettings.model_validate(
         {"model": str(path), "dtype": "float32", "threads": 1, "cache_memory": 2**29}
     )
@@ -135,15 +137,24 @@ async def measured(
         stalling = asyncio.create_task(
             stalled(started[0][1], options.every, options.stall / 1e3, options.long_stall)
         )
+        before_s = sum(processor_s(worker) for _, worker, _ in started)
         await streams.run(options.streams, asyncio.sleep(options.seconds))
         stalling.cancel()
-        rows = [_row(f"stalls, share {share:g}", streams)]
+        spent_s = sum(processor_s(worker) for _, worker, _ in started) - before_s
+        spent = {"targets' processor ms a token": 1e3 * spent_s / len(streams.gaps_s)}
+        rows = [{**_row(f"stalls, share {share:g}", streams), **spent}]
         await start()  # what takes the place of the first two
         await start()
         drain_s = DRAIN_S if share else 0.0
         await streams.run(options.streams, _drained([client for _, _, client in started[:2]], drain_s))
         rows.append(_row(f"drained in turn, {'announced' if share else 'at once'}", streams))
     return rows, streams.texts
+
+
+def processor_s(worker: WorkerInfo) -> float:
+    """Returns the seconds of processor time that the engine of a worker has taken so far."""
+    times = psutil.Process(worker.ranks[0]).cpu_times()
+    return float(times.user + times.system)
 
 
 async def _drained(clients: Sequence[EngineClient], drain_s: float) -> None:
@@ -172,7 +183,7 @@ def _row(name: str, streams: SteadyStreams) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> None:
     parser = parser_of("stalls", __doc__)
-    parser.add_argument("--target", choices=INFLATED, default="190M")
+    parser.add_argument("--target", choices=[*INFLATED, "demo"], default="190M")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--seconds", type=float, default=60.0, help="time with stalls")

@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -17,13 +15,12 @@ from typing import Any
 import httpx
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file, save_file
 
 from cluster.access import TOKEN
 from gateway.routing.tuning import TUNING
 from outrider.demo.prompts import DEMO, prompts
-from tests.support.machines import Machines, deployed, raylets
+from tests.support.machines import Machines, deploy_again, deployed, raylets
 from tests.support.patience import LIMIT_S, START_S, wait_until
 from tests.support.served import CACHE
 from tests.support.two_machines import gateways
@@ -101,15 +98,6 @@ def applications(models: dict[str, str], joined: dict[str, str], **live: Any) ->
         for name, model in joined.items()
     ]
     return [service, *beside]
-
-
-def deploy_again(folder: Path, machines: Machines, described: list[dict[str, Any]]) -> None:
-    """Deploys with the command of docs/rolling-out-a-draft.md."""
-    file = folder / "serve.yaml"
-    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "applications": described}))
-    command = [str(Path(sys.executable).parent / "serve"), "run", "--non-blocking", file.name]
-    environment = {**os.environ, "RAY_ADDRESS": machines.cluster.address}
-    subprocess.run(command, cwd=folder, env=environment, check=True, timeout=START_S, capture_output=True)
 
 
 class Traffic:

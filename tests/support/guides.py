@@ -27,6 +27,7 @@ GUIDES = (  # pages with commands that are run
     "choosing-a-draft.md",
     "checking.md",
     "fitting-a-draft.md",
+    "never-stalls.md",
     "receipts.md",
     "paired-runs.md",
     "rolling-out-a-draft.md",

@@ -5,6 +5,8 @@ import gc
 import json
 import math
 import os
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -206,3 +208,12 @@ def deployed(folder: Path, cluster: Cluster, application: Mapping[str, Any]) -> 
     machines = Machines(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc_port}", cluster)
     with serve_run(folder, ["serve.yaml"], cluster.address, {}, lambda _: machines.is_ready()):
         yield machines
+
+
+def deploy_again(folder: Path, machines: Machines, described: list[dict[str, Any]]) -> None:
+    """Deploys with the command of docs/rolling-out-a-draft.md."""
+    file = folder / "serve.yaml"
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "applications": described}))
+    command = [str(Path(sys.executable).parent / "serve"), "run", "--non-blocking", file.name]
+    environment = {**os.environ, "RAY_ADDRESS": machines.cluster.address}
+    subprocess.run(command, cwd=folder, env=environment, check=True, timeout=START_S, capture_output=True)
