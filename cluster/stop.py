@@ -8,7 +8,7 @@ from types import FrameType
 
 from ray import serve
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 GATEWAY = "gateway"  # name of the deployment
 MARGIN_S = 5.0  # seconds for the gateways' answers, beyond the time of their requests

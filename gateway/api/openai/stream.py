@@ -20,7 +20,7 @@ from gateway.generation.vocabulary import TokenBytes
 
 Event = CompletionEvent | ChatEvent
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 LONG_ANSWER = 1024  # tokens, or log-probabilities of tokens, which take about a millisecond to write
 
