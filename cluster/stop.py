@@ -54,7 +54,7 @@ class _Stop:
 
 
 def let_requests_end(within_s: float) -> int:
-    """Makes all gateways refuse new requests, waits for running ones, and returns their number."""
+    """Makes all gateways refuse new requests, waits for running requests, and returns their number."""
     applications = serve.status().applications
     handles = [
         serve.get_deployment_handle(GATEWAY, name)

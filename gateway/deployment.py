@@ -60,7 +60,7 @@ class Gateway(GenerationServicer):
         """
         Args:
             start_tracing: starts tracing in this process and returns what ends it.
-            pace: settings of the start, in force until Serve hands over later ones.
+            pace: settings of the start, in force until Serve hands over later settings.
         """
         show_debug_lines()
         bound_heads()  # with HAProxy in front, Serve reads HTTP in this process

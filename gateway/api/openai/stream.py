@@ -37,7 +37,7 @@ async def events(
     chunk, written = first, 0
 
     def counted(body: Event) -> Event:
-        """Adds the token counts so far to an event, or null for later ones, if the request asks for usage."""
+        """Adds the token counts so far to an event, null for later events, if the request asks for usage."""
         if options.include_usage:
             counts = token_counts(prompt_tokens, written) if options.continuous_usage_stats else None
             body["usage"] = counts

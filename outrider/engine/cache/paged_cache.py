@@ -222,7 +222,7 @@ class PagedCache(KeyValues):
         return self._keep_state(other, 1 + other.hashes.index(last))
 
     def _keep_state(self, sequence: EngineSequence, blocks: int) -> bool:
-        """Has the state kept at the end of so many leading blocks.
+        """Has the state kept at the end of that many leading blocks.
 
         Returns False if no pass to come sees that state, or if there is no memory for it.
         """
