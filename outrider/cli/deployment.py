@@ -19,7 +19,12 @@ def run_command(command: Callable[[], None]) -> int:
     from outrider.engine.errors import EngineError
 
     bound_spinning(os.environ)  # before torch: beside other programs its threads would wait for cores in vain
-    return exit_code(lambda: command() or 0, (ValueError, OSError, EngineError))
+
+    def run() -> int:
+        command()
+        return 0
+
+    return exit_code(run, (ValueError, OSError, EngineError))
 
 
 def report_progress(what: str) -> None:
