@@ -18,6 +18,7 @@ from actors.place import address, place_of
 from actors.process import importing, leave, settle
 from outrider.decoding.parent_process import end_with
 from outrider.demo.written_out import write_out
+from outrider.telemetry.debug_lines import show_debug_lines
 
 if TYPE_CHECKING:
     from actors.watchdog import Loading
@@ -31,6 +32,7 @@ def main(arguments: list[str]) -> None:
     end_with(frontend)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the frontend handles Ctrl-C and ends this process
     logging.basicConfig(format="%(levelname)s %(asctime)s engine of %(process)d: %(message)s")
+    show_debug_lines()
     connection = Connection[ToEngine](socket.socket(fileno=descriptor), decode_to_engine)
     while not (messages := connection.receive()):
         pass  # a part of the message has come

@@ -20,7 +20,7 @@ from actors.spinning import bound_spinning
 from outrider.engine import errors
 from outrider.engine.settings import EngineSettings
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 LOOK_S = 0.1
 JOIN_S = 5.0  # limit for an engine without a connection

@@ -18,7 +18,7 @@ from outrider.learning.outbox import Outbox
 from protos import rounds_pb2
 from protos.conversions import sampling_from_message
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 _CAUSES: tuple[tuple[type[Exception], rounds_pb2.SequenceEnded.Cause], ...] = (
     (LeavingError, rounds_pb2.SequenceEnded.LEAVING),
@@ -142,6 +142,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
         if name in self._served:
             self._forget(name)
         details = str(error)
+        logger.debug("sequence %d of epoch %d is ended: %s", *name, details)
         if isinstance(error, SequenceFailedError):
             details = f"the engine cannot go on with this sequence: {error}"
         for kind, cause in _CAUSES:

@@ -12,7 +12,7 @@ from actors.messages import ProcessPlace
 from outrider.engine.errors import NoDeviceError
 from outrider.engine.settings import EngineSettings
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 # Variables by which launchers such as torchrun name a process's device and group. Ranks here have one device

@@ -28,8 +28,9 @@ from actors.process import importing, leave
 from actors.spinning import bound_spinning
 from outrider.demo.written_out import write_out
 from outrider.engine.settings import EngineSettings
+from outrider.telemetry.debug_lines import show_debug_lines
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 class Rank:
@@ -37,6 +38,7 @@ class Rank:
 
     def __init__(self, settings: EngineSettings, rank: int, sharing: int) -> None:
         """sharing: ranks of its group on its node."""
+        show_debug_lines()
         self._settings = with_threads(settings, sharing)
         self._rank = rank
         self._host: str = ray.util.get_node_ip_address()

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from actors.engine_client import EngineClient, EngineStoppedError, LeavingError
 from actors.gateway_sequences import GatewaySequences, asked_adapter
 from actors.messages import DropAdapter
-from actors.translation import DraftTranslation, TargetTranslation, Translation
+from actors.translation import TRANSLATIONS, Translation
 from outrider.engine.errors import UnsupportedModelError
 from protos import rounds_pb2, rounds_pb2_grpc
 from protos.trust import Trust
@@ -41,8 +41,8 @@ async def start_server(
 
 def add_servicer(role: Role, engine: EngineClient, server: grpc.aio.Server) -> None:
     """Makes the server answer as a worker of that role."""
-    servicer, translation, add_to = _SERVICES[role]
-    add_to(servicer(translation(), engine), server)
+    servicer, add_to = _SERVICES[role]
+    add_to(servicer(TRANSLATIONS[role], engine), server)
 
 
 class Servicer:
@@ -111,7 +111,7 @@ class TargetServicer(Servicer):
         return rounds_pb2.AdapterDropped()
 
 
-_SERVICES: dict[Role, tuple[type[Servicer], type[Translation[Any, Any]], Any]] = {
-    "target": (TargetServicer, TargetTranslation, rounds_pb2_grpc.add_TargetWorkerServicer_to_server),
-    "draft": (Servicer, DraftTranslation, rounds_pb2_grpc.add_DraftWorkerServicer_to_server),
+_SERVICES: dict[Role, tuple[type[Servicer], Any]] = {
+    "target": (TargetServicer, rounds_pb2_grpc.add_TargetWorkerServicer_to_server),
+    "draft": (Servicer, rounds_pb2_grpc.add_DraftWorkerServicer_to_server),
 }

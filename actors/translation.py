@@ -1,8 +1,8 @@
 """Messages between a gateway and a worker: requests to work for the engine, its answers to replies."""
 
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import Message
@@ -41,122 +41,95 @@ _FIELDS: dict[type[Message], str] = {
 }
 
 
-class Translation(ABC, Generic[RequestT, ReplyT]):
-    """Translation for a kind of worker."""
+@dataclass(frozen=True)
+class Translation(Generic[RequestT, ReplyT]):
+    """Translation for a kind of worker.
 
-    @staticmethod
-    @abstractmethod
-    def work(sequence: int, request: RequestT) -> tuple[rounds_pb2.Turn, Work]:
-        """Returns a request's turn and the work that it asks for. Raises ValueError if it is malformed.
+    ``work``: returns the turn of a request and the work that it asks for, given the number of its sequence at
+    the engine. Raises ValueError if the request is malformed.
+    ``reply``: returns the message for a result of that work; its sequence is not named yet.
+    """
 
-        sequence: number of the sequence at the engine.
-        """
+    work: Callable[[int, RequestT], tuple[rounds_pb2.Turn, Work]]
+    reply: Callable[[EngineAnswer], ReplyT]
+    _replies: type[rounds_pb2.DraftReplies] | type[rounds_pb2.TargetReplies]
 
-    @staticmethod
-    @abstractmethod
-    def reply(answer: EngineAnswer) -> ReplyT:
-        """Returns the message for a result of that work; its sequence is not named yet."""
-
-    @staticmethod
-    @abstractmethod
-    def replies(
-        messages: Iterable[FromFrontend | ReplyT],
-    ) -> rounds_pb2.DraftReplies | rounds_pb2.TargetReplies:
+    def replies(self, messages: Iterable[FromFrontend | ReplyT]) -> Message:
         """Returns the message that carries all these messages."""
+        fields: defaultdict[str, list[Any]] = defaultdict(list)
+        for message in messages:
+            fields[_FIELDS.get(type(message), "replies")].append(message)
+        return self._replies(**fields)
 
 
-class DraftTranslation(Translation[rounds_pb2.DraftWorkerRequest, rounds_pb2.DraftReply]):
-    @staticmethod
-    def work(sequence: int, request: rounds_pb2.DraftWorkerRequest) -> tuple[rounds_pb2.Turn, Work]:
-        if request.WhichOneof("request") != "propose":
-            raise ValueError("after Open a draft worker takes Propose and Close")
-        propose, turn = request.propose, request.propose.turn
-        return turn, Propose(
-            sequence=sequence,
-            base=turn.base,
-            tokens=tuple(turn.tokens),
-            depth=propose.depth,
-            alternatives=propose.alternatives,
-            round=turn.round,
-        )
-
-    @staticmethod
-    def reply(answer: EngineAnswer) -> rounds_pb2.DraftReply:
-        result = answer.result
-        assert isinstance(result, Proposed | PreparedTree)
-        reply = rounds_pb2.DraftReply(
-            round=answer.round, timings=_timings(result.timings), load=_load(answer.load)
-        )
-        draft = draft_to_message(result.draft)
-        if isinstance(result, PreparedTree):
-            reply.prepared.CopyFrom(rounds_pb2.PreparedTree(draft=draft))
-        else:
-            ahead = None if result.ahead is None else _ahead_outcome(result.ahead)
-            reply.proposed.CopyFrom(rounds_pb2.Proposed(draft=draft, ahead=ahead))
-        return reply
-
-    @staticmethod
-    def replies(
-        messages: Iterable[FromFrontend | rounds_pb2.DraftReply],
-    ) -> rounds_pb2.DraftReplies:
-        return rounds_pb2.DraftReplies(**_by_field(messages))
+def _work_of_draft(sequence: int, request: rounds_pb2.DraftWorkerRequest) -> tuple[rounds_pb2.Turn, Work]:
+    if request.WhichOneof("request") != "propose":
+        raise ValueError("after Open a draft worker takes Propose and Close")
+    propose, turn = request.propose, request.propose.turn
+    return turn, Propose(
+        sequence=sequence,
+        base=turn.base,
+        tokens=tuple(turn.tokens),
+        depth=propose.depth,
+        alternatives=propose.alternatives,
+        round=turn.round,
+    )
 
 
-class TargetTranslation(Translation[rounds_pb2.TargetWorkerRequest, rounds_pb2.TargetReply]):
-    @staticmethod
-    def work(sequence: int, request: rounds_pb2.TargetWorkerRequest) -> tuple[rounds_pb2.Turn, Work]:
-        match request.WhichOneof("request"):
-            case "decode":
-                return request.decode.turn, _decode(sequence, request.decode)
-            case "score":
-                return request.score.turn, _score(sequence, request.score)
-            case "audit":
-                turn = request.audit.turn
-                return turn, Audit(sequence=sequence, base=turn.base, tokens=tuple(turn.tokens))
-        raise ValueError("after Open a target worker takes Decode, Score, Audit and Close")
-
-    @staticmethod
-    def reply(answer: EngineAnswer) -> rounds_pb2.TargetReply:
-        result = answer.result
-        assert isinstance(result, Decoded | Scored | Audited)
-        shared: dict[str, Any] = {
-            "round": answer.round,
-            "timings": _timings(result.timings),
-            "load": _load(answer.load),
-        }
-        if isinstance(result, Audited):
-            return rounds_pb2.TargetReply(margins=result.margins, **shared)
-        shared["logprobs"] = [_logprobs(position) for position in result.logprobs]
-        if isinstance(result, Scored):
-            return rounds_pb2.TargetReply(**shared)
-        return rounds_pb2.TargetReply(
-            accepted=result.verdict.accepted,
-            tokens=result.verdict.tokens,
-            finish_reason=result.finish,
-            draft=None if result.draft is None else draft_to_message(result.draft),
-            drafter=result.drafter,
-            draft_step=None if result.draft_step is None else _step(result.draft_step),
-            is_draft_of_host=result.is_draft_of_host,
-            rank=result.rank,
-            continues=result.continues,
-            forced=result.forced.tokens,
-            forced_nodes=result.forced.nodes,
-            **shared,
-        )
-
-    @staticmethod
-    def replies(
-        messages: Iterable[FromFrontend | rounds_pb2.TargetReply],
-    ) -> rounds_pb2.TargetReplies:
-        return rounds_pb2.TargetReplies(**_by_field(messages))
+def _reply_of_draft(answer: EngineAnswer) -> rounds_pb2.DraftReply:
+    result = answer.result
+    assert isinstance(result, Proposed | PreparedTree)
+    reply = rounds_pb2.DraftReply(
+        round=answer.round, timings=_timings(result.timings), load=_load(answer.load)
+    )
+    draft = draft_to_message(result.draft)
+    if isinstance(result, PreparedTree):
+        reply.prepared.CopyFrom(rounds_pb2.PreparedTree(draft=draft))
+    else:
+        ahead = None if result.ahead is None else _ahead_outcome(result.ahead)
+        reply.proposed.CopyFrom(rounds_pb2.Proposed(draft=draft, ahead=ahead))
+    return reply
 
 
-def _by_field(messages: Iterable[Message]) -> dict[str, list[Any]]:
-    """Returns the messages to a gateway by the field that carries them."""
-    fields: defaultdict[str, list[Any]] = defaultdict(list)
-    for message in messages:
-        fields[_FIELDS.get(type(message), "replies")].append(message)
-    return fields
+def _work_of_target(sequence: int, request: rounds_pb2.TargetWorkerRequest) -> tuple[rounds_pb2.Turn, Work]:
+    match request.WhichOneof("request"):
+        case "decode":
+            return request.decode.turn, _decode(sequence, request.decode)
+        case "score":
+            return request.score.turn, _score(sequence, request.score)
+        case "audit":
+            turn = request.audit.turn
+            return turn, Audit(sequence=sequence, base=turn.base, tokens=tuple(turn.tokens))
+    raise ValueError("after Open a target worker takes Decode, Score, Audit and Close")
+
+
+def _reply_of_target(answer: EngineAnswer) -> rounds_pb2.TargetReply:
+    result = answer.result
+    assert isinstance(result, Decoded | Scored | Audited)
+    shared: dict[str, Any] = {
+        "round": answer.round,
+        "timings": _timings(result.timings),
+        "load": _load(answer.load),
+    }
+    if isinstance(result, Audited):
+        return rounds_pb2.TargetReply(margins=result.margins, **shared)
+    shared["logprobs"] = [_logprobs(position) for position in result.logprobs]
+    if isinstance(result, Scored):
+        return rounds_pb2.TargetReply(**shared)
+    return rounds_pb2.TargetReply(
+        accepted=result.verdict.accepted,
+        tokens=result.verdict.tokens,
+        finish_reason=result.finish,
+        draft=None if result.draft is None else draft_to_message(result.draft),
+        drafter=result.drafter,
+        draft_step=None if result.draft_step is None else _step(result.draft_step),
+        is_draft_of_host=result.is_draft_of_host,
+        rank=result.rank,
+        continues=result.continues,
+        forced=result.forced.tokens,
+        forced_nodes=result.forced.nodes,
+        **shared,
+    )
 
 
 def _decode(sequence: int, message: rounds_pb2.Decode) -> Decode:
@@ -230,3 +203,9 @@ def _ahead_outcome(ahead: AheadOutcome) -> rounds_pb2.AheadOutcome:
         saved_ns=int(ahead.saved * 1e9),
         wasted_tokens=ahead.wasted,
     )
+
+
+TRANSLATIONS: dict[str, Translation[Any, Any]] = {
+    "draft": Translation(_work_of_draft, _reply_of_draft, rounds_pb2.DraftReplies),
+    "target": Translation(_work_of_target, _reply_of_target, rounds_pb2.TargetReplies),
+}

@@ -24,11 +24,12 @@ from actors.rank import OtherRanks, node_here
 from actors.server import Role, add_servicer, start_server
 from outrider.engine.settings import EngineSettings
 from outrider.receipts.digests import tokenizer_digest, weights_digest
+from outrider.telemetry.debug_lines import show_debug_lines
 from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.metrics import OF_WORKERS
 from protos.trust import Trust
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 PUBLISH_S = 1.0  # interval of reports of the worker's metrics
 DRAIN_S = 10.0  # limit for the sequences of a target to move; Serve ends a replica after 20
@@ -45,6 +46,7 @@ class Worker:
         self, settings: EngineSettings, trust: Trust, start_tracing: Callable[[], Callable[[], None]]
     ) -> None:
         """start_tracing: starts tracing in this process; returns a function that ends it."""
+        show_debug_lines()
         self._leaving = AsyncExitStack()  # ends what has been started, in reverse order
         self._leaving.callback(start_tracing())
         self._trust = trust

@@ -23,7 +23,6 @@ BENCHMARKS = {
     "tables": "the tables of all benchmarks in the docs",
 }
 ALONE = {  # benchmarks that are not run in turn
-    "idle_head": "what a head that does not draft costs plain decoding",
     "gpu": "the engine on a GPU, which it needs",
     "on_device": "what a GPU can show within minutes, the service too: a script for each",
     "peers": "other servers beside ours, each installed first (5 GB)",

@@ -108,7 +108,7 @@ def known_llama(name: str, path: Path, device: str, follows: Callable[[int], np.
 def say_after(model: Any, follows: torch.Tensor) -> None:
     """Has a model of random weights say ``follows[token]`` after a token, by far more likely than any other.
 
-    Else its text would hang on the rounding of a step, which is another one with Drafts than without, and no
+    Else its text would hang on the rounding of a step, which differs with Drafts and without, and no
     drafter could know it for long. A model with tied embeddings can only say the same token again.
     """
     embeddings = model.get_input_embeddings().weight

@@ -66,7 +66,7 @@ def repaired(costs: StepCosts) -> StepCosts:
 def compared() -> list[dict[str, Any]]:
     """Returns a row for each measurement of bench/results/gpu.json that the model can predict."""
     found = results("gpu")
-    rows = [*_steps(found["steps"]), *_answers(found["speculation"]), *_prompts(found["prompts"])]
+    rows = [*_steps(found["steps"]), *_answers(found.get("speculation", ())), *_prompts(found["prompts"])]
     return [{**row, "predicted / measured": row["predicted ms"] / row["measured ms"]} for row in rows]
 
 

@@ -6,9 +6,7 @@ under ./checkpoints (19 GB of disk). Each part says which path its steps took, a
 - steps: one token of one sequence as a share of the bandwidth limit (weights of the linear layers read once,
   at the bandwidth measured by summing a buffer); chains of 2 to 9 tokens, a tree, batches; greedy and with
   top-p; with graphs and without; batch-invariant numerics;
-- prompts: seconds to the first token, by the length of the prompt and of its chunks;
-- speculation: tokens per second with Drafts that are right as often as is said, and that cost nothing, since
-  the draft model has a GPU of its own; beside plain decoding and transformers' `generate`.
+- prompts: seconds to the first token, by the length of the prompt and of its chunks.
 
 `--models tiny --device cpu` runs anywhere, to see that it runs.
 """
@@ -17,23 +15,17 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
-from bench.checkpoints import linear_weights, llama, say_after
+from bench.checkpoints import linear_weights, llama
 from bench.engine import prompt_seconds
 from bench.report import parser_of, save, table
-from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
-from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
-from outrider.engine.drafters.drafter import Drafter
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 from workshop.advice.steps import GREEDY, Steps
 from workshop.memory import free_memory
@@ -47,15 +39,13 @@ WAYS: dict[str, dict[str, Any]] = {
     "no graphs": {"graphs": False},
     "batch_invariant": {"batch_invariant": True},
 }
-NUMERICS: dict[str, dict[str, Any]] = {"usual": {}, "batch-invariant": {"batch_invariant": True}}
 FEW_SHAPES = ((1, 1), (8, 5))  # shapes of the slower ways
 SAMPLINGS = {
     "greedy": GREEDY,
     "top-p": Sampling(temperature=0.8, top_p=0.95, max_tokens=1500, ignore_eos=True),
 }
 CHUNKS = (512, 2048, 8192)
-PARTS = ("steps", "speculation", "prompts")
-ACCEPTANCE = 0.8  # probability of each drafted token after a correct token
+PARTS = ("steps", "prompts")
 BUFFER_BYTES = 2**32
 WARM_UPS, REPETITIONS = 2, 20
 DTYPE = "bfloat16"
@@ -149,108 +139,12 @@ def prompt_rows(model: Path, device: str, lengths: Sequence[int]) -> list[dict[s
     return rows
 
 
-@dataclass
-class KnownText(Drafter):
-    """Drafts what the target will say, with a wrong token now and then."""
-
-    texts: dict[tuple[int, ...], tuple[int, ...]]
-    chance: random.Random = field(default_factory=lambda: random.Random(0))
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Guesses each token correctly with probability ACCEPTANCE, if all tokens before it are correct."""
-        return [self._draft(request.sequence, request.depth) for request in requests]
-
-    def _draft(self, sequence: DraftedSequence, depth: int) -> Draft:
-        known = self.texts[tuple(sequence.tokens[: sequence.prompt_length])]
-        done = len(sequence.tokens) - sequence.prompt_length
-        ahead = known[done : done + depth]
-        return Draft.chain([token if self.chance.random() < ACCEPTANCE else token ^ 1 for token in ahead])
-
-    def forget(self, sequence: DraftedSequence) -> None:
-        pass
-
-
-def speculation_rows(
-    model: Path, device: str, batches: Sequence[int], depths: Sequence[int], tokens: int
-) -> list[dict[str, Any]]:
-    """Returns a row per batch and depth; depth 0 is plain decoding."""
-    rows = []
-    for numerics, settings in NUMERICS.items():
-        of = engine(model, device, **settings)
-        rows += [{"numerics": numerics, **row} for row in answered_rows(of, batches, depths, tokens)]
-        del of
-        free_memory()
-    return [*rows, *generate_rows(model, device, batches, tokens)]
-
-
-def answered_rows(
-    of: Engine, batches: Sequence[int], depths: Sequence[int], tokens: int
-) -> list[dict[str, Any]]:
-    """Measures one engine, whose model says one token again and again on a GPU."""
-    model: Any = of.runner.model  # type: ignore[attr-defined]
-    if of.settings.device != "cpu":  # packed weights of a processor cannot be changed
-        say_after(model, torch.arange(of.vocab_size, device=model.device))
-    sampling = Sampling(temperature=0.8, top_p=0.95, max_tokens=tokens, ignore_eos=True)
-    rows = []
-    for batch in batches:
-        requests = [OfflineRequest((*PROMPT, number), sampling, number) for number in range(batch)]
-        known = [output.tokens for output in generate(of, None, requests, 0)]
-        texts = {request.prompt: text for request, text in zip(requests, known, strict=True)}
-        plain = None
-        for depth in (0, *depths):
-            started = time.perf_counter()
-            outputs = generate(of, KnownText(texts) if depth else None, requests, depth)
-            rate = batch * tokens / (time.perf_counter() - started)
-            plain = plain or rate
-            rows.append(
-                {
-                    "batch": batch,
-                    "depth": depth,
-                    "tokens/s": rate,
-                    "to plain": rate / plain,
-                    "tokens / pass": tokens / statistics.mean(output.target_passes for output in outputs),
-                    "same text": sum(
-                        output.tokens == text for output, text in zip(outputs, known, strict=True)
-                    ),
-                }
-            )
-    return rows
-
-
-@torch.inference_mode()
-def generate_rows(model: Path, device: str, batches: Sequence[int], tokens: int) -> list[dict[str, Any]]:
-    """Measures transformers' `generate` in plain decoding."""
-    theirs = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, DTYPE)).to(device).eval()
-    rows = []
-    for batch in batches:
-        ids = torch.tensor([[*PROMPT, number] for number in range(batch)], device=device)
-        taken = []
-        for _ in range(2):
-            started = time.perf_counter()
-            theirs.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=True,
-                temperature=0.8,
-                top_p=0.95,
-                min_new_tokens=tokens,
-                max_new_tokens=tokens,
-                pad_token_id=0,
-            )
-            taken.append(time.perf_counter() - started)
-        rows.append({"batch": batch, "depth": "transformers", "tokens/s": batch * tokens / min(taken)})
-    return rows
-
-
 def main(arguments: Sequence[str]) -> None:
     parser = parser_of("gpu", __doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--models", nargs="+", choices=["8B", "1B", "tiny"], default=["8B", "1B"])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--prompts", type=int, nargs="+", default=[4096, 32768], help="tokens of prompts")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--depths", type=int, nargs="+", default=[3, 5, 8])
-    parser.add_argument("--tokens", type=int, default=128, help="tokens of an answer")
     options = parser.parse_args(arguments)
     device: str = options.device
     bandwidth = read_bandwidth(device)
@@ -262,8 +156,6 @@ def main(arguments: Sequence[str]) -> None:
         for part in options.parts:
             if part == "steps":
                 rows = step_rows(model, device, bandwidth)
-            elif part == "speculation":
-                rows = speculation_rows(model, device, options.batches, options.depths, options.tokens)
             else:
                 rows = prompt_rows(model, device, options.prompts)
             rows = [{"model": name, **row} for row in rows]

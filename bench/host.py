@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ from bench.checkpoints import DRAFT, INFLATED, inflated_target
 from bench.engine import CACHE_BYTES, requests_of, run
 from bench.peers.transformers_generate import padded
 from bench.report import parser_of, save, table
-from bench.streams import speculation_of
-from outrider.demo.prompts import DEMO, KINDS, prompts
+from bench.streams import PROMPTS, LoadClient, rate_between, request_of
+from outrider.demo.prompts import DEMO, KINDS
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest
 from outrider.engine.settings import EngineSettings
@@ -40,7 +41,6 @@ from protos import generation_pb2, generation_pb2_grpc
 from tests.support.running import Service, serving
 
 DEMO_PAIR = "demo"
-PROMPTS = 16  # prompts of each kind
 WARM_UP_S = 2.0
 ENGINE, GENERATE = "engine", "generate"
 PROXY, DIRECT, HAPROXY = "through the proxy", "at the gateway", "through HAProxy"
@@ -82,30 +82,17 @@ def by_generate(model: Any, asked: Sequence[OfflineRequest], tokens: int) -> flo
 async def by_service(address: str, streams: int, mode: str, tokens: int, seconds: float) -> tuple[float, int]:
     """Returns tokens per second and number of tokens; each stream sends one request after another."""
     async with grpc.aio.insecure_channel(address) as channel:
-        stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
-        numbers = iter(range(10**9))
-        started = time.perf_counter() + WARM_UP_S
-        arrived = together = 0
-
-        async def stream() -> None:
-            nonlocal arrived, together
-            while time.perf_counter() < started + seconds:
-                async for chunk in stub.Generate(_request(next(numbers), mode, tokens)):
-                    together += len(chunk.token_ids)
-                    if started <= time.perf_counter() < started + seconds:
-                        arrived += len(chunk.token_ids)
-
-        await asyncio.gather(*(stream() for _ in range(streams)))
-    return arrived / seconds, together
+        stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
+        client = LoadClient([stub], partial(_request, mode), tokens, 0)
+        started = await client.follow(WARM_UP_S + seconds, streams) + WARM_UP_S
+    arrived = sum(arrival.tokens for answer in client.answers for arrival in answer.arrivals)
+    return rate_between(client.answers, started, started + seconds), arrived
 
 
-def _request(number: int, mode: str, tokens: int) -> generation_pb2.GenerateRequest:
-    kind, turn = KINDS[number % len(KINDS)], number // len(KINDS)
-    return generation_pb2.GenerateRequest(
-        text=prompts(kind, PROMPTS)[turn % PROMPTS],
-        speculation=speculation_of(mode),
-        sampling=generation_pb2.Sampling(temperature=0.0, max_tokens=tokens, ignore_eos=True, seed=number),
-    )
+def _request(mode: str, number: int, tokens: int) -> generation_pb2.GenerateRequest:
+    request = request_of(KINDS, mode, number, tokens)
+    request.sampling.temperature = 0.0
+    return request
 
 
 def spent(service: Service) -> Counter[str]:

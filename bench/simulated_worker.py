@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from actors.messages import EngineAnswer
-from actors.translation import DraftTranslation, TargetTranslation
+from actors.translation import TRANSLATIONS
 from bench.simulated_runner import Cost, SimulatedRunner, StepClock
 from gateway.sequence import GatewaySequence
 from gateway.workers.streams import Role
@@ -34,7 +34,7 @@ class SimulatedWorker:
     ) -> None:
         """device: held during a step, by all workers that share it."""
         self.role: Role = role
-        self._translation = TargetTranslation if role == "target" else DraftTranslation
+        self._translation = TRANSLATIONS[role]
         loop = asyncio.get_running_loop()
         self._now, self._clock = loop.time, StepClock(loop.time)
         self._runner = SimulatedRunner(settings, cost, rank, self._clock)

@@ -16,7 +16,7 @@ from bench.engine import engine_of
 from bench.report import parser_of, save, table
 from workshop.advice.steps import Steps
 
-TOKENS = (1, 2, 3, 5, 9)  # tokens of a sequence in a step: a committed one and drafted ones
+TOKENS = (1, 2, 3, 5, 9)  # tokens of a sequence in a step: a committed token and drafted tokens
 BATCHES = (8, 32)  # sequences of one token each
 
 

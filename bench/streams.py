@@ -106,7 +106,7 @@ class LoadClient:
         """
         Args:
             stubs: of connections to the service, which the streams take in turn.
-            request: with a number, for so many tokens.
+            request: makes the request of a number, for an answer of that many tokens.
             tokens: of every answer but a stream's first.
             first: number.
         """

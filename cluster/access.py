@@ -8,6 +8,7 @@ from pathlib import Path
 from cluster.settings import Settings
 from cluster.tracing import EXPORTER, FILE
 from outrider.receipts.receipt import private_key
+from outrider.telemetry.debug_lines import ROOMS
 from protos.trust import SHORTEST_TOKEN, Trust
 
 API_KEYS = "OUTRIDER_API_KEYS"  # separated by commas
@@ -93,7 +94,7 @@ def check_access(settings: Settings, keys: list[str], *, is_elsewhere: bool) -> 
 
 def report_environment(*, is_elsewhere: bool) -> str:
     """Names the variables that the start has read and found, without their values."""
-    found = [name for name in (API_KEYS, TOKEN, *TRACING) if os.environ.get(name)]
+    found = [name for name in (API_KEYS, TOKEN, ROOMS, *TRACING) if os.environ.get(name)]
     where = "that of `ray start`, not of `serve run`" if is_elsewhere else "that of this command"
     return f"the environment of this start is {where}; set in it: {', '.join(found) or 'nothing of ours'}"
 

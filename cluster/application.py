@@ -43,10 +43,10 @@ from cluster.tracing import start_tracing, tracing_environment
 from gateway.api.access import who_is_answered
 from gateway.deployment import Gateway, draft_deployment
 from gateway.generation.answer_store import STORE, LocalAnswers
+from outrider.telemetry.debug_lines import show_debug_lines
 from protos.trust import Trust
 
-logger = logging.getLogger("ray.serve")
-debug = logging.getLogger(__name__).debug
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 JOINS = "joins"
 ROUTERS = {
@@ -100,6 +100,7 @@ def service(config: str | None) -> Application:
 
 def _prepared(arguments: Mapping[str, Any]) -> ServiceStart:
     """Returns what the service starts with, once Ray runs. Raises as ``app``."""
+    show_debug_lines()
     settings = read_settings(arguments)
     is_elsewhere = _is_in_a_task()
     logger.info(report_environment(is_elsewhere=is_elsewhere))
@@ -226,7 +227,7 @@ def _layout(worker: WorkerSettings, aims: AutoscalingSettings) -> dict[str, Any]
 
 def _deployment(worker: type[Worker], name: str, layout: dict[str, Any]) -> Deployment:
     """Returns a deployment with the name of its role; a draft's has its own name too."""
-    debug("deployment %s: %s", name, layout)
+    logger.debug("deployment %s: %s", name, layout)
     return serve.deployment(
         worker,
         name=name,

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cluster.groups import WorkerSettings
 from cluster.settings import Settings
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 ASK_S = 60.0  # seconds for a process to start on every node, and its driver to answer
 ALIKE = 1.1  # times by which GPUs of one size may differ

@@ -18,7 +18,7 @@ from cluster.settings import Settings
 from cluster.startup_banner import announce_when_ready
 from cluster.stop import stop_in_order
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 SLIVER = 0.001  # amount of a resource whose presence alone counts
 POLL_S = 0.5

@@ -8,7 +8,7 @@ from types import FrameType
 
 from ray import serve
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 GATEWAY = "gateway"  # name of the deployment
 MARGIN_S = 5.0  # seconds for the gateways' answers, beyond the time of their requests
@@ -54,7 +54,7 @@ class _Stop:
 
 
 def let_requests_end(within_s: float) -> int:
-    """Makes all gateways refuse new requests, waits for running ones, and returns their number."""
+    """Makes all gateways refuse new requests, waits for running requests, and returns their number."""
     applications = serve.status().applications
     handles = [
         serve.get_deployment_handle(GATEWAY, name)

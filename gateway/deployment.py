@@ -27,6 +27,7 @@ from gateway.workers import registry
 from gateway.workers.adapter_store import RayAdapterStore
 from gateway.workers.fleet import Fleet
 from outrider.pace.settings import PaceSettings
+from outrider.telemetry.debug_lines import show_debug_lines
 from outrider.telemetry.exposition import Exposition
 from outrider.telemetry.instruments import Instruments
 from outrider.telemetry.metrics import OF_GATEWAYS
@@ -59,8 +60,9 @@ class Gateway(GenerationServicer):
         """
         Args:
             start_tracing: starts tracing in this process and returns what ends it.
-            pace: settings of the start, in force until Serve hands over later ones.
+            pace: settings of the start, in force until Serve hands over later settings.
         """
+        show_debug_lines()
         bound_heads()  # with HAProxy in front, Serve reads HTTP in this process
         shorten_refusals()
         self._leaving = AsyncExitStack()  # ends what was started, the newest first

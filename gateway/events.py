@@ -127,7 +127,7 @@ class VerdictReceived:
 
     @cached_property
     def is_refused(self) -> bool:
-        """Whether a drafted token follows the correct ones and is not what the target said there."""
+        """Whether a drafted token follows the correct tokens and is not what the target said there."""
         following = self._following
         tokens = {self.proposal.draft.tokens[node] for node in following}
         if self.reply.finish_reason and self.reply.tokens[-1] in tokens:

@@ -17,7 +17,7 @@ from gateway.sequence import GatewaySequence
 from gateway.settings import RecordSettings
 from outrider.drafters.past_answers import Scope
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 FILES = 16  # least number of files that share size and age: a deletion frees a 16th
 LONGEST_FILE_S = 3600.0

@@ -1,9 +1,11 @@
 """Imports point downwards between packages, folders and files, and a process loads only what it uses."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -62,6 +64,11 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path) for path in FILES}
 
 
+@cache
+def imports_of(path: Path) -> set[str]:
+    return imported((ROOT / path).read_text())
+
+
 def imported(source: str) -> set[str]:
     """Everything that a module imports, at any depth of its code and for type checkers too."""
     names = set()
@@ -78,19 +85,22 @@ def package_of(name: str) -> str | None:
     return next((package for package in MAY_IMPORT if f"{name}.".startswith(f"{package}.")), None)
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
-def test_imports_point_downwards(path: Path) -> None:
+def packages_above(path: Path) -> set[str]:
+    """Returns the packages that a file imports and must not import."""
     package = package_of(module_of(path))
     assert package is not None
-    packages = {package_of(name) for name in imported((ROOT / path).read_text())}
-    above = packages - {None, package} - MAY_IMPORT[package]
-    assert not above, f"{package} must not import {', '.join(sorted(filter(None, above)))}"
+    packages = {package_of(name) for name in imports_of(path)} - {None, package}
+    return {above for above in packages if above and above not in MAY_IMPORT[package]}
+
+
+def test_imports_point_downwards() -> None:
+    assert {str(path): above for path in FILES if (above := packages_above(path))} == {}
 
 
 def modules_imported(path: Path) -> set[str]:
     """Returns the imported modules of the product; for ``from package import name`` the module ``name``."""
     found = set()
-    for name in imported((ROOT / path).read_text()):
+    for name in imports_of(path):
         while name and name not in MODULES:
             name = name.rpartition(".")[0]
         found.add(name)
@@ -143,13 +153,17 @@ def test_folder_graph_shows_an_upward_import() -> None:
     assert {*circle(folder_graph(graph))} == {"room.low", "room.high"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
-def test_packages_of_the_workshop_are_imported_by_nothing_else(path: Path) -> None:
+def packages_outside(path: Path) -> set[str]:
+    """Returns the outermost packages that a file imports."""
+    return {name.split(".")[0] for name in imports_of(path)}
+
+
+def test_packages_of_the_workshop_are_imported_by_nothing_else() -> None:
     """A server installs without the extra ``workshop``."""
-    if path.parts[0] in ("workshop", "bench") or path.parts[:2] == ("outrider", "cli"):
-        return
+    tools = [Path(name) for name in ("workshop", "bench", "outrider/cli")]
+    server = [path for path in FILES if not any(path.is_relative_to(tool) for tool in tools)]
     extra = {"httpx", "matplotlib", "peft"}
-    assert not {name.split(".")[0] for name in imported((ROOT / path).read_text())} & extra
+    assert {str(path): used for path in server if (used := packages_outside(path) & extra)} == {}
 
 
 @pytest.mark.parametrize("source", ["import outrider.engine.cache", "from actors.worker import Worker"])
@@ -162,9 +176,9 @@ def test_imported_finds_a_late_import(source: str) -> None:
     "package", ["outrider/decoding", "outrider/engine", "workshop/training", "workshop/demo"]
 )
 def test_packages_below_the_workers_import_no_ray(package: str) -> None:
-    sources = [(ROOT / path).read_text() for path in FILES if str(path).startswith(package)]
-    assert sources
-    assert not any(name.split(".")[0] == "ray" for source in sources for name in imported(source))
+    files = [path for path in FILES if path.is_relative_to(package)]
+    assert files
+    assert not [path for path in files if "ray" in packages_outside(path)]
 
 
 def loaded_by(module: str, watched: set[str]) -> str:
@@ -208,11 +222,15 @@ def test_process_loads_only_what_it_uses(module: str, watched: set[str]) -> None
 TESTS = sorted(path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", TESTS, ids=str)
-def test_modules_of_tests_import_only_support(path: Path) -> None:
-    """No test module imports another, and only the tests of bench import bench."""
-    names = imported((ROOT / path).read_text())
-    shared = {name for name in names if name.startswith("tests.")}
-    assert not {name for name in shared if ".test_" in name or ".conftest" in name}
-    if path.parts[1] not in ("bench", "test_layers.py"):
-        assert not {name for name in names if name.split(".")[0] == "bench"}
+def test_modules_of_tests_import_no_other_module_of_tests() -> None:
+    others = {
+        str(path): [name for name in imports_of(path) if re.match(r"tests\..*\b(test_|conftest)", name)]
+        for path in TESTS
+    }
+    assert {path: names for path, names in others.items() if names} == {}
+
+
+def test_bench_is_imported_by_its_own_tests_alone() -> None:
+    own = Path("tests/bench"), Path("tests/test_layers.py")
+    others = [path for path in TESTS if not any(path.is_relative_to(each) for each in own)]
+    assert [str(path) for path in others if "bench" in packages_outside(path)] == []

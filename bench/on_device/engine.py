@@ -1,7 +1,7 @@
 """Measures the engine's parts on a GPU, in one process: `python -m bench on_device engine`.
 
 Milliseconds of the parts of a step, with the pair of `bench.on_device.pair`. The parts come in the order of
-what they tell; `bench.gpu` measures prompts and speculation besides.
+what they tell; `bench.gpu` measures prompts besides.
 
 - steps: plain and verifying steps, as shares of the bandwidth limit, and the path that each step took;
 - propose: a Draft of 1 to 8 tokens, by the device's time and with the host's;

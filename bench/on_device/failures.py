@@ -1,7 +1,7 @@
 """Kills workers under load: `python -m bench on_device failures`.
 
 Each part is a service of the pair of `bench.on_device.pair`, in which one process is killed while streams are
-open. A row says how many texts were the known ones, the longest pause that a client saw, the seconds until a
+open. A row says how many texts were the known texts, the longest pause that a client saw, the seconds until a
 replacement had joined, and what the GPU's processes held before and after.
 """
 

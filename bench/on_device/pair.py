@@ -1,9 +1,9 @@
 """Makes a target and a draft whose texts are known: `python -m bench on_device pair FOLDER`.
 
-Random weights in the shapes of Llama 3, 8 B and 1 B, of the costs of real ones. After token t the target says
-t + 1, far more likely than anything else, so rounding changes no text. The draft says so too, but for a share
-of the tokens, after which it says what the target says elsewhere. Acceptance is exactly known before
-anything runs. A word of a prompt is a number, the token's id.
+Random weights in the shapes of Llama 3, 8 B and 1 B, which cost what real weights do. After token t the
+target says t + 1, far more likely than anything else, so rounding changes no text. The draft says so too, but
+for a share of the tokens, after which it says what the target says elsewhere. Acceptance is exactly known
+before anything runs. A word of a prompt is a number, the token's id.
 """
 
 import argparse

@@ -12,7 +12,7 @@ part but the first is a service of its own, by how target and draft share the GP
 
 A row holds a mode at a number of streams: rates and latencies as in `bench.load`, the rate beside plain
 decoding, rounds and tokens of a pass, the acceptance rate, which is known, how many texts were the known
-ones, processor time of each process, and how busy the GPU was.
+texts, processor time of each process, and how busy the GPU was.
 """
 
 import argparse

@@ -4,7 +4,7 @@ transformers' generate and assisted generation, OpenVINO GenAI, vLLM's build for
 process and our service. They run one after the other, each with its models in processes of its own; those
 that are not ours are installed into environments of their own first (some 5 GB). All compute in float32.
 Each is started several times, in turn with the peers beside it, and the median start counts.
-Prompts are of every kind of text; so many at once are answered greedily to a fixed length, and what counts is
+Prompts are of every kind of text. Each stream answers a prompt greedily to a fixed length, and what counts is
 the time until the last answer is complete. Then prompts are answered with a seed for each, plainly and with
 drafts: how many of these texts differ is told beside the speed. What a run leaves out keeps its last figures.
 """

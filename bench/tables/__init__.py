@@ -8,7 +8,7 @@ from bench.tables.reading import source
 from bench.tables.readme import summary
 from workshop.pages.marks import DOCS, begin, rewritten
 
-NAMES = ("benchmarks.md", "gpu.md", "heads.md", "never-stalls.md")
+NAMES = ("benchmarks.md", "gpu.md", "never-stalls.md")
 PAGES = (*(DOCS / name for name in NAMES), DOCS.parent / "README.md")
 COMMAND = "python -m bench tables"
 # Tables of each benchmark; their functions have the names of their marks. Its source stands above the first.
@@ -25,8 +25,7 @@ OF_BENCHMARKS = {
     "identity": (results.identity,),
     "batch_invariant": (results.batch_invariant,),
     "step": (results.step,),
-    "idle_head": (results.idle_head,),
-    "gpu": (results.gpu_steps, results.gpu_speculation),
+    "gpu": (results.gpu_steps,),
     "on_device": (results.on_device_service, results.on_device_engine),
     "on_device_streams": (results.on_device_streams,),
 }

@@ -259,18 +259,6 @@ def step() -> str:
     )
 
 
-def idle_head() -> str:
-    return written(
-        {
-            "streams": row["streams"],
-            "ms of a step": number(row["ms"], 1),
-            "ms beside an idle head": number(row["ms with the head"], 1),
-            "ratio": number(row["ratio"], 3),
-        }
-        for row in results("idle_head")["rows"]
-    )
-
-
 def gpu_steps() -> str:
     def told(row: Row) -> Row:
         ms = {f"{row['model']}, {row['sampling']}: ms": number(row["ms"], 1)}
@@ -285,20 +273,6 @@ def gpu_steps() -> str:
 
     by = {"sequences x tokens": "tokens", "asked for": "asked"}
     return written(pivoted(map(shape, results("gpu")["steps"]), by, told))
-
-
-def gpu_speculation() -> str:
-    rows = results("gpu")["speculation"]
-
-    def told(row: Row) -> Row:
-        if row["depth"]:
-            return {f"K = {row['depth']}, to plain": row["to plain"]}
-        theirs = found(rows, model=row["model"], batch=row["batch"], depth="transformers")
-        ratio = row["tokens/s"] / theirs["tokens/s"]
-        return {"plain tokens/s": number(row["tokens/s"], 0), "to generate": number(ratio, 1)}
-
-    by = {"model": "model", "sequences": "batch", "numerics": "numerics"}
-    return written(pivoted((row for row in rows if "numerics" in row), by, told))
 
 
 def on_device_service() -> str:

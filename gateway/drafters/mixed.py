@@ -9,10 +9,11 @@ from outrider.decoding.draft import Draft
 from outrider.drafters.index import ScoredIndex, as_drawn
 from outrider.drafters.occurrences import Continuation
 from outrider.learning.agreement import agreement
+from outrider.learning.mean import Rate
 from outrider.pace.acceptance import TaskAcceptance, expected_tokens_by_position
 
 PRIOR_SAMPLES = 8.0  # tokens; weight of an index's own probabilities before they are measured
-DECAY = 1.0 - 1.0 / 200.0  # weight of older tokens after each guess
+INDEX_MEMORY = 200.0  # guesses of an index: 1/e after these
 
 
 class Promises:
@@ -24,7 +25,7 @@ class Promises:
 
     def __init__(self) -> None:
         self._other = TaskAcceptance()
-        self._correct = self._expected = PRIOR_SAMPLES  # tokens of the index
+        self._index = Rate(INDEX_MEMORY, PRIOR_SAMPLES, PRIOR_SAMPLES)  # correct / expected tokens
 
     def of_other(self, depth: int) -> float:
         """Returns the expected correct tokens of the other drafter's Draft."""
@@ -32,7 +33,7 @@ class Promises:
 
     def of_index(self, guess: Continuation) -> float:
         """Returns the expected correct tokens: its score, corrected by how often it was wrong."""
-        factor = min(self._correct / self._expected, 1.0)
+        factor = min(self._index.value(1.0), 1.0)
         return sum(
             factor**length * probability for length, probability in enumerate(guess.probabilities, start=1)
         )
@@ -48,8 +49,7 @@ class Promises:
         found = agreement(guess.tokens, text)
         before = (1.0, *guess.probabilities)
         rates = [now / then for now, then in zip(guess.probabilities, before, strict=False)]
-        self._correct = DECAY * self._correct + found.correct
-        self._expected = DECAY * self._expected + sum(rates[: found.reached])
+        self._index.observe(found.correct, sum(rates[: found.reached]))
 
 
 class MixedDrafter(SequenceDrafter):

@@ -24,7 +24,7 @@ REFUSALS = (WorkerLostError, InvalidRequestError, GenerationFailedError)
 
 
 class WorkerDrafter(SequenceDrafter):
-    """Opens a stream for its sequence when it is first asked, and a new one after a loss."""
+    """Opens a stream for its sequence when it is first asked, and another stream after a loss."""
 
     def __init__(self, fleet: Fleet, draft: str, sequence: GatewaySequence) -> None:
         """draft: name of the draft to ask."""

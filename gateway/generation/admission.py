@@ -1,6 +1,7 @@
 """How many requests are worked on at a time, and how many may wait for their turn."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,6 +15,8 @@ STOPPING = "the service is being stopped: ask again later, with the seed"
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 DURATION_MEMORY = 10.0  # requests: 1/e after these in the mean duration
 LEAST_TURN = 256  # tokens of a request that was parked, before it may be parked again
+
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 class Slot(Waiting):
@@ -150,6 +153,7 @@ class Admission:
         slot = min(parkable, key=lambda slot: slot.turn_tokens)
         assert slot.parking is not None
         slot.parking.park()
+        logger.debug("a request is parked after %d tokens, %d wait", slot.turn_tokens, len(self._queue))
         slot.was_parked, slot.turn_tokens, slot.charge = True, 0, 0.0
         slot.claim.tenant.counts.parked += 1
         self._running.remove(slot)

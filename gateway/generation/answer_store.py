@@ -12,7 +12,7 @@ from pydantic_core import from_json, to_json
 
 STORE = "answers"  # name of the actor that Serve keeps for the deployment of the gateway
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 class AnswerStore(Protocol):

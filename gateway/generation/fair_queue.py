@@ -1,8 +1,8 @@
 """Order of the requests that wait for a slot.
 
 Interactive requests come before batch requests. Among requests of a priority the tenant is next that was
-served the fewest tokens by its weight (virtual token counters, arXiv 2401.00588), and of its requests the one
-with the lowest number, then the oldest. With a single tenant and no numbers that is the order of arrival.
+served the fewest tokens by its weight (virtual token counters, arXiv 2401.00588). Of its requests the lowest
+number is next, then the oldest request. With a single tenant and no numbers that is the order of arrival.
 """
 
 from collections.abc import Iterator

@@ -107,7 +107,7 @@ class Prepared:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of all prompts that the target had cached before. Of equal prompts the first one tells."""
+        """Tokens of all prompts that the target had cached before. Of equal prompts the first tells."""
         starts = range(0, len(self.sequences), self.n)
         return sum(
             min(sequence.cached_tokens for sequence in self.sequences[start : start + self.n])

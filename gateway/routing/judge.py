@@ -79,7 +79,7 @@ class Judge:
             watch.asked_at = len(self._sequence)
 
     def on_tokens(self, *, takes_drafts: bool) -> None:
-        """Judges guesses, and asks for new ones: the sequence has more tokens.
+        """Judges guesses, and asks for new guesses: the sequence has more tokens.
 
         takes_drafts: whether a Draft that came with the Verdict is a guess, as no target drafter drafts now.
         """

@@ -28,7 +28,7 @@ class Bucket:
         self._level = self._filled() - units
 
     def wait_s(self, units: float) -> float:
-        """Returns the seconds until so many units can be given, 0 if they can be given now.
+        """Returns the seconds until that many units can be given, 0 if they can be given now.
 
         A full bucket gives more than it holds, and owes the rest: any request is possible once in a while.
         """

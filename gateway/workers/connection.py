@@ -118,7 +118,7 @@ class WorkerConnection:
         try:
             while isinstance(replies := await self._call.read(), Message):
                 self._on_message(replies)
-            if replies is None:  # The status never comes while messages behind this one are unread.
+            if replies is None:  # The status never comes while messages behind this message are unread.
                 return "the worker sent a message that cannot be read"
         except _BROKEN as error:
             return await self._why(error)

@@ -70,15 +70,7 @@ class Fleet:
             WorkerLostError: there is no target, or none without an isolated sequence.
         """
         link = self._choose(TARGET, sequence, self._with_isolated() if is_isolated else ())
-        settings = sequence.sampling
-        stream = TargetStream(
-            link,
-            rounds_pb2.TargetWorkerRequest,
-            sequence,
-            settings,
-            is_isolated=is_isolated,
-            adapter=sequence.adapter,
-        )
+        stream = _target_stream(link, sequence, is_isolated=is_isolated)
         if is_isolated:
             self._isolated[stream.address] = stream
         sequence.served_by.append(stream.address)
@@ -86,10 +78,7 @@ class Fleet:
 
     def open_second(self, sequence: GatewaySequence, link: Link) -> TargetStream:
         """Opens the sequence at a second target, while the first target has it too."""
-        request = rounds_pb2.TargetWorkerRequest
-        return TargetStream(
-            link, request, sequence, sequence.sampling, is_isolated=False, adapter=sequence.adapter
-        )
+        return _target_stream(link, sequence)
 
     def second_targets(self, sequence: GatewaySequence, first: Link) -> list[Link]:
         """Returns the targets that would go on with the same text as the first, the least busy first."""
@@ -97,9 +86,8 @@ class Fleet:
         isolated = self._with_isolated()
         found = [
             link
-            for link in self.links()
-            if link.worker.role == "target"
-            and link is not first
+            for link in self._target_links()
+            if link is not first
             and link.worker.model == first.worker.model
             and link.worker.is_exact
             and first.worker.is_exact
@@ -114,10 +102,8 @@ class Fleet:
         """Opens a complete answer at the least busy target that has not served it; None: there is none."""
         others = [
             link
-            for link in self.links()
-            if link.worker.role == "target"
-            and link.worker.address not in sequence.served_by
-            and not link.is_leaving
+            for link in self._target_links()
+            if link.worker.address not in sequence.served_by and not link.is_leaving
         ]
         if not others:
             return None
@@ -127,14 +113,7 @@ class Fleet:
         again = GatewaySequence(
             sequence.prompt, sampling, sequence.noise_key, sequence.generated, adapter=sequence.adapter
         )
-        return TargetStream(
-            link,
-            rounds_pb2.TargetWorkerRequest,
-            again,
-            sampling,
-            is_isolated=False,
-            adapter=again.adapter,
-        )
+        return _target_stream(link, again)
 
     async def load_adapter(self, adapter: Adapter) -> Adapter:
         """Loads an adapter at all targets; returns it with the digest of its files.
@@ -143,11 +122,9 @@ class Fleet:
             InvalidRequestError: a target refuses it, or targets find different files. All drop it then.
             WorkerLostError: there is no target, or one does not answer. All others drop it then.
         """
-        targets = [link for link in self.links() if link.worker.role == "target"]
-        if not targets:
-            raise WorkerLostError("no target worker is ready")
+        self.targets()
         loads = await asyncio.gather(
-            *[link.load_adapter(adapter) for link in targets], return_exceptions=True
+            *[link.load_adapter(adapter) for link in self._target_links()], return_exceptions=True
         )
         errors = [load for load in loads if isinstance(load, BaseException)]
         loaded = {load for load in loads if isinstance(load, Adapter)}
@@ -161,13 +138,17 @@ class Fleet:
 
     async def drop_adapter(self, adapter: Adapter) -> None:
         """Drops an adapter at all targets that answer, once no open sequence has it."""
-        targets = [link for link in self.links() if link.worker.role == "target"]
-        await asyncio.gather(*[link.drop_adapter(adapter) for link in targets], return_exceptions=True)
+        await asyncio.gather(
+            *[link.drop_adapter(adapter) for link in self._target_links()], return_exceptions=True
+        )
 
     def cleared(self, stream: TargetStream) -> None:
         """Ends the isolation of a sequence: a token came over its stream."""
         if self._isolated.get(stream.address) is stream:
             del self._isolated[stream.address]
+
+    def _target_links(self) -> list[Link]:
+        return [link for link in self.links() if link.worker.role == "target"]
 
     def _with_isolated(self) -> Collection[str]:
         """Returns the addresses of targets that have an isolated sequence."""
@@ -217,6 +198,18 @@ class Fleet:
     async def close(self) -> None:
         for link in [*self._links.values()]:  # streams that are still read may add some meanwhile
             await link.aclose()
+
+
+def _target_stream(link: Link, sequence: GatewaySequence, *, is_isolated: bool = False) -> TargetStream:
+    """Opens the sequence at a target, with its own settings and its adapter."""
+    return TargetStream(
+        link,
+        rounds_pb2.TargetWorkerRequest,
+        sequence,
+        sequence.sampling,
+        is_isolated=is_isolated,
+        adapter=sequence.adapter,
+    )
 
 
 def _as_drafted(sampling: Sampling, only_drafts: range) -> Sampling:

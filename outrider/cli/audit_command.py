@@ -1,11 +1,10 @@
 """``outrider audit RECEIPT...``: whether answers are what their receipts say, computed again."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from outrider.cli.json_output import add_json, print_or_write
-from outrider.cli.service import INTERRUPTED
+from outrider.cli.service import exit_code
 
 HONEST, DIFFERS, UNKNOWN = 0, 1, 2  # exit codes
 
@@ -34,20 +33,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from workshop.auditing.audit import AuditError, ReceiptAuditor, read_key, read_receipt
+    from workshop.auditing.audit import AuditError
 
-    try:
-        receipts = [(str(file), read_receipt(file)) for file in options.receipts]
-        key = None if options.public_key is None else read_key(options.public_key)
-        auditor = ReceiptAuditor(options.model, key, options.tolerance, options.adapter)
-        # Receipts of the same numerics follow each other, so that the model is loaded once for all of them.
-        receipts.sort(key=lambda named: named[1].numerics.model_dump_json())
-        audited = [auditor.audit(name, receipt) for name, receipt in receipts]
-        text = "\n".join(each.line for each in audited)
-        print_or_write(text, [each.as_json() for each in audited], options.json)
-    except (AuditError, OSError) as error:
-        print(f"outrider: {error}", file=sys.stderr)
-        return UNKNOWN
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return exit_code(lambda: _audit(options), (AuditError, OSError), UNKNOWN)
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from workshop.auditing.audit import ReceiptAuditor, read_key, read_receipt
+
+    receipts = [(str(file), read_receipt(file)) for file in options.receipts]
+    key = None if options.public_key is None else read_key(options.public_key)
+    auditor = ReceiptAuditor(options.model, key, options.tolerance, options.adapter)
+    # Receipts of the same numerics follow each other, so that the model is loaded once for all of them.
+    receipts.sort(key=lambda named: named[1].numerics.model_dump_json())
+    audited = [auditor.audit(name, receipt) for name, receipt in receipts]
+    text = "\n".join(each.line for each in audited)
+    print_or_write(text, [each.as_json() for each in audited], options.json)
     return DIFFERS if any(each.reasons for each in audited) else HONEST

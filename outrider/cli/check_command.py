@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.cli.json_output import add_json, print_or_write
 from outrider.cli.options import add_options, read_options
-from outrider.cli.service import API_KEY, INTERRUPTED
+from outrider.cli.service import API_KEY, exit_code
 from workshop.checking.errors import CheckError
 from workshop.checking.settings import CheckSettings
 from workshop.extra import require
@@ -33,16 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    try:
-        settings = read_options(options, CheckSettings)
-        require("httpx", "outrider check")
-        report = asyncio.run(_check(options.a, options.b, settings))
-        _print(report, options)
-    except (CheckError, OSError, ValueError) as error:
-        print(f"outrider: {error}", file=sys.stderr)
-        return UNKNOWN
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return exit_code(lambda: _run(options), (CheckError, OSError, ValueError), UNKNOWN)
+
+
+def _run(options: argparse.Namespace) -> int:
+    settings = read_options(options, CheckSettings)
+    require("httpx", "outrider check")
+    report = asyncio.run(_check(options.a, options.b, settings))
+    _print(report, options)
     return DIFFERENT if report.differs else SAME
 
 

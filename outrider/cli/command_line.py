@@ -7,6 +7,8 @@ from collections.abc import Collection
 from importlib import import_module
 from importlib.metadata import version
 
+from outrider.telemetry.debug_lines import show_debug_lines
+
 COMMANDS = {
     "generate": "stream an answer to a prompt or a chat, over gRPC",
     "race": "plain decoding beside speculation: the same text, and how much sooner",
@@ -24,6 +26,7 @@ OWN = ("outrider", "protos", "actors", "gateway", "cluster", "workshop")
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command and returns its exit code. Only the module of that command is loaded."""
+    show_debug_lines()
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         options = parser_of(arguments[:1]).parse_args(arguments)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from outrider.cli.service import INTERRUPTED
+from outrider.cli.service import exit_code
 from outrider.demo.written_out import write_out
 
 if TYPE_CHECKING:
@@ -19,14 +19,12 @@ def run_command(command: Callable[[], None]) -> int:
     from outrider.engine.errors import EngineError
 
     bound_spinning(os.environ)  # before torch: beside other programs its threads would wait for cores in vain
-    try:
+
+    def run() -> int:
         command()
-    except (ValueError, OSError, EngineError) as error:
-        print(f"outrider: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    return 0
+        return 0
+
+    return exit_code(run, (ValueError, OSError, EngineError))
 
 
 def report_progress(what: str) -> None:

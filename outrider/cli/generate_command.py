@@ -16,9 +16,8 @@ from outrider.cli.answer_output import (
 )
 from outrider.cli.conversation import HOW, converse
 from outrider.cli.options import add_options, read_options
-from outrider.cli.service import API_KEY, INTERRUPTED, add_address, explain
+from outrider.cli.service import API_KEY, add_address, exit_code
 from outrider.client.client import Client
-from outrider.client.errors import OutriderError
 from outrider.client.fields import GenerateFields, SpeculationFields
 from outrider.decoding.settings import RequestedSampling
 
@@ -53,27 +52,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    try:
-        fields, prompt = _fields(options), _prompt(options)
-    except ValueError as error:
-        print(f"outrider: {error}", file=sys.stderr)
-        return 1
+    return exit_code(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    fields, prompt = _fields(options), _prompt(options)
     coloured = is_coloured(options.color)
     if coloured:
         print_legend()
     with Client(options.address, os.environ.get(API_KEY), options.patience) as client:
         if prompt is None:
             return converse(client, fields, coloured=coloured)
-        try:
-            if options.chat:
-                answer = client.chat([{"role": "user", "content": prompt}], **fields)
-            else:
-                answer = client.generate(prompt, **fields)
-            print_answer(answer, coloured=coloured)
-        except OutriderError as error:
-            return explain(error)
-        except KeyboardInterrupt:
-            return INTERRUPTED
+        if options.chat:
+            answer = client.chat([{"role": "user", "content": prompt}], **fields)
+        else:
+            answer = client.generate(prompt, **fields)
+        print_answer(answer, coloured=coloured)
         print_record(answer)
     return 0
 

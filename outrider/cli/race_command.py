@@ -12,10 +12,9 @@ from typing import Any, Final, Literal
 
 from outrider.cli.json_output import STDOUT, add_json, print_or_write
 from outrider.cli.processor import processor_name
-from outrider.cli.service import API_KEY, INTERRUPTED, add_address, explain
+from outrider.cli.service import API_KEY, add_address, exit_code
 from outrider.client.answer import AnswerPiece
 from outrider.client.client import Client
-from outrider.client.errors import OutriderError
 from outrider.client.fields import SamplingFields
 from outrider.demo.prompts import KINDS, prompts
 
@@ -112,26 +111,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    try:
-        if options.runs < 1:
-            raise ValueError(f"--runs {options.runs}: at least 1")
-        asked = (
-            {kind: prompts(kind, options.runs) for kind in options.kinds}
-            if options.prompt is None
-            else {"prompt": [options.prompt] * options.runs}
-        )
-        if options.json not in (None, STDOUT):
-            options.json.touch()  # no race begins unless its record can be written
-    except (ValueError, OSError) as error:
-        print(f"outrider: {error}", file=sys.stderr)
-        return 1
+    return exit_code(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.runs < 1:
+        raise ValueError(f"--runs {options.runs}: at least 1")
+    asked = (
+        {kind: prompts(kind, options.runs) for kind in options.kinds}
+        if options.prompt is None
+        else {"prompt": [options.prompt] * options.runs}
+    )
+    if options.json not in (None, STDOUT):
+        options.json.touch()  # no race begins unless its record can be written
     with Client(options.address, os.environ.get(API_KEY)) as client:
-        try:
-            raced = {kind: _race(client, kind, of_kind, options) for kind, of_kind in asked.items()}
-        except OutriderError as error:
-            return explain(error)
-        except KeyboardInterrupt:
-            return INTERRUPTED
+        raced = {kind: _race(client, kind, of_kind, options) for kind, of_kind in asked.items()}
     print_or_write("\n" + table(raced), _record(raced, options), options.json)
     return int(any(run.parts_at is not None for runs in raced.values() for run in runs))
 

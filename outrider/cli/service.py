@@ -1,7 +1,8 @@
-"""Address, API key and errors of commands that call a running service."""
+"""Address and API key of a running service, and exit codes of all commands."""
 
 import argparse
 import sys
+from collections.abc import Callable
 
 from outrider.client.errors import (
     AuthenticationError,
@@ -22,6 +23,26 @@ ADVICE: dict[type[OutriderError], str] = {
 def add_address(parser: argparse.ArgumentParser) -> None:
     """Adds the option ``--address``."""
     parser.add_argument("--address", default="127.0.0.1:9000", help="host:port of the gRPC API [%(default)s]")
+
+
+def exit_code(
+    command: Callable[[], int], failures: tuple[type[Exception], ...] = (ValueError, OSError), failed: int = 1
+) -> int:
+    """Runs a command and returns its exit code. A known failure prints its reason to stderr.
+
+    Args:
+        failures: known failures, beside those of a running service.
+        failed: exit code of a known failure.
+    """
+    try:
+        return command()
+    except OutriderError as error:
+        return explain(error)
+    except failures as error:
+        print(f"outrider: {error}", file=sys.stderr)
+        return failed
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def explain(error: OutriderError) -> int:

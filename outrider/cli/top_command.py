@@ -9,9 +9,8 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from outrider.cli.json_output import add_json, print_or_write
-from outrider.cli.service import API_KEY, INTERRUPTED, add_address, explain
+from outrider.cli.service import API_KEY, add_address, exit_code
 from outrider.client.client import Client
-from outrider.client.errors import OutriderError
 from outrider.client.loads import LoadHistory, TaskRates
 from protos import generation_pb2
 
@@ -27,24 +26,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    return exit_code(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     history, looks = LoadHistory(), 0
     with Client(options.address, os.environ.get(API_KEY)) as client:
-        try:
-            while True:
-                history.add(client.loads(), time.monotonic())
-                shown = (CLEAR if sys.stdout.isatty() else "") + screen(history)
-                print_or_write(shown, figures(history), options.json)
-                looks += 1
-                if looks == options.looks:
-                    return 0
-                time.sleep(options.every)
-        except OutriderError as error:
-            return explain(error)
-        except OSError as error:
-            print(f"outrider: {error}", file=sys.stderr)
-            return 1
-        except KeyboardInterrupt:
-            return INTERRUPTED
+        while True:
+            history.add(client.loads(), time.monotonic())
+            shown = (CLEAR if sys.stdout.isatty() else "") + screen(history)
+            print_or_write(shown, figures(history), options.json)
+            looks += 1
+            if looks == options.looks:
+                return 0
+            time.sleep(options.every)
 
 
 def figures(history: LoadHistory) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """``outrider trace FILE``: how the time of traced requests was spent."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from outrider.cli.json_output import add_json, print_or_write
+from outrider.cli.service import exit_code
 from outrider.cli.trace_report import GENERATIONS, figures, lines, report
 from outrider.telemetry.trace_file import FileSpan, read_spans
 
@@ -19,24 +19,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    try:
-        spans = [span for path in options.files for span in read_spans(path)]
-    except (OSError, ValueError) as error:
-        print(f"outrider: {error}", file=sys.stderr)
-        return 1
+    return exit_code(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    spans = [span for path in options.files for span in read_spans(path)]
     chosen = spans if options.all else _one(spans, options.id)
     found = report(chosen)
     if not found.generations:
         wanted = f" whose id begins with {options.id}" if options.id else ""
-        print(f"outrider: no generation{wanted} in {', '.join(map(str, options.files))}", file=sys.stderr)
-        return 1
+        raise ValueError(f"no generation{wanted} in {', '.join(map(str, options.files))}")
     trace_id = None if options.all else chosen[0].trace_id
     title = [] if trace_id is None else [f"trace {trace_id}"]
-    try:
-        print_or_write("\n".join([*title, *lines(found)]), figures(found, trace_id), options.json)
-    except OSError as error:
-        print(f"outrider: {error}", file=sys.stderr)
-        return 1
+    print_or_write("\n".join([*title, *lines(found)]), figures(found, trace_id), options.json)
     return 0
 
 

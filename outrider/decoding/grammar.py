@@ -221,7 +221,7 @@ class Matcher:
         return self._go(path[:-1]) and allows(self._mask(), path[-1])
 
     def _commit(self, generated: list[int]) -> None:
-        """Stands after these tokens, and after no drafted ones."""
+        """Stands after these tokens, and after no drafted tokens."""
         if self._tokens != generated[: len(self._tokens)]:
             self._committed, self._tokens = self._compiled.deep_copy(), []
         has_moved = self._take(self._committed, self._tokens, generated)

@@ -136,7 +136,7 @@ def _memory() -> tuple[int, int]:
 
 def main(arguments: list[str]) -> None:
     control, file = map(int, arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this process
     os.nice(NICENESS)
     with os.fdopen(file, "rb") as content:
         known: TrialVocabulary = pickle.load(content)

@@ -21,7 +21,7 @@ class Lease:
         return drafts == (other.depth, other.alternatives, other.drafter)
 
     def renewed(self, by: "Lease") -> "Lease":
-        """Returns the lease that takes the place of this one: with other Drafts, and no shorter."""
+        """Returns the lease that takes the place of this lease: with other Drafts, and no shorter."""
         return replace(by, until=max(self.until, by.until))
 
 

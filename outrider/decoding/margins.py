@@ -79,7 +79,7 @@ def _inside_of_ranks(ordered: Tensor, sampling: Sampling) -> Tensor:
     """Returns how far each rank's token is inside of top_k and top_p: float64 [vocab_size], as ordered.
 
     A kept token falls out by d nats if there is a rank that d moves out of the truncation, and d moves the
-    token below that rank. A dropped token comes in likewise. ordered: float64 [vocab_size], descending.
+    token below that rank. A dropped token comes in so too. ordered: float64 [vocab_size], descending.
     """
     keeps = torch.full_like(ordered, math.inf)  # how far each rank is inside, descending
     if sampling.top_k > 0:

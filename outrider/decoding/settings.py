@@ -21,7 +21,7 @@ SMALLEST_TEMPERATURE = 1e-6  # besides 0: a logit divided by less could overflow
 
 
 class RequestedSampling(BaseModel):
-    """Sampling settings of a caller. They apply at every position, drafted ones included.
+    """Sampling settings of a caller. They apply at every position, drafted positions included.
 
     The order in which they change the logits is that of outrider/decoding/sampling.py: logit bias and
     penalties, then token bans, then temperature, then top-k, top-p and min-p.

@@ -16,7 +16,7 @@ from outrider.decoding.penalties import BANNED
 
 _BLOCK = 64
 _FIRST_CANDIDATES = 64
-_MORE_CANDIDATES = 16  # times as many candidates if the first ones did not hold enough mass
+_MORE_CANDIDATES = 16  # times as many candidates if the first candidates did not hold enough mass
 
 
 def keep_likeliest(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
@@ -33,7 +33,7 @@ def keep_top_k(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
 
 
 def keep_top_p(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
-    """Keeps the likeliest tokens up to and including the one with which their mass reaches top_p.
+    """Keeps the likeliest tokens up to and including the token with which their mass reaches top_p.
 
     Source: Holtzman et al., "The curious case of neural text degeneration", 2020, section 3.1.
     """

@@ -6,7 +6,7 @@ of costs with realistic acceptance. The result is an ordinary Llama checkpoint:
 - the residual stream is padded with zeros; the mean square over the longer stream is smaller by old / new, so
   RMSNorm's eps is scaled by old / new and its weights by sqrt(old / new);
 - further heads and intermediate units have zero columns in the output projections;
-- further layers have zero output projections, and are spread evenly between the old ones with an old one
+- further layers have zero output projections, and are spread evenly between the old layers with an old layer
   last, so that leaving after the first layers stays as poor a guess as it was;
 - whatever the function does not depend on is drawn at random, for the arithmetic of real weights.
 """

@@ -4,7 +4,7 @@ A state has seen some number of the sequence's committed tokens. A record is wha
 Records lie at the places of their tokens in a ring, as keys and values lie in slots. A pass begins with the
 newest state that suits, replays the records of the tokens since, and stores the state after the tokens that
 are known to be committed. So a refused Draft leaves nothing behind, and a pass may be repeated: of two states
-it writes over the one that the repetition would not begin with.
+it writes over the state that the repetition would not begin with.
 
 On its way from the first of these states to the second a pass sees the state after every committed token
 once. So it also stores those at the ends of blocks that the cache has asked for, to be kept for other

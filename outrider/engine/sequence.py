@@ -113,7 +113,7 @@ class EngineSequence:
 
         Args:
             generated: its committed tokens after the prompt.
-            path: drafted ones that follow them.
+            path: drafted tokens that follow them.
             mask: of its grammar there.
         """
         return ChoiceContext(

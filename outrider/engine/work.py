@@ -24,7 +24,7 @@ class Decode(Struct, frozen=True, tag=True):
 
     A Decode of the round under way is no new work. Its Draft is that of the round once more, and after it
     what follows its likely verdicts: what a Verdict leaves of that tree is verified at once, with no lease.
-    Its lease takes the place of the one before; None leaves that as it is.
+    Its lease takes the place of the lease before; None leaves that as it is.
     """
 
     sequence: int  # its number
@@ -41,12 +41,12 @@ class Decode(Struct, frozen=True, tag=True):
 
 
 def plain_decoding(sequence: int, base: int, tokens: tuple[int, ...], count: int, round: int = 0) -> Decode:
-    """Returns the work of plain decoding, up to ``count`` tokens beyond the committed ones."""
+    """Returns the work of plain decoding, up to ``count`` tokens beyond the committed tokens."""
     return Decode(sequence, base, tokens, Draft(), round, Lease(base + len(tokens) + count))
 
 
 class Propose(Struct, frozen=True, tag=True):
-    """Draft a chain of up to ``depth`` tokens beyond the committed ones; 0: fill the cache.
+    """Draft a chain of up to ``depth`` tokens beyond the committed tokens; 0: fill the cache.
 
     Next to it up to ``alternatives`` tokens, each for a position of the chain, the likeliest to be correct.
     """
@@ -106,7 +106,7 @@ class Timings(Struct, frozen=True):
     total: float  # from submission to result
     last_step: Step  # the last of these steps
     steps: int
-    preemptions: int  # times that its sequence lost its cache to an older one
+    preemptions: int  # times that its sequence lost its cache to an older sequence
     adopted: int = 0  # prompt tokens that were cached before the sequence came; the first result tells
 
 

@@ -24,7 +24,7 @@ class Mean:
     memory: float  # observations
 
     def observe(self, value: float, observations: float = 1.0) -> None:
-        """Learns a value that was observed so many times; 0 times change nothing."""
+        """Learns a value that was observed that many times; 0 times change nothing."""
         self.value += (1.0 - kept(self.memory, observations)) * (value - self.value)
 
 

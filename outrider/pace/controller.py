@@ -123,7 +123,7 @@ class Pace:
         return self._in_rounds[sequence.drafter.name, sequence.worker]
 
     def observe_late(self, sequence: PacedSequence, waited_s: float) -> None:
-        """Learns that a Draft did not come within so many seconds."""
+        """Learns that a Draft did not come within ``waited_s`` seconds."""
         if sequence.depth > 0:
             sequence.late_s = waited_s
 

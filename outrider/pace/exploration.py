@@ -45,7 +45,7 @@ class Trials:
         self._is_drafting = is_drafting
 
     def observe_load(self, sequences: int) -> None:
-        """Hastens the next trial if the load has doubled since the last one."""
+        """Hastens the next trial if the load has doubled since the last trial."""
         if sequences >= 2 * self._sequences:
             self._steps = max(self._steps, self._wait - TUNING.first_trial)
             self._sequences = sequences
@@ -73,7 +73,7 @@ class Budget:
         self._left_s = 0.0  # seconds; negative: debts
 
     def earn(self, seconds: float) -> None:
-        """Adds the share of so many seconds of the target."""
+        """Adds the share of these seconds of the target."""
         self._left_s = min(self._left_s + TUNING.explored_share * seconds, TUNING.most_budget_s)
 
     def spend(self, seconds: float) -> None:

@@ -32,10 +32,10 @@ class PaceTuning:
     changed_factor: float = 1.5  # factor: a time as far off may mean another machine
     changed_times: int = 4  # times in a row that this has to happen
     changed_weight: float = 0.1  # share: weight of what was observed before the change
-    known_times: float = 8.0  # observations: with so many, half of an error is the machine's slowness
+    known_times: float = 8.0  # observations: with that many, half of an error is the machine's slowness
     slowness_memory: float = 8.0  # observations: 1/e after these, for the slowness of the machine
     slowness_error: float = math.log(2.0)  # logarithm: largest error of one observation
-    damping: float = 0.02  # share: weight of the present fit in the next one
+    damping: float = 0.02  # share: weight of the present fit in the next fit
     outlier_factor: float = 4.0  # factor: a time further off counts as just as far off
 
     # Costs
@@ -64,14 +64,14 @@ class PaceTuning:
     # Optimizer and policy
     smallest: float = 1e-9  # probability: smaller divisors count as this
     least_reach: float = 0.02  # probability: a token reached more rarely is not drafted
-    priced_nodes: float = 4.0  # nodes: the price of a further node is the mean over so many
+    priced_nodes: float = 4.0  # nodes: the price of a further node is the mean over that many
     compared: int = 65  # numbers of drafted tokens that are compared, for each depth
     slack: float = 4.0  # factor: a Draft that takes longer than expected by it is late
     plain_steps: int = 8  # steps from one decision to the next, if no sequence has Drafts
 
     # Exploration
     trial_depth: int = 2  # tokens: depth of a round that only shows what rounds cost
-    trial_rounds: int = 3  # rounds: before the first one no Verdict could be foreseen
+    trial_rounds: int = 3  # rounds: before the first round no Verdict could be foreseen
     trial_steps_per_token: int = 64  # steps before a trial, per token of plain decoding
     first_trial: int = 16  # steps to the first trial, or to one after a doubling of load
     rarer_trials: int = 4  # factor: by it the wait for the next trial is longer, up to the setting

@@ -11,7 +11,7 @@ from outrider.ray.llm_config import BuilderArguments
 from outrider.ray.reading import read_arguments, unheeded
 from outrider.ray.translation import translated
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 def build_openai_app(arguments: dict[str, Any]) -> Application:

@@ -49,6 +49,22 @@ def test_engine_process_reports_its_load_and_ends_with_its_connection(
     assert reasons.empty()
 
 
+def test_engine_process_writes_debug_lines_of_the_rooms_that_its_environment_names(
+    settings: EngineSettings,
+    reasons: queue.Queue[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It takes steps before it serves, to know what they cost."""
+    monkeypatch.setenv("OUTRIDER_DEBUG", "outrider.engine.loop")
+    process = EngineProcess(settings, reasons.put)
+    process.ready()
+    process.join()
+    written = capfd.readouterr().err
+    assert "step 1: " in written
+    assert "shares" not in written  # outrider.engine.cache
+
+
 @pytest.mark.parametrize("gpus", [(), ("2",), ("GPU-3f2a", "GPU-77b0")], ids=str)
 def test_engine_process_sees_the_gpus_that_it_is_given_and_no_launcher_and_spins_little(
     tmp_path: Path, reasons: queue.Queue[str], monkeypatch: pytest.MonkeyPatch, gpus: tuple[str, ...]

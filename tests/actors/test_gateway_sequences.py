@@ -10,7 +10,7 @@ from actors.connection import frame_of
 from actors.engine_client import EngineClient
 from actors.gateway_sequences import GatewaySequences
 from actors.messages import Close, Open, Stepped, Submit, ToEngine
-from actors.translation import TargetTranslation
+from actors.translation import TRANSLATIONS
 from outrider.decoding.draft import Verdict
 from outrider.engine.work import Decoded, EngineLoad, Timings
 from outrider.pace.step import Step, StepSize
@@ -29,7 +29,7 @@ async def test_opening_without_work_is_acknowledged_and_not_told_to_the_engine()
     engine = EngineClient()
     said: list[ToEngine] = []
     engine.send = said.append  # type: ignore
-    sequences = GatewaySequences(TargetTranslation(), engine)
+    sequences = GatewaySequences(TRANSLATIONS["target"], engine)
     await sequences.read(told(rounds_pb2.TargetWorkerRequest(open=opening())))
     assert [type(message) for message in sequences.outbox.flush()] == [rounds_pb2.Opened]
     assert not said
@@ -43,7 +43,7 @@ async def test_opening_without_work_is_acknowledged_and_not_told_to_the_engine()
 async def test_turn_after_the_end_of_the_engine_is_not_refused(at: str) -> None:
     """The end of the stream says it, and the sequence goes on elsewhere. A refusal would fail its request."""
     engine = EngineClient()
-    sequences = GatewaySequences(TargetTranslation(), engine)
+    sequences = GatewaySequences(TRANSLATIONS["target"], engine)
     if at == "between opening and turn":
         engine.send = lambda message: None  # type: ignore[method-assign]
         await sequences.read(told(rounds_pb2.TargetWorkerRequest(open=opening())))
@@ -59,7 +59,7 @@ async def test_gateway_sequences_closed_record_the_spans_of_their_last_answers(s
     """The process of a drained worker ends before their delay is over."""
     engine = EngineClient()
     engine.send = lambda message: None  # type: ignore[method-assign]
-    sequences = GatewaySequences(TargetTranslation(), engine)
+    sequences = GatewaySequences(TRANSLATIONS["target"], engine)
     asked = verify(rounds_pb2.Turn(round=1, base=0, tokens=PROMPT, traceparent=TRACEPARENT))
     await sequences.read(told(rounds_pb2.TargetWorkerRequest(open=opening()), asked))
     timings = Timings(
@@ -77,7 +77,7 @@ async def answered_after(opened: rounds_pb2.Open, *results: Decoded, tokens: lis
     """Returns the client of an engine that answers the first turn of a sequence with these results."""
     engine = EngineClient()
     engine.send = lambda message: None  # type: ignore[method-assign]
-    sequences = GatewaySequences(TargetTranslation(), engine)
+    sequences = GatewaySequences(TRANSLATIONS["target"], engine)
     asked = verify(turn(1, 0, tokens))
     await sequences.read(told(rounds_pb2.TargetWorkerRequest(open=opened), asked))
     for result in results:

@@ -42,13 +42,8 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
 
 @pytest.mark.slow
 def test_every_part_says_which_way_its_steps_went(saved: dict[str, Any]) -> None:
-    gpu.main(["--models", "tiny", "--prompts", "20", "--batches", "2", "--depths", "2", "--tokens", "4"])
+    gpu.main(["--models", "tiny", "--prompts", "20"])
     paths = {row["asked"]: row["path"] for row in saved["steps"]}
     assert paths == {"graphs": "graph", "no graphs": "kernels", "batch_invariant": "graph"}
     assert {row["draft"] for row in saved["steps"]} == {"chain", "tree"}
     assert [row["prompt"] for row in saved["prompts"]] == [20]
-    drafted = [row for row in saved["speculation"] if row["depth"] == 2]
-    assert [row["numerics"] for row in drafted] == ["usual", "batch-invariant"]
-    for row in drafted:
-        assert row["same text"] == 2
-        assert row["tokens / pass"] > 1.5

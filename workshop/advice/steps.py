@@ -46,8 +46,8 @@ class Steps:
         """Opens the sequences.
 
         Args:
-            tokens: of each sequence: a committed one, and drafted ones in a chain.
-            branches: the drafted ones are siblings instead.
+            tokens: of each sequence: a committed token, and drafted tokens in a chain.
+            branches: the drafted tokens are siblings instead.
         """
         self._engine = engine
         self._round = 0
@@ -121,7 +121,7 @@ def measured_steps(
 
     Args:
         batches: numbers of sequences, the smallest first. Those for which the cache has no room are left
-            out, and larger numbers if the smaller ones have taken long.
+            out, and larger numbers if the smaller numbers have taken long.
         sizes: tokens of each sequence.
         prompt: that each sequence looks back at.
 

@@ -1,4 +1,4 @@
-"""Effect of a change with common random numbers: both runs have one noise, and old answers draft new ones.
+"""Effect of a change with common random numbers: both runs have one noise, and old answers draft new answers.
 
 Both runs have the seeds of their items and ``noise_scope: seed``. So a token differs only where the change
 moves the distribution far enough, and most of the noise leaves the difference of the scores.

@@ -68,7 +68,7 @@ def two_sample_test(
     """Tests whether the texts of A and B have one distribution.
 
     Args:
-        samples: per prompt the texts of A and those of B, independent ones.
+        samples: per prompt the texts of A and those of B, independent of each other.
         false_alarm: from which p-value on down the test calls them different.
         seed: of the shuffling.
 
@@ -76,7 +76,7 @@ def two_sample_test(
         ValueError: a prompt lacks texts of one of them.
     """
     generator = np.random.default_rng(seed)
-    chi_squares: list[Floats] = []  # a table each: the observed value, then shuffled ones
+    chi_squares: list[Floats] = []  # a table each: the observed value, then shuffled values
     weight = 0.0
     moved: list[tuple[float, Moved]] = []
     for prompt, (a, b) in enumerate(samples):

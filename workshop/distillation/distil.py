@@ -31,7 +31,7 @@ from workshop.training.target import FrozenTarget
 
 UNFINISHED = "unfinished"
 QUESTIONS, ASKED, ANSWERS, TRAINING = "questions.jsonl", "asked.json", "answers.jsonl", "training"
-READ_TOKENS = 1024  # tokens of a held-out text that are read, the last ones
+READ_TOKENS = 1024  # tokens of a held-out text that are read: the last tokens
 HEADS = ("eagle3", "dflash", "medusa")  # drafters that begin without a checkpoint
 
 

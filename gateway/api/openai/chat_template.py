@@ -23,7 +23,7 @@ from outrider.decoding.checkpoint_files import TOKENIZER_CONFIG, read, read_json
 TEMPLATE, OF_TOOLS = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
 OF_PROCESSOR = "chat_template.json"  # file of models that also take pictures
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 DEVELOPER = re.compile(r"""["']developer["']""")

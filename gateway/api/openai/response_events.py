@@ -17,7 +17,7 @@ from gateway.api.openai.usage import has_metrics, metrics_body, usage_body
 from gateway.errors import DEFECT, GatewayError
 from gateway.generation.request import AnswerUsage, Chunk
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 Event = dict[str, Any]
 TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}  # types of the text in an item, by its type

@@ -20,7 +20,7 @@ from gateway.generation.vocabulary import TokenBytes
 
 Event = CompletionEvent | ChatEvent
 
-logger = logging.getLogger("ray.serve")
+logger = logging.getLogger(f"ray.serve.{__name__}")
 
 LONG_ANSWER = 1024  # tokens, or log-probabilities of tokens, which take about a millisecond to write
 
@@ -37,7 +37,7 @@ async def events(
     chunk, written = first, 0
 
     def counted(body: Event) -> Event:
-        """Adds the token counts so far to an event, or null for later ones, if the request asks for usage."""
+        """Adds the token counts so far to an event, null for later events, if the request asks for usage."""
         if options.include_usage:
             counts = token_counts(prompt_tokens, written) if options.continuous_usage_stats else None
             body["usage"] = counts

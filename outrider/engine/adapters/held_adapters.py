@@ -23,7 +23,7 @@ class HeldAdapters:
     """Cache of loaded adapters by the digest of their files, at rank 0.
 
     A sequence names the files of its adapter, so a missing adapter is loaded when a sequence is opened. An
-    adapter without sequences makes room for another, the one that was idle for longest first.
+    adapter without sequences makes room for another: first the adapter that was idle for longest.
     """
 
     def __init__(self, adapters: Adapters, settings: EngineSettings, group: RankGroup | None = None) -> None:

@@ -7,11 +7,11 @@ import torch
 from outrider.engine.cache.memory import zeros
 from outrider.learning.lru import Lru
 
-# States of a model are as large as the keys and values of thousands of tokens (3,100 of Qwen3-Next). So one
-# after each block would take many times the memory of the blocks, and one every so many tokens would let
+# States of a model are as large as the keys and values of thousands of tokens (3,100 of Qwen3-Next). So a
+# state after each block would take many times the memory of the blocks, and one after each stretch would let
 # a single long prompt evict all others. These are kept, as their tokens come by:
 # - at the end of the last whole block of a prompt: the same prompt again, or the next turn, goes on there;
-# - at the end of the newest block of an answer, in place of the one before: the next turn contains the
+# - at the end of the newest block of an answer, in place of the state before: the next turn contains the
 #   answer, and a preempted sequence goes on there. Storing it costs a copy in each block of tokens, and each
 #   token reads and writes the state several times;
 # - at the place at which a sequence branches off from blocks that another sequence has filled or will fill:

@@ -1,6 +1,7 @@
 """Paged cache: keys and values of every layer in blocks, and the blocks of each sequence."""
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -21,6 +22,8 @@ from outrider.engine.sequence import EngineSequence
 NO_SCALES: Mapping[int, Scales] = MappingProxyType({})
 # Key/value heads, key dimension, value dimension, which is 0 if a value is a part of its key.
 LayerShape = tuple[int, int, int]
+
+logger = logging.getLogger(__name__)
 
 
 class GatherSpace:
@@ -192,6 +195,7 @@ class PagedCache(KeyValues):
             sequence.blocks.push([block])
             sequence.digests.append(digest)
         sequence.cached = end * self.block_size
+        logger.debug("sequence %d shares %d blocks", sequence.number, end)
         if len(sequence.tokens) == sequence.prompt_length and not sequence.preemptions:
             sequence.adopted += (end - index) * self.block_size
 
@@ -218,7 +222,7 @@ class PagedCache(KeyValues):
         return self._keep_state(other, 1 + other.hashes.index(last))
 
     def _keep_state(self, sequence: EngineSequence, blocks: int) -> bool:
-        """Has the state kept at the end of so many leading blocks.
+        """Has the state kept at the end of that many leading blocks.
 
         Returns False if no pass to come sees that state, or if there is no memory for it.
         """

@@ -27,7 +27,7 @@ class BlockHead(CachingDrafter):
     """Head with Drafts as deep as its block. The host chooses their tokens, position by position."""
 
     block_size: int  # rows of a block, all of which are fed if rows see those after them
-    num_guesses: int  # rows of a block that guess a token, the last ones
+    num_guesses: int  # rows of a block that guess a token: the last rows
     mask_token: int
     looks_ahead: bool  # whether each row of a block also sees the rows after it
 

@@ -62,7 +62,7 @@ class BlockShape:
     layers: Any  # transformers' config of the decoder layers
     hidden_layers: tuple[int, ...]  # layers of the target, counted as its inputs
     block_size: int  # rows of a block
-    num_guesses: int  # rows of a block that guess, the last ones
+    num_guesses: int  # rows of a block that guess: the last rows
     mask_token: int
     looks_ahead: bool  # whether a row of the block sees the rows after it
     markov_rank: int  # numbers that stand for a token in the bias of the guess after it; 0: there is none

@@ -343,7 +343,7 @@ class Graphs(CapturedSizes):
         )
 
     def _views_of(self, filled: StepBuffer, rows: int, num_logits: int) -> _Views:
-        """Returns the views of a step with so many rows, and rows of logits."""
+        """Returns the views of a step with that many rows, and rows of logits."""
         fields = filled.at(self._buffer)
         paged = PagedInput.of(fields, self._tables.on_device)
         of_rows = paged.token_ids[:, :rows], paged.position_ids[:, :rows], paged.slots[:rows]

@@ -2,8 +2,8 @@
 
 Codes of weights lie from -127 to 127, codes of inputs from 1 to 255 around a zero of 128: for signed inputs
 oneDNN has a kernel only for processors with AMX. Processors with instructions for 8 bit (VNNI, AMX) add
-products up in 32 bit. Older ones first add two products in 16 bit, and cut off what does not fit. Inputs in
-two halves fit. If oneDNN has no right kernel, floating point is exact too, and slower.
+products up in 32 bit. Older processors first add two products in 16 bit, and cut off what does not fit.
+Inputs in two halves fit. If oneDNN has no right kernel, floating point is exact too, and slower.
 """
 
 import logging

@@ -173,6 +173,6 @@ def _tokenizer(model: str) -> Tokenizer | None:
         if Path(model).is_dir():
             return Tokenizer.from_file(str(file)) if file.is_file() else None
         return Tokenizer.from_pretrained(model)
-    except Exception as error:  # the library raises its own and plain ones
+    except Exception as error:  # the library raises its own errors and Python's
         logger.warning("model=%r: its tokenizer cannot be read, so grammars are refused: %s", model, error)
         return None

@@ -57,7 +57,7 @@ class Runner(Protocol):
     context_length: int  # tokens
     end_token_ids: frozenset[int]
     mask_token: int | None  # mask of a model that drafts several tokens in one pass
-    launches_early: bool  # whether it can launch a step before the host knows the tokens of the one before
+    launches_early: bool  # whether it can launch a step before the host knows the tokens of the step before
 
     def run(
         self,
@@ -351,7 +351,7 @@ def _rows_of(
 
 
 def _further(row: ChoiceContext, positions: int) -> ChoiceContext:
-    """Returns the context so many positions later, whose text is not known."""
+    """Returns the context that many positions later, whose text is not known."""
     path = (*row.path, *[UNKNOWN] * positions)
     return replace(row, position=row.position + positions, path=path)
 

@@ -93,7 +93,7 @@ class WorkQueue:
         """Verifies the Draft that comes with a Verdict, if that may begin before the sender has seen it.
 
         Block verification excludes it: its Verdict has read the round's noise at all positions of its Draft,
-        also beyond the accepted ones.
+        also beyond the accepted tokens.
         """
         sequence = task.sequence
         is_free = sequence.number not in self.tasks  # no Draft was sent ahead of the Verdict

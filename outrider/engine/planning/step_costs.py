@@ -82,7 +82,7 @@ class StepCosts:
     expert_share: float = 1.0  # share of a layer's experts that a token chooses
 
     def weights_read(self, tokens: float) -> float:
-        """Returns the bytes of weights that a step of so many tokens reads.
+        """Returns the bytes of weights that a step of that many tokens reads.
 
         If n tokens choose k of E experts independently, they choose E (1 - (1 - k / E)^n) different experts.
         """

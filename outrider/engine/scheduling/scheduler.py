@@ -1,5 +1,6 @@
 """Selection of the sequences of the next step, and preemption if the cache runs short."""
 
+import logging
 from collections.abc import Iterable, Mapping, Set
 
 from outrider.decoding.draft import ROOT
@@ -14,6 +15,8 @@ from outrider.engine.tasks.task import Task
 from outrider.pace.settings import MAX_DEPTH
 
 Selected = list[tuple[Task, Item]]
+
+logger = logging.getLogger(__name__)
 
 SPARE_SHARE = 0.1  # share of the cache that idle work leaves free
 
@@ -209,6 +212,7 @@ class Scheduler:
 
     def _preempt(self, sequence: EngineSequence, tasks: Mapping[int, Task]) -> None:
         sequence.preemptions += bool(sequence.blocks)
+        logger.debug("sequence %d gives up %d blocks", sequence.number, len(sequence.blocks))
         self._cache.release(sequence)
         if sequence.number in tasks:
             tasks[sequence.number].restart()

@@ -229,7 +229,7 @@ def test_quantized_draft_changes_no_token(kind: Quantization, role: str) -> None
     assert rate > (0.75 if role == "target" else 0.3)
 
 
-@pytest.mark.parametrize("kind", BITS)
+@pytest.mark.parametrize("kind", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
 def test_target_in_fp8_drafts_with_its_own_copy_in_fewer_bits(tmp_path: Path, kind: Quantization) -> None:
     folder, _ = in_format(write_checkpoint(tmp_path / "plain", "llama"), "fp8", tmp_path)
     fields = {"model": str(folder), "dtype": "float32", "device": "cpu", "cache_memory": 2**21}
@@ -286,7 +286,7 @@ def test_stored_weight_of_inputs_that_are_no_groups_gets_8_bit() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("kind", BITS)
+@pytest.mark.parametrize("kind", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
 def test_gpu_quantizes_as_it_loads_and_computes_what_the_weights_stand_for(
     tmp_path: Path, kind: Quantization
 ) -> None:

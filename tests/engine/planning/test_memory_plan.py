@@ -182,7 +182,15 @@ def with_drafter(folder: Path, kind: str | None, **own: int) -> EngineSettings:
     )
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3", "peagle", "dflash", "mtp"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "eagle3",
+        "dflash",
+        "mtp",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("medusa", "peagle")),
+    ],
+)
 def test_head_beside_the_target_is_planned_with_it(tmp_path: Path, kind: str) -> None:
     settings = with_drafter(tmp_path, kind)
     planned, without = (

@@ -118,9 +118,10 @@ def test_folder_that_has_something_else_is_refused(fitted: Path, prompts_file: P
     ("drafter", "options"),
     [
         ("medusa", []),
-        ("eagle3", ["--layers", "2", "4", "6"]),
-        ("dflash", ["--layers", "2", "4", "6", "--mask-token", "1"]),
-        ("parallel", ["--mask-token", "1"]),
+        # tests/workshop/training fits these drafters too
+        pytest.param("eagle3", ["--layers", "2", "4", "6"], marks=pytest.mark.slow),
+        pytest.param("dflash", ["--layers", "2", "4", "6", "--mask-token", "1"], marks=pytest.mark.slow),
+        pytest.param("parallel", ["--mask-token", "1"], marks=pytest.mark.slow),
     ],
 )
 def test_kept_traffic_is_trained_on_as_it_is_and_any_drafter_is_fitted(

@@ -213,7 +213,7 @@ def _newline(written: Parameters) -> str:
 
 
 def _check(schema: dict[str, Any], known: set[str]) -> None:
-    """Raises _UnreadError if the schema has other words than the known ones."""
+    """Raises _UnreadError if the schema has words that are not known."""
     if odd := sorted(schema.keys() - known - SAID):
         raise _UnreadError(f"its schema's {', '.join(odd)}")
 

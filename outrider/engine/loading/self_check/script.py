@@ -44,7 +44,7 @@ def write_script(length: int, tokens: Iterator[int], block_size: int, window: in
     first, second, nodes = ([next(tokens) for _ in range(n)] for n in (length, length, len(PARENTS)))
     tree = Draft(tuple(nodes), PARENTS)
     root, chunk = length - LEVELS, length // 3
-    prompt = root - 1  # the last committed token is fed with the drafted ones
+    prompt = root - 1  # the last committed token is fed with the drafted tokens
     blocks = np.arange(blocks_needed(block_size))
     # No two blocks of a text are neighbours in order.
     one = HeldBlocks(blocks[1::2][::-1]), HeldState(0)

@@ -1,0 +1,23 @@
+"""Debug lines of the rooms that a developer wants to watch."""
+
+import logging
+import os
+
+ROOMS = "OUTRIDER_DEBUG"  # variable with names of packages or modules, separated by commas
+SERVE = "ray.serve"  # Serve's logger: loggers below it write into the log of their replica
+
+
+def show_debug_lines() -> None:
+    """Lets the rooms that the environment names write their debug lines; called once in each process."""
+    for room in sorted(filter(None, map(str.strip, os.environ.get(ROOMS, "").split(",")))):
+        for logger in (logging.getLogger(room), logging.getLogger(f"{SERVE}.{room}")):
+            logger.setLevel(logging.DEBUG)
+            if not logger.hasHandlers():
+                logger.addHandler(_handler())
+
+
+def _handler() -> logging.Handler:
+    """Returns a handler that writes to the standard error, for a logger that has none."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s %(name)s: %(message)s"))
+    return handler
