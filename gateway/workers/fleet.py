@@ -122,7 +122,7 @@ class Fleet:
             InvalidRequestError: a target refuses it, or targets find different files. All drop it then.
             WorkerLostError: there is no target, or one does not answer. All others drop it then.
         """
-        self.targets()
+        self.targets()  # raises if there is none
         loads = await asyncio.gather(
             *[link.load_adapter(adapter) for link in self._target_links()], return_exceptions=True
         )

@@ -22,7 +22,7 @@ from tests.support.served import SERVED
 pytestmark = pytest.mark.slow
 
 STREAMS = 4
-TOKENS = 600  # of the large demo target: more than it says in the 10 s in which a replaced target serves on
+TOKENS = 600  # tokens of an answer, which takes longer than a replaced target serves on: 10 s
 
 
 def application(max_sequences: int) -> dict[str, Any]:
