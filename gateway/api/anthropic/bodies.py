@@ -101,7 +101,7 @@ class GivenMessage(NullIsLeftOut):
 class GivenTool(Hinted):
     type: Literal["custom"] = "custom"
     name: Name
-    description: Text = ""
+    description: Text | None = None
     input_schema: dict[str, Any]
     strict: bool = False
     allowed_callers: Ignored = None
