@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     try:
         settings = read_options(options, CheckSettings)
-        require("httpx", "outrider check")
+        for package in ("httpx", "numpy"):
+            require(package, "outrider check", "check")
         report = asyncio.run(_check(options.a, options.b, settings))
         _print(report, options)
     except (CheckError, OSError, ValueError) as error:
