@@ -165,7 +165,9 @@ class ChatTemplate:
         """Returns the tools as the template takes them: many fail at a tool without a description."""
         if not tools or self._takes_bare_tools:
             return [*tools]
-        return [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
+        functions = [tool["function"] for tool in tools]
+        described = [{"name": each["name"], "description": "", **each} for each in functions]
+        return [{**tool, "function": each} for tool, each in zip(tools, described, strict=True)]
 
     @cached_property
     def _takes_bare_tools(self) -> bool:
