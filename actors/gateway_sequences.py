@@ -38,7 +38,7 @@ class Served:
     trace: SequenceTrace
     number: int | None = None  # number at the engine; None: not opened there yet
     newest: int = 0  # newest round: an older turn is void
-    asked_at: float | None = None  # time.perf_counter() of its first work; None: its first token is there
+    asked_at: float | None = None  # time.perf_counter() of its request; None: its first token is there
 
 
 Name = tuple[int, int]  # number of a sequence at its gateway, and its epoch
@@ -113,7 +113,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
             )
         turn, work = self._translation.work(served.number, request)
         if served.newest == 0 and len(turn.tokens) == served.opening.prompt_length:  # nothing is generated
-            served.asked_at = time.perf_counter()
+            served.asked_at = time.perf_counter() - served.opening.queued_ms / 1000
         if turn.round >= served.newest:
             served.newest = turn.round
             served.trace.asked(turn)

@@ -31,8 +31,8 @@ class LoadPolicy:
 class FirstTokenPolicy:
     """Policy with one replica more while first tokens are late, and one fewer when the rest would do.
 
-    Only a deployment's own replicas tell its policy something, so the time is the target's part of what a
-    client waits for: its queue and the prompt. The queue of a gateway is not in it.
+    Only a deployment's own replicas tell its policy something. So gateways tell a target how long a request
+    was in their queue, and its time to the first token begins with that.
     """
 
     def __init__(self, ttft_target_s: float, sequences: int, cache_in_use: float) -> None:

@@ -122,7 +122,10 @@ class RequestSettings(BaseModel):
         default=256, ge=1, description="requests that run at the same time in each gateway"
     )
     max_waiting: int = Field(
-        default=256, ge=0, description="requests in a gateway's queue; more are refused with 429"
+        default=256,
+        ge=0,
+        description="requests in a gateway's queue; more are refused with 429. Interactive requests have as"
+        " many places of their own",
     )
     max_message_bytes: int = Field(default=4 * 2**20, ge=1, description="bytes of one request")
     body_timeout_s: float = Field(
@@ -154,7 +157,7 @@ class RequestSettings(BaseModel):
     @property
     def most_at_once(self) -> int:
         """Requests that a gateway may hold at the same time: all that it bounds itself, and some to spare."""
-        answered = self.max_requests + self.max_waiting
+        answered = self.max_requests + 2 * self.max_waiting
         return BODIES_AT_ONCE + PREPARED_AT_ONCE + self.max_waiting + answered + SPARE_REQUESTS
 
 

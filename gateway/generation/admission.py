@@ -85,13 +85,14 @@ class Admission:
         """
         if self._is_closed:
             raise WorkerLostError(STOPPING)
-        if self.running == self._max_requests and len(self._queue) >= self._max_waiting:
+        slot = Slot(claim or Claim(self._unnamed), parking)
+        waiting = self._waiting_before(slot)
+        if self.running == self._max_requests and waiting >= self._max_waiting:
             raise OverloadedError(
-                f"{self.running} requests run and {len(self._queue)} wait, more are not accepted",
+                f"{self.running} requests run and {waiting} wait, more are not accepted",
                 self.retry_after_s(),
             )
         loop = asyncio.get_running_loop()
-        slot = Slot(claim or Claim(self._unnamed), parking)
         self.waiting += 1
         self._idle.clear()
         self._queue.put(slot, loop.time())
@@ -113,6 +114,12 @@ class Admission:
                 leaving.cancel()
         finally:
             self._leave(slot)
+
+    def _waiting_before(self, slot: Slot) -> int:
+        """Returns how many requests in the queue are as urgent: batch refuses nothing interactive."""
+        if slot.claim.priority == "batch":
+            return len(self._queue)
+        return sum(waiting.claim.priority == "interactive" for waiting in self._queue)
 
     def count(self, slot: Slot, tokens: int) -> None:
         """Counts committed tokens of a request that has a slot."""

@@ -241,7 +241,7 @@ class Generation:
                 self.admission.slot(prepared.deadline, claim, parking) as slot,
                 aclosing(merged(choices, prepared.deadline)) as chunks,
             ):
-                timing.admitted()
+                timing.admitted(prepared)
                 trace.admitted()
                 async for chunk in chunks:
                     timing.add(len(chunk.tokens))

@@ -35,8 +35,11 @@ class Timing:
     cached_tokens: int = 0  # prompt tokens that the target had cached before
     ends: Counter[str] = field(default_factory=Counter)  # answers by how they ended
 
-    def admitted(self) -> None:
+    def admitted(self, prepared: Prepared) -> None:
+        """Takes the time in the queue, which targets are told."""
         self.queue_s = time.monotonic() - self.arrived
+        for sequence in prepared.sequences:
+            sequence.queued_s = self.queue_s
 
     def add(self, tokens: int) -> None:
         if self.first_token_s is None and tokens:

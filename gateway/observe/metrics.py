@@ -6,9 +6,10 @@ from gateway.generation.generation import Generation
 from gateway.generation.totals import StatsKey, Timing
 from gateway.generation.tracing import PROVIDER
 from gateway.loop.stats import Stats
-from gateway.observe.vllm_metrics import publish_as_vllm
+from gateway.observe.vllm_metrics import publish_as_vllm, vllm_labels
 from outrider.telemetry.counters import COUNTERS
 from outrider.telemetry.instruments import Instruments
+from outrider.telemetry.metrics import drafted_labels
 from outrider.telemetry.reasons import DepthReason
 
 PERIOD_S = 1.0
@@ -45,7 +46,7 @@ def publish(generation: Generation, instruments: Instruments) -> None:
     """Publishes all counters, and the requests answered since the last call."""
     totals, admission = generation.totals, generation.admission
     for kind, stats in totals.stats().items():
-        _count(instruments, kind, stats)
+        _count(instruments, kind, stats, vllm_labels(generation))
     answered = [totals.answered.popleft() for _ in range(len(totals.answered))]
     for timing in answered:
         _observe(instruments, timing, generation.settings.model)
@@ -79,15 +80,17 @@ def publish(generation: Generation, instruments: Instruments) -> None:
         instruments.set("outrider_plain_tokens_per_second", plain_rate)
 
 
-def _count(instruments: Instruments, kind: StatsKey, stats: Stats) -> None:
+def _count(instruments: Instruments, kind: StatsKey, stats: Stats, of_vllm: dict[str, str]) -> None:
     labels = {"task": kind.task, "drafter": kind.drafter}
     for counter in COUNTERS:
         if counter.metric:
-            instruments.total(counter.metric, getattr(stats, counter.name), **labels)
+            known = {**labels, **of_vllm}
+            told = {name: known[name] for name in drafted_labels(counter.metric)}
+            instruments.total(counter.metric, getattr(stats, counter.name), **told)
     for position in range(max(stats.lengths, default=0)):
         accepted = stats.accepted_at(position)
         name = "vllm_spec_decode_num_accepted_tokens_per_pos"
-        instruments.total(name, accepted, **labels, position=str(position))
+        instruments.total(name, accepted, **labels, **of_vllm, position=str(position))
     for drafter, counts in stats.drafted_by.items():
         for what, name in DRAFTED_BY.items():
             instruments.total(name, counts[what], **labels, drafted_by=drafter)

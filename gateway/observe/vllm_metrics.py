@@ -11,9 +11,14 @@ from outrider.telemetry.instruments import Instruments
 ENGINE = "0"  # label of vLLM's first engine; a gateway's targets are one to its callers
 
 
+def vllm_labels(generation: Generation) -> dict[str, str]:
+    """Returns the labels of all of vLLM's metrics."""
+    return {"model_name": generation.settings.model, "engine": ENGINE}
+
+
 def publish_as_vllm(generation: Generation, instruments: Instruments, answered: Iterable[Timing]) -> None:
     """Publishes the load, and requests that were answered since the last call."""
-    labels = {"model_name": generation.settings.model, "engine": ENGINE}
+    labels = vllm_labels(generation)
     tokens = sum(stats.tokens for stats in generation.totals.stats().values())
     instruments.total("vllm_generation_tokens", tokens, **labels)
     instruments.set("vllm_num_requests_running", generation.admission.running, **labels)

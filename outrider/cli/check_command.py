@@ -38,7 +38,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     settings = read_options(options, CheckSettings)
-    require("httpx", "outrider check")
+    for package in ("httpx", "numpy"):
+        require(package, "outrider check", "check")
     report = asyncio.run(_check(options.a, options.b, settings))
     _print(report, options)
     return DIFFERENT if report.differs else SAME

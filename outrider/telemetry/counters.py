@@ -12,7 +12,7 @@ class SpeculationCounter:
 
     name: str
     meaning: str
-    metric: str = ""  # metric with the labels task and drafter; empty: none
+    metric: str = ""  # metric with the labels task and drafter, and vLLM's if the name is; empty: none
     unit: str = "tokens"  # unit of the metric
     is_in_spans: bool = False  # whether spans of rounds and of plain decoding have it
     type: Any = int  # type of the value in JSON

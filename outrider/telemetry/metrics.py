@@ -32,6 +32,11 @@ ROLLED_OUT = ("task", "verification", "draft")
 VLLM = ("model_name", "engine")
 
 
+def drafted_labels(name: str) -> tuple[str, ...]:
+    """Returns the labels of a metric of Drafts; vLLM's metrics have those that its dashboards choose by."""
+    return (*DRAFTED, *VLLM) if name.startswith("vllm_") else DRAFTED
+
+
 @dataclass(frozen=True)
 class Metric:
     name: str
@@ -173,7 +178,7 @@ OF_GATEWAYS = (
         (*TENANT, "limit"),
     ),
     *(
-        _counter(counter.metric, counter.unit, counter.meaning, DRAFTED)
+        _counter(counter.metric, counter.unit, counter.meaning, drafted_labels(counter.metric))
         for counter in COUNTERS
         if counter.metric
     ),
@@ -181,7 +186,7 @@ OF_GATEWAYS = (
         "vllm_spec_decode_num_accepted_tokens_per_pos",
         "tokens",
         "accepted drafted tokens, by position in the Draft; the first is 0",
-        (*DRAFTED, "position"),
+        (*DRAFTED, *VLLM, "position"),
     ),
     _counter(
         "outrider_drafted_by_rounds",

@@ -98,6 +98,13 @@ async def test_first_token_of_a_new_sequence_is_timed_once() -> None:
     assert len(engine.first_tokens._times) == 1
 
 
+async def test_first_token_counts_the_time_in_the_gateways_queue() -> None:
+    opened = opening()
+    opened.queued_ms = 5000
+    engine = await answered_after(opened, decoded(7, len(PROMPT) + 1), tokens=PROMPT)
+    assert 5.0 < engine.first_tokens.tail() < 10.0
+
+
 async def test_first_token_of_a_sequence_that_was_begun_elsewhere_is_not_timed() -> None:
     answer = decoded(8, len(PROMPT) + 2)
     engine = await answered_after(opening(), answer, tokens=[*PROMPT, 7])

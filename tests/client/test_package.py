@@ -66,8 +66,18 @@ def test_install_without_extras_has_all_that_clients_and_the_start_of_commands_i
     assert run.stdout.split() == []
 
 
+def test_install_to_check_services_has_no_engine():
+    extras = EXTRAS["optional-dependencies"]
+    absent = modules_of(extras["server"]) - modules_of(extras["check"])
+    assert {"torch", "ray", "transformers", "tokenizers"} <= absent
+    imports = "import workshop.checking.check, workshop.checking.deployment, workshop.checking.markdown"
+    check = f"{imports}; import sys; print(*{absent} & {{*sys.modules}})"
+    run = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == []
+
+
 def test_install_extras_build_upon_the_server():
     extras = EXTRAS["optional-dependencies"]
     assert extras["client"] == []
-    assert "outrider[server]" in extras["workshop"]
+    assert "outrider[check,server]" in extras["workshop"]
     assert "outrider[server]" in extras["dev"]

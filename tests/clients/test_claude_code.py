@@ -22,6 +22,7 @@ TOOL = {
     "cache_control": CACHED,
 }
 ASKED = {"role": "user", "content": [{"type": "text", "text": "What is the weather in Rome?"}]}
+THOUGHT = {"type": "thinking", "thinking": "The tool knows.", "signature": "of another service"}
 SESSION = {"x-claude-code-session-id": "7d9f"}
 
 
@@ -72,7 +73,7 @@ async def test_requests_of_claude_code_are_answered_in_their_order(served: Serve
         }
         history = [
             ASKED,
-            {"role": "assistant", "content": called.content},
+            {"role": "assistant", "content": [THOUGHT, *called.content]},
             {"role": "user", "content": [result]},
         ]
         async with claude.beta.messages.stream(**ask, messages=history) as stream:

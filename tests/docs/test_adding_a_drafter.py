@@ -74,7 +74,7 @@ async def test_example_worker_drafter_is_counted_under_the_name_of_its_draft(exa
     assert answer["choices"][0]["text"] == expected["choices"][0]["text"]
     assert report["drafter"] == "careful"
     assert 0 < report["drafted"] <= report["rounds"]
-    drafted = published.totals["vllm_spec_decode_num_draft_tokens", "none", "careful"]
+    drafted = published.totals["vllm_spec_decode_num_draft_tokens", "none", "careful", "m", "0"]
     assert drafted == report["drafted"]
 
 

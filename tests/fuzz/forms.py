@@ -38,6 +38,10 @@ def _json_schema(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": named}
 
 
+def _object_of(schema: Any) -> dict[str, Any]:
+    return {"type": "json_object", "schema": schema}
+
+
 def _structured(schemas: list[Any], regexes: list[str], larks: list[str], choices: list[Any]) -> Any:
     """Draws each kind with equal probability, whatever its number of forms."""
     kinds = {
@@ -53,9 +57,9 @@ def _structured(schemas: list[Any], regexes: list[str], larks: list[str], choice
 def response_formats(anything: Any) -> Levels:
     plain = [{"type": "text"}, {"type": "json_object"}]
     return Levels(
-        st.sampled_from([*plain, *map(_json_schema, SCHEMAS)]),
-        st.sampled_from([*map(_json_schema, HOSTILE_SCHEMAS)]),
-        anything | anything.map(_json_schema),
+        st.sampled_from([*plain, *map(_json_schema, SCHEMAS), *map(_object_of, SCHEMAS)]),
+        st.sampled_from([*map(_json_schema, HOSTILE_SCHEMAS), *map(_object_of, HOSTILE_SCHEMAS)]),
+        anything | anything.map(_json_schema) | anything.map(_object_of),
     )
 
 

@@ -51,6 +51,15 @@ DSML = "\n".join(
         ("tags", "false", '["x y"]'),
     )
 )
+KIMI_3 = "".join(
+    f'<|open|>argument key="{key}" type="{kind}"<|sep|>{value}<|close|>argument<|sep|>'
+    for key, kind, value in (
+        ("city", "string", "Rome"),
+        ("note", "string", NOTE),
+        ("days", "number", "3"),
+        ("tags", "array", '["x y"]'),
+    )
+)
 BARE = f'{{city:<|"|>Rome<|"|>,days:3,note:<|"|>{NOTE}<|"|>,tags:[<|"|>x y<|"|>]}}'
 # By family: text of its chat template, end of the prompt, two calls, tokens of the vocabulary.
 FAMILIES = {
@@ -122,6 +131,21 @@ FAMILIES = {
             for name in ("s_section_begin", "_begin", "_argument_begin", "_end", "s_section_end")
         ],
     ),
+    "kimi k3": (
+        "<|open|><|sep|>",
+        '<|open|>message role="assistant"<|sep|><|open|>response<|sep|>',
+        "<|close|>response<|sep|><|open|>tools<|sep|>"
+        f'<|open|>call tool="weather" index="1"<|sep|>{KIMI_3}<|close|>call<|sep|>'
+        '<|open|>call tool="now" index="2"<|sep|><|close|>call<|sep|>'
+        "<|close|>tools<|sep|><|close|>message<|sep|>",
+        ["<|open|>", "<|close|>", "<|sep|>"],
+    ),
+    "granite 3": (
+        "<|tool_call|>",
+        "<|start_of_role|>assistant<|end_of_role|>",
+        f'<|tool_call|>[{{"name": "weather", "arguments": {AS_JSON}}}, {{"name": "now", "arguments": {{}}}}]',
+        ["<|tool_call|>"],
+    ),
     "mistral": (
         "[TOOL_CALLS]",
         "[/INST]",
@@ -162,9 +186,16 @@ FAMILIES |= {
         f"<|tool_call_start|>[{PYTHON}, now()]<|tool_call_end|>",
         ["<|tool_call_start|>", "<|tool_call_end|>"],
     ),
+    "llama 4, in python": (
+        "[func_name1(<|header_start|>",
+        "<|header_start|>assistant<|header_end|>\n\n",
+        f"<|python_start|>[{PYTHON}, now()]",
+        ["<|python_start|>", "<|python_end|>"],
+    ),
 }
 HARMONY = "<|channel|><|call|><|start|>assistant"
-WHOLE = ("<function_calls>", "<|tool_call_start|>")  # formats whose arguments come when they are complete
+# Formats whose arguments come when they are complete.
+WHOLE = ("<function_calls>", "<|tool_call_start|>", "[func_name1(<|header_start|>")
 # Grammars have texts as JSON has them.
 AS_KEYWORDS = f'weather(city="Rome", note={json.dumps(NOTE, ensure_ascii=False)}, days=3, tags=["x y"])'
 HARMONY_TOKENS = [f"<|{name}|>" for name in ("channel", "start", "end", "message", "constrain")]

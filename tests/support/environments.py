@@ -3,18 +3,24 @@
 import hashlib
 import subprocess
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 TORCH = f"torch=={version('torch').partition('+')[0]}"
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 # No client needs these, and those of PyPI fit another build of torch.
 OF_OTHER_BUILDS = ("torchvision", "torchaudio", "torchcodec")
+UNREACHABLE = "connection broken by"  # words of pip about an index that does not answer
 
 
 def environment(name: str, *requirements: str) -> Path:
     """Its folder of programs. What is required is pinned, so a folder that is there is as it should be.
+
+    The test is skipped if the index of packages cannot be reached.
 
     requirements: where TORCH is one, its build for processors goes in first, or pip would fetch several GB of
         CUDA packages.
@@ -23,6 +29,8 @@ def environment(name: str, *requirements: str) -> Path:
     folder = ROOT / ".clients" / f"{name}-{said}"
     done = folder / "installed"
     if not done.is_file():
+        began = time.monotonic()
+        _tell(f"making the environment of {name}, once: {', '.join(requirements)}")
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         if TORCH in requirements:
             _pip(folder, "install", "--no-deps", "--index-url", CPU_BUILDS, TORCH)
@@ -30,8 +38,21 @@ def environment(name: str, *requirements: str) -> Path:
         if TORCH in requirements:
             _pip(folder, "uninstall", "-y", *OF_OTHER_BUILDS)
         done.touch()
+        _tell(f"the environment of {name} took {time.monotonic() - began:.0f} s")
     return folder / "bin"
 
 
 def _pip(folder: Path, *arguments: str) -> None:
-    subprocess.run([folder / "bin" / "python", "-m", "pip", "--quiet", *arguments], check=True)
+    """Runs pip, whose output is shown if it fails."""
+    pip = (folder / "bin" / "python", "-m", "pip", "--quiet", "--retries", "1")
+    ran = subprocess.run(
+        [*pip, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if ran.returncode and UNREACHABLE in ran.stdout:
+        pytest.skip(f"packages cannot be fetched: {ran.stdout[ran.stdout.index(UNREACHABLE) :][:200]}")
+    assert ran.returncode == 0, ran.stdout[-4000:]
+
+
+def _tell(words: str) -> None:
+    """Prints past pytest, which would show nothing for minutes."""
+    print(f"\n{words}", file=sys.__stderr__, flush=True)

@@ -83,9 +83,9 @@ class MessageAnswer:
             yield {"type": "message_delta", "delta": stopped, "usage": usage}
             yield {"type": "message_stop"}
 
-    def failed(self, message: str) -> Event:
+    def failed(self, status: int, message: str) -> Event:
         """Returns the event that ends a message which failed."""
-        return {**message_error(500, message)}
+        return {**message_error(status, message)}
 
     def _deltas(self, chunk: Chunk) -> list[ChatDelta]:
         if self._parser is None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from gateway.api.anthropic.types import MessageTier
-from gateway.api.openai.chat import ChatRequest
+from gateway.api.openai.chat import THINKS, ChatRequest
 from gateway.api.openai.field_types import Ignored, Label, NullIsLeftOut, Text
 from gateway.api.openai.messages import MAX_MESSAGES, MAX_PARTS, as_parts
 from gateway.api.openai.rendering import CONTINUES, KWARGS
@@ -24,7 +24,6 @@ from outrider.decoding.settings import SEED_BITS
 MAX_STOPS = 16  # strings
 # Claude Code tells the service by this line who pays. It is no instruction, and would differ by conversation.
 BILLING = "x-anthropic-billing-header"
-THINKS = ("enable_thinking", "thinking")  # variables by which chat templates let a model think
 FAILED = "Error: "  # begins the result of a tool that failed: no chat template has a place for that
 # This API's own name of a field, by the chat's name.
 NAMES = {
@@ -101,7 +100,7 @@ class GivenMessage(NullIsLeftOut):
 class GivenTool(Hinted):
     type: Literal["custom"] = "custom"
     name: Name
-    description: Text = ""
+    description: Text | None = None
     input_schema: dict[str, Any]
     strict: bool = False
     allowed_callers: Ignored = None

@@ -17,6 +17,7 @@ ErrorType = Literal[
     "request_too_large",
     "rate_limit_error",
     "api_error",
+    "overloaded_error",
     "timeout_error",
 ]
 

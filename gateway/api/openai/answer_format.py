@@ -11,7 +11,14 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.api.openai.calls.formats import GEMMA_4, HARMONY, CallFormat, found_in, of_response_template
+from gateway.api.openai.calls.formats import (
+    GEMMA_4,
+    HARMONY,
+    KIMI_3,
+    CallFormat,
+    found_in,
+    of_response_template,
+)
 from gateway.generation.form import Form, Thoughts, mark
 
 CALLS = "tool_calls"
@@ -19,16 +26,48 @@ THINKING = ("reasoning_content", "reasoning", "thinking")  # names of the field,
 TURN = (
     r"<\|(im_start|start_header_id)\|>assistant(<\|end_header_id\|>\n)?\n|\[/INST\]|<\|assistant\|>"
     r"|<｜Assistant｜>|<\|im_assistant\|>assistant<\|im_middle\|>|\]~b\]ai\n|<\|turn>model\n"
-    r"|<start_of_turn>model\n|<\|start\|>assistant"
+    r"|<start_of_turn>model\n|<\|start\|>assistant|<\|open\|>message role=\"assistant\"<\|sep\|>"
+    r"|<\|header_start\|>assistant<\|header_end\|>\n\n|<\|start_of_role\|>assistant[^<\n]*<\|end_of_role\|>"
 )
 THOUGHTS = {"open": "<think>", "close": "</think>"}
 # Marks of thoughts by a text in the chat template.
-MARKS = {"[THINK]": {"open": "[THINK]", "close": "[/THINK]"}, "<think>": THOUGHTS}
-# Text of a harmony answer: the last channel, and words to the user between calls.
-HARMONY_TEXT = {
-    "open_pattern": r"<\|channel\|>(?:final|commentary)\s*(?:<\|constrain\|>\s*\w+)?\s*<\|message\|>",
-    "close_pattern": r"<\|end\|>|<\|return\|>|<\|call\|>",
+MARKS = {
+    "[THINK]": {"open": "[THINK]", "close": "[/THINK]"},
+    "<think>": THOUGHTS,
+    "Here is my thought process:": {"open": "Here is my thought process:", "close": "Here is my response:"},
 }
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Marks around the parts of an answer, if a family has marks around its words too.
+
+    ``text`` and ``thoughts`` are fields of a response template; the rest is as in ``AnswerFormat``.
+    """
+
+    text: dict[str, Any]
+    thoughts: dict[str, Any]
+    after_thoughts: str
+    before_text: str
+
+
+# The text of harmony's answers is the last channel, and words to the user between calls.
+HARMONY_CHANNELS = Channels(
+    {
+        "open_pattern": r"<\|channel\|>(?:final|commentary)\s*(?:<\|constrain\|>\s*\w+)?\s*<\|message\|>",
+        "close_pattern": r"<\|end\|>|<\|return\|>|<\|call\|>",
+    },
+    {"open": "<|channel|>analysis<|message|>", "close": "<|end|>"},
+    "<|start|>assistant",
+    "<|channel|>final<|message|>",
+)
+KIMI_3_CHANNELS = Channels(
+    {"open": "<|open|>response<|sep|>", "close": "<|close|>response<|sep|>"},
+    {"open": "<|open|>think<|sep|>", "close": "<|close|>think<|sep|>"},
+    "<|open|>response<|sep|>",
+    "<|open|>response<|sep|>",
+)
+CHANNELS = {HARMONY: HARMONY_CHANNELS, KIMI_3: KIMI_3_CHANNELS}
 
 
 @dataclass(frozen=True)
@@ -38,7 +77,7 @@ class AnswerFormat:
     template: dict[str, Any]  # response template, as transformers takes it
     calls: CallFormat | None = None  # None: no grammar knows how the model writes calls, if it writes any
     after_thoughts: str = ""  # text between thoughts and the answer
-    before_text: str = ""  # mark before the text of an answer
+    before_text: str = ""  # marks before the text of an answer
 
     @property
     def thoughts(self) -> dict[str, Any]:
@@ -58,13 +97,17 @@ class AnswerFormat:
             answer_start, added: as for ``thoughts_before``.
             is_text: the form may be that of a text; False: it is that of calls, which have their own marks.
         """
-        opening = mark(self.before_text, added) if is_text else ""
+        begins = (answer_start, self.after_thoughts)
+        is_written = any(text.endswith(self.before_text) for text in begins)
+        opening = "" if is_written or not is_text else mark(self.before_text, added)
         return replace(form, thoughts=self.thoughts_before(answer_start, added), opening=opening)
 
     def thoughts_before(self, answer_start: str, added: Mapping[str, int]) -> Thoughts | None:
         """Returns marks of thoughts; None if there are none, they end in the prompt, or their marks vary."""
         opening, close = self.thoughts.get("open"), self.thoughts.get("close")
         if not isinstance(opening, str) or not isinstance(close, str):
+            return None
+        if self.before_text and answer_start.endswith(self.before_text):
             return None
         from transformers.utils.chat_parsing import ResponseParser  # takes a second, and only chats need it
 
@@ -85,10 +128,11 @@ def of_template(template: dict[str, Any]) -> AnswerFormat:
 def of_chat_template(source: str) -> AnswerFormat | None:
     """Returns the format that fits a chat template; None: unknown."""
     calls = found_in(source)
-    fields: dict[str, Any] = {"content": HARMONY_TEXT if calls is HARMONY else {}}
+    channels = CHANNELS.get(calls) if calls else None
+    fields: dict[str, Any] = {"content": {} if channels is None else channels.text}
     if calls is not None:
         fields[CALLS] = calls.region()
-    if thoughts := _thoughts_in(source, calls):
+    if thoughts := _thoughts_in(source, calls) if channels is None else channels.thoughts:
         fields[THINKING[0]] = thoughts
     if len(fields) == 1:
         return None
@@ -98,14 +142,12 @@ def of_chat_template(source: str) -> AnswerFormat | None:
         "defaults": {"role": "assistant"},
         "fields": fields,
     }
-    if calls is HARMONY:
-        return AnswerFormat(template, calls, "<|start|>assistant", "<|channel|>final<|message|>")
-    return AnswerFormat(template, calls)
+    if channels is None:
+        return AnswerFormat(template, calls)
+    return AnswerFormat(template, calls, channels.after_thoughts, channels.before_text)
 
 
 def _thoughts_in(source: str, calls: CallFormat | None) -> dict[str, Any] | None:
-    if calls is HARMONY:
-        return {"open": "<|channel|>analysis<|message|>", "close": "<|end|>"}
     if calls is GEMMA_4:
         return {"open": "<|channel>thought\n", "close": "<channel|>"}
     return next((marks for text, marks in MARKS.items() if text in source), None)

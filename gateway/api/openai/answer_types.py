@@ -217,6 +217,7 @@ class ChatMessage(TypedDict):
     refusal: None
     content: str | None
     reasoning_content: NotRequired[str]
+    reasoning: NotRequired[Annotated[str, Field(description="reasoning_content under vLLM's newer name")]]
     tool_calls: NotRequired[list[ToolCall]]
 
 
@@ -272,6 +273,7 @@ class ChatDelta(TypedDict, total=False):
     role: Literal["assistant"]
     content: str
     reasoning_content: str
+    reasoning: Annotated[str, Field(description="reasoning_content under vLLM's newer name")]
     tool_calls: list[ToolCallDelta]
 
 

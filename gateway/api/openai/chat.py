@@ -1,6 +1,6 @@
 """Bodies of /v1/chat/completions."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,6 +20,8 @@ from gateway.generation.generation import Generation
 from gateway.generation.request import Prepared, Request
 
 EFFORT = "reasoning_effort"
+EFFORTS = (EFFORT, "thinking_effort")  # variables by which chat templates tell how much a model thinks
+THINKS = ("enable_thinking", "thinking")  # variables by which chat templates let a model think
 UNKNOWN = (
     "how the model writes calls is not known: its chat template has no marks of a known family, and its"
     " tokenizer no response_template"
@@ -113,7 +115,8 @@ class ChatRequest(GenerationRequest):
         Raises:
             InvalidRequestError: the template refuses messages, leaves messages out, or does not know tools.
         """
-        tools, more, template = self.offered, dict(self.chat_template_kwargs), prompts.template
+        tools, template = self.offered, prompts.template
+        more = {**self._effort(template.asks_for[bool(tools)]), **self.chat_template_kwargs}
         known = template.answers
         form = None
         if tools:
@@ -124,8 +127,6 @@ class ChatRequest(GenerationRequest):
             form = self._form(tools, known, prompts.added)
         elif self.tool_choice not in ("none", "auto"):
             raise InvalidRequestError("tool_choice", "needs tools")
-        if self.reasoning_effort is not None:
-            more.setdefault(EFFORT, self.reasoning_effort)
         begins = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
         if self.continue_final_message and begins:
             raise InvalidRequestError(CONTINUES, "and add_generation_prompt cannot both be true")
@@ -141,6 +142,14 @@ class ChatRequest(GenerationRequest):
             prompt = replace(prompt, left_out=left_out)
         most_calls = None if self.parallel_tool_calls else 1
         return Chat(prompt, tools, known, most_calls, self.include_reasoning, form, prompts.ends)
+
+    def _effort(self, variables: Collection[str]) -> dict[str, Any]:
+        """Returns the effort as the chat template takes it; ``none`` lets the model not think."""
+        if self.reasoning_effort is None:
+            return {}
+        if self.reasoning_effort == "none" and (switches := [name for name in THINKS if name in variables]):
+            return dict.fromkeys(switches, False)
+        return {next((name for name in EFFORTS if name in variables), EFFORT): self.reasoning_effort}
 
     def _form(
         self, tools: list[dict[str, Any]], answers: AnswerFormat, added: Mapping[str, int]

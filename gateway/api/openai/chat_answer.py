@@ -83,7 +83,11 @@ class ChatAnswer:
         parser = self._parsers[chunk.choice]
         if parser is None:
             return [{"content": chunk.text}] if chunk.text else []
-        return parser.feed(chunk.text, ends=chunk.finish_reason is not None)
+        deltas = parser.feed(chunk.text, ends=chunk.finish_reason is not None)
+        for delta in deltas:
+            if "reasoning_content" in delta:
+                delta["reasoning"] = delta["reasoning_content"]
+        return deltas
 
     def _finish_reason(self, chunk: Chunk) -> FinishReason:
         parser = self._parsers[chunk.choice]
@@ -104,6 +108,8 @@ class ChatAnswer:
         for index in range(self._choices):
             own = [chunk for chunk in chunks if chunk.choice == index]
             message = joined([delta for chunk in own for delta in self._deltas(chunk)])
+            if "reasoning_content" in message:
+                message["reasoning"] = message["reasoning_content"]
             if message["content"] is None and "tool_calls" not in message:
                 message["content"] = ""
             logprobs = self._logprobs([token for chunk in own for token in chunk.tokens])

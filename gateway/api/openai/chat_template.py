@@ -35,6 +35,7 @@ ARGUMENTS = '{"key":  "value"}'
 CALL = {"id": "call00001", "type": "function", "function": {"name": "try", "arguments": {}}}
 # Names under which templates look for an assistant's thoughts.
 THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")
+BARE_TOOL = {"type": "function", "function": {"name": "try", "parameters": {"type": "object"}}}
 TOOL = {"type": "function", "function": {"name": "try", "description": "", "parameters": {"type": "object"}}}
 
 
@@ -116,7 +117,7 @@ class ChatTemplate:
         if self._template is None:
             raise InvalidRequestError("messages", "this model has no chat template, ask /v1/completions")
         given = {"messages": messages, "add_generation_prompt": begin_answer, "documents": None}
-        given |= {"tools": list(tools) or None, **self._special_tokens}
+        given |= {"tools": self._described(tools) or None, **self._special_tokens}
         if clash := sorted(given.keys() & more.keys()):
             raise InvalidRequestError(f"chat_template_kwargs.{clash[0]}", "is not the request's to set")
         template = self._with_tools if tools else self._template
@@ -156,9 +157,33 @@ class ChatTemplate:
     def _with_call(self, arguments: Any) -> str:
         """Returns a chat with a call of these arguments; nothing if the template refuses it."""
         call = {**CALL, "function": {"name": "try", "arguments": arguments}}
-        chat = [*_chat_with("user", "x"), {"role": "assistant", "content": "", "tool_calls": [call]}]
+        return self._shown(
+            [*_chat_with("user", "x"), {"role": "assistant", "content": "", "tool_calls": [call]}], TOOL
+        )
+
+    def _described(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the tools as the template takes them: many fail at a tool without a description."""
+        if not tools or self._takes_bare_tools:
+            return [*tools]
+        functions = [tool["function"] for tool in tools]
+        described = [{"name": each["name"], "description": "", **each} for each in functions]
+        return [{**tool, "function": each} for tool, each in zip(tools, described, strict=True)]
+
+    @cached_property
+    def _takes_bare_tools(self) -> bool:
+        """Whether the template shows a tool that has no description."""
+        assert self._with_tools is not None
         try:
-            return self.render(chat, tools=(TOOL,), begin_answer=False)
+            given = {"messages": _chat_with("user", "x"), "tools": [BARE_TOOL], **self._special_tokens}
+            self._with_tools.render(**given, add_generation_prompt=False, documents=None)
+        except Exception:  # a template is a program: it can fail in any way
+            return False
+        return True
+
+    def _shown(self, chat: list[dict[str, Any]], *tools: dict[str, Any]) -> str:
+        """Returns the chat as the template writes it; nothing if the template refuses it."""
+        try:
+            return self.render(chat, tools=tools, begin_answer=False)
         except InvalidRequestError:
             return ""
 
@@ -167,23 +192,17 @@ class ChatTemplate:
 
         added: texts of the tokenizer's added tokens.
         """
-        try:
-            text = self.render(_chat_with("assistant", TRIED[0]), begin_answer=False)
-        except InvalidRequestError:
-            return None
+        text = self._shown(_chat_with("assistant", TRIED[0]))
         behind = text.rpartition(TRIED[0])[2].lstrip()
+        if self.answers is not None and self.answers.calls is not None:
+            behind = behind.removeprefix(self.answers.calls.after_text)
         return max((token for token in added if token and behind.startswith(token)), key=len, default=None)
 
     def _tried(self, role: Role, with_tools: bool) -> tuple[bool, bool]:
         """Returns whether the template shows a text, and whether it shows a list's parts without markup."""
         tools = (TOOL,) if with_tools else ()
         parts = [{"type": "text", "text": text} for text in TRIED]
-        rendered = []
-        for content in (TRIED[0], parts):
-            try:
-                rendered.append(self.render(_chat_with(role, content), tools=tools, begin_answer=False))
-            except InvalidRequestError:
-                rendered.append("")
+        rendered = [self._shown(_chat_with(role, content), *tools) for content in (TRIED[0], parts)]
         is_read = all(text in rendered[1] for text in TRIED) and not WRITTEN_OUT.search(rendered[1])
         return TRIED[0] in rendered[0], is_read
 

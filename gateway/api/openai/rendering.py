@@ -30,7 +30,9 @@ class Rendered:
     """Chat as its template writes it."""
 
     pieces: tuple[str, ...]  # pieces are tokenized apart, so that no text of a caller becomes a mark
-    answer_start: str  # text after the last message: the beginning of the answer
+    answer_start: (
+        str  # text after the last message, or mark before its open text: the beginning of the answer
+    )
     left_out: tuple[str, ...] = ()  # names of fields that the template does not show
     calls: int = 0  # calls in the conversation so far
 
@@ -89,6 +91,7 @@ class ChatPrompts:
         # A token that is not special is a part of the text, even at the end of a turn.
         self.ends = frozenset(added[end] for end in ends if end in special_tokens and end is not None)
         self._ids = "any" if calls is None else calls.ids
+        self._before_text = "" if template.answers is None else template.answers.before_text
         named = {token for token in added if token.strip() and token in template.sources}
         marks = set() if allow_special_tokens else {*special_tokens, *named}
         self._marks = Marks(marks)
@@ -163,7 +166,8 @@ class ChatPrompts:
         if continues:
             words = messages[-1]["content"][-1]
             space = words[len(words.rstrip()) :]
-            return Rendered(_pieces(_opened(numbered, marked, text, space), cut), "", left_out)
+            opened = _pieces(_opened(numbered, marked, text, space), cut)
+            return Rendered(opened, self._before_text, left_out)
         *_, answer_start = numbered.number.split(marked)
         return Rendered(_pieces(text, cut), answer_start if text.endswith(answer_start) else text, left_out)
 

@@ -83,9 +83,10 @@ class ResponseAnswer:
                 self.response |= {"receipt": chunk.receipt}
             yield self._event(f"response.{status}", response=self.response)
 
-    def failed(self, message: str) -> Event:
+    def failed(self, status: int, message: str) -> Event:
         """Returns the event that ends a response which failed."""
-        self.response |= {"status": "failed", "error": {"code": "server_error", "message": message}}
+        code = "server_error" if status >= 500 else "invalid_prompt"
+        self.response |= {"status": "failed", "error": {"code": code, "message": message}}
         return self._event("response.failed", response=self.response)
 
     def _deltas(self, chunk: Chunk) -> list[ChatDelta]:
@@ -169,8 +170,8 @@ class NamedAnswer(Protocol):
     def chunk(self, chunk: Chunk) -> Iterator[Event]:
         """Yields the events of a chunk."""
 
-    def failed(self, message: str) -> Event:
-        """Returns the event that ends an answer which failed."""
+    def failed(self, status: int, message: str) -> Event:
+        """Returns the event that ends an answer which failed. status: that of its error in HTTP."""
 
 
 async def streamed(
@@ -218,10 +219,10 @@ async def named_events(
                     return
                 chunk = await anext(chunks)
         except GatewayError as error:
-            yield written(answer.failed(str(error)))
+            yield written(answer.failed(error.http_status, str(error)))
         except Exception:
             logger.exception("a stream of events failed")
-            yield written(answer.failed(DEFECT))
+            yield written(answer.failed(500, DEFECT))
 
 
 def written(event: Event) -> str:

@@ -71,7 +71,7 @@ class ResponseUsage(TypedDict):
 
 
 class ResponseError(TypedDict):
-    code: Literal["server_error"]
+    code: Literal["invalid_prompt", "server_error"]
     message: str
 
 
@@ -95,7 +95,7 @@ class RepeatedText(TypedDict):
 class RepeatedTool(TypedDict):
     type: Literal["function"]
     name: str
-    description: str
+    description: str | None
     parameters: dict[str, Any]
     strict: bool
 

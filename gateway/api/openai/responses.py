@@ -81,7 +81,7 @@ def _as_items(given: Any) -> Any:
 class FunctionTool(NullIsLeftOut):
     type: Literal["function"]
     name: Name
-    description: Text = ""
+    description: Text | None = None
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
     strict: bool = False  # whether arguments must follow the schema, which not every schema can promise
 

@@ -122,6 +122,13 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
             raise ValueError("a boolean is not accepted")
         return value
 
+    @field_validator("stream_options")
+    @classmethod
+    def _are_of_a_stream(cls, options: StreamOptions, info: ValidationInfo) -> StreamOptions:
+        if options != StreamOptions() and not info.data.get("stream", True):
+            raise ValueError("accepted with stream alone")
+        return options
+
     @field_validator("top_k", mode="before")
     @classmethod
     def _all_are_kept(cls, top_k: Any) -> Any:

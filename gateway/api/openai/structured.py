@@ -11,7 +11,7 @@ from gateway.generation.form import MAX_CHOICES, Form, choice, json_object, json
 
 
 class JsonSchema(NullIsLeftOut):
-    name: Label
+    name: Label = ""  # accepted, not used
     description: Text | None = None  # accepted, not used
     strict: bool = True  # accepted: every answer follows its schema
     schema_: dict[str, Any] = Field(alias="schema")
@@ -22,17 +22,23 @@ class ResponseFormat(NullIsLeftOut):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchema | None = None
+    # Schema of a JSON object, as llama.cpp and services of open models take it.
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
 
     @model_validator(mode="after")
     def _has_its_schema(self) -> "ResponseFormat":
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ValueError("json_schema belongs to the type 'json_schema', which needs it")
+        if self.schema_ is not None and self.type != "json_object":
+            raise ValueError("schema belongs to the type 'json_object'")
         return self
 
     def form(self) -> Form | None:
         """Returns the form; None: any."""
         if self.json_schema is not None:
             return json_schema(json.dumps(self.json_schema.schema_), "response_format.json_schema.schema")
+        if self.schema_ is not None:
+            return json_schema(json.dumps({"type": "object", **self.schema_}), "response_format.schema")
         return json_object("response_format") if self.type == "json_object" else None
 
 

@@ -16,7 +16,7 @@ Name = Annotated[Text, Field(min_length=1, max_length=128)]
 
 class Function(NullIsLeftOut):
     name: Name
-    description: Text = ""
+    description: Text | None = None
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
     strict: bool = False  # whether arguments must follow the schema
 
@@ -28,7 +28,7 @@ class Tool(NullIsLeftOut):
     def plain(self) -> dict[str, Any]:
         """Returns the tool as chat templates take it."""
         function = self.function
-        named = {"name": function.name, "description": function.description}
+        named = function.model_dump(include={"name", "description"}, exclude_none=True)
         return {"type": self.type, "function": {**named, "parameters": function.parameters}}
 
     def held(self) -> dict[str, Any]:

@@ -175,4 +175,4 @@ def test_most_at_once_leaves_room_for_health_beside_all_that_is_bounded():
     few = RequestSettings(max_requests=1, max_waiting=1)
     many = RequestSettings(max_requests=101, max_waiting=11)
     assert few.most_at_once > BODIES_AT_ONCE
-    assert many.most_at_once - few.most_at_once == 100 + 2 * 10
+    assert many.most_at_once - few.most_at_once == 100 + 3 * 10

@@ -94,6 +94,19 @@ def test_chat_template_failure_refuses_the_request(template, message):
     assert refused.value.field == "messages"
 
 
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("{{ tools | tojson }}", '[{"type": "function", "function": {"name": "now"}}]'),
+        ("{{ tools[0].function.name + tools[0].function.description }}", "now"),
+    ],
+    ids=["as it is sent", "empty where the template needs it"],
+)
+def test_tool_without_a_description_has_none_unless_the_template_needs_it(written, expected):
+    tool = {"type": "function", "function": {"name": "now"}}
+    assert ChatTemplate(f"{{% if tools %}}{written}{{% endif %}}", {}).render(TURNS, tools=[tool]) == expected
+
+
 CHATS = {"plain": ((), "plain template"), "tools": (({"type": "function"},), "template for tools")}
 
 

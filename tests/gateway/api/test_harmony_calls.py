@@ -72,3 +72,12 @@ def test_harmony_forms_begin_behind_thoughts(harmony):
     assert tokens.follows(either, HARMONY_THOUGHT + said) == (True, True)
     assert tokens.follows(either, HARMONY_THOUGHT + HARMONY_CALL) == (True, True)
     assert tokens.follows(either, HARMONY_THOUGHT + HARMONY_ANSWER)[0] is False
+
+
+def test_harmony_answer_that_continues_a_text_is_read_as_text_and_held_to_its_form(harmony):
+    answers, tokens = harmony
+    message, _ = read(answers, answers.before_text, " is blue.", 2)
+    assert message["content"] == " is blue."
+    form = answers.held(json_schema('{"const": {"a": 1}}', ""), answers.before_text, tokens.added)
+    assert tokens.follows(form, '{"a": 1}') == (True, True)
+    assert tokens.follows(form, HARMONY_THOUGHT)[0] is False

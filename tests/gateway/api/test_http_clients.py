@@ -88,7 +88,14 @@ async def test_neutral_values_of_other_servers_are_accepted(asked, more):
 
 
 @pytest.mark.parametrize(
-    ("more", "field"), [({"best_of": 3}, "best_of"), ({"top_p": -0.1}, "top_p"), ({"top_k": -2}, "top_k")]
+    ("more", "field"),
+    [
+        ({"best_of": 3}, "best_of"),
+        ({"top_p": -0.1}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"response_format": {"type": "text", "schema": {}}}, "response_format"),
+    ],
 )
 async def test_values_that_would_change_the_answer_are_refused(asked, more, field):
     client, _ = asked
@@ -139,18 +146,31 @@ SCHEMAS = {
 }
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
+OBJECT = {"properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+FORMS = {
+    **{
+        name: ({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}, said)
+        for name, (schema, said) in SCHEMAS.items()
+    },
+    "no name": ({"type": "json_schema", "json_schema": {"schema": {"const": 7}}}, "7"),
+    "schema of an object": ({"type": "json_object", "schema": OBJECT}, '{"a": 1}'),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
 async def test_schemas_that_clients_send_are_followed(asked, tokenizer, name):
     client, target = asked
-    schema, said = SCHEMAS[name]
-    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    form, said = FORMS[name]
     assert (
         await client.post("/v1/chat/completions", json={**ASK, "response_format": form})
     ).status_code == 200
     table = token_table(tokenizer.to_str(), tokenizer.get_vocab_size(), [256])
-    matcher = compiled(target.requests[0].open.sampling.grammar, table)
+    grammar = target.requests[0].open.sampling.grammar
+    matcher = compiled(grammar, table)
     assert matcher.try_consume_tokens(list(said.encode())) == len(said.encode())
     assert matcher.is_accepting()
+    wrong = [*b'{"b": ""}']
+    assert compiled(grammar, table).try_consume_tokens(wrong) < len(wrong)
 
 
 async def test_schema_that_drafts_read_differently_is_refused(asked):
@@ -208,4 +228,17 @@ async def test_thoughts_are_left_out_if_the_request_says_so(tokenizer, shows):
         ask = {**ASK, "max_tokens": len(answer), "include_reasoning": shows}
         message = (await client.post("/v1/chat/completions", json=ask)).json()["choices"][0]["message"]
     assert message["content"] == "It rains."
-    assert message.get("reasoning_content") == ("hm" if shows else None)
+    for name in ("reasoning_content", "reasoning"):
+        assert message.get(name) == ("hm" if shows else None)
+
+
+async def test_thoughts_are_streamed_under_both_names(tokenizer):
+    answer = [*b"<think>hm</think>\n\nIt rains.", 256]
+    template = ChatTemplate(CHAT_TEMPLATE + "{# <think> #}", {})
+    workers = ScriptedTarget(answer, finish_reason="stop"), ScriptedDraft(answer)
+    async with client_of(tokenizer, *workers, template=template) as client:
+        ask = {**ASK, "max_tokens": len(answer), "stream": True}
+        events = events_of(await client.post("/v1/chat/completions", json=ask))
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events[:-1]]
+    for name in ("reasoning_content", "reasoning"):
+        assert "".join(delta.get(name, "") for delta in deltas) == "hm"

@@ -388,6 +388,14 @@ async def test_stream_that_fails_raises_the_error_of_the_package(tokenizer):
                 await stream.get_final_message()
 
 
+async def test_stream_beyond_its_deadline_tells_the_type_of_the_error(tokenizer):
+    slow = ScriptedTarget(ANSWER, step_s=0.1)
+    async with sdk_of(tokenizer, slow, request_deadline_s=0.5) as client:
+        with pytest.raises(anthropic.APIStatusError, match="timeout_error"):
+            async with client.messages.stream(**ASK, extra_body={"speculation": {"mode": "off"}}) as stream:
+                await stream.get_final_message()
+
+
 async def test_answer_has_the_request_id_under_the_name_that_the_package_reads(claude):
     message = await claude.messages.create(**ASK, extra_headers={"X-Request-Id": "mine"})
     assert message._request_id == "mine"

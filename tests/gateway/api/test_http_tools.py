@@ -133,6 +133,24 @@ async def test_chat_template_kwargs_reach_the_template(tokenizer):
     assert body["usage"]["prompt_tokens"] == len("think 3low:x")
 
 
+@pytest.mark.parametrize(
+    ("source", "effort", "told"),
+    [
+        ("{{ thinking_effort }}", "max", "max"),
+        ("{{ enable_thinking }}{{ reasoning_effort }}", "none", "False"),
+        ("{{ thinking }}{{ enable_thinking }}", "none", "FalseFalse"),
+        ("{{ enable_thinking }}{{ reasoning_effort }}", "low", "low"),
+        ("{{ reasoning_effort }}", "none", "none"),
+    ],
+)
+async def test_reasoning_effort_reaches_the_variable_that_the_template_reads(tokenizer, source, effort, told):
+    template = ChatTemplate(source + "{{ messages[0].content }}", {})
+    async with client_of(tokenizer, ScriptedTarget(ANSWER), template=template) as client:
+        ask = {"messages": ASK["messages"], "max_tokens": 3, "reasoning_effort": effort}
+        body = (await client.post("/v1/chat/completions", json=ask)).json()
+    assert body["usage"]["prompt_tokens"] == len(f"{told}x")
+
+
 async def test_tools_demo_pair_calls_with_and_without_drafts():
     ask = {
         "messages": [{"role": "user", "content": f"What is the weather in {CITIES[0]}?"}],

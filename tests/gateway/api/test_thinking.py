@@ -12,6 +12,7 @@ from gateway.api.openai.chat_template import ChatTemplate
 from gateway.generation.form import Form, Thoughts, choice, json_schema
 from outrider.decoding.grammar import compiled, token_table
 from tests.fakes.tokenizers import byte_tokenizer
+from tests.support.calls import read
 from tests.support.service import ANYBODY, service_of
 from workshop.demo.chat import CHAT_TEMPLATE, RESPONSE_TEMPLATE
 
@@ -47,6 +48,19 @@ def test_marks_that_are_tokens_are_taken_by_their_ids():
 
 def test_thoughts_before_without_marks_are_none():
     assert of_template(RESPONSE_TEMPLATE).thoughts_before("<|assistant|>", {}) is None
+
+
+def test_thoughts_of_granite_stand_between_two_sentences():
+    granite = of_chat_template("Write your thoughts after 'Here is my thought process:'")
+    turn = '<|start_of_role|>assistant {"thinking": true}<|end_of_role|>'
+    text = "Here is my thought process:\nHm.\n\nHere is my response:\n\nIt rains."
+    message, _ = read(granite, turn, text, 3)
+    assert (message["reasoning_content"].strip(), message["content"]) == ("Hm.", "It rains.")
+    assert granite.thoughts_before(turn, {}) == Thoughts(
+        '"Here is my thought process:"', '"Here is my response:"'
+    )
+    message, _ = read(granite, turn, "It rains.", 3)
+    assert message == {"role": "assistant", "refusal": None, "content": "It rains."}
 
 
 @pytest.fixture(scope="module", params=["special", "not special"])

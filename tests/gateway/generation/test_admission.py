@@ -39,6 +39,28 @@ async def test_place_with_a_full_queue_is_refused_with_a_delay():
     assert (admission.running, admission.waiting) == (0, 0)
 
 
+async def test_place_with_a_queue_full_of_batch_requests_is_left_to_an_interactive_request():
+    admission, tenant = Admission(max_requests=1, max_waiting=1), Tenant("t")
+    batch, interactive = Claim(tenant, priority="batch"), Claim(tenant, priority="interactive")
+
+    async def asked(claim):
+        async with admission.slot(later(), claim):
+            pass
+
+    async with admission.slot(later()):
+        waiting = [asyncio.create_task(asked(batch))]
+        await eventually(lambda: admission.waiting == 1)
+        with pytest.raises(OverloadedError, match="1 wait"):
+            await asked(batch)
+        waiting.append(asyncio.create_task(asked(interactive)))
+        await eventually(lambda: admission.waiting == 2)
+        with pytest.raises(OverloadedError, match="1 wait"):
+            await asked(interactive)
+        with pytest.raises(OverloadedError, match="2 wait"):
+            await asked(batch)
+    await asyncio.gather(*waiting)
+
+
 async def test_place_that_is_free_needs_no_queue():
     admission = Admission(max_requests=1, max_waiting=0)
     for _ in range(3):

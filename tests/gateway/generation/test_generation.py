@@ -1,5 +1,6 @@
 """A request in, its answer out in pieces: the same in every mode, and refused before a worker sees it."""
 
+import asyncio
 from contextlib import aclosing
 
 import anyio
@@ -19,7 +20,7 @@ from gateway.workers.fleet import Fleet
 from gateway.workers.streams import WorkerInfo
 from outrider.decoding.settings import Sampling
 from tests.fakes.scripted import MAX_LENGTH, TRUST, VOCAB_SIZE, ScriptedDraft, ScriptedTarget, fleet_of
-from tests.support.patience import eventually
+from tests.support.patience import LIMIT_S, eventually
 
 TEXT = "Grüße, STOP and more 😀 of it"
 ANSWER = list(TEXT.encode())
@@ -207,6 +208,21 @@ async def test_chunks_of_more_requests_than_places_and_queue_are_refused(tokeniz
             with pytest.raises(OverloadedError):
                 await anext(generation.chunks(await generation.prepare(request())))
         assert len([chunk async for chunk in generation.chunks(await generation.prepare(request()))]) > 0
+
+
+async def test_chunks_of_a_request_that_waited_tell_the_target_for_how_long(tokenizer):
+    target = ScriptedTarget(ANSWER, step_s=0.002)
+    async with fleet_of(target) as fleet:
+        generation = Generation(SETTINGS.model_copy(update={"max_requests": 1}), tokenizer, fleet)
+        both = [generation.chunks(await generation.prepare(request(mode="off"))) for _ in range(2)]
+        read = [asyncio.create_task(_read(chunks)) for chunks in both]
+        await asyncio.gather(*read)
+    opened = [each.open for each in target.requests if each.WhichOneof("request") == "open"]
+    assert opened[0].queued_ms < len(ANSWER) * 2 <= opened[1].queued_ms < 1000 * LIMIT_S
+
+
+async def _read(chunks):
+    return [chunk async for chunk in chunks]
 
 
 async def test_limits_follow_the_shortest_context_of_all_targets(tokenizer):

@@ -230,13 +230,14 @@ async def test_request_is_not_parked_for_a_request_of_its_priority(runs, waits):
         assert queue.admission.waiting == 1
 
 
-async def test_parked_requests_count_in_the_bounded_queue():
+async def test_parked_requests_count_in_the_bounded_queue_of_batch_requests():
     async with Queue(max_requests=1, max_waiting=1) as queue:
         await queue.ask("batch")
         await queue.ask("interactive")
         assert (queue.admission.running, queue.admission.parked) == (1, 1)
+        batch, deadline = Claim(queue.tenant, priority="batch"), asyncio.get_running_loop().time() + LIMIT_S
         with pytest.raises(OverloadedError, match="1 requests run and 1 wait"):
-            async with queue.admission.slot(asyncio.get_running_loop().time() + LIMIT_S):
+            async with queue.admission.slot(deadline, batch):
                 pass
 
 

@@ -42,7 +42,11 @@ async def test_publish_counters_are_the_sums_of_the_usage(tokenizer, speculation
         total.add(await answered(generation, request(**speculation)))
         publish(generation, published)
     drafter = speculation.get("drafter", "model")
-    counted = {key[0]: value for key, value in published.totals.items() if key[1:] == ("t", drafter)}
+    counted = {
+        key[0]: value
+        for key, value in published.totals.items()
+        if key[1:] == ("t", drafter, *(("m", "0") if key[0].startswith("vllm_") else ()))
+    }
     assert counted == {
         "vllm_spec_decode_num_drafts": total.rounds,
         "vllm_spec_decode_num_draft_tokens": total.drafted,
@@ -121,7 +125,7 @@ async def test_publish_request_without_drafts_counts_under_no_drafter(tokenizer)
         await answered(generation, request(mode="off"))
         publish(generation, published)
     assert published.totals["outrider_target_passes", "t", "none"] == len(ANSWER)
-    assert published.totals["vllm_spec_decode_num_drafts", "t", "none"] == 0
+    assert published.totals["vllm_spec_decode_num_drafts", "t", "none", "m", "0"] == 0
 
 
 async def test_publish_times_of_a_request_are_in_order(tokenizer):

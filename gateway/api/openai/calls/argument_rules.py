@@ -14,6 +14,7 @@ TERMINALS = ("TEXT: /(.|\\n)*/", "KEY: /[A-Za-z_][A-Za-z0-9_.-]*/", "NUMBER: /[0
 SAID = {"title", "description", "$schema", "default", "examples", "$comment", "format", "nullable"}
 OBJECT = {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 TEXTUAL = {"type", "enum", "const", "pattern", "minLength", "maxLength"}
+NOT_TEXT = frozenset({"array", "boolean", "null", "number", "object"})  # types in JSON
 DEEPEST = 16  # objects and lists inside each other, if the grammar is ours
 
 
@@ -86,21 +87,21 @@ class ArgumentRules:
 
     def _free(self, written: Parameters, name: str) -> str:
         """Returns a value of any kind, with its marks."""
-        before = self._text(written.before_value)
-        if written.before_json:
-            before = f"({before} | {self._text(written.before_json)})"
-        return f"{before} {_newline(written)} {self._up_to_mark(written, 'TEXT', f'{name}_free')}"
+        before = " | ".join([self._text(written.before_value), *self._before_json(written, NOT_TEXT)])
+        return f"({before}) {_newline(written)} {self._up_to_mark(written, 'TEXT', f'{name}_free')}"
 
     def _values(self, written: Parameters, schema: Any, root: dict[str, Any], name: str) -> Iterator[str]:
         """Yields the kinds of a value, each with its marks: text as it is, everything else as JSON."""
         padding = _newline(written)
         for number, variant in enumerate(_variants(schema, root)):
-            is_text = types_of(variant, root) == TEXT_ALONE
-            before = written.before_value if is_text else written.before_json or written.before_value
-            begin = f"{self._text(before)} {padding}"
-            if not is_text:
-                yield f"{begin} {_json(variant, root)} {padding} {self._text(written.after_value)}"
+            types = types_of(variant, root)
+            before = self._text(written.before_value)
+            if types != TEXT_ALONE:
+                before = " | ".join(self._before_json(written, _kinds(types))) or before
+                value = f"{padding} {_json(variant, root)} {padding}"
+                yield f"({before}) {value} {self._text(written.after_value)}"
                 continue
+            begin = f"{before} {padding}"
             variant = variant if isinstance(variant, dict) else {}
             _check(variant, TEXTUAL)
             if (choices := _choices(variant)) is not None:
@@ -108,6 +109,11 @@ class ArgumentRules:
                 yield f"{begin} ({words}) {padding} {self._text(written.after_value)}"
             else:
                 yield f"{begin} {self._up_to_mark(written, _pattern(variant), f'{name}_text_{number}')}"
+
+    def _before_json(self, written: Parameters, kinds: frozenset[str]) -> list[str]:
+        """Returns the marks before a value of these types; none if they are those before a text."""
+        texts = {written.before_json.replace("{type}", kind) for kind in kinds}
+        return [self._text(text) for text in sorted(texts) if text]
 
     def _up_to_mark(self, written: Parameters, pattern: str, name: str) -> str:
         """Returns text of a pattern up to the mark behind a value."""
@@ -205,6 +211,12 @@ def _listed(members: Sequence[tuple[str, bool]], separator: str, name: str, line
         rest = f"{separator} {present}" + ("" if is_needed else f" | {behind}")
         whole = present if is_needed else f"{present} | {whole}"
     return f"({whole})"
+
+
+def _kinds(types: frozenset[str] | None) -> frozenset[str]:
+    """Returns the types of values that are no text, as marks name them; all if the schema has none."""
+    named = {"number" if kind == "integer" else kind for kind in types or ()}
+    return frozenset(named & NOT_TEXT) or NOT_TEXT
 
 
 def _newline(written: Parameters) -> str:

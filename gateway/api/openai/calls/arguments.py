@@ -72,7 +72,7 @@ class ParametersReader:
     def __init__(self, written: Parameters, schema: dict[str, Any]) -> None:
         self._schema = schema
         values = (written.before_value, *filter(None, [written.before_json]))
-        before_value = "|".join(map(_loose, values))
+        before_value = "|".join(map(_loose, values)).replace(re.escape("{type}"), r"\w+")
         padding = "(?:\n|(?=[^\n]))" if written.padding else ""
         self._key = re.compile(
             rf"\s*{_loose(written.before_key)}(?P<key>[^<>\"\n]+?)(?P<kind>{before_value}){padding}",

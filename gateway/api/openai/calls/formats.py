@@ -32,7 +32,8 @@ class Parameters:
     end: str = ""  # mark behind the last argument; empty: the call's end is also theirs
     between: str = ""  # whitespace between two arguments
     padding: str = ""  # newline around each value, or nothing
-    before_json: str = ""  # replaces before_value if the value is no text; empty: nothing does
+    # Replaces before_value if the value is no text; empty: nothing does. {type} in it stands for JSON's type.
+    before_json: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class CallFormat:
     opens: str = ""  # pattern that replaces the mark in a model's answer
     closes: str = ""  # pattern that replaces the last mark in a model's answer
     stop: str = ""  # token that ends an answer behind calls, as the end token does behind words
+    after_text: str = ""  # marks behind an answer without calls, before the token that ends it
     # Ids that the family's templates take: any, nine letters and digits, or functions.NAME:NUMBER.
     ids: Literal["any", "nine", "counted"] = "any"
 
@@ -171,7 +173,7 @@ def _gemma(mark: str, last: str, quote: str) -> CallFormat:
     return CallFormat(mark, last, r"\s*call:(?P<name>[^\s{]+)\s*(?=\{)", "call:", "", Bare(quote))
 
 
-def _python(mark: str, last: str, first: str, between: str, end: str) -> CallFormat:
+def _python(mark: str, last: str, first: str, between: str, end: str, **more: Any) -> CallFormat:
     return CallFormat(
         mark,
         last,
@@ -185,19 +187,38 @@ def _python(mark: str, last: str, first: str, between: str, end: str) -> CallFor
         first=first,
         between=between,
         end=end,
+        **more,
+    )
+
+
+def _llama(mark: str, ends: str) -> CallFormat:
+    """Returns the format of Llama's calls in JSON. ends: pattern of what ends them."""
+    return _of_objects(
+        mark,
+        "",
+        key="parameters",
+        marked="single",
+        needs_mark=False,
+        opens=rf"{re.escape(mark)}\s*|\A\s*(?=\{{\s*\"name\")",
+        closes=rf"{ends}|\s*;\s*(?=\{{)",
     )
 
 
 HERMES = _of_objects("<tool_call>", "</tool_call>", newline="\n", between="\n")
 MISTRAL = _of_list("[TOOL_CALLS]", "", closes="</s>", ids="nine")
-LLAMA = _of_objects(
-    PYTHON_TAG,
+GRANITE = _of_list("<|tool_call|>", "", closes=r"<\|end_of_text\|>")
+LLAMA = _llama(PYTHON_TAG, r"<\|eom_id\|>|<\|eot_id\|>")
+LLAMA_4 = _llama("<|python_start|>", r"<\|python_end\|>|<\|eom\|>|<\|eot\|>")
+# Calls of Llama 3.2 and 4 if their template asks for Python; the answer is a list of calls and nothing else.
+PYTHONIC = _python(
+    "<|python_start|>",
     "",
-    key="parameters",
-    marked="single",
+    "[",
+    ", ",
+    "]",
     needs_mark=False,
-    opens=r"<\|python_tag\|>\s*|\A\s*(?=\{\s*\"name\")",
-    closes=r"<\|eom_id\|>|<\|eot_id\|>|\s*;\s*(?=\{)",
+    opens=r"(?:\A\s*|<\|python_(?:start|tag)\|>\s*)(?=\[\s*[A-Za-z_][\w.-]*\()",
+    closes=r"<\|python_end\|>|<\|eo[mt](?:_id)?\|>",
 )
 MISTRAL_11 = CallFormat(
     "[TOOL_CALLS]",
@@ -244,6 +265,26 @@ KIMI = CallFormat(
     marked="all",
     ids="counted",
 )
+KIMI_3 = CallFormat(
+    # Words come first, if only none: their channel ends before that of calls begins.
+    "<|close|>response<|sep|><|open|>tools<|sep|>",
+    "<|close|>tools<|sep|><|close|>message<|sep|>",
+    r'(?:\s|<\|close\|>call<\|sep\|>)*<\|open\|>call tool="(?P<name>[^"\n]+)"[^<]*<\|sep\|>',
+    '<|open|>call tool="',
+    '" index="0"<|sep|>',
+    Parameters(
+        '<|open|>argument key="',
+        '" type="string"<|sep|>',
+        "<|close|>argument<|sep|>",
+        "<|close|>call<|sep|>",
+        before_json='" type="{type}"<|sep|>',
+    ),
+    tail=r"(?:\s|<\|close\|>call<\|sep\|>)*",
+    marked="all",
+    opens=r"\s*<\|open\|>tools<\|sep\|>",
+    closes=r"<\|close\|>tools<\|sep\|>",
+    after_text="<|close|>response<|sep|><|close|>message<|sep|>",
+)
 HARMONY = CallFormat(
     "<|channel|>commentary to=functions.",
     "",
@@ -276,6 +317,7 @@ ROWS: tuple[tuple[tuple[str, ...], CallFormat | None], ...] = (
     (("tool▁sep", "```json"), DEEPSEEK_3),
     (("tool▁sep",), DEEPSEEK_31),
     (("<|tool_calls_section_begin|>",), KIMI),
+    (("<|open|>", "<|sep|>"), KIMI_3),
     (("<minimax:tool_call>",), MINIMAX),
     (("<arg_key>", "</arg_key><arg_value>"), _glm("")),
     (("<arg_key>",), _glm("\n")),
@@ -286,6 +328,9 @@ ROWS: tuple[tuple[tuple[str, ...], CallFormat | None], ...] = (
     (("[ARGS]",), None),
     (("<tool_call>",), HERMES),
     (("[TOOL_CALLS]",), MISTRAL),
+    (("<|tool_call|>",), GRANITE),
+    (("[func_name1(",), PYTHONIC),
+    (("<|header_start|>", '"parameters": '), LLAMA_4),
     ((PYTHON_TAG,), LLAMA),
 )
 

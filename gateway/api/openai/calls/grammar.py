@@ -9,8 +9,6 @@ from gateway.api.openai.calls.argument_rules import ArgumentRules
 from gateway.api.openai.calls.formats import HARMONY, CallFormat
 from gateway.generation.form import Form, mark, up_to
 
-NO_CALL = "NO_CALL: /([^ \\t\\r\\n{](.|\\n)*)?/"  # text that does not begin like a call
-
 
 class CallGrammar:
     """Makes the forms of answers in one format of calls."""
@@ -40,6 +38,7 @@ class CallGrammar:
             InvalidRequestError: the format cannot say what a tool's schema asks for.
         """
         written, begin = self._format, self._text(self._format.mark)
+        calls = "call" if written.marked != "all" else self._between_marks(several=True)
         opened, rule = up_to(begin, "TEXT", "opened")
         rules = f"{self._rules(tools)}\n{rule}"
         if written is HARMONY:
@@ -47,10 +46,12 @@ class CallGrammar:
             onward = self._text("<|end|><|start|>assistant")
             start = f"({said} TEXT {onward})? ({final} TEXT | {self._calls(several=False)})"
         elif not written.needs_mark:
-            start = f"NO_CALL ({begin} call)? | {begin}? call"
-            rules += f"\n{NO_CALL}"
+            first = (written.first + written.before_name)[0]  # text that does not begin so is no call
+            start = f"NO_CALL ({begin} {calls})? | ({begin})? {calls}"
+            rules += f"\nNO_CALL: /([^ \\t\\r\\n\\{first}](.|\\n)*)?/"
         elif written.marked == "all":
-            start = f"TEXT | {opened} {self._between_marks(several=True)}"
+            ends = f"({self._text(written.after_text)})?" if written.after_text else ""
+            start = f"TEXT {ends} | {opened} {calls}"
         elif written.last:
             start = "marked* rest"
             rules += f"\nmarked: {opened} call {self._text(written.last)}\nrest: TEXT"
@@ -62,9 +63,11 @@ class CallGrammar:
         """Returns calls with their marks."""
         written = self._format
         begin, end = self._text(written.mark), self._text(written.last)
+        if not written.needs_mark:
+            begin = f"({begin})?"
         if written.marked == "all":
             return f"{begin} {self._between_marks(several)}"
-        one = f"{begin}{'' if written.needs_mark else '?'} call {end}"
+        one = f"{begin} call {end}"
         if not several or written.marked == "single":
             return one
         return f"{one} ({self._text(written.between)} {one})*"
