@@ -57,7 +57,7 @@ class ForeseeingDrafter(TargetDrafter):
         numbers = torch.cat([told.flatten(), found.flatten()])
         arriving = numbers.to("cpu", non_blocking=True)  # in pinned memory
         requests = [part.request for part in judging]
-        branches = [self.branches(request) for request in requests]
+        branches = [self.branches(request) if request.alternatives else () for request in requests]
         ended = mark(self._target.device)
         return DraftsUnderWay(requests, branches, found.shape, numbers, arriving, started, ended)
 
