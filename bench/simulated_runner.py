@@ -97,7 +97,7 @@ class SimulatedRunner:
         self._clock = clock
         self._steps = 0
         self._drafting: Sequence[Task] = ()  # tasks of the newest step, if they draft further positions
-        self._going_on: Sequence[EngineSequence] = ()  # of the newest step, with rounds under a lease
+        self._going_on: Sequence[EngineSequence] = ()  # sequences of the newest step in rounds that go on
 
     def run(
         self,

@@ -129,7 +129,7 @@ class TargetDrafting:
             return None
         judging: dict[str, list[Judging]] = {}
         row = token = 0
-        items = dict(selected)  # of a step that was launched early some tasks may have ended
+        items = dict(selected)  # some tasks of a step that was launched early may have ended
         for task, size, count in zip(launched.tasks, launched.counts, choosing.rows.counts, strict=True):
             rows, row = range(row, row + count), row + count
             fed, token = slice(token, token + size), token + size

@@ -95,7 +95,7 @@ def test_rounds_that_begin_on_the_device_are_those_of_the_host(
 def test_device_has_the_next_round_before_the_host_reads_a_verdict(
     engine: Engine, cuda: SimulatedCuda, alternatives: int
 ) -> None:
-    """Of a step that was begun early: what it costs, and that the device is busy at each wait."""
+    """A step that was begun early costs two waits, and the device is busy at both."""
     counts: list[Counts] = []
 
     def count(step: int) -> None:
