@@ -106,24 +106,32 @@ def simulate() -> str:
         rates = {"plain": row["plain"], **rates, "pace": row["pace"]}
         return {name: number(rate, 0) for name, rate in rates.items()}
 
-    def case(row: Row) -> tuple[object, ...]:
-        return row["context"], row["draft"], row["streams"]
-
-    before = {case(row): row for row in results("simulate_before")["rows"]}
     return written(
         {
             "context": number(row["context"], 0),
             "draft": row["draft"],
             "streams": row["streams"],
-            "before: plain": number(before[case(row)]["plain"], 0),
-            "before: pace": number(before[case(row)]["pace"], 0),
-            "before: to plain": before[case(row)]["pace"] / before[case(row)]["plain"],
             **told(row),
-            "to plain": row["pace"] / row["plain"],
             "pace / best of the others": row["pace / best"],
         }
         for row in results("simulate")["rows"]
     )
+
+
+def simulate_before() -> str:
+    """Returns plain decoding and the pace, before and today."""
+    today = {(row["context"], row["draft"], row["streams"]): row for row in results("simulate")["rows"]}
+
+    def lines() -> Iterator[Row]:
+        for row in results("simulate_before")["rows"]:
+            case = row["context"], row["draft"], row["streams"]
+            line = {"draft": row["draft"], "streams": row["streams"]}
+            for stage, rates in (("before", row), ("today", today[case])):
+                line |= {f"{stage}: {mode}": number(rates[mode], 0) for mode in ("plain", "pace")}
+                line[f"{stage}: to plain"] = rates["pace"] / rates["plain"]
+            yield line
+
+    return written(lines())
 
 
 def simulate_ahead() -> str:
