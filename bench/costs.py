@@ -2,12 +2,13 @@
 
 The first table compares the model (outrider/engine/planning/step_costs.py) with each step, each answer and
 each prompt that an H100 was measured with (bench/results/gpu.json). The second table adds up a round of a 70B
-target on four H100 with a 1B draft, with the engine as it is and with repairs that are still to come.
+target on four H100 with a 1B draft: before the first repairs, with the engine as it is, and with repairs that
+are still to come.
 """
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -20,7 +21,14 @@ from bench.tables.reading import results
 from outrider.demo.inflation import Size
 from outrider.engine.planning.accelerators import ACCELERATORS
 from outrider.engine.planning.skeleton import ModelSkeleton
-from outrider.engine.planning.step_costs import NO_HOST, ExchangeCosts, HostCosts, StepCosts, step_costs
+from outrider.engine.planning.step_costs import (
+    HOST,
+    NO_HOST,
+    ExchangeCosts,
+    HostCosts,
+    StepCosts,
+    step_costs,
+)
 from outrider.engine.settings import EngineSettings, Quantization
 from outrider.pace.acceptance import expected_tokens
 from outrider.pace.step import StepSize
@@ -37,6 +45,8 @@ SHAPES = {
     "1B draft": {**LLAMAS["1B"], **LONG},
     "mixture": {**MIXTURE, "num_hidden_layers": 48, **LONG},  # Qwen3-30B-A3B
 }
+# Launches of a rank by transformers' layers, of a layer and beside the layers: docs/tensor-parallelism.md.
+LAYER_OF_TRANSFORMERS, PASS_OF_TRANSFORMERS = 43, 47
 # Repairs, as far as a step's costs change by them. Their figures are estimates.
 IN_RANK_ORDER = ExchangeCosts(5e-6, 0.6)  # a kernel of ours that adds up parts in rank order over NVLink
 IN_ARRAYS = HostCosts(0.6e-3, 6e-6, 1e-6)  # what the host keeps of sequences in arrays
@@ -61,6 +71,21 @@ def repaired(costs: StepCosts) -> StepCosts:
         host=IN_ARRAYS,
         following_host=NO_HOST if costs.following_host == NO_HOST else IN_ARRAYS,
     )
+
+
+@dataclass(frozen=True)
+class FirstCosts(StepCosts):
+    """Costs of the engine before its repairs: a context had 32 parts, however long it was."""
+
+    def _part(self, context: float) -> int:
+        return LONG["max_position_embeddings"] // 32
+
+
+def before(costs: StepCosts) -> StepCosts:
+    """Returns the costs before the repairs: ranks ran transformers' layers, Drafts waited for the host."""
+    kernels = costs.layers * LAYER_OF_TRANSFORMERS + PASS_OF_TRANSFORMERS
+    changed = {"kernels": kernels if costs.all_reduces else costs.kernels, "following_host": HOST}
+    return FirstCosts(**{**vars(costs), **changed})
 
 
 def compared() -> list[dict[str, Any]]:
@@ -121,17 +146,27 @@ def rounds() -> list[dict[str, Any]]:
         row
         for context in (PROMPT, 4096, 32768)
         for row in (
+            _round("before", context, before(target), before(draft), HOPS_S, is_chained=False),
             _round("today", context, target, draft, HOPS_S),
             _round("all repairs", context, repaired(target), repaired(draft), FEWER_HOPS_S),
         )
     ]
 
 
-def _round(stage: str, context: int, target: StepCosts, draft: StepCosts, hops_s: float) -> dict[str, Any]:
+def _round(
+    stage: str,
+    context: int,
+    target: StepCosts,
+    draft: StepCosts,
+    hops_s: float,
+    *,
+    is_chained: bool = True,
+) -> dict[str, Any]:
+    """Returns a row. is_chained: whether the host takes no part in further positions of a Draft."""
     one = StepSize(1, 1, context_tokens=context)
     plain_s = target.seconds(H100, one, is_early=True)
     target_s = target.seconds(H100, replace(one, tokens=1 + DEPTH))
-    drafting_s = draft.seconds(H100, one) + (DEPTH - 1) * draft.seconds(H100, one, is_early=True)
+    drafting_s = draft.seconds(H100, one) + (DEPTH - 1) * draft.seconds(H100, one, is_early=is_chained)
     round_s = target_s + drafting_s + hops_s
     rate = expected_tokens(ACCEPTANCE, DEPTH) / round_s
     return {

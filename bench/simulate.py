@@ -7,8 +7,9 @@ of all streams together. The second table has the best fixed depth with draft-ah
 which the draft's second guess is correct if its first is wrong is given (``--hit-rate``).
 
 The target is a 70B on four H100, or a mixture of 128 experts of which a token chooses 8, on one. Steps take
-what `outrider plan` says too (outrider/engine/planning/step_costs.py), with the engine as it is
-(today) and with repairs that are still to come (bench/costs.py). Prompts are in the cache already.
+what `outrider plan` says too (outrider/engine/planning/step_costs.py), with the engine before its repairs
+(before), as it is (today) and with repairs that are still to come (bench/costs.py). A draft beside the target
+is in its process, and was a worker on its device before. Prompts are in the cache already.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from bench import virtual
-from bench.costs import FEWER_HOPS_S, H100, HOPS_S, L4, costs_of, repaired
+from bench.costs import FEWER_HOPS_S, H100, HOPS_S, L4, before, costs_of, repaired
 from bench.report import save, table
 from bench.simulated import (
     Ahead,
@@ -50,6 +51,9 @@ AHEAD_STREAMS = (1, 8)
 AHEAD_DEPTHS = (4, 8)
 COUNTED_S = 24.0  # seconds of all streams together: one stream needs longer to see as many answers
 SETTINGS = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e6, second_targets_share=0.0)
+IN_TARGET = SETTINGS.model_copy(
+    update={"drafts": {}, "target_drafters": ("colocated",), "drafters": ("colocated",)}
+)
 
 
 @dataclass(frozen=True)
@@ -59,16 +63,20 @@ class Pair:
     target: Cost
     draft: Cost
     hop_s: float = HOPS_S / HOPS  # seconds of one way, the gateway's work included
-    is_beside: bool = False  # whether the draft shares the target's device
+    is_beside: bool = False  # whether the draft is a worker that shares the target's device
+    is_in_target: bool = False  # whether it drafts in the target's process
 
 
-def on(accelerator: Accelerator, costs: StepCosts) -> Cost:
-    """Returns the seconds of steps on that device, to which prompts add nothing."""
+def on(accelerator: Accelerator, costs: StepCosts, *, waits: bool = False) -> Cost:
+    """Returns the seconds of steps on that device, to which prompts add nothing.
+
+    waits: whether each step waits for the host.
+    """
 
     def seconds(size: StepSize, is_early: bool) -> float:
         if not size.tokens:
             return 0.0
-        return costs.seconds(accelerator, replace(size, prompt_tokens=0.0), is_early=is_early)
+        return costs.seconds(accelerator, replace(size, prompt_tokens=0.0), is_early=is_early and not waits)
 
     return seconds
 
@@ -78,20 +86,28 @@ def pairs(engine: str) -> dict[str, Pair]:
     target, draft, in_4_bit = costs_of("70B", 4), costs_of("1B draft"), costs_of("1B draft", 1, "int4")
     mixture = costs_of("mixture")
     hop_s = HOPS_S / HOPS
+    is_first = engine == "before"
     if engine == "repaired":
         hop_s = FEWER_HOPS_S / HOPS
         target, draft, in_4_bit, mixture = map(repaired, (target, draft, in_4_bit, mixture))
+    if is_first:
+        target, draft, in_4_bit, mixture = map(before, (target, draft, in_4_bit, mixture))
     of_target = on(H100, target)
+    of_draft, on_l4, in_4_bit_on_l4 = (
+        on(*each, waits=is_first) for each in ((H100, draft), (L4, draft), (L4, in_4_bit))
+    )
     return {
-        "1B on an H100": Pair(of_target, on(H100, draft), hop_s),
-        "1B on an L4": Pair(of_target, on(L4, draft), hop_s),
-        "1B in 4 bit on an L4": Pair(of_target, on(L4, in_4_bit), hop_s),
-        "1B beside the target": Pair(of_target, on(H100, draft), hop_s, is_beside=True),
-        "1B for a mixture": Pair(on(H100, mixture), on(H100, draft), hop_s),
+        "1B on an H100": Pair(of_target, of_draft, hop_s),
+        "1B on an L4": Pair(of_target, on_l4, hop_s),
+        "1B in 4 bit on an L4": Pair(of_target, in_4_bit_on_l4, hop_s),
+        "1B beside the target": Pair(
+            of_target, of_draft, hop_s, is_beside=is_first, is_in_target=not is_first
+        ),
+        "1B for a mixture": Pair(on(H100, mixture), of_draft, hop_s),
     }
 
 
-ENGINES = ("today", "repaired")
+ENGINES = ("before", "today", "repaired")
 ACCEPTANCE = {"code": 0.8}  # per position
 MODES = {
     "plain": Speculation(mode="off"),
@@ -200,10 +216,12 @@ async def closed_loop(
     load: SimulatedLoad,
     ahead: Ahead = NO_AHEAD,
 ) -> Counter:
-    streams = Streams(dict.fromkeys(acceptance, speculation), load, SETTINGS)
+    settings = IN_TARGET if pair.is_in_target else SETTINGS
+    streams = Streams(dict.fromkeys(acceptance, speculation), load, settings)
     rank_of = partial(streams.rank_of, acceptance, ahead.hit_rate)
-    drafts = {"model": SimulatedDraft(pair.draft, rank_of, ahead, pair.is_beside)}
-    async with simulated_fleet(pair.target, drafts, pair.hop_s) as fleet:
+    draft = SimulatedDraft(pair.draft, rank_of, ahead, pair.is_beside)
+    drafts, in_target = ({}, draft) if pair.is_in_target else ({"model": draft}, None)
+    async with simulated_fleet(pair.target, drafts, pair.hop_s, in_target) as fleet:
         await streams.run(fleet)
     return streams.counter
 
@@ -274,12 +292,12 @@ def main(arguments: list[str]) -> None:
             for streams in options.streams:
                 rows.append({**found, **measure(pair, acceptance, load.of(streams))})
                 print(table(rows[-1:]), flush=True)
-            if pair.is_beside:
+            if pair.is_beside or pair.is_in_target:
                 continue
             for streams in AHEAD_STREAMS if context == options.contexts[0] else ():
                 row = measure_ahead(pair, acceptance, load.of(streams), ahead)
                 ahead_rows.append({**found, **row})
                 print(table(ahead_rows[-1:]), flush=True)
     facts = {**asdict(ahead), "rows": ahead_rows}
-    name = "simulate" if options.engine == "today" else "simulate_repaired"
+    name = "simulate" if options.engine == "today" else f"simulate_{options.engine}"
     print(save(name, rows, acceptance=acceptance, ahead=facts))

@@ -6,9 +6,10 @@ messages, and the engines with their scheduling, draft-ahead and waiting for com
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from bench.simulated_runner import (
@@ -19,13 +20,23 @@ from bench.simulated_runner import (
     WRONG,
     Cost,
     RankOf,
+    SimulatedRunner,
+    StepClock,
 )
 from bench.simulated_worker import SimulatedStream, SimulatedWorker
 from gateway.sequence import GatewaySequence
 from gateway.workers.fleet import Fleet
 from gateway.workers.streams import WorkerInfo
 from outrider.decoding.choice_context import ChoiceContext
+from outrider.decoding.draft import Draft
 from outrider.decoding.outcomes import RANKS
+from outrider.drafters.registry import row_of
+from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
+from outrider.engine.colocated.draft_model import DraftModel
+from outrider.engine.drafters.target_drafter import Target, TargetDrafter
+from outrider.engine.loop.engine import Engine
+from outrider.engine.settings import TargetDrafterSettings
+from outrider.pace.step import StepSize
 from protos.trust import Trust
 
 
@@ -55,6 +66,34 @@ class SimulatedDraft:
         device = of_target if self.is_beside else asyncio.Lock()
         settings = SETTINGS.model_copy(update={"draft_ahead": self.ahead.branches, "is_draft": True})
         return SimulatedWorker("draft", settings, self.cost, self.guesses, device)
+
+
+class InTarget(TargetDrafter):
+    """Draft in the target's process: its chains follow the Verdicts on the device, without the host."""
+
+    def __init__(self, draft: SimulatedDraft, clock: StepClock) -> None:
+        """clock: clock of the target."""
+        self.info, self.number, self._from = row_of("colocated"), 0, ""
+        settings = SETTINGS.model_copy(update={"draft_ahead": 0, "is_draft": True})
+
+        def seconds(size: StepSize, is_early: bool) -> float:
+            return draft.cost(size, True)
+
+        self._model = DraftModel(
+            Engine(SimulatedRunner(settings, seconds, draft.guesses, clock), clock=clock)
+        )
+
+    def load(self, target: Target) -> None:
+        """Does nothing: there is no model."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        drafts = self._model.propose_within(max(request.depth for request in requests), requests)
+        pairs = zip(requests, drafts, strict=True)
+        self.top_tokens = [self._model.top_tokens_of(request.sequence, draft) for request, draft in pairs]
+        return drafts
+
+    def forget(self, sequence: DraftedSequence) -> None:
+        self._model.forget(sequence)
 
 
 class SimulatedFleet(Fleet):
@@ -90,9 +129,13 @@ async def simulated_fleet(
     target: Cost,
     drafts: Mapping[str, SimulatedDraft],
     hop_s: float,  # seconds one way
+    in_target: SimulatedDraft | None = None,  # draft in the target's process
 ) -> AsyncIterator[SimulatedFleet]:
-    device = asyncio.Lock()
-    targets = SimulatedWorker("target", SETTINGS, target, lambda row: (RIGHT,), device)
+    device, settings, make = asyncio.Lock(), SETTINGS, None
+    if in_target is not None:
+        beside = {"colocated": TargetDrafterSettings(checkpoint="simulated")}
+        settings, make = SETTINGS.model_copy(update={"drafters": beside}), partial(InTarget, in_target)
+    targets = SimulatedWorker("target", settings, target, lambda row: (RIGHT,), device, make)
     workers = {
         name: (draft.worker(device), 0.0 if draft.is_beside else hop_s) for name, draft in drafts.items()
     }

@@ -17,7 +17,7 @@ from outrider.engine.loop.launched import ONE_POSITION, Finished, Launched, Reac
 from outrider.engine.loop.runner import size_of
 from outrider.engine.planning.promise import Promise
 from outrider.engine.scheduling.scheduler import Selected
-from outrider.engine.sequence import NO_DRAFT
+from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import StepTimings
 from outrider.engine.tasks.decode import DecodeTask
@@ -97,6 +97,7 @@ class SimulatedRunner:
         self._clock = clock
         self._steps = 0
         self._drafting: Sequence[Task] = ()  # tasks of the newest step, if they draft further positions
+        self._going_on: Sequence[EngineSequence] = ()  # sequences of the newest step in rounds that go on
 
     def run(
         self,
@@ -108,7 +109,10 @@ class SimulatedRunner:
         """Moves the clock on by one pass. Further positions of a Draft are steps that are launched early."""
         self.selected = selected
         tasks = [task for task, _ in selected]
-        is_early = launched is not None or tasks == self._drafting
+        sequences = [task.sequence for task in tasks if _goes_on(task)]
+        goes_on = len(sequences) == len(tasks) and sequences == self._going_on
+        self._going_on = sequences
+        is_early = launched is not None or tasks == self._drafting or goes_on
         self._drafting = tasks if reach.longest > 1 else ()
         self.cache.take_changes()  # changes of numbers that are not there
         size = size_of([item for _, item in selected], self.settings.block_size)
@@ -134,3 +138,8 @@ class SimulatedRunner:
 
     def shut_down(self) -> None:
         """Does nothing: no process was started."""
+
+
+def _goes_on(task: Task) -> bool:
+    """Whether the device begins the task's next round, or has begun this round, without the host."""
+    return isinstance(task, DecodeTask) and not task.is_plain and task.lease.depth > 0

@@ -12,6 +12,8 @@ from bench.simulated_runner import Cost, SimulatedRunner, StepClock
 from gateway.sequence import GatewaySequence
 from gateway.workers.streams import Role
 from outrider.decoding.choice_context import ChoiceContext
+from outrider.engine.drafters.target_drafter import TargetDrafter
+from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.survey import survey
 from outrider.engine.settings import EngineSettings
@@ -31,14 +33,20 @@ class SimulatedWorker:
         cost: Cost,
         rank: Callable[[ChoiceContext], tuple[int, ...]],
         device: asyncio.Lock,
+        drafter: Callable[[StepClock], TargetDrafter] | None = None,
     ) -> None:
-        """device: held during a step, by all workers that share it."""
+        """
+        Args:
+            device: held during a step, by all workers that share it.
+            drafter: makes a drafter of this target; None: it has none.
+        """
         self.role: Role = role
         self._translation = TRANSLATIONS[role]
         loop = asyncio.get_running_loop()
         self._now, self._clock = loop.time, StepClock(loop.time)
         self._runner = SimulatedRunner(settings, cost, rank, self._clock)
-        self._engine = Engine(self._runner, clock=self._clock)
+        drafters = TargetDrafters([drafter(self._clock)] if drafter is not None else [])
+        self._engine = Engine(self._runner, drafters, clock=self._clock)
         self.survey = survey(self._engine)
         self._clock.fall_back()  # it was over before the first request
         self._streams: dict[int, SimulatedStream] = {}  # streams by number of their sequence

@@ -16,6 +16,7 @@ OF_BENCHMARKS = {
     "engine": (results.engine_one_stream, results.engine_streams),
     "load": (results.load,),
     "simulate": (results.simulate, results.simulate_ahead),
+    "simulate_before": (results.simulate_before,),
     "costs": (results.costs, results.costs_rounds),
     "ahead": (results.ahead,),
     "stalls": (results.stalls,),

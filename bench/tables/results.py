@@ -108,6 +108,7 @@ def simulate() -> str:
 
     return written(
         {
+            "context": number(row["context"], 0),
             "draft": row["draft"],
             "streams": row["streams"],
             **told(row),
@@ -115,6 +116,22 @@ def simulate() -> str:
         }
         for row in results("simulate")["rows"]
     )
+
+
+def simulate_before() -> str:
+    """Returns plain decoding and the pace, before and today."""
+    today = {(row["context"], row["draft"], row["streams"]): row for row in results("simulate")["rows"]}
+
+    def lines() -> Iterator[Row]:
+        for row in results("simulate_before")["rows"]:
+            case = row["context"], row["draft"], row["streams"]
+            line = {"draft": row["draft"], "streams": row["streams"]}
+            for stage, rates in (("before", row), ("today", today[case])):
+                line |= {f"{stage}: {mode}": number(rates[mode], 0) for mode in ("plain", "pace")}
+                line[f"{stage}: to plain"] = rates["pace"] / rates["plain"]
+            yield line
+
+    return written(lines())
 
 
 def simulate_ahead() -> str:

@@ -35,6 +35,7 @@ from gateway.loop.factory import LoopFactory
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
+from gateway.settings import Speculation
 from outrider.decoding.settings import Sampling
 from outrider.pace.settings import PaceSettings
 from outrider.pace.step import StepSize
@@ -62,6 +63,7 @@ def hit_rate_for(foreseen_rate: float, acceptance_rate: float, depth: int) -> fl
 
 
 SLOW = [pytest.mark.slow]
+IN_TARGET_BY_4 = Speculation(mode="fixed", depth=4)
 ON_ONE_DEVICE = replace(FAST_DRAFT, is_beside=True)
 
 
@@ -270,6 +272,21 @@ def test_draft_beside_the_target_waits_for_its_steps() -> None:
         for pair in (beside, apart)
     ]
     assert rates[0] < rates[1]
+
+
+def test_rounds_of_a_draft_in_the_targets_process_wait_for_no_host() -> None:
+    steps: list[tuple[float, bool]] = []
+
+    def target(size: StepSize, is_early: bool) -> float:
+        steps.append((size.tokens, is_early))
+        return TARGET_S
+
+    pair = replace(FAST_DRAFT, target=target, is_in_target=True)
+    load = replace(LOAD, streams=1, prompt_tokens=2, answer_tokens=10_000, warm_s=0.0)
+    virtual.run(closed_loop(pair, {"code": 1.0}, IN_TARGET_BY_4, load))
+    rounds = [is_early for tokens, is_early in steps if tokens == 5][-40:]
+    assert len(rounds) == 40
+    assert all(rounds)
 
 
 @pytest.mark.slow

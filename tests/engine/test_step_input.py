@@ -9,7 +9,7 @@ import torch
 from outrider.decoding.draft import ROOT, Draft
 from outrider.engine.held_blocks import HeldBlocks
 from outrider.engine.inputs.block_tables import BlockTables
-from outrider.engine.inputs.step_input import Feed, Move, StepInput
+from outrider.engine.inputs.step_input import Feed, ForeseenRounds, Move, StepInput
 
 
 def random_step(rng: random.Random, tables: BlockTables) -> StepInput:
@@ -25,7 +25,8 @@ def random_step(rng: random.Random, tables: BlockTables) -> StepInput:
         blocks = HeldBlocks(rng.sample(range(999), rng.randrange(7)))
         feeds.append(Feed(tokens, rng.randrange(count), rng.randrange(99), blocks, tree))
     cleared = np.array(rng.sample(range(999), rng.randrange(5)), np.int64)
-    return StepInput.of(tables, feeds, moves, cleared)
+    rounds = ForeseenRounds(rng.randrange(5), bool(rng.randrange(2)))
+    return StepInput.of(tables, feeds, moves, cleared, rounds)
 
 
 def test_step_of_64_sequences_at_32k_tells_a_rank_kilobytes() -> None:
@@ -51,6 +52,7 @@ def test_step_is_read_as_it_was_written(seed: int) -> None:
         assert (ours.source == theirs.source).all()
         assert (ours.target == theirs.target).all()
     assert read.cleared.tolist() == step.cleared.tolist()
+    assert read.rounds == step.rounds
     assert len(read.feeds) == len(step.feeds)
     for feed, other in zip(step.feeds, read.feeds, strict=True):
         assert (feed.tokens, feed.num_logits, feed.start) == (other.tokens, other.num_logits, other.start)

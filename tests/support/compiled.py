@@ -17,6 +17,7 @@ from triton.compiler import ASTSource
 from outrider.engine.inputs import choice_input
 from outrider.engine.inputs.context_parts import third_length
 from outrider.engine.inputs.paged_input import FEW_QUERIES, FEW_TILE, MANY_TILE, NO_ROOT, TILE_FIELDS
+from outrider.engine.inputs.told_tokens import TOLD
 from outrider.engine.kernels import (
     advance,
     block_tables,
@@ -25,6 +26,7 @@ from outrider.engine.kernels import (
     joined_parts,
     layer,
     paged_attention,
+    rounds_ahead,
     stored_product,
     verdict,
 )
@@ -143,7 +145,7 @@ TILES: dict[str, dict[str, Any]] = {
 CHAIN_TYPES = {
     **dict.fromkeys(("logit_rows", "seen", "sequence_lanes", "token_ids", "position_ids", "slots"), "*i64"),
     **dict.fromkeys(("work", "tiles", "integers", "progress"), "*i64"),
-    **dict.fromkeys(("next_seen", "next_integers", "last_rows", "ends"), "*i64"),
+    **dict.fromkeys(("next_seen", "next_integers", "last_rows", "ends", "lanes", "drafts", "moves"), "*i64"),
     **dict.fromkeys(("numbers", "next_numbers"), "*fp64"),
     **dict.fromkeys(("top_tokens", "found", "block_tables", "told"), "*i32"),
     **dict.fromkeys(("are_finite", "are_valid", "are_accepted"), "*i1"),
@@ -208,8 +210,15 @@ def of_verdict(capability: int) -> dict[str, int]:
 def of_reading(capability: int) -> dict[str, int]:
     """The kernel that reads the Verdicts of chains."""
     aligned = {name for name, kind in CHAIN_TYPES.items() if kind.startswith("*")}
-    constants = {"BLOCK": FEW_QUERIES}
+    constants = {"BLOCK": FEW_QUERIES, "TELLS": len(TOLD)}
     return compiled(verdict.follow_chains, capability, CHAIN_TYPES, constants, aligned, {})
+
+
+def of_moving(capability: int) -> dict[str, int]:
+    """The kernel that moves rounds behind their Verdicts."""
+    aligned = {name for name, kind in CHAIN_TYPES.items() if kind.startswith("*")}
+    constants = {**CHAINS, "ROWS": FEW_QUERIES, "TELLS": len(TOLD)}
+    return compiled(rounds_ahead.move_rounds, capability, CHAIN_TYPES, constants, aligned, {"num_warps": 1})
 
 
 def of_chains(kernel: Any, capability: int) -> dict[str, int]:
@@ -370,4 +379,5 @@ if __name__ == "__main__":
     }
     said |= {f"find_path sm_{capability}": of_verdict(capability) for capability in SLOTS}
     said |= {f"follow_chains sm_{capability}": of_reading(capability) for capability in SLOTS}
+    said |= {f"move_rounds sm_{capability}": of_moving(capability) for capability in SLOTS}
     print(json.dumps(said))

@@ -283,10 +283,14 @@ class PagedCache(KeyValues):
             self.states.forget_after(sequence.state, sequence.cached)
             self._check_state(sequence)
 
-    def keep_path(self, sequence: EngineSequence, path: tuple[int, ...]) -> None:
-        """Commits the pending nodes of ``path``, root first, whose cache is to move up; forgets the rest."""
+    def keep_path(self, sequence: EngineSequence, path: tuple[int, ...], *, has_moved: bool = False) -> None:
+        """Commits the pending nodes of ``path``, root first, whose cache is to move up; forgets the rest.
+
+        has_moved: whether the device has moved it.
+        """
         if path:
-            self._move(sequence, path)
+            if not has_moved:
+                self._move(sequence, path)
             sequence.cached += len(path)
         sequence.forget_pending()
         if self.states is not None:
@@ -325,11 +329,15 @@ class PagedCache(KeyValues):
         sizes = [len(move.source), len(move.target), len(cleared)]
         moved = to_device(torch.from_numpy(slots), self._stored[0].device)
         source, target, emptied = moved.split_with_sizes(sizes)
+        if len(target):
+            self.move(source, target)
+        for stored in self._stored if len(emptied) else ():
+            codes_of(stored).index_fill_(1, emptied, 0)
+
+    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copies slots at once: int64 [num_slots] on the device, each target once."""
         for stored in self._stored:
-            if len(target):
-                stored[:, target] = stored[:, source]
-            if len(emptied):
-                codes_of(stored).index_fill_(1, emptied, 0)
+            stored[:, target] = stored[:, source]
 
     def are_finite(self, slots: Rows) -> torch.Tensor:
         """Returns bool [num_slots]: whether every key and value there is finite, in all layers."""

@@ -65,6 +65,7 @@ class Choices(Struct, frozen=True, eq=False, dict=True):
     told: tuple[TokenLogprobs, ...] = ()  # [num_rows] if they came with the tokens
     # Top tokens of further positions, up to an invalid position: each follows the best token before it.
     further: Sequence[tuple[int, ...]] = ()
+    has_moved: bool = False  # whether the device has moved the cache of ``path`` behind the committed tokens
 
     @property
     def logits(self) -> torch.Tensor:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from outrider.decoding.draft import Draft
+from outrider.decoding.outcomes import Branch
 from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
 from outrider.engine.choosing.step_result import StepResult
 from outrider.engine.colocated.draft_model import DraftModel
@@ -105,15 +106,19 @@ class Colocated(ForeseeingDrafter):
         read = super().read(foreseen, request)
         return replace(read, draft=self._model.with_alternatives(read, request))
 
-    def _takes(self, judging: Judging) -> bool:
+    def _taken(self, judging: Sequence[Judging]) -> list[Judging]:
         assert self._model is not None
-        return self._model.has_room_after(judging)
+        return self._model.with_room_after(judging)
 
     def _begin_after(
         self, judging: Sequence[Judging], result: StepResult[Tensor]
     ) -> tuple[Tensor, Tensor] | None:
         assert self._model is not None
         return self._model.begin_after(judging, result)
+
+    def branches(self, request: DraftRequest) -> Sequence[Branch]:
+        assert self._model is not None
+        return self._model.branches(request)
 
     def keep(self, sequence: EngineSequence) -> None:
         assert self._model is not None

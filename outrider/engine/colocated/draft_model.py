@@ -7,6 +7,7 @@ from itertools import count
 from torch import Tensor
 
 from outrider.decoding.draft import Draft
+from outrider.decoding.outcomes import Branch
 from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
 from outrider.engine.choosing.step_result import StepResult
 from outrider.engine.drafters.chain_drafter import choice_of
@@ -16,6 +17,7 @@ from outrider.engine.drafters.target_drafter import Judging, feed_of
 from outrider.engine.inputs.paged_input import FEW_QUERIES
 from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.forward_pass import ForwardPass
+from outrider.engine.loop.validation import check_work
 from outrider.engine.sequence import UNKNOWN, EngineSequence
 from outrider.engine.tasks.propose import extended, top_tokens_of
 from outrider.engine.work import Failed, Propose, Proposed, Result
@@ -63,15 +65,41 @@ class DraftModel(Drafter):
         tokens = draft.tokens[: draft.chain_length]
         return top_tokens_of(self._sequences[sequence], tokens) if tokens else ()
 
-    def has_room_after(self, judging: Judging) -> bool:
-        """Whether a chain after any Verdict fits, and the model has read nearly all of the sequence."""
-        request = judging.request
-        held, length = self._sequences.get(request.sequence), len(request.sequence.tokens)
-        if held is None or self._draft.works_on(held) or not held.needs_no_text:
-            return False
-        end = length + 1 + judging.draft.chain_length
-        is_near = end - held.cached <= FEW_QUERIES and end + request.depth <= self._draft.max_length
-        return is_near and self._draft.runner.cache.reserve(held, end + request.depth)
+    def with_room_after(self, judging: Sequence[Judging]) -> list[Judging]:
+        """Returns those for which a chain after any Verdict fits.
+
+        What the model has not read of a sequence is fed before the chain: a new sequence reads its prompt
+        while the others begin their chains, and nobody waits for it. Prompts share the tokens of a chunk.
+        """
+        found, left = list[Judging](), self._draft.settings.prefill_chunk
+        assert left is not None  # in settings in force nothing is left open
+        for part in judging:
+            unread = self._unread_before(part)
+            if unread is None or unread > max(FEW_QUERIES, left):
+                continue
+            left -= unread if unread > FEW_QUERIES else 0
+            found.append(part)
+        return found
+
+    def _unread_before(self, judging: Judging) -> int | None:
+        """Returns how many tokens are fed before a chain, which gets cache; None: no chain can begin."""
+        request, cache = judging.request, self._draft.runner.cache
+        tokens = request.sequence.tokens
+        try:
+            held = self._held(request.sequence)
+            unseen = Propose(held.number, len(held.tokens), (*tokens[len(held.tokens) :],), request.depth, 0)
+            check_work(held, unseen, self._draft.vocab_size)
+        except ValueError as error:  # as in _submit
+            logger.debug("no Draft for a text of %d tokens: %s", len(tokens), error)
+            return None
+        end = len(tokens) + 1 + judging.draft.chain_length
+        is_free = held.needs_no_text and not self._draft.works_on(held)
+        if not is_free or end + request.depth > self._draft.max_length:
+            return None
+        if not held.tokens:
+            held.tokens += tokens
+            cache.adopt_prefix(held)
+        return end - held.cached if cache.reserve(held, end + request.depth) else None
 
     def begin_after(
         self, judging: Sequence[Judging], result: StepResult[Tensor]
@@ -95,14 +123,18 @@ class DraftModel(Drafter):
 
     def with_alternatives(self, read: DraftRead, request: DraftRequest) -> Draft:
         """Returns a Draft that was begun with the alternatives that are wanted."""
-        held, tokens = self._sequences[request.sequence], read.draft.tokens
-        wanted = self._draft.alternatives(held, request.depth, request.alternatives)
+        tokens = read.draft.tokens
         nodes = [
             (each.accepted - 1, read.top_tokens[each.accepted][each.rank])
-            for each in wanted
+            for each in self.branches(request)
             if each.accepted < len(tokens) and each.rank < len(read.top_tokens[each.accepted])
         ]
         return extended(read.draft, nodes)
+
+    def branches(self, request: DraftRequest) -> list[Branch]:
+        """Returns the alternatives that a chain may have."""
+        held = self._sequences[request.sequence]
+        return self._draft.alternatives(held, request.depth, request.alternatives)
 
     def keep(self, sequence: EngineSequence) -> None:
         """Keeps the cache of a sequence's newest Verdict, after which its Draft was begun."""

@@ -126,6 +126,9 @@ class AutoregressiveHead(CachingDrafter, SharedHead):
                 states, logits = self._on_all_ranks(step, rows_at(states, going_on))
         return trees
 
+    def _taken(self, judging: Sequence[Judging]) -> list[Judging]:
+        return [*filter(self._takes, judging)]
+
     def _takes(self, judging: Judging) -> bool:
         count, depth = judging.num_tokens, judging.request.depth
         fed, end = self._waiting.count(judging.committed) + count, judging.start + count - 1

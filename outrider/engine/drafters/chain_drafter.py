@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.decoding.draft import Draft
+from outrider.decoding.outcomes import Branch
 from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.choosing.step_result import StepResult
 from outrider.engine.device_time import mark
@@ -22,6 +23,7 @@ from outrider.engine.forward.batch import Batch
 from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.inputs.paged_input import FEW_QUERIES
 from outrider.engine.inputs.step_input import Feed
+from outrider.engine.inputs.told_tokens import TOLD
 from outrider.engine.parallel.rank_group import RankGroup
 
 
@@ -46,19 +48,26 @@ class ForeseeingDrafter(TargetDrafter):
             if len(part.rows) <= FEW_QUERIES
             and (self.has_alternatives or part.draft.is_chain)
             and self._is_chosen_by_device(part.request)
-            and self._takes(part)
         ]
+        judging = self._taken(judging)
         started, begun = mark(self._target.device), self._begin_after(judging, result) if judging else None
         if begun is None:
             return None
         found, told = begun
-        arriving = torch.cat([found.flatten(), told.flatten()]).to("cpu", non_blocking=True)
+        numbers = torch.cat([told.flatten(), found.flatten()])
+        arriving = numbers.to("cpu", non_blocking=True)  # in pinned memory
         requests = [part.request for part in judging]
-        return DraftsUnderWay(requests, found.shape, arriving, started, mark(self._target.device))
+        branches = [self.branches(request) if request.alternatives else () for request in requests]
+        ended = mark(self._target.device)
+        return DraftsUnderWay(requests, branches, found.shape, numbers, arriving, started, ended)
+
+    def branches(self, request: DraftRequest) -> Sequence[Branch]:
+        """Returns the alternatives of a chain that the device makes."""
+        return ()
 
     @abstractmethod
-    def _takes(self, judging: Judging) -> bool:
-        """Whether its chain may begin before the Verdict is known, with room after any Verdict."""
+    def _taken(self, judging: Sequence[Judging]) -> list[Judging]:
+        """Returns those whose chains may begin before the Verdicts are known, with room after any Verdict."""
 
     @abstractmethod
     def _begin_after(
@@ -67,7 +76,7 @@ class ForeseeingDrafter(TargetDrafter):
         """Begins chains after the Verdicts that the device has found; returns None if there is no graph.
 
         Returns:
-            ``DraftChains.found``, and int32 [num_sequences, 2] what ``read_verdicts`` has told.
+            ``DraftChains.found``, and int32 [num_sequences, len(TOLD)] what ``read_verdicts`` has told.
         """
 
 
@@ -132,7 +141,7 @@ def verdicts_in(
     assert batch.choice is not None
     last_rows = batch.logit_rows
     if result is None:
-        found = torch.empty_like(last_rows), last_rows.new_empty(len(last_rows), 2, dtype=torch.int32)
+        found = torch.empty_like(last_rows), last_rows.new_empty(len(last_rows), len(TOLD), dtype=torch.int32)
     else:
         chosen = result.top_tokens, result.are_accepted
         found = read_verdicts(batch.token_ids[0], last_rows, *chosen, batch.choice)

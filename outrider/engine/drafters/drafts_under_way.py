@@ -1,16 +1,17 @@
 """Drafts that a device was given to make, on their way to the host."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from outrider.decoding.draft import Draft, Verdict
-from outrider.decoding.outcomes import TopTokens
+from outrider.decoding.outcomes import Branch, TopTokens
 from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.device_time import Mark, mark, seconds_between, wait_for
-from outrider.engine.sequence import EngineSequence
+from outrider.engine.inputs.told_tokens import TOLD
+from outrider.engine.sequence import UNKNOWN, EngineSequence
+from outrider.engine.tasks.propose import extended
 
 
 @dataclass(frozen=True)
@@ -61,21 +62,39 @@ class DraftsUnderWay:
     """Chains that were begun before the host knew the Verdicts that they follow."""
 
     requests: Sequence[DraftRequest]  # requests with the depths that were begun
-    sizes: Sequence[int]  # sizes of DraftChains.found
-    arriving: Tensor  # int32: DraftChains.found, then last token and accepted tokens of each Verdict
+    branches: Sequence[Sequence[Branch]]  # alternatives of each chain
+    sizes: Sequence[int]  # sizes of DraftChains.found: positions, rows, and numbers of a position
+    numbers: Tensor  # int32 on the device: what is told of each Verdict, then DraftChains.found
+    arriving: Tensor  # ``numbers`` on their way to the host
     started: Mark  # moment when the target's tokens were chosen
     arrival: Mark
 
     def read(self) -> "dict[EngineSequence, DraftForeseen]":
         """Waits for the Drafts, and returns them."""
         wait_for(self.arrival)
-        count = math.prod(self.sizes)
-        found = self.arriving[:count].view(*self.sizes).transpose(0, 1).tolist()
-        told = self.arriving[count:].view(-1, 2).tolist()
+        count = len(self.requests) * len(TOLD)
+        told = self.arriving[:count].view(-1, len(TOLD)).tolist()
+        found = self.arriving[count:].view(*self.sizes).transpose(0, 1).tolist()
         return {
             request.engine_sequence: DraftForeseen(token, accepted, of_row[: request.depth])
-            for request, (token, accepted), of_row in zip(self.requests, told, found, strict=False)
+            for request, (token, accepted, _), of_row in zip(self.requests, told, found, strict=False)
         }
+
+    def tree_of(self, row: int) -> tuple[Draft, list[int]]:
+        """Returns the tree of a Draft, of unknown tokens, and the place of each among ``numbers``."""
+        positions, rows, width = self.sizes
+        depth = min(self.requests[row].depth, positions)
+        branches = [each for each in self.branches[row] if each.accepted < depth and each.rank < width - 1]
+        tree = extended(
+            Draft.chain([UNKNOWN] * depth),
+            # Siblings differ; which tokens they are, the device alone knows.
+            [(each.accepted - 1, each.rank) for each in branches],
+        )
+        of_found = [(position, 0) for position in range(depth)]
+        of_found += [(each.accepted, each.rank) for each in branches]
+        first = len(self.requests) * len(TOLD)
+        places = [first + (position * rows + row) * width + rank for position, rank in of_found]
+        return tree, [row * len(TOLD), *places]
 
     @property
     def seconds(self) -> float:

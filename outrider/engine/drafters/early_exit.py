@@ -132,18 +132,23 @@ class EarlyExit(ChainDrafter):
     def clear(self, sequence: EngineSequence) -> None:
         self._target.cache.clear(sequence, sequence.cached)
 
-    def _takes(self, judging: Judging) -> bool:
-        """Whether a chain may follow the Verdict before the host knows it.
+    def _taken(self, judging: Sequence[Judging]) -> list[Judging]:
+        """Returns the sequences with room, if chains may follow Verdicts before the host knows them.
 
-        It feeds accepted tokens again. The first layers compute what they have computed before, within
-        rounding, which batch-invariant numerics do not allow. A part that skips a layer would put other keys
-        and values into the target's cache.
+        Such chains feed accepted tokens again. The first layers compute what they have computed before,
+        within rounding, which batch-invariant numerics do not allow. A part that skips a layer would put
+        other keys and values into the target's cache.
         """
         layers = self._layers or ()
         if self._settings.batch_invariant or layers != tuple(range(len(layers))):
-            return False
-        length = judging.start + judging.num_tokens + judging.request.depth
-        return self._target.cache.reserve(judging.request.engine_sequence, length)
+            return []
+        return [
+            part
+            for part in judging
+            if self._target.cache.reserve(
+                part.request.engine_sequence, part.start + part.num_tokens + part.request.depth
+            )
+        ]
 
     def _begin_after(
         self, judging: Sequence[Judging], result: StepResult[Tensor]
@@ -167,7 +172,8 @@ class EarlyExit(ChainDrafter):
         assert self._chains is not None
         batch = self._target.lay_out(fed, choice)
         ends, told = verdicts_in(batch, result, self._target.group)
-        return self._chains.after(batch.choosing_at(ends), told, positions)[1:], told
+        tokens = told[:, : self._chains.ranks].contiguous()  # the last tokens, and numbers beside them
+        return self._chains.after(batch.choosing_at(ends), tokens, positions)[1:], told
 
     def follow(self, step: DrafterStep) -> None:
         """Runs passes over a part; if nothing is fed, captures one of its graphs."""

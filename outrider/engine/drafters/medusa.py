@@ -140,8 +140,8 @@ class Medusa(SharedHead):
     def _chained(self, step: DrafterStep, states: Tensor, choice: ChoiceInput) -> Tensor:
         return self._guesses(states, choice.copied(states.device), max(step.positions))
 
-    def _takes(self, judging: Judging) -> bool:
-        return True
+    def _taken(self, judging: Sequence[Judging]) -> list[Judging]:
+        return [*judging]
 
     def _begin_after(
         self, judging: Sequence[Judging], result: StepResult[Tensor]

@@ -16,7 +16,7 @@ from outrider.engine.forward.recurrence import Recurrence
 from outrider.engine.inputs.block_tables import BlockTables
 from outrider.engine.inputs.choice_input import PackedRows
 from outrider.engine.inputs.paged_input import PagedInput
-from outrider.engine.inputs.step_input import Feed, Rows
+from outrider.engine.inputs.step_input import NO_ROUNDS, Feed, ForeseenRounds, Rows
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.step_timings import Path
 
@@ -58,6 +58,7 @@ class Batch:
     adapters: AdapterRows = field(default=(), kw_only=True)  # rows of sequences that have adapters
     # Order in which recurrent layers compute the tokens of each sequence; empty without such layers.
     recurrences: Sequence[Recurrence] = field(default=(), kw_only=True)
+    rounds: ForeseenRounds = field(default=NO_ROUNDS, kw_only=True)
 
     @property
     def path(self) -> Path:

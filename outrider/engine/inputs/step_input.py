@@ -49,6 +49,20 @@ class Move:
 
 
 @dataclass(frozen=True)
+class ForeseenRounds:
+    """Leading feeds of a step that follow Verdicts which the device alone knows, as if nothing was accepted.
+
+    What these Verdicts tell leads the step's chosen tokens: see outrider/engine/inputs/told_tokens.py.
+    """
+
+    count: int = 0
+    may_branch: bool = False  # whether a node off its Draft's chain may be accepted, whose cache has to move
+
+
+NO_ROUNDS = ForeseenRounds()
+
+
+@dataclass(frozen=True)
 class StepInput:
     """Input of a step: moves in order, then slots to clear, then a forward pass over all feeds."""
 
@@ -56,6 +70,7 @@ class StepInput:
     cleared: Numbers  # slots to fill with zeros
     feeds: list[Feed]
     new_blocks: Numbers  # [num_new, 2] what BlockTables.update returned for the feeds
+    rounds: ForeseenRounds = NO_ROUNDS
 
     def to_numbers(self) -> Numbers:
         """Returns the lengths of lists, then the lists, with a column for each part of the feeds.
@@ -65,6 +80,7 @@ class StepInput:
         feeds, trees = self.feeds, [feed.tree or NO_TREE for feed in self.feeds]
         parts: list[Sequence[int] | Numbers] = [
             [len(self.moves), len(self.cleared), len(self.new_blocks), len(feeds)],
+            [self.rounds.count, self.rounds.may_branch],
             [len(move.source) for move in self.moves],
             *[slots for move in self.moves for slots in (move.source, move.target)],
             self.cleared,
@@ -89,15 +105,17 @@ class StepInput:
         feeds: Sequence[Feed],
         moves: Sequence[Move] = (),
         cleared: Numbers = NO_SLOTS,
+        rounds: ForeseenRounds = NO_ROUNDS,
     ) -> "StepInput":
         """Returns the input with these feeds, whose sequences get rows. Raises as ``BlockTables.update``."""
-        return cls([*moves], cleared, [*feeds], tables.update([feed.blocks for feed in feeds]))
+        return cls([*moves], cleared, [*feeds], tables.update([feed.blocks for feed in feeds]), rounds)
 
     @classmethod
     def from_numbers(cls, numbers: Numbers, tables: BlockTables) -> "StepInput":
         """Returns the object that ``to_numbers`` was called on, and writes its new blocks into the tables."""
         read = _Reader(numbers)
         num_moves, num_cleared, num_new, num_feeds = read.list(4)
+        num_rounds, may_branch = read.list(2)
         moves = [Move(read.array(count), read.array(count)) for count in read.list(num_moves)]
         cleared, new_blocks = read.array(num_cleared), read.array(2 * num_new).reshape(-1, 2)
         tables.write(new_blocks)
@@ -115,7 +133,7 @@ class StepInput:
             structs.replace(feed, looks_ahead=True) if looks_ahead else feed
             for feed, looks_ahead in zip(read_feeds, look_ahead, strict=True)
         ]
-        return cls(moves, cleared, feeds, new_blocks)
+        return cls(moves, cleared, feeds, new_blocks, ForeseenRounds(num_rounds, bool(may_branch)))
 
 
 NOTHING_FED = StepInput([], NO_SLOTS, [], NOTHING_NEW)

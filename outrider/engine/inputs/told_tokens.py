@@ -1,5 +1,8 @@
 """Numbers that stand for the tokens of a Verdict until outrider/engine/kernels/verdict.py finds them."""
 
+# Numbers that the device tells of a Verdict: its last token, how many drafted tokens are accepted, and the
+# last accepted node of the Draft, -1 without any.
+TOLD = ("token", "accepted", "node")
 ALTERNATIVE = 2**32  # more than a step has rows
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from outrider.engine.inputs import choice_input, told_tokens
 from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
 from outrider.engine.inputs.paged_input import FEW_QUERIES
+from outrider.engine.inputs.told_tokens import TOLD
 
 PROGRAM_ROWS = 128  # rows that a program follows
 
@@ -26,7 +27,7 @@ def read_verdicts(
     """Puts the target's own tokens into a batch, and moves what is chosen next behind each Verdict.
 
     Args:
-        token_ids: int64 [num_rows] of the batch, at most FEW_QUERIES of each sequence: tokens, then numbers
+        token_ids: int64 [num_rows] of the batch: of each sequence tokens, then at most FEW_QUERIES numbers
             that outrider/engine/inputs/told_tokens.py has made, in whose place tokens of the target belong.
         last_rows: int64 [num_sequences] last row of each sequence in the batch.
         top_tokens: int32 [rows, ranks].
@@ -35,9 +36,9 @@ def read_verdicts(
 
     Returns:
         int64 [num_sequences] rows of the batch with the last tokens of the Verdicts, and int32
-        [num_sequences, 2]: the last token, and how many drafted tokens are accepted.
+        [num_sequences, len(TOLD)].
     """
-    ends, told = torch.empty_like(last_rows), top_tokens.new_empty(len(last_rows), 2)
+    ends, told = torch.empty_like(last_rows), top_tokens.new_empty(len(last_rows), len(TOLD))
     arguments, constants = _reading(token_ids, last_rows, top_tokens, are_accepted, rows, ends, told)
     follow_chains[(len(last_rows),)](*arguments, **constants)
     return ends, told
@@ -66,7 +67,10 @@ def _reading(
     """Returns arguments and constants of ``follow_chains``."""
     flags = are_accepted if len(are_accepted) else None
     given = (token_ids, last_rows, top_tokens, top_tokens.shape[1], flags)
-    return (*given, rows.integers, rows.integers.shape[1], ends, told), {"BLOCK": FEW_QUERIES}
+    return (*given, rows.integers, rows.integers.shape[1], ends, told), {
+        "BLOCK": FEW_QUERIES,
+        "TELLS": len(TOLD),
+    }
 
 
 @triton.jit(do_not_specialize=["ranks", "num_sequences"])
@@ -81,21 +85,24 @@ def follow_chains(
     ends,
     told,
     BLOCK: tl.constexpr,
+    TELLS: tl.constexpr,
 ):
     """Does what ``read_verdicts`` says. are_accepted: None if nothing was drafted."""
     sequence = tl.program_id(0)
     first = tl.full((), 0, tl.int64)
     if sequence > 0:
         first = tl.load(last_rows + sequence - 1) + 1
+    last_row = tl.load(last_rows + sequence)
+    first = tl.maximum(first, last_row + 1 - BLOCK)  # the numbers come last, behind a prompt for example
     rows = first + tl.arange(0, BLOCK)
-    inside = rows <= tl.load(last_rows + sequence)
+    inside = rows <= last_row
     given = tl.load(token_ids + rows, mask=inside, other=0)
     is_told = inside & (given < 0)
     numbers = -1 - given
     chosen, alternatives = numbers % _ALTERNATIVE, tl.max(tl.where(is_told, numbers // _ALTERNATIVE, 0))
     tokens = tl.load(top_tokens + chosen * ranks, mask=is_told, other=0)
     root = tl.min(tl.where(is_told, rows, first + BLOCK))
-    accepted = tl.full((), 0, tl.int32)
+    accepted, node = tl.full((), 0, tl.int32), tl.full((), -1, tl.int64)
     if are_accepted is not None:
         flags = tl.load(are_accepted + chosen, mask=is_told & (rows > root), other=0)
         accepted = tl.sum(flags.to(tl.int32))
@@ -104,14 +111,18 @@ def follow_chains(
         of_alternatives = tl.max(tl.where(is_told, chosen, 0)) + 1 + places
         flags = tl.load(are_accepted + of_alternatives, mask=places < alternatives, other=0)
         taken = tl.sum(flags.to(tl.int32))
+        node = accepted.to(tl.int64) - 1
         accepted += taken
         last = tl.sum(tl.where(flags != 0, of_alternatives, 0))
         token = tl.load(top_tokens + last * ranks, mask=taken > 0, other=0)
         tokens = tl.where((rows == root + accepted) & (taken > 0), token, tokens)
+        before = tl.min(tl.where(is_told, chosen, 2**62))  # row of the root
+        node = tl.where(taken > 0, last - before - 1, node)
     tl.store(token_ids + rows, tokens.to(tl.int64), mask=is_told)
     tl.store(ends + sequence, root + accepted)
-    tl.store(told + 2 * sequence, tl.sum(tl.where(rows == root + accepted, tokens, 0)))
-    tl.store(told + 2 * sequence + 1, accepted)
+    tl.store(told + TELLS * sequence, tl.sum(tl.where(rows == root + accepted, tokens, 0)))
+    tl.store(told + TELLS * sequence + 1, accepted)
+    tl.store(told + TELLS * sequence + 2, node.to(tl.int32))
     at = integers + _POSITION * num_sequences + sequence
     tl.store(at, tl.load(at) + accepted)
 

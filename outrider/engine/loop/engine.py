@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from msgspec import structs
@@ -24,6 +25,7 @@ from outrider.engine.loop.blame_search import BlameSearch, Outcome
 from outrider.engine.loop.grammars import Grammars
 from outrider.engine.loop.launched import Launched, Reach
 from outrider.engine.loop.load import load_forward_pass
+from outrider.engine.loop.rounds_ahead import RoundsAhead, RoundsAheadPlanner
 from outrider.engine.loop.runner import ModelRunner, Runner
 from outrider.engine.loop.target_drafting import TargetDrafting
 from outrider.engine.loop.validation import check_sampling, check_work
@@ -88,6 +90,9 @@ class Engine:
         drafters = drafters or TargetDrafters()
         self._has_drafters = bool(drafters)
         self._drafting = TargetDrafting(drafters, clock)
+        self._rounds_ahead = RoundsAheadPlanner(
+            self._cache, self.settings, self.max_length, self._queue.next_round
+        )
         self._launched: Launched | None = None  # next step, if it was launched early
         self._grammars = grammars or Grammars(None, runner.vocab_size, runner.end_token_ids)
         self._adapters = adapters or HeldAdapters(Adapters({}), self.settings)
@@ -252,8 +257,8 @@ class Engine:
     def patience(self) -> float:
         """Returns the seconds that the next step should wait for sequences between two rounds."""
         tasks = [task for task in self._queue.tasks.values() if not task.yields]
-        if self._queue.ready or not (tasks and all(map(_verifies, tasks))):
-            return 0.0  # plain decoding would lose what rounds gain
+        if self._launched or self._queue.ready or not (tasks and all(map(_verifies, tasks))):
+            return 0.0  # a step is under way, or plain decoding would lose what rounds gain
         return self._batch_delay.patience([task.num_tokens for task in tasks])
 
     def submit(self, work: Work, arrived: float | None = None) -> None:
@@ -305,13 +310,13 @@ class Engine:
         foresees = self.runner.launches_early
         following = self._scheduler.select_next(selected, self._queue.tasks) if foresees else []
         positions = self._scheduler.positions(selected, self._queue.tasks)
-        reach = Reach(positions, is_interrupted, lambda launched: self._drafting.begin(selected, launched))
+        reach = Reach(positions, is_interrupted, partial(self._begin_drafts, selected))
         outcome = self._search.run(selected, self._launched, following, reach)
         self._launched = outcome.next_step
         self._observe(outcome)
         results = self._take(outcome.chosen)
         if self._has_drafters:
-            results = self._continued(outcome.chosen, self._drafting.stepped(outcome.chosen, results))
+            results = self._continued(outcome, self._drafting.stepped(outcome.chosen, results))
         self._batch_delay.answered(
             [
                 self._sequences[result.sequence]
@@ -323,6 +328,13 @@ class Engine:
             ]
         )
         return results + [self.fail(sequence, error) for sequence, error in outcome.blamed]
+
+    def _begin_drafts(self, selected: Selected, launched: Launched) -> RoundsAhead | None:
+        """Begins Drafts on the device; returns the rounds after them that may begin there too."""
+        under_way = self._drafting.begin(selected, launched)
+        if under_way is None or not self.runner.launches_early or len(selected) < len(self._queue.tasks):
+            return None
+        return self._rounds_ahead.after(selected, under_way)
 
     def _observe(self, outcome: Outcome) -> None:
         for step, tasks in outcome.passes:
@@ -359,17 +371,22 @@ class Engine:
                 results.append(self.fail(item.sequence, error))
         return results
 
-    def _continued(self, chosen: list[tuple[Task, Item, Choices]], results: list[Result]) -> list[Result]:
+    def _continued(self, outcome: Outcome, results: list[Result]) -> list[Result]:
         """Begins rounds with the Drafts that come with Verdicts, if they may begin; returns the results."""
-        verified = {task.sequence.number: task for task, _, _ in chosen if isinstance(task, DecodeTask)}
-        return [
-            structs.replace(
-                result, continues=self._queue.begin_next_round(verified[result.sequence], result.draft)
-            )
-            if isinstance(result, Decoded) and result.draft is not None
-            else result
-            for result in results
-        ]
+        following = outcome.next_step.tasks if outcome.next_step else ()
+        launched = {task.sequence: task for task in following if isinstance(task, DecodeTask)}
+        verified = {
+            task.sequence.number: task for task, _, _ in outcome.chosen if isinstance(task, DecodeTask)
+        }
+        continued = list[Result]()
+        for result in results:
+            if isinstance(result, Decoded) and result.draft is not None:
+                task = verified[result.sequence]
+                ahead = launched.get(task.sequence) if self._drafting.foresaw(task.sequence) else None
+                continues = self._queue.begin_next_round(task, result.draft, ahead)
+                result = structs.replace(result, continues=continues)
+            continued.append(result)
+        return continued
 
     def _advance(self, task: Task, item: Item, choices: Choices) -> list[Result]:
         sequence = item.sequence

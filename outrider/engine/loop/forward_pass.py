@@ -42,6 +42,7 @@ from outrider.engine.inputs.block_tables import BlockTables, shape_of_tables
 from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.inputs.paged_input import PagedInput, PagedLayout, fill
 from outrider.engine.inputs.step_input import Feed, StepInput
+from outrider.engine.inputs.told_tokens import TOLD
 from outrider.engine.loading.context import context_length
 from outrider.engine.loading.special_tokens import mask_token
 from outrider.engine.loading.timings import LoadTimings
@@ -116,11 +117,14 @@ class ForwardPass:
         if self.settings.batch_invariant:
             parts = cut(step, PASS_TOKENS[self.device.type])
             pairs = zip(parts, [*[None] * (len(parts) - 1), choice], strict=True)
-            return Passes([self._graph_of(*part) or self._pass_of(*part) for part in pairs])
+            passes = [self._graph_of(*part) or self._pass_of(*part) for part in pairs]
+            if step.rounds.count:
+                passes = [replace(part, rounds=step.rounds) for part in passes]  # a single pass
+            return Passes(passes)
         batch = self._graph_of(step, choice) or self.lay_out(step, choice)
         if self.cache.states is not None:
             batch = replace(batch, recurrences=recurrences(step.feeds))
-        return batch
+        return replace(batch, rounds=step.rounds) if step.rounds.count else batch
 
     def change_cache(self, step: StepInput) -> None:
         """Makes the step's changes of the cache. Raises CacheLostError."""
@@ -175,7 +179,21 @@ class ForwardPass:
             batch.send()
         if chosen is not None:
             feed_chosen(batch.token_ids, chosen)
+            if batch.rounds.count:
+                self._move_behind_verdicts(batch, chosen)
         return self._output_of_sent(batch)
+
+    def _move_behind_verdicts(self, batch: Batch, chosen: torch.Tensor) -> None:
+        """Has the leading sequences go on after their Verdicts. chosen: as StepInput.rounds says."""
+        from outrider.engine.kernels.rounds_ahead import move_behind_verdicts
+
+        assert batch.paged is not None
+        if isinstance(batch, GraphBatch):
+            self._with_new_blocks(batch)  # the graph itself brings them too late
+        told = chosen[: batch.rounds.count * len(TOLD)]
+        moves = move_behind_verdicts(batch.paged, batch.choice, told, self.cache.block_size)
+        if batch.rounds.may_branch:
+            self.cache.move(*moves)
 
     def _output_of_sent(self, batch: Batch) -> ForwardOutput:
         if isinstance(batch, GraphBatch):
@@ -292,6 +310,10 @@ class ForwardPass:
             reasons += self._chunk_graphs.capture()
         if settings.is_draft and mask_token(self.model.config) is None:
             reasons += self._capture_draft_graphs()
+        if self.drafters:
+            from outrider.engine.kernels.rounds_ahead import compile_moving
+
+            compile_moving(self.tables.on_device, self.tables.block_size, chooses=self._is_leader)
         return reasons + self.drafters.capture()
 
     def _capture_draft_graphs(self) -> tuple[str, ...]:

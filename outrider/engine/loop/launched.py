@@ -13,6 +13,7 @@ from outrider.engine.device_time import Mark, seconds_between
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.batch_invariant import Passes
 from outrider.engine.forward.output import ForwardOutput
+from outrider.engine.loop.rounds_ahead import RoundsAhead
 from outrider.engine.step_timings import StepTimings
 from outrider.engine.tasks.task import Task
 from outrider.pace.step import Step
@@ -26,8 +27,9 @@ class Reach:
     positions: Sequence[int] = ()
     # Whether other work has come: the step ends with what a device has been given. None: no work can come.
     is_interrupted: Callable[[], bool] | None = None
-    # Begins what follows on the device, before the host knows the step's tokens. None: nothing follows.
-    begin_drafts: "Callable[[Launched], None] | None" = None
+    # Begins Drafts on the device before the host knows the step's tokens, and returns the rounds that follow
+    # there. None: nothing follows.
+    begin_drafts: "Callable[[Launched], RoundsAhead | None] | None" = None
 
     @property
     def shortest(self) -> int:

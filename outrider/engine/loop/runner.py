@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,12 +22,13 @@ from outrider.engine.device_time import Mark, is_over, mark, wait_for
 from outrider.engine.drafters.target_drafter import feed_of
 from outrider.engine.forward.batch import Batch, Item
 from outrider.engine.inputs.choice_input import ChoiceInput
-from outrider.engine.inputs.step_input import Feed, StepInput
+from outrider.engine.inputs.step_input import NO_ROUNDS, Feed, ForeseenRounds, StepInput
 from outrider.engine.loading.context import context_length
 from outrider.engine.loading.special_tokens import end_of_sequence, mask_token
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loop.forward_pass import ForwardPass
 from outrider.engine.loop.launched import ONE_POSITION, Finished, Launched, LogitRows, Pass, Reach
+from outrider.engine.loop.rounds_ahead import RoundsAhead
 from outrider.engine.parallel.rank_group import RankGroup, together
 from outrider.engine.planning.memory import free_memory
 from outrider.engine.planning.promise import Promise
@@ -129,13 +131,21 @@ class ModelRunner:
         launched, next_step = launched or self._launch(selected, reach), None
         if following:
             launched = launched.with_own_states()
-            next_step = self._launch_early(launched, following)
+            next_step = self._launch_early(partial(self._launch_after, launched, following))
         if isinstance(launched.choosing, Choosing) and reach.shortest > 1:
             further = self._launch_further(launched, selected, reach)
             launched = replace(launched, further=further, reached=[1 + len(further)] * len(selected))
-        if reach.begin_drafts is not None:
-            reach.begin_drafts(launched)
-        return self._finish(launched, selected, next_step)
+        rounds = None if reach.begin_drafts is None else reach.begin_drafts(launched)
+        if rounds is not None:
+            launched = launched.with_own_states()
+            next_step = self._launch_early(partial(self._launch_rounds, rounds))
+            if next_step is None and rounds.foreseen.may_branch:
+                return self.run(selected)  # the cache may have moved, and other tokens lie there now
+        finished = self._finish(launched, selected, next_step)
+        if rounds is not None and rounds.foreseen.may_branch:
+            moved = [structs.replace(choices, has_moved=True) for choices in finished.choices]
+            finished = replace(finished, choices=moved)
+        return finished
 
     def _launch(self, selected: Selected, reach: Reach) -> Launched:
         started = time.perf_counter()
@@ -186,17 +196,17 @@ class ModelRunner:
             ``DraftChains.found`` on its way to the host, the end of the last position, and the arrival.
         """
         device = self._forward.device
-        ends = [mark(device)]
-        while chains.positions < reach.longest and not _is_interrupted(ends, reach):
+        ended = mark(device)
+        while chains.positions < reach.longest and not _is_interrupted(ended, reach):
             chains.advance()
-            ends.append(mark(device))
+            ended = mark(device)
         arriving = chains.found.to("cpu", non_blocking=True)  # in pinned memory
-        return arriving, ends[-1], mark(device)
+        return arriving, ended, mark(device)
 
-    def _launch_early(self, before: Launched, tasks: Sequence[DecodeTask]) -> Launched | None:
+    def _launch_early(self, launch: Callable[[], Launched]) -> Launched | None:
         """Launches the next step, which feeds the tokens that this step chooses; None if that fails."""
         try:
-            return self._launch_after(before, tasks)
+            return launch()
         except Exception as error:
             if is_out_of_memory(error):
                 self.launches_early = False
@@ -218,6 +228,17 @@ class ModelRunner:
         choosing = begin_choosing(output.logits, next_rows, output.are_finite, packed=packed)
         return Launched(tasks, [1] * len(tasks), forward, choosing, started, before.choosing.arrival)
 
+    def _launch_rounds(self, rounds: RoundsAhead) -> Launched:
+        """Launches the pass of rounds that follow Verdicts and Drafts of the device."""
+        started, tasks, feeds = time.perf_counter(), rounds.tasks, [*rounds.feeds]
+        counts, drafts = [len(feed.tokens) for feed in feeds], [task.tree() for task in tasks]
+        choice = self._choice_input(feeds, tasks, counts, drafts)
+        forward = self._pass(feeds, choice, rounds.chosen, rounds.foreseen)
+        output, packed = forward.output, forward.batch.choice
+        rows = _rows_of(tasks, counts, lambda place: tasks[place].rows())
+        choosing = begin_choosing(output.logits, rows, output.are_finite, drafts=drafts, packed=packed)
+        return Launched(tasks, counts, forward, choosing, started, rounds.drafted)
+
     def _launch_further(self, launched: Launched, selected: Selected, reach: Reach) -> list[Launched]:
         """Launches further positions of a step."""
         steps = [launched]
@@ -238,7 +259,7 @@ class ModelRunner:
             pairs = zip(newest.result.top_tokens[:, 0].tolist(), selected, strict=True)
             if all(token in item.sequence.end_token_ids for token, (_, item) in pairs):
                 return True
-        return _is_interrupted([position.choosing.arrival for position in steps], reach)
+        return _is_interrupted(newest.arrival, reach)
 
     def _launch_position(self, before: Launched, selected: Selected, position: int) -> Launched:
         """Launches a position, counted from the first position of the step, which feeds the best tokens."""
@@ -279,10 +300,14 @@ class ModelRunner:
         return ChoiceInput.of_feeds(feeds, [task.sequence for task in tasks], counts, drafts, positions)
 
     def _pass(
-        self, feeds: list[Feed], choice: ChoiceInput | None, chosen: torch.Tensor | None = None
+        self,
+        feeds: list[Feed],
+        choice: ChoiceInput | None,
+        chosen: torch.Tensor | None = None,
+        rounds: ForeseenRounds = NO_ROUNDS,
     ) -> Pass:
         """chosen: as feed_chosen takes it."""
-        fed = StepInput.of(self._forward.tables, feeds, *self.cache.take_changes())
+        fed = StepInput.of(self._forward.tables, feeds, *self.cache.take_changes(), rounds)
         with together(self._group, self._forward.tables, fed, chosen):
             batch = self._forward.prepare(fed, choice)
             built = time.perf_counter()
@@ -356,16 +381,16 @@ def _further(row: ChoiceContext, positions: int) -> ChoiceContext:
     return replace(row, position=row.position + positions, path=path)
 
 
-def _is_interrupted(ends: Sequence[Mark], reach: Reach) -> bool:
-    """Whether other work has come before the device is given the next position.
+def _is_interrupted(newest: Mark, reach: Reach) -> bool:
+    """Whether other work has come before the device has done the newest position.
 
-    It is given one position in advance: so the host returns once the position before the newest is over.
+    No position is launched in advance, so whoever comes waits for one position at most.
 
-    ends: ends of the positions that are launched.
+    newest: end of the newest position that is launched.
     """
     if reach.is_interrupted is None:
         return False
-    while len(ends) > 1 and not is_over(ends[-2]):
+    while not is_over(newest):
         if reach.is_interrupted():
             return True
     return reach.is_interrupted()

@@ -111,24 +111,30 @@ class TargetDrafting:
         self._unions = DraftUnions()
         self._newest: dict[int, _Newest] = {}  # newest Drafts by number of the sequence
         self._under_way: dict[str, DraftsUnderWay] = {}  # Drafts after the step under way, by drafter
+        self._foresaw = set[EngineSequence]()  # sequences of the newest step with Drafts that were begun
 
-    def begin(self, selected: Selected, launched: Launched) -> None:
+    def begin(self, selected: Selected, launched: Launched) -> DraftsUnderWay | None:
         """Begins the Drafts that a device can make before the host knows the Verdicts which they follow.
 
         A sequence is left out if its settings read the text or more than tokens.
+
+        Returns:
+            the Drafts, if a single drafter makes all of them.
         """
         self._under_way = {}
         if not any(drafter.makes_chains for drafter in self._drafters):
-            return
+            return None
         hidden, choosing = launched.forward.output.hidden, launched.choosing
-        if not isinstance(choosing, Choosing) or len(selected) < len(launched.tasks):
-            return
+        if not isinstance(choosing, Choosing):
+            return None
         judging: dict[str, list[Judging]] = {}
         row = token = 0
-        for (task, item), count in zip(selected, choosing.rows.counts, strict=True):
+        items = dict(selected)  # some tasks of a step that was launched early may have ended
+        for task, size, count in zip(launched.tasks, launched.counts, choosing.rows.counts, strict=True):
             rows, row = range(row, row + count), row + count
-            fed, token = slice(token, token + len(item.tokens)), token + len(item.tokens)
-            if not isinstance(task, DecodeTask) or not count:
+            fed, token = slice(token, token + size), token + size
+            item = items.get(task)
+            if not isinstance(task, DecodeTask) or item is None or not count:
                 continue
             request = task.foreseen_draft()
             if request is not None:
@@ -137,6 +143,8 @@ class TargetDrafting:
                 judging.setdefault(split_name(task.lease.drafter)[0], []).append(part)
         for name, parts in judging.items():
             self._begin(name, parts, choosing.result)
+        under_way = [*self._under_way.values()]
+        return under_way[0] if len(under_way) == 1 else None
 
     def _begin(self, name: str, judging: Sequence[Judging], result: StepResult[Tensor]) -> None:
         """Begins the Drafts of a drafter."""
@@ -157,6 +165,7 @@ class TargetDrafting:
         started = self._clock()
         requests: dict[str, list[DraftRequest]] = {}
         foreseen = self._foreseen(verdicts)
+        self._foresaw = {sequence for of_drafter in foreseen.values() for sequence in of_drafter}
         of_foreseen: dict[str, list[DraftRequest]] = {}  # requests for Drafts that were begun
         to_unite: list[tuple[Lease, DraftRequest]] = []
         for task, _, _ in chosen:
@@ -201,6 +210,10 @@ class TargetDrafting:
     def no_drafts_because(self) -> Mapping[str, str]:
         """Returns why drafters are disabled, by name; drafters in use are missing."""
         return {name: reason for name, in_use in self._in_use.items() if (reason := in_use.no_drafts_because)}
+
+    def foresaw(self, sequence: EngineSequence) -> bool:
+        """Whether the newest Draft of the sequence was begun before the Verdict that it follows."""
+        return sequence in self._foresaw
 
     def forget(self, sequence: EngineSequence) -> None:
         """Forgets a closed sequence."""

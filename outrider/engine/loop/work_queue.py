@@ -89,17 +89,28 @@ class WorkQueue:
             if isinstance(task, ProposeTask):
                 self._draft_ahead.prepare(task)
 
-    def begin_next_round(self, task: DecodeTask, draft: Draft) -> bool:
+    def next_round(self, task: DecodeTask, draft: Draft) -> DecodeTask:
+        """Returns a task for the round after a task's, which is not under way yet."""
+        assert task.sequence.target.round is not None
+        return DecodeTask(
+            task.sequence, draft, task.sequence.target.round, self._vocab_size, self._clock(), task.lease
+        )
+
+    def begin_next_round(self, task: DecodeTask, draft: Draft, launched: DecodeTask | None = None) -> bool:
         """Verifies the Draft that comes with a Verdict, if that may begin before the sender has seen it.
 
         Block verification excludes it: its Verdict has read the round's noise at all positions of its Draft,
         also beyond the accepted tokens.
+
+        launched: task of this round for which a pass after this Verdict is under way; None: no pass is.
         """
         sequence = task.sequence
         is_free = sequence.number not in self.tasks  # no Draft was sent ahead of the Verdict
         may = is_free and bool(draft) and len(sequence.tokens) < task.lease.until
         may = may and sequence.sampling.verification != "block"
-        if may:
+        if may and launched is not None and launched.take_draft(draft, self._clock()):
+            self.tasks[sequence.number] = launched
+        elif may:
             self._decode(sequence, draft, self._clock(), task.lease)
         return may
 

@@ -51,6 +51,19 @@ class DecodeTask(Task):
             is_plain and not reads_text(sequence.sampling) and comes_along(sequence.sampling)
         )
 
+    def take_draft(self, draft: Draft, arrived: float) -> bool:
+        """Takes its Draft, for which a pass over a tree without tokens is under way.
+
+        arrived: time by the engine's clock, from which timings count.
+
+        Returns:
+            whether the Draft is of that tree. Else the task is of no use.
+        """
+        if draft.parents != self._draft.parents:
+            return False
+        self._draft, self._since = draft, arrived
+        return True
+
     @property
     def _end(self) -> int:
         """Returns the length of the sequence at which the work ends."""
@@ -103,7 +116,7 @@ class DecodeTask(Task):
         verdict, finish = self.until_end(self._judge(self.valid_part(choices), choices))
         logprobs = choices.logprobs(verdict) if choices.contexts else ()
         self.kept = verdict.accepted
-        cache.keep_path(sequence, verdict.accepted)
+        cache.keep_path(sequence, verdict.accepted, has_moved=choices.has_moved)
         sequence.tokens += verdict.tokens
         decoded = self._decoded(verdict, logprobs, finish)
         if self.is_plain:

@@ -211,8 +211,10 @@ def test_sequence_that_needs_the_host_costs_no_other_sequence_its_program(
     assert [result.sequence for result in run(engine)] == [numbers[1]]
 
 
-def test_device_is_given_one_position_in_advance(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It never comes as far as its second position. What it was given counts, and the Draft is what it is."""
+def test_step_that_is_interrupted_ends_with_the_position_that_the_device_works_on(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It never ends its first position, so it is given no other. The Draft is what it is without a break."""
     sequences = Sequences(engine, ["plain"])
     ((expected, _),) = sequences.drafts([5])
     sequences.close()
@@ -229,7 +231,7 @@ def test_device_is_given_one_position_in_advance(engine: Engine, monkeypatch: py
         patched.setattr(runner, "is_over", lambda moment: False)
         assert engine.step(is_interrupted) == []
     (sequence,) = engine._sequences.values()
-    assert len(sequence.draft.top_tokens) == 2
+    assert len(sequence.draft.top_tokens) == 1
     (proposed,) = run(engine)
     assert isinstance(proposed, Proposed)
     assert proposed.draft == expected

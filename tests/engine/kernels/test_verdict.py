@@ -15,6 +15,7 @@ from outrider.decoding.verify import verify_coupled
 from outrider.engine.choosing import sampler
 from outrider.engine.choosing.choosing_rows import ChoosingRows
 from outrider.engine.inputs.choice_input import INTEGERS, ChoiceInput, DraftRows
+from outrider.engine.inputs.paged_input import FEW_QUERIES
 from outrider.engine.inputs.told_tokens import told_tokens
 
 verdict = pytest.importorskip("outrider.engine.kernels.verdict", reason="needs triton: pip install triton")
@@ -111,7 +112,8 @@ class Judged:
 
 @st.composite
 def judged(draw: st.DrawFn) -> Judged:
-    known, nodes, alternatives = (draw(st.integers(0, most)) for most in (5, 4, 3))
+    known = draw(st.integers(0, 5) | st.just(FEW_QUERIES + 9))  # more than a program reads, as of a prompt
+    nodes, alternatives = (draw(st.integers(0, most)) for most in (4, 3))
     accepted = draw(st.integers(0, nodes))
     may_be_taken = alternatives and accepted < nodes
     taken = draw(st.none() | st.integers(0, alternatives - 1)) if may_be_taken else None
@@ -121,6 +123,7 @@ def judged(draw: st.DrawFn) -> Judged:
 @settings(max_examples=30)
 @given(st.lists(judged(), min_size=1, max_size=4), st.booleans())
 @example([Judged(1, 3, 1, 2, 1), Judged(0, 2, 2, 1, None)], True)
+@example([Judged(0, 2, 1, 0, None), Judged(FEW_QUERIES + 9, 0, 0, 0, None)], True)
 def test_read_verdicts_puts_the_targets_tokens_behind_those_that_are_known(
     drafts: list[Judged], drafted: bool
 ) -> None:
@@ -136,12 +139,13 @@ def test_read_verdicts_puts_the_targets_tokens_behind_those_that_are_known(
         token_ids += [7] * draft.known + told_tokens(own, draft.nodes)
         expected += [7] * draft.known + [100 + row for row in own[: 1 + draft.nodes]]
         last_rows.append(len(token_ids) - 1)
-        accepted, last = draft.accepted, own[draft.accepted]
+        accepted, node = draft.accepted, draft.accepted - 1
         if draft.taken is not None:
-            accepted, last = accepted + 1, own[1 + draft.nodes + draft.taken]
+            accepted, node = accepted + 1, draft.nodes + draft.taken
+        last = own[1 + node]
         ends.append(len(token_ids) - 1 - draft.nodes + accepted)
         expected[ends[-1]] = 100 + last
-        told.append([100 + last, accepted])
+        told.append([100 + last, accepted, node])
     given_ids = torch.tensor(token_ids, device=DEVICE)
     top_tokens = torch.tensor([[100 + row, 0] for row in range(len(flags))], dtype=torch.int32, device=DEVICE)
     are_accepted = torch.tensor(flags if drafted else [], dtype=torch.bool, device=DEVICE)
@@ -151,4 +155,4 @@ def test_read_verdicts_puts_the_targets_tokens_behind_those_that_are_known(
     assert [part.tolist() for part in found] == [ends, told]
     assert given_ids.tolist() == expected
     positions = choosing.integers[INTEGERS.index("position")].tolist()
-    assert positions == [accepted for _, accepted in told]
+    assert positions == [accepted for _, accepted, _ in told]
