@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from outrider.engine.forward.experts import ExpertRouter, Experts
 from outrider.engine.forward.layer_operations import LayerOperations
 from outrider.engine.models.architecture import Mixture
-from outrider.engine.models.qwen3_next import MIXTURE_BLOCKS
+from outrider.engine.models.mixture_blocks import MIXTURE_BLOCKS
 
 
 class MixtureBlock(nn.Module):
@@ -39,8 +39,8 @@ class MixtureBlock(nn.Module):
 
 
 def use_mixture_blocks(model: nn.Module, operations: LayerOperations) -> None:
-    """Replaces transformers' blocks whose experts are ours, in place, for inference."""
+    """Replaces blocks beside recurrent states whose experts are ours, in place, for inference."""
     for name, module in [*model.named_modules()]:
         mixture = MIXTURE_BLOCKS.get(type(module).__name__)
-        if mixture is not None and isinstance(module.experts, Experts):
+        if mixture is not None and mixture.shared_gate is not None and isinstance(module.experts, Experts):
             model.set_submodule(name, MixtureBlock(module, mixture, operations))

@@ -10,9 +10,9 @@ from outrider.engine.models.llama import LLAMA
 from outrider.engine.models.minimax_m2 import MINIMAX_M2
 from outrider.engine.models.mistral import MISTRAL
 from outrider.engine.models.mixtral import MIXTRAL
+from outrider.engine.models.mixture_blocks import MIXTURE_BLOCKS
 from outrider.engine.models.qwen2 import QWEN2
 from outrider.engine.models.qwen3 import QWEN3
-from outrider.engine.models.qwen3_next import MIXTURE_BLOCKS
 from outrider.engine.models.qwen_moe import QWEN2_MOE, QWEN3_MOE
 
 _ROWS: dict[str, Architecture] = {}
