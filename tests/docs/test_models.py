@@ -20,7 +20,7 @@ def test_docs_have_the_families_as_the_engine_takes_them(page: str) -> None:
         ("qwen3_5_text", Family(None, False, "weights, cache", "all", "no", has_mtp=True)),
         ("phi3", Family(None, False, "weights", "all", "yes", has_mtp=False)),
         ("gemma4_text", Family(None, False, "weights, cache", "all", "on a CPU", has_mtp=False)),
-        ("afmoe", Family(None, False, "weights, cache", "all but experts", "no", has_mtp=False)),
+        ("afmoe", Family(None, False, "weights", "all but experts", "no", has_mtp=False)),
     ],
 )
 def test_family_is_told_by_its_parts(kind: str, expected: Family) -> None:

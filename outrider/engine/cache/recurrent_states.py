@@ -1,7 +1,7 @@
 """Memory of recurrent states: each sequence that holds blocks of the paged cache also holds a slot here."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,8 @@ from outrider.decoding.choice_context import to_device
 from outrider.engine.cache.kept_states import KEPT, KeptStates
 from outrider.engine.cache.memory import zeros
 from outrider.engine.held_state import MOST_NODES, RECORDS, HeldState
+from outrider.engine.inputs.recurrence import Recurrence
+from outrider.engine.inputs.state_program import StateProgram, state_program
 from outrider.engine.inputs.step_input import NO_PAIRS, Changes, Move, Numbers
 
 STATES = 2  # states of a sequence
@@ -32,9 +34,9 @@ class StateShape:
 
     def share(self, ranks: int) -> "StateShape":
         """Returns the shape at each of several ranks, whose number divides the key heads."""
-        key_heads, *others = self.heads
-        tokens, numbers = self.tail
-        return StateShape((key_heads // ranks, *others), (tokens, numbers // ranks), self.record // ranks)
+        key_heads, repeats, key_dim, value_dim = self.heads
+        heads = (key_heads // ranks, repeats, key_dim, value_dim)
+        return StateShape(heads, (self.tail[0], self.tail[1] // ranks), self.record // ranks)
 
     def slot_bytes(self, dtype: torch.dtype) -> int:
         """Returns the bytes of a slot in this layer, and of its kept states. dtype: type of the model."""
@@ -77,6 +79,11 @@ class RecurrentStates:
         self._free = [*reversed(range(slots))]
         self._moves: list[Move] = []  # moves of records, still to be made
         self._resumed: list[tuple[int, int]] = []  # kept states, and the slots that are to become copies
+
+    def program_of(self, recurrences: Sequence[Recurrence]) -> StateProgram:
+        """Returns the program of a pass on a GPU."""
+        _, slots, _, tail, _ = self._tails.shape
+        return state_program(recurrences, tail, slots, self._tails.device)
 
     def hold(self, held: HeldState) -> bool:
         """Gives a sequence a slot, if it holds none. Returns False if none is free."""

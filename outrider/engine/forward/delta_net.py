@@ -20,8 +20,9 @@ from torch.nn.functional import silu, softplus
 
 from outrider.engine.cache.recurrent_states import RecurrentStates, StateShape
 from outrider.engine.forward.attention import Paged, Probe
-from outrider.engine.forward.recurrence import Recurrence
+from outrider.engine.forward.batch import Batch
 from outrider.engine.held_state import RECORDS
+from outrider.engine.inputs.recurrence import Recurrence
 from outrider.engine.parallel.sums import gathered
 
 KINDS = ("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet")
@@ -61,8 +62,7 @@ class DeltaNet(nn.Module):
             outrider.states[self.layer] = self.shape
         else:
             assert outrider.cache.states is not None
-            for recurrence in outrider.batch.recurrences:
-                self._compute(recurrence, records, output, outrider.cache.states)
+            self._compute_all(outrider.batch, records, output, outrider.cache.states)
         normed = theirs.norm(output.flatten(0, 1), gate.flatten(0, 1))
         return theirs.out_proj(normed.view(1, len(output), -1))  # type: ignore[no-any-return]
 
@@ -79,6 +79,27 @@ class DeltaNet(nn.Module):
             gate = theirs.in_proj_z(hidden_states)
         records = torch.cat([part.reshape(count, -1) for part in parts], 1)
         return records, gate.reshape(count, theirs.num_v_heads, theirs.head_v_dim)
+
+    def _compute_all(self, batch: Batch, records: Tensor, output: Tensor, states: RecurrentStates) -> None:
+        """Computes the tokens of all sequences. Arguments as of ``_compute``."""
+        if batch.state_program is None:
+            for recurrence in batch.recurrences:
+                self._compute(recurrence, records, output, states)
+            return
+        from outrider.engine.kernels.delta_net import advance
+
+        layer, kept = self.layer, states.kept
+        advance(
+            batch.state_program,
+            records,
+            output,
+            states.states[layer],
+            states.tails[layer],
+            states.records[layer],
+            (kept.states[layer], kept.tails[layer]),
+            self._taps,
+            (self._slope.flatten(), self._shift.flatten()),
+        )
 
     def _compute(
         self, recurrence: Recurrence, records: Tensor, output: Tensor, states: RecurrentStates
@@ -105,7 +126,7 @@ class DeltaNet(nn.Module):
             if parent != step - 1:
                 state, tail = begun if parent < 0 else nodes[parent]
             state, tail, found = self._step(steps[step], state, tail)
-            if recurrence.branches:
+            if recurrence.chain < len(recurrence.parents):
                 nodes.append((state, tail))
             if step >= recurrence.replayed:
                 output[first_row + step] = found
@@ -194,7 +215,7 @@ def _share(theirs: Any, rank: int, ranks: int) -> None:
 def channels_of(theirs: Any, rank: int, ranks: int) -> Tensor:
     """Returns a rank's places among queries, keys and values side by side: int64 [channels of a rank]."""
     widths = (theirs.key_dim, theirs.key_dim, theirs.value_dim)
-    parts = torch.arange(theirs.conv_dim).split(widths)
+    parts = torch.arange(theirs.conv_dim).split_with_sizes(widths)
     return torch.cat([part.chunk(ranks)[rank] for part in parts])
 
 

@@ -37,10 +37,10 @@ from outrider.engine.forward.graphs import (
 )
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.output import ForwardOutput, joined, states_of
-from outrider.engine.forward.recurrence import begun_uses, recurrences
 from outrider.engine.inputs.block_tables import BlockTables, shape_of_tables
 from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.inputs.paged_input import PagedInput, PagedLayout, fill
+from outrider.engine.inputs.recurrence import begun_uses, recurrences
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loading.context import context_length
 from outrider.engine.loading.special_tokens import mask_token
@@ -127,9 +127,11 @@ class ForwardPass:
             pairs = zip(parts, [*[None] * (len(parts) - 1), choice], strict=True)
             return Passes([self._graph_of(*part) or self._pass_of(*part) for part in pairs])
         batch = self._graph_of(step, choice) or self.lay_out(step, choice)
-        if self.cache.states is not None:
-            batch = replace(batch, recurrences=recurrences(step))
-        return batch
+        if (states := self.cache.states) is None:
+            return batch
+        order = recurrences(step)
+        program = None if not self.is_asynchronous else states.program_of(order)
+        return replace(batch, recurrences=order, state_program=program)
 
     def change_cache(self, step: StepInput) -> None:
         """Makes the step's changes of the cache. Raises CacheLostError."""

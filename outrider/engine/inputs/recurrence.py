@@ -19,7 +19,7 @@ class Recurrence:
     rows: slice  # rows of fed tokens in the batch
     replayed: int  # number of replayed tokens
     parents: Sequence[int]  # step before each step; -1: the state with which the pass begins
-    branches: bool
+    chain: int  # leading steps that follow each other; the other steps are nodes of a tree
 
     @property
     def stored_after(self) -> int | None:
@@ -59,13 +59,13 @@ def recurrences(step: StepInput) -> list[Recurrence]:
     made, row = [], 0
     for feed, use in zip(step.feeds, step.uses, strict=True):
         count = len(feed.tokens)
-        length = feed.start + count - use.first
+        chain = length = feed.start + count - use.first
         parents: Sequence[int] = range(-1, length - 1)
         if feed.tree is not None:
-            root = length - len(feed.tree)
-            parents = [*parents[:root], *(root + parent for parent in feed.tree.parents)]
+            chain = length - len(feed.tree)
+            parents = [*parents[:chain], *(chain + parent for parent in feed.tree.parents)]
         rows = slice(row, row + count)
         replayed = feed.start - use.first
-        made.append(Recurrence(feed.state, use, rows, replayed, parents, feed.tree is not None))
+        made.append(Recurrence(feed.state, use, rows, replayed, parents, chain))
         row += count
     return made
