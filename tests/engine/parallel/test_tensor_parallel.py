@@ -162,6 +162,9 @@ def test_two_processes_say_what_one_says(
     check(ranks, folders[0], folders[1], count)
 
 
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+
 @pytest.mark.parametrize(
     ("kind", "fields", "size", "named"),
     [
@@ -172,7 +175,12 @@ def test_two_processes_say_what_one_says(
             3,
             "num_key_value_heads=2.*multiple of it that divides",
         ),
-        ("hunyuan_v1_dense", {}, 2, "shares only .*every device would hold all of model.layers"),
+        (
+            "hunyuan_v1_dense",
+            {"head_dim": 16, "rope_parameters": DEFAULT_ROPE},
+            2,
+            "shares only .*every device would hold all of model.layers",
+        ),
         ("mixtral", {"intermediate_size": 126}, 4, "126 features in each expert of model.layers.0.mlp,"),
         ("gpt_oss", {"intermediate_size": 126}, 4, "126 features in each expert of model.layers.0.mlp,"),
         ("qwen2", {"num_attention_heads": 6, "num_key_value_heads": 6}, 4, "num_key_value_heads=6"),
