@@ -22,6 +22,7 @@ MOST_NODES = 32  # nodes of a verified Draft: as many again are left to tokens s
 class StateUse:
     """States with which a pass begins and ends."""
 
+    slot: int  # slot of the sequence among recurrent states
     first: int  # number of tokens that the state has seen with which the pass begins
     read: int | None  # which of the two states that is; None: zeros
     written: int  # number of tokens that the stored state has seen
@@ -66,6 +67,7 @@ class HeldState:
         Raises:
             ValueError: no state is left from which the tokens before them could be replayed.
         """
+        assert self.slot is not None
         suiting = [index for index in (0, 1) if self._suits(self.lengths[index], start)]
         if not suiting:
             raise ValueError(f"no recurrent state is left before token {start}: there are {self.lengths}")
@@ -79,7 +81,7 @@ class HeldState:
             self.lengths[write] = 0
         ends = {length: kept for length, kept in self.ends.items() if first < length <= written}
         self.stored.difference_update(ends)
-        return StateUse(first, read if first else None, written, write, ends)
+        return StateUse(self.slot, first, read if first else None, written, write, ends)
 
     def finish(self, use: StateUse) -> None:
         """Ends a pass: its states are stored."""

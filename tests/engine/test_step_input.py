@@ -8,14 +8,16 @@ import torch
 
 from outrider.decoding.draft import ROOT, Draft
 from outrider.engine.held_blocks import HeldBlocks
+from outrider.engine.held_state import StateUse
 from outrider.engine.inputs.block_tables import BlockTables
-from outrider.engine.inputs.step_input import Feed, ForeseenRounds, Move, StepInput
+from outrider.engine.inputs.step_input import Changes, Feed, ForeseenRounds, Move, StepInput
 
 
 def random_step(rng: random.Random, tables: BlockTables) -> StepInput:
-    moves = [
-        Move(np.array(rng.sample(range(999), count)), np.arange(count)) for count in range(rng.randrange(4))
-    ]
+    moves, records = (
+        [Move(np.array(rng.sample(range(999), count)), np.arange(count)) for count in range(rng.randrange(4))]
+        for _ in range(2)
+    )
     feeds = []
     for _ in range(rng.randrange(1, 5)):
         count, nodes = rng.randrange(1, 9), rng.randrange(6)
@@ -25,8 +27,17 @@ def random_step(rng: random.Random, tables: BlockTables) -> StepInput:
         blocks = HeldBlocks(rng.sample(range(999), rng.randrange(7)))
         feeds.append(Feed(tokens, rng.randrange(count), rng.randrange(99), blocks, tree))
     cleared = np.array(rng.sample(range(999), rng.randrange(5)), np.int64)
+    resumed = np.array([rng.sample(range(99), 2) for _ in range(rng.randrange(3))], np.int64).reshape(-1, 2)
+    uses = [random_use(rng) for _ in feeds] if rng.random() < 0.5 else []
     rounds = ForeseenRounds(rng.randrange(5), bool(rng.randrange(2)))
-    return StepInput.of(tables, feeds, moves, cleared, rounds)
+    return StepInput.of(tables, feeds, Changes(moves, cleared, records, resumed), uses, rounds)
+
+
+def random_use(rng: random.Random) -> StateUse:
+    first, written = rng.randrange(99), rng.randrange(99)
+    ends = {rng.randrange(99): rng.randrange(9) for _ in range(rng.randrange(3))}
+    read, write = (rng.choice([None, 0, 1]) for _ in range(2))
+    return StateUse(rng.randrange(9), first, read, written, write, ends)
 
 
 def test_step_of_64_sequences_at_32k_tells_a_rank_kilobytes() -> None:
@@ -41,18 +52,22 @@ def test_step_of_64_sequences_at_32k_tells_a_rank_kilobytes() -> None:
     assert step.to_numbers().nbytes < 8 * 1024
 
 
+def lists_of(move: Move) -> tuple[list[int], list[int]]:
+    return move.source.tolist(), move.target.tolist()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_step_is_read_as_it_was_written(seed: int) -> None:
     tables, others = (BlockTables((4, 6), 8, 0, torch.device("cpu")) for _ in range(2))
     step = random_step(random.Random(seed), tables)
     read = StepInput.from_numbers(step.to_numbers(), others)
     assert (others.on_host == tables.on_host).all()
-    assert len(read.moves) == len(step.moves)
-    for ours, theirs in zip(step.moves, read.moves, strict=True):
-        assert (ours.source == theirs.source).all()
-        assert (ours.target == theirs.target).all()
-    assert read.cleared.tolist() == step.cleared.tolist()
-    assert read.rounds == step.rounds
+    ours, theirs = step.changes, read.changes
+    for made, told in ((ours.moves, theirs.moves), (ours.records, theirs.records)):
+        assert [lists_of(move) for move in told] == [lists_of(move) for move in made]
+    assert theirs.cleared.tolist() == ours.cleared.tolist()
+    assert theirs.resumed.tolist() == ours.resumed.tolist()
+    assert (read.uses, read.rounds) == (step.uses, step.rounds)
     assert len(read.feeds) == len(step.feeds)
     for feed, other in zip(step.feeds, read.feeds, strict=True):
         assert (feed.tokens, feed.num_logits, feed.start) == (other.tokens, other.num_logits, other.start)

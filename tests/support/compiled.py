@@ -22,6 +22,7 @@ from outrider.engine.kernels import (
     advance,
     block_tables,
     choice,
+    delta_net,
     experts,
     joined_parts,
     layer,
@@ -333,6 +334,25 @@ def compiled(
     }
 
 
+# A layer of Qwen3-Next.
+DELTA_NET_TYPES = {
+    **dict.fromkeys(("fed", "ring", "tails", "output", "copies"), "*bf16"),
+    **dict.fromkeys(("states", "kept", "taps", "slope", "shift"), "*fp32"),
+    **dict.fromkeys(("sequences", "operations", "sources"), "*i64"),
+    **dict.fromkeys(("fed_stride", "channels", "ring_rows", "tail_rows"), "i32"),
+}
+DELTA_NET_CONSTANTS = {
+    **{"HEADS": 32, "REPEATS": 2, "KEY_DIM": 128, "VALUE_DIM": 128, "KEY_WIDTH": 128, "TAPS": 4},
+    **{"VALUE_WIDTH": delta_net.VALUES, "COPIED": delta_net.COPIED},
+}
+
+
+def of_delta_net(kernel: Any, capability: int) -> dict[str, int]:
+    aligned = {name for name, kind in DELTA_NET_TYPES.items() if kind.startswith("*")}
+    options = {"num_warps": delta_net.WARPS}
+    return compiled(kernel, capability, DELTA_NET_TYPES, DELTA_NET_CONSTANTS, aligned, options)
+
+
 if __name__ == "__main__":
     said = {
         f"{kernel.__name__} sm_{capability}": of_choice(kernel, capability)
@@ -380,4 +400,9 @@ if __name__ == "__main__":
     said |= {f"find_path sm_{capability}": of_verdict(capability) for capability in SLOTS}
     said |= {f"follow_chains sm_{capability}": of_reading(capability) for capability in SLOTS}
     said |= {f"move_rounds sm_{capability}": of_moving(capability) for capability in SLOTS}
+    said |= {
+        f"{kernel.__name__} sm_{capability}": of_delta_net(kernel, capability)
+        for kernel in (delta_net.advance_states, delta_net.copy_sources)
+        for capability in SLOTS
+    }
     print(json.dumps(said))

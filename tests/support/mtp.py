@@ -19,7 +19,7 @@ from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
-from tests.support.checkpoints import COMMON, VOCAB_SIZE
+from tests.support.checkpoints import ARCHITECTURES, COMMON, VOCAB_SIZE
 from workshop.demo.pair import load_model
 
 SIZE, LAYERS = COMMON["hidden_size"], COMMON["num_hidden_layers"]
@@ -54,6 +54,13 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 KINDS["glm4_moe_lite"] = {**KINDS["deepseek_v3"], "mlp_layer_types": ["dense", "sparse", "sparse"]}
 del KINDS["glm4_moe_lite"]["num_nextn_predict_layers"]  # which its config leaves out
+# Hybrids, whose last layer attends, as their MTP layer does. Their norms scale by 1 + weight.
+_DELTA_NET = {
+    **ARCHITECTURES["qwen3_next"],
+    "layer_types": ["linear_attention"] * (LAYERS - 1) + ["full_attention"],
+    "mlp_only_layers": [],
+}
+HYBRID_KINDS: dict[str, dict[str, Any]] = {"qwen3_5_text": _DELTA_NET, "qwen3_next": _DELTA_NET}
 APPENDED = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")  # models that store the layer after their own
 QWEN_NAMES = {  # names of the weights around the layer
     "enorm": "mtp.pre_fc_norm_embedding",
@@ -162,14 +169,17 @@ class Reference:
 
     def _norm(self, name: str, rows: Tensor) -> Tensor:
         eps = self.model.config.rms_norm_eps
-        return rows * (rows.square().mean(-1, keepdim=True) + eps).rsqrt() * self.around[name]
+        scale = self.around[name] + (self.kind in HYBRID_KINDS)
+        return rows * (rows.square().mean(-1, keepdim=True) + eps).rsqrt() * scale
 
 
 @cache
 def reference(kind: str) -> Reference:
     """Random, but a token leans on the one before it, in the target as in its MTP layer: guesses are right
     often, and not always."""
-    config = AutoConfig.for_model(kind, **{**COMMON, **KINDS[kind], "tie_word_embeddings": False})
+    config = AutoConfig.for_model(
+        kind, **{**COMMON, **(KINDS | HYBRID_KINDS)[kind], "tie_word_embeddings": False}
+    )
     config.eos_token_id = None
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     of_layer = copy.deepcopy(model.config)
@@ -185,7 +195,7 @@ def reference(kind: str) -> Reference:
     projection[:, :SIZE] += torch.eye(SIZE)
     around = {"eh_proj": projection}
     for name in ("enorm", "hnorm", "post_norm"):
-        around[name] = 1.0 + 0.2 * torch.randn(SIZE, generator=generator)
+        around[name] = (kind not in HYBRID_KINDS) + 0.2 * torch.randn(SIZE, generator=generator)
     return Reference(kind, model.requires_grad_(False), around, block.requires_grad_(False))
 
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
+from outrider.engine.forward.delta_net import share_delta_nets
 from outrider.engine.parallel.layers import use_parallel_layers
 
 
@@ -33,6 +34,7 @@ def sharded(config: Any, size: int) -> Any:
     plan, *_ = model._resolve_parallel_plans(DistributedConfig(tp_size=size))
     apply_tensor_parallelism(model, init_device_mesh("cpu", (size,)), plan)
     use_parallel_layers(model)
+    share_delta_nets(model)
     return model
 
 

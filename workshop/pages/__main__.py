@@ -1,8 +1,9 @@
-"""Rewrites the tables of settings and metrics in the docs: ``python -m workshop.pages``."""
+"""Rewrites the tables of settings, metrics and models in the docs: ``python -m workshop.pages``."""
 
-from workshop.pages import metrics_tables, settings_tables
+from workshop.pages import families_tables, metrics_tables, settings_tables
 from workshop.pages.marks import DOCS
 
 if __name__ == "__main__":
-    for name, text in (settings_tables.pages() | metrics_tables.pages()).items():
+    tables = (settings_tables, metrics_tables, families_tables)
+    for name, text in (page for of_kind in tables for page in of_kind.pages().items()):
         (DOCS / name).write_text(text)

@@ -16,7 +16,7 @@ from outrider.engine.cache.memory import zeros
 from outrider.engine.cache.narrow import Scales, codes_of, widened
 from outrider.engine.cache.recurrent_states import RecurrentStates
 from outrider.engine.held_state import MOST_NODES
-from outrider.engine.inputs.step_input import Move, Numbers, Rows
+from outrider.engine.inputs.step_input import NO_PAIRS, Changes, Move, Numbers, Rows
 from outrider.engine.sequence import EngineSequence
 
 NO_SCALES: Mapping[int, Scales] = MappingProxyType({})
@@ -312,16 +312,18 @@ class PagedCache(KeyValues):
         """Frees the blocks that only pending nodes fill."""
         self._drop_blocks(sequence, self.blocks_for(sequence.cached))
 
-    def take_changes(self) -> tuple[list[Move], Numbers]:
-        """Returns the pending copies and clearings, which the caller makes before the next forward pass."""
+    def take_changes(self) -> Changes:
+        """Returns the pending changes, which the caller makes before the next forward pass."""
         moves, self._moves = self._moves, []
         cleared, self._cleared = self._cleared, []
-        return moves, np.concatenate([np.zeros(0, np.int64), *cleared])
+        of_states = ([], NO_PAIRS) if self.states is None else self.states.take_changes()
+        return Changes(moves, np.concatenate([np.zeros(0, np.int64), *cleared]), *of_states)
 
-    def make(self, moves: list[Move], cleared: Numbers) -> None:
-        """Makes the moves in their order, then clears slots. Any number of moves takes few launches."""
+    def make(self, changes: Changes) -> None:
+        """Makes the changes. Any number of moves takes few launches."""
         if self.states is not None:
-            self.states.make_moves()
+            self.states.make(changes)
+        moves, cleared = changes.moves, changes.cleared
         if not moves and not len(cleared):
             return
         move = composed(moves)

@@ -1,7 +1,7 @@
 """Memory of recurrent states: each sequence that holds blocks of the paged cache also holds a slot here."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,9 @@ from outrider.decoding.choice_context import to_device
 from outrider.engine.cache.kept_states import KEPT, KeptStates
 from outrider.engine.cache.memory import zeros
 from outrider.engine.held_state import MOST_NODES, RECORDS, HeldState
-from outrider.engine.inputs.step_input import Move, Numbers
+from outrider.engine.inputs.recurrence import Recurrence
+from outrider.engine.inputs.state_program import StateProgram, state_program
+from outrider.engine.inputs.step_input import NO_PAIRS, Changes, Move, Numbers
 
 STATES = 2  # states of a sequence
 ALIVE = 4  # states of a token while it is computed, beside those of a tree's nodes
@@ -29,6 +31,12 @@ class StateShape:
     def state_bytes(self) -> int:
         """Bytes of a state, without its tail."""
         return math.prod(self.heads) * torch.float32.itemsize
+
+    def share(self, ranks: int) -> "StateShape":
+        """Returns the shape at each of several ranks, whose number divides the key heads."""
+        key_heads, repeats, key_dim, value_dim = self.heads
+        heads = (key_heads // ranks, repeats, key_dim, value_dim)
+        return StateShape(heads, (self.tail[0], self.tail[1] // ranks), self.record // ranks)
 
     def slot_bytes(self, dtype: torch.dtype) -> int:
         """Returns the bytes of a slot in this layer, and of its kept states. dtype: type of the model."""
@@ -69,7 +77,13 @@ class RecurrentStates:
         self.records = dict(zip(shapes, rings, strict=True))  # [slots, RECORDS, record]
         self.kept = KeptStates([*shapes], shape.heads, shape.tail, KEPT * slots, dtype, device)
         self._free = [*reversed(range(slots))]
-        self._moves: list[Move] = []  # still to be made
+        self._moves: list[Move] = []  # moves of records, still to be made
+        self._resumed: list[tuple[int, int]] = []  # kept states, and the slots that are to become copies
+
+    def program_of(self, recurrences: Sequence[Recurrence]) -> StateProgram:
+        """Returns the program of a pass on a GPU."""
+        _, slots, _, tail, _ = self._tails.shape
+        return state_program(recurrences, tail, slots, self._tails.device)
 
     def hold(self, held: HeldState) -> bool:
         """Gives a sequence a slot, if it holds none. Returns False if none is free."""
@@ -88,9 +102,8 @@ class RecurrentStates:
 
     def resume(self, held: HeldState, digest: bytes, length: int) -> None:
         """Has a sequence with a slot go on from the state that is kept under a digest."""
-        place = self.kept.use(digest)
-        self._states[:, held.slot, 0] = self.kept.all_states[:, place]
-        self._tails[:, held.slot, 0] = self.kept.all_tails[:, place]
+        assert held.slot is not None
+        self._resumed.append((self.kept.use(digest), held.slot))
         self.forget_after(held, 0)
         held.resume(length)
 
@@ -107,9 +120,17 @@ class RecurrentStates:
         first = held.slot * RECORDS
         self._moves.append(Move(first + source % RECORDS, first + target % RECORDS))
 
-    def make_moves(self) -> None:
-        """Makes the moves in their order."""
+    def take_changes(self) -> tuple[list[Move], Numbers]:
+        """Returns ``Changes.records`` and ``Changes.resumed``, to be made before the next pass."""
         moves, self._moves = self._moves, []
-        for move in moves:
+        resumed, self._resumed = self._resumed, []
+        return moves, np.array(resumed, np.int64) if resumed else NO_PAIRS
+
+    def make(self, changes: Changes) -> None:
+        """Makes the changes of states and records in their order."""
+        for kept, slot in changes.resumed.tolist():
+            self._states[:, slot, 0] = self.kept.all_states[:, kept]
+            self._tails[:, slot, 0] = self.kept.all_tails[:, kept]
+        for move in changes.records:
             places = to_device(torch.from_numpy(np.stack([move.source, move.target])), self._records.device)
             self._records[:, places[1]] = self._records[:, places[0]]

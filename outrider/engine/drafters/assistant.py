@@ -75,7 +75,7 @@ class Assistant(TargetDrafter):
         target, cache = self._target, self._target.cache
         # A row that stores nothing stands for each node, at the last token that the target has cached.
         feeds = [Feed([UNKNOWN], 1, sequence.cached - 1, sequence.blocks, None) for sequence in nodes]
-        fed = StepInput.of(target.tables, feeds, *cache.take_changes())
+        fed = StepInput.of(target.tables, feeds, cache.take_changes())
         target.change_cache(fed)
         batch = target.lay_out(fed)
         keys = TargetKeys(Paged(batch, cache, target.kernel), self._layers)

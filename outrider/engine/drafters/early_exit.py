@@ -116,7 +116,7 @@ class EarlyExit(ChainDrafter):
         if self._layers is None or self._chains is None or not self._chains.fits(feeds):
             return None
         positions = tuple(request.depth for request in requests)
-        fed = StepInput.of(self._target.tables, feeds, *self._target.cache.take_changes())
+        fed = StepInput.of(self._target.tables, feeds, self._target.cache.take_changes())
         with self._together(self._layers, fed, positions):
             return ChainsUnderWay.of(self._chained(self._layers, fed, choice_of(requests), max(positions)))
 
@@ -235,7 +235,7 @@ class EarlyExit(ChainDrafter):
     def _pass(self, layers: tuple[int, ...], feeds: list[Feed]) -> tuple[Tensor, Tensor]:
         """Returns logits [num_logits, vocab_size], and bool [num_tokens]: whether its numbers are finite."""
         changes = self._target.cache.take_changes()  # what a Verdict moved is read now
-        fed = StepInput.of(self._target.tables, feeds, *changes)
+        fed = StepInput.of(self._target.tables, feeds, changes)
         with self._together(layers, fed):
             _, computed = self._run(layers, fed)
         return computed.logits, computed.are_finite

@@ -51,10 +51,6 @@ class MtpCheckpoint:
         self._checkpoint = StoredCheckpoint(config, settings.model)
         self._names = self._found()
         self._config = config.get_text_config()
-        self._config.num_mtp_layers = 1
-        for name, value in SILENT.items():
-            if getattr(self._config, name, None) is None:
-                setattr(self._config, name, value)
         with FakeTensorMode():
             _, model = self._built(PASSED)
             heads, key_dim, value_dim = self._probed(model)
@@ -101,21 +97,13 @@ class MtpCheckpoint:
     def _built(self, dtype: torch.dtype) -> tuple[Any, Any]:
         """Returns a model and its MTP layer, without weights."""
         try:
-            with local_torch_dtype(dtype):
-                whole = AutoModelForCausalLM.from_config(
-                    self._config, dtype=dtype, attn_implementation=ATTENTION
-                )
-                return whole, MtpModel(whole, 1).eval()
+            return built(self._config, dtype)
         except (AttributeError, ValueError, StopIteration) as error:
             raise self._refusal(f"transformers builds no MTP layer for it: {error}") from error
 
     def _probed(self, model: Any) -> LayerShape:
-        probe, size = Probe(), self.target.hidden_size
-        token = torch.zeros(1, 1, dtype=torch.int64)
-        states = torch.zeros(1, 1, size, dtype=PASSED)
         try:
-            with torch.inference_mode():
-                after(model, states, token, token, probe)
+            probe = probed(model, self.target.hidden_size)
         except Exception as error:  # a layer may fail in any way
             raise self._refusal(
                 f"its MTP layer does not run on the paged cache: {type(error).__name__}: {error}"
@@ -143,6 +131,28 @@ class MtpCheckpoint:
 
     def _refusal(self, reason: str) -> UnsupportedModelError:
         return UnsupportedModelError(f"drafter='mtp' for model={self.target.name!r}: {reason}")
+
+
+def built(config: Any, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Returns a model of transformers and its first MTP layer, without weights.
+
+    Raises AttributeError, ValueError or StopIteration: transformers builds no such layer.
+    """
+    config.num_mtp_layers = 1
+    for name, value in SILENT.items():
+        if getattr(config, name, None) is None:
+            setattr(config, name, value)
+    with local_torch_dtype(dtype):
+        whole = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+        return whole, MtpModel(whole, 1).eval()
+
+
+def probed(model: Any, hidden_size: int) -> Probe:
+    """Returns what a token through an MtpModel shows of its attention. The layer may fail in any way."""
+    probe, token = Probe(), torch.zeros(1, 1, dtype=torch.int64)
+    with torch.inference_mode():
+        after(model, torch.zeros(1, 1, hidden_size, dtype=PASSED), token, token, probe)
+    return probe
 
 
 def after(

@@ -12,10 +12,11 @@ from outrider.decoding.choice_context import to_device
 from outrider.decoding.draft import Draft
 from outrider.engine.forward.attention_groups import AttentionGroup, QuerySpan, as_rows, form_groups
 from outrider.engine.forward.output import ForwardOutput
-from outrider.engine.forward.recurrence import Recurrence
 from outrider.engine.inputs.block_tables import BlockTables
 from outrider.engine.inputs.choice_input import PackedRows
 from outrider.engine.inputs.paged_input import PagedInput
+from outrider.engine.inputs.recurrence import Recurrence
+from outrider.engine.inputs.state_program import StateProgram
 from outrider.engine.inputs.step_input import NO_ROUNDS, Feed, ForeseenRounds, Rows
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.step_timings import Path
@@ -59,6 +60,7 @@ class Batch:
     # Order in which recurrent layers compute the tokens of each sequence; empty without such layers.
     recurrences: Sequence[Recurrence] = field(default=(), kw_only=True)
     rounds: ForeseenRounds = field(default=NO_ROUNDS, kw_only=True)
+    state_program: StateProgram | None = field(default=None, kw_only=True)  # the order for a kernel
 
     @property
     def path(self) -> Path:

@@ -31,7 +31,7 @@ from outrider.engine.forward.linear import Projection, adding, function_of
 from outrider.engine.kernels.cpu.functions import compiled
 from outrider.engine.models.architecture import Architecture, Mixture
 from outrider.engine.models.registry import architecture_of
-from outrider.engine.parallel.layers import RowParallelLinear
+from outrider.engine.parallel.layers import ParallelNorm, RowParallelLinear
 from outrider.engine.parallel.sums import Sum, add_up_in_order, gathered
 
 Part = Callable[[Tensor, Tensor], Tensor]  # takes states and rows [num_tokens, ...], returns states and more
@@ -123,7 +123,9 @@ class _Layer:
         queries, kv, _ = (width // dim for width in shared.widths)
         named = architecture.query_key_norm or ()  # GLM-4.5-Air leaves them out
         norms = [getattr(attention, name) for name in named if hasattr(attention, name)]
-        self._heads = Heads(attention.layer_idx, queries, kv, dim, _norms_of_heads(norms, queries, kv, dim))
+        self._shared_norms = [norm for norm in norms if isinstance(norm, ParallelNorm)]
+        own = () if self._shared_norms else _norms_of_heads(norms, queries, kv, dim)
+        self._heads = Heads(attention.layer_idx, queries, kv, dim, own)
         self._sinks = None if architecture.sinks is None else attrgetter(architecture.sinks)(attention)
         mlp_norm = _norm_of(layer.get_submodule(architecture.mlp_norm))
         output = getattr(attention, architecture.attention_output)
@@ -145,6 +147,11 @@ class _Layer:
         """
         operations, heads = self._operations, self._heads
         product = self._query_key_value(normed)
+        first = 0
+        for norm in self._shared_norms:
+            part = product.narrow(1, first, len(norm.weight))
+            part.copy_(norm(part))
+            first += len(norm.weight)
         product = product.view(states.shape[0], -1, heads.dim)
         query = operations.rotated_and_stored(product, heads, rotation, paged)
         output = attended(

@@ -14,24 +14,33 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
 from outrider.engine.cache.recurrent_states import RecurrentStates, StateShape
 from outrider.engine.forward.attention import Paged, Probe
-from outrider.engine.forward.recurrence import Recurrence
+from outrider.engine.forward.batch import Batch
 from outrider.engine.held_state import RECORDS
+from outrider.engine.inputs.recurrence import Recurrence
+from outrider.engine.parallel.sums import gathered
 
 KINDS = ("Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet")
 EPSILON = 1e-6  # added to the squared length of queries and keys, as transformers does
 
 
 class DeltaNet(nn.Module):
-    """Layer of recurrent states, in place of transformers' module, which computes it for the self-check."""
+    """Layer of recurrent states, in place of transformers' module, which computes it for the self-check.
+
+    Both have the same parts, so these keep the names by which checkpoints, plans and ranks know them.
+    """
+
+    theirs: Any
 
     def __init__(self, theirs: Any) -> None:
         super().__init__()
-        self.theirs = theirs
+        self._modules, self._parameters, self._buffers = theirs._modules, theirs._parameters, theirs._buffers
+        vars(self)["theirs"] = theirs  # as a module it would be a part, with names of its own
         self.layer: int = theirs.layer_idx
         key_heads, heads = theirs.num_k_heads, theirs.num_v_heads
         self._key_dim: int = theirs.key_dim
@@ -53,8 +62,7 @@ class DeltaNet(nn.Module):
             outrider.states[self.layer] = self.shape
         else:
             assert outrider.cache.states is not None
-            for recurrence in outrider.batch.recurrences:
-                self._compute(recurrence, records, output, outrider.cache.states)
+            self._compute_all(outrider.batch, records, output, outrider.cache.states)
         normed = theirs.norm(output.flatten(0, 1), gate.flatten(0, 1))
         return theirs.out_proj(normed.view(1, len(output), -1))  # type: ignore[no-any-return]
 
@@ -72,11 +80,32 @@ class DeltaNet(nn.Module):
         records = torch.cat([part.reshape(count, -1) for part in parts], 1)
         return records, gate.reshape(count, theirs.num_v_heads, theirs.head_v_dim)
 
+    def _compute_all(self, batch: Batch, records: Tensor, output: Tensor, states: RecurrentStates) -> None:
+        """Computes the tokens of all sequences. Arguments as of ``_compute``."""
+        if batch.state_program is None:
+            for recurrence in batch.recurrences:
+                self._compute(recurrence, records, output, states)
+            return
+        from outrider.engine.kernels.delta_net import advance
+
+        layer, kept = self.layer, states.kept
+        advance(
+            batch.state_program,
+            records,
+            output,
+            states.states[layer],
+            states.tails[layer],
+            states.records[layer],
+            (kept.states[layer], kept.tails[layer]),
+            self._taps,
+            (self._slope.flatten(), self._shift.flatten()),
+        )
+
     def _compute(
         self, recurrence: Recurrence, records: Tensor, output: Tensor, states: RecurrentStates
     ) -> None:
         """Computes the tokens of a sequence, and writes rows of output, records and a state."""
-        use, slot = recurrence.use, recurrence.slot
+        use, slot = recurrence.use, recurrence.use.slot
         ring, fed = states.records[self.layer][slot], records[recurrence.rows]
         places = [ring[part] for part in recurrence.ring(use.first, recurrence.replayed)]
         steps = torch.cat([*places, fed]).float()
@@ -97,7 +126,7 @@ class DeltaNet(nn.Module):
             if parent != step - 1:
                 state, tail = begun if parent < 0 else nodes[parent]
             state, tail, found = self._step(steps[step], state, tail)
-            if recurrence.branches:
+            if recurrence.chain < len(recurrence.parents):
                 nodes.append((state, tail))
             if step >= recurrence.replayed:
                 output[first_row + step] = found
@@ -158,6 +187,40 @@ class DeltaNet(nn.Module):
     @cached_property
     def _shift(self) -> Tensor:
         return self.theirs.dt_bias.float().view(*self.shape.heads[:2], 1)  # type: ignore[no-any-return]
+
+
+def share_delta_nets(model: nn.Module) -> None:
+    """Leaves this rank its heads of layers of Gated DeltaNet, in place: states, convolution and gates.
+
+    Their projections are shared already. Value heads go with the key head that they read.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for module in model.modules():
+        if type(module).__name__ in KINDS:
+            _share(module, rank, ranks)
+
+
+def _share(theirs: Any, rank: int, ranks: int) -> None:
+    own = channels_of(theirs, rank, ranks)
+    joined = getattr(theirs, "in_proj_qkv", None)
+    if isinstance(joined, nn.Linear):  # its share was cut without regard to what is a query
+        joined.weight = _without_gradient(gathered(joined.weight.detach()).flatten(0, 1)[own])
+    theirs.conv1d.weight = _without_gradient(theirs.conv1d.weight[own])
+    for name in ("A_log", "dt_bias"):
+        setattr(theirs, name, _without_gradient(getattr(theirs, name).chunk(ranks)[rank].clone()))
+    for name in ("num_k_heads", "num_v_heads", "key_dim", "value_dim", "conv_dim"):
+        setattr(theirs, name, getattr(theirs, name) // ranks)
+
+
+def channels_of(theirs: Any, rank: int, ranks: int) -> Tensor:
+    """Returns a rank's places among queries, keys and values side by side: int64 [channels of a rank]."""
+    widths = (theirs.key_dim, theirs.key_dim, theirs.value_dim)
+    parts = torch.arange(theirs.conv_dim).split_with_sizes(widths)
+    return torch.cat([part.chunk(ranks)[rank] for part in parts])
+
+
+def _without_gradient(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(weight, requires_grad=False)
 
 
 def use_delta_nets(model: Any) -> bool:

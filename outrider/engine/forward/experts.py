@@ -4,7 +4,7 @@ A row's result does not depend on the other rows. Rows of an expert are multipli
 have the same bits for any number of rows, and a token adds up its experts in the order of its own choice.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from outrider.engine.kernels.cpu.functions import compiled
 from outrider.engine.kernels.cpu.product import PanelProduct
 from outrider.engine.kernels.stored_weight import StoredWeight, joined_weight
 from outrider.engine.models.architecture import Mixture
-from outrider.engine.models.registry import architecture_of
+from outrider.engine.models.registry import mixtures_in
 from outrider.engine.parallel.layers import local_share
 from outrider.engine.parallel.sums import Sum
 
@@ -166,17 +166,6 @@ def _tensor_at(module: nn.Module, path: str) -> Tensor:
     return found
 
 
-def mixtures_of(model: Any) -> Iterator[tuple[str, Any, Mixture]]:
-    """Yields the MLPs with experts by their paths, each with its description."""
-    architecture = architecture_of(model)
-    if architecture is None or (mixture := architecture.mixture) is None:
-        return
-    for number, layer in enumerate(model.get_submodule(architecture.layers)):
-        mlp = layer.get_submodule(architecture.mlp)
-        if hasattr(mlp, mixture.experts):
-            yield f"{architecture.layers}.{number}.{architecture.mlp}", mlp, mixture
-
-
 def replace_experts(
     model: Any, operations: LayerOperations, add: Sum | None, least_rows: int, *, are_joined: bool
 ) -> bool:
@@ -186,7 +175,7 @@ def replace_experts(
         operations, add, least_rows: as of SingleExperts.
         are_joined: whether kernels of a GPU compute them.
     """
-    for _, mlp, mixture in mixtures_of(model):
+    for _, mlp, mixture in mixtures_in(model):
         experts: Any = getattr(mlp, mixture.experts)
         made: Experts | None
         if are_joined:

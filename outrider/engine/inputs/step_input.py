@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 
 from outrider.decoding.draft import Draft
 from outrider.engine.held_blocks import HeldBlocks
-from outrider.engine.held_state import HeldState
+from outrider.engine.held_state import HeldState, StateUse
 from outrider.engine.inputs.block_tables import NOTHING_NEW, BlockTables
 
 Numbers = NDArray[np.int64]
 Rows = slice | torch.Tensor  # indices; a slice if they are consecutive
 NO_TREE = Draft()
 NO_SLOTS = np.zeros(0, np.int64)
+NO_PAIRS = np.zeros((0, 2), np.int64)
+NO_STATE = -1  # number in place of a state that a pass neither reads nor writes
 
 
 class Feed(Struct, frozen=True, eq=False):
@@ -29,7 +31,7 @@ class Feed(Struct, frozen=True, eq=False):
     blocks: HeldBlocks  # blocks of its slots, including the slots fed now
     tree: Draft | None  # pending and fed nodes, if they branch; None: each token sees all tokens before it
     adapter: int = 0  # number of its sequence's adapter; 0: none
-    state: HeldState | None = None  # for recurrent layers, which run at a single rank
+    state: HeldState | None = None  # what recurrent layers keep of its sequence; None at ranks other than 0
     committed: int = 0  # leading slots whose tokens are committed, those fed now included
     looks_ahead: bool = False  # whether each token also sees the tokens that are fed after it
 
@@ -63,13 +65,27 @@ NO_ROUNDS = ForeseenRounds()
 
 
 @dataclass(frozen=True)
-class StepInput:
-    """Input of a step: moves in order, then slots to clear, then a forward pass over all feeds."""
+class Changes:
+    """Changes of the cache before a pass: moves in order, then slots to clear, then changes of states."""
 
     moves: list[Move]
     cleared: Numbers  # slots to fill with zeros
+    records: list[Move]  # moves of records of recurrent layers, in order
+    # [num_resumed, 2] kept states, each with the slot of the sequence that goes on from a copy, in order
+    resumed: Numbers
+
+
+NO_CHANGES = Changes([], NO_SLOTS, [], NO_PAIRS)
+
+
+@dataclass(frozen=True)
+class StepInput:
+    """Input of a step: changes of the cache, then a forward pass over all feeds."""
+
+    changes: Changes
     feeds: list[Feed]
     new_blocks: Numbers  # [num_new, 2] what BlockTables.update returned for the feeds
+    uses: list[StateUse]  # use of each feed's recurrent states; empty without such layers
     rounds: ForeseenRounds = NO_ROUNDS
 
     def to_numbers(self) -> Numbers:
@@ -78,12 +94,17 @@ class StepInput:
         The row of each sequence stands for its blocks.
         """
         feeds, trees = self.feeds, [feed.tree or NO_TREE for feed in self.feeds]
+        changes, uses = self.changes, self.uses
+        lists: list[Sequence[object] | Numbers] = [changes.moves, changes.records, changes.resumed]
+        lists += [changes.cleared, self.new_blocks, feeds, uses]
+        moves = [*changes.moves, *changes.records]
         parts: list[Sequence[int] | Numbers] = [
-            [len(self.moves), len(self.cleared), len(self.new_blocks), len(feeds)],
+            [*map(len, lists)],
             [self.rounds.count, self.rounds.may_branch],
-            [len(move.source) for move in self.moves],
-            *[slots for move in self.moves for slots in (move.source, move.target)],
-            self.cleared,
+            [len(move.source) for move in moves],
+            *[slots for move in moves for slots in (move.source, move.target)],
+            changes.resumed.ravel(),
+            changes.cleared,
             self.new_blocks.ravel(),
             [feed.num_logits for feed in feeds],
             [feed.start for feed in feeds],
@@ -95,6 +116,7 @@ class StepInput:
             [*chain.from_iterable(feed.tokens for feed in feeds)],
             [*chain.from_iterable(tree.tokens for tree in trees)],
             [*chain.from_iterable(tree.parents for tree in trees)],
+            *map(_numbers_of, uses),
         ]
         return np.concatenate([np.asarray(part, np.int64) for part in parts])
 
@@ -103,21 +125,24 @@ class StepInput:
         cls,
         tables: BlockTables,
         feeds: Sequence[Feed],
-        moves: Sequence[Move] = (),
-        cleared: Numbers = NO_SLOTS,
+        changes: Changes = NO_CHANGES,
+        uses: Sequence[StateUse] = (),
         rounds: ForeseenRounds = NO_ROUNDS,
     ) -> "StepInput":
         """Returns the input with these feeds, whose sequences get rows. Raises as ``BlockTables.update``."""
-        return cls([*moves], cleared, [*feeds], tables.update([feed.blocks for feed in feeds]), rounds)
+        new_blocks = tables.update([feed.blocks for feed in feeds])
+        return cls(changes, [*feeds], new_blocks, [*uses], rounds)
 
     @classmethod
     def from_numbers(cls, numbers: Numbers, tables: BlockTables) -> "StepInput":
         """Returns the object that ``to_numbers`` was called on, and writes its new blocks into the tables."""
         read = _Reader(numbers)
-        num_moves, num_cleared, num_new, num_feeds = read.list(4)
+        num_moves, num_records, num_resumed, num_cleared, num_new, num_feeds, num_uses = read.list(7)
         num_rounds, may_branch = read.list(2)
-        moves = [Move(read.array(count), read.array(count)) for count in read.list(num_moves)]
-        cleared, new_blocks = read.array(num_cleared), read.array(2 * num_new).reshape(-1, 2)
+        moves = [Move(read.array(count), read.array(count)) for count in read.list(num_moves + num_records)]
+        resumed, cleared = read.pairs(num_resumed), read.array(num_cleared)
+        changes = Changes(moves[:num_moves], cleared, moves[num_moves:], resumed)
+        new_blocks = read.pairs(num_new)
         tables.write(new_blocks)
         num_logits, starts, rows = read.list(num_feeds), read.list(num_feeds), read.list(num_feeds)
         adapters, look_ahead = read.list(num_feeds), [*map(bool, read.list(num_feeds))]
@@ -133,10 +158,18 @@ class StepInput:
             structs.replace(feed, looks_ahead=True) if looks_ahead else feed
             for feed, looks_ahead in zip(read_feeds, look_ahead, strict=True)
         ]
-        return cls(moves, cleared, feeds, new_blocks, ForeseenRounds(num_rounds, bool(may_branch)))
+        uses = [_use_in(read) for _ in range(num_uses)]
+        return cls(changes, feeds, new_blocks, uses, ForeseenRounds(num_rounds, bool(may_branch)))
 
 
-NOTHING_FED = StepInput([], NO_SLOTS, [], NOTHING_NEW)
+NOTHING_FED = StepInput(NO_CHANGES, [], NOTHING_NEW, [])
+
+
+def _numbers_of(use: StateUse) -> list[int]:
+    """Returns what ``_use_in`` reads."""
+    read, write = (NO_STATE if state is None else state for state in (use.read, use.write))
+    ends = chain.from_iterable(use.ends.items())
+    return [use.slot, use.first, read, use.written, write, len(use.ends), *ends]
 
 
 class _Reader:
@@ -153,3 +186,13 @@ class _Reader:
     def list(self, count: int) -> list[int]:
         numbers: list[int] = self.array(count).tolist()
         return numbers
+
+    def pairs(self, count: int) -> Numbers:
+        return self.array(2 * count).reshape(-1, 2)
+
+
+def _use_in(numbers: _Reader) -> StateUse:
+    slot, first, read, written, write, num_ends = numbers.list(6)
+    ends = dict(numbers.pairs(num_ends).tolist())
+    states = (None if state == NO_STATE else state for state in (read, write))
+    return StateUse(slot, first, next(states), written, next(states), ends)

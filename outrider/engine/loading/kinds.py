@@ -94,7 +94,6 @@ def check_states(config: Any, settings: EngineSettings) -> None:
     if not has_states(config):
         return
     refused = (
-        (settings.tensor_parallel > 1, f"tensor_parallel={settings.tensor_parallel}", "a device of its own"),
         (settings.batch_invariant, "batch_invariant=True", "steps that are not cut into passes"),
         (bool(settings.adapters), f"adapters={[*settings.adapters]}", "requests without adapters"),
         (

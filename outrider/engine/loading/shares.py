@@ -8,10 +8,19 @@ from transformers import AutoModelForCausalLM
 
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.kernels.stored_weight import StoredWeight
-from outrider.engine.loading.kinds import check_kind, check_states
-from outrider.engine.loading.stored_checkpoint import StoredCheckpoint, is_quantized
+from outrider.engine.loading.kinds import check_kind, check_states, has_states
+from outrider.engine.loading.stored_checkpoint import StoredCheckpoint, are_together, is_quantized
 from outrider.engine.loading.text_part import served_config
-from outrider.engine.parallel.plan import ROWWISE, WHOLE, Plan, generic, is_shared, style_of_parameter
+from outrider.engine.models.registry import mixtures_in
+from outrider.engine.parallel.plan import (
+    ROWWISE,
+    WHOLE,
+    Plan,
+    generic,
+    is_shared,
+    style_of_parameter,
+    style_of_stored,
+)
 from outrider.engine.settings import EngineSettings
 
 # Projections whose outputs are keys, by their names in plans. Several ranks may hold a head of the first.
@@ -23,6 +32,7 @@ STORED_STYLES = (
     "rowwise_split_input",
 )  # styles of layers with stored weights
 DIVIDED = "colwise"  # style after which each rank has its own outputs alone
+STATE_HEADS = "linear_num_key_heads"  # key heads of recurrent layers, each with value heads of its own
 KV_HEADS = ("num_key_value_heads", "num_global_key_value_heads")
 LEAST_SHARED = 0.6  # least share of the bytes: below it more ranks hardly make room for a larger model
 NAMED = 4  # kinds of weights that a message names
@@ -87,9 +97,10 @@ def check_shares(settings: EngineSettings) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(whole, dtype=torch.bfloat16)
     _check_heads(config, model.tp_plan, size, given)
+    _check_experts(model, size, given, is_stored=is_quantized(whole))
     _check_bytes(model, given)
     if is_quantized(whole):
-        _check_stored(StoredCheckpoint(whole, settings.model).layers(model), model.tp_plan, size, given)
+        _check_stored(StoredCheckpoint(whole, settings.model).layers(model), model, size, given)
 
 
 def _check_heads(config: Any, plan: Plan, size: int, given: str) -> None:
@@ -113,12 +124,30 @@ def _check_heads(config: Any, plan: Plan, size: int, given: str) -> None:
             raise UnsupportedModelError(
                 f"{given} has {name}={count}, which they cannot share evenly; give {wanted}"
             )
+    for count in numbers_of(config, STATE_HEADS) if has_states(config) else ():
+        if count % size:
+            raise UnsupportedModelError(
+                f"{given} has {STATE_HEADS}={count}, which they cannot share evenly;"
+                f" give a divisor of {count}"
+            )
 
 
-def _check_stored(layers: Mapping[str, StoredWeight], plan: Plan, size: int, given: str) -> None:
+def _check_experts(model: Any, size: int, given: str, *, is_stored: bool) -> None:
+    """Raises UnsupportedModelError if ranks cannot share the features of experts evenly."""
+    for path, mlp, mixture in mixtures_in(model):
+        experts = getattr(mlp, mixture.experts)
+        width = experts.down_proj.shape[1 if experts.is_transposed else 2]
+        if width % size and not (is_stored and are_together(mixture)):
+            raise UnsupportedModelError(
+                f"{given} has {width} features in each expert of {path}, which they cannot share evenly;"
+                f" give a divisor of {width}"
+            )
+
+
+def _check_stored(layers: Mapping[str, StoredWeight], model: Any, size: int, given: str) -> None:
     """Raises UnsupportedModelError if ranks cannot share a quantized layer, or cannot share it evenly."""
     for name, weight in layers.items():
-        style = style_of_parameter(f"{name}.weight", plan)
+        style = style_of_stored(name, model)
         if style is None or style in WHOLE:
             continue
         if style not in STORED_STYLES:

@@ -5,7 +5,6 @@ of it, and so do experts of a described model (outrider/engine/models). The weig
 are no linear layers in transformers, are widened to the model's type as they load.
 """
 
-import math
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
@@ -26,7 +25,8 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.forward.experts import SingleExperts, clamped_of, mixtures_of
+from outrider.engine.forward.delta_net import channels_of
+from outrider.engine.forward.experts import SingleExperts, clamped_of
 from outrider.engine.forward.layer_operations import PlainOperations
 from outrider.engine.forward.linear import StoredLinear
 from outrider.engine.kernels.stored_weight import StoredWeight, joined_weight
@@ -35,8 +35,9 @@ from outrider.engine.loading.stored import ONE_BYTE, Header, headers, local_head
 from outrider.engine.loading.stored_formats import BESIDE, CODES, METHODS, read_weight
 from outrider.engine.loading.text_part import OTHER_PARTS, name_in_text
 from outrider.engine.models.architecture import Mixture
+from outrider.engine.models.registry import mixtures_in
 from outrider.engine.parallel.layers import KEYS_AND_VALUES, repeat_heads
-from outrider.engine.parallel.plan import ROWWISE, WHOLE, style_of_parameter
+from outrider.engine.parallel.plan import ROWWISE, WHOLE, style_of_stored
 
 CONTENTLESS = torch.device("meta")
 TYPES = {  # types as safetensors names them
@@ -52,6 +53,7 @@ TYPES = {  # types as safetensors names them
     "F32": torch.float32,
 }
 PARAMETERS = ("gate_up_proj", "down_proj")  # parameters of transformers' experts
+MXFP4_GROUP = 32  # inputs of an output that have a scale in common
 QUANTIZER = "outrider"  # name of ours among the quantizers of transformers
 
 
@@ -126,8 +128,8 @@ class StoredCheckpoint:
         return found
 
     def _mixtures(self, model: Any) -> list[tuple[str, Any, Mixture]]:
-        """Returns those of ``mixtures_of`` whose experts are stored quantized."""
-        return [found for found in mixtures_of(model) if self._owners.issuperset(_owners_of(*found))]
+        """Returns those of ``mixtures_in`` whose experts are stored quantized."""
+        return [found for found in mixtures_in(model) if self._owners.issuperset(_owners_of(*found))]
 
     def _read_experts(
         self, path: str, mlp: Any, mixture: Mixture, device: torch.device, rank: int = 0, ranks: int = 1
@@ -135,13 +137,19 @@ class StoredCheckpoint:
         """Returns a rank's weights of all experts of a layer behind each other: to gate and up, and down."""
         experts = getattr(mlp, mixture.experts)
         hidden, width = experts.gate_up_proj.shape[2], experts.down_proj.shape[2]
+        if experts.is_transposed:
+            hidden, width = experts.gate_up_proj.shape[1], experts.down_proj.shape[1]
         inputs = cycle((hidden, hidden, width))  # files of all experts together say their own
         owners = _owners_of(path, mlp, mixture)
         read = [self._read(owner, device, of_each) for owner, of_each in zip(owners, inputs, strict=False)]
-        if _are_together(mixture):  # gates and ups alternate
+        own = width // ranks
+        if are_together(mixture):  # gates and ups alternate
             gate_up, down = read
+            first, own = features_of(width, rank, ranks)
             order = torch.arange(gate_up.shape[0], device=gate_up.codes.device)
-            gate_up = gate_up.outputs_in(order.view(experts.num_experts, -1, 2).transpose(1, 2).flatten())
+            order = order.view(experts.num_experts, -1, 2)[:, first : first + own]
+            gate_up = gate_up.outputs_in(order.transpose(1, 2).flatten())
+            down = down if ranks == 1 else down.inputs_at(first, own)
         else:
             downs = [share_of(weight, "rowwise", rank, ranks) for weight in read[2::3]]
             gates, ups = (
@@ -149,8 +157,8 @@ class StoredCheckpoint:
             )
             gate_up = joined_weight([part for pair in zip(gates, ups, strict=True) for part in pair])
             down = joined_weight(downs)
-        wanted = experts.gate_up_proj.numel(), experts.down_proj.numel()
-        if (math.prod(gate_up.shape) * ranks, math.prod(down.shape) * ranks) != wanted:
+        wanted = (2 * own * experts.num_experts, hidden), (hidden * experts.num_experts, own)
+        if (gate_up.shape, down.shape) != wanted or (own * ranks != width and not are_together(mixture)):
             raise self._refusal(f"experts of {path} are not stored in the sizes that the config says")
         return gate_up, down
 
@@ -190,7 +198,7 @@ class StoredCheckpoint:
             model.generation_config = GenerationConfig.from_pretrained(self.name)
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if "distributed_config" in options else (0, 1)
         for name, kept in layers.items():
-            style = style_of_parameter(f"{name}.weight", model.tp_plan)
+            style = style_of_stored(name, model)
             owner, _, kind = name.rpartition(".")
             part, parts = rank, ranks
             if kind in KEYS_AND_VALUES:
@@ -199,7 +207,11 @@ class StoredCheckpoint:
                 part, parts = rank // copies, ranks // copies
                 if kind == "k_proj":
                     repeat_heads(attention, copies)
-            weight = share_of(self._read(name, device, kept.shape[1]), style, part, parts)
+            whole = self._read(name, device, kept.shape[1])
+            if kind == "in_proj_qkv" and parts > 1:
+                weight = whole.outputs_in(channels_of(model.get_submodule(owner), part, parts).to(device))
+            else:
+                weight = share_of(whole, style, part, parts)
             bias = self._tensor(f"{name}.bias", device)
             if bias is not None:
                 bias = bias.to(model.dtype)
@@ -209,6 +221,9 @@ class StoredCheckpoint:
             weights = self._read_experts(path, mlp, mixture, device, rank, ranks)
             name = f"{path}.{mixture.experts}"
             biases = [self._tensor(f"{name}.{of}_bias", device) for of in PARAMETERS]
+            if biases[0] is not None and ranks > 1:  # rank 0 adds the second
+                first, own = features_of(biases[0].shape[1] // 2, rank, ranks)
+                biases = [biases[0][:, 2 * first : 2 * (first + own)], None if rank else biases[1]]
             made = _experts_of(getattr(mlp, mixture.experts), mixture, weights, biases, model.dtype)
             model.set_submodule(name, made)
         return model, found
@@ -287,14 +302,23 @@ def share_of(weight: StoredWeight, style: str | None, rank: int, ranks: int) -> 
     return (weight.inputs_at if is_of_inputs else weight.outputs_at)(rank * count, count)
 
 
+def features_of(width: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Returns the first of a rank's features of an expert in MXFP4, and their number.
+
+    No group is torn, so that a kernel reads long spans of codes. Ranks may have one group more than others.
+    """
+    groups, more = divmod(width // MXFP4_GROUP, ranks)
+    return MXFP4_GROUP * (rank * groups + min(rank, more)), MXFP4_GROUP * (groups + (rank < more))
+
+
 def _owners_of(path: str, mlp: Any, mixture: Mixture) -> list[str]:
     """Returns the owners of codes of a layer's experts: gate, up and down of each expert, or of all."""
     layer = path.rpartition(".")[0]
-    count = 1 if _are_together(mixture) else getattr(mlp, mixture.experts).num_experts
+    count = 1 if are_together(mixture) else getattr(mlp, mixture.experts).num_experts
     return [f"{layer}.{name.format(number)}" for number in range(count) for name in mixture.files]
 
 
-def _are_together(mixture: Mixture) -> bool:
+def are_together(mixture: Mixture) -> bool:
     """Whether files store the weights of all experts together."""
     return len(mixture.files) == len(PARAMETERS)
 

@@ -10,6 +10,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loading.stored import headers
+from outrider.engine.parallel.plan import use_own_plan
 
 # Kinds whose text part transformers would load together with the other parts, or not at all.
 KINDS = ("gemma3", "gemma4", "mistral3")
@@ -39,6 +40,7 @@ def served_config(model: str) -> Any:
             f"model={model!r}, a {kind}, is of a kind that transformers does not know, and code that comes"
             " with a checkpoint is not run"
         ) from error
+    use_own_plan(whole)
     if whole.model_type not in KINDS:
         return whole
     text = copy(whole.get_text_config())

@@ -11,10 +11,10 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import ATTENTION, Probe
 from outrider.engine.forward.batch_invariant import check_rows_are_apart
-from outrider.engine.forward.delta_net import use_delta_nets
+from outrider.engine.forward.delta_net import share_delta_nets, use_delta_nets
 from outrider.engine.forward.latent import may_cache_latents, use_latents
 from outrider.engine.loading.context import fix_rotations
-from outrider.engine.loading.kinds import check_kind, check_states
+from outrider.engine.loading.kinds import check_kind, check_states, has_states
 from outrider.engine.loading.quantized import quantize
 from outrider.engine.loading.shares import check_shares
 from outrider.engine.loading.stored import check_stored, check_unexpected
@@ -65,9 +65,9 @@ def load_model(settings: EngineSettings) -> Any:
             model, found = StoredCheckpoint(config, settings.model).load(config, device, **options)
         else:
             if is_text_part(config):
-                options |= {"config": config, "key_mapping": NAMES}
+                options["key_mapping"] = NAMES
             model, found = AutoModelForCausalLM.from_pretrained(
-                settings.model, output_loading_info=True, **options
+                settings.model, config=config, output_loading_info=True, **options
             )
     except (ValueError, KeyError, ImportError) as error:
         raise UnsupportedModelError(
@@ -79,7 +79,9 @@ def load_model(settings: EngineSettings) -> Any:
     fix_rotations(model)
     model = model.eval()
     if settings.tensor_parallel > 1:
-        use_parallel_layers(model, in_order=settings.batch_invariant)
+        # States that a token leaves behind are read by all tokens after it, so they keep their bits as well.
+        use_parallel_layers(model, in_order=settings.batch_invariant or has_states(config))
+        share_delta_nets(model)
     if may_cache_latents(device.type, model.dtype):
         use_latents(model, ATTENTION)
     if settings.quantization is not None:

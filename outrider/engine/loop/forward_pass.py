@@ -37,11 +37,11 @@ from outrider.engine.forward.graphs import (
 )
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.output import ForwardOutput, joined, states_of
-from outrider.engine.forward.recurrence import recurrences
 from outrider.engine.inputs.block_tables import BlockTables, shape_of_tables
 from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.inputs.paged_input import PagedInput, PagedLayout, fill
-from outrider.engine.inputs.step_input import Feed, StepInput
+from outrider.engine.inputs.recurrence import begun_uses, recurrences
+from outrider.engine.inputs.step_input import NO_ROUNDS, Feed, ForeseenRounds, StepInput
 from outrider.engine.inputs.told_tokens import TOLD
 from outrider.engine.loading.context import context_length
 from outrider.engine.loading.special_tokens import mask_token
@@ -108,6 +108,15 @@ class ForwardPass:
         self.tables = BlockTables(shape, size, cache.spare_block * size, self.device)
         self._chain_batches = ChainBatches(self.tables, self.dtype)
 
+    def step_of(self, feeds: Sequence[Feed], rounds: ForeseenRounds = NO_ROUNDS) -> StepInput:
+        """Returns the input of a step with these feeds, after all pending changes of the cache.
+
+        Raises:
+            ValueError: there are too many feeds, or a recurrent state is missing.
+        """
+        uses = [] if self.cache.states is None else begun_uses(feeds)
+        return StepInput.of(self.tables, feeds, self.cache.take_changes(), uses, rounds)
+
     def prepare(self, step: StepInput, choice: ChoiceInput | None = None) -> Batch | Passes:
         """Makes the step's changes of the cache; returns its tensors. Raises CacheLostError.
 
@@ -122,14 +131,18 @@ class ForwardPass:
                 passes = [replace(part, rounds=step.rounds) for part in passes]  # a single pass
             return Passes(passes)
         batch = self._graph_of(step, choice) or self.lay_out(step, choice)
-        if self.cache.states is not None:
-            batch = replace(batch, recurrences=recurrences(step.feeds))
-        return replace(batch, rounds=step.rounds) if step.rounds.count else batch
+        if step.rounds.count:
+            batch = replace(batch, rounds=step.rounds)
+        if (states := self.cache.states) is None:
+            return batch
+        order = recurrences(step)
+        program = None if not self.is_asynchronous else states.program_of(order)
+        return replace(batch, recurrences=order, state_program=program)
 
     def change_cache(self, step: StepInput) -> None:
         """Makes the step's changes of the cache. Raises CacheLostError."""
         try:
-            self.cache.make(step.moves, step.cleared)
+            self.cache.make(step.changes)
         except Exception as error:
             raise CacheLostError(f"tokens could not be moved in the cache: {error!r}") from error
 
@@ -217,7 +230,7 @@ class ForwardPass:
         graphs = self.draft_graphs
         if graphs is None or not graphs.fits(feeds):
             return None
-        batch = self.prepare(StepInput.of(self.tables, feeds, *self.cache.take_changes()), choice)
+        batch = self.prepare(self.step_of(feeds), choice)
         assert isinstance(batch, Batch)  # a draft has no batch-invariant numerics
         if isinstance(batch, GraphBatch):
             batch.send()
@@ -233,10 +246,6 @@ class ForwardPass:
         are_finite = self.are_finite(batch)
         for recurrence in batch.recurrences:
             recurrence.finish()
-            if recurrence.use.ends:  # no keys and values follow the last recurrent layers of some models
-                assert self.cache.states is not None
-                kept_are_finite = self.cache.states.kept.are_finite([*recurrence.use.ends.values()])
-                are_finite[recurrence.rows].logical_and_(kept_are_finite)
         return ForwardOutput(logits, states, are_finite)
 
     def _run(self, paged: Paged) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -255,8 +264,13 @@ class ForwardPass:
         return output.logits[0], states_of(output.hidden_states, self._hidden_layers)
 
     def are_finite(self, batch: Batch) -> torch.Tensor:
-        """Returns bool [num_tokens]: whether all keys and values are finite, at all ranks."""
+        """Returns bool [num_tokens]: whether all keys, values and kept states are finite, at all ranks."""
         are_finite = self.cache.are_finite(batch.slots)
+        for recurrence in batch.recurrences:
+            if recurrence.use.ends:  # no keys and values follow the last recurrent layers of some models
+                assert self.cache.states is not None
+                kept_are_finite = self.cache.states.kept.are_finite([*recurrence.use.ends.values()])
+                are_finite[recurrence.rows].logical_and_(kept_are_finite)
         if self.group is not None:
             self.group.agree(are_finite)
         return are_finite

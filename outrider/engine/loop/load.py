@@ -23,7 +23,7 @@ from outrider.engine.forward.mixture_block import use_mixture_blocks
 from outrider.engine.held_blocks import HeldBlocks
 from outrider.engine.held_state import HeldState
 from outrider.engine.inputs.paged_input import FEW_QUERIES
-from outrider.engine.inputs.step_input import Feed, StepInput
+from outrider.engine.inputs.step_input import Feed
 from outrider.engine.kernels.cache_folder import use_writable_cache_folder
 from outrider.engine.loading.cache_scales import cache_scales
 from outrider.engine.loading.context import context_because, context_length
@@ -162,7 +162,7 @@ def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
     check = SelfCheck(model, layers.modules, settings.block_size, limit, forward.group)
 
     def logits(feeds: Sequence[Feed]) -> Tensor:
-        return forward.run(forward.prepare(StepInput.of(forward.tables, feeds))).logits
+        return forward.run(forward.prepare(forward.step_of(feeds))).logits
 
     if settings.self_check:
         with timings.timed("self_check"):
@@ -172,7 +172,7 @@ def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
             check.check(settings.model, logits)
     with timings.timed("weights"):
         operations = layer_operations(forward.kernel, forward.device, forward.dtype)
-        add, rows = _sum_of(settings), _rows_of_experts(settings)
+        add, rows = _sum_of(settings, has_states=bool(layers.states)), _rows_of_experts(settings)
         are_joined = forward.is_asynchronous and forward.device.type != "cpu"
         are_ours = replace_experts(model, operations, add, rows, are_joined=are_joined)
         if settings.batch_invariant and not are_ours:
@@ -180,8 +180,8 @@ def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
                 f"batch_invariant=True with model={settings.model!r}: a kernel takes experts whose widths"
                 " are multiples of 16, and these are not"
             )
+        use_mixture_blocks(model, operations)
         if forward.device.type == "cpu":
-            use_mixture_blocks(model, operations)
             optimize_for_cpu(model)
         else:
             join_projections(model, nn.Linear, StoredLinear)
@@ -195,11 +195,11 @@ def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
             )
 
 
-def _sum_of(settings: EngineSettings) -> Sum | None:
+def _sum_of(settings: EngineSettings, *, has_states: bool) -> Sum | None:
     """Returns the sum of the ranks' parts of experts; None: there is a single rank."""
     if settings.tensor_parallel == 1:
         return None
-    return add_up_in_order if settings.batch_invariant else add_up
+    return add_up_in_order if settings.batch_invariant or has_states else add_up
 
 
 def _rows_of_experts(settings: EngineSettings) -> int:
@@ -238,5 +238,5 @@ def _compile_kernels(forward: ForwardPass) -> None:
     count = min(FEW_QUERIES + 1, context_length(forward.model))
     blocks = HeldBlocks([forward.cache.spare_block] * forward.cache.blocks_for(count))
     feeds = [Feed([0] * tokens, 1, 0, blocks, None, state=HeldState(0)) for tokens in (count, 1)]
-    forward.run(forward.prepare(StepInput.of(forward.tables, feeds)))
+    forward.run(forward.prepare(forward.step_of(feeds)))
     blocks.drop(0)

@@ -22,7 +22,7 @@ from outrider.engine.device_time import Mark, is_over, mark, wait_for
 from outrider.engine.drafters.target_drafter import feed_of
 from outrider.engine.forward.batch import Batch, Item
 from outrider.engine.inputs.choice_input import ChoiceInput
-from outrider.engine.inputs.step_input import NO_ROUNDS, Feed, ForeseenRounds, StepInput
+from outrider.engine.inputs.step_input import NO_ROUNDS, Feed, ForeseenRounds
 from outrider.engine.loading.context import context_length
 from outrider.engine.loading.special_tokens import end_of_sequence, mask_token
 from outrider.engine.loading.timings import LoadTimings
@@ -307,7 +307,7 @@ class ModelRunner:
         rounds: ForeseenRounds = NO_ROUNDS,
     ) -> Pass:
         """chosen: as feed_chosen takes it."""
-        fed = StepInput.of(self._forward.tables, feeds, *self.cache.take_changes(), rounds)
+        fed = self._forward.step_of(feeds, rounds)
         with together(self._group, self._forward.tables, fed, chosen):
             batch = self._forward.prepare(fed, choice)
             built = time.perf_counter()

@@ -1,14 +1,16 @@
 """Architectures that the fast decoder computes. Any other model runs through transformers' own layers."""
 
+from collections.abc import Iterator
 from typing import Any
 
-from outrider.engine.models.architecture import Architecture
+from outrider.engine.models.architecture import Architecture, Mixture
 from outrider.engine.models.glm4_moe import GLM4_MOE
 from outrider.engine.models.gpt_oss import GPT_OSS
 from outrider.engine.models.llama import LLAMA
 from outrider.engine.models.minimax_m2 import MINIMAX_M2
 from outrider.engine.models.mistral import MISTRAL
 from outrider.engine.models.mixtral import MIXTRAL
+from outrider.engine.models.mixture_blocks import MIXTURE_BLOCKS
 from outrider.engine.models.qwen2 import QWEN2
 from outrider.engine.models.qwen3 import QWEN3
 from outrider.engine.models.qwen_moe import QWEN2_MOE, QWEN3_MOE
@@ -27,6 +29,20 @@ def register(*rows: Architecture) -> None:
 def architecture_of(model: Any) -> Architecture | None:
     """Returns the row of a model's class; None if it has none."""
     return _ROWS.get(type(model).__name__)
+
+
+def mixtures_in(model: Any) -> Iterator[tuple[str, Any, Mixture]]:
+    """Yields the modules with experts that are described by their paths, each with its description."""
+    architecture = architecture_of(model)
+    if architecture is None:
+        for path, module in model.named_modules():
+            if mixture := MIXTURE_BLOCKS.get(type(module).__name__):
+                yield path, module, mixture
+    elif architecture.mixture is not None:
+        for number, layer in enumerate(model.get_submodule(architecture.layers)):
+            mlp = layer.get_submodule(architecture.mlp)
+            if hasattr(mlp, architecture.mixture.experts):
+                yield f"{architecture.layers}.{number}.{architecture.mlp}", mlp, architecture.mixture
 
 
 def joined_products(model: Any) -> tuple[tuple[str, ...], ...]:

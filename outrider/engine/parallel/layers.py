@@ -15,14 +15,16 @@ from torch.nn.functional import embedding, pad
 from transformers import PreTrainedModel
 
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.models.registry import architecture_of
-from outrider.engine.parallel.sums import Sum, add_up, add_up_in_order
+from outrider.engine.models.registry import mixtures_in
+from outrider.engine.parallel.plan import LOCAL
+from outrider.engine.parallel.sums import Sum, add_up, add_up_in_order, gathered, summed
 
 # Names of the classes of linear layers that ranks share.
 LINEAR = ("Linear", "StoredLinear")
 # Layers of one input, of which each rank keeps some outputs, and the layer that reads these outputs.
 DIVIDED = ((("q_proj", "k_proj", "v_proj"), "o_proj"), (("gate_proj", "up_proj"), "down_proj"))
 KEYS_AND_VALUES = ("k_proj", "v_proj")  # projections that may have fewer heads than there are ranks
+NORMED = {"q_norm": "q_proj", "k_norm": "k_proj"}  # projections by the norms of all their heads together
 # Styles of transformers' plans after which the ranks' outputs are added up.
 EXPERTS = "moe_tp_experts"
 SUMMED = ("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise", "all_reduce", EXPERTS)
@@ -50,6 +52,24 @@ class RowParallelLinear(nn.Module):
             rows = rows.narrow(-1, self.first, self.linear.in_features)
         product = self.add(self.linear(rows))
         return product if self.bias is None else product + self.bias
+
+
+class ParallelNorm(nn.Module):
+    """Root mean square norm of the heads of all ranks together, of which this rank has some."""
+
+    def __init__(self, weight: Tensor, epsilon: float) -> None:
+        """weight: [features of this rank]"""
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.epsilon = epsilon
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Returns rows [..., features of this rank] divided by the root mean square of all features."""
+        wide = rows.float()
+        squares = summed(gathered(wide.square().sum(-1, keepdim=True)))
+        # A head that several ranks hold counts as often in the sum as in the number.
+        mean = squares / (rows.shape[-1] * dist.get_world_size())
+        return self.weight * (wide * torch.rsqrt(mean + self.epsilon)).to(rows.dtype)
 
 
 class ParallelExperts(nn.Module):
@@ -115,14 +135,20 @@ def use_parallel_layers(model: PreTrainedModel, *, in_order: bool = False) -> No
     from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
 
     add = add_up_in_order if in_order else add_up
-    architecture = architecture_of(model)
     summed = {*SUMMED}
-    if architecture is not None and architecture.mixture is not None:
+    if any(mixtures_in(model)):
         summed -= {EXPERTS}  # outrider/engine/forward/experts.py adds them up
     for name, module in list(model.named_modules()):
-        style = model.tp_plan.get(replace_layer_number_by_wildcard(name))
+        general = replace_layer_number_by_wildcard(name)
+        style = model.tp_plan.get(general)
         if style == "replicated_with_grad_allreduce":
             del module.forward  # there are no gradients
+        elif style == LOCAL:
+            del module.forward
+            for own, weight in [*module.named_parameters(recurse=False)]:
+                setattr(module, own, nn.Parameter(local_share(weight), requires_grad=False))
+        elif f"{general}.weight" in model.tp_plan:
+            model.set_submodule(name, _norm_of_heads(module, name, model))
         elif style == "embedding_rowwise" and type(module) is nn.Embedding:
             share = VocabParallelEmbedding(local_share(module.weight), module.num_embeddings)
             model.set_submodule(name, share)
@@ -142,6 +168,9 @@ def use_parallel_layers(model: PreTrainedModel, *, in_order: bool = False) -> No
                 model.set_submodule(name, ParallelLMHead(_take_share(module), num_tokens))
         if style == EXPERTS and hasattr(module, "add"):
             module.add = add  # experts that stay as they are stored
+        elif style == EXPERTS and dist.get_rank() and getattr(module, "has_bias", False):
+            bias = torch.zeros_like(module.down_proj_bias)  # rank 0 adds it
+            module.down_proj_bias = nn.Parameter(bias, requires_grad=False)
         if in_order and style in summed and not isinstance(model.get_submodule(name), RowParallelLinear):
             raise UnsupportedModelError(
                 f"batch_invariant=True with tensor_parallel={dist.get_world_size()}: the ranks' parts of"
@@ -167,6 +196,16 @@ def _complete_head(linear: nn.Linear, kind: str, attention: nn.Module) -> None:
     linear.out_features = len(linear.weight)
     if kind == "k_proj":
         repeat_heads(attention, copies)
+
+
+def _norm_of_heads(norm: Any, name: str, model: Any) -> ParallelNorm:
+    """Returns the norm of this rank's heads, whose projection is this rank's already."""
+    parent, _, kind = name.rpartition(".")
+    width: int = getattr(model.get_submodule(parent), NORMED[kind]).out_features
+    whole: Tensor = norm.weight.full_tensor()
+    copies = width * dist.get_world_size() // len(whole)  # ranks that hold the same heads
+    own = whole.detach().narrow(0, dist.get_rank() // copies * width, width).clone()
+    return ParallelNorm(own, norm.variance_epsilon)
 
 
 def repeat_heads(attention: nn.Module, copies: int) -> None:

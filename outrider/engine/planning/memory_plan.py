@@ -89,7 +89,8 @@ def resolve_cache(
         return settings
     cache = default_cache(model, settings, memory, depth)
     if cache == 0:
-        of_states = states_bytes(model.states, model.dtype, settings.max_sequences)
+        states = model.states_of(settings.tensor_parallel)
+        of_states = states_bytes(states, model.dtype, settings.max_sequences)
         fewer = f", or max_sequences below {settings.max_sequences}, whose states take {of_states}"
         raise CacheTooSmallError(
             f"model={model.name!r} leaves no room for a cache in {settings.device_share:g} of a device with "
@@ -139,10 +140,11 @@ def plan_memory(
     layers = model.layers_of(settings.tensor_parallel)
     num_blocks = blocks_in(memory, settings, layers, model.dtype)
     block = block_bytes(settings, layers, model.dtype)
-    of_states = states_bytes(model.states, model.dtype, settings.max_sequences)
+    states = model.states_of(settings.tensor_parallel)
+    of_states = states_bytes(states, model.dtype, settings.max_sequences)
     num_logits = settings.max_sequences * (1 + depth)
     activations = model.activation_bytes(resolve_prefill_chunk(settings) + num_logits, num_logits)
-    activations += tree_bytes(model.states)
+    activations += tree_bytes(states)
     activations += model.waiting_bytes() + (0 if on_cuda else model.widened_bytes())
     of_torch = min(num_logits, ADJUSTED_AT_ONCE) if on_cuda else num_logits
     activations += of_torch * model.vocab_size * (CHOICE_BYTES if depth else RANKING_BYTES)

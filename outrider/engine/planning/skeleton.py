@@ -36,7 +36,7 @@ from outrider.engine.loading.text_part import served_config
 from outrider.engine.loading.weights import attach, resolve_device, type_of
 from outrider.engine.models.architecture import Architecture
 from outrider.engine.models.registry import architecture_of
-from outrider.engine.parallel.plan import generic, style_of_parameter
+from outrider.engine.parallel.plan import generic, style_of_stored
 from outrider.engine.planning.promise import Promise, first_promise
 from outrider.engine.settings import EngineSettings, Quantization
 
@@ -146,7 +146,8 @@ class ModelSkeleton:
             kind = quantization if is_linear else None
             kept = self._stored.get(name.removesuffix(".weight"))
             if kept is not None and kind is None:
-                style, parts = style_of_parameter(name, self._model.tp_plan), self._parts_of(name, devices)
+                style = style_of_stored(name.removesuffix(".weight"), self._model)
+                parts = self._parts_of(name, devices)
                 size += share_of(kept, style, 0, parts).num_bytes
                 continue
             whole = self._bytes_of(weight, kind, on_cuda, is_head=owner is head)
@@ -194,6 +195,10 @@ class ModelSkeleton:
             for layer, (heads, key, value) in self.layers.items()
         }
         return shared | self._drafters.numbered_shapes
+
+    def states_of(self, devices: int) -> dict[int, StateShape]:
+        """Returns the shapes of recurrent states at each of ``devices``, which can share the model."""
+        return {layer: shape.share(devices) for layer, shape in self.states.items()}
 
     def expert_bytes(self, devices: int) -> int:
         """Returns the bytes of experts on each of ``devices``."""

@@ -13,7 +13,7 @@ from outrider.decoding.settings import Sampling
 from outrider.engine.cache.blocks import BlockPool
 from outrider.engine.cache.narrow import NARROW
 from outrider.engine.cache.paged_cache import PagedCache, composed
-from outrider.engine.inputs.step_input import Move
+from outrider.engine.inputs.step_input import NO_PAIRS, Changes, Move
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import NO_DRAFT, EngineSequence
 from outrider.engine.settings import EngineSettings
@@ -151,7 +151,7 @@ def test_tree_keeps_the_cache_of_the_accepted_path_alone(engine: Engine) -> None
 
 def stored(cache: PagedCache, sequence: EngineSequence) -> list[tuple[float, float]]:
     """Key and value of every written slot, as the next forward pass finds them."""
-    cache.make(*cache.take_changes())
+    cache.make(cache.take_changes())
     places = range(sequence.written)
     slots = [sequence.blocks[place // BLOCK] * BLOCK + place % BLOCK for place in places]
     return [(cache.keys[0][slot].item(), cache.values[0][slot].item()) for slot in slots]
@@ -224,7 +224,7 @@ def test_moves_cost_the_same_however_many_they_are(dtype: torch.dtype) -> None:
         keys.copy_(numbers.view_as(keys))
         before = keys.clone()
         cuda.counts = Counts()
-        cache.make(moves, np.arange(20, 24))
+        cache.make(Changes(moves, np.arange(20, 24), [], NO_PAIRS))
         assert cuda.counts.totals() == {
             "launches": 6,
             "pinned_copies": 1,

@@ -22,7 +22,7 @@ from outrider.demo.prompts import DEMO
 from outrider.engine.drafters import early_exit, exit_search
 from outrider.engine.drafters.early_exit import EarlyExit
 from outrider.engine.errors import CacheLostError, UnsupportedModelError
-from outrider.engine.inputs.step_input import Feed, Move, Numbers
+from outrider.engine.inputs.step_input import Changes, Feed
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings, TargetDrafterSettings
@@ -166,10 +166,10 @@ def test_cache_that_cannot_be_moved_for_a_draft_is_lost_to_the_target_too(
     target = engine_with("early_exit", own={"layers": LEAVES_AFTER})
     make = target._cache.make
 
-    def failing(moves: list[Move], cleared: Numbers) -> None:
-        if moves:
+    def failing(changes: Changes) -> None:
+        if changes.moves:
             raise ZeroDivisionError
-        make(moves, cleared)
+        make(changes)
 
     monkeypatch.setattr(target._cache, "make", failing)
     begin_with_a_branch(target, prompt_of("code"), plain_texts(0.7)[KINDS.index("code")])

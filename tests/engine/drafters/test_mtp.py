@@ -16,7 +16,17 @@ from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
-from tests.support.mtp import KINDS, LAYERS, SIZE, TRAPS, Reference, published, reference, write_target
+from tests.support.mtp import (
+    HYBRID_KINDS,
+    KINDS,
+    LAYERS,
+    SIZE,
+    TRAPS,
+    Reference,
+    published,
+    reference,
+    write_target,
+)
 from tests.support.quantized_checkpoints import quantize
 from tests.support.target_drafters import TOKENS, Drafted, drafter_of, engine_with, rounds
 
@@ -58,11 +68,13 @@ def differing(found: list[Drafted], expected: Reference, temperature: float) -> 
     return count
 
 
-SLOW = ("glm4_moe", "glm4_moe_lite", "mellum")  # the first is in all tests below, the others are much alike
+# The first is in all tests below, the others are much alike.
+SLOW = ("glm4_moe", "glm4_moe_lite", "mellum", "qwen3_next")
+EVERY_KIND = (*KINDS, *HYBRID_KINDS)
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in KINDS]
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in EVERY_KIND]
 )
 def test_drafts_are_those_of_plain_arithmetic_after_partly_refused_chains_too(
     tmp_path: Path, kind: str

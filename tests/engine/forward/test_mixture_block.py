@@ -8,7 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from outrider.engine.forward.cpu_operations import CpuOperations
-from outrider.engine.forward.layer_operations import PlainOperations
+from outrider.engine.forward.experts import replace_experts
+from outrider.engine.forward.layer_operations import LayerOperations, PlainOperations
 from outrider.engine.forward.linear import optimize_for_cpu
 from outrider.engine.forward.mixture_block import MixtureBlock, use_mixture_blocks
 from tests.support.checkpoints import write_checkpoint
@@ -24,10 +25,15 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(write_checkpoint(tmp_path, request.param)).eval()
 
 
+def use_blocks(model: Any, operations: LayerOperations) -> None:
+    assert replace_experts(model, operations, None, 1, are_joined=False)
+    use_mixture_blocks(model, operations)
+
+
 @torch.inference_mode()
 def test_block_computes_what_transformers_block_computes(model: Any) -> None:
     expected = model.model.layers[LAST].mlp(ROWS)
-    use_mixture_blocks(model, PlainOperations())
+    use_blocks(model, PlainOperations())
     block = model.model.layers[LAST].mlp
     assert isinstance(block, MixtureBlock)
     torch.testing.assert_close(block(ROWS), expected)
@@ -36,7 +42,7 @@ def test_block_computes_what_transformers_block_computes(model: Any) -> None:
 @needs_functions
 @torch.inference_mode()
 def test_token_has_the_same_bits_alone_and_beside_any_number_of_tokens(model: Any) -> None:
-    use_mixture_blocks(model, CpuOperations())
+    use_blocks(model, CpuOperations())
     optimize_for_cpu(model)
     block = model.model.layers[LAST].mlp
     together = block(ROWS)

@@ -78,8 +78,8 @@ def test_checkpoint_that_is_refused_gives_the_reason_before_weights_are_read(
     look: object, tmp_path: Path
 ) -> None:
     CONFIG_MAPPING["qwen3_5"]().save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="keeps recurrent states and needs a device of its own"):
-        look(EngineSettings(model=str(tmp_path), tensor_parallel=2))  # type: ignore[operator]
+    with pytest.raises(UnsupportedModelError, match="keeps recurrent states and needs to be a target"):
+        look(EngineSettings(model=str(tmp_path), tensor_parallel=2, is_draft=True))  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("given", [{"adapters": {"brief": "folder"}}, {"adapter_folder": "folder"}], ids=str)

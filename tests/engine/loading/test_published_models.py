@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loading.shares import check_shares
 from outrider.engine.loading.weights import attach
 from outrider.engine.planning.memory import block_bytes
@@ -122,6 +121,10 @@ def test_deepseek_v3_on_a_cpu_is_planned_with_a_cache_of_latents(
     assert cache_bytes_per_token(model, settings) == 2 * 61 * heads * (key_dim + value_dim)
 
 
-def test_gpt_oss_120b_is_not_shared_by_a_plan_without_its_experts(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"only 1%: every device .*experts\.gate_up_proj"):
-        check_shares(settings_of(tmp_path, GPT_OSS_120B, 4))
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_gpt_oss_120b_is_shared_by_a_plan_of_ours(tmp_path: Path, ranks: int) -> None:
+    settings = settings_of(tmp_path, GPT_OSS_120B, ranks)
+    check_shares(settings)
+    model = skeleton(settings)
+    assert model.weight_bytes(ranks) == pytest.approx(2 * model.parameters / ranks, rel=0.01)
+    assert {*model.layers_of(ranks).values()} == {(8 // ranks, 64, 64)}

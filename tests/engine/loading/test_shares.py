@@ -10,6 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loading import shares
 from outrider.engine.loading.weights import attach
+from outrider.engine.parallel.plan import use_own_plan
 from outrider.engine.planning.skeleton import ModelSkeleton
 from outrider.engine.settings import EngineSettings
 from tests.support.sharded import bytes_of, group_of, sharded
@@ -21,7 +22,18 @@ WITH_A_PLAN = [
     if kind in CONFIG_MAPPING and getattr(CONFIG_MAPPING[kind], "base_model_tp_plan", None)
 ]
 # Heads that are divided, repeated, gathered, whole, fused, from compressed keys; experts beside them.
-QUICK = ["llama", "phi3", "olmo2", "minimax_m2", "gpt_oss", "deepseek_v2", "afmoe", "gpt_neox", "qwen3_moe"]
+QUICK = [
+    "llama",
+    "phi3",
+    "olmo2",
+    "minimax_m2",
+    "gpt_oss",
+    "deepseek_v2",
+    "afmoe",
+    "gpt_neox",
+    "qwen3_moe",
+    "qwen3_next",
+]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -39,6 +51,7 @@ def test_plan_of_a_rank_is_what_it_holds(
     config = model.config
     config.tie_word_embeddings = False
     config.save_pretrained(tmp_path)
+    use_own_plan(config)
     try:
         planned = ModelSkeleton(config, kind, torch.bfloat16)
         shares.check_shares(EngineSettings(model=str(tmp_path), tensor_parallel=size))
@@ -46,7 +59,9 @@ def test_plan_of_a_rank_is_what_it_holds(
         pytest.skip(f"refused: {error}")
     with group_of(size):
         found = sharded(config, size)
-        assert planned.layers_of(size) == attach(found, kind).shapes
+        probe = attach(found, kind)
+        assert planned.layers_of(size) == probe.shapes
+        assert planned.states_of(size) == probe.states
     assert planned.weight_bytes(size) == pytest.approx(bytes_of(found), rel=0.002)
 
 

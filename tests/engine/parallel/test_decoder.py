@@ -15,7 +15,7 @@ from outrider.engine.forward.decoder import Decoder
 from outrider.engine.loop.load import load_forward_pass
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
-from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
+from tests.support.checkpoints import ARCHITECTURES, VOCAB_SIZE, write_checkpoint
 from tests.support.decoder_steps import BLOCK_SIZE, steps_logits
 from tests.support.functions import needs_functions
 from tests.support.ranks import Ranks
@@ -29,8 +29,11 @@ FAMILY: dict[str, dict[str, Any]] = {
     "qwen2_moe": {},
     "qwen3_moe": {},
     "glm4_moe": {},
+    "mixtral": {},
+    "minimax_m2": {},
+    "gpt_oss": {},
 }
-MIXTURES = [kind for kind in FAMILY if kind.endswith("moe")]
+MIXTURES = [kind for kind in FAMILY if "num_experts_per_tok" in ARCHITECTURES[kind]]
 FIELDS: list[tuple[dict[str, Any], tuple[str, ...], list[pytest.MarkDecorator]]] = [
     # settings, kinds of the quick suite, what they need
     ({"dtype": "float32"}, (*FAMILY,), []),
@@ -50,7 +53,7 @@ def write_model(folder: Path, kind: str) -> Path:
     write_checkpoint(folder, kind, **FAMILY[kind])
     weights = load_file(folder / "model.safetensors")
     for name, weight in weights.items():
-        if name.endswith(".bias"):
+        if name.endswith(("bias", "sinks")):
             weight.normal_(0, 0.15)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder

@@ -199,7 +199,12 @@ def lead_mtp(group: RankGroup, settings: EngineSettings) -> list[Drafted]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["qwen3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("glm4_moe", "deepseek_v3"))]
+    "kind",
+    [
+        "qwen3_5_text",
+        "qwen3",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("glm4_moe", "deepseek_v3")),
+    ],
 )
 def test_mtp_layer_drafts_what_it_drafts_in_one_process(ranks: Ranks, tmp_path: Path, kind: str) -> None:
     """Attention over compressed keys stays whole at each rank."""

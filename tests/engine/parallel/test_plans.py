@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from outrider.engine.held_blocks import HeldBlocks
@@ -33,6 +34,19 @@ def logits(group: RankGroup, settings: EngineSettings) -> torch.Tensor:
     return forward.run(forward.prepare(step)).logits.clone()
 
 
+def write_model(folder: Path, kind: str) -> Path:
+    """Writes a checkpoint whose biases, sinks and norms of heads are random too."""
+    write_checkpoint(folder, kind)
+    weights = load_file(folder / "model.safetensors")
+    for name, weight in weights.items():
+        if name.endswith(("bias", "sinks")):
+            weight.normal_(0, 0.15)
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            weight.uniform_(0.5, 1.5)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
 def expected_logits(folder: Path) -> torch.Tensor:
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.inference_mode():
@@ -52,11 +66,21 @@ def test_ranks_of_a_plan_that_gathers_give_logits_of_one_process(
     torch.testing.assert_close(found, expected_logits(folder), rtol=1e-4, atol=1e-4)
 
 
-# Biases of keys and values, and norms of each head, beside the plain kind.
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+# A mixture; norms over the heads of all ranks; sinks, and experts whose gates and ups alternate, with biases.
+@pytest.mark.parametrize("kind", ["mixtral", "minimax_m2", "gpt_oss"])
+def test_ranks_that_share_attention_and_experts_give_logits_of_one_process(
+    ranks: Ranks, tmp_path: Path, kind: str
+) -> None:
+    folder = write_model(tmp_path, kind)
+    [found, _] = ranks.run(logits, logits, settings_of(folder, tensor_parallel=2))
+    torch.testing.assert_close(found, expected_logits(folder), rtol=1e-4, atol=1e-4)
+
+
+# Biases of keys and values, and norms of each head and of all heads, beside the plain kind.
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "minimax_m2", "gpt_oss"])
 def test_ranks_that_outnumber_key_value_heads_give_logits_of_one_process(
     four_ranks: Ranks, tmp_path: Path, kind: str
 ) -> None:
-    folder = write_checkpoint(tmp_path, kind)
+    folder = write_model(tmp_path, kind)
     [found, *_] = four_ranks.run(logits, logits, settings_of(folder, tensor_parallel=4))
     torch.testing.assert_close(found, expected_logits(folder), rtol=1e-4, atol=1e-4)

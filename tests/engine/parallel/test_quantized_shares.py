@@ -20,7 +20,7 @@ from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
 from tests.support.allocated import allocated_weights
 from tests.support.checkpoints import write_checkpoint
-from tests.support.quantized_checkpoints import FORMATS, quantize
+from tests.support.quantized_checkpoints import FORMATS, quantize, quantize_experts
 from tests.support.ranks import Ranks, follow_to_the_end
 
 PROMPT = (5, 9, 33, 17, 60, 2, 8)
@@ -54,12 +54,24 @@ def say(group: RankGroup, settings: EngineSettings) -> list[tuple[int, ...]]:
         pytest.param("llama", "modelopt nvfp4", marks=pytest.mark.slow),
         pytest.param("llama", "awq", marks=pytest.mark.slow),
         pytest.param("qwen3", "compressed int8", marks=pytest.mark.slow),
+        ("qwen3_5_text", "fp8"),
+        pytest.param("qwen3_next", "fp8", marks=pytest.mark.slow),
+        pytest.param("minimax_m2", "fp8", marks=pytest.mark.slow),
     ],
 )
 def test_two_processes_say_what_one_says_of_the_weights_meant(
     ranks: Ranks, tmp_path: Path, kind: str, name: str
 ) -> None:
     quantized, meant = quantize(write_checkpoint(tmp_path / "plain", kind), name, tmp_path)
+    [said, _] = ranks.run(say, follow_to_the_end, settings_of(quantized, tensor_parallel=2))
+    assert said == texts(Engine.from_settings(settings_of(meant)))
+
+
+def test_two_processes_with_unequal_shares_of_experts_in_mxfp4_say_what_one_says(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    plain = write_checkpoint(tmp_path / "plain", "gpt_oss", intermediate_size=96)
+    quantized, meant = quantize_experts(plain, tmp_path)
     [said, _] = ranks.run(say, follow_to_the_end, settings_of(quantized, tensor_parallel=2))
     assert said == texts(Engine.from_settings(settings_of(meant)))
 

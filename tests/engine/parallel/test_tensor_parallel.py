@@ -162,6 +162,9 @@ def test_two_processes_say_what_one_says(
     check(ranks, folders[0], folders[1], count)
 
 
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+
 @pytest.mark.parametrize(
     ("kind", "fields", "size", "named"),
     [
@@ -172,7 +175,14 @@ def test_two_processes_say_what_one_says(
             3,
             "num_key_value_heads=2.*multiple of it that divides",
         ),
-        ("gpt_oss", {}, 2, "shares only .*every device would hold all of model.layers.*.mlp.experts"),
+        (
+            "hunyuan_v1_dense",
+            {"head_dim": 16, "rope_parameters": DEFAULT_ROPE},
+            2,
+            "shares only .*every device would hold all of model.layers",
+        ),
+        ("mixtral", {"intermediate_size": 126}, 4, "126 features in each expert of model.layers.0.mlp,"),
+        ("gpt_oss", {"intermediate_size": 126}, 4, "126 features in each expert of model.layers.0.mlp,"),
         ("qwen2", {"num_attention_heads": 6, "num_key_value_heads": 6}, 4, "num_key_value_heads=6"),
         ("gpt2", {}, 2, "no plan to share"),
     ],
@@ -181,7 +191,7 @@ def test_model_that_cannot_be_shared_is_refused_by_name(
     tmp_path: Path, kind: str, fields: dict[str, Any], size: int, named: str
 ) -> None:
     """The config alone decides: there are no weights to load, and no group to load them into."""
-    config = AutoConfig.for_model(kind, **{**COMMON, **ARCHITECTURES[kind], **fields})
+    config = AutoConfig.for_model(kind, **{**COMMON, **ARCHITECTURES.get(kind, {}), **fields})
     config.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match=f"tensor_parallel={size}.*{named}"):
         Engine.from_settings(settings_of(tmp_path, tensor_parallel=size))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from outrider.engine.held_state import RECORDS, HeldState, StateUse
-from outrider.engine.inputs.step_input import Feed
+from outrider.engine.inputs.step_input import Feed, StepInput
 
 
 @dataclass(frozen=True)
@@ -14,13 +14,12 @@ class Recurrence:
     Both are counted together, as steps.
     """
 
-    held: HeldState
+    held: HeldState | None  # None at ranks other than 0, which are told of its use
     use: StateUse
-    slot: int
     rows: slice  # rows of fed tokens in the batch
     replayed: int  # number of replayed tokens
     parents: Sequence[int]  # step before each step; -1: the state with which the pass begins
-    branches: bool
+    chain: int  # leading steps that follow each other; the other steps are nodes of a tree
 
     @property
     def stored_after(self) -> int | None:
@@ -42,24 +41,31 @@ class Recurrence:
 
     def finish(self) -> None:
         """Ends the pass for this sequence."""
-        self.held.finish(self.use)
+        if self.held is not None:
+            self.held.finish(self.use)
 
 
-def recurrences(feeds: Sequence[Feed]) -> list[Recurrence]:
-    """Returns the order for each feed of a step. Raises ValueError: a state is missing."""
-    made, row = [], 0
+def begun_uses(feeds: Sequence[Feed]) -> list[StateUse]:
+    """Begins a pass over the feeds at rank 0. Raises ValueError: a state is missing."""
+    uses = []
     for feed in feeds:
-        held, count = feed.state, len(feed.tokens)
-        assert held is not None
-        assert held.slot is not None
-        use = held.begin(feed.start, count, feed.committed)
-        length = feed.start + count - use.first
+        assert feed.state is not None
+        uses.append(feed.state.begin(feed.start, len(feed.tokens), feed.committed))
+    return uses
+
+
+def recurrences(step: StepInput) -> list[Recurrence]:
+    """Returns the order for each feed of a step."""
+    made, row = [], 0
+    for feed, use in zip(step.feeds, step.uses, strict=True):
+        count = len(feed.tokens)
+        chain = length = feed.start + count - use.first
         parents: Sequence[int] = range(-1, length - 1)
         if feed.tree is not None:
-            root = length - len(feed.tree)
-            parents = [*parents[:root], *(root + parent for parent in feed.tree.parents)]
+            chain = length - len(feed.tree)
+            parents = [*parents[:chain], *(chain + parent for parent in feed.tree.parents)]
         rows = slice(row, row + count)
         replayed = feed.start - use.first
-        made.append(Recurrence(held, use, held.slot, rows, replayed, parents, feed.tree is not None))
+        made.append(Recurrence(feed.state, use, rows, replayed, parents, chain))
         row += count
     return made
