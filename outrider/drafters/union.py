@@ -1,4 +1,4 @@
-"""One Draft of two drafters: a target drafter's guesses, and what an index finds in the text. Torch-free.
+"""One Draft of two drafters: a target drafter's guesses, and those of an index over the text. Torch-free.
 
 Under coupled verification a node is accepted if and only if it is what the target says there, whoever guessed
 it. So the union of two Drafts is a Draft. Its nodes are taken best first, by the survival that they promise.
@@ -15,7 +15,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from outrider.decoding.draft import ROOT, Draft
-from outrider.drafters.occurrences import Continuation, Occurrences
+from outrider.drafters.index import ScoredIndex
+from outrider.drafters.occurrences import Continuation
 from outrider.learning.mean import Rate
 
 DEEPEST = 16  # tokens: the index guesses no deeper
@@ -43,7 +44,7 @@ class Kind(NamedTuple):
     """Guesses that count as alike."""
 
     role: Role
-    matched: int  # doublings of the text's end that the index found again; 0: it guesses nothing there
+    matched: int  # doublings of the newest tokens that the index knew; 0: it guesses nothing there
     is_of_index: bool
 
 
@@ -75,17 +76,17 @@ class _Guess:
 class DraftUnion:
     """Adds the guesses of an index over one text to the Drafts of target drafters."""
 
-    def __init__(self) -> None:
-        self._text = Occurrences()
+    def __init__(self, index: ScoredIndex) -> None:
+        self._index = index
         self._rates = LearnedRates()  # rates of the drafter that made the newest Draft
         self._guesses: list[_Guess] = []  # newest guesses, also those that were not worth a node
         self._base = 0  # tokens of the text that they follow
 
     def take_in(self, text: Sequence[int], most: int) -> int:
         """Takes new tokens of the text in, ``most`` at the most; returns how many."""
-        known = len(self._text)
-        self._text.append(text[known : known + most])
-        return len(self._text) - known
+        known = len(self._index)
+        self._index.append(list(text[known : known + most]))
+        return len(self._index) - known
 
     def united(
         self,
@@ -111,8 +112,8 @@ class DraftUnion:
         self._learn(text)
         self._rates = rates
         found = Continuation()
-        if len(self._text) == len(text):
-            found = self._text.guess(self._text.tail(), DEEPEST)
+        if len(self._index) == len(text):
+            found = self._index.guess(DEEPEST)
         self._guesses, self._base = self._merged(draft, found, ends), len(text)
         return _best(self._guesses, nodes, least_survival)
 

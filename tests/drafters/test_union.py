@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.decoding.draft import ROOT, Draft
+from outrider.drafters.suffix import SuffixIndex
 from outrider.drafters.union import DEEPEST, MOST_NODES, DraftUnion, LearnedRates
 
 REPEATED = [*range(10, 30)]
@@ -33,7 +34,7 @@ def united(
     rates: LearnedRates | None = None,
     text: list[int] = TEXT,
 ) -> Draft:
-    return after(DraftUnion(), text, draft, rates or LearnedRates(), nodes, least_survival)
+    return after(DraftUnion(SuffixIndex()), text, draft, rates or LearnedRates(), nodes, least_survival)
 
 
 def after(
@@ -51,7 +52,7 @@ def after(
 
 def taught(*, index_is_right: bool) -> LearnedRates:
     """Returns what is learned from a text in which either the index or the other drafter is right."""
-    rates, text, union = LearnedRates(), TEXT, DraftUnion()
+    rates, text, union = LearnedRates(), TEXT, DraftUnion(SuffixIndex())
     for number in range(60):
         after(union, text, Draft.chain([100 + number]), rates)
         text = [*text, text[-len(REPEATED) - 1] if index_is_right else 100 + number]
@@ -121,7 +122,7 @@ def test_union_leaves_out_what_was_never_right() -> None:
 
 
 def test_union_learns_from_guesses_that_were_not_worth_a_node() -> None:
-    rates, text, union = LearnedRates(), TEXT, DraftUnion()
+    rates, text, union = LearnedRates(), TEXT, DraftUnion(SuffixIndex())
     for number in range(60):
         assert len(after(union, text, Draft.chain([100 + number]), rates, 1)) == 1
         text = [*text, text[-len(REPEATED) - 1]]
@@ -130,7 +131,7 @@ def test_union_learns_from_guesses_that_were_not_worth_a_node() -> None:
 
 def test_union_guesses_nothing_after_an_end() -> None:
     end = FOUND[2]
-    union = DraftUnion()
+    union = DraftUnion(SuffixIndex())
     union.take_in(TEXT, len(TEXT))
     found = union.united(TEXT, Draft(), LearnedRates(), MANY, 1.0, {end})
     assert found == Draft.chain(FOUND[:3])
@@ -142,7 +143,7 @@ def test_union_guesses_no_deeper_than_a_pace_allows() -> None:
 
 
 def test_union_takes_a_long_text_in_by_parts_and_then_guesses() -> None:
-    rates, union = LearnedRates(), DraftUnion()
+    rates, union = LearnedRates(), DraftUnion(SuffixIndex())
     assert union.take_in(TEXT, len(TEXT) - 1) == len(TEXT) - 1
     assert not union.united(TEXT, Draft(), rates, MANY, 1.0, ())
     assert union.take_in(TEXT, 100) == 1
@@ -150,7 +151,7 @@ def test_union_takes_a_long_text_in_by_parts_and_then_guesses() -> None:
 
 
 def test_union_after_a_change_of_drafter_teaches_the_one_that_guessed() -> None:
-    before, now, union = LearnedRates(), LearnedRates(), DraftUnion()
+    before, now, union = LearnedRates(), LearnedRates(), DraftUnion(SuffixIndex())
     after(union, TEXT, Draft.chain([7]), before)
     after(union, [*TEXT, 7], Draft.chain([8]), now)
     assert before._rates

@@ -199,7 +199,7 @@ def last_state(request: DraftRequest) -> Tensor:
 
 def rows_at(rows: Tensor, places: list[int]) -> Tensor:
     """Returns a copy of these rows, without waiting for the device."""
-    return rows[to_device(torch.tensor(places), rows.device)]
+    return rows[to_device(torch.tensor(places, dtype=torch.int64), rows.device)]
 
 
 def feed_of(sequence: EngineSequence, tokens: list[int], start: int, num_logits: int = 0) -> Feed:

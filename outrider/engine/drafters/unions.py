@@ -1,10 +1,11 @@
-"""Unions of the Drafts of target drafters with what is found in the text of each sequence."""
+"""Unions of the Drafts of target drafters with what an index of each sequence guesses."""
 
 from collections import defaultdict
 from collections.abc import Iterable
 
 from outrider.decoding.draft import Draft
 from outrider.decoding.lease import Lease
+from outrider.drafters.registry import drafter, split_name
 from outrider.drafters.union import DraftUnion, LearnedRates
 from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.sequence import EngineSequence
@@ -17,7 +18,8 @@ class DraftUnions:
 
     def __init__(self) -> None:
         self._rates = defaultdict[str, LearnedRates](LearnedRates)  # rates by name of the mixed drafter
-        self._unions = defaultdict[int, DraftUnion](DraftUnion)  # unions by number of the sequence
+        # Unions by number of the sequence and name of the index.
+        self._unions: dict[int, dict[str, DraftUnion]] = {}
 
     def united(self, wanted: Iterable[tuple[Lease, DraftRequest, Draft]]) -> list[Draft]:
         """Returns the Drafts of a step with the guesses of the index.
@@ -31,11 +33,19 @@ class DraftUnions:
             if sequence.sampling.verification != "coupled":
                 drafts.append(draft)
                 continue
-            union, rates = self._unions[sequence.number], self._rates[lease.drafter]
+            union, rates = self._of(sequence, split_name(lease.drafter)[1]), self._rates[lease.drafter]
             left -= union.take_in(sequence.tokens, left)
             nodes, least = request.depth + request.alternatives, lease.least_survival
             drafts.append(union.united(sequence.tokens, draft, rates, nodes, least, sequence.end_token_ids))
         return drafts
+
+    def _of(self, sequence: EngineSequence, index: str) -> DraftUnion:
+        unions = self._unions.setdefault(sequence.number, {})
+        if index not in unions:
+            row = drafter(index)
+            given = (sequence.prediction, sequence.prompt_length) if row.reads_prediction else ()
+            unions[index] = DraftUnion(row.load()(*given))
+        return unions[index]
 
     def forget(self, sequence: EngineSequence) -> None:
         """Forgets a closed sequence."""
