@@ -9,7 +9,7 @@ Source: a retrieved tree is merged with a draft model's in Quan et al., "RASD: r
 decoding", 2025; survival by what each source has earned is ours.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -38,6 +38,7 @@ class Role(Enum):
 
 # Rates at which guesses are correct once the guess before them is, until that is known. Chosen, not measured.
 PRIOR_RATES = {Role.CHAIN: 0.7, Role.ALTERNATIVE: 0.1, Role.BESIDE: 0.1, Role.BEYOND: 0.5}
+PRIOR_RATES_OF_PREDICTIONS = {**PRIOR_RATES, Role.BESIDE: 0.8, Role.BEYOND: 0.8}  # the request says so
 
 
 class Kind(NamedTuple):
@@ -51,13 +52,14 @@ class Kind(NamedTuple):
 class LearnedRates:
     """Learns how often guesses of each kind are correct, once the guess before them is."""
 
-    def __init__(self) -> None:
+    def __init__(self, priors: Mapping[Role, float] = PRIOR_RATES) -> None:
+        self._priors = priors
         self._rates: dict[Kind, Rate] = {}
 
     def rate(self, kind: Kind) -> float:
         """Returns the probability that a guess is correct if its parent is."""
         rate = self._rates.get(kind)
-        prior = PRIOR_RATES[kind.role]
+        prior = self._priors[kind.role]
         return prior if rate is None else rate.value(prior, PRIOR_GUESSES)
 
     def observe(self, kind: Kind, is_correct: bool) -> None:

@@ -1,12 +1,11 @@
 """Unions of the Drafts of target drafters with what an index of each sequence guesses."""
 
-from collections import defaultdict
 from collections.abc import Iterable
 
 from outrider.decoding.draft import Draft
 from outrider.decoding.lease import Lease
-from outrider.drafters.registry import drafter, split_name
-from outrider.drafters.union import DraftUnion, LearnedRates
+from outrider.drafters.registry import DrafterInfo, drafter, split_name
+from outrider.drafters.union import PRIOR_RATES, PRIOR_RATES_OF_PREDICTIONS, DraftUnion, LearnedRates
 from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.sequence import EngineSequence
 
@@ -17,7 +16,7 @@ class DraftUnions:
     """Holds the union of each sequence whose lease names an index beside its drafter."""
 
     def __init__(self) -> None:
-        self._rates = defaultdict[str, LearnedRates](LearnedRates)  # rates by name of the mixed drafter
+        self._rates: dict[str, LearnedRates] = {}  # rates by name of the mixed drafter
         # Unions by number of the sequence and name of the index.
         self._unions: dict[int, dict[str, DraftUnion]] = {}
 
@@ -33,19 +32,25 @@ class DraftUnions:
             if sequence.sampling.verification != "coupled":
                 drafts.append(draft)
                 continue
-            union, rates = self._of(sequence, split_name(lease.drafter)[1]), self._rates[lease.drafter]
+            index = drafter(split_name(lease.drafter)[1])
+            union, rates = self._of(sequence, index), self._rates_of(lease.drafter, index)
             left -= union.take_in(sequence.tokens, left)
             nodes, least = request.depth + request.alternatives, lease.least_survival
             drafts.append(union.united(sequence.tokens, draft, rates, nodes, least, sequence.end_token_ids))
         return drafts
 
-    def _of(self, sequence: EngineSequence, index: str) -> DraftUnion:
+    def _of(self, sequence: EngineSequence, index: DrafterInfo) -> DraftUnion:
         unions = self._unions.setdefault(sequence.number, {})
-        if index not in unions:
-            row = drafter(index)
-            given = (sequence.prediction, sequence.prompt_length) if row.reads_prediction else ()
-            unions[index] = DraftUnion(row.load()(*given))
-        return unions[index]
+        if index.name not in unions:
+            given = (sequence.prediction, sequence.prompt_length) if index.reads_prediction else ()
+            unions[index.name] = DraftUnion(index.load()(*given))
+        return unions[index.name]
+
+    def _rates_of(self, name: str, index: DrafterInfo) -> LearnedRates:
+        if name not in self._rates:
+            priors = PRIOR_RATES_OF_PREDICTIONS if index.reads_prediction else PRIOR_RATES
+            self._rates[name] = LearnedRates(priors)
+        return self._rates[name]
 
     def forget(self, sequence: EngineSequence) -> None:
         """Forgets a closed sequence."""

@@ -63,6 +63,19 @@ def test_united_drafts_of_repeated_text_take_fewer_rounds(target: Engine, repeat
     assert union.rounds < alone.rounds
 
 
+def test_prediction_of_an_edited_answer_makes_united_drafts_take_fewer_rounds(target: Engine) -> None:
+    prompt = prompt_of("prose")
+    alone = rounds(target, [prompt], 0.7, DEPTH)[0]
+    edited = (*alone.tokens[:8], 1, 2, *alone.tokens[12:])
+    asked = {"drafter": "eagle3+prediction", "least_survival": 0.05}
+    found, wrong = (
+        rounds(target, [prompt], 0.7, DEPTH, prediction=each, **asked)[0] for each in (edited, (1, 2))
+    )
+    assert found.tokens == wrong.tokens == alone.tokens
+    assert 2 * found.rounds < alone.rounds
+    assert found.deepest > DEPTH
+
+
 def test_united_drafts_without_further_nodes_are_as_deep_as_was_asked_for(
     target: Engine, repeating: tuple[int, ...]
 ) -> None:
