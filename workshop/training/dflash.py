@@ -23,7 +23,7 @@ from workshop.training.target import FrozenTarget, Reading
 from workshop.training.trainee import PositionGuess, Trainee
 
 PROBED = 256  # random tokens that show how large the target's states are
-AT_ONCE = 256  # anchors of a pass in measuring: bounds its memory
+AT_ONCE = 64  # anchors of a pass in measuring: bounds its memory
 DEPTHS = {0.3: 1, 0.5: 3}  # rows of a block up to this share of the steps
 
 
@@ -110,7 +110,7 @@ class DFlashTrainee(Trainee):
         device = reading.tokens.device
         states = network.reduce((reading.hidden * self._scales).flatten(0, 1)).view(rows, length, -1)
         rotation = self._rotary(states, torch.arange(length, device=device)[None])
-        blocks = Blocks(anchors, size)
+        blocks = Blocks(anchors, size, length)
         for number in range(len(network.layers)):
             key, value = network.context(number, states, rotation)
             blocks.read(key.transpose(1, 2), value.transpose(1, 2))
