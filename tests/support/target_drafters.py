@@ -95,7 +95,7 @@ def rounds(
     drafter: str = "",
     seed: int = 1,
     own: Sequence[Mapping[str, object]] = (),
-    least_survival: float = 1.0,
+    least_survival: float = 0.0,
     prediction: tuple[int, ...] = (),
     **sampling: object,
 ) -> list[Drafted]:
@@ -106,7 +106,7 @@ def rounds(
         drafter: name of a target drafter; empty: the target's first.
         seed: seed of the first prompt, one more for each further prompt that equals it.
         own: further sampling settings of each prompt; none: all have the same.
-        least_survival: of nodes beyond depth and alternatives, if Drafts are united.
+        least_survival: probability from which a node pays; 0: not known.
         prediction: tokens that each answer probably has.
     """
     shared = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": temperature, **sampling}

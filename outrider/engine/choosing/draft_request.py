@@ -31,6 +31,7 @@ class DraftRequest:
     depth: int
     alternatives: int = 0
     round: int = 0
+    least_survival: float = 0.0  # probability of being correct from which a node pays
     # [num_layers, hidden_size] states of the target from which it chose the newest token.
     hidden: Tensor | None = None
 

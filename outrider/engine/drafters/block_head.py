@@ -56,7 +56,7 @@ class BlockHead(CachingDrafter):
                 corrected, memory = self._after_tokens(*of_rows, trees.newest, memory)
                 followed = trees.grow(corrected)
                 rows, memory = [rows[row] + 1 for row in followed], rows_at(memory, followed)
-        self.top_tokens = trees.top_tokens
+        self.top_tokens, self.promises = trees.top_tokens, trees.promises
         return trees.drafts()
 
     def is_of_host(self, request: DraftRequest) -> bool:

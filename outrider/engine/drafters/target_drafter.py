@@ -111,6 +111,8 @@ class TargetDrafter(Drafter):
     weight_bytes = 0  # bytes of its own weights, at each rank
     # Best tokens, best first, at each position of each newest Draft's chain.
     top_tokens: Sequence[Sequence[tuple[int, ...]]] = ()
+    # Probability that each node of each newest Draft is accepted if its parent is; empty: not known.
+    promises: Sequence[Sequence[float]] = ()
     makes_chains = False  # whether the device makes its chains: not before its graphs are captured
     no_drafts_because = ""  # set once its Drafts are known never to pay
 

@@ -14,6 +14,7 @@ Source: Li et al., "EAGLE-2: faster inference of language models with dynamic dr
 """
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -30,6 +31,8 @@ from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.choosing.sampler import Choices, choose_tokens
 from outrider.engine.inputs.step_input import Feed
+
+DOUBT = 2.0  # factor by which a promise may be too small: calibration comes later, and cuts again
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +104,7 @@ class _Tree:
 
     def draft(self) -> Draft:
         """Returns the Draft so far: the chain, then its alternatives."""
-        beside = sorted(self._beside, key=attrgetter("depth"))
-        return replace(_draft_of([*self.chain, *beside]), draft_probs=tuple(self.probs))
+        return replace(_draft_of(self._nodes), draft_probs=tuple(self.probs))
 
     def feed(self, between: int, num_logits: int) -> Feed:
         """Returns the feed of ``open``, after all cached tokens of the sequence and all fed nodes.
@@ -132,7 +134,18 @@ class _Tree:
         return -(-self._to_feed // self._passes) if self._passes > 0 else 0
 
     def _goes_on(self, node: _Node) -> bool:
-        return node.depth < self.request.depth and node.token not in self.sequence.end_token_ids
+        pays = DOUBT * math.exp(node.score) >= self.request.least_survival
+        return pays and node.depth < self.request.depth and node.token not in self.sequence.end_token_ids
+
+    @property
+    def _nodes(self) -> list[_Node]:
+        return [*self.chain, *sorted(self._beside, key=attrgetter("depth"))]
+
+    @property
+    def promises(self) -> list[float]:
+        """Returns the probability of each node of the Draft, given that its parent is accepted."""
+        scores = ((node.score, node.parent.score if node.parent else 0.0) for node in self._nodes)
+        return [math.exp(score - before) for score, before in scores]
 
 
 class Trees:
@@ -190,6 +203,11 @@ class Trees:
     def drafts(self) -> list[Draft]:
         """Returns the Drafts so far."""
         return [tree.draft() for tree in self._trees]
+
+    @property
+    def promises(self) -> list[list[float]]:
+        """Probability of each node of each Draft, given that its parent is accepted."""
+        return [tree.promises for tree in self._trees]
 
     @property
     def top_tokens(self) -> list[list[TopTokens]]:

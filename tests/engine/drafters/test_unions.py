@@ -88,7 +88,7 @@ def test_drafts_under_another_rule_are_those_of_the_head(
     target: Engine, rule: str, repeating: tuple[int, ...]
 ) -> None:
     alone, union = (
-        rounds(target, [repeating], 0.7, DEPTH, drafter=name, least_survival=0.0, verification=rule)
+        rounds(target, [repeating], 0.7, DEPTH, drafter=name, least_survival=0.01, verification=rule)
         for name in ("eagle3", UNION)
     )
     assert drafts_of(union) == drafts_of(alone)
@@ -150,7 +150,7 @@ def test_united_drafts_on_a_gpu_are_those_of_a_cpu(tmp_path: Path, monkeypatch: 
             "allowed_token_ids": [5, 9, 33],
             "max_tokens": 12,
         }  # so that the text repeats itself
-        return rounds(engine, prompts, 0.7, DEPTH, drafter=UNION, least_survival=0.0, **few)
+        return rounds(engine, prompts, 0.7, DEPTH, drafter=UNION, least_survival=0.01, **few)
 
     expected = drafted("cpu")
     assert max(draft.depth for draft in drafts_of(expected)) > DEPTH
