@@ -45,7 +45,7 @@ class BlockHead(CachingDrafter):
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         limited = [*map(self._limited, requests)]
-        trees = Trees(limited)
+        trees = Trees(limited, is_free=True)
         blocks = [self._block(limited[place]) for place in trees.growing]
         if blocks:
             states, logits = self._read_blocks(blocks)

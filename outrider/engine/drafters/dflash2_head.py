@@ -33,14 +33,15 @@ class BlockConvolution(nn.Module):
 
         rows: [..., num_rows, size] of whole blocks.
         """
-        chosen = self.kernel_projection(rows).unflatten(-1, (2, self._taps, -1)).movedim(-3, 0)
+        chosen = self.kernel_projection(rows).view(*rows.shape[:-1], 2, self._taps, -1).movedim(-3, 0)
         kernel = chosen.repeat_interleave(self._group, dim=-1)
         return self.mixed(rows, kernel, INPUT), kernel
 
     def mixed(self, rows: Tensor, kernel: Tensor, side: int) -> Tensor:
         """Returns mixed rows, in the form of ``rows``. kernel: weights of both sides."""
-        weights = (self.base_kernel[side] + kernel[side]).unflatten(-3, (-1, self._block_size))
-        blocks = rows.unflatten(-2, (-1, self._block_size))
+        of_blocks = (*rows.shape[:-2], -1, self._block_size)
+        weights = (self.base_kernel[side] + kernel[side]).view(*of_blocks, self._taps, rows.shape[-1])
+        blocks = rows.reshape(*of_blocks, rows.shape[-1])
         before = pad(blocks, (0, 0, self._taps - 1, 0))  # nothing is before a block
         steps = (
             weights[..., back, :] * before.narrow(-2, self._taps - 1 - back, self._block_size)
@@ -49,7 +50,7 @@ class BlockConvolution(nn.Module):
         return torch.stack([*steps]).sum(0).flatten(-3, -2)
 
 
-class ConvolvedLayer(Qwen3DecoderLayer):
+class ConvolvedLayer(Qwen3DecoderLayer):  # type: ignore[misc]
     """Decoder layer whose rows are mixed before and after attention, and so around its features."""
 
     def __init__(self, config: Any, layer: int, block_size: int, taps: int, group: int) -> None:

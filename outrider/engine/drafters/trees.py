@@ -47,7 +47,8 @@ class _Node:
 class _Tree:
     """Draft of one sequence. It ends at its depth, and each path at an end token."""
 
-    def __init__(self, request: DraftRequest) -> None:
+    def __init__(self, request: DraftRequest, is_free: bool) -> None:
+        self._is_free = is_free
         self.sequence, self.request = request.engine_sequence, request
         self.is_coupled = self.sequence.sampling.verification == "coupled"
         self.alternatives = request.alternatives if self.is_coupled else 0
@@ -130,7 +131,9 @@ class _Tree:
         return top_tokens if self.alternatives else top_tokens[:1]
 
     def _quota(self) -> int:
-        """Returns how many alternatives may be fed here: each later pass can feed as many."""
+        """Returns how many alternatives may go on here: each later pass can feed as many."""
+        if self._is_free:
+            return self.alternatives
         return -(-self._to_feed // self._passes) if self._passes > 0 else 0
 
     def _goes_on(self, node: _Node) -> bool:
@@ -151,8 +154,9 @@ class _Tree:
 class Trees:
     """Trees of all requested Drafts."""
 
-    def __init__(self, requests: Sequence[DraftRequest]) -> None:
-        self._trees = [_Tree(request) for request in requests]
+    def __init__(self, requests: Sequence[DraftRequest], *, is_free: bool = False) -> None:
+        """is_free: whether going on costs nothing, as all logits are there; then every node goes on."""
+        self._trees = [_Tree(request, is_free) for request in requests]
         most = max((tree.alternatives for tree in self._trees), default=0)
         self._ranks = min(max(1 + most, RANKS_OF_CHAINS), RANKS)
         self.invalid: list[int] = []  # indices of requests whose numbers are not finite
