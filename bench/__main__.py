@@ -23,6 +23,7 @@ BENCHMARKS = {
     "tables": "the tables of all benchmarks in the docs",
 }
 ALONE = {  # benchmarks that are not run in turn
+    "drafters": "target drafters by kind of text, and SPEED-Bench's shapes of load",
     "idle_head": "what a head that does not draft costs plain decoding",
     "gpu": "the engine on a GPU, which it needs",
     "on_device": "what a GPU can show within minutes, the service too: a script for each",

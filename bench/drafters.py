@@ -42,11 +42,11 @@ class LeasedRun:
 
     seconds: float = 0.0
     tokens: int = 0
-    passes: int = 0  # of the target, for each sequence
+    passes: int = 0  # passes of the target, counted for each sequence
     target_s: list[float] = field(default_factory=list)  # seconds of the target's steps
     draft_s: list[float] = field(default_factory=list)  # seconds of Drafts
-    accepted: list[int] = field(default_factory=lambda: [0] * 16)  # by position
-    reached: list[int] = field(default_factory=lambda: [0] * 16)
+    accepted: list[int] = field(default_factory=lambda: [0] * 16)  # correct guesses by position
+    reached: list[int] = field(default_factory=lambda: [0] * 16)  # judged guesses by position
 
     def count(self, result: Decoded, judged: Draft, drafted_in: float) -> None:
         """Counts a Verdict. drafted_in: steps of a Draft of the drafter."""

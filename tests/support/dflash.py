@@ -23,7 +23,7 @@ SIZE, HEADS, KV_HEADS, DIM, INTERMEDIATE, LAYERS = 256, 4, 2, 64, 384, 2
 EPS = 1e-5
 BLOCK, MASK = 6, 1  # rows of a block, token of a mask
 TAPS, GROUP = 2, 16  # rows that a convolution mixes, and numbers that share what a row chooses
-RANK, CANDIDATES = 24, 8  # of a selector: numbers that stand for a token, and tokens that it scores
+RANK, CANDIDATES = 24, 8  # numbers that stand for a token in a selector, and tokens that it scores
 GOLDEN_ANCHOR = 9  # position of the block whose logits are kept
 ANCHORS = 4  # tokens from one anchor to the next, for the fit
 
