@@ -267,7 +267,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
             noise_key=self._sequence.noise_key,
             sampling=sampling_to_message(self._sampling),
             adapter=self._adapter.to_message(),
-            prediction=self._sequence.prediction,
+            predicted=self._sequence.prediction,
         )
 
     async def receive(
