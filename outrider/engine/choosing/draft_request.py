@@ -31,9 +31,9 @@ class DraftRequest:
     depth: int
     alternatives: int = 0
     round: int = 0
-    least_survival: float = 0.0  # probability of being correct from which a node pays
     # [num_layers, hidden_size] states of the target from which it chose the newest token.
     hidden: Tensor | None = None
+    least_survival: float = 0.0  # probability of being correct from which a node pays
 
     @property
     def engine_sequence(self) -> EngineSequence:

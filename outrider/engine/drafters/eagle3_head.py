@@ -225,8 +225,9 @@ def built(checkpoint: HeadCheckpoint, shape: Eagle3Shape) -> Eagle3Head:
 
 def rotary(shape: Eagle3Shape, device: torch.device) -> nn.Module:
     """Returns the rotary embedding of all positions of the target, whatever limit the config has."""
-    made = DeepseekV3RotaryEmbedding if shape.is_latent else LlamaRotaryEmbedding
-    return made(shape.layers).to(device)
+    kind = DeepseekV3RotaryEmbedding if shape.is_latent else LlamaRotaryEmbedding
+    embedding: nn.Module = kind(shape.layers).to(device)
+    return embedding
 
 
 def network_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -266,7 +266,8 @@ class TargetDrafting:
         drafts = _guarded(lambda: drafter.propose(with_states))
         if not drafts:
             return {}
-        top_tokens, promises = (told or [()] * len(drafts) for told in (drafter.top_tokens, drafter.promises))
+        top_tokens = drafter.top_tokens or [()] * len(drafts)
+        promises = drafter.promises or [()] * len(drafts)
         read = [
             DraftRead(draft, best, promises=of_nodes)
             for draft, best, of_nodes in zip(drafts, top_tokens, promises, strict=True)

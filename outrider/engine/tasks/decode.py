@@ -165,7 +165,7 @@ class DecodeTask(Task):
         lease = self.lease
         # Other rules judge by the distribution of each token, which a cut by that token would change.
         least_survival = lease.least_survival if self._is_coupled else 0.0
-        return DraftRequest(self.sequence, depth, lease.alternatives, self.round, least_survival, hidden)
+        return DraftRequest(self.sequence, depth, lease.alternatives, self.round, hidden, least_survival)
 
     def _judge(self, draft: Draft, choices: Choices) -> Verdict:
         if self._is_coupled:

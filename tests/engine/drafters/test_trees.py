@@ -107,7 +107,7 @@ def test_tree_of_a_block_has_the_nodes_of_the_largest_joint_probability() -> Non
 
 def test_tree_ends_where_it_would_not_survive() -> None:
     shares = [{3: 0.9, 4: 0.1}, {6: 0.5, 7: 0.5}, {8: 0.5, 9: 0.5}]
-    deep, shallow = (grown(DraftRequest(text(), 3, 0, 0, least), shares)[0] for least in (0.0, 0.95))
+    deep, shallow = (grown(DraftRequest(text(), 3, least_survival=least), shares)[0] for least in (0.0, 0.95))
     assert paths(deep) == [(3,), (3, 6), (3, 6, 8)]
     assert paths(shallow) == [(3,), (3, 6)]  # after it a token survives with 0.45, twice less than is asked
 

@@ -67,9 +67,17 @@ def test_prediction_of_an_edited_answer_makes_united_drafts_take_fewer_rounds(ta
     prompt = prompt_of("prose")
     alone = rounds(target, [prompt], 0.7, DEPTH)[0]
     edited = (*alone.tokens[:8], 1, 2, *alone.tokens[12:])
-    asked = {"drafter": "eagle3+prediction", "least_survival": 0.05}
     found, wrong = (
-        rounds(target, [prompt], 0.7, DEPTH, prediction=each, **asked)[0] for each in (edited, (1, 2))
+        rounds(
+            target,
+            [prompt],
+            0.7,
+            DEPTH,
+            drafter="eagle3+prediction",
+            least_survival=0.05,
+            prediction=prediction,
+        )[0]
+        for prediction in (edited, (1, 2))
     )
     assert found.tokens == wrong.tokens == alone.tokens
     assert 2 * found.rounds < alone.rounds
