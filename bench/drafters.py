@@ -38,7 +38,7 @@ SHAPE_TOKENS = 1000  # tokens of a prompt, SPEED-Bench's shortest
 
 @dataclass
 class LeasedRun:
-    """Answers to requests under one lease."""
+    """Answers to requests under one lease, from the moment when each has a token: prompts do not count."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -47,6 +47,11 @@ class LeasedRun:
     draft_s: list[float] = field(default_factory=list)  # seconds of Drafts
     accepted: list[int] = field(default_factory=lambda: [0] * 16)  # correct guesses by position
     reached: list[int] = field(default_factory=lambda: [0] * 16)  # judged guesses by position
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of all sequences together."""
+        return self.tokens / self.seconds
 
     def count(self, result: Decoded, judged: Draft, drafted_in: float) -> None:
         """Counts a Verdict. drafted_in: steps of a Draft of the drafter."""
@@ -64,14 +69,16 @@ class LeasedRun:
 
 def run(engine: Engine, requests: Sequence[OfflineRequest], name: str, depth: int) -> LeasedRun:
     """Answers all requests at once. depth: tokens of Drafts; 0: decoding is plain."""
-    found, drafts, row = LeasedRun(), dict[int, Draft](), drafter(name)
+    found, started = LeasedRun(), time.perf_counter()
+    drafts, row = dict[int, Draft](), drafter(name)
     drafted_in = row.steps_per_draft + depth * row.steps_per_token
-    started = time.perf_counter()
     for request in requests:
         sequence = engine.open(len(request.prompt), request.noise_key, request.sampling)
         lease = Lease(sequence.limit, depth, 0, name if depth else "")
         engine.submit(Decode(sequence.number, 0, request.prompt, Draft(), 1, lease))
     while engine.has_work:
+        if len(drafts) < len(requests):
+            found, started = LeasedRun(), time.perf_counter()
         for result in engine.step():
             assert isinstance(result, Decoded)
             found.count(result, drafts.get(result.sequence, Draft()), drafted_in)
@@ -106,8 +113,8 @@ def row_of(name: str, pairs: Sequence[tuple[LeasedRun, LeasedRun]]) -> dict[str,
         "acceptance": [round(rate, 2) for rate in rates],
         "tokens / pass": drafted.tokens / drafted.passes,
         "Draft / target step": statistics.median(drafted.draft_s) / statistics.median(drafted.target_s),
-        "plain tokens/s": statistics.median(plain.tokens / plain.seconds for plain, _ in pairs),
-        "to plain": statistics.median(plain.seconds / each.seconds for plain, each in pairs),
+        "plain tokens/s": statistics.median(plain.rate for plain, _ in pairs),
+        "to plain": statistics.median(each.rate / plain.rate for plain, each in pairs),
     }
 
 
