@@ -87,8 +87,9 @@ def test_no_more_nodes_are_fed_than_are_asked_for_and_later_positions_have_their
 
 def test_tree_of_a_block_has_the_nodes_of_the_largest_joint_probability() -> None:
     """Every parent of a depth has the same children, as in the trees of DDTree and JetSpec."""
-    shares = [{3: 0.5, 4: 0.45, 5: 0.05}, {6: 0.6, 7: 0.4}, {8: 0.7, 9: 0.3}]
-    trees = Trees([DraftRequest(text(), 3, 8)], is_free=True)
+    halves = {8: 0.5, 9: 0.5}
+    shares = [{3: 0.26, 4: 0.25, 5: 0.25, 6: 0.24}, {7: 0.99, 8: 0.01}, halves, halves]
+    trees = Trees([DraftRequest(text(), 4, 6)], is_free=True)
     for of_position in shares:
         logits = torch.full((VOCABULARY,), -50.0)
         logits[[*of_position]] = torch.tensor([*of_position.values()]).log()
@@ -96,13 +97,13 @@ def test_tree_of_a_block_has_the_nodes_of_the_largest_joint_probability() -> Non
     (draft,) = trees.drafts()
     joint = {
         path: math.prod(of_position[token] for token, of_position in zip(path, shares, strict=False))
-        for depth in (1, 2, 3)
+        for depth in (1, 2, 3, 4)
         for path in product(*shares[:depth])
     }
-    chain = [(3,), (3, 6), (3, 6, 8)]
-    best = sorted({*joint} - {*chain}, key=lambda path: -joint[path])[:8]
-    assert paths(draft)[:3] == chain
-    assert {*paths(draft)[3:]} == {*best}
+    chain = [(3,), (3, 7), (3, 7, 8), (3, 7, 8, 8)]
+    best = sorted({*joint} - {*chain}, key=lambda path: -joint[path])[:6]
+    assert paths(draft)[:4] == chain
+    assert {*paths(draft)[4:]} == {*best}
 
 
 def test_tree_ends_where_it_would_not_survive() -> None:
