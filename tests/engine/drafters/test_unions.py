@@ -84,6 +84,20 @@ def test_prediction_of_an_edited_answer_makes_united_drafts_take_fewer_rounds(ta
     assert found.deepest > DEPTH
 
 
+def test_drafts_of_a_head_without_the_nodes_that_do_not_pay_say_the_same_with_fewer_nodes(
+    target: Engine,
+) -> None:
+    whole, cut = (
+        drafted_texts(target, 0.7, 5, 6, 2, drafter="eagle3", least_survival=least) for least in (0.0, 0.2)
+    )
+    assert [text.tokens for text in cut] == plain_texts(0.7)
+    of_whole, of_cut = (sum(map(len, drafts_of(found))) for found in (whole, cut))
+    rounds_of_whole, rounds_of_cut = (sum(text.rounds for text in found) for found in (whole, cut))
+    assert of_cut < 0.75 * of_whole
+    assert rounds_of_cut < 1.15 * rounds_of_whole
+    assert len({draft.chain_length for draft in drafts_of(cut)}) > 3  # short and deep in turn
+
+
 def test_united_drafts_without_further_nodes_are_as_deep_as_was_asked_for(
     target: Engine, repeating: tuple[int, ...]
 ) -> None:
