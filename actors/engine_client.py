@@ -89,6 +89,7 @@ class EngineClient(asyncio.Protocol):
         sampling: Sampling,
         hear: Hear,
         adapter: AskedAdapter = NONE_ASKED,
+        prediction: tuple[int, ...] = (),
     ) -> int:
         """Returns the number of a new sequence. Raises EngineStoppedError once the engine has ended.
 
@@ -96,13 +97,14 @@ class EngineClient(asyncio.Protocol):
             hear: called with its answers as they come, and with the exception that ends it unless it is
                 closed.
             adapter: its adapter, which the engine loads if it is missing.
+            prediction: token ids that the answer probably has.
         """
         if self.end.done():
             raise self.end.result()
         number = next(self._numbers)
         self._open[number] = hear
         self._is_idle.clear()
-        self.send(Open(number, prompt_length, noise_key, sampling, adapter))
+        self.send(Open(number, prompt_length, noise_key, sampling, adapter, prediction))
         return number
 
     def submit(self, round_number: int, work: Work) -> None:

@@ -150,7 +150,12 @@ class EngineLoop:
         try:
             with self._limited():  # it may load its adapter
                 self._engine.open(
-                    opening.prompt_length, opening.noise_key, opening.sampling, number, opening.adapter
+                    opening.prompt_length,
+                    opening.noise_key,
+                    opening.sampling,
+                    number,
+                    opening.adapter,
+                    opening.prediction,
                 )
         except UnsupportedModelError as error:
             self._untold.append(Refused(number, "adapter", str(error)))

@@ -110,6 +110,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
                 sampling_from_message(opening.sampling),
                 partial(self._on_answer, name),
                 asked_adapter(opening.adapter),
+                tuple(opening.predicted),
             )
         turn, work = self._translation.work(served.number, request)
         if served.newest == 0 and len(turn.tokens) == served.opening.prompt_length:  # nothing is generated

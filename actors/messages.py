@@ -38,6 +38,7 @@ class Open(EngineMessage, frozen=True):
     noise_key: int
     sampling: Sampling
     adapter: AskedAdapter = NONE_ASKED
+    prediction: tuple[int, ...] = ()
 
 
 class Submit(EngineMessage, frozen=True):

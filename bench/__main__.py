@@ -23,6 +23,7 @@ BENCHMARKS = {
     "tables": "the tables of all benchmarks in the docs",
 }
 ALONE = {  # benchmarks that are not run in turn
+    "drafters": "target drafters by kind of text, and SPEED-Bench's shapes of load",
     "gpu": "the engine on a GPU, which it needs",
     "on_device": "what a GPU can show within minutes, the service too: a script for each",
     "peers": "other servers beside ours, each installed first (5 GB)",

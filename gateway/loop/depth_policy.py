@@ -78,7 +78,9 @@ class DepthPolicy:
             return tried
         depth = self.paced.max_depth if self._mode == "fixed" else self.pace.depth_in_rounds(self.paced)
         decision, drafter = self.paced.decision, tried.drafter or self.info.name
-        return Lease(0, depth, decision.alternatives, drafter, decision.least_survival)
+        # A round that is only tried shows all guesses.
+        least_survival = decision.least_survival if decision.depth and not tried.drafter else 0.0
+        return Lease(0, depth, decision.alternatives, drafter, least_survival)
 
     @property
     def asked_depth(self) -> int:

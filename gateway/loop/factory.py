@@ -1,5 +1,7 @@
 """Builds the loop of a sequence, with its drafters, its route and its listeners."""
 
+from collections.abc import Iterator, Sequence
+
 from gateway.drafters.factory import Drafters
 from gateway.events import Events
 from gateway.loop.answer_trace import NO_TRACE, NoTrace
@@ -15,7 +17,7 @@ from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Priority, Speculation
 from gateway.workers.fleet import Fleet
 from outrider.drafters.past_answers import PastAnswers
-from outrider.drafters.registry import DrafterInfo, drafters
+from outrider.drafters.registry import DrafterInfo, drafters, mixed
 
 
 class LoopFactory:
@@ -61,7 +63,7 @@ class LoopFactory:
         names = (speculation.drafter,) if is_named else self._settings.candidates
         rows = [self._roster.find(name) for name in names]
         if sequence.prediction and not is_named:
-            rows = [*filter(lambda row: row.reads_prediction, drafters()), *rows]
+            rows = [*_with_prediction(rows), *rows]
         candidates = [
             CandidateDrafter(
                 self._drafters.of(row, sequence),
@@ -92,3 +94,12 @@ class LoopFactory:
         if not drafter.asks_worker:
             return True
         return any(worker.draft == drafter.asked for worker in self._fleet.workers("draft"))
+
+
+def _with_prediction(rows: Sequence[DrafterInfo]) -> Iterator[DrafterInfo]:
+    """Yields the drafters of a prediction: itself, and the target's own drafters united with it."""
+    for prediction in drafters():
+        if prediction.reads_prediction:
+            yield prediction
+            united = (mixed(row.name, prediction.name) for row in rows if not row.mixes)
+            yield from (row for row in united if row.is_united)

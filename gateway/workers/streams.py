@@ -268,6 +268,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
             sampling=sampling_to_message(self._sampling),
             adapter=self._adapter.to_message(),
             queued_ms=round(self._sequence.queued_s * 1000),
+            predicted=self._sequence.prediction,
         )
 
     async def receive(

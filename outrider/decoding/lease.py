@@ -12,7 +12,7 @@ class Lease:
     alternatives: int = 0  # most alternatives of these Drafts
     drafter: str = ""  # target drafter that makes them
     least_survival: float = (
-        1.0  # probability from which a united Draft's node pays beyond depth and alternatives
+        0.0  # probability from which a node pays; 0: Drafts have the nodes that were asked for
     )
 
     def asks_like(self, other: "Lease") -> bool:

@@ -20,10 +20,10 @@ class Index(Protocol):
 
 
 class ScoredIndex(Index, Protocol):
-    """Index that knows how good its guesses are."""
+    """Index that tells what speaks for its guesses."""
 
     def guess(self, depth: int) -> Continuation:
-        """Returns the tokens of ``propose``'s chain, with probabilities."""
+        """Returns the tokens of ``propose``'s chain, with probabilities if it knows them."""
 
 
 def as_drawn(draft: Draft, rule: Verification) -> Draft:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from outrider.decoding.draft import Draft
+from outrider.drafters.occurrences import Continuation
 
 # Chosen, not measured.
 LONGEST_MATCH = 8  # tokens that are compared
@@ -55,7 +56,12 @@ class PredictionIndex:
 
     def propose(self, depth: int) -> Draft:
         """Returns the next ``depth`` predicted tokens, fewer at the end of the prediction."""
-        return Draft.chain(self._prediction[self._place : self._place + depth])
+        return Draft.chain(self.guess(depth).tokens)
+
+    def guess(self, depth: int) -> Continuation:
+        """Returns the tokens of ``propose``'s chain, and how many tokens before them were foreseen."""
+        tokens = tuple(self._prediction[self._place : self._place + depth])
+        return Continuation(tokens, matched=1 + self._in_a_row)
 
     def _follow(self, token: int) -> None:
         """Moves to the place after a token of the answer."""

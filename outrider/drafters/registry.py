@@ -32,6 +32,7 @@ class Width(Enum):
     CHAIN = "nothing"
     ALTERNATIVES = "alternatives, which cost it nothing"
     TREE = "a tree, whose nodes it feeds like the chain"
+    FREE_TREE = "a tree, whose nodes cost it nothing"
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ class DrafterInfo:
     remembers: bool = False  # its index is given past answers
     reads_prediction: bool = False  # its index is given the request's prediction
     mixes: tuple[str, str] | None = None  # a drafter and an index, of which Drafts come
+
+    @property
+    def has_trees(self) -> bool:
+        """Whether its alternatives are continued."""
+        return self.width in (Width.TREE, Width.FREE_TREE)
 
     @property
     def is_united(self) -> bool:
@@ -226,15 +232,15 @@ register(
         Place.TARGET_WORKER,
         "outrider.engine.drafters.peagle:PEagle",
         steps_per_draft=1.0,
-        width=Width.ALTERNATIVES,
+        width=Width.FREE_TREE,
     ),
     DrafterInfo(
         "dflash",
-        "a DFlash or DSpark draft, which guesses a block of tokens in one pass, in the target worker",
+        "a draft of DFlash, DFlash2 or DSpark, which guesses a block in one pass, in the target worker",
         Place.TARGET_WORKER,
         "outrider.engine.drafters.dflash:DFlash",
         steps_per_draft=1.0,
-        width=Width.ALTERNATIVES,
+        width=Width.FREE_TREE,
     ),
     DrafterInfo(
         "assistant",

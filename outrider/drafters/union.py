@@ -1,25 +1,28 @@
-"""One Draft of two drafters: a target drafter's guesses, and what an index finds in the text. Torch-free.
+"""Drafts of the nodes that pay: a target drafter's guesses, and those of an index over the text. Torch-free.
 
 Under coupled verification a node is accepted if and only if it is what the target says there, whoever guessed
-it. So the union of two Drafts is a Draft. Its nodes are taken best first, by the survival that they promise.
-How often a guess is correct once its parent is, the text tells of every guess whose parent was correct,
-whether the target verified it or not.
+it. So a part of a Draft is a Draft, and so is the union of two. Nodes are taken best first, by the survival
+that they promise. How often a guess is correct once its parent is, the text tells of every guess whose parent
+was correct, whether the target verified it or not.
 
 Source: a retrieved tree is merged with a draft model's in Quan et al., "RASD: retrieval-augmented speculative
 decoding", 2025; survival by what each source has earned is ours.
 """
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from outrider.decoding.draft import ROOT, Draft
-from outrider.drafters.occurrences import Continuation, Occurrences
+from outrider.drafters.index import ScoredIndex
+from outrider.drafters.occurrences import Continuation
 from outrider.learning.mean import Rate
 
 DEEPEST = 16  # tokens: the index guesses no deeper
 MOST_DOUBLINGS = 4  # doublings of matched tokens that are told apart: 8 and more count as alike
+MOST_CERTAIN = 4  # logit from which promises count as alike: a probability of 0.98
 MOST_NODES = 31  # nodes: with the last token 32, which a GPU's captured graphs take of a sequence
 # Chosen, not measured.
 MEMORY = 400.0  # guesses after which an observation weighs 1/e
@@ -37,26 +40,29 @@ class Role(Enum):
 
 # Rates at which guesses are correct once the guess before them is, until that is known. Chosen, not measured.
 PRIOR_RATES = {Role.CHAIN: 0.7, Role.ALTERNATIVE: 0.1, Role.BESIDE: 0.1, Role.BEYOND: 0.5}
+PRIOR_RATES_OF_PREDICTIONS = {**PRIOR_RATES, Role.BESIDE: 0.8, Role.BEYOND: 0.8}  # the request says so
 
 
 class Kind(NamedTuple):
     """Guesses that count as alike."""
 
     role: Role
-    matched: int  # doublings of the text's end that the index found again; 0: it guesses nothing there
+    matched: int  # doublings of the newest tokens that the index knew; 0: it guesses nothing there
     is_of_index: bool
+    promised: int | None = None  # its drafter's promise, as a rounded logit; None: it promises nothing
 
 
 class LearnedRates:
     """Learns how often guesses of each kind are correct, once the guess before them is."""
 
-    def __init__(self) -> None:
+    def __init__(self, priors: Mapping[Role, float] = PRIOR_RATES) -> None:
+        self._priors = priors
         self._rates: dict[Kind, Rate] = {}
 
     def rate(self, kind: Kind) -> float:
         """Returns the probability that a guess is correct if its parent is."""
         rate = self._rates.get(kind)
-        prior = PRIOR_RATES[kind.role]
+        prior = self._priors[kind.role] if kind.promised is None else 1 / (1 + math.exp(-kind.promised))
         return prior if rate is None else rate.value(prior, PRIOR_GUESSES)
 
     def observe(self, kind: Kind, is_correct: bool) -> None:
@@ -73,19 +79,22 @@ class _Guess:
 
 
 class DraftUnion:
-    """Adds the guesses of an index over one text to the Drafts of target drafters."""
+    """Chooses the nodes of one text's Drafts, among them those of an index."""
 
-    def __init__(self) -> None:
-        self._text = Occurrences()
+    def __init__(self, index: ScoredIndex | None = None) -> None:
+        """index: guesses from the text; None: no index does."""
+        self._index = index
         self._rates = LearnedRates()  # rates of the drafter that made the newest Draft
         self._guesses: list[_Guess] = []  # newest guesses, also those that were not worth a node
         self._base = 0  # tokens of the text that they follow
 
     def take_in(self, text: Sequence[int], most: int) -> int:
         """Takes new tokens of the text in, ``most`` at the most; returns how many."""
-        known = len(self._text)
-        self._text.append(text[known : known + most])
-        return len(self._text) - known
+        if self._index is None:
+            return 0
+        known = len(self._index)
+        self._index.append(list(text[known : known + most]))
+        return len(self._index) - known
 
     def united(
         self,
@@ -95,6 +104,7 @@ class DraftUnion:
         nodes: int,
         least_survival: float,
         ends: Collection[int],
+        promises: Sequence[float] = (),
     ) -> Draft:
         """Returns a Draft of the best guesses: the likeliest path first, then the guesses next to it.
 
@@ -104,16 +114,17 @@ class DraftUnion:
             text: committed tokens, at least those of the last call.
             draft: Draft of a target drafter.
             rates: learned from all sequences of that drafter.
-            nodes: number of nodes that are taken in any case.
-            least_survival: probability from which further nodes pay.
+            nodes: number of nodes that are taken if their price is not known.
+            least_survival: probability from which a node pays; 0: not known.
             ends: tokens that end the text; no guess follows them.
+            promises: probability of each node of the Draft if its parent is accepted; empty: not known.
         """
         self._learn(text)
         self._rates = rates
         found = Continuation()
-        if len(self._text) == len(text):
-            found = self._text.guess(self._text.tail(), DEEPEST)
-        self._guesses, self._base = self._merged(draft, found, ends), len(text)
+        if self._index is not None and len(self._index) == len(text):
+            found = self._index.guess(DEEPEST)
+        self._guesses, self._base = self._merged(draft, promises, found, ends), len(text)
         return _best(self._guesses, nodes, least_survival)
 
     def _learn(self, text: Sequence[int]) -> None:
@@ -130,7 +141,9 @@ class DraftUnion:
             before = after
         self._guesses = []
 
-    def _merged(self, draft: Draft, found: Continuation, ends: Collection[int]) -> list[_Guess]:
+    def _merged(
+        self, draft: Draft, promises: Sequence[float], found: Continuation, ends: Collection[int]
+    ) -> list[_Guess]:
         """Returns the guesses of both, each after its parent; those of the Draft come first, in its order."""
         tokens, parents = [*draft.tokens], [*draft.parents]
         roles = [Role.CHAIN] * draft.chain_length + [Role.ALTERNATIVE] * (len(draft) - draft.chain_length)
@@ -149,21 +162,28 @@ class DraftUnion:
         matched = min(found.matched.bit_length(), MOST_DOUBLINGS)
         guesses: list[_Guess] = []
         for number, (token, parent, role) in enumerate(zip(tokens, parents, roles, strict=True)):
-            kind = Kind(role, matched if parent in of_index else 0, of_index.get(parent) == number)
+            promised = _logit(promises[number]) if number < len(promises) else None
+            kind = Kind(role, matched if parent in of_index else 0, of_index.get(parent) == number, promised)
             before = 1.0 if parent == ROOT else guesses[parent].survival
             guesses.append(_Guess(token, parent, kind, before * self._rates.rate(kind)))
         return guesses
+
+
+def _logit(promise: float) -> int:
+    """Returns the rounded logarithm of the odds, at most MOST_CERTAIN in either direction."""
+    least = 1 / (1 + math.exp(MOST_CERTAIN))
+    kept = min(max(promise, least), 1 - least)
+    return round(math.log(kept / (1 - kept)))
 
 
 def _best(guesses: Sequence[_Guess], nodes: int, least_survival: float) -> Draft:
     """Returns the Draft of the guesses that survive most often; arguments as for ``united``."""
     # No guess survives more often than its parent, which comes before it: so parents are taken first.
     order = sorted(range(len(guesses)), key=lambda number: (-guesses[number].survival, number))
-    taken = [
-        number
-        for place, number in enumerate(order[:MOST_NODES])
-        if place < nodes or guesses[number].survival >= least_survival
-    ]
+    if least_survival:
+        paying = sum(guess.survival >= least_survival for guess in guesses)
+        nodes = max(paying, 1)  # a round judges something
+    taken = order[: min(nodes, MOST_NODES)]
     likeliest: dict[int, int] = {}  # likeliest guess after each parent
     for number in taken:
         likeliest.setdefault(guesses[number].parent, number)

@@ -67,6 +67,7 @@ class EngineSequence:
     limit: int  # tokens at which the generation ends, prompt included
     clock: Callable[[], float] = time.perf_counter  # the engine's, seconds
     adapter: SequenceAdapter = NO_ADAPTER
+    prediction: tuple[int, ...] = ()  # token ids that the answer probably has
     lists: TokenLists = field(init=False)  # what the sampling settings name
     needs_no_text: bool = field(init=False)  # as a ChoiceContext has it
     row_settings: NDArray[np.float64] = field(init=False)  # settings of its rows, as kernels read them

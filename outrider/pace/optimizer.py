@@ -169,6 +169,7 @@ def best_alternatives(
     reach: Vector,  # [sequences, max_depth]
     hit_rates: Vector,  # [sequences]
     are_trees: NDArray[np.bool_],  # [sequences]
+    are_fed: NDArray[np.bool_],  # [sequences]
     costs: Costs,
     scale: float = 1.0,
 ) -> NDArray[np.int64]:
@@ -176,12 +177,13 @@ def best_alternatives(
 
     An alternative is correct if its position is reached, the chain's token is wrong and the second guess is
     correct. It then adds one token to the Verdict. It costs the target one more token, and the draft nothing.
-    In a tree the alternative is continued, as often correctly as the chain is, and the drafter feeds it too.
+    In a tree the alternative is continued, as often correctly as the chain is. Some drafters feed it too.
 
     Args:
         depths, reach, scale: as for ``best_depths``.
         hit_rates: rates at which second guesses are correct, if the first guess is wrong.
         are_trees: whether alternatives are continued.
+        are_fed: whether the drafter feeds them too.
     """
     if not (depths * hit_rates).any():
         return np.zeros_like(depths)
@@ -204,7 +206,7 @@ def best_alternatives(
         log_tokens=given.log_tokens + scale * _counted(gains[order])[counts],
         log_overrun=given.log_overrun,
         depth=given.depth,
-        alternatives=scale * _counted(are_trees[owners])[counts],
+        alternatives=scale * _counted(are_fed[owners])[counts],
     )
     chosen = owners[: counts[log_rate(mix, costs).argmax()]]
     alternatives: NDArray[np.int64] = np.bincount(chosen, minlength=len(reach))

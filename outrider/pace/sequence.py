@@ -19,7 +19,7 @@ class Decision:
     decided_by: str  # MEASURED or THRESHOLDS
     alternatives: int = 0  # alternatives next to the chain
     patience_s: float = math.inf  # seconds to wait for a Draft: beyond them plain decoding is faster
-    least_survival: float = 1.0  # probability from which a further node pays
+    least_survival: float = 0.0  # probability from which a node pays; 0: not known
 
 
 class PacedSequence:

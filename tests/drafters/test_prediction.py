@@ -10,6 +10,16 @@ TEXT = list(range(100, 140))
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
 
 
+def test_guess_tells_how_many_tokens_before_it_were_foreseen() -> None:
+    index = PredictionIndex(TEXT, 0)
+    known = []
+    for token in (*TEXT[:2], 1, TEXT[3]):
+        index.append([token])
+        known.append(index.guess(3).matched)
+    assert known == [2, 3, 1, 2]
+    assert index.guess(3).tokens == tuple(TEXT[4:7])
+
+
 def drafted(prediction: list[int], answer: list[int], depth: int = 3) -> list[int]:
     """Returns the Draft after these tokens of the answer to a prompt of two tokens."""
     index = PredictionIndex(prediction, 2)

@@ -120,12 +120,17 @@ def test_best_depths_keep_caps():
     assert best_depths(capped, np.zeros(2, bool), Machine())[0] <= 2
 
 
-def alternatives(rate, hit_rate, machine=None, streams=1, are_trees=False):
+def alternatives(rate, hit_rate, machine=None, streams=1, are_trees=False, are_fed=None):
     machine = machine or Machine()
     chances = reach(*[rate] * streams)
     chosen = best_depths(chances, np.zeros(streams, bool), machine)
     return best_alternatives(
-        chosen, chances, np.full(streams, hit_rate), np.full(streams, are_trees), machine
+        chosen,
+        chances,
+        np.full(streams, hit_rate),
+        np.full(streams, are_trees),
+        np.full(streams, are_trees if are_fed is None else are_fed),
+        machine,
     ).tolist()
 
 
@@ -153,6 +158,9 @@ def test_best_alternatives_of_a_fed_tree_are_fewer():
 
     (fed,) = alternatives(0.6, 0.5, Feeding(), are_trees=True)
     assert 0 < fed < alternatives(0.6, 0.5, are_trees=True)[0]
+    # A block of guesses has them all.
+    free = alternatives(0.6, 0.5, Feeding(), are_trees=True, are_fed=False)
+    assert free == alternatives(0.6, 0.5, are_trees=True)
     # A draft model knows its alternatives anyway.
     assert alternatives(0.6, 0.5, Feeding()) == alternatives(0.6, 0.5)
 

@@ -15,12 +15,15 @@ from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
+from outrider.engine.drafters.markov_head import GATED, RECURRENT, VANILLA
 from tests.support.eagle3 import VOCABULARY, hidden_of, target_model
 from tests.support.heads import RIDGE, random_vocabulary, written_texts
 
 SIZE, HEADS, KV_HEADS, DIM, INTERMEDIATE, LAYERS = 256, 4, 2, 64, 384, 2
 EPS = 1e-5
 BLOCK, MASK = 6, 1  # rows of a block, token of a mask
+TAPS, GROUP = 2, 16  # rows that a convolution mixes, and numbers that share what a row chooses
+RANK, CANDIDATES = 24, 8  # numbers that stand for a token in a selector, and tokens that it scores
 GOLDEN_ANCHOR = 9  # position of the block whose logits are kept
 ANCHORS = 4  # tokens from one anchor to the next, for the fit
 
@@ -35,7 +38,8 @@ class Form:
     is_shifted: bool = False  # rows guess the token after them
     window: int | None = None  # tokens that a row sees backwards, its own included
     markov: int = 0  # rank of the bias by the token before
-    is_gated: bool = False
+    head: str = VANILLA  # form of that bias
+    is_second: bool = False  # DFlash2: convolutions and a selector
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -75,13 +79,24 @@ def random_tensors(form: Form) -> dict[str, Tensor]:
         tensors[f"{prefix}mlp.down_proj.weight"] = normal(SIZE, INTERMEDIATE, 0.3)
         for name in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{prefix}{name}.weight"] = norm(SIZE)
+        if form.is_second:
+            for name in ("attention_conv", "mlp_conv"):
+                tensors[f"{prefix}{name}.base_kernel"] = torch.randn(2, TAPS, SIZE, generator=generator)
+                tensors[f"{prefix}{name}.kernel_projection.weight"] = normal(2 * TAPS * SIZE // GROUP, SIZE)
+    if form.is_second:
+        tensors["candidate_selector.hidden_projection.weight"] = normal(RANK, SIZE)
+        for name in ("predecessor_codebook", "successor_codebook"):
+            tensors[f"candidate_selector.{name}"] = torch.randn(VOCABULARY, RANK, generator=generator)
     if form.markov:
         tensors["markov_head.markov_w1.weight"] = torch.randn(VOCABULARY, form.markov, generator=generator)
         tensors["markov_head.markov_w2.weight"] = normal(form.tokens, form.markov)
         tensors["confidence_head.proj.weight"] = normal(1, SIZE + form.markov)
-    if form.is_gated:
+    if form.head == GATED:
         tensors["markov_head.gate_proj.weight"] = normal(form.markov, SIZE + form.markov)
         tensors["markov_head.gate_proj.bias"] = torch.randn(form.markov, generator=generator)
+    if form.head == RECURRENT:
+        tensors["markov_head.joint_proj.weight"] = normal(3 * form.markov, 2 * form.markov + SIZE)
+        tensors["markov_head.joint_proj.bias"] = torch.randn(3 * form.markov, generator=generator)
     return tensors
 
 
@@ -104,12 +119,17 @@ class Reference:
         rows = embedding(torch.tensor([newest] + [MASK] * (BLOCK - 1)), table)
         for number in range(LAYERS):
             prefix = f"layers.{number}."
-            rows = rows + self._attention(prefix, self._norm(prefix + "input_layernorm", rows), context)
-            inner = self._norm(prefix + "post_attention_layernorm", rows)
+            normed = self._norm(prefix + "input_layernorm", rows)
+            read = self._mixed(f"{prefix}attention_conv", normed, normed, 0)
+            attended = self._attention(prefix, read, context)
+            rows = rows + self._mixed(f"{prefix}attention_conv", attended, normed, 1)
+            normed = self._norm(prefix + "post_attention_layernorm", rows)
+            inner = self._mixed(f"{prefix}mlp_conv", normed, normed, 0)
             gate, up, down = (
                 self.tensors[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up", "down")
             )
-            rows = rows + linear(silu(linear(inner, gate)) * linear(inner, up), down)
+            features = linear(silu(linear(inner, gate)) * linear(inner, up), down)
+            rows = rows + self._mixed(f"{prefix}mlp_conv", features, normed, 1)
         return self._norm("norm", rows)[-self.form.guesses :]
 
     def chain(
@@ -121,28 +141,61 @@ class Reference:
             hidden: [num_tokens - 1, num_layers, SIZE] of all its tokens but the last.
             length: tokens of its prompt.
         """
-        states, path = self.states(hidden, tokens[-1]), list[int]()
+        states, path, memory = self.states(hidden, tokens[-1]), list[int](), torch.zeros(self.form.markov)
         token_ids = torch.arange(self.form.tokens) + self.tensors.get("d2t", torch.zeros(1).long())
         for row in range(depth):
             text = [*tokens, *path]
             logits = torch.full((1, VOCABULARY), -torch.inf)
             known = linear(states[row], self.tensors["lm_head.weight"])
-            logits[0, token_ids] = known + self._bias(states[row], text[-1])
+            bias, memory = self._bias(states[row], text[-1], memory)
+            logits[0, token_ids] = known + bias
+            if self.form.is_second:
+                logits = self._selected(logits, states[row], text[-1])
             key = noise_key(1, 0, tuple(tokens[:length]))
             context = ChoiceContext(sampling, key, len(text), text[:length], text[length:])
             scaled = logits / (sampling.temperature or 1.0)
             path.append(int(gumbel_max(scaled, [context], 1)[0][0, 0]))
         return path
 
-    def _bias(self, state: Tensor, before: int) -> Tensor:
-        """Returns the bias of a guess after a token: [tokens], or zero without a Markov head."""
+    def _mixed(self, name: str, rows: Tensor, chooser: Tensor, side: int) -> Tensor:
+        """Returns the rows of a block, each mixed with the row before it, as its row of ``chooser`` says."""
+        if not self.form.is_second:
+            return rows
+        chosen = linear(chooser, self.tensors[f"{name}.kernel_projection.weight"])
+        base, mixed = self.tensors[f"{name}.base_kernel"][side], []
+        for number, of_row in enumerate(chosen.view(len(rows), 2, TAPS, SIZE // GROUP)[:, side]):
+            weights = base + of_row.repeat_interleave(GROUP, dim=-1)
+            before = rows[number - 1] if number else torch.zeros(SIZE)
+            mixed.append(weights[0] * rows[number] + weights[1] * before)
+        return torch.stack(mixed)
+
+    def _selected(self, logits: Tensor, state: Tensor, before: int) -> Tensor:
+        """Returns logits [1, VOCABULARY] of the candidates, scored by how they follow a token."""
+        sought = linear(state, self.tensors["candidate_selector.hidden_projection.weight"])
+        sought = sought * self.tensors["candidate_selector.predecessor_codebook"][before]
+        scores = logits + self.tensors["candidate_selector.successor_codebook"] @ sought
+        is_candidate = logits >= logits.topk(CANDIDATES).values.min()
+        return scores.masked_fill(~is_candidate, -torch.inf)
+
+    def _bias(self, state: Tensor, before: int, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the bias of a guess after a token, [tokens], or zero without a Markov head; and its memory.
+
+        memory: [rank] that the guess before has left.
+        """
         if not self.form.markov:
-            return torch.zeros(1)
+            return torch.zeros(1), memory
         numbers = self.tensors["markov_head.markov_w1.weight"][before]
-        if self.form.is_gated:
-            gate = (self.tensors[f"markov_head.gate_proj.{part}"] for part in ("weight", "bias"))
-            numbers = numbers * linear(torch.cat([state, numbers]), *gate).sigmoid()
-        return linear(numbers, self.tensors["markov_head.markov_w2.weight"])
+        if self.form.head == GATED:
+            numbers = numbers * self._joint("gate_proj", state, numbers).sigmoid()
+        if self.form.head == RECURRENT:
+            kept, new, numbers = self._joint("joint_proj", memory, numbers, state).chunk(3)
+            numbers = numbers.tanh()
+            memory = memory * kept.sigmoid() + new.tanh() * (-kept).sigmoid()
+        return linear(numbers, self.tensors["markov_head.markov_w2.weight"]), memory
+
+    def _joint(self, name: str, *given: Tensor) -> Tensor:
+        weight, bias = (self.tensors[f"markov_head.{name}.{part}"] for part in ("weight", "bias"))
+        return linear(torch.cat(given), weight, bias)
 
     def _norm(self, name: str, rows: Tensor) -> Tensor:
         return rms_norm(rows, rows.shape[-1:], self.tensors[name + ".weight"], EPS)
@@ -243,10 +296,13 @@ def write_dflash(folder: Path, form: Form = Form(), kind: str = "z-lab", **confi
             "target_layer_ids": list(form.outputs),
         }
         told |= {"markov_rank": form.markov, "enable_confidence_head": form.markov > 0}
-        told |= {"markov_head_type": "gated" if form.is_gated else "vanilla"}
+        told |= {"markov_head_type": form.head}
     else:
         own = {"mask_token_id": MASK, "target_layer_ids": list(form.outputs)}
         own |= {} if form.looks_ahead else {"causal_head": True}
+        if form.is_second:
+            own |= {"conv_kernel_size": TAPS, "conv_group_size": GROUP}
+            own |= {"selector_rank": RANK, "selector_top_k": CANDIDATES}
         told = {"architectures": ["DFlashDraftModel"], **layers, "block_size": BLOCK, "dflash_config": own}
     (folder / "config.json").write_text(json.dumps({**told, **config}))
     return folder
@@ -257,7 +313,7 @@ def golden_forms() -> dict[str, Form]:
     return {
         "DFlash": Form(tokens=300),
         "DSpark": Form(tokens=300, is_shifted=True, markov=16),
-        "DSpark, gated": Form(tokens=300, is_shifted=True, markov=16, is_gated=True),
+        "DSpark, gated": Form(tokens=300, is_shifted=True, markov=16, head=GATED),
     }
 
 

@@ -26,6 +26,7 @@ from tests.support.target_drafters import KINDS, TOKENS, Drafted, drafters_with
 from workshop.demo.pair import load_model
 
 SIZE, HEADS, KV_HEADS, DIM, INTERMEDIATE, VOCABULARY = 256, 4, 2, 64, 384, 2048
+LATENT_QUERY, ROTATED = 48, 16  # numbers of a query's latent, and rotated numbers of a key
 EPS = 1e-5
 FIRST = "layers.0."
 MASK = 1  # token of a mask of P-EAGLE
@@ -45,6 +46,7 @@ class Form:
     attention: float = 0.3  # scale of what attention adds
     draft_layers: int = 1
     has_masks: bool = False  # P-EAGLE: a mask for each token after the first
+    latent: int = 0  # numbers of a latent of which keys and values are made, 0: there are none
 
 
 P_EAGLE = Form(tokens=300, draft_layers=2, has_masks=True)
@@ -66,6 +68,13 @@ def random_tensors(form: Form) -> dict[str, Tensor]:
     for layer in range(form.draft_layers):
         prefix, is_first = f"layers.{layer}.", layer == 0
         heads = {"q_proj": HEADS * DIM, "k_proj": KV_HEADS * DIM, "v_proj": KV_HEADS * DIM}
+        if form.latent:
+            heads = {"q_a_proj": LATENT_QUERY, "kv_a_proj_with_mqa": form.latent + ROTATED}
+            own = f"{prefix}self_attn."
+            tensors |= {f"{own}q_a_layernorm.weight": norm(LATENT_QUERY)}
+            tensors |= {f"{own}kv_a_layernorm.weight": norm(form.latent)}
+            tensors[f"{own}q_b_proj.weight"] = normal(HEADS * (DIM + ROTATED), LATENT_QUERY)
+            tensors[f"{own}kv_b_proj.weight"] = normal(HEADS * 2 * DIM, form.latent)
         for name, rows in heads.items():
             tensors[f"{prefix}self_attn.{name}.weight"] = normal(rows, 2 * SIZE if is_first else SIZE)
         tensors[f"{prefix}self_attn.o_proj.weight"] = normal(SIZE, HEADS * DIM, form.attention)
@@ -176,20 +185,44 @@ class Reference:
         def heads(name: str, number: int) -> Tensor:
             return linear(read, self.tensors[f"{prefix}self_attn.{name}.weight"]).view(count, number, DIM)
 
-        angles = torch.outer(torch.arange(count).float(), 10000.0 ** (-torch.arange(0, DIM, 2) / DIM))
-        cos, sin = (part.repeat(1, 2)[:, None] for part in (angles.cos(), angles.sin()))
-
-        def rotated(rows: Tensor) -> Tensor:
-            half = DIM // 2
-            return rows * cos + torch.cat([-rows[..., half:], rows[..., :half]], dim=-1) * sin
-
-        query = rotated(heads("q_proj", HEADS))
-        key, value = rotated(heads("k_proj", KV_HEADS)), heads("v_proj", KV_HEADS)
-        key, value = (part.repeat_interleave(HEADS // KV_HEADS, dim=1) for part in (key, value))
-        scores = torch.einsum("qhd,khd->hqk", query, key) * DIM**-0.5
+        if self.form.latent:
+            query, key, value = self._of_latents(f"{prefix}self_attn.", read)
+        else:
+            query = rotated(heads("q_proj", HEADS))
+            key, value = rotated(heads("k_proj", KV_HEADS)), heads("v_proj", KV_HEADS)
+            key, value = (part.repeat_interleave(HEADS // KV_HEADS, dim=1) for part in (key, value))
+        scores = torch.einsum("qhd,khd->hqk", query, key) * query.shape[-1] ** -0.5
         scores += torch.full((count, count), -torch.inf).triu(1)
         mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value).flatten(1)
         return linear(mixed, self.tensors[prefix + "self_attn.o_proj.weight"])
+
+    def _of_latents(self, prefix: str, read: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns queries, keys and values [num_tokens, HEADS, ...] of latent attention."""
+
+        def product(name: str, rows: Tensor) -> Tensor:
+            return linear(rows, self.tensors[f"{prefix}{name}.weight"])
+
+        queried = self._norm(f"{prefix}q_a_layernorm", product("q_a_proj", read))
+        query = product("q_b_proj", queried).unflatten(-1, (HEADS, DIM + ROTATED))
+        latent, turned = product("kv_a_proj_with_mqa", read).split([self.form.latent, ROTATED], dim=-1)
+        expanded = product("kv_b_proj", self._norm(f"{prefix}kv_a_layernorm", latent))
+        key, value = expanded.unflatten(-1, (HEADS, 2 * DIM)).chunk(2, dim=-1)
+        turned = rotated(in_halves(turned[:, None])).expand(-1, HEADS, -1)
+        query = torch.cat([query[..., :DIM], rotated(in_halves(query[..., DIM:]))], dim=-1)
+        return query, torch.cat([key, turned], dim=-1), value
+
+
+def rotated(rows: Tensor) -> Tensor:
+    """Rotates rows [num_tokens, heads, dim], each by its place."""
+    dim = rows.shape[-1]
+    angles = torch.outer(torch.arange(len(rows)).float(), 10000.0 ** (-torch.arange(0, dim, 2) / dim))
+    cos, sin = (part.repeat(1, 2)[:, None] for part in (angles.cos(), angles.sin()))
+    return rows * cos + torch.cat([-rows[..., dim // 2 :], rows[..., : dim // 2]], dim=-1) * sin
+
+
+def in_halves(rows: Tensor) -> Tensor:
+    """Puts the first numbers of all pairs before the second, which DeepSeek stores in turn."""
+    return torch.cat([rows[..., ::2], rows[..., 1::2]], dim=-1)
 
 
 @cache
@@ -272,6 +305,10 @@ def write_eagle3(folder: Path, form: Form = Form(), kind: str = "speculators", *
     }
     layers = {"eagle_aux_hidden_state_layer_ids": list(form.layers), "draft_vocab_size": form.tokens}
     own = {**LAYER, "num_hidden_layers": form.draft_layers}
+    if form.latent:
+        own |= {"model_type": "deepseek_v3", "num_key_value_heads": HEADS, "kv_lora_rank": form.latent}
+        own |= {"q_lora_rank": LATENT_QUERY, "qk_nope_head_dim": DIM, "qk_rope_head_dim": ROTATED}
+        own["v_head_dim"] = DIM
     if kind == "speculators":
         save_file(tensors, folder / "model.safetensors")
         verifier = {"name_or_path": "somebody/outrider-demo", "architectures": ["LlamaForCausalLM"]}

@@ -95,7 +95,8 @@ def rounds(
     drafter: str = "",
     seed: int = 1,
     own: Sequence[Mapping[str, object]] = (),
-    least_survival: float = 1.0,
+    least_survival: float = 0.0,
+    prediction: tuple[int, ...] = (),
     **sampling: object,
 ) -> list[Drafted]:
     """What the gateway does, without it: each Verdict brings the Draft of the next round.
@@ -105,7 +106,8 @@ def rounds(
         drafter: name of a target drafter; empty: the target's first.
         seed: seed of the first prompt, one more for each further prompt that equals it.
         own: further sampling settings of each prompt; none: all have the same.
-        least_survival: of nodes beyond depth and alternatives, if Drafts are united.
+        least_survival: probability from which a node pays; 0: not known.
+        prediction: tokens that each answer probably has.
     """
     shared = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": temperature, **sampling}
     name = drafter or next(iter(target._drafting._in_use), "")
@@ -115,7 +117,8 @@ def rounds(
     equal = Counter[tuple[int, ...]]()
     for prompt, of_prompt in zip(prompts, own or [{}] * len(prompts), strict=True):
         settings = Sampling.model_validate({**shared, **of_prompt})
-        sequence = target.open(len(prompt), noise_key(seed + equal[prompt], 0, prompt), settings)
+        key = noise_key(seed + equal[prompt], 0, prompt)
+        sequence = target.open(len(prompt), key, settings, prediction=prediction)
         equal[prompt] += 1
         found[sequence.number], number_of_rounds[sequence.number] = Drafted(), 1
         target.submit(Decode(sequence.number, 0, prompt, Draft(), 1, lease))

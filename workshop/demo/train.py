@@ -118,7 +118,7 @@ def train_jointly(target: Any, draft: Any, streams: dict[str, Stream], phases: t
         target_logits = logits_of(target, tokens)
         target_loss = cross_entropy(target_logits.flatten(0, 1), tokens[:, 1:].flatten())
         target_probs = target_logits.detach().softmax(-1)
-        draft_loss = distance(target_probs, logits_of(draft, tokens)).divergence
+        draft_loss = distance(target_probs, logits_of(draft, tokens)).divergence.mean()
         report = f"target {target_loss.item():.3f}, draft {draft_loss.item():.3f}"
         optimization.descend(target_loss + draft_loss, report)
 
@@ -152,7 +152,8 @@ def distill(target: Any, draft: Any, sources: list[dict[str, Stream]], phase: Ph
         with torch.no_grad():
             target_probs = logits_of(target, tokens).softmax(-1)
         found = distance(target_probs, logits_of(draft, tokens))
-        optimization.descend(found.loss, f"acceptance {1 - found.total_variation.item():.3f}")
+        acceptance = 1 - found.total_variation.mean().item()
+        optimization.descend(found.loss.mean(), f"acceptance {acceptance:.3f}")
 
 
 def train(output: Path, schedule: Schedule) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 ATTENTION = "outrider_blocks"  # name without a mask function, so that transformers builds no mask
@@ -16,14 +17,19 @@ ATTENTION = "outrider_blocks"  # name without a mask function, so that transform
 class Blocks:
     """Anchors, and the text's keys and values, that travel through the draft to every layer."""
 
-    def __init__(self, anchors: Tensor, size: int) -> None:
+    def __init__(self, anchors: Tensor, size: int, length: int) -> None:
         """
         Args:
             anchors: int64 [num_blocks] positions of the newest token, the first row of its block.
             size: rows of a block.
+            length: tokens of the text.
         """
-        self._anchors, self._size = anchors, size
         self._text: list[tuple[Tensor, Tensor]] = []
+        rows = torch.arange(len(anchors) * size, device=anchors.device)
+        blocks = rows // size
+        of_text = torch.arange(length, device=anchors.device) < anchors[blocks, None]
+        of_block = (blocks[:, None] == blocks) & (rows[:, None] >= rows)
+        self._sees = torch.cat([of_text, of_block], dim=1)  # bool [rows of all blocks, text and these rows]
 
     def read(self, key: Tensor, value: Tensor) -> None:
         """Takes the next layer's keys and values of the text: [rows, kv_heads, length, dim] each."""
@@ -36,20 +42,10 @@ class Blocks:
             query: [rows, heads, num_blocks * size, dim], block after block.
             key, value: [rows, kv_heads, num_blocks * size, dim].
         """
-        group = query.shape[1] // key.shape[1]
-        text_key, text_value, key, value = (
-            part.repeat_interleave(group, dim=1) for part in (*self._text[layer], key, value)
+        keys, values = (torch.cat(both, dim=2) for both in zip(self._text[layer], (key, value), strict=True))
+        return scaled_dot_product_attention(
+            query, keys, values, attn_mask=self._sees, scale=scaling, enable_gqa=True
         )
-        length, of_blocks = text_key.shape[2], (*query.shape[:2], len(self._anchors), self._size, -1)
-        unseen = torch.arange(length, device=query.device) >= self._anchors[:, None]
-        of_text = (query @ text_key.transpose(-1, -2)).float().view(of_blocks)
-        of_text = of_text.masked_fill(unseen[:, None], -torch.inf)
-        query, key, value = (part.reshape(of_blocks) for part in (query, key, value))
-        later = torch.ones(self._size, self._size, dtype=torch.bool, device=query.device).triu(1)
-        own = (query @ key.transpose(-1, -2)).float().masked_fill(later, -torch.inf)
-        weights = (torch.cat([of_text, own], dim=-1) * scaling).softmax(-1).to(value.dtype)
-        output = weights[..., :length].flatten(2, 3) @ text_value
-        return output + (weights[..., length:] @ value).flatten(2, 3)
 
 
 def attend(

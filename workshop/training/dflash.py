@@ -7,7 +7,6 @@ short blocks from many anchors are trained first: what the first row learns serv
 
 import json
 from collections.abc import Iterator
-from math import exp
 from pathlib import Path
 
 import torch
@@ -17,15 +16,15 @@ from torch.nn.functional import embedding, linear
 from transformers import Qwen3Config
 
 from outrider.engine.drafters.dflash_head import BlockShape, DFlashHead, rotary
+from outrider.engine.drafters.markov_head import RECURRENT
 from workshop.training.blocks import ATTENTION, Blocks
 from workshop.training.settings import DFlashSettings
 from workshop.training.target import FrozenTarget, Reading
 from workshop.training.trainee import PositionGuess, Trainee
 
 PROBED = 256  # random tokens that show how large the target's states are
-AT_ONCE = 256  # anchors of a pass in measuring: bounds its memory
+AT_ONCE = 64  # anchors of a pass in measuring: bounds its memory
 DEPTHS = {0.3: 1, 0.5: 3}  # rows of a block up to this share of the steps
-DECAY = 4.0  # positions over which the weight of a guess falls to 1 / e, as in DSpark
 
 
 class DFlashTrainee(Trainee):
@@ -53,7 +52,7 @@ class DFlashTrainee(Trainee):
             mask_token=settings.mask_token,
             looks_ahead=False,
             markov_rank=settings.markov_rank,
-            is_gated=True,
+            markov_head=RECURRENT,
         )
         self.network: DFlashHead = DFlashHead(self._shape, target.config.hidden_size, vocabulary, None)
         for weight in self.network.parameters():
@@ -85,12 +84,14 @@ class DFlashTrainee(Trainee):
         anchors = self._drawn(reading.tokens.shape[1] - depth, depth, generator).to(reading.tokens.device)
         parts = torch.split(anchors, AT_ONCE)
         states = torch.cat([self._states(reading, part, depth) for part in parts], dim=1)
+        memory = states.new_zeros(len(reading.tokens) * len(anchors), self._markov_head.memory_size)
         for position in range(depth):
             places = anchors + position
             of_row = states[:, :, position]
-            bias = self._markov_head(of_row.flatten(0, 1), reading.tokens[:, places].flatten())
+            tokens = reading.tokens[:, places].flatten()
+            bias, memory = self._markov_head(of_row.flatten(0, 1), tokens, memory)
             logits = linear(of_row, self._target.projection) + bias.view(*of_row.shape[:2], -1)
-            yield PositionGuess(logits.float(), places, exp(-position / DECAY))
+            yield PositionGuess(logits.float(), places, goes_on=position > 0)
 
     def _drawn(self, count: int, size: int, generator: torch.Generator | None) -> Tensor:
         """Returns anchors in their order; none is at the first token, which has no text before it.
@@ -109,7 +110,7 @@ class DFlashTrainee(Trainee):
         device = reading.tokens.device
         states = network.reduce((reading.hidden * self._scales).flatten(0, 1)).view(rows, length, -1)
         rotation = self._rotary(states, torch.arange(length, device=device)[None])
-        blocks = Blocks(anchors, size)
+        blocks = Blocks(anchors, size, length)
         for number in range(len(network.layers)):
             key, value = network.context(number, states, rotation)
             blocks.read(key.transpose(1, 2), value.transpose(1, 2))
@@ -139,7 +140,7 @@ class DFlashTrainee(Trainee):
             "num_target_layers": self._target.config.num_hidden_layers,
             "is_causal": True,
             "markov_rank": shape.markov_rank,
-            "markov_head_type": "gated",
+            "markov_head_type": shape.markov_head,
             "enable_confidence_head": False,
         }
         (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

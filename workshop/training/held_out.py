@@ -42,5 +42,5 @@ class SumOfMinima:
         with target.measuring():
             for guess in trainee.guesses(reading, settings.depth, None):
                 found = distance(reading.probs[:, guess.places], guess.logits)
-                acceptance.append(1 - found.total_variation.item())
+                acceptance.append(1 - found.total_variation.mean().item())
         return acceptance

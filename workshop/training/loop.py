@@ -95,13 +95,16 @@ class Training:
         tokens = training.windows(settings.rows, length, generator).to(target.device)
         reading = target.read(tokens, trainee.hidden_layers)
         depth = trainee.depth(step / settings.steps, settings.depth)
-        losses, weights, acceptance = [], [], []
+        losses, weights, acceptance, reach = [], [], [], torch.ones((), device=target.device)
         with target.training():
             for guess in trainee.guesses(reading, depth, generator):
                 found = distance(reading.probs[:, guess.places, : guess.logits.shape[-1]], guess.logits)
-                losses.append(guess.weight * found.loss)
-                weights.append(guess.weight)
-                acceptance.append(1 - found.total_variation.item())
+                reach = reach if guess.goes_on else torch.ones_like(reach)
+                losses.append((reach * found.loss).mean())
+                weights.append(reach.mean())
+                accepted = 1 - found.total_variation.detach()
+                reach = reach * accepted
+                acceptance.append(accepted.mean().item())
         return torch.stack(losses).sum() / sum(weights), f"sum of minima {_listed(acceptance)}"
 
     def _measure(self, step: int) -> None:

@@ -12,7 +12,7 @@ WEIGHT = 2.0  # weight of total variation, to a divergence of weight 1
 
 
 class Distance(NamedTuple):
-    """Distance: means over all positions."""
+    """Distances [...] of guesses."""
 
     divergence: Tensor  # cross-entropy of the drafter under the target: KL(target, drafter) up to a constant
     total_variation: Tensor  # half the absolute difference, which is 1 - the sum of minima
@@ -23,7 +23,7 @@ class Distance(NamedTuple):
 
 
 def distance(target_probs: Tensor, logits: Tensor) -> Distance:
-    """Returns the distance. target_probs and the drafter's logits: float32 [..., vocab_size]."""
+    """Returns the distances. target_probs and the drafter's logits: float32 [..., vocab_size]."""
     log_probs = logits.log_softmax(-1)
-    divergence = -(target_probs * log_probs).sum(-1).mean()
-    return Distance(divergence, 0.5 * (target_probs - log_probs.exp()).abs().sum(-1).mean())
+    divergence = -(target_probs * log_probs).sum(-1)
+    return Distance(divergence, 0.5 * (target_probs - log_probs.exp()).abs().sum(-1))

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 LEARNING_RATE = 5e-3  # peak, for weights that are trained from the beginning
-OTHERS = 0.8  # share of the peak for embeddings, norms and biases
+OTHERS = 0.8  # share of the peak for tables of tokens, norms and biases
+TABLES = ("embed", "markov_w")  # parts of the names of matrices with a row for each token
 WARMUP_STEPS = 40
 FINAL_LEARNING_RATE = 0.03  # share of the peak
 REPORT_EVERY = 25  # steps
@@ -35,8 +36,8 @@ class Optimization:
             for name, weight in model.named_parameters()
             if weight.requires_grad
         ]
-        hidden = [weight for name, weight in named if weight.ndim == 2 and "embed" not in name]
-        others = [weight for name, weight in named if weight.ndim != 2 or "embed" in name]
+        hidden = [weight for name, weight in named if _is_hidden(name, weight)]
+        others = [weight for name, weight in named if not _is_hidden(name, weight)]
         self.optimizers: list[torch.optim.Optimizer] = []
         if hidden:
             muon = torch.optim.Muon(hidden, lr=peak, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
@@ -83,3 +84,8 @@ class Optimization:
             left = elapsed / self.step * (self.steps - self.step)
             bar = f"[{'#' * filled:<20}] {self.step}/{self.steps}"
             print(f"{self.name} {bar}  {report}  {elapsed:.0f} s, {left:.0f} s left", flush=True)
+
+
+def _is_hidden(name: str, weight: Tensor) -> bool:
+    """Whether a weight is a matrix between states, all of whose rows every step changes."""
+    return weight.ndim == 2 and not any(table in name for table in TABLES)

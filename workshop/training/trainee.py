@@ -17,7 +17,8 @@ class PositionGuess:
 
     logits: Tensor  # float32 [rows, num_chains, vocab_size]
     places: Tensor  # int64 [num_chains] positions whose next token is guessed
-    weight: float = 1.0  # weight of their loss, to that of other positions
+    # Whether each chain goes on from its guess before. Its loss then counts by how likely it is reached.
+    goes_on: bool = False
 
 
 class Trainee(ABC):

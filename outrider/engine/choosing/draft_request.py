@@ -33,6 +33,7 @@ class DraftRequest:
     round: int = 0
     # [num_layers, hidden_size] states of the target from which it chose the newest token.
     hidden: Tensor | None = None
+    least_survival: float = 0.0  # probability of being correct from which a node pays
 
     @property
     def engine_sequence(self) -> EngineSequence:

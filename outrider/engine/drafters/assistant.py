@@ -59,7 +59,7 @@ class Assistant(TargetDrafter):
             after, logits = self._pass(nodes, trees.newest, before)
             going_on = trees.grow(logits)
             before = rows_at(after, going_on) if going_on else None
-        self.top_tokens = trees.top_tokens
+        self.top_tokens, self.promises = trees.top_tokens, trees.promises
         return trees.drafts()
 
     def _pass(

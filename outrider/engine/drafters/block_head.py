@@ -30,6 +30,7 @@ class BlockHead(CachingDrafter):
     num_guesses: int  # rows of a block that guess a token: the last rows
     mask_token: int
     looks_ahead: bool  # whether each row of a block also sees the rows after it
+    memory_size: int  # numbers that each guess leaves for the guess after it
 
     def take_in(self, committed: Sequence[CommittedStates]) -> None:
         """Caches the states that cannot wait: the next Draft reads all states before it."""
@@ -44,15 +45,18 @@ class BlockHead(CachingDrafter):
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         limited = [*map(self._limited, requests)]
-        trees = Trees(limited)
+        trees = Trees(limited, is_free=True)
         blocks = [self._block(limited[place]) for place in trees.growing]
         if blocks:
             states, logits = self._read_blocks(blocks)
             rows = [*accumulate((block.num_logits for block in blocks[:-1]), initial=0)]
+            memory = states.new_zeros(len(rows), self.memory_size)
             while rows:
-                of_rows = self._after_tokens(rows_at(states, rows), rows_at(logits, rows), trees.newest)
-                rows = [rows[row] + 1 for row in trees.grow(of_rows)]
-        self.top_tokens = trees.top_tokens
+                of_rows = rows_at(states, rows), rows_at(logits, rows)
+                corrected, memory = self._after_tokens(*of_rows, trees.newest, memory)
+                followed = trees.grow(corrected)
+                rows, memory = [rows[row] + 1 for row in followed], rows_at(memory, followed)
+        self.top_tokens, self.promises = trees.top_tokens, trees.promises
         return trees.drafts()
 
     def is_of_host(self, request: DraftRequest) -> bool:
@@ -100,11 +104,16 @@ class BlockHead(CachingDrafter):
         """Returns at rank 0 logits [num_rows, num_known] of the tokens that the head knows."""
 
     @abstractmethod
-    def _after_tokens(self, states: Tensor, logits: Tensor, tokens: list[int]) -> Tensor:
+    def _after_tokens(
+        self, states: Tensor, logits: Tensor, tokens: list[int], memory: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Returns logits [num_rows, vocab_size] of guesses whose tokens before them are known now.
+
+        It also returns the memory that they leave, [num_rows, memory_size].
 
         Args:
             states: [num_rows, state_size] of the rows.
             logits: [num_rows, num_known] of the rows.
             tokens: [num_rows] token ids, each drafted for the row before, or the text's last.
+            memory: [num_rows, memory_size] that the guess before has left; zero for the first guess.
         """

@@ -94,10 +94,9 @@ class ChainDrafter(ForeseeingDrafter):
         if left:
             of_host = self._grown([requests[place] for place in left])
             invalid = {*of_host.invalid}
-            for index, (draft, top_tokens) in enumerate(
-                zip(of_host.drafts(), of_host.top_tokens, strict=True)
-            ):
-                made[left[index]] = DraftRead(draft, top_tokens, index not in invalid)
+            found = zip(of_host.drafts(), of_host.top_tokens, of_host.promises, strict=True)
+            for index, (draft, top_tokens, promises) in enumerate(found):
+                made[left[index]] = DraftRead(draft, top_tokens, index not in invalid, promises)
         if begun is not None:
             made |= zip(chained, begun.read(of_device), strict=True)
         for place, request in enumerate(requests):
@@ -105,6 +104,7 @@ class ChainDrafter(ForeseeingDrafter):
                 self.clear(request.engine_sequence)
         in_order = [made[place] for place in range(len(requests))]
         self.top_tokens = [each.top_tokens for each in in_order]
+        self.promises = [each.promises for each in in_order]
         return [each.draft for each in in_order]
 
     @abstractmethod

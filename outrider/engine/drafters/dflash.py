@@ -1,4 +1,4 @@
-"""DFlash and DSpark: drafts of a few layers beside the target, which guess a block of tokens in one pass."""
+"""DFlash, DFlash2 and DSpark: a few layers beside the target, which guess a block of tokens in one pass."""
 
 import logging
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class DFlash(BlockHead):
-    """Drafter of a DFlash or DSpark checkpoint. What the checkpoint lacks of a vocabulary is the target's."""
+    """Drafter of a checkpoint of this family. What the checkpoint lacks of a vocabulary is the target's."""
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
         super().__init__(settings, name)
@@ -48,6 +48,7 @@ class DFlash(BlockHead):
         if ranks > 1:
             head.share_out(rank, ranks)
         self._head: DFlashHead = head.to(model.device, model.dtype)
+        self.memory_size = 0 if head.markov_head is None else head.markov_head.memory_size
         self._rotary = rotary(self._shape, model.device)
         self._embedding = embedding_of(self._checkpoint, target, self.state_size, rank, ranks)
         tokens = getattr(self._embedding, "num_tokens", len(self._embedding.weight))
@@ -77,7 +78,13 @@ class DFlash(BlockHead):
         logits: Tensor = self._projection(states)
         return logits
 
-    def _after_tokens(self, states: Tensor, logits: Tensor, tokens: list[int]) -> Tensor:
+    def _after_tokens(
+        self, states: Tensor, logits: Tensor, tokens: list[int], memory: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        before = to_device(torch.tensor(tokens), states.device)
         if self._head.markov_head is not None:
-            logits = logits + self._head.markov_head(states, to_device(torch.tensor(tokens), states.device))
-        return over_all_tokens(logits, self._token_ids, self._vocab_size)
+            bias, memory = self._head.markov_head(states, before, memory)
+            logits = logits + bias
+        if self._head.candidate_selector is not None:
+            logits = self._head.candidate_selector(states, logits, before)
+        return over_all_tokens(logits, self._token_ids, self._vocab_size), memory

@@ -1,6 +1,6 @@
 """Network of a DFlash draft: a few decoder layers that read the target's states and a block of masks.
 
-No guess knows the guesses before it. DSpark corrects that: each guess gets a bias by the token before it.
+No guess knows the guesses before it. DSpark and DFlash2 correct that by the token before each guess.
 
 Sources: "DFlash", arXiv 2602.06036; "JetSpec", arXiv 2606.18394, whose rows see earlier rows alone; "DSpark",
 arXiv 2607.05147; all 2026. The forms of configs are those of z-lab, speculators, SpecForge, DeepSpec and
@@ -22,6 +22,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from outrider.engine.cache.paged_cache import LayerShape
+from outrider.engine.drafters.dflash2_head import CandidateSelector, ConvolvedLayer
+from outrider.engine.drafters.markov_head import MARKOV_HEADS, VANILLA, MarkovHead
 from outrider.engine.forward.attention import ATTENTION, Paged, store
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.parallel.layers import ParallelLMHead, keep_outputs, share_out
@@ -41,6 +43,7 @@ SIZES = (
     "rope_scaling",
     "rope_parameters",
 )
+KINDS = ("dflash", "dflash2", "dspark")
 SLIDING = "sliding_attention"
 OF_TRANSFORMERS = "muse_glimmer_assistant"  # its form of transformers, whose rows always see both ways
 SHIFTED = ("Qwen3DSparkModel", "DSparkDraftModel")  # classes whose rows guess the token after them
@@ -50,9 +53,9 @@ RENAMED = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm.", "lo
 OF_VOCABULARY = ("embed_tokens.weight", "d2t", "t2d")
 OF_TARGET = ("verifier_lm_head.", "verifier_norm.")
 PROMISES = "confidence_head."  # says how likely guesses are correct, and changes none
-MARKOV_HEADS = ("vanilla", "gated")
 # Options that change the network, and are not computed.
-UNREAD = ("attention_sink_bias", "conv_kernel_size", "selector_rank")
+UNREAD = ("attention_sink_bias", "final_logit_softcapping")
+SCALES = ("input_embedding_scale", "output_multiplier")  # factors, of which only 1 is computed
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,9 @@ class BlockShape:
     mask_token: int
     looks_ahead: bool  # whether a row of the block sees the rows after it
     markov_rank: int  # numbers that stand for a token in the bias of the guess after it; 0: there is none
-    is_gated: bool  # whether the row's state weighs these numbers
+    markov_head: str  # form of that bias
+    convolution: tuple[int, int] | None = None  # rows that are mixed, and numbers of a group
+    selector: tuple[int, int] | None = None  # numbers that stand for a token, and candidates of a guess
 
     @classmethod
     def of(cls, checkpoint: HeadCheckpoint) -> "BlockShape":
@@ -82,15 +87,18 @@ class BlockShape:
         block_size = _number(checkpoint, given, "block_size", least=2)
         kind, classes = _kind_of(given), {*given.get("architectures", ())}
         is_shifted = given.get("sample_from_anchor") or kind == "dspark" or classes.intersection(SHIFTED)
+        looks_ahead = _looks_ahead(checkpoint, given, layers.layer_types)
         return cls(
             layers,
             _read_layers(checkpoint, given, layers.num_hidden_layers),
             block_size,
             block_size if is_shifted else block_size - 1,
             _number(checkpoint, given, "mask_token_id"),
-            _looks_ahead(checkpoint, given, layers.layer_types),
+            looks_ahead,
             given.get("markov_rank") or 0,
-            given.get("markov_head_type") == "gated",
+            given.get("markov_head_type", VANILLA),
+            _convolution(checkpoint, given, layers.hidden_size, looks_ahead),
+            _selector(checkpoint, given),
         )
 
     @property
@@ -103,7 +111,7 @@ class BlockShape:
     def __str__(self) -> str:
         ways = "both ways" if self.looks_ahead else "backwards"
         place = "the token after it" if self.num_guesses == self.block_size else "its own token"
-        place += ", corrected by the token before that" if self.markov_rank else ""
+        place += ", corrected by the token before that" if self.markov_rank or self.selector else ""
         return (
             f"blocks of {self.block_size} rows that see {ways}; a row guesses {place};"
             f" inputs of the target's layers {', '.join(map(str, self.hidden_layers))}"
@@ -132,13 +140,14 @@ def _layers_of(checkpoint: HeadCheckpoint, given: Mapping[str, Any]) -> Any:
 
 def _check_kind(checkpoint: HeadCheckpoint, given: Mapping[str, Any]) -> None:
     """Raises UnsupportedModelError if the config is of another kind of draft, or of another target."""
-    if (kind := _kind_of(given)) not in ("dflash", "dspark"):
-        raise checkpoint.refusal(f"it is of kind {kind!r} and must be 'dflash' or 'dspark'")
-    markov = given.get("markov_head_type", "vanilla")
+    if (kind := _kind_of(given)) not in KINDS:
+        raise checkpoint.refusal(f"it is of kind {kind!r} and must be one of {', '.join(KINDS)}")
+    markov = given.get("markov_head_type", VANILLA)
     if given.get("markov_rank") and markov not in MARKOV_HEADS:
-        raise checkpoint.refusal(f"markov_head_type={markov!r} must be {' or '.join(MARKOV_HEADS)}")
-    if wrong := next((name for name in UNREAD if given.get(name)), None):
-        raise checkpoint.refusal(f"{wrong}={given[wrong]!r} is not computed")
+        raise checkpoint.refusal(f"markov_head_type={markov!r} must be one of {', '.join(MARKOV_HEADS)}")
+    scaled = [name for name in SCALES if given.get(name) not in (None, 1)]
+    if wrong := [name for name in UNREAD if given.get(name)] + scaled:
+        raise checkpoint.refusal(f"{wrong[0]}={given[wrong[0]]!r} is not computed")
     verifier = given.get("speculators_config", {}).get("verifier", {})
     checkpoint.check_verifier(verifier.get("name_or_path"), verifier.get("architectures") or [])
     vocabulary = given.get("vocab_size")
@@ -158,6 +167,33 @@ def _number(checkpoint: HeadCheckpoint, given: Mapping[str, Any], name: str, lea
     if not isinstance(value, int) or value < least:
         raise checkpoint.refusal(f"{name}={value!r} must be a number of at least {least}")
     return value
+
+
+def _convolution(
+    checkpoint: HeadCheckpoint, given: Mapping[str, Any], size: int, looks_ahead: bool
+) -> tuple[int, int] | None:
+    """Returns the rows that a convolution mixes, and the numbers of a group; None: there is none."""
+    if given.get("conv_kernel_size") is None:
+        return None
+    taps, group = (_number(checkpoint, given, f"conv_{name}_size", least=1) for name in ("kernel", "group"))
+    if size % group:
+        raise checkpoint.refusal(f"conv_group_size={group} must divide hidden_size={size}")
+    if not looks_ahead:
+        raise checkpoint.refusal("its rows see earlier rows alone, which convolutions here do not take")
+    return taps, group
+
+
+def _selector(checkpoint: HeadCheckpoint, given: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Returns the rank of a selector and its number of candidates; None: there is no selector."""
+    if given.get("selector_rank") is None:
+        return None
+    rank, candidates = (_number(checkpoint, given, f"selector_{name}", least=1) for name in ("rank", "top_k"))
+    if given.get("draft_vocab_size") not in (None, checkpoint.target.vocab_size):
+        raise checkpoint.refusal(
+            f"draft_vocab_size={given['draft_vocab_size']} beside a selector must be"
+            f" {checkpoint.target.vocab_size}, the target's"
+        )
+    return rank, min(candidates, checkpoint.target.vocab_size)
 
 
 def _read_layers(checkpoint: HeadCheckpoint, given: Mapping[str, Any], count: int) -> tuple[int, ...]:
@@ -194,35 +230,6 @@ def _looks_ahead(checkpoint: HeadCheckpoint, given: Mapping[str, Any], layer_typ
     return is_sliding == {False} or bool(given.get("sliding_window_non_causal"))
 
 
-class MarkovHead(nn.Module):
-    """Bias of a guess by the token before it: a table of low rank, which the row's state may weigh."""
-
-    def __init__(self, shape: BlockShape, vocabulary: int, draft_vocabulary: int) -> None:
-        """
-        Args:
-            vocabulary: tokens of the target.
-            draft_vocabulary: tokens that the draft knows.
-        """
-        super().__init__()
-        rank, size = shape.markov_rank, shape.layers.hidden_size
-        self.markov_w1 = nn.Embedding(vocabulary, rank)
-        self.markov_w2 = nn.Linear(rank, draft_vocabulary, bias=False)
-        self.gate_proj = nn.Linear(size + rank, rank) if shape.is_gated else None
-
-    def forward(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """Returns biases [num_rows, draft_vocabulary].
-
-        Args:
-            states: [num_rows, hidden_size] of the rows that guess.
-            tokens: int64 [num_rows] tokens before the guesses.
-        """
-        known = self.markov_w1(tokens)
-        if self.gate_proj is not None:
-            known = known * self.gate_proj(torch.cat([states, known], dim=-1)).sigmoid()
-        bias: Tensor = self.markov_w2(known)
-        return bias
-
-
 class DFlashHead(nn.Module):
     """Network of the draft. ``reduce`` joins the target's states, and ``forward`` reads a block."""
 
@@ -239,16 +246,24 @@ class DFlashHead(nn.Module):
         config, size = shape.layers, shape.layers.hidden_size
         self.fc = nn.Linear(target_size * len(shape.hidden_layers), size, bias=False)
         self.hidden_norm = Qwen3RMSNorm(size, eps=config.rms_norm_eps)
-        self.layers = nn.ModuleList(
-            Qwen3DecoderLayer(config, layer) for layer in range(config.num_hidden_layers)
-        )
+        numbers = range(config.num_hidden_layers)
+        if shape.convolution is None:
+            self.layers = nn.ModuleList(Qwen3DecoderLayer(config, number) for number in numbers)
+        else:
+            mixing = (shape.block_size, *shape.convolution)
+            self.layers = nn.ModuleList(ConvolvedLayer(config, number, *mixing) for number in numbers)
         self.norm = Qwen3RMSNorm(size, eps=config.rms_norm_eps)
         self.lm_head: nn.Module | None = None
         if draft_vocabulary is not None:
             self.lm_head = nn.Linear(size, draft_vocabulary, bias=False)
         self.markov_head: MarkovHead | None = None
         if shape.markov_rank:
-            self.markov_head = MarkovHead(shape, vocabulary, draft_vocabulary or vocabulary)
+            self.markov_head = MarkovHead(
+                shape.markov_head, shape.markov_rank, size, vocabulary, draft_vocabulary or vocabulary
+            )
+        self.candidate_selector: CandidateSelector | None = None
+        if shape.selector is not None:
+            self.candidate_selector = CandidateSelector(*shape.selector, size, vocabulary)
 
     def share_out(self, rank: int, ranks: int) -> bool:
         """Leaves a rank its share of layers and vocabulary. Returns as ``layers.share_out``."""

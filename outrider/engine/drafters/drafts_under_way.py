@@ -21,6 +21,7 @@ class DraftRead:
     draft: Draft
     top_tokens: Sequence[TopTokens]  # at each position of its chain
     is_valid: bool = True  # whether all numbers from which it was chosen are finite
+    promises: Sequence[float] = ()  # as in ``TargetDrafter.promises``
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
+    DeepseekV3Attention,
+    DeepseekV3MLP,
+    DeepseekV3RotaryEmbedding,
+)
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
     LlamaDecoderLayer,
@@ -26,9 +31,12 @@ from outrider.engine.forward.attention import ATTENTION, Paged
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.parallel.layers import ParallelLMHead, keep_outputs, share_out
 
+LATENT = "deepseek_v3"
 # Attention of the first layer, and the layers after it, by the model_type of their config.
-ATTENTIONS = {"llama": LlamaAttention, "qwen3": Qwen3Attention}
+ATTENTIONS = {"llama": LlamaAttention, "qwen3": Qwen3Attention, LATENT: DeepseekV3Attention}
 LAYERS = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}
+# Projections of what attention reads, of which each form has some.
+READING = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
 FIRST, FIRST_OF_SAFEAILAB = "layers.0.", "midlayer."
 SLIDING = "sliding_attention"
 OF_TARGET = ("verifier_lm_head.", "verifier_norm.")  # copies of the target's tensors in some checkpoints
@@ -79,21 +87,32 @@ class Eagle3Shape:
 
     @property
     def cache(self) -> tuple[LayerShape, ...]:
-        """Shapes of what the layers cache of a token."""
-        heads, dim = self.layers.num_key_value_heads, self.layers.head_dim
-        shape: LayerShape = (heads, dim, dim)
-        count: int = self.layers.num_hidden_layers
+        """Shapes of what the layers cache of a token: of latents the keys and values that they expand to."""
+        config = self.layers
+        if self.is_latent:
+            return ((config.num_attention_heads, config.qk_head_dim, config.v_head_dim),)
+        shape: LayerShape = (config.num_key_value_heads, config.head_dim, config.head_dim)
+        count: int = config.num_hidden_layers
         return (shape,) * count
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether attention reads keys and values from latents, as DeepSeek's does."""
+        return bool(self.layers.model_type == LATENT)
 
 
 def _layers_of(checkpoint: HeadCheckpoint) -> Any:
     """Returns transformers' config of the decoder layers, as many as the checkpoint has."""
     given = dict(checkpoint.config.get("transformer_layer_config") or checkpoint.config)
     kind = given.pop("model_type", "llama")
-    kind = kind if kind in ATTENTIONS else "llama"
+    kind = LATENT if given.get("kv_lora_rank") else kind if kind in ATTENTIONS else "llama"
     names = (name.split(".") for name in network_tensors(checkpoint.tensors))
     given["num_hidden_layers"] = len({name[1] for name in names if name[0] == "layers"}) or 1
-    if kind == "llama" and SLIDING in (given.get("layer_types") or ()):
+    if kind == LATENT:
+        given.pop("head_dim", None)  # the rotated numbers decide it
+    if kind == LATENT and given["num_hidden_layers"] > 1:
+        raise checkpoint.refusal(f"num_hidden_layers={given['num_hidden_layers']} with latents must be 1")
+    if kind != "qwen3" and SLIDING in (given.get("layer_types") or ()):
         raise checkpoint.refusal(f"layer_types={given['layer_types']} is computed for Qwen 3's layers alone")
     return AutoConfig.for_model(kind, **given, attn_implementation=ATTENTION)
 
@@ -115,10 +134,11 @@ class Eagle3Layer(nn.Module):
         super().__init__()
         config, size = shape.layers, shape.layers.hidden_size
         self.self_attn = ATTENTIONS[config.model_type](config, layer_idx=0)
-        for name in ("q_proj", "k_proj", "v_proj"):
-            outputs = getattr(self.self_attn, name).out_features
-            setattr(self.self_attn, name, nn.Linear(2 * size, outputs, bias=bool(config.attention_bias)))
-        self.mlp = LlamaMLP(config)
+        for name in READING:
+            if (projection := getattr(self.self_attn, name, None)) is not None:
+                wider = nn.Linear(2 * size, projection.out_features, bias=projection.bias is not None)
+                setattr(self.self_attn, name, wider)
+        self.mlp = DeepseekV3MLP(config) if shape.is_latent else LlamaMLP(config)
         self.input_layernorm = _norm(config, size)
         self.hidden_norm = _norm(config, size)
         self.post_attention_layernorm = _norm(config, size)
@@ -203,9 +223,11 @@ def built(checkpoint: HeadCheckpoint, shape: Eagle3Shape) -> Eagle3Head:
     return head.eval().requires_grad_(False)
 
 
-def rotary(shape: Eagle3Shape, device: torch.device) -> LlamaRotaryEmbedding:
+def rotary(shape: Eagle3Shape, device: torch.device) -> nn.Module:
     """Returns the rotary embedding of all positions of the target, whatever limit the config has."""
-    return LlamaRotaryEmbedding(shape.layers).to(device)
+    kind = DeepseekV3RotaryEmbedding if shape.is_latent else LlamaRotaryEmbedding
+    embedding: nn.Module = kind(shape.layers).to(device)
+    return embedding
 
 
 def network_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

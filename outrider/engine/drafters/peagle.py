@@ -48,7 +48,7 @@ class PEagle(Eagle3):
 
     def _grown(self, requests: Sequence[DraftRequest]) -> Trees:
         """Makes Drafts with a pass over the newest token and the masks after it."""
-        trees = Trees(requests)
+        trees = Trees(requests, is_free=True)
         asked = [requests[place] for place in trees.growing]
         if asked:
             states = torch.cat([self._states_of_rows(request) for request in asked])

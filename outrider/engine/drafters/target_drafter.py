@@ -111,6 +111,8 @@ class TargetDrafter(Drafter):
     weight_bytes = 0  # bytes of its own weights, at each rank
     # Best tokens, best first, at each position of each newest Draft's chain.
     top_tokens: Sequence[Sequence[tuple[int, ...]]] = ()
+    # Probability that each node of each newest Draft is accepted if its parent is; empty: not known.
+    promises: Sequence[Sequence[float]] = ()
     makes_chains = False  # whether the device makes its chains: not before its graphs are captured
     no_drafts_because = ""  # set once its Drafts are known never to pay
 
@@ -199,7 +201,7 @@ def last_state(request: DraftRequest) -> Tensor:
 
 def rows_at(rows: Tensor, places: list[int]) -> Tensor:
     """Returns a copy of these rows, without waiting for the device."""
-    return rows[to_device(torch.tensor(places), rows.device)]
+    return rows[to_device(torch.tensor(places, dtype=torch.int64), rows.device)]
 
 
 def feed_of(sequence: EngineSequence, tokens: list[int], start: int, num_logits: int = 0) -> Feed:

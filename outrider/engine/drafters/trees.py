@@ -14,6 +14,7 @@ Source: Li et al., "EAGLE-2: faster inference of language models with dynamic dr
 """
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -31,6 +32,8 @@ from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.choosing.sampler import Choices, choose_tokens
 from outrider.engine.inputs.step_input import Feed
 
+DOUBT = 2.0  # factor by which a promise may be too small: calibration comes later, and cuts again
+
 
 @dataclass(frozen=True, eq=False)
 class _Node:
@@ -44,7 +47,8 @@ class _Node:
 class _Tree:
     """Draft of one sequence. It ends at its depth, and each path at an end token."""
 
-    def __init__(self, request: DraftRequest) -> None:
+    def __init__(self, request: DraftRequest, is_free: bool) -> None:
+        self._is_free = is_free
         self.sequence, self.request = request.engine_sequence, request
         self.is_coupled = self.sequence.sampling.verification == "coupled"
         self.alternatives = request.alternatives if self.is_coupled else 0
@@ -101,8 +105,7 @@ class _Tree:
 
     def draft(self) -> Draft:
         """Returns the Draft so far: the chain, then its alternatives."""
-        beside = sorted(self._beside, key=attrgetter("depth"))
-        return replace(_draft_of([*self.chain, *beside]), draft_probs=tuple(self.probs))
+        return replace(_draft_of(self._nodes), draft_probs=tuple(self.probs))
 
     def feed(self, between: int, num_logits: int) -> Feed:
         """Returns the feed of ``open``, after all cached tokens of the sequence and all fed nodes.
@@ -128,18 +131,32 @@ class _Tree:
         return top_tokens if self.alternatives else top_tokens[:1]
 
     def _quota(self) -> int:
-        """Returns how many alternatives may be fed here: each later pass can feed as many."""
+        """Returns how many alternatives may go on here: each later pass can feed as many."""
+        if self._is_free:
+            return self.alternatives
         return -(-self._to_feed // self._passes) if self._passes > 0 else 0
 
     def _goes_on(self, node: _Node) -> bool:
-        return node.depth < self.request.depth and node.token not in self.sequence.end_token_ids
+        pays = DOUBT * math.exp(node.score) >= self.request.least_survival
+        return pays and node.depth < self.request.depth and node.token not in self.sequence.end_token_ids
+
+    @property
+    def _nodes(self) -> list[_Node]:
+        return [*self.chain, *sorted(self._beside, key=attrgetter("depth"))]
+
+    @property
+    def promises(self) -> list[float]:
+        """Returns the probability of each node of the Draft, given that its parent is accepted."""
+        scores = ((node.score, node.parent.score if node.parent else 0.0) for node in self._nodes)
+        return [math.exp(score - before) for score, before in scores]
 
 
 class Trees:
     """Trees of all requested Drafts."""
 
-    def __init__(self, requests: Sequence[DraftRequest]) -> None:
-        self._trees = [_Tree(request) for request in requests]
+    def __init__(self, requests: Sequence[DraftRequest], *, is_free: bool = False) -> None:
+        """is_free: whether going on costs nothing, as all logits are there; then every node goes on."""
+        self._trees = [_Tree(request, is_free) for request in requests]
         most = max((tree.alternatives for tree in self._trees), default=0)
         self._ranks = min(max(1 + most, RANKS_OF_CHAINS), RANKS)
         self.invalid: list[int] = []  # indices of requests whose numbers are not finite
@@ -190,6 +207,11 @@ class Trees:
     def drafts(self) -> list[Draft]:
         """Returns the Drafts so far."""
         return [tree.draft() for tree in self._trees]
+
+    @property
+    def promises(self) -> list[list[float]]:
+        """Probability of each node of each Draft, given that its parent is accepted."""
+        return [tree.promises for tree in self._trees]
 
     @property
     def top_tokens(self) -> list[list[TopTokens]]:

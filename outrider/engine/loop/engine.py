@@ -121,12 +121,14 @@ class Engine:
         sampling: Sampling,
         number: int | None = None,
         adapter: AskedAdapter = NONE_ASKED,
+        prediction: tuple[int, ...] = (),
     ) -> EngineSequence:
         """Opens a sequence without tokens. It takes up cache once work is submitted for it.
 
         Args:
             number: number by which work names it, above those of all sequences before; None: the next number.
             adapter: its adapter, which is loaded if it is missing.
+            prediction: token ids that the answer probably has.
 
         Raises:
             ValueError: the sampling settings do not suit this model's vocabulary, or no adapter of the
@@ -147,6 +149,7 @@ class Engine:
             limit,
             self._clock,
             self._adapters.hold(adapter),
+            prediction,
         )
         try:
             self._grammars.begin(sequence)

@@ -56,6 +56,7 @@ class _Made:
 
     drafter: str
     draft: Draft
+    promises: Sequence[float]  # as in DraftRead
     step: Step
     is_of_host: bool  # as Decoded.is_draft_of_host
 
@@ -175,7 +176,7 @@ class TargetDrafting:
             verdicts[task.sequence.number] = self._observed(task, verdict)
             if task.next_draft is not None and verdict.finish is None:
                 name, index = split_name(task.lease.drafter)
-                if index:
+                if index or task.next_draft.least_survival:
                     to_unite.append((task.lease, task.next_draft))
                 of_kind = of_foreseen if task.sequence in foreseen.get(name, ()) else requests
                 of_kind.setdefault(name, []).append(task.next_draft)
@@ -279,7 +280,11 @@ class TargetDrafting:
         if not drafts:
             return {}
         top_tokens = drafter.top_tokens or [()] * len(drafts)
-        read = [DraftRead(*each) for each in zip(drafts, top_tokens, strict=True)]
+        promises = drafter.promises or [()] * len(drafts)
+        read = [
+            DraftRead(draft, best, promises=of_nodes)
+            for draft, best, of_nodes in zip(drafts, top_tokens, promises, strict=True)
+        ]
         return self._told(in_use, requests, read, self._clock() - started)
 
     def _with_states_of(self, drafter: TargetDrafter, given: Sequence[GivenT]) -> list[GivenT]:
@@ -303,19 +308,19 @@ class TargetDrafting:
         name, made = in_use.drafter.info.name, dict[int, _Made]()
         for request, read in zip(requests, drafts, strict=True):
             number, draft = request.engine_sequence.number, read.draft
-            made[number] = _Made(name, draft, step, in_use.drafter.is_of_host(request))
+            made[number] = _Made(name, draft, read.promises, step, in_use.drafter.is_of_host(request))
             self._newest[number] = _Newest(name, draft.tokens[: draft.chain_length], read.top_tokens, draft)
         return made
 
     def _unite(self, made: dict[int, _Made], wanted: Sequence[tuple[Lease, DraftRequest]]) -> None:
-        """Unites the Drafts of sequences with the guesses of the index that their leases name."""
+        """Leaves Drafts the nodes that pay, and adds what the indices of their leases guess."""
         of_drafters = [
-            (lease, request, made[request.engine_sequence.number].draft)
+            (lease, request, each.draft, each.promises)
             for lease, request in wanted
-            if request.engine_sequence.number in made
+            if (each := made.get(request.engine_sequence.number)) is not None
         ]
         drafts = self._unions.united(of_drafters)
-        for (lease, request, _), draft in zip(of_drafters, drafts, strict=True):
+        for (lease, request, *_), draft in zip(of_drafters, drafts, strict=True):
             number = request.engine_sequence.number
             made[number] = replace(made[number], drafter=lease.drafter, draft=draft)
             self._newest[number] = replace(self._newest[number], sent=draft)

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import ROOT, Draft, Verdict
 from outrider.decoding.grammar import Constrained
@@ -160,7 +162,7 @@ class DecodeTask(Task):
             or any(node >= of_chain - 1 for node in self._draft.parents[of_chain:])
         ):
             return None
-        return DraftRequest(self.sequence, depth, self.lease.alternatives, self.round)
+        return self._asked(depth)
 
     def _request(self, verdict: Verdict, choices: Choices) -> DraftRequest | None:
         """Returns the request for the Draft that comes with this Verdict; None: none is wanted."""
@@ -169,7 +171,14 @@ class DecodeTask(Task):
             return None
         row = 1 + verdict.accepted[-1] if verdict.accepted else 0
         hidden = None if choices.hidden is None else choices.hidden[row - len(choices.chosen)]
-        return DraftRequest(self.sequence, depth, self.lease.alternatives, self.round, hidden)
+        return self._asked(depth, hidden)
+
+    def _asked(self, depth: int, hidden: Tensor | None = None) -> DraftRequest:
+        """Returns the request for a Draft of this depth. hidden: as in DraftRequest."""
+        lease = self.lease
+        # Other rules judge by the distribution of each token, which a cut by that token would change.
+        least_survival = lease.least_survival if self._is_coupled else 0.0
+        return DraftRequest(self.sequence, depth, lease.alternatives, self.round, hidden, least_survival)
 
     def _judge(self, draft: Draft, choices: Choices) -> Verdict:
         if self._is_coupled:

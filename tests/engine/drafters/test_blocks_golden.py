@@ -51,8 +51,11 @@ def test_logits_of_a_block_draft_are_those_of_the_speculators_package(tmp_path: 
     drafter._compute(DrafterStep(context, wants_logits=False), states)
     states, logits = drafter._compute(DrafterStep(block), states[:0])
     token_ids = torch.arange(form.tokens) + tensors["d2t"]
-    found = drafter._after_tokens(states, logits, tokens[anchor : anchor + form.guesses])[:, token_ids]
-    torch.testing.assert_close(found, LOGITS[name], atol=1e-4, rtol=1e-4)
+    memory = states.new_zeros(1, drafter.memory_size)
+    for row, before in enumerate(tokens[anchor : anchor + form.guesses]):
+        of_row = states[row : row + 1], logits[row : row + 1]
+        found, memory = drafter._after_tokens(*of_row, [before], memory)
+        torch.testing.assert_close(found[0, token_ids], LOGITS[name][row], atol=1e-4, rtol=1e-4)
 
 
 @torch.inference_mode()

@@ -15,6 +15,7 @@ import outrider.engine.forward.graphs
 from outrider.decoding.settings import Sampling
 from outrider.engine.drafters.dflash import DFlash
 from outrider.engine.drafters.dflash_head import BlockShape, empty
+from outrider.engine.drafters.markov_head import GATED, RECURRENT
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.loop.engine import Engine
@@ -48,9 +49,11 @@ FORMS = {
     "reduced vocabulary": (Form(tokens=300), "speculators"),
     "window": (Form(window=12), "speculators"),
     "DSpark": (Form(is_shifted=True, markov=16), "DeepSpec"),
-    "DSpark, gated": (Form(is_shifted=True, markov=16, is_gated=True), "DeepSpec"),
+    "DSpark, gated": (Form(is_shifted=True, markov=16, head=GATED), "DeepSpec"),
+    "DFlash2": (Form(is_second=True), "z-lab"),
+    "DSpark, recurrent": (Form(is_shifted=True, markov=16, head=RECURRENT), "DeepSpec"),
 }
-QUICK = ("in place", "reduced vocabulary", "DSpark, gated")
+QUICK = ("reduced vocabulary", "DFlash2", "DSpark, recurrent")
 SLOW = [pytest.mark.slow]
 DEPTH = 4
 
@@ -311,11 +314,18 @@ def test_under_rejection_or_block_drafts_say_what_they_were_drawn_from(tmp_path:
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        ({"speculators_model_type": "peagle"}, "of kind 'peagle' and must be 'dflash' or 'dspark'"),
+        ({"speculators_model_type": "peagle"}, "of kind 'peagle' and must be one of dflash, dflash2, dspark"),
         ({"dflash_config": {"projector_type": "domino"}}, "of kind 'domino'"),
-        ({"markov_rank": 16, "markov_head_type": "rnn"}, "markov_head_type='rnn' must be vanilla or gated"),
+        (
+            {"markov_rank": 16, "markov_head_type": "gru"},
+            "markov_head_type='gru' must be one of vanilla, gated, rnn",
+        ),
         ({"markov_rank": 16}, "it has no markov_head.markov_w1.weight"),
-        ({"selector_rank": 256}, "selector_rank=256 is not computed"),
+        ({"selector_rank": 256}, "selector_top_k=None must be a number of at least 1"),
+        ({"selector_rank": 256, "selector_top_k": 16}, "it has no candidate_selector.predecessor_codebook"),
+        ({"conv_kernel_size": 2, "conv_group_size": 3}, "conv_group_size=3 must divide hidden_size=256"),
+        ({"output_multiplier": 0.5}, "output_multiplier=0.5 is not computed"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0 is not computed"),
         ({"block_size": 1}, "block_size=1 must be a number of at least 2"),
         ({"dflash_config": {}}, "mask_token_id=None must be a number"),
         (

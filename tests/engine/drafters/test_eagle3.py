@@ -20,8 +20,9 @@ FORMS = {
     "version 3.1": Form(norm_before_fc=True, norm_output=True),
     "five layers of the target": Form(layers=(0, 1, 2, 5, 6), fc_norm=True),
     "several layers": Form(draft_layers=3),
+    "latents": Form(latent=32),
 }
-QUICK_FORMS = {"plain", "several layers"}
+QUICK_FORMS = {"several layers", "latents"}
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +122,9 @@ def test_head_of_another_target_is_refused_by_what_differs(tmp_path: Path) -> No
     )
     assert "of kind 'peagle' and must be 'eagle3'" in refusal(
         write_eagle3(tmp_path / "kind", speculators_model_type="peagle")
+    )
+    assert "num_hidden_layers=2 with latents must be 1" in refusal(
+        write_eagle3(tmp_path / "latents", Form(draft_layers=2), kind="modelopt", kv_lora_rank=32)
     )
     assert "layer_types=['sliding_attention'] is computed for Qwen 3's layers alone" in refusal(
         write_eagle3(tmp_path / "window", kind="modelopt", layer_types=["sliding_attention"])

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,34 @@ def test_no_more_nodes_are_fed_than_are_asked_for_and_later_positions_have_their
     draft, fed = grown(DraftRequest(text(), 4, 4), [even] * 4)
     assert len(draft) == 8
     assert [len(tokens) for tokens in fed] == [1 + 2, 1 + 1, 1 + 0]
+
+
+def test_tree_of_a_block_has_the_nodes_of_the_largest_joint_probability() -> None:
+    """Every parent of a depth has the same children, as in the trees of DDTree and JetSpec."""
+    halves = {8: 0.5, 9: 0.5}
+    shares = [{3: 0.26, 4: 0.25, 5: 0.25, 6: 0.24}, {7: 0.99, 8: 0.01}, halves, halves]
+    trees = Trees([DraftRequest(text(), 4, 6)], is_free=True)
+    for of_position in shares:
+        logits = torch.full((VOCABULARY,), -50.0)
+        logits[[*of_position]] = torch.tensor([*of_position.values()]).log()
+        trees.grow(logits.expand(len(trees.growing), -1).clone())
+    (draft,) = trees.drafts()
+    joint = {
+        path: math.prod(of_position[token] for token, of_position in zip(path, shares, strict=False))
+        for depth in (1, 2, 3, 4)
+        for path in product(*shares[:depth])
+    }
+    chain = [(3,), (3, 7), (3, 7, 8), (3, 7, 8, 8)]
+    best = sorted({*joint} - {*chain}, key=lambda path: -joint[path])[:6]
+    assert paths(draft)[:4] == chain
+    assert {*paths(draft)[4:]} == {*best}
+
+
+def test_tree_ends_where_it_would_not_survive() -> None:
+    shares = [{3: 0.9, 4: 0.1}, {6: 0.5, 7: 0.5}, {8: 0.5, 9: 0.5}]
+    deep, shallow = (grown(DraftRequest(text(), 3, least_survival=least), shares)[0] for least in (0.0, 0.95))
+    assert paths(deep) == [(3,), (3, 6), (3, 6, 8)]
+    assert paths(shallow) == [(3,), (3, 6)]  # after it a token survives with 0.45, twice less than is asked
 
 
 def test_node_is_fed_with_the_branch_that_it_is_on() -> None:

@@ -63,6 +63,41 @@ def test_united_drafts_of_repeated_text_take_fewer_rounds(target: Engine, repeat
     assert union.rounds < alone.rounds
 
 
+def test_prediction_of_an_edited_answer_makes_united_drafts_take_fewer_rounds(target: Engine) -> None:
+    prompt = prompt_of("prose")
+    alone = rounds(target, [prompt], 0.7, DEPTH)[0]
+    edited = (*alone.tokens[:8], 1, 2, *alone.tokens[12:])
+    found, wrong = (
+        rounds(
+            target,
+            [prompt],
+            0.7,
+            DEPTH,
+            drafter="eagle3+prediction",
+            least_survival=0.05,
+            prediction=prediction,
+        )[0]
+        for prediction in (edited, (1, 2))
+    )
+    assert found.tokens == wrong.tokens == alone.tokens
+    assert 2 * found.rounds < alone.rounds
+    assert found.deepest > DEPTH
+
+
+def test_drafts_of_a_head_without_the_nodes_that_do_not_pay_say_the_same_with_fewer_nodes(
+    target: Engine,
+) -> None:
+    whole, cut = (
+        drafted_texts(target, 0.7, 5, 6, 2, drafter="eagle3", least_survival=least) for least in (0.0, 0.2)
+    )
+    assert [text.tokens for text in cut] == plain_texts(0.7)
+    of_whole, of_cut = (sum(map(len, drafts_of(found))) for found in (whole, cut))
+    rounds_of_whole, rounds_of_cut = (sum(text.rounds for text in found) for found in (whole, cut))
+    assert of_cut < 0.75 * of_whole
+    assert rounds_of_cut < 1.15 * rounds_of_whole
+    assert len({draft.chain_length for draft in drafts_of(cut)}) > 3  # short and deep in turn
+
+
 def test_united_drafts_without_further_nodes_are_as_deep_as_was_asked_for(
     target: Engine, repeating: tuple[int, ...]
 ) -> None:
@@ -75,7 +110,7 @@ def test_drafts_under_another_rule_are_those_of_the_head(
     target: Engine, rule: str, repeating: tuple[int, ...]
 ) -> None:
     alone, union = (
-        rounds(target, [repeating], 0.7, DEPTH, drafter=name, least_survival=0.0, verification=rule)
+        rounds(target, [repeating], 0.7, DEPTH, drafter=name, least_survival=0.01, verification=rule)
         for name in ("eagle3", UNION)
     )
     assert drafts_of(union) == drafts_of(alone)
@@ -137,7 +172,7 @@ def test_united_drafts_on_a_gpu_are_those_of_a_cpu(tmp_path: Path, monkeypatch: 
             "allowed_token_ids": [5, 9, 33],
             "max_tokens": 12,
         }  # so that the text repeats itself
-        return rounds(engine, prompts, 0.7, DEPTH, drafter=UNION, least_survival=0.0, **few)
+        return rounds(engine, prompts, 0.7, DEPTH, drafter=UNION, least_survival=0.01, **few)
 
     expected = drafted("cpu")
     assert max(draft.depth for draft in drafts_of(expected)) > DEPTH

@@ -3,6 +3,13 @@
 import pytest
 
 from gateway.errors import InvalidRequestError
+from gateway.loop.factory import LoopFactory
+from gateway.roster import BY_TASK
+from gateway.routing.paces import Paces
+from gateway.sequence import GatewaySequence
+from gateway.settings import GatewaySettings, Speculation
+from outrider.decoding.settings import Sampling
+from outrider.pace.settings import PaceSettings
 from protos import generation_pb2
 from tests.fakes.scripted import ScriptedDraft, ScriptedTarget, fleet_of
 from tests.support.grpc_calls import Context, servicer_of
@@ -37,6 +44,21 @@ async def test_prediction_that_is_the_answer_drafts_all_of_it(tokenizer):
     assert counts(usage) == (len(ANSWER), 0)
     assert usage["speculation"]["target_passes"] <= 6
     assert usage["speculation"]["drafted_by"].keys() == {"prediction"}
+
+
+async def test_prediction_beside_a_drafter_of_the_target_is_united_with_it(tokenizer):
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+        settings = GatewaySettings(
+            model="m", tokenizer="t", target_drafters=("eagle3",), drafts={}, drafters=("eagle3",)
+        )
+        factory = LoopFactory(fleet, Paces(PaceSettings()), settings)
+        speculation = Speculation(drafter=BY_TASK).resolved(BY_TASK, PaceSettings())
+        asked = [GatewaySequence((1, 2), Sampling(), 0, prediction=prediction) for prediction in ((), (3, 4))]
+        names = [
+            [each.name for each in factory.of(sequence, speculation, 0.0)._source._route._candidates]
+            for sequence in asked
+        ]
+    assert names == [["eagle3"], ["prediction", "eagle3+prediction", "eagle3"]]
 
 
 @pytest.mark.parametrize("content", ["", "what the model never says", "a" + TEXT[1:20]])

@@ -17,7 +17,7 @@ def test_row_sees_the_text_before_its_anchor_and_its_block_up_to_itself() -> Non
     text_key, text_value = drawn(KV_HEADS, LENGTH, 0), drawn(KV_HEADS, LENGTH, 1)
     count = SIZE * len(ANCHORS)
     query, key, value = (drawn(heads, count, 2 + heads) for heads in (HEADS, KV_HEADS, KV_HEADS))
-    blocks = Blocks(torch.tensor(ANCHORS), SIZE)
+    blocks = Blocks(torch.tensor(ANCHORS), SIZE, LENGTH)
     blocks.read(text_key, text_value)
     found = blocks.attend(0, query, key, value, scaling=0.3)
     for number, anchor in enumerate(ANCHORS):

@@ -107,35 +107,38 @@ def test_loss_falls_and_the_checkpoint_has_a_card(
     assert "- steps: 24" in card
 
 
-class Weighed(Trainee):
-    """Two positions, one guessed well and one badly, with weights."""
+class TwoGuesses(Trainee):
+    """Two positions, the first guessed well or badly, and the second a third of the way from good to bad."""
 
-    def __init__(self, good: float, bad: float) -> None:
-        self._weights, self.network = (good, bad), torch.nn.Linear(1, 1)
+    def __init__(self, first: bool, goes_on: bool | None) -> None:
+        """goes_on: whether the second goes on from the first; None: there is no second."""
+        self._first, self._goes_on, self.network = first, goes_on, torch.nn.Linear(1, 1)
 
     def guesses(
         self, reading: Reading, depth: int, generator: torch.Generator | None
     ) -> Iterator[PositionGuess]:
-        places = torch.arange(4)
-        for logits, weight in zip((reading.probs.log(), -reading.probs.log()), self._weights, strict=True):
-            yield PositionGuess(logits[:, places], places, weight)
+        places, log_probs = torch.arange(4), reading.probs.log()[:, :4]
+        yield PositionGuess(log_probs if self._first else -10 * log_probs, places)
+        if self._goes_on is not None:
+            yield PositionGuess(log_probs / 3, places, self._goes_on)
 
     def save(self, folder: Path) -> None:
         """Keeps nothing."""
 
 
-def test_loss_of_a_step_is_the_mean_by_the_weights_of_positions(text: Path, tmp_path: Path) -> None:
+def test_loss_of_a_guess_counts_by_how_likely_it_is_reached(text: Path, tmp_path: Path) -> None:
     settings = MedusaSettings(target=DEMO / "target", output=tmp_path, text=text, rows=2, length=16)
     training_text, held_out = read_text(text)
 
-    def loss(good: float, bad: float) -> float:
-        trainee, target = Weighed(good, bad), FrozenTarget(settings.target)
+    def loss(first: bool, goes_on: bool | None) -> float:
+        trainee, target = TwoGuesses(first, goes_on), FrozenTarget(settings.target)
         training = Training(trainee, target, settings, SumOfMinima(held_out, settings))
         return training._loss(training_text, 0)[0].item()
 
-    good, bad = loss(1.0, 0.0), loss(0.0, 1.0)
-    assert good < bad
-    assert loss(3.0, 1.0) == pytest.approx((3 * good + bad) / 4)
+    assert loss(True, True) == pytest.approx(loss(True, False))  # the first is always correct
+    assert loss(True, False) != pytest.approx(loss(True, None))
+    assert loss(False, True) == pytest.approx(loss(False, None))  # the first is never correct
+    assert loss(False, False) != pytest.approx(loss(False, None))
 
 
 @pytest.mark.parametrize(

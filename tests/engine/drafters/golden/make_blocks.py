@@ -52,7 +52,7 @@ def block(form: dflash.Form) -> tuple[Tensor, Any]:
     layers = import_module("transformers").Qwen3Config(
         **dflash.SIZES, vocab_size=eagle3.VOCABULARY, attn_implementation="eager"
     )
-    of_markov = {"markov_rank": form.markov, "markov_head_type": "gated" if form.is_gated else "vanilla"}
+    of_markov = {"markov_rank": form.markov, "markov_head_type": form.head}
     of_kind = "DSpark" if form.markov else "DFlash"
     config = getattr(package, f"{of_kind}SpeculatorConfig")(
         transformer_layer_config=layers,
