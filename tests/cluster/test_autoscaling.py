@@ -142,11 +142,11 @@ class Stream(threading.Thread):
     """Asks for the same answer again and again until it is stopped."""
 
     def __init__(self, service: Service, role: str, seed: int, prompt: str, tokens: int) -> None:
-        """role: of the workers whose loss is counted."""
+        """role: of the workers whose loss is counted; a drained target is left without one."""
         super().__init__()
         self.stopped = threading.Event()
         self.texts: list[str] = []
-        self.lost = 0
+        self.left = 0  # times that the answers left a worker
         self.error: Exception | None = None
         self._counter = f"lost_{role}s"
         self._url = f"{service.http}/v1/completions"
@@ -170,7 +170,8 @@ class Stream(threading.Thread):
     def _ask(self) -> None:
         body: dict[str, Any] = httpx.post(self._url, json=self._body, timeout=START_S).json()
         self.texts.append(body["choices"][0]["text"])
-        self.lost += body["usage"]["speculation"][self._counter]
+        report = body["usage"]["speculation"]
+        self.left += report[self._counter] + report["moves"]
 
 
 @contextmanager
@@ -225,7 +226,7 @@ def test_worker_that_leaves_under_streams_changes_no_word_and_leaves_nothing_beh
                 wait_until(lambda: all(len(stream.texts) > 1 for stream in streams), START_S)
         assert [stream.error for stream in [*streams, *others]] == [None] * 15
         assert all(len(set(stream.texts)) == 1 for stream in streams)
-        assert sum(stream.lost for stream in streams) > 0
+        assert sum(stream.left for stream in streams) > 0
         wait_until(lambda: not any(map(psutil.pid_exists, leaves)), START_S)
         assert processes(service, role) == [stays]
         assert left_in_ray(cluster.address) == before

@@ -95,11 +95,12 @@ class Training:
         tokens = training.windows(settings.rows, length, generator).to(target.device)
         reading = target.read(tokens, trainee.hidden_layers)
         depth = trainee.depth(step / settings.steps, settings.depth)
-        losses, weights, acceptance, reach = [], [], [], torch.ones((), device=target.device)
+        losses, weights, acceptance = [], [], []
+        certain = reach = torch.ones((), device=target.device)  # probability that a guess counts
         with target.training():
             for guess in trainee.guesses(reading, depth, generator):
                 found = distance(reading.probs[:, guess.places, : guess.logits.shape[-1]], guess.logits)
-                reach = reach if guess.goes_on else torch.ones_like(reach)
+                reach = reach if guess.goes_on else certain
                 losses.append((reach * found.loss).mean())
                 weights.append(reach.mean())
                 accepted = 1 - found.total_variation.detach()

@@ -172,7 +172,7 @@ class EarlyExit(ChainDrafter):
         assert self._chains is not None
         batch = self._target.lay_out(fed, choice)
         ends, told = verdicts_in(batch, result, self._target.group)
-        tokens = told[:, : self._chains.ranks].contiguous()  # the last tokens, and numbers beside them
+        tokens = told[:, : self._chains.ranks]  # the last tokens, and numbers beside them
         return self._chains.after(batch.choosing_at(ends), tokens, positions)[1:], told
 
     def follow(self, step: DrafterStep) -> None:

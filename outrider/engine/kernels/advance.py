@@ -92,7 +92,7 @@ def _beginning(
     paged = memory.paged
     arguments = (
         *(first.logit_rows, first.seen, first.lanes, rows.integers, rows.numbers, *chosen),
-        *(rows.integers.shape[1], *_fed(paged)),
+        *(rows.integers.shape[1], chosen[1].stride(0), *_fed(paged)),
         *(memory.rows.integers, memory.rows.numbers, memory.progress, memory.found, memory.num_rows),
     )
     constants = {
@@ -139,7 +139,7 @@ def _fed(paged: PagedInput[Tensor]) -> tuple[Tensor, ...]:
     return *rows, paged.work, paged.few_tiles, paged.block_tables
 
 
-@triton.jit(do_not_specialize=["num_sequences", "num_rows"])
+@triton.jit(do_not_specialize=["num_sequences", "num_rows", "stride"])
 def begin_chains(
     # Input and choice of the first position, which feeds any number of tokens of each sequence.
     logit_rows,  # int64 [num_sequences] last row of each sequence
@@ -148,9 +148,10 @@ def begin_chains(
     integers,  # int64 [5, num_sequences] as PackedRows has them
     numbers,  # float64 [3, num_sequences] as PackedRows has them
     are_finite,  # bool [rows]
-    top_tokens,  # int32 [num_sequences, RANKS]
+    top_tokens,  # int32 [num_sequences, RANKS], whose rows are ``stride`` numbers apart
     are_valid,  # bool [num_sequences]
     num_sequences,
+    stride,
     # Input of the further positions, see advance_chains.
     token_ids,
     position_ids,
@@ -221,8 +222,9 @@ def begin_chains(
         for field in tl.static_range(3):
             setting = tl.load(numbers + field * num_sequences + row)
             tl.store(next_numbers + field * num_rows + row, setting)
-        _tell(row, 0, top_tokens, is_valid, found, num_rows, RANKS)
-        token, held = tl.load(top_tokens + row * RANKS), block_tables + lane * BLOCKS
+        best = top_tokens + row * stride
+        _tell(row, 0, best, is_valid, found, num_rows, RANKS)
+        token, held = tl.load(best), block_tables + lane * BLOCKS
         fields = (token_ids, position_ids, slots, next_seen, tile)
         _feed(row, token, place, fields, held, BLOCKS, BLOCK)
         if positions <= 1:
@@ -274,7 +276,7 @@ def advance_chains(
     if position < positions:
         at = integers + _POSITION * num_rows + row
         is_valid = tl.load(are_valid + row).to(tl.int32) & tl.load(are_finite + row).to(tl.int32)
-        _tell(row, position, top_tokens, is_valid, found, num_rows, RANKS)
+        _tell(row, position, top_tokens + row * RANKS, is_valid, found, num_rows, RANKS)
         tl.store(progress + row, position + 1)
         tl.store(at, tl.load(at) + 1)
         tile = tiles + tl.load(progress + num_rows + row) * FIELDS
@@ -286,11 +288,11 @@ def advance_chains(
 
 
 @triton.jit
-def _tell(row, position, top_tokens, is_valid, found, num_rows, RANKS: tl.constexpr):
+def _tell(row, position, best, is_valid, found, num_rows, RANKS: tl.constexpr):
     """Stores the best tokens of a row at a position, and whether a token may come from the row."""
     at = found + (position * num_rows + row) * (RANKS + 1)
     for rank in tl.static_range(RANKS):
-        tl.store(at + rank, tl.load(top_tokens + row * RANKS + rank))
+        tl.store(at + rank, tl.load(best + rank))
     tl.store(at + RANKS, is_valid)
 
 

@@ -313,7 +313,8 @@ class Engine:
         foresees = self.runner.launches_early
         following = self._scheduler.select_next(selected, self._queue.tasks) if foresees else []
         positions = self._scheduler.positions(selected, self._queue.tasks)
-        reach = Reach(positions, is_interrupted, partial(self._begin_drafts, selected))
+        begin_drafts = partial(self._begin_drafts, selected) if self._has_drafters else None
+        reach = Reach(positions, is_interrupted, begin_drafts)
         outcome = self._search.run(selected, self._launched, following, reach)
         self._launched = outcome.next_step
         self._observe(outcome)
@@ -341,11 +342,6 @@ class Engine:
 
     def _observe(self, outcome: Outcome) -> None:
         for step, tasks in outcome.passes:
-            size = step.size
-            logger.debug(
-                "step %d: %d sequences, %d tokens and %d of prompts in %.2f ms",
-                *(step.number, size.sequences, size.tokens, size.prompt_tokens, 1e3 * step.seconds),
-            )
             if any(map(_verifies, tasks)):
                 self._batch_delay.stepped(step)
 

@@ -34,12 +34,12 @@ class Reach:
     @property
     def shortest(self) -> int:
         """Positions of the sequence with the fewest."""
-        return min(self.positions, default=1)
+        return min(self.positions) if self.positions else 1
 
     @property
     def longest(self) -> int:
         """Positions of the sequence with the most."""
-        return max(self.positions, default=1)
+        return max(self.positions) if self.positions else 1
 
 
 ONE_POSITION = Reach()

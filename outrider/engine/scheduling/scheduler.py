@@ -1,7 +1,7 @@
 """Selection of the sequences of the next step, and preemption if the cache runs short."""
 
 import logging
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from outrider.decoding.draft import ROOT
 from outrider.engine.blame import BlamedError, blame
@@ -95,18 +95,18 @@ class Scheduler:
             following.append(task)
         return following
 
-    def positions(self, selected: Selected, tasks: Mapping[int, Task]) -> list[int]:
+    def positions(self, selected: Selected, tasks: Mapping[int, Task]) -> Sequence[int]:
         """Returns how many positions the step may draft for each sequence, each after the position before.
 
-        It is 1 for all sequences if other work waits, or if a sequence feeds several nodes, or more than a
-        block of its prompt.
+        Empty: 1 for each, as other work waits, or a sequence feeds several nodes or more than a block of its
+        prompt.
         """
         most, block_size = max([task.positions for task, _ in selected]), self._cache.block_size
         has_others = most > 1 and any(
             item.num_logits != 1 or item.num_committed > block_size for _, item in selected
         )
         if most == 1 or has_others or len(selected) < len(tasks):
-            return [1] * len(selected)
+            return ()
         return [self._positions_of(task, item) for task, item in selected]
 
     def _positions_of(self, task: Task, item: Item) -> int:
