@@ -1,5 +1,7 @@
 """A model shared by two processes says what it says in one, whatever is asked of it."""
 
+import ctypes
+import gc
 import random
 import threading
 from pathlib import Path
@@ -281,6 +283,8 @@ def test_rank_that_failed_alone_goes_no_further(ranks: Ranks) -> None:
 def load_and_look(group: RankGroup, small: EngineSettings, settings: EngineSettings) -> tuple[int, int]:
     """Private bytes at most while loading, and afterwards, beyond those before."""
     load_forward_pass(small, group)  # imports what is imported late, which takes memory too
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # memory that earlier models have left would be taken again unseen
     before, most, ends = private_bytes(), [0], threading.Event()
 
     def look() -> None:
