@@ -342,6 +342,11 @@ class Engine:
 
     def _observe(self, outcome: Outcome) -> None:
         for step, tasks in outcome.passes:
+            size = step.size
+            logger.debug(
+                "step %d: %d sequences, %d tokens and %d of prompts in %.2f ms",
+                *(step.number, size.sequences, size.tokens, size.prompt_tokens, 1e3 * step.seconds),
+            )
             if any(map(_verifies, tasks)):
                 self._batch_delay.stepped(step)
 
