@@ -1,4 +1,4 @@
-"""Unions of the Drafts of target drafters with what an index of each sequence guesses."""
+"""Drafts of target drafters, cut to the nodes that pay, and united with what an index guesses."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +13,7 @@ TAKEN_IN = 512  # tokens that enter the indices in a step, a millisecond or two,
 
 
 class DraftUnions:
-    """Holds the union of each sequence whose lease names an index beside its drafter."""
+    """Holds what is learned of each sequence whose Drafts promise something, or are united with an index."""
 
     def __init__(self) -> None:
         self._rates: dict[str, LearnedRates] = {}  # rates by name of the mixed drafter

@@ -126,10 +126,7 @@ class ForwardPass:
         if self.settings.batch_invariant:
             parts = cut(step, PASS_TOKENS[self.device.type])
             pairs = zip(parts, [*[None] * (len(parts) - 1), choice], strict=True)
-            passes = [self._graph_of(*part) or self._pass_of(*part) for part in pairs]
-            if step.rounds.count:
-                passes = [replace(part, rounds=step.rounds) for part in passes]  # a single pass
-            return Passes(passes)
+            return Passes([self._graph_of(*part) or self._pass_of(*part) for part in pairs])
         batch = self._graph_of(step, choice) or self.lay_out(step, choice)
         if step.rounds.count:
             batch = replace(batch, rounds=step.rounds)

@@ -13,7 +13,6 @@ from outrider.engine.choosing.asked_logprobs import comes_along
 from outrider.engine.device_time import Mark
 from outrider.engine.drafters.drafts_under_way import DraftsUnderWay
 from outrider.engine.drafters.target_drafter import feed_of
-from outrider.engine.forward.batch_invariant import PASS_TOKENS
 from outrider.engine.inputs.paged_input import FEW_QUERIES
 from outrider.engine.inputs.step_input import Feed, ForeseenRounds
 from outrider.engine.scheduling.scheduler import Selected
@@ -55,7 +54,10 @@ class RoundsAheadPlanner:
 
         under_way: Drafts after this step's Verdicts.
         """
-        if self._cache.states is not None or len(under_way.requests) < len(selected):
+        # Such rounds were not tried with recurrent states, nor with batch-invariant numerics.
+        if self._cache.states is not None or self._settings.batch_invariant:
+            return None
+        if len(under_way.requests) < len(selected):
             return None
         of_sequences = {task.sequence: task for task, _ in selected}
         tasks, feeds, may_branch = list[DecodeTask](), list[Feed](), False
@@ -69,8 +71,6 @@ class RoundsAheadPlanner:
             feeds.append(feed if tree.is_chain else structs.replace(feed, tree=tree))
             tasks.append(self._next_round(task, tree))
             may_branch |= not task.tree().is_chain
-        if self._settings.batch_invariant and not _is_single_pass(feeds):
-            return None
         foreseen = ForeseenRounds(len(tasks), may_branch)
         return RoundsAhead(tasks, feeds, under_way.numbers, foreseen, under_way.arrival)
 
@@ -84,9 +84,3 @@ class RoundsAheadPlanner:
         is_leased = length + 1 < lease.until and len(tree) < FEW_QUERIES
         has_room = end <= self._max_length and self._cache.reserve(sequence, end)
         return bool(tree) and is_on_device and is_leased and has_room
-
-
-def _is_single_pass(feeds: Sequence[Feed]) -> bool:
-    """Whether batch-invariant numerics compute these feeds in one pass, in which all of them are chains."""
-    are_chains = all(feed.tree is None for feed in feeds)
-    return are_chains and sum(len(feed.tokens) for feed in feeds) <= PASS_TOKENS["cuda"]
