@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton import knobs
 from triton.language import core
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
@@ -24,7 +25,12 @@ ALIKE = {"int1", "int32", "int64", "fp32"}
 
 
 def replacements() -> Iterator[tuple[Any, str, Any]]:
-    """Owner of a name, the name, and its replacement."""
+    """Owner of a name, the name, and its replacement; nothing if kernels are compiled.
+
+    The compiler shares some of these names, and a number of one kernel's code must not stand in another's.
+    """
+    if not knobs.runtime.interpret:
+        return
     yield InterpretedFunction, "__call__", patching_once(InterpretedFunction.__call__)
     yield interpreter, "_get_np_dtype", looked_up_once(interpreter._get_np_dtype)
     yield core, "_unwrap_if_constexpr", at_first_glance(core._unwrap_if_constexpr)
