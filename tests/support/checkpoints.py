@@ -111,7 +111,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24},
 }
 
-HYBRIDS = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+HYBRIDS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
 @dataclass(frozen=True)
