@@ -55,7 +55,7 @@ class ForbiddenError(GatewayError):
 
 
 class OverloadedError(GatewayError):
-    """All slots and the queue are full."""
+    """All permits are given, and the queue is full."""
 
     http_status, grpc_status = 429, StatusCode.RESOURCE_EXHAUSTED
 
@@ -102,4 +102,4 @@ class SequenceLostError(WorkerLostError):
 
 
 class ParkedError(WorkerLostError):
-    """The stream was closed because the request lost its slot to a more urgent request, for a while."""
+    """The stream was closed because the request lost its permit to a more urgent request, for a while."""

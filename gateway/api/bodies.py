@@ -100,13 +100,13 @@ class Entrance:
 
     @asynccontextmanager
     async def body(self, request: HttpRequest) -> AsyncIterator[Body]:
-        """Reads the body, and holds a slot for preparing the answer while the context is open.
+        """Reads the body, and holds a permit for preparing the answer while the context is open.
 
         Raises:
-            OverloadedError, DeadlineError: there is no slot.
+            OverloadedError, DeadlineError: there is no permit.
             InvalidRequestError, HTTPException: ``Bodies.read`` raises them.
         """
         deadline = self._generation.deadline()
         text = await self._bodies.read(request)
-        async with self._generation.preparations.slot(deadline):
+        async with self._generation.preparations.permit(deadline):
             yield Body(text, deadline)

@@ -138,7 +138,7 @@ class GenerationServicer(HealthMethods):
 
     async def _prepared(self, message: generation_pb2.GenerateRequest, context: Context) -> Prepared:
         deadline = self.generation.deadline()
-        async with self.generation.preparations.slot(deadline):
+        async with self.generation.preparations.permit(deadline):
             request, caller = _request(message), self._caller(context)
             if not message.HasField("chat"):
                 return await self.generation.prepare(request, caller, deadline)
@@ -194,7 +194,7 @@ class GenerationServicer(HealthMethods):
     async def Tokenize(  # noqa: N802
         self, message: generation_pb2.TokenizeRequest, grpc_context: Context
     ) -> generation_pb2.Tokens:
-        async with self.generation.preparations.slot(self.generation.deadline()):
+        async with self.generation.preparations.permit(self.generation.deadline()):
             self.generation.limits.check_text("text", message.text)
             encoding = await self.generation.tokenization.encode(message.text, add_special_tokens=False)
         return generation_pb2.Tokens(ids=encoding.ids, pieces=encoding.tokens)
@@ -203,7 +203,7 @@ class GenerationServicer(HealthMethods):
     async def Detokenize(  # noqa: N802
         self, message: generation_pb2.DetokenizeRequest, grpc_context: Context
     ) -> generation_pb2.Text:
-        async with self.generation.preparations.slot(self.generation.deadline()):
+        async with self.generation.preparations.permit(self.generation.deadline()):
             self.generation.limits.check_length("ids", message.ids)
             self.generation.limits.check_ids("ids", message.ids)
             text = await self.generation.tokenization.decode(message.ids, skip_special_tokens=False)

@@ -19,11 +19,11 @@ LEAST_TURN = 256  # tokens of a request that was parked, before it may be parked
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
-class Slot(Waiting):
-    """Slot of one request, from its arrival on."""
+class Permit(Waiting):
+    """Permit of one request, from its arrival on."""
 
     def __init__(self, claim: Claim, parking: Parking | None) -> None:
-        """parking: what parks the request; None: it keeps its slot."""
+        """parking: what parks the request; None: it keeps its permit."""
         super().__init__(claim)
         self.parking = parking
         self.is_served = asyncio.get_running_loop().create_future()
@@ -33,15 +33,15 @@ class Slot(Waiting):
 
     @property
     def may_be_parked(self) -> bool:
-        """Whether an interactive request may take its slot."""
+        """Whether an interactive request may take its permit."""
         is_due = self.turn_tokens >= LEAST_TURN or not self.was_parked
         return self.parking is not None and self.claim.priority == "batch" and is_due
 
 
 class Admission:
-    """Bounded queue before a bounded number of slots. Parked requests are in the queue as well.
+    """Bounded queue before a bounded number of permits. Parked requests are in the queue as well.
 
-    A batch request may lose its slot to an interactive request, and goes on later. All other requests inside
+    A batch request may lose its permit to an interactive request, and goes on later. All other requests
     leave early only if the queue is closed.
     """
 
@@ -50,8 +50,8 @@ class Admission:
         self._max_waiting = max_waiting
         self._duration_s = Mean(SHORTEST_RETRY_S, DURATION_MEMORY)
         self._unnamed = Tenant(UNNAMED)
-        self._queue = FairQueue[Slot]()
-        self._running: list[Slot] = []
+        self._queue = FairQueue[Permit]()
+        self._running: list[Permit] = []
         self.waiting = 0
         self.parked = 0
         self._idle = asyncio.Event()  # set while no request runs, waits or is parked
@@ -60,7 +60,7 @@ class Admission:
 
     @property
     def running(self) -> int:
-        """Requests that have a slot."""
+        """Requests that have a permit."""
         return len(self._running)
 
     @property
@@ -69,24 +69,24 @@ class Admission:
         return self.running + self.waiting + self.parked
 
     @asynccontextmanager
-    async def slot(
+    async def permit(
         self, deadline: float, claim: Claim | None = None, parking: Parking | None = None
-    ) -> AsyncIterator[Slot]:
-        """Holds a slot for a request, in the order of the queue, at most until ``deadline``.
+    ) -> AsyncIterator[Permit]:
+        """Holds a permit for a request, in the order of the queue, at most until ``deadline``.
 
         Args:
             claim: None: the request waits in order of arrival.
-            parking: what parks the request; None: it keeps its slot.
+            parking: what parks the request; None: it keeps its permit.
 
         Raises:
             OverloadedError: the queue is full.
-            DeadlineError: no slot was free before ``deadline``, a time of the event loop.
+            DeadlineError: no permit was free before ``deadline``, a time of the event loop.
             WorkerLostError: the queue is closed, or was while the request waited.
         """
         if self._is_closed:
             raise WorkerLostError(STOPPING)
-        slot = Slot(claim or Claim(self._unnamed), parking)
-        waiting = self._waiting_before(slot)
+        permit = Permit(claim or Claim(self._unnamed), parking)
+        waiting = self._waiting_before(permit)
         if self.running == self._max_requests and waiting >= self._max_waiting:
             raise OverloadedError(
                 f"{self.running} requests run and {waiting} wait, more are not accepted",
@@ -95,104 +95,104 @@ class Admission:
         loop = asyncio.get_running_loop()
         self.waiting += 1
         self._idle.clear()
-        self._queue.put(slot, loop.time())
+        self._queue.put(permit, loop.time())
         self._serve()
-        if slot.began is None and slot.claim.priority == "interactive":
+        if permit.began is None and permit.claim.priority == "interactive":
             self._make_room()
         try:
             try:
                 async with asyncio.timeout_at(deadline):
-                    await slot.is_served
+                    await permit.is_served
             except TimeoutError as error:
                 raise DeadlineError("the request waited in the queue until its deadline") from error
             if self._is_closed:
                 raise WorkerLostError(STOPPING)
-            leaving = loop.call_at(deadline, self._leave, slot)  # a slow reader may hold the request up
+            leaving = loop.call_at(deadline, self._leave, permit)  # a slow reader may hold the request up
             try:
-                yield slot
+                yield permit
             finally:
                 leaving.cancel()
         finally:
-            self._leave(slot)
+            self._leave(permit)
 
-    def _waiting_before(self, slot: Slot) -> int:
+    def _waiting_before(self, permit: Permit) -> int:
         """Returns how many requests in the queue are as urgent: batch refuses nothing interactive."""
-        if slot.claim.priority == "batch":
+        if permit.claim.priority == "batch":
             return len(self._queue)
         return sum(waiting.claim.priority == "interactive" for waiting in self._queue)
 
-    def count(self, slot: Slot, tokens: int) -> None:
-        """Counts committed tokens of a request that has a slot."""
-        was_due = slot.may_be_parked
-        slot.turn_tokens += tokens
-        slot.claim.add(tokens)
-        if slot.may_be_parked and not was_due:
+    def count(self, permit: Permit, tokens: int) -> None:
+        """Counts committed tokens of a request that has a permit."""
+        was_due = permit.may_be_parked
+        permit.turn_tokens += tokens
+        permit.claim.add(tokens)
+        if permit.may_be_parked and not was_due:
             self._make_room()
 
     def _serve(self) -> None:
-        """Gives free slots to the requests that are next."""
+        """Gives free permits to the requests that are next."""
         now = asyncio.get_running_loop().time()
         while self._queue and self.running < self._max_requests:
-            slot = self._queue.pop(now)
-            if slot.began is None:
+            permit = self._queue.pop(now)
+            if permit.began is None:
                 self.waiting -= 1
-                if slot.is_served.done():
+                if permit.is_served.done():
                     continue  # it is about to leave
-                slot.is_served.set_result(None)
-                slot.began = now
-                slot.claim.begin(now - slot.since)
+                permit.is_served.set_result(None)
+                permit.began = now
+                permit.claim.begin(now - permit.since)
             else:
                 self.parked -= 1
-                assert slot.parking is not None
-                slot.parking.resume()
-            self._running.append(slot)
+                assert permit.parking is not None
+                permit.parking.resume()
+            self._running.append(permit)
         if not self.under_way:
             self._idle.set()
 
     def _make_room(self) -> None:
-        """Parks the batch request with the fewest tokens since it was served, if a request needs its slot."""
+        """Parks the batch request with the fewest tokens since it was served, if a request needs a permit."""
         waits = any(
-            slot.claim.priority == "interactive" and not slot.is_served.done() for slot in self._queue
+            permit.claim.priority == "interactive" and not permit.is_served.done() for permit in self._queue
         )
-        parkable = [slot for slot in self._running if slot.may_be_parked]
+        parkable = [permit for permit in self._running if permit.may_be_parked]
         if not waits or not parkable:
             return
-        slot = min(parkable, key=lambda slot: slot.turn_tokens)
-        assert slot.parking is not None
-        slot.parking.park()
-        logger.debug("a request is parked after %d tokens, %d wait", slot.turn_tokens, len(self._queue))
-        slot.was_parked, slot.turn_tokens, slot.charge = True, 0, 0.0
-        slot.claim.tenant.counts.parked += 1
-        self._running.remove(slot)
+        permit = min(parkable, key=lambda permit: permit.turn_tokens)
+        assert permit.parking is not None
+        permit.parking.park()
+        logger.debug("a request is parked after %d tokens, %d wait", permit.turn_tokens, len(self._queue))
+        permit.was_parked, permit.turn_tokens, permit.charge = True, 0, 0.0
+        permit.claim.tenant.counts.parked += 1
+        self._running.remove(permit)
         self.parked += 1
-        self._queue.put(slot, asyncio.get_running_loop().time())
+        self._queue.put(permit, asyncio.get_running_loop().time())
         self._serve()
 
-    def _leave(self, slot: Slot) -> None:
+    def _leave(self, permit: Permit) -> None:
         """Ends a request, wherever it is. A second call changes nothing."""
         now = asyncio.get_running_loop().time()
-        is_running = slot in self._running
+        is_running = permit in self._running
         if is_running:
-            self._running.remove(slot)
-        elif not self._queue.remove(slot):
+            self._running.remove(permit)
+        elif not self._queue.remove(permit):
             return
-        if slot.began is None:
+        if permit.began is None:
             self.waiting -= 1
         else:
             self.parked -= not is_running
-            tenant = slot.claim.tenant
-            tenant.served += (slot.claim.used - slot.claim.expected) / tenant.weight
-            self._duration_s.observe(now - slot.began)
+            tenant = permit.claim.tenant
+            tenant.served += (permit.claim.used - permit.claim.expected) / tenant.weight
+            self._duration_s.observe(now - permit.began)
         self._serve()
 
     def close(self) -> None:
         """Refuses all requests that wait, and all later requests. Parked requests keep their place."""
         self._is_closed = True
-        for slot in self._queue:
-            if slot.began is None:
-                self._leave(slot)
-                if not slot.is_served.done():
-                    slot.is_served.set_result(None)
+        for permit in self._queue:
+            if permit.began is None:
+                self._leave(permit)
+                if not permit.is_served.done():
+                    permit.is_served.set_result(None)
 
     async def idle(self) -> None:
         """Returns once no request runs, waits or is parked."""

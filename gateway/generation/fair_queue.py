@@ -1,4 +1,4 @@
-"""Order of the requests that wait for a slot.
+"""Order of the requests that wait for a permit.
 
 Interactive requests come before batch requests. Among requests of a priority the tenant is next that was
 served the fewest tokens by its weight (virtual token counters, arXiv 2401.00588). Of its requests the lowest

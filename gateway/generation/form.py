@@ -15,12 +15,12 @@ from tokenizers import Tokenizer
 from gateway.errors import DeadlineError, InvalidRequestError
 from gateway.generation.json_schemas import AS_WRITTEN, fitted
 from outrider.decoding.grammar import MAX_GRAMMAR, GrammarError
-from outrider.decoding.grammar_trials import GrammarTrials, TrialVocabulary
+from outrider.decoding.grammar_sandbox import GrammarSandbox, SandboxVocabulary
 from outrider.decoding.settings import Sampling
 from outrider.learning.lru import Lru
 
 MAX_CHOICES = 4096
-AT_ONCE = 8  # grammars that are tried at a time: a slow trial holds up no other
+AT_ONCE = 8  # grammars that are checked at a time: a slow grammar holds up no other
 MAX_KEPT = 1024  # grammars that are known to be good or bad
 
 
@@ -145,30 +145,30 @@ def choice(texts: Sequence[str], field: str) -> Form:
 
 
 @dataclass
-class _Trial:
+class _Check:
     outcome: Future[GrammarError | None]
     waiting: int = 0  # requests
 
 
 class GrammarChecks:
-    """Tries the grammars of requests: a bad grammar is refused before anything reaches a worker."""
+    """Checks the grammars of requests: a bad grammar is refused before anything reaches a worker."""
 
     def __init__(self, tokenizer: Tokenizer, compile_s: int) -> None:
         """compile_s: seconds of processor time that one grammar may take."""
         size = tokenizer.get_vocab_size(with_added_tokens=True)
-        self._trials = GrammarTrials(TrialVocabulary(tokenizer.to_str(), size))
+        self._sandbox = GrammarSandbox(SandboxVocabulary(tokenizer.to_str(), size))
         self._compile_s = compile_s
         self._threads = ThreadPoolExecutor(AT_ONCE, "grammars")
-        self._tried: Lru[bytes, _Trial] = Lru(MAX_KEPT)  # key: SHA-256 of the grammar
+        self._checks: Lru[bytes, _Check] = Lru(MAX_KEPT)  # key: SHA-256 of the grammar
 
     def warm_up(self) -> None:
-        """Starts the process that tries grammars. Returns at once."""
-        self._trials.start()
+        """Starts the sandbox. Returns at once."""
+        self._sandbox.start()
 
     def close(self) -> None:
-        """Ends the process and the threads that try grammars."""
+        """Ends the sandbox and the threads that wait for it."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._trials.close()
+        self._sandbox.close()
 
     async def grammar(self, form: Form, deadline: float) -> str:
         """Returns the grammar that the form stands for.
@@ -190,27 +190,27 @@ class GrammarChecks:
         return grammar
 
     async def _error(self, grammar: str, deadline: float) -> GrammarError | None:
-        """Waits for a trial, which requests of the same grammar share; a trial that nobody waits for ends."""
+        """Waits for a check, which requests of the same grammar share; a check that nobody waits for ends."""
         key = sha256(grammar.encode()).digest()
-        trial = self._tried.get(key, lambda: _Trial(self._threads.submit(self._outcome, grammar)))
-        trial.waiting += 1
+        check = self._checks.get(key, lambda: _Check(self._threads.submit(self._outcome, grammar)))
+        check.waiting += 1
         try:
-            outcome = asyncio.wrap_future(trial.outcome)
+            outcome = asyncio.wrap_future(check.outcome)
             left_s = deadline - asyncio.get_running_loop().time()
             await asyncio.wait({outcome}, timeout=left_s)
         finally:
-            trial.waiting -= 1
-            if not trial.waiting and trial.outcome.cancel():  # the trial had not begun
-                self._tried.drop(key)
+            check.waiting -= 1
+            if not check.waiting and check.outcome.cancel():  # the check had not begun
+                self._checks.drop(key)
         if not outcome.done():
             raise DeadlineError("the form was not compiled within the request's deadline")
         if outcome.exception() is not None:
-            self._tried.drop(key)
+            self._checks.drop(key)
         return outcome.result()
 
     def _outcome(self, grammar: str) -> GrammarError | None:
         try:
-            self._trials.run(grammar, self._compile_s)
+            self._sandbox.run(grammar, self._compile_s)
         except GrammarError as error:
             return error
         return None

@@ -238,14 +238,14 @@ class Generation:
             ]
             choices.append(self._until_cut())
             async with (
-                self.admission.slot(prepared.deadline, claim, parking) as slot,
+                self.admission.permit(prepared.deadline, claim, parking) as permit,
                 aclosing(merged(choices, prepared.deadline)) as chunks,
             ):
                 timing.admitted(prepared)
                 trace.admitted()
                 async for chunk in chunks:
                     timing.add(len(chunk.tokens))
-                    self.admission.count(slot, len(chunk.tokens))
+                    self.admission.count(permit, len(chunk.tokens))
                     completion_tokens += len(chunk.tokens)
                     unfinished -= chunk.finish_reason is not None
                     trace.sending(chunk)

@@ -86,7 +86,7 @@ class Prepared:
     stop: tuple[str, ...]
     speculation: Speculation
     task: str | None
-    claim: Claim  # to a slot
+    claim: Claim  # to a permit
     continues_text: bool
     shown: frozenset[str]
     deadline: float  # in the event loop's time

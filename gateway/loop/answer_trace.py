@@ -108,7 +108,7 @@ class AnswerTrace(NoTrace):
             case Ended():
                 self._end(event.reason)
                 if event.reason == SpanReason.PARKED:
-                    self._add_event("parked", "an interactive request needed its slot")
+                    self._add_event("parked", "an interactive request needed its permit")
             case FellBack():
                 self._add_event("fallback", f"{event.reason}: {event.detail}")
             case Resumed():

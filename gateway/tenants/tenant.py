@@ -21,7 +21,7 @@ QUEUE = "queue"  # limit of the gateway itself, in counts of refusals
 
 @dataclass(eq=False)
 class Claim:
-    """Claim of one request to a slot, and the tokens that count for its tenant."""
+    """Claim of one request to a permit, and the tokens that count for its tenant."""
 
     tenant: "Tenant"
     priority: Priority = "interactive"
@@ -29,10 +29,10 @@ class Claim:
     prompt_tokens: int = 0
     answers: int = 0
     expected: float = 0.0  # tokens of prompt and answers together, as foreseen
-    used: int = 0  # tokens of prompt and answers until now; 0: it has no slot yet
+    used: int = 0  # tokens of prompt and answers until now; 0: it has no permit yet
 
     def begin(self, waited_s: float) -> None:
-        """Counts the prompt: the request has its slot."""
+        """Counts the prompt: the request has its permit."""
         self.used = self.prompt_tokens
         self.tenant.counts.prompt_tokens += self.prompt_tokens
         self.tenant.counts.queue_s += waited_s
@@ -50,8 +50,8 @@ class TenantCounts:
     requests: int = 0  # refused requests included
     prompt_tokens: int = 0
     answer_tokens: int = 0
-    queue_s: float = 0.0  # seconds that requests with a slot have waited for it
-    parked: int = 0  # times that a request lost its slot for a while
+    queue_s: float = 0.0  # seconds that requests with a permit have waited for it
+    parked: int = 0  # times that a request lost its permit for a while
     refusals: Counter[str] = field(default_factory=Counter)  # requests by the limit that refused them
 
     def add(self, other: "TenantCounts") -> None:
@@ -83,7 +83,7 @@ class Tenant:
         settings = settings or TenantSettings()
         self.name = name
         self.weight = settings.weight
-        self.served = 0.0  # tokens divided by the weight, of requests that had a slot; the queue sets it
+        self.served = 0.0  # tokens divided by the weight, of requests that had a permit; the queue sets it
         self.counts = TenantCounts()
         self._highest = settings.highest_priority
         self._parallel = settings.parallel_requests

@@ -22,7 +22,7 @@ Mask = NDArray[np.int32]  # [ceil(vocab_size / 32)], a set bit for each token th
 MAX_GRAMMAR = 2**17  # characters
 MAX_FORCED = 16  # forced tokens that are verified at a time, beyond the drafted tokens
 MASKS_S = 0.01  # processor time for the masks of one Draft, which is cut if they would take longer
-TRIAL = 4  # tokens that a new grammar must manage
+FIRST_TOKENS = 4  # tokens, taken from a new grammar to see what it needs
 MAX_REASON = 300  # characters of the reason of a refusal, which may quote all of a grammar
 # A grammar that needs more is refused, or fails its own sequence. The limits bound a step: 100,000 of lexer
 # fuel take about 7 ms, 20,000 items 1 ms, and 20,000 states about 40 MB.
@@ -95,12 +95,12 @@ def compiled(grammar: str, tokens: LLTokenizer) -> LLMatcher:
         raise GrammarError(f"{len(grammar)} characters, at most {MAX_GRAMMAR} are accepted")
     matcher = LLMatcher(tokens, grammar, log_level=0, limits=LIMITS)
     _check(matcher)
-    trial = matcher.deep_copy()
-    for _ in range(TRIAL):  # some grammars need too much only on the way
-        mask = np.frombuffer(trial.compute_bitmask(), np.uint8)
+    copy = matcher.deep_copy()
+    for _ in range(FIRST_TOKENS):  # some grammars need too much only on the way
+        mask = np.frombuffer(copy.compute_bitmask(), np.uint8)
         lowest = int(np.unpackbits(mask, bitorder="little").argmax())
-        has_gone_on = not trial.is_error() and trial.try_consume_tokens([lowest])
-        _check(trial)
+        has_gone_on = not copy.is_error() and copy.try_consume_tokens([lowest])
+        _check(copy)
         if not has_gone_on:
             break
     return matcher

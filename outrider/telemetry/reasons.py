@@ -43,7 +43,7 @@ class SpanReason(StrEnum):
 
     FIRST_TOKEN = "first token"  # a round without a Draft: the drafter reads the prompt meanwhile
     LOST_TARGET = "lost target worker"
-    PARKED = "parked"  # the request lost its slot for a while
+    PARKED = "parked"  # the request lost its permit for a while
     MOVED = "moved"  # the sequence goes on at another target
     PLAIN = "plain"  # plain decoding is over
     ENDED = "ended"  # the sequence is finished or given up

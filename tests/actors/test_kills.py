@@ -199,7 +199,8 @@ async def killed(service: Service, role: Role, process: Process) -> None:
     for stream, rounds in zip(streams, before, strict=True):
         stats = stream.rounds.stats
         assert stream.of_first("rounds") > rounds
-        assert stats.lost_targets == (role == "target")
+        # A sequence may move to the other target, since its own is late, before the loss is noticed.
+        assert stats.lost_targets + stats.moves == (role == "target")
         assert (stats.lost_drafts > 0) == (role == "draft" and stream.asks_a_worker)
         assert {*stats.drafted_by} <= {*stream.parts}
     pids = [pid for worker in lost for pid in (worker.pid, *worker.ranks)]

@@ -27,10 +27,12 @@ pytestmark = [
 ]
 # What a service that is well has none of, or one without a GPU.
 MAY_BE_EMPTY = {
+    *(f"Audited answers {query}" for query in "ABCD"),  # audits are off unless they are asked for
     *(f"Fallbacks, reopenings and failures {query}" for query in "ABCD"),
     "Guesses of drafters that do not draft A",
     *(f"New drafts: share of the sequences {query}" for query in "AB"),
     "Requests by outcome B",
+    *(f"Second targets {query}" for query in "ABC"),  # the service has a single target
     *(f"Requests of tenants {query}" for query in "BC"),
     "Speculation on and off A",
     "Steps on GPUs by path A",

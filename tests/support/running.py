@@ -19,6 +19,8 @@ from tests.support.patience import LIMIT_S, START_S, wait_until
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PORTS = range(20_000, 32_768)  # Linux deals out those above, Ray to its workers some below
+# Ray waits 30 s for its node, and a busy machine may need longer: the service is started once more.
+RAY_TIMED_OUT = "The current node timed out during startup"
 _untried_ports = iter(random.SystemRandom().sample(PORTS, len(PORTS)))
 
 
@@ -88,21 +90,26 @@ def serve_run(
 ) -> Iterator[psutil.Process]:
     """``serve run`` with these arguments, once ``is_ready`` of what it has printed; as ``serving``."""
     log = folder / "serve.log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ray.serve.scripts", "run", *arguments],
-            cwd=folder,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment, "RAY_ADDRESS": ray_address},
-            start_new_session=True,  # Ctrl-C is for the caller, which then ends the service
-            preexec_fn=_as_a_service,
-        )
+
+    def start() -> subprocess.Popen[bytes]:
+        with log.open("w") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "ray.serve.scripts", "run", *arguments],
+                cwd=folder,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment, "RAY_ADDRESS": ray_address},
+                start_new_session=True,  # Ctrl-C is for the caller, which then ends the service
+                preexec_fn=_as_a_service,
+            )
+
+    process = start()
     try:
-        try:
-            wait_until(lambda: process.poll() is not None or is_ready(log.read_text()), START_S)
-        except TimeoutError as late:
-            raise StartError(log.read_text()) from late
+        _wait_until_ready(process, log, is_ready)
+        if process.poll() is not None and RAY_TIMED_OUT in log.read_text():
+            _end(process)
+            process = start()
+            _wait_until_ready(process, log, is_ready)
         if process.poll() is not None:
             raise StartError(log.read_text())
         yield psutil.Process(process.pid)
@@ -110,6 +117,14 @@ def serve_run(
         left = _end(process)
     if left:
         raise LeftBehindError(", ".join(left))
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, is_ready: Callable[[str], bool]) -> None:
+    """Waits until the process has ended or is ready. Raises StartError."""
+    try:
+        wait_until(lambda: process.poll() is not None or is_ready(log.read_text()), START_S)
+    except TimeoutError as late:
+        raise StartError(log.read_text()) from late
 
 
 def _as_a_service() -> None:

@@ -197,7 +197,7 @@ class Engine:
         return Failed(sequence.number, reason_of(error), isinstance(error, GrammarError))
 
     def warm_up(self) -> None:
-        """Starts the process that tries grammars, so that no grammar waits for it. Returns at once."""
+        """Starts the sandbox of grammars, so that no grammar waits for it. Returns at once."""
         self._grammars.warm_up()
 
     def shut_down(self) -> None:

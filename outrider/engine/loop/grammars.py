@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from outrider.decoding.grammar import GrammarError, Matcher, compiled, token_table
-from outrider.decoding.grammar_trials import STACK, GrammarTrials, TrialVocabulary
+from outrider.decoding.grammar_sandbox import STACK, GrammarSandbox, SandboxVocabulary
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.tasks.task import Task
 from outrider.learning.lru import Lru
@@ -29,7 +29,7 @@ MAX_KEPT_BYTES = 2**30  # memory that the kept grammars took to compile
 AT_ONCE = 4  # grammars that are compiled at a time
 # Seconds of processor time, twice what a gateway can be set to allow: this machine may be the slower one.
 LONGEST_COMPILE_S = 20
-COMPILE_STACK = 4 * STACK  # bytes: what passed a trial cannot overflow it
+COMPILE_STACK = 4 * STACK  # bytes: what passed the sandbox cannot overflow it
 LONGEST_WAIT_S = 0.001  # longest step that only waits for grammars
 
 
@@ -47,18 +47,18 @@ class Grammars:
         tokens: LLTokenizer | None,
         vocab_size: int,
         end_token_ids: frozenset[int],
-        trials: GrammarTrials | None = None,
+        sandbox: GrammarSandbox | None = None,
     ) -> None:
         """
         Args:
             tokens: tokens of the vocabulary; None: there is no tokenizer, and no grammar.
             end_token_ids: ids of the model's ends.
-            trials: process that tries grammars over these tokens; None exactly if ``tokens`` is.
+            sandbox: sandbox over these tokens; None exactly if ``tokens`` is.
         """
         self._tokens = tokens
         self._vocab_size = vocab_size
         self._ends = end_token_ids
-        self._trials = trials
+        self._sandbox = sandbox
         self._threads = ThreadPoolExecutor(AT_ONCE, "grammars")
         self._compiled: Lru[str, Future[Compiled]] = Lru(MAX_KEPT)
         self._waiting: dict[int, tuple[EngineSequence, Future[Compiled]]] = {}  # key: number of the sequence
@@ -71,13 +71,13 @@ class Grammars:
             return cls(None, vocab_size, end_token_ids)
         size = max(vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
         text = tokenizer.to_str()
-        trials = GrammarTrials(TrialVocabulary(text, size, end_token_ids))
-        return cls(token_table(text, size, end_token_ids), vocab_size, end_token_ids, trials)
+        sandbox = GrammarSandbox(SandboxVocabulary(text, size, end_token_ids))
+        return cls(token_table(text, size, end_token_ids), vocab_size, end_token_ids, sandbox)
 
     def warm_up(self) -> None:
-        """Starts the process that tries grammars. Returns at once."""
-        if self._trials is not None:
-            self._trials.start()
+        """Starts the sandbox. Returns at once."""
+        if self._sandbox is not None:
+            self._sandbox.start()
 
     def begin(self, sequence: EngineSequence) -> None:
         """Submits the sequence's grammar, if any, to be compiled.
@@ -99,9 +99,9 @@ class Grammars:
             return self._threads.submit(self._compile, grammar)
 
     def _compile(self, grammar: str) -> "Compiled":
-        assert self._trials is not None
+        assert self._sandbox is not None
         assert self._tokens is not None
-        taken = self._trials.run(grammar, LONGEST_COMPILE_S)
+        taken = self._sandbox.run(grammar, LONGEST_COMPILE_S)
         return Compiled(compiled(grammar, self._tokens), taken)
 
     def _drop(self) -> None:
@@ -145,10 +145,10 @@ class Grammars:
         wait([compiling for _, compiling in self._waiting.values()], LONGEST_WAIT_S, FIRST_COMPLETED)
 
     def shut_down(self) -> None:
-        """Ends the threads, and the process that tries grammars."""
+        """Ends the threads and the sandbox."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        if self._trials is not None:
-            self._trials.close()
+        if self._sandbox is not None:
+            self._sandbox.close()
 
 
 def _bytes(compiling: Future[Compiled]) -> int:

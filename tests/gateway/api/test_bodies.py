@@ -146,7 +146,7 @@ async def test_every_method_with_work_waits_for_a_place_before_it(tokenizer, bus
     async with fleet_of(ScriptedTarget(ANSWER)) as fleet, AsyncExitStack() as places:
         servicer = servicer_of(fleet, tokenizer, max_waiting=0)
         preparations = servicer.generation.preparations
-        await places.enter_async_context(preparations.slot(servicer.generation.deadline()))
+        await places.enter_async_context(preparations.permit(servicer.generation.deadline()))
         call = getattr(servicer, method)(CALLS[method], Context())
         with pytest.raises(OverloadedError):
             await (anext(call) if method == "Generate" else call)

@@ -17,7 +17,7 @@ def later():
 
 async def queued(admission, count, waiting):
     async def request():
-        async with admission.slot(later()):
+        async with admission.permit(later()):
             pass
 
     tasks = [asyncio.create_task(request()) for _ in range(count)]
@@ -29,10 +29,10 @@ async def test_place_with_a_full_queue_is_refused_with_a_delay():
     admission = Admission(max_requests=2, max_waiting=3)
     async with AsyncExitStack() as places:
         for _ in range(2):
-            await places.enter_async_context(admission.slot(later()))
+            await places.enter_async_context(admission.permit(later()))
         tasks = await queued(admission, 3, waiting=3)
         with pytest.raises(OverloadedError, match="2 requests run and 3 wait") as refused:
-            async with admission.slot(later()):
+            async with admission.permit(later()):
                 pass
     assert SHORTEST_RETRY_S <= refused.value.retry_after_s <= LONGEST_RETRY_S
     await asyncio.gather(*tasks)  # no admitted request is refused later
@@ -44,10 +44,10 @@ async def test_place_with_a_queue_full_of_batch_requests_is_left_to_an_interacti
     batch, interactive = Claim(tenant, priority="batch"), Claim(tenant, priority="interactive")
 
     async def asked(claim):
-        async with admission.slot(later(), claim):
+        async with admission.permit(later(), claim):
             pass
 
-    async with admission.slot(later()):
+    async with admission.permit(later()):
         waiting = [asyncio.create_task(asked(batch))]
         await eventually(lambda: admission.waiting == 1)
         with pytest.raises(OverloadedError, match="1 wait"):
@@ -64,22 +64,22 @@ async def test_place_with_a_queue_full_of_batch_requests_is_left_to_an_interacti
 async def test_place_that_is_free_needs_no_queue():
     admission = Admission(max_requests=1, max_waiting=0)
     for _ in range(3):
-        async with admission.slot(later()):
+        async with admission.permit(later()):
             assert admission.running == 1
 
 
 async def test_place_waited_for_until_the_deadline_is_refused():
     admission = Admission(max_requests=1, max_waiting=1)
-    async with admission.slot(later()):
+    async with admission.permit(later()):
         with pytest.raises(DeadlineError):
-            async with admission.slot(asyncio.get_running_loop().time()):
+            async with admission.permit(asyncio.get_running_loop().time()):
                 pass
     assert admission.waiting == 0
 
 
 async def test_place_of_a_request_that_leaves_the_queue_goes_to_the_next():
     admission = Admission(max_requests=1, max_waiting=2)
-    async with admission.slot(later()):
+    async with admission.permit(later()):
         leaving, staying = await queued(admission, 2, waiting=2)
         leaving.cancel()
     await staying
@@ -88,7 +88,7 @@ async def test_place_of_a_request_that_leaves_the_queue_goes_to_the_next():
 
 async def test_delay_grows_with_the_queue():
     admission = Admission(max_requests=1, max_waiting=100)
-    async with admission.slot(later()):
+    async with admission.permit(later()):
         before = admission.retry_after_s()
         tasks = await queued(admission, 10, waiting=10)
         assert admission.retry_after_s() > before
@@ -97,28 +97,28 @@ async def test_delay_grows_with_the_queue():
 
 async def test_place_is_free_at_the_deadline_whatever_holds_its_request_up():
     admission = Admission(max_requests=1, max_waiting=1)
-    async with admission.slot(asyncio.get_running_loop().time() + 0.05):
-        async with admission.slot(later()):
+    async with admission.permit(asyncio.get_running_loop().time() + 0.05):
+        async with admission.permit(later()):
             assert admission.running == 1
         assert admission.running == 0
     assert admission.running == 0
-    async with admission.slot(later()), AsyncExitStack() as places:  # it is given back once
+    async with admission.permit(later()), AsyncExitStack() as places:  # it is given back once
         with pytest.raises(DeadlineError):
-            await places.enter_async_context(admission.slot(asyncio.get_running_loop().time()))
+            await places.enter_async_context(admission.permit(asyncio.get_running_loop().time()))
 
 
 async def admitted_in_order(admission, claims, first=None):
-    """Numbers of the claims in the order in which they got a slot, while the first claim held it."""
+    """Numbers of the claims in the order in which they got a permit, while the first claim held it."""
     order = []
 
     async def request(number, claim):
-        async with admission.slot(later(), claim):
+        async with admission.permit(later(), claim):
             order.append(number)
 
-    async with admission.slot(later(), first) as slot:
+    async with admission.permit(later(), first) as permit:
         tasks = [asyncio.create_task(request(*each)) for each in enumerate(claims)]
         await eventually(lambda: admission.waiting == len(claims))
-        admission.count(slot, 6)
+        admission.count(permit, 6)
     await asyncio.gather(*tasks)
     return order
 
@@ -141,7 +141,7 @@ async def test_place_goes_to_the_tenant_that_was_served_less_by_what_it_used():
 
 async def test_queue_closed_while_requests_wait_refuses_them_and_becomes_idle():
     admission = Admission(max_requests=1, max_waiting=2)
-    async with admission.slot(later()):
+    async with admission.permit(later()):
         tasks = await queued(admission, 2, waiting=2)
         admission.close()
         refused = await asyncio.gather(*tasks, return_exceptions=True)
@@ -149,13 +149,13 @@ async def test_queue_closed_while_requests_wait_refuses_them_and_becomes_idle():
     async with asyncio.timeout(LIMIT_S):
         await admission.idle()
     with pytest.raises(WorkerLostError):
-        async with admission.slot(later()):
+        async with admission.permit(later()):
             pass
 
 
 async def test_queue_whose_only_request_leaves_as_it_is_served_becomes_idle():
     admission = Admission(max_requests=1, max_waiting=1)
-    async with admission.slot(later()):
+    async with admission.permit(later()):
         (task,) = await queued(admission, 1, waiting=1)
         task.cancel()
     async with asyncio.timeout(LIMIT_S):

@@ -10,18 +10,18 @@ from tokenizers import Tokenizer
 from gateway.errors import DeadlineError, InvalidRequestError
 from gateway.generation.form import AT_ONCE, Form, GrammarChecks
 from outrider.decoding.grammar import GrammarError
-from outrider.decoding.grammar_trials import GrammarTrials
+from outrider.decoding.grammar_sandbox import GrammarSandbox
 from tests.support.patience import LIMIT_S, eventually, later
 
 
 class Gate:
-    """Trials that end when they are let."""
+    """Checks that end when they are let."""
 
     def __init__(self) -> None:
         self.tried: list[str] = []
         self.may_end = threading.Event()
 
-    def run(self, trials: GrammarTrials, grammar: str, processor_s: int) -> int:
+    def run(self, sandbox: GrammarSandbox, grammar: str, processor_s: int) -> int:
         self.tried.append(grammar)
         self.may_end.wait(LIMIT_S)
         if "bad" in grammar:
@@ -32,7 +32,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate()
-    monkeypatch.setattr(GrammarTrials, "run", lambda *arguments: gate.run(*arguments))
+    monkeypatch.setattr(GrammarSandbox, "run", lambda *arguments: gate.run(*arguments))
     yield gate
     gate.may_end.set()
 
@@ -49,7 +49,7 @@ def form(regex: str) -> Form:
     return Form("regex", regex, "the field")
 
 
-async def test_grammar_several_requests_ask_tries_it_once(grammars: GrammarChecks, gate: Gate) -> None:
+async def test_grammar_several_requests_ask_is_checked_once(grammars: GrammarChecks, gate: Gate) -> None:
     asked = [asyncio.create_task(grammars.grammar(form("a"), later(LIMIT_S))) for _ in range(3)]
     await eventually(lambda: gate.tried)
     gate.may_end.set()
@@ -71,7 +71,7 @@ async def test_grammar_takes_longer_than_the_deadline_ends_there(grammars: Gramm
         await grammars.grammar(form("a"), later(0))
 
 
-async def test_grammar_without_a_waiting_request_is_not_tried(grammars: GrammarChecks, gate: Gate) -> None:
+async def test_grammar_without_a_waiting_request_is_not_checked(grammars: GrammarChecks, gate: Gate) -> None:
     asked = [
         asyncio.create_task(grammars.grammar(form(f"a{number}"), later(LIMIT_S)))
         for number in range(AT_ONCE + 3)
@@ -85,12 +85,12 @@ async def test_grammar_without_a_waiting_request_is_not_tried(grammars: GrammarC
     assert len(gate.tried) == AT_ONCE + 1
 
 
-async def test_grammar_trials_are_lost_asks_again(
+async def test_grammar_sandbox_was_lost_asks_again(
     grammars: GrammarChecks, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate.may_end.set()
     with monkeypatch.context() as lost:
-        lost.setattr(GrammarTrials, "run", lambda *arguments: 1 / 0)
+        lost.setattr(GrammarSandbox, "run", lambda *arguments: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             await grammars.grammar(form("a"), later(LIMIT_S))
     assert await grammars.grammar(form("a"), later(LIMIT_S))

@@ -1,4 +1,4 @@
-"""A batch request gives its slot to an interactive request and goes on later, with the same text."""
+"""A batch request gives its permit to an interactive request and goes on later, with the same text."""
 
 import asyncio
 from contextlib import AsyncExitStack, aclosing
@@ -89,7 +89,7 @@ async def test_parked_request_has_the_text_of_an_undisturbed_request(tokenizer, 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_parked_request_leaves_its_target_at_once(tokenizer, mode):
-    """Even if its reader pauses: nothing of it is at the target while it has no slot."""
+    """Even if its reader pauses: nothing of it is at the target while it has no permit."""
     workers = ScriptedTarget(ANSWER, step_s=1e-4), ScriptedDraft(ANSWER, wrong=[3, 11, 24, 90])
     async with fleet_of(*workers) as fleet:
         generation = Generation(SETTINGS, tokenizer, fleet)
@@ -195,27 +195,27 @@ class Queue:
         await asyncio.gather(*(task for _, _, task in self._tasks))
 
     async def ask(self, priority):
-        """Returns the request's parking, its slot once it has one, and an event that ends it."""
-        parking, let_go, slots = Parked(), asyncio.Event(), []
+        """Returns the request's parking, its permit once it has one, and an event that ends it."""
+        parking, let_go, permits = Parked(), asyncio.Event(), []
         deadline = asyncio.get_running_loop().time() + LIMIT_S
 
         async def hold():
-            async with self.admission.slot(deadline, Claim(self.tenant, priority), parking) as slot:
-                slots.append(slot)
+            async with self.admission.permit(deadline, Claim(self.tenant, priority), parking) as permit:
+                permits.append(permit)
                 await let_go.wait()
 
         before = self.admission.under_way
         self._tasks.append((parking, let_go, asyncio.create_task(hold())))
         await eventually(lambda: self.admission.under_way > before)
         await asyncio.sleep(0)
-        return parking, slots, let_go
+        return parking, permits, let_go
 
 
 async def test_batch_request_with_the_fewest_tokens_is_parked():
     async with Queue(max_requests=3) as queue:
         requests = [await queue.ask("batch") for _ in range(3)]
-        for (_, (slot,), _), tokens in zip(requests, (20, 10, 30), strict=True):
-            queue.admission.count(slot, tokens)
+        for (_, (permit,), _), tokens in zip(requests, (20, 10, 30), strict=True):
+            queue.admission.count(permit, tokens)
         await queue.ask("interactive")
         assert [parking.is_parked for parking, _, _ in requests] == [False, True, False]
         assert (queue.admission.running, queue.admission.parked, queue.admission.waiting) == (3, 1, 0)
@@ -237,21 +237,21 @@ async def test_parked_requests_count_in_the_bounded_queue_of_batch_requests():
         assert (queue.admission.running, queue.admission.parked) == (1, 1)
         batch, deadline = Claim(queue.tenant, priority="batch"), asyncio.get_running_loop().time() + LIMIT_S
         with pytest.raises(OverloadedError, match="1 requests run and 1 wait"):
-            async with queue.admission.slot(deadline, batch):
+            async with queue.admission.permit(deadline, batch):
                 pass
 
 
 async def test_request_is_parked_again_only_after_its_least_turn():
     async with Queue(max_requests=1) as queue:
-        parking, (slot,), _ = await queue.ask("batch")
+        parking, (permit,), _ = await queue.ask("batch")
         _, _, let_go = await queue.ask("interactive")
         assert parking.is_parked
         let_go.set()
         await eventually(lambda: not parking.is_parked)
         await queue.ask("interactive")
-        queue.admission.count(slot, LEAST_TURN - 1)
+        queue.admission.count(permit, LEAST_TURN - 1)
         assert not parking.is_parked
-        queue.admission.count(slot, 1)  # an interactive request waits for it
+        queue.admission.count(permit, 1)  # an interactive request waits for it
         assert parking.is_parked
         assert queue.tenant.counts.parked == 2
 
@@ -273,9 +273,9 @@ async def test_parked_request_comes_after_interactive_requests_and_before_younge
 
 
 async def test_parked_request_does_not_count_as_long_waiting_at_once():
-    """It would win its slot back from the request for which it was parked."""
+    """It would win its permit back from the request for which it was parked."""
     async with Queue(max_requests=1) as queue:
-        parking, (slot,), _ = await queue.ask("batch")
-        slot.since -= PROMOTED_AFTER_S + 1  # it came long ago
+        parking, (permit,), _ = await queue.ask("batch")
+        permit.since -= PROMOTED_AFTER_S + 1  # it came long ago
         await queue.ask("interactive")
         assert parking.is_parked

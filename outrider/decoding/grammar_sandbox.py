@@ -1,10 +1,10 @@
-"""Tries grammars in processes that may be lost: their compiler is native code, fed by callers.
+"""Compiles new grammars where nothing else can be harmed: the compiler is native code, fed by callers.
 
 A grammar can overflow the stack of the thread that compiles it, take minutes, or take all memory. Here it
 does so in a process of its own, with bounds. A grammar that passes is compiled again by the process that
 needs it, in a thread with more stack. Following an answer takes no more stack, however deep a grammar is.
 
-``grammar_trials_main`` is the program: it reads the vocabulary once, and forks itself for each trial.
+``grammar_sandbox_main`` is the program: it reads the vocabulary once, and forks itself for each grammar.
 """
 
 import json
@@ -25,8 +25,8 @@ from typing import Any
 
 from outrider.decoding.grammar import MAX_GRAMMAR, GrammarError
 
-STACK = 16 * 2**20  # bytes for a trial; chains of 2,000 rules take about 8 MB
-# Bytes of address space that a trial may add. The largest accepted grammars take about 200 MB.
+STACK = 16 * 2**20  # bytes for a grammar; chains of 2,000 rules take about 8 MB
+# Bytes of address space that a grammar may add. The largest accepted grammars take about 200 MB.
 MEMORY = 512 * 2**20
 # Seconds for an answer. Processor time is bounded too, so only a stalled machine takes longer.
 LONGEST_WAIT_S = 120.0
@@ -37,23 +37,23 @@ FOLDER = Path(__file__).parents[2]
 logger = logging.getLogger(__name__)
 
 
-class TrialsError(RuntimeError):
-    """The program that tries grammars was lost, and its successor too."""
+class SandboxError(RuntimeError):
+    """The program of the sandbox was lost, and its successor too."""
 
 
 @dataclass(frozen=True)
-class TrialVocabulary:
-    """Vocabulary of a trial, as ``token_table`` takes it."""
+class SandboxVocabulary:
+    """Vocabulary of a sandbox, as ``token_table`` takes it."""
 
     tokenizer: str  # text of tokenizer.json
     vocab_size: int
     end_token_ids: frozenset[int] = frozenset()
 
 
-class GrammarTrials:
-    """Starts the program at the first trial. It ends with this object, and with this process."""
+class GrammarSandbox:
+    """Process that compiles grammars, begun at the first. It ends with this object, and with this process."""
 
-    def __init__(self, vocabulary: TrialVocabulary) -> None:
+    def __init__(self, vocabulary: SandboxVocabulary) -> None:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
         self._program: _Program | None = None
@@ -66,21 +66,21 @@ class GrammarTrials:
     def _running(self) -> "_Program":
         with self._lock:
             if self._is_closed:
-                raise TrialsError("no more grammars are tried: this process ends")
+                raise SandboxError("no more grammars are compiled: this process ends")
             if self._program is None or not self._program.runs:
                 self._program = _Program(self._vocabulary)
-                logger.debug("program that tries grammars started")
+                logger.debug("sandbox of grammars started")
             return self._program
 
     def run(self, grammar: str, processor_s: int) -> int:
         """Returns the most bytes of memory that the grammar took. Any thread may call it; it waits.
 
         Args:
-            processor_s: seconds of processor time that the trial may take.
+            processor_s: seconds of processor time that the grammar may take.
 
         Raises:
             GrammarError: the grammar cannot be compiled, or takes too much; the message says what.
-            TrialsError: the result is not known.
+            SandboxError: the result is not known.
         """
         if len(grammar) > MAX_GRAMMAR:
             raise GrammarError(f"{len(grammar)} characters, at most {MAX_GRAMMAR} are accepted")
@@ -89,12 +89,12 @@ class GrammarTrials:
             with suppress(OSError):
                 if answer := program.ask(grammar, processor_s):
                     return _bytes(json.loads(answer), processor_s)
-            logger.debug("program that tries grammars lost on a grammar of %d characters", len(grammar))
+            logger.debug("sandbox of grammars lost on a grammar of %d characters", len(grammar))
             program.end()
-        raise TrialsError("the process that tries grammars was lost twice")
+        raise SandboxError("the sandbox of grammars was lost twice")
 
     def close(self) -> None:
-        """Ends the program and its trials. Closing twice does nothing more."""
+        """Ends the program and its forks. Closing twice does nothing more."""
         with self._lock:
             self._is_closed = True
             if self._program is not None:
@@ -104,11 +104,17 @@ class GrammarTrials:
 class _Program:
     """Process of the program, and the socket on which it hangs: when the socket closes, the process ends."""
 
-    def __init__(self, vocabulary: TrialVocabulary) -> None:
+    def __init__(self, vocabulary: SandboxVocabulary) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, _file(pickle.dumps(vocabulary)) as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.grammar_trials_main", str(theirs.fileno()), str(file)],
+                [
+                    sys.executable,
+                    "-m",
+                    f"{__package__}.grammar_sandbox_main",
+                    str(theirs.fileno()),
+                    str(file),
+                ],
                 pass_fds=[theirs.fileno(), file],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), *filter(None, sys.path)])},
             )

@@ -1,4 +1,4 @@
-"""``python -m outrider.decoding.grammar_trials_main CONTROL VOCABULARY``: tries grammars, each in a fork.
+"""``python -m outrider.decoding.grammar_sandbox_main CONTROL VOCABULARY``: compiles grammars, each in a fork.
 
 CONTROL is a socket: each message brings a connection and a grammar, both as descriptors. VOCABULARY is a
 file. The process has one thread and compiles nothing itself, so a fork of it is whole, and cheap. It ends
@@ -20,7 +20,7 @@ from contextlib import suppress
 from llguidance import LLTokenizer
 
 from outrider.decoding.grammar import GrammarError, compiled, token_table
-from outrider.decoding.grammar_trials import MEMORY, STACK, TrialVocabulary
+from outrider.decoding.grammar_sandbox import MEMORY, STACK, SandboxVocabulary
 from outrider.decoding.parent_process import end_with
 
 NICENESS = 10  # nice value: running answers come before grammars
@@ -58,7 +58,7 @@ class Program:
             self._reap()
 
     def _take(self) -> bool:
-        """Begins one trial; returns False if there will be no more."""
+        """Begins with a grammar; returns False if there will be no more."""
         message, (*descriptors,), _, _ = socket.recv_fds(self._control, MAX_MESSAGE, 2)
         if not message:
             return False
@@ -69,14 +69,14 @@ class Program:
             end_with(program)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._control.close()
-            _try(grammar, self._tokens, int(message), connection)
+            _compile(grammar, self._tokens, int(message), connection)
         os.close(grammar)
         self._running[process] = connection
         self._selector.register(connection, selectors.EVENT_READ, process)
         return True
 
     def _abandon(self, process: int) -> None:
-        """Ends the trial of a caller that has left or has its answer."""
+        """Ends the fork of a caller that has left or has its answer."""
         self._selector.unregister(self._running[process])
         os.kill(process, signal.SIGKILL)  # it is not yet reaped, so the id is its own
 
@@ -93,7 +93,7 @@ class Program:
             connection.close()
 
 
-def _try(grammar: int, tokens: LLTokenizer, processor_s: int, connection: socket.socket) -> None:
+def _compile(grammar: int, tokens: LLTokenizer, processor_s: int, connection: socket.socket) -> None:
     """Compiles the grammar, reports the result, and ends this process."""
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stderr.fileno())  # the library may write parts of a grammar there
@@ -139,7 +139,7 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this process
     os.nice(NICENESS)
     with os.fdopen(file, "rb") as content:
-        known: TrialVocabulary = pickle.load(content)
+        known: SandboxVocabulary = pickle.load(content)
     tokens = token_table(known.tokenizer, known.vocab_size, known.end_token_ids)
     gc.freeze()  # memory that forks share is not written to
     Program(socket.socket(fileno=control), tokens).run()

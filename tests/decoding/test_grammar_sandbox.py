@@ -1,4 +1,4 @@
-"""Grammars that end the process that compiles them: a trial tells so, and nothing else is lost."""
+"""Grammars that end the process that compiles them: the sandbox tells so, and nothing else is lost."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ import pytest
 from llguidance import LLMatcher
 
 from outrider.decoding.grammar import MAX_GRAMMAR, GrammarError, compiled
-from outrider.decoding.grammar_trials import MEMORY, GrammarTrials, TrialsError, TrialVocabulary
+from outrider.decoding.grammar_sandbox import MEMORY, GrammarSandbox, SandboxError, SandboxVocabulary
 from outrider.engine.loop.grammars import COMPILE_STACK
 from tests.support.grammars import ENDS, GRAMMARS, VOCAB_SIZE, json_grammar, lark_grammar, tokenizer, tokens
 from tests.support.patience import LIMIT_S, START_S, wait_until
@@ -24,7 +24,7 @@ from tests.support.patience import LIMIT_S, START_S, wait_until
 Processes = Callable[[], list[psutil.Process]]
 
 ROOT = Path(__file__).parents[2]
-VOCABULARY = TrialVocabulary(tokenizer().to_str(), VOCAB_SIZE, ENDS)
+VOCABULARY = SandboxVocabulary(tokenizer().to_str(), VOCAB_SIZE, ENDS)
 TIME_S = 5  # processor seconds: more than any grammar takes here that is to pass
 ENDLESS = json_grammar({"type": "integer", "multipleOf": 99_999_989})
 
@@ -55,18 +55,18 @@ DEEP = {
 
 HOLDER = """
 import sys
-from outrider.decoding.grammar_trials import GrammarTrials
-from tests.decoding.test_grammar_trials import ENDLESS, VOCABULARY
+from outrider.decoding.grammar_sandbox import GrammarSandbox
+from tests.decoding.test_grammar_sandbox import ENDLESS, VOCABULARY
 
-GrammarTrials(VOCABULARY).run(ENDLESS, 60)
+GrammarSandbox(VOCABULARY).run(ENDLESS, 60)
 """
 
 
 @pytest.fixture
-def trials(processes: Processes) -> Iterator[GrammarTrials]:
-    trials = GrammarTrials(VOCABULARY)
-    yield trials
-    trials.close()
+def sandbox(processes: Processes) -> Iterator[GrammarSandbox]:
+    sandbox = GrammarSandbox(VOCABULARY)
+    yield sandbox
+    sandbox.close()
 
 
 @pytest.fixture
@@ -77,88 +77,88 @@ def processes() -> Processes:
 
 
 def below(process: int) -> list[psutil.Process]:
-    """Programs that try grammars and their forks, of that process."""
+    """Sandboxes of that process, and their forks."""
     children = psutil.Process(process).children(recursive=True)
-    return [child for child in children if any("grammar_trials_main" in word for word in child.cmdline())]
+    return [child for child in children if any("grammar_sandbox_main" in word for word in child.cmdline())]
 
 
-def test_run_grammars_of_every_kind_pass(trials: GrammarTrials) -> None:
+def test_run_grammars_of_every_kind_pass(sandbox: GrammarSandbox) -> None:
     for grammar in GRAMMARS.values():
-        assert trials.run(grammar, TIME_S) > 0
+        assert sandbox.run(grammar, TIME_S) > 0
 
 
-def test_run_grammar_deeper_than_the_stack_is_refused_and_the_next_passes(trials: GrammarTrials) -> None:
+def test_run_grammar_deeper_than_the_stack_is_refused_and_the_next_passes(sandbox: GrammarSandbox) -> None:
     with pytest.raises(GrammarError, match="refers to its own parts too deeply"):
-        trials.run(chain(7000), TIME_S)
-    assert trials.run(GRAMMARS["regex"], TIME_S) > 0
+        sandbox.run(chain(7000), TIME_S)
+    assert sandbox.run(GRAMMARS["regex"], TIME_S) > 0
 
 
 @pytest.mark.parametrize("kind", DEEP)
 def test_run_deep_grammar_that_passes_overflows_no_thread_that_compiles(
-    trials: GrammarTrials, kind: str
+    sandbox: GrammarSandbox, kind: str
 ) -> None:
     """Runs in a process of its own, since what is tested would end this process."""
-    trials.run(DEEP[kind], TIME_S)
+    sandbox.run(DEEP[kind], TIME_S)
     assert in_fork(DEEP[kind], COMPILE_STACK) == 0
 
 
-def test_run_deep_grammar_takes_little_stack_to_follow(trials: GrammarTrials) -> None:
+def test_run_deep_grammar_takes_little_stack_to_follow(sandbox: GrammarSandbox) -> None:
     """Threads that follow answers have eight megabytes or two: an eighth of the least is plenty."""
     for grammar in DEEP.values():
         assert in_fork(grammar, COMPILE_STACK, following=2**18) == 0
 
 
-def test_run_grammar_that_takes_too_long_is_refused(trials: GrammarTrials) -> None:
+def test_run_grammar_that_takes_too_long_is_refused(sandbox: GrammarSandbox) -> None:
     with pytest.raises(GrammarError, match="takes more than 1 s of processor time to compile"):
-        trials.run(ENDLESS, 1)
+        sandbox.run(ENDLESS, 1)
 
 
-def test_run_grammar_whose_trial_is_aborted_takes_too_much_memory(
-    trials: GrammarTrials, processes: Processes
+def test_run_grammar_whose_fork_is_aborted_takes_too_much_memory(
+    sandbox: GrammarSandbox, processes: Processes
 ) -> None:
     """The library aborts its process when it is given no more memory."""
     with ThreadPoolExecutor() as pool:
-        trial = pool.submit(trials.run, ENDLESS, 60)
+        running = pool.submit(sandbox.run, ENDLESS, 60)
         wait_until(lambda: len(processes()) == 2)
         processes()[1].send_signal(signal.SIGABRT)
         with pytest.raises(GrammarError, match=f"takes more than {MEMORY // 2**20} MiB to compile"):
-            trial.result(LIMIT_S)
+            running.result(LIMIT_S)
 
 
-def test_run_grammar_that_takes_long_holds_up_no_other(trials: GrammarTrials, processes: Processes) -> None:
+def test_run_grammar_that_takes_long_holds_up_no_other(sandbox: GrammarSandbox, processes: Processes) -> None:
     with ThreadPoolExecutor() as pool:
-        trial = pool.submit(trials.run, ENDLESS, 60)
+        running = pool.submit(sandbox.run, ENDLESS, 60)
         wait_until(lambda: len(processes()) == 2)
-        assert trials.run(GRAMMARS["person"], TIME_S) > 0
-        assert not trial.done()
-        trials.close()
-        with pytest.raises(TrialsError):
-            trial.result(LIMIT_S)
+        assert sandbox.run(GRAMMARS["person"], TIME_S) > 0
+        assert not running.done()
+        sandbox.close()
+        with pytest.raises(SandboxError):
+            running.result(LIMIT_S)
     assert not processes()
 
 
 def test_run_program_was_killed_starts_another_and_tries_again(
-    trials: GrammarTrials, processes: Processes
+    sandbox: GrammarSandbox, processes: Processes
 ) -> None:
     with ThreadPoolExecutor() as pool:
-        trial = pool.submit(trials.run, ENDLESS, 60)
+        running = pool.submit(sandbox.run, ENDLESS, 60)
         wait_until(lambda: len(processes()) == 2)
         lost = processes()
         lost[0].kill()
         gone, alive = psutil.wait_procs(lost, LIMIT_S)
         assert (len(gone), alive) == (2, [])
         wait_until(lambda: len(processes()) == 2, START_S)
-        assert not trial.done()
-        trials.close()
-        with pytest.raises(TrialsError):
-            trial.result(LIMIT_S)
+        assert not running.done()
+        sandbox.close()
+        with pytest.raises(SandboxError):
+            running.result(LIMIT_S)
 
 
 def test_run_grammar_too_long_is_refused_without_a_process(
-    trials: GrammarTrials, processes: Processes
+    sandbox: GrammarSandbox, processes: Processes
 ) -> None:
     with pytest.raises(GrammarError, match=f"at most {MAX_GRAMMAR} are accepted"):
-        trials.run(" " * (MAX_GRAMMAR + 1), TIME_S)
+        sandbox.run(" " * (MAX_GRAMMAR + 1), TIME_S)
     assert not processes()
 
 
