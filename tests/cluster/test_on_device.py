@@ -23,9 +23,10 @@ def run(script: str, *arguments: str) -> None:
 
 
 def told(script: str, folder: Path, *arguments: str) -> list[dict[str, Any]]:
-    """Figures that a script tells."""
+    """Figures that a script tells, after the line that tells of its run."""
     run(script, "--out", str(folder), *arguments)
-    return [json.loads(line) for line in (folder / f"{script}.jsonl").read_text().splitlines()]
+    _, *figures = (folder / f"{script}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in figures]
 
 
 @pytest.mark.slow

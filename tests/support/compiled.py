@@ -150,7 +150,7 @@ CHAIN_TYPES = {
     **dict.fromkeys(("numbers", "next_numbers"), "*fp64"),
     **dict.fromkeys(("top_tokens", "found", "block_tables", "told"), "*i32"),
     **dict.fromkeys(("are_finite", "are_valid", "are_accepted"), "*i1"),
-    **dict.fromkeys(("num_sequences", "num_rows", "ranks"), "i32"),
+    **dict.fromkeys(("num_sequences", "num_rows", "ranks", "stride"), "i32"),
 }
 CHAINS = {
     "BLOCK": 16,
