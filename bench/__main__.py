@@ -12,7 +12,6 @@ BENCHMARKS = {
     "step": "one forward pass: cost by tokens",
     "engine": "plain and speculative decoding in one process",
     "host": "the service beside its own engine, and what each of its processes spends on a token",
-    "gateway": "the gateway's own work for a token, by streams",
     "load": "the running service by load: plain, fixed depths, the pace (20 minutes, four cores)",
     "ahead": "one stream with draft-ahead and without (20 minutes, four cores)",
     "costs": "the model of a step's costs beside an H100's steps, and a round of a 70B",

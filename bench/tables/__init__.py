@@ -21,7 +21,6 @@ OF_BENCHMARKS = {
     "ahead": (results.ahead,),
     "stalls": (results.stalls,),
     "host": (results.host,),
-    "gateway": (results.gateway,),
     "peers": (results.peers,),
     "identity": (results.identity,),
     "batch_invariant": (results.batch_invariant,),

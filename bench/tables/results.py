@@ -212,22 +212,6 @@ def host() -> str:
     return written(lines())
 
 
-def gateway() -> str:
-    """Returns microseconds of a token, by streams and mode."""
-
-    def lines() -> Iterator[Row]:
-        for row in results("gateway")["rows"]:
-            yield {
-                "streams": row["streams"],
-                "mode": row["mode"],
-                "tokens a chunk": number(row["tokens a chunk"], 1),
-                "a token, us": number(row["us a token"], 0),
-                "a chunk, us": number(row["us a chunk"], 0),
-            }
-
-    return written(lines())
-
-
 def peers() -> str:
     def told(row: Row) -> Row:
         rate = number(row["tokens/s"], 0)
