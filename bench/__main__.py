@@ -13,7 +13,6 @@ BENCHMARKS = {
     "engine": "plain and speculative decoding in one process",
     "host": "the service beside its own engine, and what each of its processes spends on a token",
     "load": "the running service by load: plain, fixed depths, the pace (20 minutes, four cores)",
-    "ahead": "one stream with draft-ahead and without (20 minutes, four cores)",
     "costs": "the model of a step's costs beside an H100's steps, and a round of a 70B",
     "simulate": "the gateway and its pace at GPU cost ratios",
     "identity": "same seed, same text: how many requests differ",

@@ -18,7 +18,6 @@ OF_BENCHMARKS = {
     "simulate": (results.simulate, results.simulate_ahead),
     "simulate_before": (results.simulate_before,),
     "costs": (results.costs, results.costs_rounds),
-    "ahead": (results.ahead,),
     "stalls": (results.stalls,),
     "host": (results.host,),
     "peers": (results.peers,),

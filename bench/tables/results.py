@@ -73,27 +73,6 @@ def load() -> str:
     return written(lines())
 
 
-def ahead() -> str:
-    return written(
-        {
-            "draft step / target step": _draft_step(row),
-            "temperature": f"{row['temperature']:g}",
-            "without: K, tokens/s": f"{row['depth without']}: {number(row['tokens/s without'], 1)}",
-            "with: K, tokens/s": f"{row['depth with']}: {number(row['tokens/s with'], 1)}",
-            "with / without": row["with / without"],
-            "verdicts foreseen": row["foreseen"],
-            "rounds that the target began by itself": row["target had it"],
-            "share of the bound": row["share of the bound"],
-        }
-        for row in results("ahead")["rows"]
-    )
-
-
-def _draft_step(row: Row) -> str:
-    share = row["draft / target step"]
-    return f"{share:g}" if share else "the small draft as it is"
-
-
 def stalls() -> str:
     stored = results("stalls")
     rows = [{**row, "gaps": number(row["gaps"], 0)} for row in stored["rows"]]
