@@ -61,7 +61,7 @@ def loaded(folder: Path) -> Iterator[tuple[Engine, SimulatedCuda | None]]:
 @pytest.fixture
 def engine(loaded: tuple[Engine, SimulatedCuda | None]) -> Iterator[Engine]:
     """A draft on a GPU; no sequence is open before and after."""
-    assert loaded[0].slow_because == ()
+    assert loaded[0].runner.slow_because == ()
     yield from left_empty(loaded[0])
 
 
