@@ -95,7 +95,7 @@ class EngineLoop:
                 self._engine.drop_adapter(message.digest)
             case AskReport():
                 self._tell_of_step([])
-                self._untold.append(EngineReport(self._engine.load(), self._engine.free_memory()))
+                self._untold.append(EngineReport(self._engine.load(), self._engine.runner.free_memory()))
             case Stop():
                 self._is_running = False
             case _:

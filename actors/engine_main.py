@@ -64,10 +64,10 @@ def main(arguments: list[str]) -> None:
             engine.settings,
             engine.vocab_size,
             engine.max_length,
-            engine.slow_because,
-            engine.promise,
+            engine.runner.slow_because,
+            engine.runner.promise,
             imports_s,
-            engine.load_timings,
+            engine.runner.load_timings,
             surveyed,
         )
     )

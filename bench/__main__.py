@@ -9,22 +9,18 @@ from collections.abc import Sequence
 from tests.support.running import end_with_this_process
 
 BENCHMARKS = {
-    "step": "one forward pass: cost by tokens",
+    "step": "one forward pass: cost by tokens, or by numerics",
     "engine": "plain and speculative decoding in one process",
     "host": "the service beside its own engine, and what each of its processes spends on a token",
-    "gateway": "the gateway's own work for a token, by streams",
     "load": "the running service by load: plain, fixed depths, the pace (20 minutes, four cores)",
-    "ahead": "one stream with draft-ahead and without (20 minutes, four cores)",
     "costs": "the model of a step's costs beside an H100's steps, and a round of a 70B",
     "simulate": "the gateway and its pace at GPU cost ratios",
     "identity": "same seed, same text: how many requests differ",
-    "batch_invariant": "what batch-invariant numerics cost",
     "stalls": "gaps in streams while targets stall or are drained, with second targets and without",
     "tables": "the tables of all benchmarks in the docs",
 }
 ALONE = {  # benchmarks that are not run in turn
     "drafters": "target drafters by kind of text, and SPEED-Bench's shapes of load",
-    "gpu": "the engine on a GPU, which it needs",
     "on_device": "what a GPU can show within minutes, the service too: a script for each",
     "peers": "other servers beside ours, each installed first (5 GB)",
 }

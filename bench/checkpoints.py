@@ -57,7 +57,6 @@ MIXTURE: dict[str, Any] = {
     "vocab_size": 151936,
 }
 EMBEDDED = 30.0  # standard deviation of embeddings that decide what comes next
-PEAKED = 4.0  # times as wide as usual is the head: a token is about as likely as in trained models
 
 
 def inflated_target(name: str) -> Path:
@@ -80,24 +79,17 @@ def linear_weights(checkpoint: Path) -> int:
     return sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
 
 
-def llama(name: str, device: str) -> Path:
-    """Makes a Llama of random weights in a shape of LLAMAS, bfloat16; no token ends its sequences."""
-    path = FOLDER / f"llama-{name}"
-    if not (path / "config.json").exists():
-        print(f"making {path}", flush=True)
-        model = _random(name, device)
-        model.get_output_embeddings().weight.data *= PEAKED
-        model.save_pretrained(path)
-    return path
-
-
 def known_llama(name: str, path: Path, device: str, follows: Callable[[int], np.ndarray]) -> int:
     """Writes a model whose text is known, in a shape of LLAMAS; returns the size of its vocabulary.
 
     Args:
         follows: gives, for a size of the vocabulary, the token that is said after each token.
     """
-    model = _random(name, device, tie_word_embeddings=False)
+    torch.manual_seed(0)
+    fields = {**LLAMAS[name], "tie_word_embeddings": False}
+    config = LlamaConfig(dtype="bfloat16", eos_token_id=None, **fields)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     vocab_size: int = model.config.vocab_size
     say_after(model, torch.from_numpy(follows(vocab_size)).to(device))
     model.save_pretrained(path)
@@ -116,10 +108,3 @@ def say_after(model: Any, follows: torch.Tensor) -> None:
     head = model.get_output_embeddings().weight
     if head is not embeddings:
         head[follows] = embeddings / EMBEDDED
-
-
-def _random(name: str, device: str, **fields: Any) -> Any:
-    torch.manual_seed(0)
-    config = LlamaConfig(dtype="bfloat16", eos_token_id=None, **{**LLAMAS[name], **fields})
-    with torch.device(device):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

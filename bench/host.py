@@ -29,14 +29,13 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from bench.checkpoints import DRAFT, INFLATED, inflated_target
-from bench.engine import CACHE_BYTES, requests_of, run
+from bench.engine import CACHE_BYTES, engine_of, requests_of, run
 from bench.peers.transformers_generate import padded
 from bench.report import parser_of, save, table
 from bench.streams import PROMPTS, LoadClient, rate_between, request_of
 from outrider.demo.prompts import DEMO, KINDS
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest
-from outrider.engine.settings import EngineSettings
 from protos import generation_pb2, generation_pb2_grpc
 from tests.support.running import Service, serving
 
@@ -127,7 +126,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     path = DEMO / "target" if options.target == DEMO_PAIR else inflated_target(options.target)
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     settings = {"dtype": "float32", "threads": options.threads, "cache_memory": CACHE_BYTES}
-    engine = Engine.from_settings(EngineSettings.model_validate({"model": str(path), **settings}))
+    engine = engine_of(str(path), options.threads)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     of_target = {f"target.{name}": value for name, value in settings.items()}
     models = {"target": path, "draft": DRAFT}

@@ -12,7 +12,6 @@ what `outrider plan` says too (outrider/engine/planning/step_costs.py), with the
 is in its process, and was a worker on its device before. Prompts are in the cache already.
 """
 
-import argparse
 import asyncio
 import random
 from collections.abc import Mapping
@@ -23,14 +22,8 @@ from typing import Any
 
 from bench import virtual
 from bench.costs import FEWER_HOPS_S, H100, HOPS_S, L4, before, costs_of, repaired
-from bench.report import save, table
-from bench.simulated import (
-    Ahead,
-    SimulatedDraft,
-    SimulatedFleet,
-    rank_at,
-    simulated_fleet,
-)
+from bench.report import parser_of, save, table
+from bench.simulated import Ahead, SimulatedDraft, SimulatedFleet, rank_at, simulated_fleet
 from bench.simulated_runner import Cost
 from gateway.loop.factory import LoopFactory
 from gateway.loop.stats import Stats
@@ -271,7 +264,7 @@ def acceptance_of(text: str) -> tuple[str, float]:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench simulate", description=__doc__.partition("\n")[0])
+    parser = parser_of("simulate", __doc__)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--contexts", type=int, nargs="+", default=[200, 4096, 32768], help="mean tokens")
     parser.add_argument("--engine", choices=ENGINES, default="today")

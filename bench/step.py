@@ -2,44 +2,46 @@
 
 The demo target inflated to 190 M parameters, float32. Yardstick: the time to read its weights once at the
 memory bandwidth of this machine, measured in turns with the steps by summing a buffer of the weights' size.
+`--batch-invariant DTYPE` compares steps with batch-invariant numerics and without instead, in turns too.
 """
 
 import statistics
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench.checkpoints import inflated_target, linear_weights
-from bench.engine import engine_of
+from bench.engine import CACHE_BYTES, engine_of, prompt_seconds
 from bench.report import parser_of, save, table
+from outrider.engine.loop.engine import Engine
+from outrider.engine.settings import EngineSettings
 from workshop.advice.steps import Steps
 
-TOKENS = (1, 2, 3, 5, 9)  # tokens of a sequence in a step: a committed token and drafted tokens
-BATCHES = (8, 32)  # sequences of one token each
+SHAPES = ((1, 1), (1, 2), (1, 3), (1, 5), (1, 9), (8, 1), (32, 1))  # sequences, tokens of each
+COMPARED = ((1, 1), (1, 5), (1, 9), (8, 1), (8, 5), (32, 1), (32, 5))
+PROMPT_TOKENS = 512
 
 
-def measure(threads: int, repetitions: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def measure(target: Path, threads: int, repetitions: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Returns rows by shape of the step, and what reading the weights once takes."""
-    target = inflated_target("190M")
     engine = engine_of(str(target), threads)
     num_bytes = 4 * linear_weights(target)  # in float32
     buffer = torch.ones(num_bytes // 4)
-    shapes = [(1, tokens) for tokens in TOKENS] + [(batch, 1) for batch in BATCHES]
-    steps = {shape: Steps(engine, *shape) for shape in shapes}
+    steps = {shape: Steps(engine, *shape) for shape in SHAPES}
     reads: list[float] = []
-    taken: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
+    taken: dict[tuple[int, int], list[float]] = {shape: [] for shape in SHAPES}
     for _ in range(repetitions):
         started = time.perf_counter()
         buffer.sum()
         reads.append(time.perf_counter() - started)
-        for shape in shapes:
+        for shape in SHAPES:
             taken[shape].append(steps[shape].take())
-    read = statistics.median(reads[1:])
-    one = statistics.median(taken[1, 1][1:])
+    read, one = statistics.median(reads[1:]), statistics.median(taken[1, 1][1:])
     rows = []
-    for shape in shapes:
+    for shape in SHAPES:
         seconds = statistics.median(taken[shape][1:])
         rows.append(
             {
@@ -50,18 +52,59 @@ def measure(threads: int, repetitions: int) -> tuple[list[dict[str, Any]], dict[
                 "to one token": seconds / one,
             }
         )
-    for step in steps.values():
-        step.close()
     facts = {"weights MB": num_bytes / 1e6, "bandwidth GB/s": num_bytes / read / 1e9, "read ms": read * 1e3}
     return rows, facts
 
 
+def compare(target: Path, dtype: str, threads: int, repetitions: int) -> list[dict[str, Any]]:
+    """Returns a row per shape of a step: milliseconds with both numerics, and their ratio."""
+    fields = {"model": str(target), "dtype": dtype, "threads": threads, "cache_memory": CACHE_BYTES}
+    usual, invariant = (
+        Engine.from_settings(EngineSettings.model_validate({**fields, "batch_invariant": value}))
+        for value in (False, True)
+    )
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for shape in COMPARED:
+        steps = Steps(usual, *shape), Steps(invariant, *shape)
+        taken = [(steps[0].take(), steps[1].take()) for _ in range(repetitions + 1)]
+        pairs[f"{shape[0]} x {shape[1]}"] = taken
+        for step in steps:
+            step.close()
+    pairs[f"prompt of {PROMPT_TOKENS}"] = [
+        (prompt_seconds(usual, prompt(number)), prompt_seconds(invariant, prompt(number)))
+        for number in range(repetitions // 3 + 2)
+    ]
+    return [
+        {
+            "dtype": dtype,
+            "step": name,
+            "usual ms": statistics.median(before for before, _ in taken[1:]) * 1e3,
+            "batch-invariant ms": statistics.median(after for _, after in taken[1:]) * 1e3,
+            "ratio": statistics.median(after / before for before, after in taken[1:]),
+        }
+        for name, taken in pairs.items()
+    ]
+
+
+def prompt(number: int) -> tuple[int, ...]:
+    return tuple((number * 7919 + place * 31) % 2000 + 8 for place in range(PROMPT_TOKENS))
+
+
 def main(arguments: Sequence[str]) -> None:
     parser = parser_of("step", __doc__)
+    parser.add_argument("--batch-invariant", nargs="+", metavar="DTYPE", help="types that are compared")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=20)
     options = parser.parse_args(arguments)
-    rows, facts = measure(options.threads, options.repetitions)
-    print(table(rows))
-    print(table([facts]))
-    print(save("step", rows, **facts))
+    target = inflated_target("190M")
+    torch.set_num_threads(options.threads)
+    if options.batch_invariant is None:
+        rows, facts = measure(target, options.threads, options.repetitions)
+        print(table(rows), table([facts]), save("step", rows, **facts), sep="\n")
+        return
+    rows = [
+        row
+        for dtype in options.batch_invariant
+        for row in compare(target, dtype, options.threads, options.repetitions)
+    ]
+    print(table(rows), save("batch_invariant", rows), sep="\n")

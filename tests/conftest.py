@@ -1,6 +1,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -16,6 +17,22 @@ if not Path("/dev/nvidiactl").exists():
 # Read by gRPC when it is imported. Tests start programs while threads of gRPC are at work. Its handlers of
 # a fork then end some programs before they begin.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
+OF_RANKS = "tests/engine/parallel/"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Gives the tests of ranks to one process: each process that runs some of them starts ten ranks."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+    scheduling = LoadFileScheduling(config, log)
+    file_of = scheduling._split_scope
+    scheduling._split_scope = lambda nodeid: OF_RANKS if nodeid.startswith(OF_RANKS) else file_of(nodeid)
+    return scheduling
 
 
 # How long an example takes says more of what else the machine does.

@@ -7,7 +7,7 @@ told what it knows. The last row has the counts. The tests run in several proces
 import argparse
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
@@ -73,13 +73,8 @@ def tests(options: argparse.Namespace) -> Rows:
             reports.rows.put(None)
 
     Thread(target=run, daemon=True).start()
-    yield from _until_none(reports.rows)
+    yield from iter(reports.rows.get, None)
     yield dict(reports.counts)
-
-
-def _until_none(rows: "SimpleQueue[dict[str, Any] | None]") -> Iterator[dict[str, Any]]:
-    while (row := rows.get()) is not None:
-        yield row
 
 
 PARTS = {"tests": tests}

@@ -1,7 +1,7 @@
 """Measures the engine's parts on a GPU, in one process: `python -m bench on_device engine`.
 
 Milliseconds of the parts of a step, with the pair of `bench.on_device.pair`. The parts come in the order of
-what they tell; `bench.gpu` measures prompts besides.
+what they tell.
 
 - steps: plain and verifying steps, as shares of the bandwidth limit, and the path that each step took;
 - propose: a Draft of 1 to 8 tokens, by the device's time and with the host's;
@@ -10,7 +10,8 @@ what they tell; `bench.gpu` measures prompts besides.
 - memory: what the process holds at the default settings, self-check included, beside what was planned;
 - rank: the shape of a 70 B's share on one of four GPUs, without the exchanges between ranks;
 - quantized: the draft in 8 bit, 4 bit and FP8;
-- experts: the shape of Qwen3-30B-A3B with 12 layers.
+- experts: the shape of Qwen3-30B-A3B with 12 layers;
+- prompts: seconds to the first token, by the length of the prompt and of its chunks.
 """
 
 import argparse
@@ -28,8 +29,9 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from bench import gpu
 from bench.checkpoints import LLAMAS, MIXTURE, linear_weights
+from bench.engine import prompt_seconds
+from bench.on_device import device_steps
 from bench.on_device.figures import Rows, take_parts
 from bench.on_device.pair import prompt
 from outrider.engine.device_time import mark, seconds_between, wait_for
@@ -53,7 +55,9 @@ ROUNDS = 8  # Drafts of each depth
 
 
 SHAPES = ((1, 1), (1, 5), (8, 1), (8, 5), (64, 1), (64, 5), (64, 9), (256, 1))  # sequences, tokens of each
-FEW_SHAPES = ((1, 1), (1, 2), (8, 1), (64, 1))  # shapes of the slower ways
+FEW_SHAPES = ((1, 1), (1, 2), (8, 1), (64, 1))  # shapes of further models
+PROMPTS, CHUNKS = (4096, 32768), (512, 2048, 8192)  # tokens
+SMALL_PROMPTS = (200,)  # tokens, with --small
 PROPOSED = ((1, 1), *product((1, 8), range(2, 9)))  # sequences, depth of their Drafts
 ATTENDED = tuple(product((1, 8), (200, 2048, 4096, 16384, 32768)))  # sequences, tokens of their contexts
 RANK: dict[str, Any] = {
@@ -73,7 +77,7 @@ SMALL = {**LLAMAS["tiny"], "head_dim": 16, "num_experts": 8, "moe_intermediate_s
 @cache
 def bandwidth(device: str) -> float:
     """Returns bytes per second; the buffer that was read is freed."""
-    measured = gpu.read_bandwidth(device)
+    measured = device_steps.read_bandwidth(device)
     free_memory()
     return measured
 
@@ -82,24 +86,37 @@ def steps(options: argparse.Namespace) -> Rows:
     yield {"bandwidth, GB/s": bandwidth(options.device) / 1e9}
     for role in ("target", "draft"):
         limit = 2 * linear_weights(options.pair / role) / bandwidth(options.device)
-        engine = gpu.engine(options.pair / role, options.device)
+        engine = device_steps.engine(options.pair / role, options.device)
         for shape in SHAPES[: options.most]:
-            yield {"model": role, **gpu.step_row(engine, shape, limit)}
+            yield {"model": role, **device_steps.step_row(engine, shape, limit)}
+        del engine
+        free_memory()
+
+
+def prompts(options: argparse.Namespace) -> Rows:
+    for role, chunk in product(("target", "draft"), CHUNKS[: options.most]):
+        engine = device_steps.engine(
+            options.pair / role, options.device, prefill_chunk=chunk, graphs=False, max_sequences=16
+        )
+        for length in SMALL_PROMPTS if options.most else PROMPTS:
+            numbered = [prompt(number, length, engine.vocab_size) for number in range(3)]
+            taken = [prompt_seconds(engine, (*tokens,)) for tokens in numbered]
+            yield {"model": role, "prompt": length, "chunk": chunk, "first token s": min(taken[1:])}
         del engine
         free_memory()
 
 
 def propose(options: argparse.Namespace) -> Rows:
-    engine = gpu.engine(options.pair / "draft", options.device)
+    engine = device_steps.engine(options.pair / "draft", options.device)
     for sequences, depth in PROPOSED[: options.most]:
-        opened = [engine.open(len(gpu.PROMPT), number, GREEDY) for number in range(sequences)]
+        opened = [engine.open(len(device_steps.PROMPT), number, GREEDY) for number in range(sequences)]
         taken, on_device = [], []
-        for round in range(gpu.WARM_UPS + ROUNDS):
+        for round in range(device_steps.WARM_UPS + ROUNDS):
             started = time.perf_counter()
             for sequence in opened:
                 base = len(sequence.tokens)
                 # The tokens of a Draft and one more: of a Draft that is kept in part the rest costs nothing.
-                length = len(gpu.PROMPT) + round * (depth + 1)
+                length = len(device_steps.PROMPT) + round * (depth + 1)
                 new = prompt(sequence.number, length, engine.vocab_size)[base:]
                 engine.submit(Propose(sequence.number, base, (*new,), depth, round))
             results: list[Any] = []
@@ -112,14 +129,14 @@ def propose(options: argparse.Namespace) -> Rows:
         yield {
             "sequences": sequences,
             "depth": depth,
-            "ms": statistics.median(taken[gpu.WARM_UPS :]) * 1e3,
-            "device ms": statistics.median(on_device[gpu.WARM_UPS :]) * 1e3,
-            "ms a token": statistics.median(taken[gpu.WARM_UPS :]) * 1e3 / depth,
+            "ms": statistics.median(taken[device_steps.WARM_UPS :]) * 1e3,
+            "device ms": statistics.median(on_device[device_steps.WARM_UPS :]) * 1e3,
+            "ms a token": statistics.median(taken[device_steps.WARM_UPS :]) * 1e3 / depth,
         }
 
 
 def attention(options: argparse.Namespace) -> Rows:
-    device, dtype = torch.device(options.device), getattr(torch, gpu.DTYPE)
+    device, dtype = torch.device(options.device), getattr(torch, device_steps.DTYPE)
     for (name, heads), (sequences, context) in product(HEADS.items(), ATTENDED[: options.most]):
         taken, read = attention_seconds(heads, sequences, context, device, dtype)
         yield {
@@ -146,7 +163,7 @@ def attention_seconds(
     keys, values = torch.randn(2, blocks.size * BLOCK, kv_heads, dim, dtype=dtype, device=device)
 
     def launch() -> None:
-        for _ in range(gpu.REPETITIONS):
+        for _ in range(device_steps.REPETITIONS):
             kernel(paged, query, keys, values)
 
     # A launch from Python takes longer than the device does for most of these contexts.
@@ -157,14 +174,14 @@ def attention_seconds(
     ended = mark(device)
     wait_for(ended)
     read = 2 * sequences * context * kv_heads * dim * query.element_size()
-    return seconds_between(started, ended) / gpu.REPETITIONS, read
+    return seconds_between(started, ended) / device_steps.REPETITIONS, read
 
 
 def decoder(options: argparse.Namespace) -> Rows:
     none = patch.object(ForwardPass, "_decoder_of", lambda *_: None)
     for layers, way in (("decoder", nullcontext()), ("transformers", none)):
         with way:
-            engine = gpu.engine(options.pair / "target", options.device)
+            engine = device_steps.engine(options.pair / "target", options.device)
         yield {"layers": layers, **kernels_of(engine)}
         del engine
         free_memory()
@@ -172,7 +189,7 @@ def decoder(options: argparse.Namespace) -> Rows:
 
 def kernels_of(engine: Engine) -> dict[str, Any]:
     """Returns how many kernels a step of one token has, and their time."""
-    of_shape = Steps(engine, 1, 1, prompt=gpu.PROMPT)
+    of_shape = Steps(engine, 1, 1, prompt=device_steps.PROMPT)
     of_shape.take()
     with torch.profiler.profile() as profile:
         taken = of_shape.take()
@@ -187,7 +204,7 @@ def kernels_of(engine: Engine) -> dict[str, Any]:
 
 def memory(options: argparse.Namespace) -> Rows:
     """Loads the target like a deployment: with the self-check, and a cache of what is left."""
-    engine = gpu.engine(options.pair / "target", options.device, self_check=True)
+    engine = device_steps.engine(options.pair / "target", options.device, self_check=True)
     yield {"cache, bytes": engine.settings.cache_memory, "slow because": engine.runner.slow_because}
     yield {"seconds of loading": vars(engine.runner.load_timings)}
     if options.device.startswith("cuda"):
@@ -215,17 +232,17 @@ def random_steps(options: argparse.Namespace, name: str, shape: dict[str, Any]) 
         write_random(path, shape, options.device)
         free_memory()
     limit = 2 * linear_weights(path) / bandwidth(options.device)
-    engine = gpu.engine(path, options.device)
+    engine = device_steps.engine(path, options.device)
     layers = {"layers": shape["num_hidden_layers"]}
     for few in FEW_SHAPES[: options.most]:
-        yield {**layers, **gpu.step_row(engine, few, limit)}
+        yield {**layers, **device_steps.step_row(engine, few, limit)}
     yield {**layers, **kernels_of(engine)}
 
 
 def write_random(path: Path, shape: dict[str, Any], device: str) -> None:
-    config = AutoConfig.for_model(**shape, dtype=gpu.DTYPE, eos_token_id=None)
+    config = AutoConfig.for_model(**shape, dtype=device_steps.DTYPE, eos_token_id=None)
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, gpu.DTYPE))
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, device_steps.DTYPE))
     model.save_pretrained(path)
 
 
@@ -240,18 +257,19 @@ def quantized(options: argparse.Namespace) -> Rows:
                 quantize(options.pair / "draft", way, model)
             model /= "quantized"
         try:
-            engine = gpu.engine(model, options.device, **settings)
+            engine = device_steps.engine(model, options.device, **settings)
         except Exception as error:
             yield {"weights": way, "skipped": repr(error)[-500:]}
             continue
         for shape in FEW_SHAPES[: options.most]:
-            yield {"weights": way, **gpu.step_row(engine, shape, limit)}
+            yield {"weights": way, **device_steps.step_row(engine, shape, limit)}
         del engine
         free_memory()
 
 
 PARTS = {
-    part.__name__: part for part in (steps, propose, attention, decoder, memory, rank, quantized, experts)
+    part.__name__: part
+    for part in (steps, propose, attention, decoder, memory, rank, quantized, experts, prompts)
 }
 
 

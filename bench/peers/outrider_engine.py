@@ -4,27 +4,19 @@ from collections.abc import Sequence
 
 import torch
 
-from bench.engine import CACHE_BYTES
+from bench.engine import engine_of
 from bench.peers.answering import Answers, answer_task, read_task
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.engine.colocated.draft_model import DraftModel
-from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, generate
-from outrider.engine.settings import EngineSettings
 
 
 def main() -> None:
     task = read_task()
     torch.set_num_threads(task.threads)
-
-    def loaded(path: str) -> Engine:
-        return Engine.from_settings(
-            EngineSettings(model=path, dtype="float32", threads=task.threads, cache_memory=CACHE_BYTES)
-        )
-
-    target = loaded(task.target)
-    drafter = None if task.draft is None else DraftModel(loaded(task.draft))
+    target = engine_of(task.target, task.threads)
+    drafter = None if task.draft is None else DraftModel(engine_of(task.draft, task.threads))
 
     def answer(prompts: list[list[int]], seeds: Sequence[int] | None) -> Answers:
         temperature = 0.0 if seeds is None else task.temperature

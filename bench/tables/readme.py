@@ -37,8 +37,6 @@ def _speed() -> Iterator[Row]:
     what = f"the same at {between}, to the best of plain and fixed depths"
     aim = number(ratios[0]["bar"]) + (f", missed at {missed} streams" if missed else "")
     yield _row(what, _times(min(paces), max(paces)), aim, "load")
-    gains = [row["with / without"] for row in results("ahead")["rows"]]
-    yield _row("draft-ahead, one stream, to drafting without it", _times(min(gains), max(gains)), "", "ahead")
 
 
 def _beside_peers() -> Iterator[Row]:

@@ -73,27 +73,6 @@ def load() -> str:
     return written(lines())
 
 
-def ahead() -> str:
-    return written(
-        {
-            "draft step / target step": _draft_step(row),
-            "temperature": f"{row['temperature']:g}",
-            "without: K, tokens/s": f"{row['depth without']}: {number(row['tokens/s without'], 1)}",
-            "with: K, tokens/s": f"{row['depth with']}: {number(row['tokens/s with'], 1)}",
-            "with / without": row["with / without"],
-            "verdicts foreseen": row["foreseen"],
-            "rounds that the target began by itself": row["target had it"],
-            "share of the bound": row["share of the bound"],
-        }
-        for row in results("ahead")["rows"]
-    )
-
-
-def _draft_step(row: Row) -> str:
-    share = row["draft / target step"]
-    return f"{share:g}" if share else "the small draft as it is"
-
-
 def stalls() -> str:
     stored = results("stalls")
     rows = [{**row, "gaps": number(row["gaps"], 0)} for row in stored["rows"]]
@@ -207,22 +186,6 @@ def host() -> str:
                 "to the engine": row["to the engine"],
                 "to generate": row["to generate"],
                 **(times if any(times.values()) else {}),
-            }
-
-    return written(lines())
-
-
-def gateway() -> str:
-    """Returns microseconds of a token, by streams and mode."""
-
-    def lines() -> Iterator[Row]:
-        for row in results("gateway")["rows"]:
-            yield {
-                "streams": row["streams"],
-                "mode": row["mode"],
-                "tokens a chunk": number(row["tokens a chunk"], 1),
-                "a token, us": number(row["us a token"], 0),
-                "a chunk, us": number(row["us a chunk"], 0),
             }
 
     return written(lines())

@@ -32,7 +32,7 @@ async def in_chat(
     try:
         read = TextChat.model_validate({"messages": [_fields(message) for message in chat.messages]})
         rendered = await prompts.rendered(read.messages)
-        ids = await generation.chat_ids(rendered.pieces)
+        ids = await generation.prompts.of_chat(rendered.pieces)
         named = request.sampling.model_dump(exclude_unset=True)
         sampling = Sampling.model_validate({"max_tokens": generation.limits.room(len(ids)), **named})
     except ValidationError as error:

@@ -23,8 +23,10 @@ from gateway.generation.form import GrammarChecks
 from gateway.generation.limits import Limits
 from gateway.generation.merge import merged
 from gateway.generation.predictions import predicted_tokens, predictions_of
+from gateway.generation.prompts import Prompts
 from gateway.generation.readiness import Readiness
-from gateway.generation.request import AnswerUsage, Chunk, Prepared, Prompt, Request
+from gateway.generation.request import AnswerUsage, Chunk, Prepared, Request
+from gateway.generation.sampling_defaults import with_defaults
 from gateway.generation.text import AnswerText
 from gateway.generation.tokenization import LONG_LIST, Tokenization
 from gateway.generation.totals import Totals
@@ -79,6 +81,7 @@ class Generation:
         self.adapters = ServedAdapters(settings, fleet, adapter_store)
         self.answers: AnswerStore = LocalAnswers(settings.stored_answer_bytes)
         self.limits = Limits(settings, tokenizer, self.tokenization, fleet)
+        self.prompts = Prompts(self.tokenization, self.limits)
         added = tokenizer.get_added_tokens_decoder()
         self.special_tokens = [token.content for token in added.values() if token.special]
         self.added_tokens = {token.content: token_id for token_id, token in added.items()}
@@ -152,14 +155,13 @@ class Generation:
             raise InvalidRequestError("stop", "a stop string must not be empty")
         if (drafter := request.speculation.drafter) is not None:
             self._check_drafter(drafter)
-        issuer = None
+        issuer, rule = None, request.speculation.verification
         if request.receipt:
-            rule = request.speculation.verification
             issuer = self._signer.issuer(settings.model, adapter, request.stop, rule)
-        sampling = self._with_defaults(request.sampling)
+        sampling = with_defaults(request.sampling, self.sampling_defaults)
         self.limits.check_sampling(sampling)
         prompts = [
-            await self._checked(prompt, sampling.max_tokens, request.truncate_prompt)
+            await self.prompts.checked(prompt, sampling.max_tokens, request.truncate_prompt)
             for prompt in request.prompts
         ]
         predictions = await predictions_of(request, caller, self.answers, self.limits, self.tokenization)
@@ -168,7 +170,6 @@ class Generation:
             request.form.check(request.sampling, request.stop)
             grammar = await self._grammars.grammar(request.form, deadline)
         seed = secrets.randbits(DRAWN_SEED_BITS) if sampling.seed is None else sampling.seed
-        rule = request.speculation.verification
         stops = sampling.stop_token_ids
         if not sampling.ignore_eos:
             stops = (*stops, *sorted(request.ends - {*stops}))
@@ -204,12 +205,6 @@ class Generation:
             self.fleet.targets()[0].fingerprint,
             issuer,
         )
-
-    def _with_defaults(self, sampling: Sampling) -> Sampling:
-        """Returns the settings, with the checkpoint's defaults for those that the request does not name."""
-        defaults = self.sampling_defaults
-        unnamed = {name: defaults[name] for name in defaults.keys() - sampling.model_fields_set}
-        return sampling.model_copy(update=unnamed) if unnamed else sampling
 
     async def chunks(self, prepared: Prepared, store_as: str = "") -> AsyncGenerator[Chunk, None]:
         """Yields the answers, a chunk per Verdict. Chunks of several choices come as they are ready.
@@ -357,16 +352,6 @@ class Generation:
             total.add(loop.stats)  # until it was parked; another loop goes on
             await parking.resumed(prepared.deadline)
 
-    async def _checked(self, prompt: Prompt, max_tokens: int, truncate_prompt: int | None) -> tuple[int, ...]:
-        """Returns the token ids of a prompt. Raises as ``prepare`` does."""
-        if isinstance(prompt, str):
-            may_be_long = truncate_prompt is not None
-            prompt = await self.token_ids(prompt, add_special_tokens=True, may_be_long=may_be_long)
-        prompt = self.limits.truncated(prompt, truncate_prompt, max_tokens)
-        self.limits.check_lengths(len(prompt), max_tokens)
-        self.limits.check_ids("prompt", prompt)
-        return prompt
-
     def _check_drafter(self, name: str) -> None:
         if name == BY_TASK:
             return
@@ -379,24 +364,6 @@ class Generation:
         """Tokens per second that plain decoding would give, by the costs; None until they are known."""
         streams = {link.worker.address: link.streams for link in self.fleet.links() if not link.worker.draft}
         return self.paces.plain_rate(streams)
-
-    async def token_ids(
-        self, prompt: str, *, add_special_tokens: bool, may_be_long: bool = False
-    ) -> tuple[int, ...]:
-        """Returns the token ids of a text. Raises as ``Limits.check_text``, unless it may be long."""
-        if not may_be_long:
-            self.limits.check_text("prompt", prompt)
-        return tuple((await self.tokenization.encode(prompt, add_special_tokens=add_special_tokens)).ids)
-
-    async def chat_ids(self, pieces: tuple[str, ...], *, may_be_long: bool = False) -> tuple[int, ...]:
-        """Returns the token ids of a chat, in which no mark crosses from piece to piece.
-
-        Raises:
-            InvalidRequestError: as ``token_ids``.
-        """
-        if not may_be_long:
-            self.limits.check_text("prompt", "".join(pieces))
-        return tuple(await self.tokenization.encode_apart(pieces))
 
     def token_starts(self, token_ids: Iterable[int]) -> tuple[int, ...]:
         """Returns where the text of each token begins in the text of all tokens, in characters."""

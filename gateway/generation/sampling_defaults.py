@@ -1,12 +1,13 @@
 """Sampling defaults that come with the target's checkpoint."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from gateway.settings import GatewaySettings
 from outrider.decoding.checkpoint_files import read_json
-from outrider.decoding.settings import RequestedSampling
+from outrider.decoding.settings import RequestedSampling, Sampling
 
 FILE = "generation_config.json"
 FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # vLLM takes these fields too
@@ -33,3 +34,9 @@ def load_sampling_defaults(settings: GatewaySettings) -> dict[str, Any]:
             f"{FILE} of {settings.tokenizer}: {name}={given[str(name)]!r}: {first['msg']};"
             " gateway.sampling_defaults=neutral passes over the file"
         ) from error
+
+
+def with_defaults(sampling: Sampling, defaults: Mapping[str, Any]) -> Sampling:
+    """Returns the settings, with defaults for those that the request does not name."""
+    unnamed = {name: defaults[name] for name in defaults.keys() - sampling.model_fields_set}
+    return sampling.model_copy(update=unnamed) if unnamed else sampling

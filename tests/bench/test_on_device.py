@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 import outrider.engine.forward.graphs
-from bench import gpu
+from bench.on_device import device_steps, pair
 from bench.on_device import engine as engine_script
-from bench.on_device import pair
 from bench.on_device.figures import Figures
 from outrider.decoding.settings import Sampling
 from outrider.engine.colocated.draft_model import DraftModel
@@ -127,11 +126,11 @@ def test_engine_script_on_a_gpu_measures_steps_in_graphs(
     tiny_pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outrider.engine.forward.graphs, "CAPTURED_SIZES", (1, 2))
-    monkeypatch.setattr(gpu, "PROMPT", range(10, 14))
-    monkeypatch.setattr(gpu, "BUFFER_BYTES", 2**16)
-    monkeypatch.setattr(gpu, "CACHE", 2**24)
-    monkeypatch.setattr(gpu, "REPETITIONS", 3)
-    monkeypatch.setattr(gpu, "DTYPE", "float16")
+    monkeypatch.setattr(device_steps, "PROMPT", range(10, 14))
+    monkeypatch.setattr(device_steps, "BUFFER_BYTES", 2**16)
+    monkeypatch.setattr(device_steps, "CACHE", 2**24)
+    monkeypatch.setattr(device_steps, "REPETITIONS", 3)
+    monkeypatch.setattr(device_steps, "DTYPE", "float16")
     rank = engine_script.RANK | engine_script.SMALL
     engine_script.write_random(tiny_pair / "rank", rank, "cpu")  # a simulated tensor cannot be saved
     parts = ["steps", "propose", "attention", "decoder", "rank"]

@@ -71,7 +71,7 @@ export HOME=/nowhere TRITON_INTERPRET=0
 "$PYTHON" -m tests.support.ahead_of_time "$MODEL"
 env -u TRITON_CACHE_DIR "$PYTHON" -m tests.support.ahead_of_time "$MODEL"
 """
-KERNELS = {"_attend_tile", "_choose", "_gate", "_norm", "_rotate_and_store", "find_path"}
+KERNELS = {"attend_tile", "_choose", "_gate", "_norm", "_rotate_and_store", "find_path"}
 
 
 def in_a_pod(folder: Path, script: str, environment: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:

@@ -94,18 +94,15 @@ def test_run_grammar_deeper_than_the_stack_is_refused_and_the_next_passes(sandbo
 
 
 @pytest.mark.parametrize("kind", DEEP)
-def test_run_deep_grammar_that_passes_overflows_no_thread_that_compiles(
+def test_run_deep_grammar_that_passes_overflows_no_thread_that_compiles_or_follows(
     sandbox: GrammarSandbox, kind: str
 ) -> None:
-    """Runs in a process of its own, since what is tested would end this process."""
+    """Runs in a process of its own, since what is tested would end this process.
+
+    Threads that follow answers have eight megabytes or two: an eighth of the least is plenty.
+    """
     sandbox.run(DEEP[kind], TIME_S)
-    assert in_fork(DEEP[kind], COMPILE_STACK) == 0
-
-
-def test_run_deep_grammar_takes_little_stack_to_follow(sandbox: GrammarSandbox) -> None:
-    """Threads that follow answers have eight megabytes or two: an eighth of the least is plenty."""
-    for grammar in DEEP.values():
-        assert in_fork(grammar, COMPILE_STACK, following=2**18) == 0
+    assert in_fork(DEEP[kind], COMPILE_STACK, following=2**18) == 0
 
 
 def test_run_grammar_that_takes_too_long_is_refused(sandbox: GrammarSandbox) -> None:
@@ -174,20 +171,19 @@ def test_program_process_that_asked_is_killed_leaves_nothing_behind() -> None:
     assert (len(gone), alive) == (2, [])
 
 
-def in_fork(grammar: str, compiling: int, following: int | None = None) -> int:
+def in_fork(grammar: str, compiling: int, following: int) -> int:
     """Returns the status of a fork that compiles the grammar, and follows it for some tokens.
 
     Args:
         compiling: bytes of the stack for it.
-        following: bytes of the stack for that; None: it does not.
+        following: bytes of the stack for that.
     """
     table = tokens()
     process = os.fork()
     if not process:
         try:
             matcher = in_thread(compiling, lambda: compiled(grammar, table))
-            if following is not None:
-                in_thread(following, lambda: follow(matcher.deep_copy()))
+            in_thread(following, lambda: follow(matcher.deep_copy()))
         finally:
             os._exit(0)
     return os.waitpid(process, 0)[1]

@@ -219,7 +219,7 @@ def test_missing_target_is_seen(text: str) -> None:
         "`gateway.api.proxy.add_generation_servicer`, serve run cluster.app, bench.tables.reading",
         "`target.tensor_parallel=4`, `drafts.next.cache_memory`, pace.md, `drafts.next`",
         "$ outrider plan target.replica=2\noutrider: target.replica=2 is no setting",
-        "`python -m bench`, `python -m bench NAME`, `python -m bench gpu --device cpu`",
+        "`python -m bench`, `python -m bench NAME`, `python -m bench step --threads 1`",
     ],
 )
 def test_existing_target_is_let_through(text: str) -> None:

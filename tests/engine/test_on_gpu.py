@@ -72,7 +72,7 @@ SDPA = "scaled_dot_product_attention"
 WAYS = {
     "gathered": Way({}, SDPA, "gathered", "Triton is missing", has_triton=False),
     "batch-invariant": Way({"batch_invariant": True}, "graph.replay", "graph"),
-    "kernels": Way({"graphs": False}, "_attend_tile", "kernels", "graphs are off"),
+    "kernels": Way({"graphs": False}, "attend_tile", "kernels", "graphs are off"),
     "graphs": Way({}, "graph.replay", "graph"),
 }
 # What graphs compute the kernels do, and forward/test_batch_invariant.py has its own look at a GPU.
@@ -144,7 +144,8 @@ def test_text_is_the_cpu_s(folder: Path, way: Way, sampling: dict[str, Any]) -> 
     assert texts == on_the_cpu(folder, **sampling)
     assert engine.last_step is not None
     assert engine.last_step.path == way.path
-    assert [way.slow_because in reason for reason in engine.slow_because] == [True] * bool(way.slow_because)
+    reasons = engine.runner.slow_because
+    assert [way.slow_because in reason for reason in reasons] == [True] * bool(way.slow_because)
 
 
 def test_drafter_gets_the_states_that_the_cpu_computes(folder: Path, way: Way) -> None:
@@ -346,7 +347,7 @@ def test_no_kernel_is_compiled_once_the_engine_is_loaded(folder: Path) -> None:
         asked = requests(**SIMPLE)
         guesses = Guesses({request.prompt: text for request, text in zip(asked, texts, strict=True)}, 1)
         generate(target, guesses, asked, 3)
-    choice, attention = {"_scan", "_collect", "_choose", "find_path"}, {"_attend_tile", "join_parts"}
+    choice, attention = {"_scan", "_collect", "_choose", "find_path"}, {"attend_tile", "join_parts"}
     layer, tables = {"_norm", "_rotate_and_store", "_gate"}, {"take_in_blocks"}
     assert {name for name, _ in loaded} == choice | attention | layer | tables
     assert not cuda.compiled - loaded

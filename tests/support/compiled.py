@@ -20,6 +20,7 @@ from outrider.engine.inputs.paged_input import FEW_QUERIES, FEW_TILE, MANY_TILE,
 from outrider.engine.inputs.told_tokens import TOLD
 from outrider.engine.kernels import (
     advance,
+    attend_tile,
     block_tables,
     choice,
     delta_net,
@@ -234,11 +235,11 @@ def of_attention(capability: int, *, is_narrow: bool, **constants: Any) -> dict[
     constants["N"] = min(constants["N"], tiling.slots, most)
     options = {
         "num_warps": tiling.warps,
-        "num_stages": paged_attention.STAGES,
+        "num_stages": attend_tile.STAGES,
         "maxnreg": paged_attention.MOST_REGISTERS,
         "enable_fp_fusion": False,
     }
-    kernel = paged_attention._attend_tile
+    kernel = attend_tile.attend_tile
     types = {**TILE_TYPES, **dict.fromkeys(("keys", "values"), "*u8")} if is_narrow else TILE_TYPES
     return compiled(kernel, capability, types, constants, TILE_ALIGNED, options)
 
@@ -360,7 +361,7 @@ if __name__ == "__main__":
         for capability in SLOTS
     }
     said |= {
-        f"_attend_tile {name} sm_{capability}": of_attention(
+        f"attend_tile {name} sm_{capability}": of_attention(
             capability, is_narrow="narrow" in name, **TILES[name]
         )
         for name in TILES

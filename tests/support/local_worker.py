@@ -105,6 +105,6 @@ async def local_worker(role: Role, settings: EngineSettings) -> AsyncIterator[Lo
             engine.vocab_size,
             engine.max_length,
             draft="model" if role == "draft" else "",
-            is_exact=engine.promise.is_exact,
+            is_exact=engine.runner.promise.is_exact,
         )
         yield LocalWorker(published, client, behind)

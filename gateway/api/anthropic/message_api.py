@@ -67,5 +67,5 @@ def add_messages(
                 conversation = await body.as_chat(variables[bool(body.tools)]).chat(prompts)
             except InvalidRequestError as error:
                 raise renamed(error) from error
-            ids = await generation.chat_ids(conversation.prompt.pieces, may_be_long=True)
+            ids = await generation.prompts.of_chat(conversation.prompt.pieces, may_be_long=True)
         return {"input_tokens": len(ids)}

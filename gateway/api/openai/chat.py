@@ -187,7 +187,7 @@ class ChatRequest(GenerationRequest):
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError("top_logprobs", "needs logprobs to be true")
         cuts = self.truncate_prompt_tokens
-        prompt = await generation.chat_ids(chat.prompt.pieces, may_be_long=cuts is not None)
+        prompt = await generation.prompts.of_chat(chat.prompt.pieces, may_be_long=cuts is not None)
         prompt = generation.limits.truncated(prompt, cuts, self.max_tokens or 1)
         room = generation.limits.room(len(prompt))
         asked = self.max_tokens or room

@@ -81,7 +81,7 @@ class Colocated(ForeseeingDrafter):
         cache = {"cache_memory": num_blocks * self._block}
         forward = load_forward_pass(self._settings.model_copy(update=cache))
         engine = Engine(ModelRunner(forward, None))  # grammars are compiled by the target's engine
-        self._slow_because = engine.slow_because
+        self._slow_because = engine.runner.slow_because
         self._model = DraftModel(engine, self._vocab_size, forward)
         self.makes_chains = forward.draft_graphs is not None
 

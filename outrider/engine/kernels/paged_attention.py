@@ -1,29 +1,17 @@
-"""Attention over the paged cache as Triton kernels: decoding, verifying chains and trees, and prompts.
-
-The queries of one sequence that follow one another in the batch form a tile; its query heads that share a
-key/value head are computed together, so that the cache is read once for all of them. Few queries over a long
-context would leave most of a GPU idle. Their context has parts, at places that depend on nothing but the
-position, whose results are joined by their weights (Dao et al., "Flash-Decoding for long-context inference",
-2023). If a tile's context is a large share of a step's, each part is a program's work, and a second kernel
-joins the parts. Else one program reads them all and joins them itself: by the same arithmetic in the same
-order, and nothing goes through memory. Masked slots change no bit of a result: a row's output does not depend
-on its tile or its batch. If drafted ancestors are read in the order of a chain, their places among other
-nodes do not matter either.
-"""
+"""Attention over the paged cache by Triton kernels: decoding, verifying chains and trees, and prompts."""
 
 import math
 from dataclasses import dataclass
 
 import torch
 import triton
-import triton.language as tl
 
 from outrider.engine.cache.narrow import codes_of
 from outrider.engine.inputs.context_parts import parts_of
 from outrider.engine.inputs.paged_input import FEW_TILE, MANY_TILE, SPLIT_TILES, TILE_FIELDS, PagedInput
+from outrider.engine.kernels.attend_tile import STAGES, attend_tile
 from outrider.engine.kernels.block_tables import NEW_BLOCKS_AT_ONCE, take_in_blocks
-from outrider.engine.kernels.joined_parts import LOG2_E, begin_of, join_parts, joined, num_parts_of, output_of
-from outrider.engine.kernels.narrow import widened
+from outrider.engine.kernels.joined_parts import join_parts
 
 LEAST_LINES = 16  # lines of a matrix product, at least: what tl.dot takes
 
@@ -43,259 +31,9 @@ FEW = Tiling(FEW_TILE, lines=32, slots=32, warps=4)
 MANY = Tiling(MANY_TILE, lines=128, slots=128, warps=8)
 # Slots at a time, at most, with a window or a narrow cache: a thread holds the masks or codes of all of them.
 FEWER_SLOTS = 64
-STAGES = 2  # stages of reading ahead
-AHEAD = tl.constexpr(STAGES)
 # Registers of a thread, all that there are. Without it ptxas spills some, for more programs than are started.
 MOST_REGISTERS = 255
 SHARE = 0.6  # share of a multiprocessor's memory for the keys and values that are read ahead
-WORD_BITS = tl.constexpr(64)  # bits of a word of PagedInput.ancestors
-
-
-@triton.jit(do_not_specialize=["rows", "table_stride", "words", "path_length", "splits"])
-def _attend_tile(
-    query,  # [heads, rows, key_dim], by strides
-    keys,  # [slots, kv_heads, key_dim], uint8 of a narrow cache
-    values,  # [slots, kv_heads, value_dim], of the same type
-    block_tables,  # int32 [sequences, table_stride]
-    tiles,  # int64 [num_tiles, TILE_FIELDS]
-    work,  # int64 [5] numbers of PagedInput.work, read if contexts have parts
-    seen,  # int64 [rows] slots before that are all visible
-    ancestors,  # int64 [rows, words] bits of the nodes from the root on that are visible besides
-    paths,  # int64 [rows, path_length] nodes up to the row's own, with CHAINS, of a tile that has a root
-    positions,  # int64 [rows]
-    sinks,  # [heads]
-    output,  # [rows, heads, value_dim]
-    parts,  # float32 [split tiles * FEW_TILE, heads, splits, value_dim] weighted values
-    weights,  # float32 [split tiles * FEW_TILE, heads, splits, 2] largest scores, and sums of weights
-    rows,
-    query_head_stride,
-    query_row_stride,
-    table_stride,
-    words,
-    path_length,
-    splits,
-    scale,
-    softcap,
-    window,
-    KV_HEADS: tl.constexpr,
-    REPEATS: tl.constexpr,  # query heads of a kv head
-    GROUP: tl.constexpr,  # heads that are computed together
-    KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    KEY_WIDTH: tl.constexpr,  # a power of two
-    VALUE_WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,  # slots of a cache block
-    FIELDS: tl.constexpr,
-    M: tl.constexpr,  # rows of a tile times query heads of a group, at most; a power of two
-    N: tl.constexpr,  # slots at a time
-    TILE: tl.constexpr,  # rows of a tile, at most
-    THIRD: tl.constexpr,  # slots of a part far into the context; 0: contexts have no parts
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    SINKS: tl.constexpr,
-    CHAINS: tl.constexpr,  # whether a row is computed as if what is drafted before it were a chain
-    PRECISION: tl.constexpr,
-):
-    head = tl.program_id(1) * GROUP // REPEATS
-    lines = tl.arange(0, M)
-    # A prompt's tile has a program for itself; padding has no slots. A count read from memory would be held
-    # in a register until the end, of which a prompt needs all.
-    pieces = tl.num_programs(0)
-    if THIRD > 0:
-        # A captured grid has to fit every batch. Starting programs without work would take longer than the
-        # work itself, so few programs share it.
-        num_tiles, num_split = tl.load(work).to(tl.int32), tl.load(work + 1).to(tl.int32)
-        num_parts = num_parts_of(tl.load(work + 2).to(tl.int32), THIRD)
-        split_pieces = num_split * num_parts
-        pieces = split_pieces + num_tiles - num_split
-    for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
-        number, part = piece, 0
-        if THIRD > 0:
-            # The last parts are the longest: they come first.
-            is_split = piece < split_pieces
-            divisor = tl.maximum(num_split, 1)
-            number = tl.where(is_split, piece % divisor, piece - split_pieces + num_split)
-            part = tl.where(is_split, num_parts - 1 - piece // divisor, 0)
-        tile = tiles + number * FIELDS
-        lane, first, count, end, root = (
-            tl.load(tile).to(tl.int32),
-            tl.load(tile + 1).to(tl.int32),
-            tl.load(tile + 2).to(tl.int32),
-            tl.load(tile + 3).to(tl.int32),
-            tl.load(tile + 4).to(tl.int32),
-        )
-        begin = 0
-        if THIRD > 0:
-            begin = begin_of(part, THIRD)
-        if begin < end:
-            stop = end
-            if THIRD > 0:
-                stop = tl.minimum(end, tl.where(is_split, begin_of(part + 1, THIRD), end))
-            row = first + lines // GROUP
-            query_head = tl.program_id(1) * GROUP + lines % GROUP
-            real = lines // GROUP < count
-            of_key, of_value = tl.arange(0, KEY_WIDTH), tl.arange(0, VALUE_WIDTH)
-            has_key, has_value = of_key < KEY_DIM, of_value < VALUE_DIM
-            at = query + query_head[:, None] * query_head_stride + row[:, None] * query_row_stride
-            q = tl.load(at + of_key[None, :], mask=real[:, None] & has_key[None, :], other=0.0)
-            sees = tl.load(seen + row, mask=real, other=0).to(tl.int32)
-            position = tl.load(positions + row, mask=real, other=0).to(tl.int32)
-            least = tl.min(tl.where(real, sees, 1 << 30), 0)  # slots that every row sees
-            oldest = 0
-            if WINDOW:
-                oldest = tl.maximum(tl.min(tl.where(real, position, 1 << 30), 0) - window + 1, 0)
-                if THIRD > 0:  # a part before the window changes no bit
-                    part = tl.where(is_split, part, num_parts_of(oldest + 1, THIRD) - 1)
-                    begin = begin_of(part, THIRD)
-            if CHAINS:
-                least = tl.minimum(least, root)  # from there on slots are looked up
-            unit = LOG2_E if SOFTCAP else scale * LOG2_E
-            all_largest = tl.full((M,), float("-inf"), tl.float32)
-            all_total = tl.zeros((M,), tl.float32)
-            all_summed = tl.zeros((M, VALUE_WIDTH), tl.float32)
-            while begin < stop:
-                part_end = stop
-                if THIRD > 0:
-                    part_end = tl.minimum(stop, begin_of(part + 1, THIRD))
-                start = begin
-                plain_end = tl.maximum(begin, tl.minimum(least, part_end) // N * N)
-                if WINDOW:
-                    start = tl.maximum(begin, oldest // N * N)
-                    plain_end = start  # every block is looked at slot by slot
-                largest = tl.full((M,), float("-inf"), tl.float32)
-                total = tl.zeros((M,), tl.float32)
-                summed = tl.zeros((M, VALUE_WIDTH), tl.float32)
-                for place in range(start, plain_end, N):
-                    slots = place + tl.arange(0, N)
-                    block = tl.load(block_tables + lane * table_stride + slots // BLOCK).to(tl.int64)
-                    slot = (block * BLOCK + slots % BLOCK) * KV_HEADS + head
-                    k = tl.load(
-                        keys + slot[None, :] * KEY_DIM + of_key[:, None], mask=has_key[:, None], other=0.0
-                    )
-                    scores = tl.dot(q, widened(k, q.dtype), input_precision=PRECISION)
-                    if SOFTCAP:
-                        scores = _capped(scores * scale, softcap)
-                    # The difference comes before the product: so no mask between makes it round otherwise.
-                    new = tl.maximum(largest, tl.max(scores, 1))
-                    fade = tl.exp2((largest - new) * unit)
-                    probs = tl.exp2((scores - new[:, None]) * unit)
-                    total = total * fade + tl.sum(probs, 1)
-                    v = tl.load(
-                        values + slot[:, None] * VALUE_DIM + of_value[None, :],
-                        mask=has_value[None, :],
-                        other=0.0,
-                    )
-                    summed = tl.dot(
-                        probs.to(q.dtype),
-                        widened(v, q.dtype),
-                        summed * fade[:, None],
-                        input_precision=PRECISION,
-                    )
-                    largest = new
-                # Without a window these are few slots: reading them ahead would only take registers.
-                for place in tl.range(plain_end, part_end, N, num_stages=AHEAD if WINDOW else 1):
-                    slots = place + tl.arange(0, N)
-                    inside = slots < part_end
-                    held = slots
-                    if CHAINS:
-                        drafted = inside & (slots >= root)
-                        path = paths + first * path_length + tl.where(drafted, slots - root, 0)
-                        held = tl.where(
-                            drafted, root + tl.load(path, mask=drafted, other=0).to(tl.int32), slots
-                        )
-                    block = tl.load(block_tables + lane * table_stride + held // BLOCK, mask=inside, other=0)
-                    slot = (block.to(tl.int64) * BLOCK + held % BLOCK) * KV_HEADS + head
-                    k = tl.load(
-                        keys + slot[None, :] * KEY_DIM + of_key[:, None],
-                        mask=inside[None, :] & has_key[:, None],
-                        other=0.0,
-                    )
-                    scores = tl.dot(q, widened(k, q.dtype), input_precision=PRECISION)
-                    if SOFTCAP:
-                        scores = _capped(scores * scale, softcap)
-                    visible = slots[None, :] < sees[:, None]
-                    if not CHAINS and place + N > root:
-                        for span in tl.static_range(0, N, WORD_BITS):
-                            bits = _visible_nodes(ancestors + row * words, place - root + span, words, real)
-                            column = tl.arange(0, N)[None, :] - span
-                            is_own = (column >= 0) & (column < WORD_BITS)
-                            bit = bits[:, None] >> tl.where(is_own, column, 0).to(tl.uint64)
-                            visible = visible | (is_own & ((bit & 1) != 0))
-                    if WINDOW:
-                        near = slots[None, :] > position[:, None] - window
-                        visible = visible & (near if CHAINS else near | (slots >= root)[None, :])
-                    scores = tl.where(visible & inside[None, :] & real[:, None], scores, float("-inf"))
-                    new = tl.maximum(largest, tl.max(scores, 1))
-                    finite = tl.where(new == float("-inf"), 0.0, new)  # nothing is visible so far
-                    fade = tl.exp2((largest - finite) * unit)
-                    probs = tl.exp2((scores - finite[:, None]) * unit)
-                    total = total * fade + tl.sum(probs, 1)
-                    v = tl.load(
-                        values + slot[:, None] * VALUE_DIM + of_value[None, :],
-                        mask=inside[:, None] & has_value[None, :],
-                        other=0.0,
-                    )
-                    summed = tl.dot(
-                        probs.to(q.dtype),
-                        widened(v, q.dtype),
-                        summed * fade[:, None],
-                        input_precision=PRECISION,
-                    )
-                    largest = new
-                if THIRD > 0:
-                    all_largest, all_total, all_summed = joined(
-                        all_largest, all_total, all_summed, largest, total, summed, unit
-                    )
-                else:
-                    all_largest, all_total, all_summed = largest, total, summed
-                begin = part_end
-                part += 1
-            written = real[:, None] & has_value[None, :]
-            if THIRD > 0 and is_split:
-                held = (number * TILE + lines // GROUP) * KV_HEADS * REPEATS + query_head
-                at_part = held.to(tl.int64) * splits + part - 1
-                tl.store(parts + at_part[:, None] * VALUE_DIM + of_value[None, :], all_summed, mask=written)
-                tl.store(weights + 2 * at_part, all_largest, mask=real)
-                tl.store(weights + 2 * at_part + 1, all_total, mask=real)
-            else:
-                given = output_of(all_largest, all_total, all_summed, unit, sinks, query_head, SINKS)
-                to = row * KV_HEADS * REPEATS + query_head
-                tl.store(
-                    output + to[:, None] * VALUE_DIM + of_value[None, :],
-                    given.to(output.dtype.element_ty),
-                    mask=written,
-                )
-    if THIRD > 0:
-        of_group, of_value = tl.arange(0, GROUP), tl.arange(0, VALUE_WIDTH)
-        for row in range(tl.load(work + 3).to(tl.int32) + tl.program_id(0), rows, tl.num_programs(0)):
-            to = row * KV_HEADS * REPEATS + tl.program_id(1) * GROUP + of_group
-            zeros = tl.zeros((GROUP, VALUE_WIDTH), output.dtype.element_ty)
-            at = output + to[:, None] * VALUE_DIM + of_value[None, :]
-            tl.store(at, zeros, mask=(of_value < VALUE_DIM)[None, :] & (of_group >= 0)[:, None])
-
-
-@triton.jit
-def _visible_nodes(ancestors, first, words, real):
-    """Returns WORD_BITS bits of each line, uint64: which of the nodes from ``first`` on it sees.
-
-    A mask looked up slot by slot would take most of a thread's registers.
-
-    ancestors: [lines] pointers to the words of each line's row. first: it may be below 0, for slots that are
-    no nodes.
-    """
-    word, shift = tl.where(real, first >> 6, -2), (first & 63).to(tl.uint64)
-    before = tl.load(ancestors + word, mask=(word >= 0) & (word < words), other=0)
-    after = tl.load(ancestors + word + 1, mask=(word >= -1) & (word < words - 1), other=0)
-    low = before.to(tl.uint64, bitcast=True) >> shift
-    return low | ((after.to(tl.uint64, bitcast=True) << 1) << (63 - shift))
-
-
-@triton.jit
-def _capped(scores, softcap):
-    """Returns softcap * tanh(scores / softcap)."""
-    faded = tl.exp2(tl.abs(scores) * (-2.0 * LOG2_E / softcap))
-    tanh = (1.0 - faded) / (1.0 + faded)
-    return softcap * tl.where(scores < 0, -tanh, tanh)
 
 
 @dataclass(frozen=True)
@@ -341,7 +79,7 @@ class PagedAttention:
             group = math.gcd(repeats, tiling.lines // tiling.rows)
             most = len(tiles) + split_tiles * (splits - 1) if third else len(tiles)
             programs = min(most, -(-self.programs * group // heads)) if third else most
-            _attend_tile[(programs, heads // group)](
+            attend_tile[(programs, heads // group)](
                 query,
                 codes_of(keys),
                 codes_of(values),

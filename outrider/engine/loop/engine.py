@@ -20,7 +20,6 @@ from outrider.engine.draft_ahead.draft_ahead import DraftAhead
 from outrider.engine.drafters.target_drafters import TargetDrafters
 from outrider.engine.errors import CacheTooSmallError
 from outrider.engine.forward.batch import Item
-from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.loop.blame_search import BlameSearch, Outcome
 from outrider.engine.loop.grammars import Grammars
 from outrider.engine.loop.launched import Launched, Reach
@@ -31,7 +30,6 @@ from outrider.engine.loop.target_drafting import TargetDrafting
 from outrider.engine.loop.validation import check_sampling, check_work
 from outrider.engine.loop.work_queue import WorkQueue
 from outrider.engine.parallel.rank_group import RankGroup
-from outrider.engine.planning.promise import Promise
 from outrider.engine.scheduling.batch_delay import BatchDelay
 from outrider.engine.scheduling.scheduler import Scheduler, Selected
 from outrider.engine.sequence import EngineSequence
@@ -206,21 +204,6 @@ class Engine:
         self.runner.shut_down()
 
     @property
-    def load_timings(self) -> LoadTimings:
-        """Timings of loading, by phase."""
-        return self.runner.load_timings
-
-    @property
-    def slow_because(self) -> tuple[str, ...]:
-        """Reasons for which steps on its GPU are slower than they could be; empty on a CPU."""
-        return self.runner.slow_because
-
-    @property
-    def promise(self) -> Promise:
-        """How far the same seed gives the same text."""
-        return self.runner.promise
-
-    @property
     def last_step(self) -> StepTimings | None:
         """Timings of the newest step; None before the first step."""
         return self.runner.last_step
@@ -236,10 +219,6 @@ class Engine:
     def works_on(self, sequence: EngineSequence) -> bool:
         """Whether it has work of this sequence."""
         return sequence.number in self._queue.tasks
-
-    def free_memory(self) -> int:
-        """Returns the free bytes of the device's memory."""
-        return self.runner.free_memory()
 
     def load(self) -> EngineLoad:
         """Returns the load of the engine."""

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from outrider.engine.choosing.drafted_tokens import DraftedTokens
 from outrider.engine.choosing.sampler import Choices, Choosing, RowNumbers
-from outrider.engine.device_time import Mark, seconds_between
+from outrider.engine.device_time import Mark, is_over, seconds_between
 from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.batch_invariant import Passes
 from outrider.engine.forward.output import ForwardOutput
@@ -40,6 +40,20 @@ class Reach:
     def longest(self) -> int:
         """Positions of the sequence with the most."""
         return max(self.positions) if self.positions else 1
+
+    def is_interrupted_before(self, newest: Mark) -> bool:
+        """Whether other work has come before the device has done the newest position.
+
+        No position is launched in advance, so whoever comes waits for one position at most.
+
+        newest: end of the newest position that is launched.
+        """
+        if self.is_interrupted is None:
+            return False
+        while not is_over(newest):
+            if self.is_interrupted():
+                return True
+        return self.is_interrupted()
 
 
 ONE_POSITION = Reach()
@@ -122,6 +136,17 @@ class Launched:
         if output.hidden is None or self.forward.batch.path != "graph":
             return self
         return replace(self, forward=replace(self.forward, output=output.with_own_states()))
+
+    def further_tokens(self) -> list[list[tuple[int, ...]]]:
+        """Returns the top tokens of further positions of each task, before the first invalid position."""
+        found = [list[tuple[int, ...]]() for _ in self.tasks]
+        of_positions = [position.choosing.read() for position in self.further]
+        for place, own in enumerate(found):
+            for choices, are_finite in of_positions:
+                if not (choices[place].are_valid[0] and are_finite[place]):
+                    break
+                own.append(choices[place].top_tokens[0])
+        return found
 
     def timings(self, now: float) -> StepTimings:
         """Returns the timings of a finished step. An early one begins with the end of the step before."""

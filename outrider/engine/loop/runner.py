@@ -18,7 +18,7 @@ from outrider.engine.cache.paged_cache import PagedCache
 from outrider.engine.choosing.choosing_rows import ChoosingRows
 from outrider.engine.choosing.drafted_tokens import DraftedTokens
 from outrider.engine.choosing.sampler import Choosing, begin_choosing, choose_adjusted, compile_kernels
-from outrider.engine.device_time import Mark, is_over, mark, wait_for
+from outrider.engine.device_time import Mark, mark, wait_for
 from outrider.engine.drafters.target_drafter import feed_of
 from outrider.engine.forward.batch import Batch, Item
 from outrider.engine.inputs.choice_input import ChoiceInput
@@ -197,7 +197,7 @@ class ModelRunner:
         """
         device = self._forward.device
         ended = mark(device)
-        while chains.positions < reach.longest and not _is_interrupted(ended, reach):
+        while chains.positions < reach.longest and not reach.is_interrupted_before(ended):
             chains.advance()
             ended = mark(device)
         arriving = chains.found.to("cpu", non_blocking=True)  # in pinned memory
@@ -259,7 +259,7 @@ class ModelRunner:
             pairs = zip(newest.result.top_tokens[:, 0].tolist(), selected, strict=True)
             if all(token in item.sequence.end_token_ids for token, (_, item) in pairs):
                 return True
-        return _is_interrupted(newest.arrival, reach)
+        return reach.is_interrupted_before(newest.arrival)
 
     def _launch_position(self, before: Launched, selected: Selected, position: int) -> Launched:
         """Launches a position, counted from the first position of the step, which feeds the best tokens."""
@@ -338,10 +338,9 @@ class ModelRunner:
             choices = [choices[place] for place in kept]
             are_finite = are_finite and [are_finite[place] for place in kept]
         if launched.further:
-            of_items = _further_tokens(launched.further, len(items))
             choices = [
                 structs.replace(choice, further=tokens)
-                for choice, tokens in zip(choices, of_items, strict=True)
+                for choice, tokens in zip(choices, launched.further_tokens(), strict=True)
             ]
         for item, choice, positions in zip(items, choices, launched.reached, strict=False):
             known = 1 + len(choice.further)
@@ -379,33 +378,6 @@ def _further(row: ChoiceContext, positions: int) -> ChoiceContext:
     """Returns the context that many positions later, whose text is not known."""
     path = (*row.path, *[UNKNOWN] * positions)
     return replace(row, position=row.position + positions, path=path)
-
-
-def _is_interrupted(newest: Mark, reach: Reach) -> bool:
-    """Whether other work has come before the device has done the newest position.
-
-    No position is launched in advance, so whoever comes waits for one position at most.
-
-    newest: end of the newest position that is launched.
-    """
-    if reach.is_interrupted is None:
-        return False
-    while not is_over(newest):
-        if reach.is_interrupted():
-            return True
-    return reach.is_interrupted()
-
-
-def _further_tokens(further: Sequence[Launched], count: int) -> list[list[tuple[int, ...]]]:
-    """Returns the top tokens of further positions of each item, before the first invalid position."""
-    found = [list[tuple[int, ...]]() for _ in range(count)]
-    of_positions = [position.choosing.read() for position in further]
-    for place, own in enumerate(found):
-        for choices, are_finite in of_positions:
-            if not (choices[place].are_valid[0] and are_finite[place]):
-                break
-            own.append(choices[place].top_tokens[0])
-    return found
 
 
 def size_of(items: Sequence[Item], block_size: int) -> StepSize:

@@ -92,7 +92,7 @@ def test_drafts_are_those_of_the_cpu_and_passes_are_replays(drafter: str, settin
     expected, _ = drafted(settings, "cpu")
     with gpu() as cuda:
         found, engine = drafted(settings, "cuda")
-        assert engine.slow_because == ()
+        assert engine.runner.slow_because == ()
         if cuda is not None:  # launches of a real GPU are not counted
             cuda.counts = Counts()
             more = rounds(engine, PROMPTS[:1], 0.7, DEPTH, max_tokens=4)
@@ -119,7 +119,7 @@ def test_colocated_drafts_are_those_of_the_cpu_and_its_engine_has_graphs(given: 
         found, engine = drafted_on("cuda")
     assert [(text.tokens, text.drafts) for text in found] == [(text.tokens, text.drafts) for text in expected]
     assert any(draft for text in found for draft in text.drafts)
-    assert engine.slow_because == ()
+    assert engine.runner.slow_because == ()
 
 
 def counts_of_steps(
@@ -244,7 +244,7 @@ def test_without_graphs_it_drafts_the_same(drafter: str, settings: dict[str, Any
     with gpu():
         found, engine = drafted(settings, "cuda", graphs=False)
     assert [(text.tokens, text.drafts) for text in found] == [(text.tokens, text.drafts) for text in expected]
-    assert engine.slow_because == ("no step has a CUDA graph: graphs are off in the settings",)
+    assert engine.runner.slow_because == ("no step has a CUDA graph: graphs are off in the settings",)
 
 
 def decoded_then_drafted(engine: Engine, ends: tuple[int, ...]) -> list[tuple[list[int], list[Draft]]]:

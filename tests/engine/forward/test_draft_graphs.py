@@ -13,7 +13,7 @@ import outrider.engine.forward.graphs
 from outrider.decoding.settings import Sampling
 from outrider.engine.forward.graphs import draft_bytes
 from outrider.engine.inputs.context_parts import SHORTEST
-from outrider.engine.loop import runner
+from outrider.engine.loop import launched
 from outrider.engine.loop.engine import Engine
 from outrider.engine.work import Propose, Proposed, Result
 from tests.support.checkpoints import VOCAB_SIZE, write_checkpoint
@@ -61,7 +61,7 @@ def loaded(folder: Path) -> Iterator[tuple[Engine, SimulatedCuda | None]]:
 @pytest.fixture
 def engine(loaded: tuple[Engine, SimulatedCuda | None]) -> Iterator[Engine]:
     """A draft on a GPU; no sequence is open before and after."""
-    assert loaded[0].slow_because == ()
+    assert loaded[0].runner.slow_because == ()
     yield from left_empty(loaded[0])
 
 
@@ -228,7 +228,7 @@ def test_step_that_is_interrupted_ends_with_the_position_that_the_device_works_o
     again = Sequences(engine, ["plain"])
     again.submit([5])
     with monkeypatch.context() as patched:
-        patched.setattr(runner, "is_over", lambda moment: False)
+        patched.setattr(launched, "is_over", lambda moment: False)
         assert engine.step(is_interrupted) == []
     (sequence,) = engine._sequences.values()
     assert len(sequence.draft.top_tokens) == 1

@@ -150,14 +150,14 @@ def test_batch_invariant_passes_are_replays_of_one_graph(tmp_path, capture):
     assert capture.captured == 1
     assert texts_of(engine) == expected
     assert capture.replayed > sum(PROMPT_LENGTHS) // PASS_TOKENS["cpu"] + 24
-    assert engine.slow_because == ()
+    assert engine.runner.slow_because == ()
 
 
 def test_graphs_can_be_switched_off(checkpoint, expected, capture):
     engine = engine_of(checkpoint, graphs=False)
     assert texts_of(engine) == expected
     assert capture.captured == 0
-    assert engine.slow_because == ("no step has a CUDA graph: graphs are off in the settings",)
+    assert engine.runner.slow_because == ("no step has a CUDA graph: graphs are off in the settings",)
 
 
 def test_size_that_one_rank_cannot_capture_no_rank_replays(checkpoint, capture):
@@ -209,7 +209,7 @@ def test_graph_that_cannot_be_captured_is_gone_without(checkpoint, expected, cap
     monkeypatch.setattr(outrider.engine.loop.forward_pass, "CudaCapture", lambda: refuse)
     with caplog.at_level(logging.WARNING):
         engine = engine_of(checkpoint)
-    (reason,) = engine.slow_because
+    (reason,) = engine.runner.slow_because
     assert "no CUDA graph of 1, 4, 8, 32 tokens" in reason
     assert "operation not permitted" in reason
     assert [(record.levelname, reason in record.getMessage()) for record in of_passes(caplog)] == [
@@ -227,12 +227,12 @@ def test_size_that_is_captured_is_not_complained_of(checkpoint, capture, monkeyp
         return work
 
     monkeypatch.setattr(outrider.engine.loop.forward_pass, "CudaCapture", lambda: refuse_the_first)
-    (reason,) = engine_of(checkpoint).slow_because
+    (reason,) = engine_of(checkpoint).runner.slow_because
     assert "no CUDA graph of 32 tokens" in reason
 
 
 def test_where_nothing_is_missing_there_is_nothing_to_say(checkpoint, capture, caplog):
-    assert engine_of(checkpoint).slow_because == ()
+    assert engine_of(checkpoint).runner.slow_because == ()
     assert not of_passes(caplog)
 
 

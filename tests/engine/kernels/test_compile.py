@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[3]
 TILES = ("trees", "chains", "shared heads", "trees by window", "trees of a narrow cache")
 PROMPTS = ("prompts", "prompts by window", "prompts of a narrow cache")
 MOST_REGISTERS = {
-    **{f"_attend_tile {name}": 255 for name in PROMPTS},
-    **{f"_attend_tile {name}": 240 for name in TILES},
+    **{f"attend_tile {name}": 255 for name in PROMPTS},
+    **{f"attend_tile {name}": 240 for name in TILES},
     "advance_states": 146,  # a state, the state before a tree, and what a token adds
 }
 SHARED_MEMORY = {"sm_89": 99 * 2**10, "sm_90": 227 * 2**10}  # bytes that a program may take

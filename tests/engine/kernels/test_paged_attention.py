@@ -243,7 +243,7 @@ def test_triton_one_sequence_gives_every_processor_work(monkeypatch, share, cont
     heads, kv_heads, dim = share
     triton = pytest.importorskip("outrider.engine.kernels.paged_attention", reason="pip install triton")
     grids = []
-    monkeypatch.setattr(triton, "_attend_tile", Recorder(grids))
+    monkeypatch.setattr(triton, "attend_tile", Recorder(grids))
     monkeypatch.setattr(triton, "join_parts", Recorder([]))
     third = third_length(131_072)
     attend = triton.PagedAttention(16, third, SHARED_MEMORY, programs=2 * PROCESSORS)

@@ -69,8 +69,8 @@ def test_engine_says_how_far_it_keeps_the_first_promise_as_its_plan_does(
 ) -> None:
     asked = EngineSettings(model=str(folders["llama"]), cache_memory=2**22, **settings)
     engine = Engine.from_settings(asked)
-    assert re.match(f"same seed, same text: {told}", engine.promise.sentence)
-    assert skeleton(asked).promise(asked) == engine.promise
+    assert re.match(f"same seed, same text: {told}", engine.runner.promise.sentence)
+    assert skeleton(asked).promise(asked) == engine.runner.promise
 
 
 def plain(engine: Engine, sampling: Sampling, prompt: tuple[int, ...] = PROMPT) -> list[Decoded]:

@@ -65,7 +65,7 @@ def loaded(folder: Path, on_cpu: Engine) -> Iterator[tuple[Engine, SimulatedCuda
 
 @pytest.fixture
 def engine(loaded: tuple[Engine, SimulatedCuda | None]) -> Iterator[Engine]:
-    assert loaded[0].slow_because == ()
+    assert loaded[0].runner.slow_because == ()
     yield from left_empty(loaded[0])
 
 

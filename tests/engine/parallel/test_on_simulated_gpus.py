@@ -61,7 +61,7 @@ def answer(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
     assert engine.last_step is not None
     counts = counts_of_step(engine, 2, 3, Sampling(temperature=0.0, max_tokens=64, ignore_eos=True))
     engine.shut_down()
-    return said, engine.slow_because, engine.last_step.path, counts.totals()
+    return said, engine.runner.slow_because, engine.last_step.path, counts.totals()
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
@@ -143,7 +143,7 @@ def test_kernel_that_sums_ranks_saves_launches_and_changes_no_bit(gpu_ranks: Ran
 def draft_beside(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
     with few_graphs():
         engine = Engine.from_settings(settings, group)
-    assert engine.slow_because == ()
+    assert engine.runner.slow_because == ()
     found = rounds(engine, [request.prompt for request in REQUESTS], 0.7, 3, alternatives=2)
     assert engine.last_step is not None
     cuda = simulated()

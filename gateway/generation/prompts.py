@@ -1,0 +1,44 @@
+"""Prompts of requests as token ids, within the limits."""
+
+from gateway.generation.limits import Limits
+from gateway.generation.request import Prompt
+from gateway.generation.tokenization import Tokenization
+
+
+class Prompts:
+    """Tokenizes prompts. What is too long is refused before it is tokenized, as far as that is known."""
+
+    def __init__(self, tokenization: Tokenization, limits: Limits) -> None:
+        self._tokenization = tokenization
+        self._limits = limits
+
+    async def checked(self, prompt: Prompt, max_tokens: int, truncate_prompt: int | None) -> tuple[int, ...]:
+        """Returns the token ids of a prompt that an answer of ``max_tokens`` can follow.
+
+        truncate_prompt: as ``Request.truncate_prompt``.
+
+        Raises:
+            InvalidRequestError: naming the field.
+            WorkerLostError: there is no target.
+        """
+        if isinstance(prompt, str):
+            if truncate_prompt is None:
+                self._limits.check_text("prompt", prompt)
+            prompt = tuple((await self._tokenization.encode(prompt, add_special_tokens=True)).ids)
+        prompt = self._limits.truncated(prompt, truncate_prompt, max_tokens)
+        self._limits.check_lengths(len(prompt), max_tokens)
+        self._limits.check_ids("prompt", prompt)
+        return prompt
+
+    async def of_chat(self, pieces: tuple[str, ...], *, may_be_long: bool = False) -> tuple[int, ...]:
+        """Returns the token ids of a chat, in which no mark crosses from piece to piece.
+
+        may_be_long: whether its length is not checked.
+
+        Raises:
+            InvalidRequestError: naming the field.
+            WorkerLostError: there is no target.
+        """
+        if not may_be_long:
+            self._limits.check_text("prompt", "".join(pieces))
+        return tuple(await self._tokenization.encode_apart(pieces))
