@@ -1,9 +1,10 @@
 """Checks the model of a step's costs, and what it says of the real deployment: `python -m bench costs`.
 
 The first table compares the model (outrider/engine/planning/step_costs.py) with each step, each answer and
-each prompt that an H100 was measured with (bench/results/gpu.json). The second table adds up a round of a 70B
-target on four H100 with a 1B draft: before the first repairs, with the engine as it is, and with repairs that
-are still to come.
+each prompt that an H100 was measured with (bench/results/gpu.json), when the engine's host took longer. Steps
+on an H200 follow, with the host as it is (bench/results/on_device.json). The second table adds up a round of
+a 70B target on four H100 with a 1B draft: before the first repairs, with the engine as it is, and with
+repairs that are still to come.
 """
 
 import statistics
@@ -18,12 +19,11 @@ from transformers import LlamaConfig, Qwen3MoeConfig
 from bench.checkpoints import LLAMAS, MIXTURE, llama_fields
 from bench.report import parser_of, save, table
 from bench.tables.reading import results
+from bench.tables.results import GPU_MODELS
 from outrider.demo.inflation import Size
-from outrider.engine.planning.accelerators import ACCELERATORS
+from outrider.engine.planning.accelerators import ACCELERATORS, Accelerator
 from outrider.engine.planning.skeleton import ModelSkeleton
 from outrider.engine.planning.step_costs import (
-    HOST,
-    NO_HOST,
     ExchangeCosts,
     HostCosts,
     StepCosts,
@@ -33,12 +33,15 @@ from outrider.engine.settings import EngineSettings, Quantization
 from outrider.pace.acceptance import expected_tokens
 from outrider.pace.step import StepSize
 
-H100, L4 = ACCELERATORS["H100"], ACCELERATORS["L4"]
+H100, H200, L4 = ACCELERATORS["H100"], ACCELERATORS["H200"], ACCELERATORS["L4"]
 PROMPT, ANSWER, CHUNK = 200, 128, 512  # tokens of the answers that were measured
 LONG = {"max_position_embeddings": 131072}
 MOST_ROWS = 512  # rows of the largest graph when they were measured
-# The measured steps leave out scheduling and handing out of tokens, about a third of the host's part.
-WITHOUT_SCHEDULING = HostCosts(1.0e-3, 20e-6, 6e-6)
+# What the host took before its repairs, when the H100 was measured: host_time on the simulated device.
+FIRST_HOST = HostCosts(1.55e-3, 30e-6, 6e-6)
+# The measured steps leave out scheduling and handing out of tokens.
+FIRST_WITHOUT_SCHEDULING = HostCosts(1.0e-3, 20e-6, 6e-6)
+WITHOUT_SCHEDULING = HostCosts(0.6e-3, 2.3e-6, 1.8e-6)
 SHAPES = {
     **LLAMAS,
     "70B": llama_fields(Size(hidden=8192, layers=80, intermediate=28672, heads=64, kv_heads=8), **LONG),
@@ -49,7 +52,6 @@ SHAPES = {
 LAYER_OF_TRANSFORMERS, PASS_OF_TRANSFORMERS = 43, 47
 # Repairs, as far as a step's costs change by them. Their figures are estimates.
 IN_RANK_ORDER = ExchangeCosts(5e-6, 0.6)  # a kernel of ours that adds up parts in rank order over NVLink
-IN_ARRAYS = HostCosts(0.6e-3, 6e-6, 1e-6)  # what the host keeps of sequences in arrays
 HOPS_S, FEWER_HOPS_S = 3e-3, 2e-3  # seconds of a round's messages with gateways and frontends, and aimed at
 DEPTH, ACCEPTANCE = 4, 0.8
 
@@ -65,12 +67,7 @@ def costs_of(name: str, devices: int = 1, quantization: Quantization | None = No
 
 def repaired(costs: StepCosts) -> StepCosts:
     """Returns the costs after the repairs."""
-    return replace(
-        costs,
-        exchange=IN_RANK_ORDER,
-        host=IN_ARRAYS,
-        following_host=NO_HOST if costs.following_host == NO_HOST else IN_ARRAYS,
-    )
+    return replace(costs, exchange=IN_RANK_ORDER)
 
 
 @dataclass(frozen=True)
@@ -84,25 +81,41 @@ class FirstCosts(StepCosts):
 def before(costs: StepCosts) -> StepCosts:
     """Returns the costs before the repairs: ranks ran transformers' layers, Drafts waited for the host."""
     kernels = costs.layers * LAYER_OF_TRANSFORMERS + PASS_OF_TRANSFORMERS
-    changed = {"kernels": kernels if costs.all_reduces else costs.kernels, "following_host": HOST}
-    return FirstCosts(**{**vars(costs), **changed})
+    changed = {"kernels": kernels if costs.all_reduces else costs.kernels}
+    return FirstCosts(**{**vars(costs), **changed, "host": FIRST_HOST, "following_host": FIRST_HOST})
 
 
 def compared() -> list[dict[str, Any]]:
-    """Returns a row for each measurement of bench/results/gpu.json that the model can predict."""
+    """Returns a row for each measurement that the model can predict."""
     found = results("gpu")
     rows = [*_steps(found["steps"]), *_answers(found.get("speculation", ())), *_prompts(found["prompts"])]
+    rows += _steps_of_today(results("on_device")["engine"])
     return [{**row, "predicted / measured": row["predicted ms"] / row["measured ms"]} for row in rows]
 
 
 def _steps(measured: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for row in measured:
         has_graphs = row["path"] == "graph"
-        costs = replace(costs_of(row["model"]), host=WITHOUT_SCHEDULING, has_graphs=has_graphs)
-        sequences, tokens = row["sequences"], row["tokens each"]
-        seconds = costs.seconds(H100, StepSize(sequences, sequences * tokens, 0.0, sequences * PROMPT))
+        costs = replace(costs_of(row["model"]), host=FIRST_WITHOUT_SCHEDULING, has_graphs=has_graphs)
         what = f"step, {row['asked']}, {row['draft']}, {row['sampling']}"
-        yield _row(what, row, f"{sequences} x {tokens}", seconds, row["ms"])
+        yield _step_row(what, row, costs, H100)
+
+
+def _steps_of_today(measured: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields rows of the pair in bfloat16."""
+    for row in measured:
+        if row["part"] == "steps" and "model" in row:
+            named = {**row, "model": GPU_MODELS[row["model"]]}
+            costs = replace(costs_of(named["model"]), host=WITHOUT_SCHEDULING)
+            yield _step_row("step on an H200", named, costs, H200)
+
+
+def _step_row(
+    what: str, row: Mapping[str, Any], costs: StepCosts, accelerator: Accelerator
+) -> dict[str, Any]:
+    sequences, tokens = row["sequences"], row["tokens each"]
+    size = StepSize(sequences, sequences * tokens, 0.0, sequences * PROMPT)
+    return _row(what, row, f"{sequences} x {tokens}", costs.seconds(accelerator, size), row["ms"])
 
 
 def _answers(measured: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -110,7 +123,7 @@ def _answers(measured: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for row in measured:
         if row.get("numerics") != "usual":
             continue
-        costs, batch, depth = costs_of(row["model"]), row["batch"], row["depth"]
+        costs, batch, depth = _when_measured(row), row["batch"], row["depth"]
         size = StepSize(batch, batch * (1 + depth), 0.0, batch * (PROMPT + ANSWER / 2))
         costs = replace(costs, has_graphs=size.tokens <= MOST_ROWS)
         seconds = ANSWER / row["tokens / pass"] * costs.seconds(H100, size, is_early=not depth)
@@ -121,9 +134,14 @@ def _answers(measured: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def _prompts(measured: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for row in measured:
-        seconds = _prompt_s(costs_of(row["model"]), row["prompt"], row["prompt"], row["chunk"])
+        seconds = _prompt_s(_when_measured(row), row["prompt"], row["prompt"], row["chunk"])
         shape = f"{row['prompt']} by {row['chunk']}"
         yield _row("prompt", row, shape, seconds, 1e3 * row["first token s"])
+
+
+def _when_measured(row: Mapping[str, Any]) -> StepCosts:
+    """Returns the costs of the row's model when the H100 was measured."""
+    return replace(costs_of(row["model"]), host=FIRST_HOST, following_host=FIRST_HOST)
 
 
 def _prompt_s(costs: StepCosts, tokens: int, length: int, chunk: int) -> float:

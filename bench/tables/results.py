@@ -104,7 +104,7 @@ def simulate_before() -> str:
     def lines() -> Iterator[Row]:
         for row in results("simulate_before")["rows"]:
             case = row["context"], row["draft"], row["streams"]
-            line = {"draft": row["draft"], "streams": row["streams"]}
+            line = {"context": number(row["context"], 0), "draft": row["draft"], "streams": row["streams"]}
             for stage, rates in (("before", row), ("today", today[case])):
                 line |= {f"{stage}: {mode}": number(rates[mode], 0) for mode in ("plain", "pace")}
                 line[f"{stage}: to plain"] = rates["pace"] / rates["plain"]
@@ -133,6 +133,7 @@ MEASURED = {
     "step, no graphs": "steps without graphs",
     "answer": "answers, plain and with Drafts",
     "prompt": "prompts",
+    "step on an H200": "steps in graphs on an H200, today's host",
 }
 
 
@@ -142,7 +143,7 @@ def costs() -> str:
             rows = [row for row in results("costs")["rows"] if row["what"].startswith(kind)]
             ratios = [row["predicted / measured"] for row in rows]
             yield {
-                "measured on an H100": title,
+                "measured": title,
                 "rows": len(ratios),
                 "predicted / measured: median": statistics.median(ratios),
                 "least": min(ratios),

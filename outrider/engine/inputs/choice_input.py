@@ -69,7 +69,7 @@ class DraftRows:
         tokens = [(0, *draft.tokens) if draft.tokens else (0,) * count for draft, count in pairs]
         numbers = np.empty((2, sum(counts)), np.int64)
         roots = np.cumsum(counts) - counts
-        numbers[0] = np.fromiter(chain.from_iterable(parents), np.int64) + np.repeat(roots + 1, counts)
+        numbers[0] = np.fromiter(chain.from_iterable(parents), np.int64) + (roots + 1).repeat(counts)
         numbers[1] = np.fromiter(chain.from_iterable(tokens), np.int64)
         return cls(numbers, depth)
 
@@ -198,7 +198,7 @@ def _positions(feeds: Sequence[Feed], counts: Sequence[int]) -> Numbers:
     """Returns int64 [num_rows]: positions of the tokens after the last ``counts`` of each feed."""
     stops = np.cumsum(counts)
     ends = np.array([feed.start + len(feed.tokens) for feed in feeds], np.int64)
-    positions: Numbers = np.arange(sum(counts)) + np.repeat(ends + 1 - stops, counts)
+    positions: Numbers = np.arange(sum(counts)) + (ends + 1 - stops).repeat(counts)
     for place, (feed, count) in enumerate(zip(feeds, counts, strict=True)):
         if feed.tree is not None and count:
             nodes, stop = min(count, len(feed.tree)), int(stops[place])

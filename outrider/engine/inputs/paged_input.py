@@ -13,7 +13,7 @@ from outrider.decoding.draft import MAX_NODES, Draft
 from outrider.engine.inputs.block_tables import BlockTables
 from outrider.engine.inputs.choice_input import ChoiceInput
 from outrider.engine.inputs.context_parts import SHORTEST
-from outrider.engine.inputs.step_buffer import Field, StepBuffer, buffer_size
+from outrider.engine.inputs.step_buffer import Field, StepBuffer
 from outrider.engine.inputs.step_input import Feed, Numbers, StepInput
 
 FEW_QUERIES = 32  # queries of a sequence: up to this many are a Draft to verify, more are a prompt
@@ -138,26 +138,26 @@ def fill(
     if choice is not None:
         choice.write(buffer)
     numbers = PagedInput.of(buffer.arrays, tables.on_host)
-    buffer.clear(buffer_size(layout.fields) - buffer_size({"new_blocks": layout.fields["new_blocks"]}))
+    buffer.clear_before("new_blocks")
     counts = np.array([len(feed.tokens) for feed in feeds], np.int64)
     starts = np.array([feed.start for feed in feeds], np.int64)
-    firsts = np.cumsum(counts) - counts
+    firsts = counts.cumsum() - counts
     num_rows = int(counts.sum())
     rows = np.array([feed.row for feed in feeds], np.int64)  # rows of the block tables
     numbers.lanes[: len(feeds)] = rows
     numbers.new_blocks[: len(step.new_blocks)] = step.new_blocks
-    places = np.arange(num_rows) + np.repeat(starts - firsts, counts)
+    places = np.arange(num_rows) + (starts - firsts).repeat(counts)
     numbers.token_ids[0, :num_rows] = np.fromiter(
         chain.from_iterable(feed.tokens for feed in feeds), np.int64, num_rows
     )
     numbers.position_ids[0, :num_rows] = places
     numbers.slots[:num_rows] = (
-        tables.on_host[np.repeat(rows, counts), places // block_size] * block_size + places % block_size
+        tables.on_host[rows.repeat(counts), places // block_size] * block_size + places % block_size
     )
     numbers.slots[num_rows:] = tables.spare_slot
     numbers.seen[:num_rows] = places + 1
     wanted = np.array([feed.num_logits for feed in feeds], np.int64)
-    skipped = np.repeat(firsts + counts - wanted - (np.cumsum(wanted) - wanted), wanted)
+    skipped = (firsts + counts - wanted.cumsum()).repeat(wanted)
     numbers.logit_rows[: len(skipped)] = np.arange(len(skipped)) + skipped
     looking_ahead = [number for number, feed in enumerate(feeds) if feed.looks_ahead]
     for number in looking_ahead:
@@ -246,14 +246,14 @@ def _tiles(rows: int, spans: _Spans, chosen: Numbers) -> Numbers:
     num_tiles = -(-spans.counts[chosen] // rows)
     if len(spans.counts) == len(chosen) == num_tiles.sum():  # each span is a tile
         ends = spans.starts + spans.counts
-        return np.stack((spans.lanes, spans.firsts, spans.counts, ends, spans.roots), axis=1)
-    of_tile = np.repeat(chosen, num_tiles)
-    index = np.arange(len(of_tile)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)
+        return np.array((spans.lanes, spans.firsts, spans.counts, ends, spans.roots)).T
+    of_tile = chosen.repeat(num_tiles)
+    index = np.arange(len(of_tile)) - (num_tiles.cumsum() - num_tiles).repeat(num_tiles)
     before = index * rows
     held = np.minimum(spans.counts[of_tile] - before, rows)
     ends = spans.starts[of_tile] + before + held
     columns = (spans.lanes[of_tile], spans.firsts[of_tile] + before, held, ends, spans.roots[of_tile])
-    return np.stack(columns, axis=1)
+    return np.array(columns).T
 
 
 def _are_split(ends: Numbers) -> NDArray[np.bool_]:

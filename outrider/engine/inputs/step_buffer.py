@@ -33,15 +33,15 @@ class StepBuffer:
 
     def __init__(self, fields: Mapping[str, Field], device: torch.device) -> None:
         """device: where the buffer is sent. For a GPU its memory is pinned."""
-        self._fields, self._device = fields, device
-        self.size = buffer_size(fields)  # bytes
+        self._device = device
+        self._places, self.size = _placed(tuple(fields.items()), ALIGNMENT)  # bytes
         self._host = torch.empty(self.size, dtype=torch.uint8, pin_memory=device.type == "cuda")
         self._bytes: NDArray[np.uint8] = self._host.numpy()
-        self.arrays: dict[str, NDArray[Any]] = split(fields, self._bytes)
+        self.arrays: dict[str, NDArray[Any]] = _views(self._places, self._bytes)
 
-    def clear(self, size: int) -> None:
-        """Fills the leading ``size`` bytes with zeros."""
-        self._bytes[:size] = 0
+    def clear_before(self, name: str) -> None:
+        """Fills the fields before a field with zeros."""
+        self._bytes[: self._places[name].start] = 0
 
     def sent(self) -> dict[str, Tensor]:
         """Copies the buffer to new memory of the device; returns the fields there. It does not wait."""
@@ -53,7 +53,7 @@ class StepBuffer:
 
     def at(self, memory: Tensor) -> dict[str, Tensor]:
         """Returns the fields of a copy that lies at the beginning of ``memory``, uint8."""
-        return split(self._fields, memory[: self.size])
+        return _views(self._places, memory[: self.size])
 
 
 def buffer_size(fields: Mapping[str, Field]) -> int:
@@ -67,35 +67,40 @@ def split(fields: Mapping[str, Field], buffer: Any, alignment: int = ALIGNMENT) 
     alignment: bytes; the place of each field is a multiple of it, and of the size of the field's numbers.
     """
     places, _ = _placed(tuple(fields.items()), alignment)
-    of_type = {dtype: _viewed(buffer, dtype) for dtype in {place.dtype for place in places}}
-    return {
-        place.name: of_type[place.dtype][place.numbers]
-        if place.shape is None
-        else of_type[place.dtype][place.numbers].reshape(place.shape)
-        for place in places
-    }
+    return _views(places, buffer)
 
 
 @dataclass(frozen=True)
 class _Place:
     """Place of a field in its buffer."""
 
-    name: str
     dtype: str
+    start: int  # bytes before it
     numbers: slice  # numbers of the dtype, from the beginning of the buffer
     shape: tuple[int, ...] | None  # None: it has a single dimension
 
 
 @lru_cache(maxsize=1024)  # steps repeat their layouts
-def _placed(fields: tuple[tuple[str, Field], ...], alignment: int) -> tuple[tuple[_Place, ...], int]:
-    """Returns the places of fields that follow one another, and the bytes of their buffer."""
-    places, start = list[_Place](), 0
+def _placed(fields: tuple[tuple[str, Field], ...], alignment: int) -> tuple[Mapping[str, _Place], int]:
+    """Returns the places of fields that follow one another, by name, and the bytes of their buffer."""
+    places, start = dict[str, _Place](), 0
     for name, field in fields:
         size, item = field.size, ITEM_SIZES[field.dtype]
         numbers = slice(start // item, (start + size) // item)
-        places.append(_Place(name, field.dtype, numbers, None if len(field.shape) == 1 else field.shape))
+        places[name] = _Place(field.dtype, start, numbers, None if len(field.shape) == 1 else field.shape)
         start += -(-size // alignment) * alignment
-    return tuple(places), start
+    return places, start
+
+
+def _views(places: Mapping[str, _Place], buffer: Any) -> dict[str, Any]:
+    """Returns views of the fields at these places. buffer: argument of ``split``."""
+    of_type = {dtype: _viewed(buffer, dtype) for dtype in {place.dtype for place in places.values()}}
+    return {
+        name: of_type[place.dtype][place.numbers]
+        if place.shape is None
+        else of_type[place.dtype][place.numbers].reshape(place.shape)
+        for name, place in places.items()
+    }
 
 
 def _viewed(buffer: Any, dtype: str) -> Any:

@@ -43,9 +43,10 @@ class ExchangeCosts:
     share: float = 1.0  # seconds of a byte, in those of NCCL
 
 
-# `python -m tests.support.simulated_cuda.host_time`: 1.6 ms for 1 sequence of 1 token, 10.7 for 256, 16.8
-# for 256 of 5 tokens each.
-HOST = HostCosts(1.55e-3, 30e-6, 6e-6)
+# Steps on an H200 took 0.6 ms, 2.3 us a sequence and 1.8 us a token longer than their part on the device,
+# without scheduling and handing out of tokens (bench/results/on_device.json). These take 0.2 ms and as much
+# again for each sequence: `python -m tests.support.simulated_cuda.host_time`.
+HOST = HostCosts(0.8e-3, 5e-6, 1.8e-6)
 # The positions of a Draft are replays that nothing on the host waits for.
 NO_HOST = HostCosts(0.0, 0.0, 0.0)
 # NCCL in a graph takes 10 to 13 us for 16 KB over NVLink, an estimate.

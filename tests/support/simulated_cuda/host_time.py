@@ -1,7 +1,9 @@
 """What a step costs the host, beside torch and Triton: `python -m tests.support.simulated_cuda.host_time`
 
-Microseconds of our own Python in a step that verifies, by sequences and tokens of each. On a real GPU each
-launch and each copy costs the host some microseconds more; Counts tells how many there are.
+Microseconds of a processor for our own Python in a step that verifies, by sequences and tokens of each. The
+process has settled as a worker's does: Python has seen each path many times, and no loaded object is looked
+at by the garbage collector. On a real GPU each launch and each copy costs the host some microseconds more;
+Counts tells how many there are.
 """
 
 import argparse
@@ -19,6 +21,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import torch
 from triton.runtime.interpreter import InterpretedFunction
 
+from actors.process import settle
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.settings import Sampling
 from outrider.engine.forward import graphs
@@ -33,6 +36,7 @@ SEQUENCES = (1, 8, 64, 256)
 TOKENS = (1, 5)  # tokens of each sequence: the last committed one, and drafted ones
 PROMPT_LENGTH = 9
 ROUNDS = 4
+WARM_UPS = 16  # rounds of one sequence; Python makes a function faster once it was called eight times
 
 
 class Apart:
@@ -46,11 +50,11 @@ class Apart:
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._is_inside:
                 return function(*args, **kwargs)
-            self._is_inside, started = True, time.perf_counter()
+            self._is_inside, started = True, time.thread_time()
             try:
                 return function(*args, **kwargs)
             finally:
-                self.seconds += time.perf_counter() - started
+                self.seconds += time.thread_time() - started
                 self._is_inside = False
 
         return call
@@ -69,24 +73,24 @@ def device_apart() -> Iterator[tuple[Any, Apart]]:
         yield cuda, apart
 
 
-def microseconds(engine: Engine, sequences: int, tokens: int, apart: Apart) -> float:
-    """Least time of the host in several steps that verify ``tokens`` tokens of each sequence."""
-    sampling = Sampling(max_tokens=64, ignore_eos=True, temperature=0.7)
+def microseconds(engine: Engine, sequences: int, tokens: int, apart: Apart, rounds: int = ROUNDS) -> float:
+    """Least time of the host in ``rounds`` steps that verify ``tokens`` tokens of each sequence."""
+    sampling = Sampling(max_tokens=TOKENS[-1] * (1 + WARM_UPS), ignore_eos=True, temperature=0.7)
     opened = [engine.open(PROMPT_LENGTH, number, sampling) for number in range(sequences)]
     texts = {sequence.number: [3 + sequence.number % 50] * PROMPT_LENGTH for sequence in opened}
     draft = Draft(tuple(range(3, 2 + tokens)), tuple(range(ROOT, tokens - 2)))
     seconds = []
-    for round in range(ROUNDS + 1):
+    for round in range(rounds + 1):
         for sequence in opened:
             base = len(sequence.tokens)
             new = tuple(texts[sequence.number][base:])
             engine.submit(Decode(sequence.number, base, new, draft if round else Draft(), round))
-        apart.seconds, started, steps = 0.0, time.perf_counter(), 0
+        apart.seconds, started, steps = 0.0, time.thread_time(), 0
         results = []
         while engine.has_work:
             results += engine.step()
             steps += 1
-        seconds.append((time.perf_counter() - started - apart.seconds) / steps)
+        seconds.append((time.thread_time() - started - apart.seconds) / steps)
         for result in results:
             assert isinstance(result, Decoded)
             texts[result.sequence] += result.verdict.tokens
@@ -101,7 +105,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     # The interpreter takes minutes for all graphs that a GPU has.
-    rows = sorted(sequences * tokens for sequences in arguments.sequences for tokens in TOKENS)
+    shapes = [(sequences, tokens) for sequences in arguments.sequences for tokens in TOKENS]
+    rows = sorted({*TOKENS, *(sequences * tokens for sequences, tokens in shapes)})
     sizes = patch.multiple(graphs, CAPTURED_SIZES=(*rows,), LEAST_CHUNK=rows[-1] + 1)
     with sizes, device_apart() as (_, apart), tempfile.TemporaryDirectory() as folder:
         settings = EngineSettings(
@@ -114,10 +119,12 @@ def main() -> None:
             self_check=False,
         )
         engine = Engine.from_settings(settings)
-        for sequences in arguments.sequences:
-            for tokens in TOKENS:
-                found = microseconds(engine, sequences, tokens, apart)
-                print(f"{sequences:4d} x {tokens}: {found:7.0f} us of the host a step", flush=True)
+        settle()
+        for tokens in TOKENS:
+            microseconds(engine, 1, tokens, apart, WARM_UPS)
+        for sequences, tokens in shapes:
+            found = microseconds(engine, sequences, tokens, apart)
+            print(f"{sequences:4d} x {tokens}: {found:7.0f} us of the host a step", flush=True)
 
 
 if __name__ == "__main__":
