@@ -17,6 +17,7 @@ BENCHMARKS = {
     "ahead": "one stream with draft-ahead and without (20 minutes, four cores)",
     "costs": "the model of a step's costs beside an H100's steps, and a round of a 70B",
     "simulate": "the gateway and its pace at GPU cost ratios",
+    "mixture": "the pace's choice for a mixture of experts and for a dense model, by streams, simulated",
     "identity": "same seed, same text: how many requests differ",
     "batch_invariant": "what batch-invariant numerics cost",
     "stalls": "gaps in streams while targets stall or are drained, with second targets and without",
