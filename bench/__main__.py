@@ -15,6 +15,7 @@ BENCHMARKS = {
     "load": "the running service by load: plain, fixed depths, the pace (20 minutes, four cores)",
     "costs": "the model of a step's costs beside an H100's steps, and a round of a 70B",
     "simulate": "the gateway and its pace at GPU cost ratios",
+    "mixture": "the pace's choice for a mixture of experts and for a dense model, by streams, simulated",
     "identity": "same seed, same text: how many requests differ",
     "stalls": "gaps in streams while targets stall or are drained, with second targets and without",
     "tables": "the tables of all benchmarks in the docs",

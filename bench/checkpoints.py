@@ -56,6 +56,15 @@ MIXTURE: dict[str, Any] = {
     "moe_intermediate_size": 768,
     "vocab_size": 151936,
 }
+# The dense layer whose width is that of the experts that a token of the mixture chooses.
+DENSE_TWIN: dict[str, Any] = {
+    "hidden_size": MIXTURE["hidden_size"],
+    "num_attention_heads": MIXTURE["num_attention_heads"],
+    "num_key_value_heads": MIXTURE["num_key_value_heads"],
+    "head_dim": MIXTURE["head_dim"],
+    "intermediate_size": MIXTURE["num_experts_per_tok"] * MIXTURE["moe_intermediate_size"],
+    "vocab_size": MIXTURE["vocab_size"],
+}
 EMBEDDED = 30.0  # standard deviation of embeddings that decide what comes next
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, Qwen3MoeConfig
 
-from bench.checkpoints import LLAMAS, MIXTURE, llama_fields
+from bench.checkpoints import DENSE_TWIN, LLAMAS, MIXTURE, llama_fields
 from bench.report import parser_of, save, table
 from bench.tables.reading import results
 from bench.tables.results import GPU_MODELS
@@ -47,6 +47,8 @@ SHAPES = {
     "70B": llama_fields(Size(hidden=8192, layers=80, intermediate=28672, heads=64, kv_heads=8), **LONG),
     "1B draft": {**LLAMAS["1B"], **LONG},
     "mixture": {**MIXTURE, "num_hidden_layers": 48, **LONG},  # Qwen3-30B-A3B
+    "its dense twin": {**DENSE_TWIN, "num_hidden_layers": 48, **LONG},  # what a token of it multiplies with
+    "its draft": {**DENSE_TWIN, "num_hidden_layers": 1, **LONG},
 }
 # Launches of a rank by transformers' layers, of a layer and beside the layers: docs/tensor-parallelism.md.
 LAYER_OF_TRANSFORMERS, PASS_OF_TRANSFORMERS = 43, 47
@@ -61,7 +63,7 @@ def costs_of(name: str, devices: int = 1, quantization: Quantization | None = No
     """Returns the costs of a model of these shapes in bfloat16, as the engine is."""
     kind = Qwen3MoeConfig if name == "mixture" else LlamaConfig
     model = ModelSkeleton(kind(**SHAPES[name]), name, torch.bfloat16)
-    settings = {"tensor_parallel": devices, "quantization": quantization, "is_draft": name == "1B draft"}
+    settings = {"tensor_parallel": devices, "quantization": quantization, "is_draft": name.endswith("draft")}
     return step_costs(model, EngineSettings.model_validate({"model": "m", "device": "cuda", **settings}))
 
 

@@ -33,6 +33,7 @@ from gateway.settings import GatewaySettings, Speculation
 from outrider.decoding.settings import Sampling
 from outrider.engine.planning.accelerators import Accelerator
 from outrider.engine.planning.step_costs import StepCosts
+from outrider.pace.experts import NO_EXPERTS, ExpertsRead
 from outrider.pace.settings import PaceSettings
 from outrider.pace.step import StepSize
 
@@ -58,6 +59,7 @@ class Pair:
     hop_s: float = HOPS_S / HOPS  # seconds of one way, the gateway's work included
     is_beside: bool = False  # whether the draft is a worker that shares the target's device
     is_in_target: bool = False  # whether it drafts in the target's process
+    experts: ExpertsRead = NO_EXPERTS  # experts that the target's steps read
 
 
 def on(accelerator: Accelerator, costs: StepCosts, *, waits: bool = False) -> Cost:
@@ -96,7 +98,7 @@ def pairs(engine: str) -> dict[str, Pair]:
         "1B beside the target": Pair(
             of_target, of_draft, hop_s, is_beside=is_first, is_in_target=not is_first
         ),
-        "1B for a mixture": Pair(on(H100, mixture), of_draft, hop_s),
+        "1B for a mixture": Pair(on(H100, mixture), of_draft, hop_s, experts=mixture.experts),
     }
 
 
@@ -214,7 +216,7 @@ async def closed_loop(
     rank_of = partial(streams.rank_of, acceptance, ahead.hit_rate)
     draft = SimulatedDraft(pair.draft, rank_of, ahead, pair.is_beside)
     drafts, in_target = ({}, draft) if pair.is_in_target else ({"model": draft}, None)
-    async with simulated_fleet(pair.target, drafts, pair.hop_s, in_target) as fleet:
+    async with simulated_fleet(pair.target, drafts, pair.hop_s, in_target, pair.experts) as fleet:
         await streams.run(fleet)
     return streams.counter
 

@@ -36,6 +36,7 @@ from outrider.engine.colocated.draft_model import DraftModel
 from outrider.engine.drafters.target_drafter import Target, TargetDrafter
 from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import TargetDrafterSettings
+from outrider.pace.experts import NO_EXPERTS, ExpertsRead
 from outrider.pace.step import StepSize
 from protos.trust import Trust
 
@@ -130,12 +131,13 @@ async def simulated_fleet(
     drafts: Mapping[str, SimulatedDraft],
     hop_s: float,  # seconds one way
     in_target: SimulatedDraft | None = None,  # draft in the target's process
+    experts: ExpertsRead = NO_EXPERTS,  # experts that the target's steps read
 ) -> AsyncIterator[SimulatedFleet]:
     device, settings, make = asyncio.Lock(), SETTINGS, None
     if in_target is not None:
         beside = {"colocated": TargetDrafterSettings(checkpoint="simulated")}
         settings, make = SETTINGS.model_copy(update={"drafters": beside}), partial(InTarget, in_target)
-    targets = SimulatedWorker("target", settings, target, lambda row: (RIGHT,), device, make)
+    targets = SimulatedWorker("target", settings, target, lambda row: (RIGHT,), device, make, experts)
     workers = {
         name: (draft.worker(device), 0.0 if draft.is_beside else hop_s) for name, draft in drafts.items()
     }

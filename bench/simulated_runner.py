@@ -22,6 +22,7 @@ from outrider.engine.settings import EngineSettings
 from outrider.engine.step_timings import StepTimings
 from outrider.engine.tasks.decode import DecodeTask
 from outrider.engine.tasks.task import StepPart, Task
+from outrider.pace.experts import NO_EXPERTS, ExpertsRead
 from outrider.pace.step import Step, StepSize
 
 MAX_LENGTH = 1 << 20  # tokens of a sequence
@@ -83,10 +84,12 @@ class SimulatedRunner:
         cost: Cost,
         rank: Callable[[ChoiceContext], tuple[int, ...]],
         clock: StepClock,
+        experts: ExpertsRead = NO_EXPERTS,
     ) -> None:
         """
         Args:
             rank: the model's best tokens at a position, best first.
+            experts: experts that steps read, as they count them.
         """
         self.settings = settings
         self.cache = PagedCache({}, NUM_BLOCKS, settings.block_size, torch.float32, torch.device("cpu"))
@@ -95,6 +98,7 @@ class SimulatedRunner:
         self._cost = cost
         self._rank = rank
         self._clock = clock
+        self._experts = experts
         self._steps = 0
         self._drafting: Sequence[Task] = ()  # tasks of the newest step, if they draft further positions
         self._going_on: Sequence[EngineSequence] = ()  # sequences of the newest step in rounds that go on
@@ -119,7 +123,8 @@ class SimulatedRunner:
         started, seconds = self._clock(), self._cost(size, is_early)
         self._clock.advance(seconds)
         self._steps += 1
-        step = Step(self._steps, size, seconds)
+        read = float(self._experts.share(size.sequences, size.tokens + size.prompt_tokens))
+        step = Step(self._steps, size, seconds, read)
         part, choices = StepPart(started, seconds, 0.0, step), list[Choices]()
         for task, item in selected:
             rows = task.rows() if item.num_logits else []

@@ -18,6 +18,7 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.loop.survey import survey
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import EngineLoad, Failed, Result
+from outrider.pace.experts import NO_EXPERTS, ExpertsRead
 from protos import rounds_pb2
 
 EPSILON_S = 1e-6  # seconds in which messages that were sent together arrive
@@ -34,17 +35,19 @@ class SimulatedWorker:
         rank: Callable[[ChoiceContext], tuple[int, ...]],
         device: asyncio.Lock,
         drafter: Callable[[StepClock], TargetDrafter] | None = None,
+        experts: ExpertsRead = NO_EXPERTS,
     ) -> None:
         """
         Args:
             device: held during a step, by all workers that share it.
             drafter: makes a drafter of this target; None: it has none.
+            experts: argument of SimulatedRunner.
         """
         self.role: Role = role
         self._translation = TRANSLATIONS[role]
         loop = asyncio.get_running_loop()
         self._now, self._clock = loop.time, StepClock(loop.time)
-        self._runner = SimulatedRunner(settings, cost, rank, self._clock)
+        self._runner = SimulatedRunner(settings, cost, rank, self._clock, experts)
         drafters = TargetDrafters([drafter(self._clock)] if drafter is not None else [])
         self._engine = Engine(self._runner, drafters, clock=self._clock)
         self.survey = survey(self._engine)

@@ -34,7 +34,8 @@ def _part(part: Part) -> dict[str, Any]:
         "bytes": {use: getattr(plan, use) for use in (*ROWS, "total")},
         "sequences_by_context": {str(context): plan.sequences(context) for context in contexts},
         "step": {
-            "weight_bytes_read": costs.weights_read(1),
+            "weight_bytes_read": costs.weights_read(1, 1),
+            "weight_bytes_read_by_five_tokens": costs.weights_read(1, 5),
             "cache_bytes_per_token": costs.cache_bytes_per_token,
             "flops_per_token": costs.flops_per_token,
             "kernels": costs.kernels,

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from cluster.plan import GB, DeploymentPlan, Device, Part
 from outrider.engine.planning.accelerators import ACCELERATORS
+from outrider.pace.acceptance import least_rate
 from outrider.pace.step import StepSize
 
 CONTEXTS = (1024, 4096, 16384, 65536)
@@ -61,7 +62,8 @@ def step_table(deployment: DeploymentPlan, accelerators: Mapping[str, str | None
     each = [cost for _, cost in costs]
     lines = [
         _row("A step, on each device", [part.title for part in parts]),
-        _row("GB of weights read", [f"{cost.weights_read(1) / GB:.3f}" for cost in each]),
+        _row("GB of weights read", [f"{cost.weights_read(1, 1) / GB:.3f}" for cost in each]),
+        _row("GB for five tokens", [f"{cost.weights_read(1, 5) / GB:.3f}" for cost in each]),
         _row("MB of a 1,000 of context", [f"{cost.cache_bytes_per_token / 1e3:.1f}" for cost in each]),
         _row("Gflop of a token", [f"{cost.flops_per_token / 1e9:.1f}" for cost in each]),
         _row("kernels", [f"{cost.kernels:,}" for cost in each]),
@@ -72,18 +74,35 @@ def step_table(deployment: DeploymentPlan, accelerators: Mapping[str, str | None
             continue
         tokens = STEP_TOKENS if part.role == "target" else STEP_TOKENS[:1]
         titles = ["plain" if count == 1 else f"{count} tokens" for count in tokens]
-        lines += ["", _row(f"ms, {part.title} on {name}", titles)]
-        for sequences in STEP_SEQUENCES:
-            seconds = (
+        taken = {
+            sequences: [
                 cost.seconds(ACCELERATORS[name], _size(sequences, count), is_early=count == 1)
                 for count in tokens
-            )
+            ]
+            for sequences in STEP_SEQUENCES
+        }
+        lines += ["", _row(f"ms, {part.title} on {name}", titles)]
+        for sequences, seconds in taken.items():
             lines.append(_row(f"sequences: {sequences}", [f"{1e3 * second:.2f}" for second in seconds]))
+        if part.role == "target":
+            lines += ["", _row("acceptance that pays", titles)]
+            lines += [_row(f"sequences: {count}", _least_rates(seconds)) for count, seconds in taken.items()]
     lines += [
         f"Sequences of {STEP_CONTEXT:,} tokens. By data sheets and what an H100 reached of its own, with the",
         "host's part: a step with a Draft waits for it, a plain step and a draft's step run beside it.",
+        "From that acceptance rate on a Draft brings more than plain decoding, if drafting takes no time.",
     ]
+    if any(cost.expert_bytes for cost in each):
+        lines.append("A step of a mixture reads the experts of all its tokens, which choose independently.")
     return "\n".join(lines)
+
+
+def _least_rates(seconds: Sequence[float]) -> list[str]:
+    """Returns a cell for each of STEP_TOKENS. seconds: of steps with that many tokens of each sequence."""
+    plain, *drafted = seconds
+    pairs = zip(drafted, STEP_TOKENS[1:], strict=True)
+    rates = [least_rate(second / plain, tokens - 1) for second, tokens in pairs]
+    return ["", *("never" if rate is None else f"{rate:.2f}" for rate in rates)]
 
 
 def _size(sequences: int, tokens: int) -> StepSize:

@@ -23,12 +23,13 @@ def sampling_from_message(message: generation_pb2.Sampling) -> Sampling:
 
 def step_to_message(step: Step) -> rounds_pb2.Step:
     size = {name: int(count) for name, count in vars(step.size).items()}
-    return rounds_pb2.Step(number=step.number, ns=int(step.seconds * 1e9), **size)
+    ns = int(step.seconds * 1e9)
+    return rounds_pb2.Step(number=step.number, ns=ns, experts_read=step.experts_read, **size)
 
 
 def step_from_message(message: rounds_pb2.Step) -> Step:
     size = StepSize(message.sequences, message.tokens, message.prompt_tokens, message.context_tokens)
-    return Step(message.number, size, message.ns / 1e9)
+    return Step(message.number, size, message.ns / 1e9, message.experts_read)
 
 
 def set_fields(message: Message) -> dict[str, Any]:

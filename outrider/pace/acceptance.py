@@ -11,6 +11,8 @@ from outrider.pace.exploration import Probes
 from outrider.pace.settings import MAX_DEPTH
 from outrider.pace.tuning import TUNING
 
+RATE_ERROR = 1e-6  # probability: largest error of a rate that was searched for
+
 
 class TaskAcceptance:
     """Acceptance rate of each position, accepted / reached, over one task's latest rounds."""
@@ -109,6 +111,22 @@ def expected_tokens(acceptance_rate: float, depth: int) -> float:
     if depth < 0:
         raise ValueError(f"depth={depth} must be at least 0")
     return expected_tokens_by_position([acceptance_rate] * depth)
+
+
+def least_rate(tokens: float, depth: int) -> float | None:
+    """Acceptance rate from which a chain brings that many tokens per round; None: no rate does.
+
+    Args:
+        tokens: tokens per round, the target's own included.
+        depth: tokens of the chain.
+    """
+    if tokens > depth + 1:
+        return None
+    low, high = 0.0, 1.0
+    while high - low > RATE_ERROR:
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens(middle, depth) < tokens else (low, middle)
+    return high
 
 
 def expected_tokens_by_position(acceptance_rates: Sequence[float]) -> float:

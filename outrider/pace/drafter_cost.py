@@ -21,8 +21,13 @@ class RoundCost:
         self._cost = LinearCost(TUNING.round_reluctance)
 
     def observe(self, sequences: int, seconds: float) -> None:
-        """Learns from one sequence's round. sequences: sequences in rounds."""
-        self._cost.observe(np.array([1.0, sequences]), seconds, sequences)
+        """Learns from one sequence's round; 0 seconds count, though no relative error could.
+
+        Else a target that begins its rounds by itself would be known by the first of them alone.
+
+        sequences: sequences in rounds.
+        """
+        self._cost.observe(np.array([1.0, sequences]), max(seconds, TUNING.least_overhead_s), sequences)
 
     def seconds(self, sequences: ArrayLike) -> Vector:
         constant, per_sequence = self._cost.weights

@@ -20,3 +20,4 @@ class Step:
     number: int  # the worker counts its passes
     size: StepSize
     seconds: float  # from building the batch to token ids on the host
+    experts_read: float = 0.0  # share of a mixture's experts that it read; 0: no mixture, or not counted

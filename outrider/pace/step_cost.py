@@ -5,26 +5,29 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from outrider.pace.experts import LearnedExperts
 from outrider.pace.regression import LinearCost, Vector
-from outrider.pace.step import Step, StepSize
+from outrider.pace.step import Step
 from outrider.pace.tuning import TUNING
 
 _UP, _DOWN = np.array(TUNING.hinges_up, np.float64), np.array(TUNING.hinges_down, np.float64)
 _BENDS = np.unique([0.0, *_UP, *_DOWN, TUNING.most_tokens])  # tokens; between two of them costs are a line
-TOKENS, SEQUENCES, CONTEXT = 1, 2, 4  # columns of the features
+_NONE = np.zeros_like(_BENDS)
+TOKENS, SEQUENCES, CONTEXT, EXPERTS = 1, 2, 4, 5  # columns of the features
 
 
 class StepCost:
-    """Seconds of a forward pass: linear in pieces.
+    """Seconds of a forward pass: linear in pieces, and in the share of a mixture's experts that it reads.
 
     If reading the weights takes longest, it hides the first tokens. If products of few rows are slow, the
-    first tokens cost most.
+    first tokens cost most. Tokens of a mixture read ever fewer experts that were not read yet.
     """
 
     def __init__(self, surveyed: Sequence[Step] = ()) -> None:
         """surveyed: steps that the worker timed before it served."""
-        # Constant, tokens, sequences, prompt tokens, context tokens; then the bends, which need evidence.
+        # Constant, tokens, sequences, prompt tokens, context, experts; then the bends, which need evidence.
         self._learned = LinearCost([*TUNING.step_reluctance, *np.ones(len(_UP) + len(_DOWN))])
+        self._experts = LearnedExperts()
         self._unlearned: list[Step] = []  # steps that were observed since the cost was last asked for
         self._newest = 0
         for step in surveyed:
@@ -64,7 +67,8 @@ class StepCost:
         for step in self._unlearned:
             size = step.size
             is_decoding = size.prompt_tokens == 0.0  # prompts of all sizes share the regions of few tokens
-            self._learned.observe(_features(size), step.seconds, size.tokens, shows_slowness=is_decoding)
+            self._learned.observe(_features(step), step.seconds, size.tokens, shows_slowness=is_decoding)
+            self._experts.observe(step)
         self._unlearned.clear()
 
     def seconds(self, sequences: ArrayLike, tokens: ArrayLike, context_tokens: ArrayLike = 0.0) -> Vector:
@@ -87,22 +91,28 @@ class StepCost:
         # A decision asks some thirty times: interpolation takes a tenth of the time of a product of features.
         seconds = np.interp(np.asarray(tokens, np.float64), _BENDS, _AT_BENDS @ weights)
         seconds = seconds + weights[SEQUENCES] * np.asarray(sequences)
-        return np.asarray(seconds + weights[CONTEXT] * np.asarray(context_tokens))
+        seconds = seconds + weights[CONTEXT] * np.asarray(context_tokens)
+        if weights[EXPERTS]:
+            seconds = seconds + weights[EXPERTS] * self._experts.read.share(sequences, tokens)
+        return np.asarray(seconds)
 
 
-def _features(size: StepSize) -> Vector:
-    sizes = (size.sequences, size.tokens, size.prompt_tokens, size.context_tokens)
+def _features(step: Step) -> Vector:
+    size = step.size
+    sizes = (size.sequences, size.tokens, size.prompt_tokens, size.context_tokens, step.experts_read)
     return _columns(*(np.asarray(number, np.float64) for number in sizes))
 
 
-def _columns(sequences: Vector, tokens: Vector, prompt_tokens: Vector, context_tokens: Vector) -> Vector:
+def _columns(
+    sequences: Vector, tokens: Vector, prompt_tokens: Vector, context_tokens: Vector, experts: Vector
+) -> Vector:
     """[..., num_features]"""
     constant = np.ones_like(tokens)
-    columns = np.stack([constant, tokens, sequences, prompt_tokens, context_tokens], axis=-1)
+    columns = np.stack([constant, tokens, sequences, prompt_tokens, context_tokens, experts], axis=-1)
     above = np.maximum(tokens[..., None] - _UP, 0.0)
     below = np.minimum(tokens[..., None], _DOWN)
     return np.concatenate([columns, above, below], axis=-1)
 
 
 # [bends, num_features] features of passes with that many tokens and nothing else
-_AT_BENDS = _columns(np.zeros_like(_BENDS), _BENDS, np.zeros_like(_BENDS), np.zeros_like(_BENDS))
+_AT_BENDS = _columns(_NONE, _BENDS, _NONE, _NONE, _NONE)

@@ -41,7 +41,9 @@ class PaceTuning:
     # Costs
     hinges_up: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512)  # tokens: from there on a token costs more
     hinges_down: tuple[int, ...] = (16, 64, 192)  # tokens: from there on a token costs less, as on some CPUs
-    step_reluctance: tuple[float, ...] = (1e-3, 0.1, 1.0, 1.0, 1.0)  # shares: damping; see StepCost
+    step_reluctance: tuple[float, ...] = (1e-3, 0.1, 1.0, 1.0, 1.0, 1e-2)  # shares: damping; see StepCost
+    experts_reluctance: tuple[float, ...] = (1.0, 0.1, 1e-3)  # shares: damping; see LearnedExperts
+    most_experts: float = 0.95  # share: a step that reads more does not tell how much a further token reads
     round_reluctance: tuple[float, ...] = (1e-3, 1.0)  # shares: damping of the constant and of sequences
     most_tokens: int = 1 << 20  # tokens: a step has fewer
     recent_steps: int = 128  # steps: a number so far below the newest is of a worker that was started anew
@@ -49,6 +51,7 @@ class PaceTuning:
     prior_hidden_verdicts: float = 8.0  # verdicts: weight of that share
     hidden_memory: float = 50.0  # verdicts: 1/e after these, for the hidden share
     least_round_s: float = 2e-4  # seconds: what could be hidden counts as at least this
+    least_overhead_s: float = 5e-5  # seconds: a round outside of draft and target counts as at least this
     most_workers: int = 64  # workers of one drafter that are remembered
     published_s: float = 10.0  # seconds: 1/e after these, for published plain decoding
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 import ray
+from transformers import Qwen3MoeConfig
 
 from cluster import application
 from cluster.amounts import parse_bytes
@@ -331,7 +332,27 @@ def test_plan_tells_what_a_step_takes_on_accelerators_that_are_named(capsys):
     printed = capsys.readouterr().out
     assert re.search(r"Gflop of a token +0\.\d +0\.\d", printed)
     assert re.search(r"ms, target on H100 +plain +3 tokens", printed)
+    assert re.search(r"acceptance that pays +plain +3 tokens.*\nsequences: 1 +0\.\d\d", printed)
+    assert "of a mixture" not in printed
     assert "ms, draft on" not in printed
+
+
+def test_plan_tells_from_which_acceptance_on_drafts_pay_for_a_mixture(tmp_path, capsys):
+    """A few sequences read ever more experts with each token; many read them all in a plain step."""
+    config = Qwen3MoeConfig(
+        **{"hidden_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 32, "num_key_value_heads": 4},
+        **{"head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+        **{"vocab_size": 151936, "max_position_embeddings": 4096, "dtype": "bfloat16"},
+    )
+    config.save_pretrained(tmp_path)
+    assert main(["plan", f"target={tmp_path}", "--memory", "80GB", "--accelerator", "H100"]) == 0
+    printed = capsys.readouterr().out
+    one, five = re.findall(r"GB (?:of weights read|for five tokens) +(\d\.\d+)", printed)
+    assert float(five) > 1.5 * float(one)
+    _, rates = printed.split("acceptance that pays")
+    alone, _, many = map(float, re.findall(r"sequences: \d+ +\S+ +(\S+)", rates))  # Drafts of four tokens
+    assert alone > 0.4 > many
+    assert "of a mixture" in printed
 
 
 def test_plan_as_json_has_bytes_and_steps_of_each_part(capsys):

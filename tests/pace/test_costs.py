@@ -2,12 +2,14 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from outrider.drafters.registry import drafter
 from outrider.pace.drafter_cost import DrafterCost, DrafterCosts, RoundCost
+from outrider.pace.experts import ExpertsRead
 from outrider.pace.step import Step, StepSize
 from outrider.pace.step_cost import StepCost
 from outrider.pace.tuning import TUNING
@@ -91,6 +93,25 @@ def test_step_cost_of_a_mixture_is_learned() -> None:
         cost.observe(Step(number, StepSize(sequences, tokens), taken(tokens) * drawn.uniform(0.9, 1.1)))
     for sequences, tokens in ((1, 1), (1, 3), (1, 5), (4, 4), (4, 20), (32, 32), (32, 160)):
         assert cost.seconds(sequences, tokens) == pytest.approx(taken(tokens), rel=0.15)
+
+
+@pytest.mark.parametrize("read", [ExpertsRead.independent(8 / 128), ExpertsRead(0.01, 0.02, 0.035)], ids=str)
+def test_step_cost_of_a_mixture_that_counts_its_experts_is_known_between_the_sizes_that_were_seen(read):
+    """Plain decoding and rounds of one depth tell what rounds of another depth take."""
+
+    def taken(sequences: int, tokens: int) -> float:
+        return 2e-3 + 20e-3 * float(read.share(sequences, tokens)) + 0.01e-3 * tokens
+
+    counting, guessing, drawn = StepCost(), StepCost(), random.Random(0)
+    for number in range(1, 400):
+        sequences, each = drawn.choice([1, 4, 32]), drawn.choice([1, 9])
+        size, share = StepSize(sequences, sequences * each), float(read.share(sequences, sequences * each))
+        step = Step(number, size, taken(sequences, sequences * each) * drawn.uniform(0.95, 1.05), share)
+        counting.observe(step)
+        guessing.observe(replace(step, experts_read=0.0))
+    unseen = [(1, 3), (1, 5), (2, 2), (4, 12), (8, 8), (8, 40)]
+    assert all(counting.seconds(*size) == pytest.approx(taken(*size), rel=0.06) for size in unseen)
+    assert not all(guessing.seconds(*size) == pytest.approx(taken(*size), rel=0.06) for size in unseen)
 
 
 def test_step_cost_never_falls_with_size():
@@ -193,6 +214,14 @@ def test_round_cost_grows_with_sequences_in_rounds():
         sequences = drawn.choice([1, 4, 16])
         cost.observe(sequences, 3e-3 + 0.2e-3 * sequences)
     assert cost.seconds([1, 8, 64]) == pytest.approx([3.2e-3, 4.6e-3, 15.8e-3], rel=0.1)
+
+
+def test_round_cost_of_rounds_that_the_target_begins_by_itself_is_next_to_nothing():
+    """The first of them comes from the gateway."""
+    cost = RoundCost()
+    for number in range(200):
+        cost.observe(1, 0.0 if number % 10 else 1.5e-3)
+    assert cost.seconds(1) < 0.2e-3
 
 
 def test_drafter_cost_of_alternatives_shares_the_passes_of_their_positions():

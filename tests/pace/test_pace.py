@@ -5,10 +5,13 @@ from itertools import pairwise
 
 import pytest
 
+from outrider.pace.experts import NO_EXPERTS, ExpertsRead
 from outrider.pace.sequence import PacedSequence
 from outrider.pace.settings import PaceSettings
 from outrider.pace.tuning import TUNING
 from tests.support.paced_service import Service, mean
+
+INDEPENDENT = ExpertsRead.independent(8 / 128)
 
 
 def test_pace_after_one_bad_round_goes_on_drafting():
@@ -66,6 +69,35 @@ def test_pace_of_a_new_crowd_is_decided_anew():
     assert service.sequences[0].depth > 1
     service.resize(256)
     assert mean([sequence.depth for sequence in service.sequences]) < 0.3
+
+
+def depths_by_streams(experts: ExpertsRead) -> list[float]:
+    """Mean depths for 1, 4 and 64 streams, if reading all experts takes eight times all else."""
+    service = Service()
+    service.experts, service.reading, service.rate, service.token = experts, 120e-3, 0.6, 0.1e-3
+    service.run(100)
+    found = []
+    for streams in (1, 4, 64):
+        service.resize(streams)
+        service.run(40)
+        found.append(mean(service.run(40)))
+    return found
+
+
+def test_pace_of_a_mixture_drafts_once_many_streams_read_all_experts_anyway():
+    """A token chooses 8 of 128. With a dense model it is the other way round."""
+    *few, many = depths_by_streams(INDEPENDENT)
+    assert max(few) < 0.3
+    assert many > 2
+    *few, many = depths_by_streams(NO_EXPERTS)
+    assert min(few) > 1.5
+    assert many < 0.3
+
+
+def test_pace_of_a_mixture_drafts_for_one_stream_if_neighbouring_tokens_choose_alike():
+    """It is told nothing of that but the experts that steps have counted."""
+    alike = ExpertsRead(of_sequence=0.6 * INDEPENDENT.of_token, of_token=0.4 * INDEPENDENT.of_token)
+    assert depths_by_streams(alike)[0] > 1
 
 
 @pytest.mark.parametrize(("further", "pays"), [(0, False), (3, True)])

@@ -7,12 +7,15 @@ from pydantic import ValidationError
 
 from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.settings import SMALLEST_TEMPERATURE, Sampling
+from outrider.pace.step import Step, StepSize
 from protos import generation_pb2, rounds_pb2
 from protos.conversions import (
     draft_from_message,
     draft_to_message,
     sampling_from_message,
     sampling_to_message,
+    step_from_message,
+    step_to_message,
 )
 
 token_ids = st.integers(0, 2**32 - 1)
@@ -79,3 +82,8 @@ def test_draft_survives_the_wire(draft):
 def test_draft_malformed_tree_is_refused():
     with pytest.raises(ValueError, match="parents"):
         draft_from_message(rounds_pb2.Draft(tokens=[1, 2], parents=[-1, 1]))
+
+
+def test_step_survives_the_conversion() -> None:
+    step = Step(7, StepSize(2, 10, 3, 400), 0.25, experts_read=0.3125)
+    assert step_from_message(step_to_message(step)) == step

@@ -183,7 +183,7 @@ EXPERT_TYPES = {
     **STORED_TYPES,
     **dict.fromkeys(("logits", "correction", "weights"), "*fp32"),
     "chosen": "*i64",
-    **dict.fromkeys(("pairs", "begin"), "*i32"),
+    **dict.fromkeys(("pairs", "begin", "read"), "*i32"),
     "products": "*bf16",
     "num_pairs": "i32",
     "scaling": "fp32",

@@ -8,6 +8,7 @@ from outrider.drafters.registry import Place
 from outrider.pace.acceptance import SequenceAcceptance, TaskAcceptance
 from outrider.pace.controller import Pace
 from outrider.pace.costs import RoundTimes
+from outrider.pace.experts import NO_EXPERTS
 from outrider.pace.sequence import PacedSequence
 from outrider.pace.settings import PaceSettings
 from outrider.pace.step import Step, StepSize
@@ -29,6 +30,8 @@ class Service:
         self.foreseen = 0.0  # share of the verdicts
         self.draft_step = 2e-3
         self.token = 0.3e-3  # seconds per token beyond 32
+        self.experts = NO_EXPERTS  # experts that a step reads
+        self.reading = 0.0  # seconds of reading all experts
         self.deep_waiting = 0.0  # waiting of a Draft with more than 2 tokens
         self.waiting = 0.0  # waiting of a Draft at the target, as a share of its step; not part of its costs
         self.late = 0.0  # share of the Drafts that do not come in time, after a wait of a step
@@ -54,7 +57,8 @@ class Service:
         return self._step(len(self.sequences))
 
     def _step(self, tokens: int) -> float:
-        return 15e-3 + self.token * max(0, tokens - 32)
+        reading = self.reading * float(self.experts.share(len(self.sequences), tokens))
+        return 15e-3 + self.token * max(0, tokens - 32) + reading
 
     def _about(self, seconds: float) -> float:
         return seconds * self.drawn.uniform(1 - self.noise, 1 + self.noise)
@@ -75,7 +79,8 @@ class Service:
         self.steps += 1
         seconds = self._about(self._step(tokens))
         seconds *= 1.0 + self.slowed * any(depths.values())
-        step = Step(self.steps, StepSize(streams, tokens), seconds)
+        read = float(self.experts.share(streams, tokens))
+        step = Step(self.steps, StepSize(streams, tokens), seconds, read)
         # Nobody decodes while a target drafter drafts between two steps.
         between = 1e-3 + (max(depths.values()) + 0.5) * self.draft_step if any(depths.values()) else 0.0
         between *= self.drafter.waits_in_step

@@ -6,6 +6,7 @@ from math import exp, log
 from statistics import fmean
 
 from outrider.drafters.registry import Place
+from outrider.pace.experts import NO_EXPERTS, ExpertsRead
 from workshop.advice.judged import Counts
 from workshop.advice.speed import FASTER, LEAST_ACCEPTANCE, Expected, ExpectedCosts
 
@@ -86,6 +87,7 @@ class Advice:
     is_measured: bool  # steps on this machine; False: by data sheets
     step_ms: float  # milliseconds of the target's step; one stream, one token
     dollars: tuple[float | None, ...]  # [streams] dollars per million tokens in plain decoding
+    experts: ExpertsRead = NO_EXPERTS  # experts that steps of the target read, as they were counted here
     judgements: list[Judgement] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)  # reasons by candidate
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from cluster.settings import Settings
@@ -14,10 +14,12 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.planning.accelerators import Accelerator
 from outrider.engine.planning.step_costs import StepCosts
 from outrider.engine.settings import EngineSettings, Quantization
+from outrider.pace.experts import NO_EXPERTS
 from outrider.pace.tuning import TUNING
 from workshop.advice.advice import Advice, Finding, Judgement
 from workshop.advice.answers import Prompt, TargetAnswer, answered, by_task
 from workshop.advice.candidates import DraftCandidate, checked, draft_name
+from workshop.advice.experts import counted_experts
 from workshop.advice.judged import Counts, JudgedAnswer, counted, counted_mixed
 from workshop.advice.judging import judge_index, judge_starts, judge_suffix, judge_text
 from workshop.advice.planned import Planned, planned
@@ -78,6 +80,7 @@ class Adviser:
         self._prices = Prices(asked.price_per_hour, asked.draft_price_per_hour)
         self._answers: dict[float, list[TargetAnswer]] = {}  # answers by temperature
         self._measured: MeasuredSteps | None = None  # steps of the target
+        self._experts = NO_EXPERTS  # experts that its steps read, if a data sheet tells the rest
         self._models: dict[tuple[str, Quantization | None], ModelJudged] = {}
         self._hopeless: dict[tuple[str, Quantization | None], str] = {}  # reasons by model
         self._suffixes: AllJudged = {}
@@ -96,6 +99,7 @@ class Adviser:
             streams=self._asked.streams,
             is_measured=self._accelerators.target is None,
             step_ms=1e3 * steps.seconds(1, 1),
+            experts=self._experts,
             dollars=tuple(self._prices.per_million_tokens(rate, with_draft=False) for rate in plain),
         )
         for number, candidate in enumerate(candidates, start=1):
@@ -122,6 +126,8 @@ class Adviser:
             if self._accelerators.target is None:
                 self._progress.tell("steps of the target are measured")
                 self._measured = self._steps_of(target, _up_to(MEASURED_TOKENS, asked.depth + 1))
+            else:
+                self._experts = counted_experts(target, self._answers[asked.temperatures[0]])
 
     def _steps_of(self, engine: Engine, sizes: Sequence[int]) -> MeasuredSteps:
         """sizes: tokens of each sequence."""
@@ -272,7 +278,10 @@ class Adviser:
 
     def _target_steps(self, plan: Planned) -> StepTimes:
         if self._accelerators.target is not None:
-            return self._by_data_sheet(plan.target_steps, self._accelerators.target)
+            costs = plan.target_steps
+            if self._experts != NO_EXPERTS:
+                costs = replace(costs, experts=self._experts)
+            return self._by_data_sheet(costs, self._accelerators.target)
         assert self._measured is not None
         return self._measured
 

@@ -3,16 +3,21 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from outrider.pace.experts import NO_EXPERTS
 from workshop.advice.advice import Advice, Finding, Judgement
 from workshop.advice.speed import FASTER, LEAST_ACCEPTANCE
 
 GB = 1e9
+COUNTED = (1, 5)  # tokens of a step of one sequence for which experts are told
 POSITIONS = 4  # positions with a column in the table; JSON has all
 
 
 def report(advice: Advice) -> str:
     """Returns the candidates by rank, their findings for each task, and the recommendation."""
     basis = "measured on this machine" if advice.is_measured else "by data sheets"
+    if advice.experts != NO_EXPERTS:
+        one, five = (f"{share:.1%}" for share in _experts_by_tokens(advice).values())
+        basis += f" with experts counted here: a token reads {one} of them, five of a text {five}"
     parts = [
         f"target {advice.target}: {advice.step_ms:.2f} ms a step of one token, steps {basis}",
         _table(_ranking_header(advice), (_ranked(judgement, advice) for judgement in advice.ranking)),
@@ -87,11 +92,19 @@ def as_json(advice: Advice) -> dict[str, Any]:
         "streams": advice.streams,
         "steps": "measured" if advice.is_measured else "data sheet",
         "target_step_ms": advice.step_ms,
+        "experts_read_by_tokens": _experts_by_tokens(advice),
         "dollars_per_million_tokens": advice.dollars,
         "recommendation": advice.recommendation,
         "candidates": [_judgement(judgement, advice) for judgement in advice.ranking],
         "refused": advice.refused,
     }
+
+
+def _experts_by_tokens(advice: Advice) -> dict[int, float]:
+    """Returns the share of experts that a step of one sequence reads, by tokens; empty: not counted."""
+    if advice.experts == NO_EXPERTS:
+        return {}
+    return {tokens: float(advice.experts.share(1, tokens)) for tokens in COUNTED}
 
 
 def _judgement(judgement: Judgement, advice: Advice) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class RowNumbers:
     perturbed: NDArray[np.float32]
     are_all_valid: bool  # whether a token may come from each row
     processed: torch.Tensor | None = None  # float32 [num_rows, vocab_size]; None: not computed
+    experts_read: int = 0  # experts that the step read in all layers together; 0: not counted
 
 
 class Choices(Struct, frozen=True, eq=False, dict=True):
@@ -167,7 +168,8 @@ class Choosing:
         ``arrival`` must be over.
         """
         result = self.result.on_host() if self.arriving is None else self.result.unpacked(self.arriving)
-        numbers = RowNumbers(self.logits, result.perturbed, bool(result.are_valid.all()), self.processed)
+        are_all_valid, experts_read = bool(result.are_valid.all()), int(result.experts_read.sum())
+        numbers = RowNumbers(self.logits, result.perturbed, are_all_valid, self.processed, experts_read)
         chosen, are_valid = result.top_tokens[:, 0].tolist(), result.are_valid.tolist()
         paths, starts = self._paths(chosen, result.are_accepted), self.rows.starts
         has_more = result.top_tokens.shape[1] > 1
@@ -229,6 +231,7 @@ def begin_choosing(
     ranks: int = 1,
     drafts: Sequence[Draft] | None = None,
     packed: PackedRows | None = None,
+    experts_read: torch.Tensor | None = None,
 ) -> Choosing:
     """Begins to choose tokens; on a GPU the host does not wait.
 
@@ -239,9 +242,11 @@ def begin_choosing(
         drafts: Drafts to verify by the coupled rule. Such a piece of work has a row for the root and for each
             node. None: no Drafts.
         packed: input of the kernels about rows and Drafts, if it is on the device already.
+        experts_read: ForwardOutput.experts_read of the pass, which reaches the host with the result too.
     """
     nothing = [NO_DRAFT] * len(rows.counts)
-    return _begin(logits, rows, are_finite, ranks, drafts or nothing, packed, LogprobRequest(rows))
+    asked = LogprobRequest(rows)
+    return _begin(logits, rows, are_finite, ranks, drafts or nothing, packed, asked, experts_read)
 
 
 def _begin(
@@ -252,6 +257,7 @@ def _begin(
     drafts: Sequence[Draft],
     packed: PackedRows | None,
     asked: LogprobRequest,
+    experts_read: torch.Tensor | None = None,
 ) -> Choosing:
     processed, nothing = None, logits.new_empty(0, dtype=torch.int32)
     if not any(rows.counts):
@@ -271,7 +277,8 @@ def _begin(
         if processed is not logits:
             are_valid &= _are_valid(processed)
     logprobs = asked.found(logits, processed, best[:, 0]) if asked.size else nothing
-    result = StepResult(best, perturbed, logprobs, are_valid, are_accepted, are_finite)
+    read = nothing if experts_read is None else experts_read
+    result = StepResult(best, perturbed, logprobs, read, are_valid, are_accepted, are_finite)
     arriving = result.packed().to("cpu", non_blocking=True) if logits.is_cuda else None  # in pinned memory
     arrival = mark(logits.device)
     return Choosing(rows, drafts, logits, processed, result, arriving, arrival, asked)

@@ -21,6 +21,7 @@ class StepResult(Generic[Array]):
     top_tokens: Array  # int32 [num_rows, ranks] best tokens under the keyed noise, best first
     perturbed: Array  # float32 [num_rows, ranks] their perturbed logits, -inf for banned tokens
     logprobs: Array  # int32 [numbers] result of LogprobRequest.found
+    experts_read: Array  # int32 [1] experts that the pass read in all layers together; [0]: not counted
     are_valid: Array  # bool [num_rows] false: a number is not finite, so no token may come from the row
     are_accepted: Array  # bool [num_rows] accepted by coupled verification; [0]: the host has to find it
     are_finite: Array  # bool [num_tokens] whether all cached numbers of a fed token are finite

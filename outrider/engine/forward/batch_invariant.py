@@ -68,7 +68,7 @@ class PaddedPass(Batch):
     def without_padding(self, output: ForwardOutput) -> ForwardOutput:
         hidden = None if output.hidden is None else output.hidden[: self.num_real]
         logits = output.logits[self.wanted] if len(self.wanted) else output.logits
-        return ForwardOutput(logits, hidden, output.are_finite[: self.num_real])
+        return replace(output, logits=logits, hidden=hidden, are_finite=output.are_finite[: self.num_real])
 
 
 def cut(step: StepInput, rows: int) -> list[StepInput]:

@@ -28,10 +28,16 @@ Weights = tuple[Tensor | StoredWeight, Tensor | None]  # [outputs, inputs], and 
 class Experts(nn.Module):
     """Experts of a layer, or a rank's features of each, for inference."""
 
-    def __init__(self, add: Sum | None) -> None:
-        """add: sums over the ranks; None: experts are whole."""
+    read: Tensor | None = None  # int32 [1] to which the experts that are read are added; None: not counted
+
+    def __init__(self, count: int, add: Sum | None) -> None:
+        """
+        Args:
+            count: experts of the layer.
+            add: sums over the ranks; None: experts are whole.
+        """
         super().__init__()
-        self.add = add
+        self.count, self.add = count, add
 
     def forward(self, rows: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Returns the weighted sum over the ranks, as transformers calls its experts."""
@@ -70,7 +76,7 @@ class SingleExperts(Experts):
             add: as of Experts.
             least_rows: rows that a product takes at a time, filled up with zeros; 1: any number.
         """
-        super().__init__(add)
+        super().__init__(len(products), add)
         self.products: Any = nn.ModuleList(nn.ModuleList(pair) for pair in products)
         self._functions = [(function_of(first), function_of(second)) for first, second in products]
         self.clamped = clamped
@@ -79,12 +85,14 @@ class SingleExperts(Experts):
     def multiply(self, rows: Tensor, chosen: Tensor, weights: Tensor, added: Tensor | None = None) -> Tensor:
         (num_rows, slots), size = chosen.shape, rows.shape[1]
         pairs = chosen.flatten().argsort(stable=True)
-        products, first = rows.new_empty(num_rows * slots, size), 0
+        products, first, read = rows.new_empty(num_rows * slots, size), 0, 0
         for expert, count in enumerate(chosen.flatten().bincount().tolist()):
             if count:
                 of_expert = pairs[first : first + count]
                 products[of_expert] = self._product(expert, rows[of_expert // slots])
-                first += count
+                first, read = first + count, read + 1
+        if self.read is not None:
+            self.read += read
         weighted = products.view(num_rows, slots, size).float() * weights[..., None]
         total = torch.zeros_like(weighted[:, 0]) if added is None else added.float()
         for of_slot in weighted.unbind(1):
@@ -117,7 +125,7 @@ class JoinedExperts(Experts):
         """
         from outrider.engine.kernels.experts import multiply_chosen
 
-        super().__init__(add)
+        super().__init__(down[0].shape[0] // gate_up[0].shape[1], add)
         self.gate_up, self.gate_up_bias = gate_up
         self.down, self.down_bias = down
         self._clamped, self._multiply = clamped, multiply_chosen
@@ -125,7 +133,7 @@ class JoinedExperts(Experts):
     def multiply(self, rows: Tensor, chosen: Tensor, weights: Tensor, added: Tensor | None = None) -> Tensor:
         biases = self.gate_up_bias, self.down_bias
         return self._multiply(
-            rows, chosen, weights.float(), self.gate_up, self.down, biases, self._clamped, added
+            rows, chosen, weights.float(), self.gate_up, self.down, biases, self._clamped, added, self.read
         )
 
 
@@ -187,6 +195,22 @@ def replace_experts(
             return False
         mlp.set_submodule(mixture.experts, made)
     return True
+
+
+def count_read(model: nn.Module, device: torch.device) -> tuple[Tensor, int] | None:
+    """Has the experts of a model add up how many of them its passes read.
+
+    Returns:
+        The counter, int32 [1], which the caller sets to 0, and the experts of all layers together; None: the
+        model has no experts that count.
+    """
+    every = [module for module in model.modules() if isinstance(module, Experts)]
+    if not every:
+        return None
+    read = torch.zeros(1, dtype=torch.int32, device=device)
+    for experts in every:
+        experts.read = read
+    return read, sum(experts.count for experts in every)
 
 
 def clamped_of(experts: Any, mixture: Mixture) -> Clamped | None:

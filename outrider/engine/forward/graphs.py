@@ -326,7 +326,8 @@ class Graphs(CapturedSizes):
             replay()
             assert self._output is not None
             hidden = None if self._output.hidden is None else self._output.hidden[:rows]
-            return ForwardOutput(self._output.logits[:num_logits], hidden, self._output.are_finite[:rows])
+            logits, are_finite = self._output.logits[:num_logits], self._output.are_finite[:rows]
+            return ForwardOutput(logits, hidden, are_finite, self._output.experts_read)
 
         return GraphBatch(
             views.token_ids,

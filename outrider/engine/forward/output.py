@@ -13,11 +13,14 @@ class ForwardOutput:
     logits: torch.Tensor  # [num_logits, vocab_size]; ranks other than 0 have their share of the vocabulary
     hidden: torch.Tensor | None  # [num_tokens, num_layers, hidden_size] of the wanted layers
     are_finite: torch.Tensor  # bool [num_tokens], whether all keys and values of a token are, at all ranks
+    # int32 [1] experts that the pass read in all layers together, until the next pass; None: not counted.
+    experts_read: torch.Tensor | None = None
 
     def like(self) -> "ForwardOutput":
         """Returns memory for another output of its size."""
         hidden = None if self.hidden is None else torch.empty_like(self.hidden)
-        return ForwardOutput(torch.empty_like(self.logits), hidden, torch.empty_like(self.are_finite))
+        logits, are_finite = torch.empty_like(self.logits), torch.empty_like(self.are_finite)
+        return ForwardOutput(logits, hidden, are_finite, self.experts_read)
 
     def with_own_states(self) -> "ForwardOutput":
         """Returns the output with a copy of the states."""
@@ -33,15 +36,22 @@ class ForwardOutput:
 
 def joined(outputs: Iterable[ForwardOutput]) -> ForwardOutput:
     """Joins the outputs of passes, each of which writes into the memory of the pass before."""
-    logits, hidden, are_finite = [], [], []
+    logits, hidden, are_finite, read = [], [], [], []
     for output in outputs:
         logits.append(output.logits.clone())
         are_finite.append(output.are_finite.clone())
         if output.hidden is not None:
             hidden.append(output.hidden.clone())
+        if output.experts_read is not None:
+            read.append(output.experts_read.clone())
     # Parts without logits may differ even in width.
     some = [part for part in logits if len(part)] or logits[:1]
-    return ForwardOutput(torch.cat(some), torch.cat(hidden) if hidden else None, torch.cat(are_finite))
+    return ForwardOutput(
+        torch.cat(some),
+        torch.cat(hidden) if hidden else None,
+        torch.cat(are_finite),
+        torch.stack(read).sum(0, dtype=torch.int32) if read else None,
+    )
 
 
 def states_of(hidden_states: Sequence[torch.Tensor], layers: Sequence[int]) -> torch.Tensor | None:

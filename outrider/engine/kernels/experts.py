@@ -93,6 +93,7 @@ def _sort(
     chosen,  # int64 [num_pairs]
     pairs,  # int32 [num_pairs]: pairs of a row and a slot by expert, in their order
     begin,  # int32 [EXPERTS + 1]: places in ``pairs`` at which an expert's pairs begin
+    read,  # int32 [1] to which the experts that have pairs are added, or None
     num_pairs,
     EXPERTS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -102,13 +103,16 @@ def _sort(
     for start in range(0, num_pairs, WIDTH):
         number = tl.load(chosen + start + of, mask=start + of < num_pairs, other=EXPERTS)
         before += tl.sum((number < expert).to(tl.int32), 0)
-    tl.store(begin + expert, before)
+    first = before
+    tl.store(begin + expert, first)
     tl.store(begin + EXPERTS, num_pairs)
     for start in range(0, num_pairs, WIDTH):
         is_own = tl.load(chosen + start + of, mask=start + of < num_pairs, other=EXPERTS) == expert
         own = is_own.to(tl.int32)
         tl.store(pairs + before + tl.cumsum(own, 0) - 1, start + of, mask=is_own)
         before += tl.sum(own, 0)
+    if read is not None:
+        tl.atomic_add(read, 1, mask=before > first)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -272,6 +276,7 @@ def multiply_chosen(
     biases: tuple[Tensor | None, Tensor | None],
     clamped: tuple[float, float] | None,
     added: Tensor | None,
+    read: Tensor | None = None,
 ) -> Tensor:
     """Returns the weighted sum of each row's experts, plus ``added``; rounds it once.
 
@@ -283,11 +288,14 @@ def multiply_chosen(
         biases: of the two weights' outputs.
         clamped: slope of the gate's sigmoid, and limit of gate and up; None: the gate is silu.
         added: [num_rows, hidden_size].
+        read: int32 [1] to which the number of different experts is added.
     """
     (num_rows, slots), size = chosen.shape, rows.shape[1]
     experts, num_pairs = down.shape[0] // size, num_rows * slots
     pairs, begin = (chosen.new_empty(count, dtype=torch.int32) for count in (num_pairs, experts + 1))
-    _sort[(experts,)](chosen, pairs, begin, num_pairs, EXPERTS=experts, WIDTH=PAIRS_AT_ONCE, num_warps=4)
+    _sort[(experts,)](
+        chosen, pairs, begin, read, num_pairs, EXPERTS=experts, WIDTH=PAIRS_AT_ONCE, num_warps=4
+    )
     tiling = FEW if num_pairs <= FEW.rows * experts else MANY
     tiles = min(num_pairs, num_pairs // tiling.rows + experts)
     slope, limit = clamped or (None, None)

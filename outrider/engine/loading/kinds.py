@@ -41,7 +41,7 @@ TRAITS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     ),
     (
         _is_recurrent,
-        "keeps a recurrent state in some layers, and only keys and values are cached here",
+        "keeps a recurrent state in some layers, and those of Gated DeltaNet alone are computed here",
     ),
     (
         lambda config: config.model_type in SEVERAL_ATTENTIONS,

@@ -22,6 +22,7 @@ from outrider.engine.forward.batch_invariant import (
 )
 from outrider.engine.forward.chain_batches import ChainBatches
 from outrider.engine.forward.decoder import Decoder, decoder_of, layer_operations
+from outrider.engine.forward.experts import count_read
 from outrider.engine.forward.graphs import (
     ByRows,
     CudaCapture,
@@ -99,6 +100,8 @@ class ForwardPass:
         self._chunk_graphs: Graphs | None = None  # graphs for steps that take prompts along
         self.draft_graphs: DraftGraphs | None = None
         self._decoder: Decoder | None = None
+        self._experts_read: torch.Tensor | None = None  # int32 [1] count of a pass; None: not counted
+        self.num_experts = 0  # experts of all layers together, if they are counted
 
     def use_cache(self, cache: PagedCache) -> None:
         """Computes over this cache from now on."""
@@ -239,11 +242,13 @@ class ForwardPass:
         return graphs.drafted(batch, replace(output, are_finite=finite), positions), told
 
     def _compute(self, batch: Batch) -> ForwardOutput:
+        if self._experts_read is not None:
+            self._experts_read.zero_()
         logits, states = self._run(Paged(batch, self.cache, self.kernel))
         are_finite = self.are_finite(batch)
         for recurrence in batch.recurrences:
             recurrence.finish()
-        return ForwardOutput(logits, states, are_finite)
+        return ForwardOutput(logits, states, are_finite, self._experts_read)
 
     def _run(self, paged: Paged) -> tuple[torch.Tensor, torch.Tensor | None]:
         self.adapters.apply_to(paged.batch.adapters)
@@ -294,6 +299,14 @@ class ForwardPass:
 
     def _decoder_of(self, model: Any, hidden_layers: Sequence[int]) -> Decoder | None:
         return decoder_of(model, hidden_layers, layer_operations(self.kernel, self.device, self.dtype))
+
+    def count_experts(self) -> None:
+        """Counts from now on the experts that passes read, if the model has any and is no draft.
+
+        A draft's further positions tell the host nothing but their tokens.
+        """
+        if not self.settings.is_draft and (counted := count_read(self.model, self.device)) is not None:
+            self._experts_read, self.num_experts = counted
 
     def use_decoder(self) -> bool:
         """Computes by the fast decoder from now on; returns False if the model has none."""

@@ -181,6 +181,7 @@ def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
                 " are multiples of 16, and these are not"
             )
         use_mixture_blocks(model, operations)
+        forward.count_experts()
         if forward.device.type == "cpu":
             optimize_for_cpu(model)
         else:

@@ -167,7 +167,8 @@ class ModelRunner:
         logit_rows = LogitRows(counts, choosing)
         chosen = logit_rows.choosing(logits)
         packed = forward.batch.choice
-        begun = begin_choosing(chosen, rows, forward.output.are_finite, ranks, drafts, packed)
+        output = forward.output
+        begun = begin_choosing(chosen, rows, output.are_finite, ranks, drafts, packed, output.experts_read)
         return Launched(tasks, fed, forward, begun, started, logit_rows=logit_rows)
 
     def _by_device(self, tasks: Sequence[Task], feeds: Sequence[Feed], reach: Reach) -> Reach:
@@ -225,7 +226,8 @@ class ModelRunner:
         forward = self._pass(feeds, choice, before.choosing.tokens)
         output, packed = forward.output, forward.batch.choice
         next_rows = _rows_of(tasks, [1] * len(tasks), lambda place: [tasks[place].next_row()])
-        choosing = begin_choosing(output.logits, next_rows, output.are_finite, packed=packed)
+        finite, read = output.are_finite, output.experts_read
+        choosing = begin_choosing(output.logits, next_rows, finite, packed=packed, experts_read=read)
         return Launched(tasks, [1] * len(tasks), forward, choosing, started, before.choosing.arrival)
 
     def _launch_rounds(self, rounds: RoundsAhead) -> Launched:
@@ -236,7 +238,10 @@ class ModelRunner:
         forward = self._pass(feeds, choice, rounds.chosen, rounds.foreseen)
         output, packed = forward.output, forward.batch.choice
         rows = _rows_of(tasks, counts, lambda place: tasks[place].rows())
-        choosing = begin_choosing(output.logits, rows, output.are_finite, drafts=drafts, packed=packed)
+        finite, read = output.are_finite, output.experts_read
+        choosing = begin_choosing(
+            output.logits, rows, finite, drafts=drafts, packed=packed, experts_read=read
+        )
         return Launched(tasks, counts, forward, choosing, started, rounds.drafted)
 
     def _launch_further(self, launched: Launched, selected: Selected, reach: Reach) -> list[Launched]:
@@ -319,6 +324,7 @@ class ModelRunner:
         """Waits for the choices, and returns those of the selected tasks."""
         wait_for(launched.arrival)
         choices, of_tokens = launched.choosing.read()
+        experts_read = choices[0].numbers.experts_read
         items, output, counts = [item for _, item in selected], launched.forward.output, launched.counts
         are_finite = None
         if not (all(of_tokens) and choices[0].numbers.are_all_valid):
@@ -355,7 +361,8 @@ class ModelRunner:
         size, positions = size_of(items, self.settings.block_size), launched.positions
         if positions > 1:
             size = replace(size, tokens=timings.tokens / positions)
-        step = Step(self._steps, size, timings.total / positions)
+        read = experts_read / self._forward.num_experts if experts_read else 0.0
+        step = Step(self._steps, size, timings.total / positions, read)
         part = StepPart(now - timings.total, timings.forward, timings.sample, step, positions)
         for task, _ in selected:
             task.steps.append(part)

@@ -35,7 +35,7 @@ from outrider.engine.loading.stored_checkpoint import StoredCheckpoint, is_quant
 from outrider.engine.loading.text_part import served_config
 from outrider.engine.loading.weights import attach, resolve_device, type_of
 from outrider.engine.models.architecture import Architecture
-from outrider.engine.models.registry import architecture_of
+from outrider.engine.models.registry import architecture_of, mixtures_in
 from outrider.engine.parallel.plan import generic, style_of_stored
 from outrider.engine.planning.promise import Promise, first_promise
 from outrider.engine.settings import EngineSettings, Quantization
@@ -264,7 +264,8 @@ class ModelSkeleton:
         architecture = architecture_of(self._model)
         if architecture and getattr(self._model.config, architecture.activation) == "silu":
             layers = self._model.get_submodule(architecture.layers)
-            return sum(kernels_of_layer(layer, architecture) for layer in layers)
+            counts = any(mixtures_in(self._model))  # a kernel sets the counter of experts to 0
+            return counts + sum(kernels_of_layer(layer, architecture) for layer in layers)
         return self._pass(1, 1).kernels + len(self.layers)  # each layer also writes into its cache
 
     def looked_up_bytes(self, devices: int) -> int:

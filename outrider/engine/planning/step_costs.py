@@ -13,6 +13,7 @@ from outrider.engine.planning.accelerators import ARITHMETIC, ATTENTION, Acceler
 from outrider.engine.planning.memory import block_bytes
 from outrider.engine.planning.skeleton import ModelSkeleton
 from outrider.engine.settings import EngineSettings
+from outrider.pace.experts import NO_EXPERTS, ExpertsRead
 from outrider.pace.step import StepSize
 
 KERNEL_S = 1.67e-6  # seconds of a small kernel in a graph: H100, thirty a layer were 1.6 ms of the 8B's step
@@ -80,14 +81,11 @@ class StepCosts:
     following_host: HostCosts = HOST  # host's part of a step that is launched early
     has_graphs: bool = True
     expert_bytes: int = 0  # bytes of experts, of which a step reads those that its tokens chose
-    expert_share: float = 1.0  # share of a layer's experts that a token chooses
+    experts: ExpertsRead = NO_EXPERTS  # share of them, by the size of a step
 
-    def weights_read(self, tokens: float) -> float:
-        """Returns the bytes of weights that a step of that many tokens reads.
-
-        If n tokens choose k of E experts independently, they choose E (1 - (1 - k / E)^n) different experts.
-        """
-        return self.weight_bytes + self.expert_bytes * (1 - math.pow(1 - self.expert_share, tokens))
+    def weights_read(self, sequences: float, tokens: float) -> float:
+        """Returns the bytes of weights that a step reads, of that many tokens all together."""
+        return self.weight_bytes + self.expert_bytes * float(self.experts.share(sequences, tokens))
 
     def flops(self, size: StepSize) -> float:
         """Returns the operations of a step."""
@@ -103,7 +101,7 @@ class StepCosts:
     def device_seconds(self, accelerator: Accelerator, size: StepSize) -> float:
         """Returns the seconds of a pass, or of launching its kernels if no graph has its size."""
         rows = _rows(size)
-        reading = self.weights_read(rows) * accelerator.read_s
+        reading = self.weights_read(size.sequences, rows) * accelerator.read_s
         computing = rows * self.flops_per_token / (ARITHMETIC * accelerator.flops_per_s)
         exchanging = 0.0
         if self.all_reduces:
@@ -179,7 +177,7 @@ def step_costs(model: ModelSkeleton, settings: EngineSettings, *, on_cuda: bool 
         following_host=NO_HOST if settings.is_draft and settings.graphs else HOST,
         has_graphs=settings.graphs,
         expert_bytes=of_experts,
-        expert_share=model.expert_share,
+        experts=ExpertsRead.independent(model.expert_share),
         logit_bytes=model.vocab_size * model.dtype.itemsize if gathers else 0,
     )
 

@@ -59,6 +59,7 @@ class Compared:
         ranks: int = 1,
         drafts: Sequence[Draft] = (),
         packed: PackedRows | None = None,
+        experts_read: torch.Tensor | None = None,
     ) -> Choosing:
         every = rows.every
         said = ChoiceInput.of_rows(every, DraftRows.of(drafts, rows.counts))

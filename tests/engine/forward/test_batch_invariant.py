@@ -52,6 +52,7 @@ class Recorder:
         ranks: int = 1,
         drafts: Sequence[Draft] | None = None,
         packed: PackedRows | None = None,
+        experts_read: torch.Tensor | None = None,
     ) -> Choosing:
         for row, own in zip(rows.every, logits, strict=True):
             context = tuple(row.prompt), (*row.generated, *row.path)

@@ -10,11 +10,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from outrider.engine.forward.cpu_operations import CpuOperations
-from outrider.engine.forward.experts import ExpertRouter, SingleExperts, replace_experts
+from outrider.engine.forward.experts import ExpertRouter, SingleExperts, count_read, replace_experts
 from outrider.engine.forward.layer_operations import LayerOperations, PlainOperations, Routing
+from outrider.engine.loop.engine import Engine
+from outrider.engine.loop.survey import survey
 from outrider.engine.models.registry import architecture_of
 from tests.support.checkpoints import write_checkpoint
 from tests.support.functions import needs_functions
+from tests.support.launching import settings_of
 
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "minimax_m2", "gpt_oss")
 SIZE = 64  # hidden size of the checkpoints
@@ -145,3 +148,37 @@ def test_step_reads_the_experts_that_its_rows_chose_and_no_other(tmp_path: Path)
     chosen, weights = route(rows)
     experts.multiply(rows, chosen, weights)
     assert sum(read) == of_each * len(chosen.unique()) < of_each * len(pairs)
+
+
+def test_experts_that_passes_read_are_counted_over_all_layers(tmp_path: Path) -> None:
+    model, _ = mlp_of(tmp_path, "glm4_moe")
+    assert count_read(model, torch.device("cpu")) is None  # transformers' own do not count
+    replace_experts(model, PlainOperations(), None, 1, are_joined=False)
+    counted = count_read(model, torch.device("cpu"))
+    assert counted is not None
+    read, num_experts = counted
+    layers = [layer.mlp.experts for layer in model.model.layers[1:]]  # the first layer is dense
+    assert num_experts == 8 * len(layers) > 8
+    with torch.inference_mode():
+        for experts, chosen in zip(layers, ([[0, 1]], [[2, 3], [3, 4], [2, 4]]), strict=False):
+            experts.multiply(rows_of(len(chosen)), torch.tensor(chosen), torch.ones(len(chosen), 2))
+    assert read.item() == 2 + 3
+
+
+def test_step_tells_the_share_of_experts_that_it_read(tmp_path: Path) -> None:
+    """A token chooses two of eight experts in each layer that has experts."""
+    engine = Engine.from_settings(settings_of(write_checkpoint(tmp_path, "glm4_moe"), device="cpu"))
+    steps = [step for steps in survey(engine).values() for step in steps if not step.size.prompt_tokens]
+    alone = {step.experts_read for step in steps if step.size.tokens == 1}
+    together = [step.experts_read for step in steps if step.size.tokens > 1]
+    assert alone == {2 / 8}
+    assert all(2 / 8 <= read <= 1.0 for read in together)
+    assert max(together) > 2 / 8
+
+
+def test_step_of_a_draft_or_of_a_dense_model_counts_no_experts(tmp_path: Path) -> None:
+    for kind, fields in (("qwen3", {}), ("glm4_moe", {"is_draft": True})):
+        engine = Engine.from_settings(
+            settings_of(write_checkpoint(tmp_path / kind, kind), device="cpu", **fields)
+        )
+        assert {step.experts_read for steps in survey(engine).values() for step in steps} == {0.0}

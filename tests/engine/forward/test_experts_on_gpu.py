@@ -6,6 +6,7 @@ import pytest
 
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
+from outrider.engine.loop.survey import survey
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.planning.step_costs import KERNELS_OF_PASS
 from tests.support.checkpoints import write_checkpoint
@@ -33,6 +34,17 @@ def test_text_of_stored_experts_on_a_gpu_is_that_of_their_numbers(tmp_path: Path
     with simulated_cuda():
         found = text(settings_of(quantized, device="cuda"))
     assert found == text(settings_of(meant, device="cpu"))
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_step_on_a_gpu_tells_the_share_of_experts_that_it_read(graphs: bool, tmp_path: Path) -> None:
+    """A graph's rows of padding choose experts too, so three rows may read more than they chose."""
+    folder = write_checkpoint(tmp_path, "glm4_moe", num_hidden_layers=2)
+    with simulated_cuda():
+        engine = Engine.from_settings(settings_of(folder, device="cuda", graphs=graphs, max_sequences=2))
+        steps = [step for step in survey(engine)[""] if not step.size.prompt_tokens]
+    assert {step.experts_read for step in steps if step.size.tokens == 1} == {2 / 8}
+    assert all(2 / 8 <= step.experts_read <= 1.0 for step in steps)
 
 
 @pytest.mark.parametrize("kind", MIXTURES)

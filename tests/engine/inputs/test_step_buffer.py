@@ -37,6 +37,7 @@ def test_step_result_packed_gives_each_field_back() -> None:
         torch.tensor([[5, 6], [7, 8], [9, 1]], dtype=torch.int32),
         torch.tensor([[0.5, -torch.inf], [1.0, 2.0], [3.0, 4.0]]),
         torch.tensor([-3, 4, 5], dtype=torch.int32),
+        torch.tensor([6], dtype=torch.int32),
         torch.tensor([True, False, True]),
         torch.zeros(0, dtype=torch.bool),
         torch.tensor([False, True, True, True, False]),

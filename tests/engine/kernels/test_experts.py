@@ -106,6 +106,17 @@ def test_sum_of_stored_experts_is_that_of_their_numbers(form: str) -> None:
 
 
 @torch.inference_mode()
+def test_different_experts_that_rows_choose_are_counted() -> None:
+    size, width = 64, 48
+    gate_up, down = random(EXPERTS * 2 * width, size), random(EXPERTS * size, width)
+    read = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    for num_rows in (1, 40):
+        rows, (chosen, weights) = random(num_rows, size), choice(num_rows)
+        experts.multiply_chosen(rows, chosen, weights, gate_up, down, (None, None), None, None, read)
+    assert read.item() == SLOTS + EXPERTS - 1  # 40 rows choose all but the expert that no row chooses
+
+
+@torch.inference_mode()
 def test_row_has_the_same_bits_alone_and_among_64_rows() -> None:
     size, width = 64, 48
     gate_up, down = random(EXPERTS * 2 * width, size), random(EXPERTS * size, width)

@@ -14,7 +14,7 @@ from outrider.engine.loading.weights import load_model
 from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.settings import EngineSettings
 
-SPARSE, STATE, ALONE = "sparse attention", "recurrent state", "text part alone"
+SPARSE, STATE, ALONE = "sparse attention", "those of Gated DeltaNet alone", "text part alone"
 REASONS = {
     "deepseek_v32": SPARSE,
     "deepseek_v4": SPARSE,

@@ -93,8 +93,8 @@ def test_step_of_a_mixture_reads_the_different_experts_of_its_tokens(tokens: int
     step = costs_of_a_mixture()
     assert step.expert_bytes == 2 * OF_EXPERTS
     expected = step.weight_bytes + step.expert_bytes * different / EXPERTS
-    assert step.weights_read(tokens) == pytest.approx(expected, rel=1e-3)
-    assert costs().weights_read(tokens) == costs().weight_bytes
+    assert step.weights_read(1, tokens) == pytest.approx(expected, rel=1e-3)
+    assert costs().weights_read(1, tokens) == costs().weight_bytes
 
 
 def test_token_of_a_mixture_multiplies_with_the_experts_that_it_chose() -> None:
