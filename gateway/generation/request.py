@@ -74,7 +74,12 @@ class Chunk:
 
     @property
     def text(self) -> str:
-        return "".join(piece.text for piece in self.pieces)
+    @property
+    def texts(self) -> list[str]:
+        """What each token adds to the text."""
+        return [piece.text for piece in self.pieces]
+
+        return "".join(self.texts)
 
 
 @dataclass(frozen=True)
