@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -23,6 +24,7 @@ from gateway.generation.sampling_defaults import load_sampling_defaults
 from gateway.generation.vocabulary import load_tokenizer
 from gateway.observe.metrics import publish_always
 from gateway.settings import GatewaySettings, LiveSettings, live_refusal
+from gateway.tenants.shared_limits import LIMITS, SharedLimits
 from gateway.workers import registry
 from gateway.workers.adapter_store import RayAdapterStore
 from gateway.workers.fleet import Fleet
@@ -128,4 +130,7 @@ class Gateway(GenerationServicer):
 
         if serve.get_replica_context().world_size > 1:
             self.generation.answers = SharedAnswers()
+            limits = SharedLimits(partial(serve.get_deployment_actor, LIMITS))
+            self.generation.tenants.share(limits)
+            self._leaving.callback(limits.close)
         return http_api.build(self.generation, self._template, self.authentication, self._exposition.text)

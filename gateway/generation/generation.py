@@ -231,7 +231,6 @@ class Generation:
         with (
             self.totals.timing(operation, prepared) as timing,
             GenerationTrace(prepared, prepared.model) as trace,
-            claim.tenant.charged(claim),
         ):
             choices = [
                 self._choice(prepared, choice, stats, trace, parking) for choice in range(len(sequences))
@@ -239,6 +238,7 @@ class Generation:
             choices.append(self._until_cut())
             async with (
                 self.admission.slot(prepared.deadline, claim, parking) as slot,
+                claim.tenant.charged(claim),
                 aclosing(merged(choices, prepared.deadline)) as chunks,
             ):
                 timing.admitted(prepared)
