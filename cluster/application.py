@@ -37,7 +37,7 @@ from cluster.start import (
     warn_of_skipped_audits,
     warn_of_slow_drafts,
 )
-from cluster.stop import GATEWAY
+from cluster.stop import GATEWAY, MARGIN_S
 from cluster.tenants import Tenancy, caller_settings, read_tenants
 from cluster.tracing import start_tracing, tracing_environment
 from gateway.api.access import who_is_answered
@@ -128,6 +128,7 @@ def _bound(start: ServiceStart) -> Application:
         ray_actor_options={"num_cpus": requests.cpus, "resources": requests.resources},
         request_router_config=ROUTERS[requests.router],
         deployment_actors=_shared_by_gateways(requests, start.tenants),
+        graceful_shutdown_timeout_s=requests.request_deadline_s + MARGIN_S,
         user_config=settings.pace.model_dump(),
         logging_config={"enable_access_log": False},
     )

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from gateway.api import http_api
 from gateway.api.access import Authentication
-from gateway.api.direct import GRACE_S, direct_server
+from gateway.api.direct import direct_server
 from gateway.api.grpc_api import GenerationServicer
 from gateway.api.openai.chat_template import load_chat_template
 from gateway.api.openai.rendering import ChatPrompts
@@ -93,7 +93,7 @@ class Gateway(GenerationServicer):
         if settings.direct_grpc is not None:
             server, _ = direct_server(self, settings.direct_grpc, settings.max_message_bytes)
             self._starting = asyncio.get_running_loop().create_task(server.start())
-            self._leaving.push_async_callback(server.stop, GRACE_S)
+            self._leaving.push_async_callback(server.stop, settings.request_deadline_s)
 
     def reconfigure(self, user_config: Any) -> None:
         """Takes up the live settings that Serve hands over at start and whenever ``user_config`` changes.

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from cluster.application import app
+from cluster.stop import MARGIN_S
 from gateway.generation.answer_store import STORE
 from gateway.tenants.shared_limits import LIMITS
 from tests.support.applications import deployments, pretend_cluster
@@ -96,6 +97,12 @@ def test_gateways_share_an_actor_that_keeps_limits_if_a_tenant_has_any(
     assert limited(TENANTS, **{"gateway.replicas": "2"}) == ["search"]
     assert limited(TENANTS.splitlines()[1], **{"gateway.replicas": "2"}) == []
     assert limited(TENANTS) == []
+
+
+def test_gateway_that_leaves_has_the_time_of_its_longest_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_cluster(monkeypatch)
+    config = gateway(request_deadline_s="90")._deployment_config
+    assert config.graceful_shutdown_timeout_s == 90 + MARGIN_S
 
 
 @pytest.mark.slow
