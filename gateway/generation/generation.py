@@ -197,12 +197,13 @@ class Generation:
             task,
             claim,
             request.continues_text,
-            request.shown,
+            frozenset(self.special_tokens) if request.shows_special else request.shown,
             deadline,
             get_current_span(),
             adapter.name or settings.model,
             self.fleet.targets()[0].fingerprint,
             issuer,
+            request.keeps_stop,
         )
 
     def _with_defaults(self, sampling: Sampling) -> Sampling:
@@ -237,8 +238,8 @@ class Generation:
             ]
             choices.append(self._until_cut())
             async with (
-                self.admission.slot(prepared.deadline, claim, parking) as slot,
                 claim.tenant.charged(claim),
+                self.admission.slot(prepared.deadline, claim, parking) as slot,
                 aclosing(merged(choices, prepared.deadline)) as chunks,
             ):
                 timing.admitted(prepared)
@@ -314,7 +315,8 @@ class Generation:
         sequence = prepared.sequences[choice]
         before = sequence.prompt[-CONTEXT_TOKENS:] if prepared.continues_text else ()
         least, told, receipt = sequence.sampling.min_tokens, 0, None
-        text = AnswerText(self._vocabulary(prepared.shown), prepared.stop, before, least)
+        vocabulary = self._vocabulary(prepared.shown)
+        text = AnswerText(vocabulary, prepared.stop, before, least, keeps_stop=prepared.keeps_stop)
         while True:
             loop = self._loops.of(
                 sequence,
