@@ -36,7 +36,8 @@ class AllLimits:
     ) -> tuple[LimitReachedError | None, Levels]:
         """Charges a request as ``Allowance.take`` does. Returns why it is refused, and what is left."""
         self._hear(gateway)
-        allowance, refusal = self._allowances[tenant], None
+        allowance = self._allowances[tenant]
+        refusal: LimitReachedError | None = None
         try:
             allowance.take(gateway, tokens, under_way)
         except LimitReachedError as error:
