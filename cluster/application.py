@@ -37,12 +37,13 @@ from cluster.start import (
     warn_of_skipped_audits,
     warn_of_slow_drafts,
 )
-from cluster.stop import GATEWAY
+from cluster.stop import GATEWAY, MARGIN_S
 from cluster.tenants import Tenancy, caller_settings, read_tenants
 from cluster.tracing import start_tracing, tracing_environment
 from gateway.api.access import who_is_answered
 from gateway.deployment import Gateway, draft_deployment
 from gateway.generation.answer_store import STORE, LocalAnswers
+from gateway.tenants.shared_limits import LIMITS, AllLimits
 from outrider.telemetry.debug_lines import show_debug_lines
 from protos.trust import Trust
 
@@ -126,7 +127,8 @@ def _bound(start: ServiceStart) -> Application:
         max_ongoing_requests=requests.most_at_once,
         ray_actor_options={"num_cpus": requests.cpus, "resources": requests.resources},
         request_router_config=ROUTERS[requests.router],
-        deployment_actors=_shared_by_gateways(requests),
+        deployment_actors=_shared_by_gateways(requests, start.tenants),
+        graceful_shutdown_timeout_s=requests.request_deadline_s + MARGIN_S,
         user_config=settings.pace.model_dump(),
         logging_config={"enable_access_log": False},
     )
@@ -162,18 +164,23 @@ def draft(arguments: dict[str, Any]) -> Application:
     return _draft(_checked(settings), name, trust, tracing)
 
 
-def _shared_by_gateways(requests: GatewayReplicas) -> list[DeploymentActorConfig]:
-    """Returns the actor with the responses that several gateways keep; a gateway alone keeps its own."""
-    if requests.replicas == 1 or not requests.stored_answer_bytes:
-        return []
-    return [
-        DeploymentActorConfig(
-            name=STORE,
-            actor_class=ray.remote(LocalAnswers),
-            init_kwargs={"most_bytes": requests.stored_answer_bytes},
-            actor_options={"num_cpus": 0},
+def _shared_by_gateways(
+    requests: GatewayReplicas, tenants: Mapping[str, Tenancy]
+) -> list[DeploymentActorConfig]:
+    """Returns actors with the responses and the limits of several gateways; a gateway alone has its own."""
+
+    def actor(name: str, kind: type, **given: Any) -> DeploymentActorConfig:
+        return DeploymentActorConfig(
+            name=name, actor_class=ray.remote(kind), init_kwargs=given, actor_options={"num_cpus": 0}
         )
-    ]
+
+    actors = []
+    if requests.replicas != 1 and requests.stored_answer_bytes:
+        actors.append(actor(STORE, LocalAnswers, most_bytes=requests.stored_answer_bytes))
+    limited = {name: tenant.settings for name, tenant in tenants.items() if tenant.is_limited}
+    if requests.replicas != 1 and limited:
+        actors.append(actor(LIMITS, AllLimits, tenants=limited))
+    return actors
 
 
 def _is_in_a_task() -> bool:

@@ -237,7 +237,6 @@ class Settings(Group):
             adapters=(*self.target.adapters,),
             adapter_folder=self.target.adapter_folder,
             max_loaded_adapters=self.target.max_loaded_adapters,
-            gateways=self.gateway.replicas or 1,
             direct_grpc=None if port is None else f"{host}:{port}",
             **{**requests, "drafters": self.drafters},
             **callers,

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 
 from gateway.api import http_api
 from gateway.api.access import Authentication
-from gateway.api.direct import GRACE_S, direct_server
+from gateway.api.direct import direct_server
 from gateway.api.grpc_api import GenerationServicer
 from gateway.api.openai.chat_template import load_chat_template
 from gateway.api.openai.rendering import ChatPrompts
@@ -23,6 +24,7 @@ from gateway.generation.sampling_defaults import load_sampling_defaults
 from gateway.generation.vocabulary import load_tokenizer
 from gateway.observe.metrics import publish_always
 from gateway.settings import GatewaySettings, LiveSettings, live_refusal
+from gateway.tenants.shared_limits import LIMITS, SharedLimits
 from gateway.workers import registry
 from gateway.workers.adapter_store import RayAdapterStore
 from gateway.workers.fleet import Fleet
@@ -91,7 +93,7 @@ class Gateway(GenerationServicer):
         if settings.direct_grpc is not None:
             server, _ = direct_server(self, settings.direct_grpc, settings.max_message_bytes)
             self._starting = asyncio.get_running_loop().create_task(server.start())
-            self._leaving.push_async_callback(server.stop, GRACE_S)
+            self._leaving.push_async_callback(server.stop, settings.request_deadline_s)
 
     def reconfigure(self, user_config: Any) -> None:
         """Takes up the live settings that Serve hands over at start and whenever ``user_config`` changes.
@@ -128,4 +130,7 @@ class Gateway(GenerationServicer):
 
         if serve.get_replica_context().world_size > 1:
             self.generation.answers = SharedAnswers()
+            limits = SharedLimits(partial(serve.get_deployment_actor, LIMITS))
+            self.generation.tenants.share(limits)
+            self._leaving.callback(limits.close)
         return http_api.build(self.generation, self._template, self.authentication, self._exposition.text)

@@ -184,6 +184,12 @@ class TenantSettings(BaseModel):
         default="interactive", description="most urgent priority of its requests, whatever they ask for"
     )
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit of requests or tokens."""
+        limits = (self.requests_per_minute, self.tokens_per_minute, self.parallel_requests)
+        return any(limit is not None for limit in limits)
+
 
 class CallerSettings(BaseModel):
     """Callers that are answered."""
@@ -229,7 +235,6 @@ class GatewaySettings(RequestSettings, CallerSettings):
     receipt_key: str | None = Field(
         default=None, repr=False, description="PEM of the private key that signs receipts; None: no receipts"
     )
-    gateways: int = Field(default=1, description="gateways among which the limits of tenants are divided")
     new_drafts: tuple[str, ...] = Field(
         default=(), description="drafts that are rolled out, next to the drafters in use"
     )

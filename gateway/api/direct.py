@@ -14,7 +14,6 @@ from gateway.errors import DEFECT
 from protos import generation_pb2_grpc
 
 NO_MESSAGE = "request: its bytes are no message that this method takes"
-GRACE_S = 15.0  # seconds for answers under way when the gateway leaves; Serve ends it after 20 s
 
 
 def direct_server(servicer: Any, address: str, max_message_bytes: int) -> tuple[grpc.aio.Server, int]:

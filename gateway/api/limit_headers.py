@@ -63,7 +63,7 @@ def duration(seconds: float) -> str:
 
 
 def _limits(tenant: Tenant) -> Iterator[tuple[str, Bucket]]:
-    if tenant.requests is not None:
-        yield "requests", tenant.requests
-    if tenant.tokens is not None:
-        yield "tokens", tenant.tokens
+    if tenant.allowance.requests is not None:
+        yield "requests", tenant.allowance.requests
+    if tenant.allowance.tokens is not None:
+        yield "tokens", tenant.allowance.tokens

@@ -198,12 +198,13 @@ class Generation:
             task,
             claim,
             request.continues_text,
-            request.shown,
+            frozenset(self.special_tokens) if request.shows_special else request.shown,
             deadline,
             get_current_span(),
             adapter.name or settings.model,
             self.fleet.targets()[0].fingerprint,
             issuer,
+            request.keeps_stop,
         )
 
     async def chunks(self, prepared: Prepared, store_as: str = "") -> AsyncGenerator[Chunk, None]:
@@ -226,13 +227,13 @@ class Generation:
         with (
             self.totals.timing(operation, prepared) as timing,
             GenerationTrace(prepared, prepared.model) as trace,
-            claim.tenant.charged(claim),
         ):
             choices = [
                 self._choice(prepared, choice, stats, trace, parking) for choice in range(len(sequences))
             ]
             choices.append(self._until_cut())
             async with (
+                claim.tenant.charged(claim),
                 self.admission.permit(prepared.deadline, claim, parking) as permit,
                 aclosing(merged(choices, prepared.deadline)) as chunks,
             ):
@@ -309,7 +310,8 @@ class Generation:
         sequence = prepared.sequences[choice]
         before = sequence.prompt[-CONTEXT_TOKENS:] if prepared.continues_text else ()
         least, told, receipt = sequence.sampling.min_tokens, 0, None
-        text = AnswerText(self._vocabulary(prepared.shown), prepared.stop, before, least)
+        vocabulary = self._vocabulary(prepared.shown)
+        text = AnswerText(vocabulary, prepared.stop, before, least, keeps_stop=prepared.keeps_stop)
         while True:
             loop = self._loops.of(
                 sequence,

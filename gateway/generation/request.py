@@ -26,11 +26,13 @@ class Request:
     prompts: tuple[Prompt, ...]  # each is answered as if it were alone
     sampling: Sampling
     stop: tuple[str, ...] = ()
+    keeps_stop: bool = False  # the stop string that ends an answer belongs to its text
     speculation: Speculation = field(default_factory=Speculation)
     model: str | None = None
     n: int = 1  # answers to each prompt
     truncate_prompt: int | None = None  # newest tokens of each prompt that are kept; -1: those that fit
     shown: frozenset[str] = frozenset()  # special tokens that the answer's text shows
+    shows_special: bool = False  # the text shows all special tokens
     scores_prompts: bool = False  # log-probabilities of the prompts' tokens; their number: sampling.logprobs
     generates: bool = True  # False: only the prompts are scored
     task: str | None = None  # label under which acceptance is counted
@@ -73,8 +75,13 @@ class Chunk:
     receipt: dict[str, Any] | None = None  # JSON of the receipt, on the choice's last chunk
 
     @property
+    def texts(self) -> list[str]:
+        """What each token adds to the text."""
+        return [piece.text for piece in self.pieces]
+
+    @property
     def text(self) -> str:
-        return "".join(piece.text for piece in self.pieces)
+        return "".join(self.texts)
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,7 @@ class Prepared:
     model: str  # name of the served model, or of its adapter
     fingerprint: str  # short name of version, target and numerics
     issuer: ReceiptIssuer | None = None  # None: the request wants no receipts
+    keeps_stop: bool = False  # the stop string that ends an answer belongs to its text
 
     @property
     def priority(self) -> Priority:

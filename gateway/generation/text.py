@@ -62,10 +62,12 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Cuts text before the first stop string, even if it comes in several pieces."""
+    """Cuts text at the first stop string, even if it comes in several pieces."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, keeps: bool = False) -> None:
+        """keeps: the stop string belongs to the text."""
         self._stops = stops
+        self._keeps = keeps
         self._held = ""  # end of the text that may begin a stop string
         self.found: str | None = None  # stop string that ends the answer
 
@@ -81,7 +83,7 @@ class StopStrings:
         if starts:
             start, self.found = min(starts)
             self._held = ""
-            return text[:start]
+            return text[: start + len(self.found)] if self._keeps else text[:start]
         held = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
@@ -110,15 +112,22 @@ class AnswerText:
     """Committed tokens in, the text of the answer out. It does not depend on how tokens are grouped."""
 
     def __init__(
-        self, vocabulary: Vocabulary, stops: Sequence[str], before: Sequence[int] = (), min_tokens: int = 0
+        self,
+        vocabulary: Vocabulary,
+        stops: Sequence[str],
+        before: Sequence[int] = (),
+        min_tokens: int = 0,
+        *,
+        keeps_stop: bool = False,
     ) -> None:
         """
         Args:
             before: tokens before the answer.
             min_tokens: tokens whose text no stop string may end.
+            keeps_stop: the stop string that ends the text belongs to it.
         """
         self._detokenizer = Detokenizer(vocabulary, before)
-        self._stops = StopStrings(stops)
+        self._stops = StopStrings(stops, keeps=keeps_stop)
         self._unstoppable = min_tokens  # tokens left of them
 
     @property

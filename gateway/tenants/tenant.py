@@ -1,21 +1,21 @@
 """A tenant at one gateway: its limits, its requests under way, and what it has used."""
 
-import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from gateway.errors import LimitReachedError, OverloadedError
 from gateway.settings import Priority, TenantSettings
-from gateway.tenants.bucket import Bucket
+from gateway.tenants.allowance import Allowance
+from gateway.tenants.shared_limits import SharedLimits
 from outrider.learning.mean import Mean
 
 UNNAMED = "unnamed"  # tenant of callers whose key has no name, and of callers without a key
 FIRST_ANSWER = 256.0  # tokens; expected length of a tenant's first answer
 ANSWER_MEMORY = 20.0  # answers: 1/e after these in the mean length
-PARALLEL_RETRY_S = 1.0
+OWN = "own"  # stands for this gateway
 QUEUE = "queue"  # limit of the gateway itself, in counts of refusals
 
 
@@ -71,13 +71,11 @@ class Tenant:
         self,
         name: str,
         settings: TenantSettings | None = None,
-        gateways: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             settings: None: it has no limits.
-            gateways: gateways of the service, among which the limits are divided.
             clock: seconds.
         """
         settings = settings or TenantSettings()
@@ -86,19 +84,11 @@ class Tenant:
         self.served = 0.0  # tokens divided by the weight, of requests that had a permit; the queue sets it
         self.counts = TenantCounts()
         self._highest = settings.highest_priority
-        self._parallel = settings.parallel_requests
-        self._most = (
-            math.inf
-            if settings.parallel_requests is None
-            else math.ceil(settings.parallel_requests / gateways)
-        )
+        self.is_limited = settings.is_limited
+        self.allowance = Allowance(name, settings, clock)
+        self.shared: SharedLimits | None = None  # limits of all gateways; None: there are no others
         self._under_way = 0
         self._answer_tokens = Mean(FIRST_ANSWER, ANSWER_MEMORY)
-
-        def bucket(limit: int | None) -> Bucket | None:
-            return None if limit is None else Bucket(limit, gateways, clock)
-
-        self.requests, self.tokens = bucket(settings.requests_per_minute), bucket(settings.tokens_per_minute)
 
     def claim(
         self, priority: Priority, order: int, prompt_tokens: int, answers: int, max_tokens: int
@@ -108,55 +98,46 @@ class Tenant:
         priority = "batch" if self._highest == "batch" else priority
         return Claim(self, priority, order, prompt_tokens, answers, expected)
 
-    @contextmanager
-    def charged(self, claim: Claim) -> Iterator[None]:
+    @asynccontextmanager
+    async def charged(self, claim: Claim) -> AsyncIterator[None]:
         """Charges a request to the limits: at first the expected tokens, in the end the used tokens.
 
         Raises:
             LimitReachedError: a limit is reached; the request is charged to none.
         """
         self.counts.requests += 1
+        self._under_way += 1
+        charged = claim.expected
         try:
-            self._check(claim)
+            await self._take(claim.expected)
+            yield
         except LimitReachedError as error:
+            charged = 0.0
             self.counts.refusals[error.limit] += 1
             raise
-        self._under_way += 1
-        self._charge(claim.expected, requests=1)
-        try:
-            yield
         except OverloadedError:
             self.counts.refusals[QUEUE] += 1
             raise
         finally:
             self._under_way -= 1
-            self._charge(claim.used - claim.expected)
+            self._settle(claim.used - charged)
             if claim.used and claim.answers:
                 self._answer_tokens.observe((claim.used - claim.prompt_tokens) / claim.answers)
 
-    def _check(self, claim: Claim) -> None:
-        if self._under_way >= self._most:
-            raise LimitReachedError(
-                "parallel_requests",
-                f"parallel_requests={self._parallel} of tenant {self.name!r}: {self._under_way} of its "
-                "requests are under way, more are not accepted",
-                PARALLEL_RETRY_S,
-            )
-        asked = (
-            ("requests_per_minute", self.requests, 1.0),
-            ("tokens_per_minute", self.tokens, claim.expected),
-        )
-        for name, bucket, units in asked:
-            if bucket is not None and (wait_s := bucket.wait_s(units)):
-                raise LimitReachedError(
-                    name,
-                    f"{name}={bucket.limit} of tenant {self.name!r}: {bucket.left} are left, and the request "
-                    f"counts as {units:.0f}; ask again in {math.ceil(wait_s)} s",
-                    wait_s,
-                )
+    async def _take(self, tokens: float) -> None:
+        """Charges a request to the limits of all gateways; if these are lost, by what is known of them."""
+        told = None
+        if self.shared is not None:
+            told = await self.shared.take(self.name, tokens, self._under_way)
+        if told is None:
+            self.allowance.take(OWN, tokens, self._under_way)
+            return
+        refusal, levels = told
+        self.allowance.use(levels)
+        if refusal is not None:
+            raise refusal
 
-    def _charge(self, tokens: float, requests: int = 0) -> None:
-        if self.requests is not None:
-            self.requests.give(requests)
-        if self.tokens is not None:
-            self.tokens.give(tokens)
+    def _settle(self, tokens: float) -> None:
+        self.allowance.settle(OWN, tokens, self._under_way)
+        if self.shared is not None:
+            self.shared.settle(self.name, tokens, self._under_way)

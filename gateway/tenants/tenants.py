@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from gateway.settings import GatewaySettings
+from gateway.tenants.shared_limits import SharedLimits
 from gateway.tenants.tenant import UNNAMED, Tenant, TenantCounts
 
 MAX_LABELS = 64  # tenants with a label of their own; further tenants count as OTHER
@@ -16,13 +17,19 @@ class Tenants:
     def __init__(self, settings: GatewaySettings, clock: Callable[[], float] = time.monotonic) -> None:
         """clock: seconds."""
         self._unnamed = Tenant(UNNAMED)
-        named = {name: Tenant(name, own, settings.gateways, clock) for name, own in settings.tenants.items()}
+        named = {name: Tenant(name, own, clock) for name, own in settings.tenants.items()}
         self._all = [self._unnamed, *named.values()]
         self._by_key: Mapping[str, Tenant] = {key: named[name] for key, name in settings.tenant_keys.items()}
 
     def of(self, caller: str | None) -> Tenant:
         """Returns the tenant of a caller, whose name ``Authentication.check`` has returned."""
         return self._unnamed if caller is None else self._by_key.get(caller, self._unnamed)
+
+    def share(self, limits: SharedLimits) -> None:
+        """Makes limits those of all gateways together."""
+        for tenant in self._all:
+            if tenant.is_limited:
+                tenant.shared = limits
 
     def counts(self) -> dict[str, TenantCounts]:
         """Returns the counts since the gateway's start, by the labels of the tenants."""

@@ -8,7 +8,9 @@ import httpx
 import pytest
 
 from cluster.application import app
+from cluster.stop import MARGIN_S
 from gateway.generation.answer_store import STORE
+from gateway.tenants.shared_limits import LIMITS
 from tests.support.applications import deployments, pretend_cluster
 from tests.support.patience import LIMIT_S, wait_until
 from tests.support.running import serving
@@ -74,6 +76,64 @@ def test_gateways_share_an_actor_that_keeps_responses_unless_there_is_one_gatewa
     assert actors(replicas="2") == [STORE]
     assert actors(replicas="2", stored_answer_bytes="0") == []
     assert actors() == []
+
+
+TENANTS = "search: {keys: [sk-search], requests_per_minute: 2}\nfree: {keys: [sk-free], weight: 2}\n"
+
+
+def test_gateways_share_an_actor_that_keeps_limits_if_a_tenant_has_any(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pretend_cluster(monkeypatch)
+
+    def limited(tenants: str, **settings: Any) -> list[str]:
+        """Returns the tenants whose limits an actor keeps."""
+        (tmp_path / "tenants.yaml").write_text(tenants)
+        file = {"access.tenants_file": str(tmp_path / "tenants.yaml")}
+        actors = deployments(app({"target": "demo-small", **file, **settings}))["gateway"]
+        kept = {actor.name: actor for actor in actors._deployment_config.deployment_actors or ()}
+        return [*kept[LIMITS].init_kwargs["tenants"]] if LIMITS in kept else []
+
+    assert limited(TENANTS, **{"gateway.replicas": "2"}) == ["search"]
+    assert limited(TENANTS.splitlines()[1], **{"gateway.replicas": "2"}) == []
+    assert limited(TENANTS) == []
+
+
+def test_gateway_that_leaves_has_the_time_of_its_longest_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_cluster(monkeypatch)
+    config = gateway(request_deadline_s="90")._deployment_config
+    assert config.graceful_shutdown_timeout_s == 90 + MARGIN_S
+
+
+@pytest.mark.slow
+def test_limit_is_given_whole_by_one_gateway_and_then_refused_by_all(tmp_path: Path) -> None:
+    (tmp_path / "tenants.yaml").write_text(TENANTS)
+    settings = {
+        **SERVED,
+        "gateway.replicas": 2,
+        "gateway.router": "session",
+        "access.tenants_file": str(tmp_path / "tenants.yaml"),
+    }
+    with (
+        serving(tmp_path, settings) as service,
+        httpx.Client(base_url=service.http, timeout=LIMIT_S) as client,
+    ):
+        client.headers["Authorization"] = "Bearer sk-search"
+
+        def session_of(name: str) -> str:
+            """Returns the gateway that answers a session."""
+            return str(client.get("/loads", headers={"x-session-id": name}).json()["gateway"])
+
+        def asked(name: str) -> int:
+            """Returns the status of a request of a session."""
+            body = {"prompt": "x", "max_tokens": 1}
+            return client.post("/v1/completions", json=body, headers={"x-session-id": name}).status_code
+
+        wait_until(lambda: len({session_of(f"session {number}") for number in range(SESSIONS)}) == 2)
+        by_gateway = {session_of(name): name for name in (f"session {number}" for number in range(SESSIONS))}
+        first, second = by_gateway.values()
+        assert [asked(first) for _ in range(3)] == [200, 200, 429]
+        assert asked(second) == 429
 
 
 @pytest.mark.slow

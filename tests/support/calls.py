@@ -238,7 +238,7 @@ def read(answers, prefix, text, size=4, tools=TOOLS):
     pieces = [text[first : first + size] for first in range(0, len(text), size)] or [""]
     ends = [False] * (len(pieces) - 1) + [True]
     deltas = [
-        delta for piece, end in zip(pieces, ends, strict=True) for delta in parser.feed(piece, ends=end)
+        delta for piece, end in zip(pieces, ends, strict=True) for delta in parser.feed([piece], ends=end)
     ]
     return joined(deltas), deltas
 

@@ -90,7 +90,7 @@ class MessageAnswer:
     def _deltas(self, chunk: Chunk) -> list[ChatDelta]:
         if self._parser is None:
             return [{"content": chunk.text}]
-        return self._parser.feed(chunk.text, ends=chunk.finish_reason is not None)
+        return self._parser.feed(chunk.texts, ends=chunk.finish_reason is not None)
 
     def _said(self, kind: str, text: str) -> Iterator[Event]:
         """Yields the events of words or thoughts. Blank text alone makes no block."""
@@ -149,11 +149,13 @@ class MessageAnswer:
     def _counts(self, output_tokens: int) -> MessageUsage:
         """Returns the token counts. This API counts cached tokens of the prompt apart from all others."""
         cached = self._prepared.cached_tokens
+        thought_tokens = 0 if self._parser is None else self._parser.thought_tokens
         counts: MessageUsage = {
             "input_tokens": self._prepared.prompt_tokens - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": output_tokens,
+            "output_tokens_details": {"thinking_tokens": thought_tokens},
         }
         return counts if self._tier is None else {**counts, "service_tier": self._tier}
 

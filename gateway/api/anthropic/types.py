@@ -43,11 +43,16 @@ class ToolUseContent(TypedDict):
 Content = Annotated[TextContent | ThinkingContent | ToolUseContent, Field(discriminator="type")]
 
 
+class ThinkingTokens(TypedDict):
+    thinking_tokens: Annotated[int, Field(description="tokens of thoughts and of their marks")]
+
+
 class MessageUsage(TypedDict):
     input_tokens: Annotated[int, Field(description="tokens of the prompt that were not cached before")]
     cache_creation_input_tokens: Annotated[int, Field(description="always 0: input_tokens has them")]
     cache_read_input_tokens: Annotated[int, Field(description="tokens of the prompt that were cached before")]
     output_tokens: int
+    output_tokens_details: ThinkingTokens
     service_tier: NotRequired[
         Annotated[MessageTier, Field(description="tier in which the request was served, if it names one")]
     ]

@@ -1,7 +1,7 @@
 """Parser that splits the text of an answer, as it comes, into content, thoughts and tool calls."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gateway.api.openai.answer_format import CALLS, THINKING, AnswerFormat, with_raw_calls
@@ -59,18 +59,50 @@ class AnswerParser:
         self._reader: CallReader | None = None  # None: the format of calls is not known
         self._index: int | None = None  # index of the call that is written; None: it is left out
         self._parsed = 0  # calls that were read
+        begun = [event["type"] for event in self._parser.initial_events if event["field"] in THINKING]
+        self._thinks = bool(begun) and begun[-1] != "region_close"
+        self._undecided = 0  # newest tokens, whose text may begin a mark
         # Newlines next to the marks of thoughts belong to the marks, unless the answer goes on with a text.
         self._is_at_mark = bool(answers.thoughts and prefix)
         self._ids: set[str] = set()  # ids of calls that the model wrote
         self.calls = 0  # tool calls that were returned
+        self.thought_tokens = 0  # tokens of thoughts and of their marks
 
-    def feed(self, text: str, *, ends: bool) -> list[ChatDelta]:
-        """Returns the deltas that are certain now. ends: no text follows."""
-        self._text += text
-        events = self._parser.feed(text)
-        if ends:
-            events += self._parser.finalize()[1]
+    def feed(self, pieces: Iterable[str], *, ends: bool) -> list[ChatDelta]:
+        """Returns the deltas that are certain now.
+
+        Args:
+            pieces: what each token adds to the text.
+            ends: no text follows.
+        """
+        events: list[dict[str, Any]] = []
+        for event in self._events(pieces, ends=ends):
+            if events and event["type"] == "region_chunk" and _goes_on(events[-1], event):
+                events[-1]["text"] += event["text"]
+            else:
+                events.append(event)
         return [delta for event in events for delta in self._deltas(event)]
+
+    def _events(self, pieces: Iterable[str], *, ends: bool) -> Iterator[dict[str, Any]]:
+        for piece in pieces:
+            self._text += piece
+            events = self._parser.feed(piece)
+            self._count(events)
+            yield from events
+        if ends:
+            yield from self._parser.finalize()[1]
+
+    def _count(self, events: Sequence[dict[str, Any]]) -> None:
+        """Counts a token, from which these events came, if it belongs to thoughts."""
+        self._undecided += 1
+        is_thought = self._thinks
+        for event in events:
+            if event["field"] in THINKING:
+                is_thought, self._thinks = True, event["type"] != "region_close"
+        if is_thought:
+            self.thought_tokens += self._undecided
+        if is_thought or events:
+            self._undecided = 0
 
     def _deltas(self, event: dict[str, Any]) -> list[ChatDelta]:
         kind, field = event["type"], event["field"]
@@ -160,6 +192,11 @@ class AnswerParser:
             for name, arguments in functions
             for delta in self._begin(Begun(str(name), None), _as_json(arguments))
         ]
+
+
+def _goes_on(earlier: dict[str, Any], event: dict[str, Any]) -> bool:
+    """Whether a piece of a region continues the piece of the earlier event."""
+    return (earlier["type"], earlier["field"]) == (event["type"], event["field"])
 
 
 def _as_json(arguments: Any) -> str:

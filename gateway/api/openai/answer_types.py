@@ -29,7 +29,11 @@ class CachedTokens(TypedDict):
     ]
 
 
-class PredictionTokens(TypedDict):
+class ReasoningTokens(TypedDict):
+    reasoning_tokens: Annotated[int, Field(description="tokens of thoughts and of their marks")]
+
+
+class CompletionDetails(ReasoningTokens):
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
 
@@ -61,7 +65,7 @@ SpeculationReport = Annotated[
 
 class Usage(TokenCounts):
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: PredictionTokens
+    completion_tokens_details: CompletionDetails
     speculation: SpeculationReport | SpeculationCounts
 
 

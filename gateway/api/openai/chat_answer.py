@@ -83,11 +83,15 @@ class ChatAnswer:
         parser = self._parsers[chunk.choice]
         if parser is None:
             return [{"content": chunk.text}] if chunk.text else []
-        deltas = parser.feed(chunk.text, ends=chunk.finish_reason is not None)
+        deltas = parser.feed(chunk.texts, ends=chunk.finish_reason is not None)
         for delta in deltas:
             if "reasoning_content" in delta:
                 delta["reasoning"] = delta["reasoning_content"]
         return deltas
+
+    @property
+    def _thought_tokens(self) -> int:
+        return sum(parser.thought_tokens for parser in self._parsers if parser is not None)
 
     def _finish_reason(self, chunk: Chunk) -> FinishReason:
         parser = self._parsers[chunk.choice]
@@ -100,7 +104,7 @@ class ChatAnswer:
 
     def usage(self, usage: AnswerUsage) -> ChatEvent:
         """Returns the last event of a stream with include_usage, which has no choice."""
-        return {**self._event(), **final_usage(usage, self.seed)}
+        return {**self._event(), **final_usage(usage, self.seed, self._thought_tokens)}
 
     def whole(self, chunks: Sequence[Chunk]) -> ChatCompletion:
         """Returns the body of an answer that is not streamed."""
@@ -136,7 +140,7 @@ class ChatAnswer:
             "choices": choices,
             **self._prompt_details(chunks),
             **self._tier,
-            **final_usage(usage, self.seed),
+            **final_usage(usage, self.seed, self._thought_tokens),
         }
 
     def _prompt_details(self, chunks: Sequence[Chunk]) -> PromptDetails:

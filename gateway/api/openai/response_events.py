@@ -92,7 +92,7 @@ class ResponseAnswer:
     def _deltas(self, chunk: Chunk) -> list[ChatDelta]:
         if self._parser is None:
             return [{"content": chunk.text}]
-        return self._parser.feed(chunk.text, ends=chunk.finish_reason is not None)
+        return self._parser.feed(chunk.texts, ends=chunk.finish_reason is not None)
 
     def _said(self, kind: str, text: str) -> Iterator[Event]:
         if not self._is_open or self._items[-1]["type"] != kind:
@@ -150,12 +150,13 @@ class ResponseAnswer:
         return {"type": kind, "sequence_number": self._number - 1, **fields}
 
     def _usage(self, usage: AnswerUsage) -> ResponseUsage:
-        body = usage_body(usage, self._seed)
+        thought_tokens = 0 if self._parser is None else self._parser.thought_tokens
+        body = usage_body(usage, self._seed, thought_tokens)
         return {
             "input_tokens": body["prompt_tokens"],
             "input_tokens_details": body["prompt_tokens_details"],
             "output_tokens": body["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},  # not counted
+            "output_tokens_details": {"reasoning_tokens": thought_tokens},
             "total_tokens": body["total_tokens"],
             "speculation": body["speculation"],
         }

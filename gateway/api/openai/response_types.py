@@ -8,6 +8,7 @@ from typing_extensions import TypedDict
 from gateway.api.openai.answer_types import (
     CachedTokens,
     Metrics,
+    ReasoningTokens,
     SpeculationCounts,
     SpeculationReport,
     ToldReceipt,
@@ -55,10 +56,6 @@ class OutputFunctionCall(OutputItem):
 
 
 Output = Annotated[OutputMessage | OutputReasoning | OutputFunctionCall, Field(discriminator="type")]
-
-
-class ReasoningTokens(TypedDict):
-    reasoning_tokens: Annotated[Literal[0], Field(description="not counted")]
 
 
 class ResponseUsage(TypedDict):

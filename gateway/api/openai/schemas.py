@@ -91,6 +91,8 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
     model: Text | None = None
     n: int = Field(default=1, ge=1)
     stop: Stops = Field(default_factory=list)
+    include_stop_str_in_output: bool = False  # whether the text ends with the stop string that ended it
+    skip_special_tokens: bool = True  # False: the text shows them, the end of the sequence too
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     response_format: ResponseFormat = ResponseFormat()
@@ -197,6 +199,8 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
             prompts=prompts,
             sampling=Sampling(**asked, **sampling),
             stop=tuple(self.stop),
+            keeps_stop=self.include_stop_str_in_output,
+            shows_special=not self.skip_special_tokens,
             speculation=self.speculation,
             model=self.model,
             n=self.n,

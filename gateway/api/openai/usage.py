@@ -14,8 +14,11 @@ def token_counts(prompt: int, completion: int) -> TokenCounts:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def usage_body(usage: AnswerUsage, seed: int) -> UsageBody:
-    """Returns token counts and counters of speculation, all of them if the request asks for a report."""
+def usage_body(usage: AnswerUsage, seed: int, thought_tokens: int = 0) -> UsageBody:
+    """Returns token counts and counters of speculation, all of them if the request asks for a report.
+
+    thought_tokens: tokens of the answers that belong to thoughts.
+    """
     stats, asked = usage.stats, usage.speculation
     speculation: dict[str, Any] = {**_values(stats, IN_EVERY_ANSWER), "seed": seed}
     if asked.report:
@@ -25,6 +28,7 @@ def usage_body(usage: AnswerUsage, seed: int) -> UsageBody:
         **token_counts(usage.prompt_tokens, usage.completion_tokens),
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {
+            "reasoning_tokens": thought_tokens,
             "accepted_prediction_tokens": usage.accepted_prediction_tokens,
             "rejected_prediction_tokens": usage.rejected_prediction_tokens,
         },
@@ -37,9 +41,12 @@ def _values(stats: Stats, counters: Iterable[SpeculationCounter]) -> dict[str, A
     return {name: round(value, 3) if isinstance(value, float) else value for name, value in values.items()}
 
 
-def final_usage(usage: AnswerUsage, seed: int) -> FinalUsage:
-    """Returns the last fields of an answer; a report on a single answer includes its metrics."""
-    last = FinalUsage(usage=usage_body(usage, seed))
+def final_usage(usage: AnswerUsage, seed: int, thought_tokens: int = 0) -> FinalUsage:
+    """Returns the last fields of an answer; a report on a single answer includes its metrics.
+
+    thought_tokens: as for ``usage_body``.
+    """
+    last = FinalUsage(usage=usage_body(usage, seed, thought_tokens))
     return {**last, "metrics": metrics_body(usage)} if has_metrics(usage) else last
 
 

@@ -41,8 +41,6 @@ def application(max_sequences: int) -> dict[str, Any]:
         "route_prefix": "/",
         "import_path": "cluster.app",
         "args": settings,
-        # Serve replaces the gateway too, which ends its answers first, as in our manifests.
-        "deployments": [{"name": "gateway", "graceful_shutdown_timeout_s": START_S}],
     }
 
 

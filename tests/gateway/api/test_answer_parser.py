@@ -36,7 +36,7 @@ def said(template, text, prefix="", tools=TOOLS, size=3, most=None):
     deltas = [
         delta
         for number, piece in enumerate(pieces, start=1)
-        for delta in parser.feed(piece, ends=number == len(pieces))
+        for delta in parser.feed([piece], ends=number == len(pieces))
     ]
     return joined(deltas), deltas
 
@@ -100,10 +100,10 @@ def test_parser_several_calls_have_own_indices(template, text, size):
 
 def test_parser_arguments_come_before_they_are_complete():
     parser = AnswerParser(RESPONSE_TEMPLATE, "<|assistant|>", TOOLS, None)
-    assert parser.feed('<tool_call>{"name": "get_wea', ends=False) == []
-    (named,) = parser.feed('ther", "arguments": {"ci', ends=False)
+    assert parser.feed(['<tool_call>{"name": "get_wea'], ends=False) == []
+    (named,) = parser.feed(['ther", "arguments": {"ci'], ends=False)
     assert named["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": '{"ci'}
-    (more,) = parser.feed('ty": "Pa', ends=False)
+    (more,) = parser.feed(['ty": "Pa'], ends=False)
     assert more == {"tool_calls": [{"index": 0, "function": {"arguments": 'ty": "Pa'}}]}
 
 

@@ -46,7 +46,7 @@ def test_text_of_an_argument_comes_before_the_call_is_complete(streamed):
     answers, prefix, text = streamed
     behind = text.index("Rome")
     parser = AnswerParser(answers, prefix, TOOLS, None)
-    begun = joined(parser.feed(text[: behind + 3], ends=False))
+    begun = joined(parser.feed([text[: behind + 3]], ends=False))
     assert begun["tool_calls"][0]["function"]["name"] == "weather"
     assert "city" in begun["tool_calls"][0]["function"]["arguments"]
 

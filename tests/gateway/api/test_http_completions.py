@@ -45,6 +45,29 @@ async def test_max_completion_tokens_wins_over_max_tokens(client, path):
     assert body["usage"]["completion_tokens"] == 3
 
 
+async def text_of(client, path, **more):
+    """Returns the text of an answer. path: completions or chat/completions."""
+    own = ASK if path == "completions" else CHAT
+    (choice,) = (await client.post(f"/v1/{path}", json={**own, **more})).json()["choices"]
+    return choice["text"] if path == "completions" else choice["message"]["content"]
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+async def test_stop_string_is_in_the_text_if_asked(client, path):
+    told = [
+        await text_of(client, path, stop=[" sät"], include_stop_str_in_output=is_kept)
+        for is_kept in (False, True)
+    ]
+    assert told == ["The cat", "The cat sät"]
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+async def test_special_tokens_are_in_the_text_if_asked(tokenizer, path):
+    async with client_of(tokenizer, ScriptedTarget([*b"Yes.", 256], finish_reason="stop")) as client:
+        told = [await text_of(client, path, skip_special_tokens=skips) for skips in (True, False)]
+    assert told == ["Yes.", "Yes.<|end|>"]
+
+
 @pytest.mark.parametrize(("seed", "used"), [(-1, 2**64 - 1), (-(2**63), 2**63), (7, 7)])
 async def test_completion_negative_seed_is_told_as_it_came(tokenizer, seed, used):
     target = ScriptedTarget(ANSWER)

@@ -32,6 +32,13 @@ TEMPLATE = """\
 """
 
 
+def call_with(key, value):
+    """Returns a call of the tool weather with one argument, a text, as a model writes it."""
+    begins, ends = CALLS[: CALLS.index("<|open|>argument")], "<|close|>call<|sep|><|close|>tools<|sep|>"
+    argument = f'<|open|>argument key="{key}" type="string"<|sep|>{value}<|close|>argument<|sep|>'
+    return f"{begins}{argument}{ends}<|close|>message<|sep|>"
+
+
 @pytest.fixture(scope="module")
 def kimi():
     return of_chat_template(SOURCE), Tokens(MARKS)
@@ -93,6 +100,22 @@ def test_kimi_strict_arguments_have_the_types_of_their_schema(kimi, key, kind, v
     argument = f'<|open|>argument key="{key}" type="{kind}"<|sep|>{value}<|close|>argument<|sep|>'
     begins, ends = CALLS[: CALLS.index("<|open|>argument")], "<|close|>call<|sep|><|close|>tools<|sep|>"
     assert tokens.follows(forced, f"{begins}{argument}{ends}")[0] is fits
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_kimi_keys_are_read_as_the_schema_has_them(kimi, size):
+    answers, _ = kimi
+    message, _ = read(answers, SPEAKS, call_with("R&amp;D &quot;x&quot; &amp;amp;", "1"), size)
+    assert calls_of(message) == [("weather", {'R&D "x" &amp;': "1"})]
+
+
+def test_kimi_strict_keys_are_written_as_the_template_writes_them(kimi):
+    answers, tokens = kimi
+    odd = {"type": "object", "properties": {'R&D "x"': {"type": "string"}}, "required": ['R&D "x"']}
+    tool = {"function": {"name": "weather", "parameters": odd}}
+    forced = CallGrammar(answers.calls, tokens.added, "tools").only_calls([tool], several=False)
+    assert tokens.follows(forced, call_with("R&amp;D &quot;x&quot;", "1")) == (True, True)
+    assert tokens.follows(forced, call_with('R&D "x"', "1"))[0] is False
 
 
 async def test_kimi_turn_ends_at_its_own_token_and_not_where_a_channel_does():

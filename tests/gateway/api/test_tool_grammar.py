@@ -76,7 +76,7 @@ def format_of(source, tokens):
 
 def read(source, text):
     parser = AnswerParser(of_chat_template(source), "", TOOLS, None)
-    calls = joined(parser.feed(text, ends=True)).get("tool_calls", ())
+    calls = joined(parser.feed([text], ends=True)).get("tool_calls", ())
     return [(made["function"]["name"], json.loads(made["function"]["arguments"])) for made in calls]
 
 

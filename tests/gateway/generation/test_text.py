@@ -125,6 +125,16 @@ def test_text_ends_before_the_first_stop_string(text, stops):
     assert out + (finder.found or "") == text[: len(out) + len(finder.found or "")]
 
 
+@pytest.mark.parametrize("pieces", [["a stop", " and more"], ["a s", "to", "p and more"], [*"a stop and"]])
+def test_stop_string_that_is_kept_ends_the_text(pieces):
+    finder, out = StopStrings(["stop", "and"], keeps=True), ""
+    for piece in pieces:
+        out += finder.add(piece)
+        if finder.found:
+            break
+    assert (out, finder.found) == ("a stop", "stop")
+
+
 def test_text_is_held_back_only_while_it_may_be_a_stop_string():
     finder = StopStrings(["END"])
     assert [finder.add(piece) for piece in ("x", "E", "N", "x", "EN")] == ["x", "", "", "ENx", ""]

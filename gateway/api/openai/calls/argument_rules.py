@@ -69,7 +69,7 @@ class ArgumentRules:
         for index, (key, value) in enumerate(properties.items()):
             place = f"{name}_{index}"
             values = " | ".join(self._values(written, value, schema, place))
-            self.lines.append(f"{place}: {begin} {quoted(key)} ({values}) {between}")
+            self.lines.append(f"{place}: {begin} {quoted(written.escaped(key))} ({values}) {between}")
         parts = [f"{name}_{index}" + "?" * (key not in required) for index, key in enumerate(properties)]
         return f"{' '.join(parts)} {end}"
 

@@ -71,6 +71,7 @@ class ParametersReader:
 
     def __init__(self, written: Parameters, schema: dict[str, Any]) -> None:
         self._schema = schema
+        self._written = written
         values = (written.before_value, *filter(None, [written.before_json]))
         before_value = "|".join(map(_loose, values)).replace(re.escape("{type}"), r"\w+")
         padding = "(?:\n|(?=[^\n]))" if written.padding else ""
@@ -111,7 +112,7 @@ class ParametersReader:
         return "" if self._is_inside else ("}" if self._begun else "{}")
 
     def _begin(self, key: re.Match[str]) -> str:
-        name = key["key"]
+        name = self._written.unescaped(key["key"])
         self._rest = self._rest[key.end() :]
         self._searched = 0
         self._types = types_of(_part(_part(self._schema, "properties"), name), self._schema)

@@ -4,6 +4,7 @@ A row says twice how a call looks: as texts, which a grammar holds the model to,
 forgive what models write differently. The layouts are those of the families' published chat templates.
 """
 
+import html
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,6 +35,15 @@ class Parameters:
     padding: str = ""  # newline around each value, or nothing
     # Replaces before_value if the value is no text; empty: nothing does. {type} in it stands for JSON's type.
     before_json: str = ""
+    escapes_keys: bool = False  # & and " of a key are written &amp; and &quot;, since it stands in quotes
+
+    def escaped(self, key: str) -> str:
+        """Returns a key as it stands between its marks."""
+        return key.replace("&", "&amp;").replace('"', "&quot;") if self.escapes_keys else key
+
+    def unescaped(self, key: str) -> str:
+        """Returns the key that stands so between its marks."""
+        return html.unescape(key) if self.escapes_keys else key
 
 
 @dataclass(frozen=True)
@@ -278,6 +288,7 @@ KIMI_3 = CallFormat(
         "<|close|>argument<|sep|>",
         "<|close|>call<|sep|>",
         before_json='" type="{type}"<|sep|>',
+        escapes_keys=True,
     ),
     tail=r"(?:\s|<\|close\|>call<\|sep\|>)*",
     marked="all",
