@@ -7,12 +7,15 @@ from pydantic import ValidationError
 
 from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.settings import SMALLEST_TEMPERATURE, Sampling
+from outrider.drafters.known_texts import KnownTexts
+from outrider.drafters.occurrences import END
 from protos import generation_pb2, rounds_pb2
 from protos.conversions import (
     draft_from_message,
     draft_to_message,
     sampling_from_message,
     sampling_to_message,
+    texts_from_message,
 )
 
 token_ids = st.integers(0, 2**32 - 1)
@@ -79,3 +82,10 @@ def test_draft_survives_the_wire(draft):
 def test_draft_malformed_tree_is_refused():
     with pytest.raises(ValueError, match="parents"):
         draft_from_message(rounds_pb2.Draft(tokens=[1, 2], parents=[-1, 1]))
+
+
+def test_texts_of_an_opening_have_an_end_after_each_past_answer():
+    past = [generation_pb2.TokenIds(ids=answer) for answer in ((1, 2), (3,))]
+    opening = over_the_wire(rounds_pb2.Open(predicted=[7, 8], past=past))
+    assert texts_from_message(opening) == KnownTexts((7, 8), (1, 2, END, 3, END))
+    assert texts_from_message(rounds_pb2.Open()) == KnownTexts()
