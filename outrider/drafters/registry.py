@@ -45,7 +45,7 @@ class DrafterInfo:
     name: str
     meaning: str
     place: Place
-    implementation: str  # module:class
+    implementation: str  # module:class, or a function in its place
     steps_per_draft: float = 0.0
     steps_per_token: float = 0.0
     is_parallel: bool = False
@@ -95,7 +95,7 @@ class DrafterInfo:
         return self.place is Place.TARGET_WORKER
 
     def load(self) -> Any:
-        """Returns the class, imported on first use: some classes need torch."""
+        """Returns what makes the drafter, imported on first use: some drafters need torch."""
         module, _, name = self.implementation.partition(":")
         return getattr(import_module(module), name)
 
@@ -253,9 +253,9 @@ register(
     ),
     DrafterInfo(
         "mtp",
-        "the layer for multi-token prediction that the target's checkpoint carries, in the target worker",
+        "the layers for multi-token prediction that the target's checkpoint carries, in the target worker",
         Place.TARGET_WORKER,
-        "outrider.engine.drafters.mtp:Mtp",
+        "outrider.engine.drafters.mtp_layers:mtp_drafter",
         steps_per_token=1.0,
         width=Width.TREE,
     ),

@@ -122,6 +122,12 @@ class _Tree:
 
     def _tokens(self, choices: Choices, row: int, parent: _Node | None) -> TopTokens:
         if not self.is_coupled:
+    def whole_feed(self, back: int) -> Feed:
+        """Returns the feed of all fed nodes, from ``back`` slots before the end of the cached tokens."""
+        tree, sequence = _draft_of(self.fed), self.sequence
+        branches = None if tree.is_chain else tree
+        return Feed([*tree.tokens], len(self.open), sequence.cached - back, sequence.blocks, branches)
+
             token, probs = choices.sample_draft_token(self.request.round, row)
             self.probs.append(probs)
             return (token,)
@@ -212,6 +218,13 @@ class Trees:
     def promises(self) -> list[list[float]]:
         """Probability of each node of each Draft, given that its parent is accepted."""
         return [tree.promises for tree in self._trees]
+
+    def whole_feeds(self, back: int) -> dict[int, Feed]:
+        """Returns the feeds of all nodes of the trees that grow, by index, with logits of what grows.
+
+        back: slots before the end of the cached tokens, from which the nodes are fed.
+        """
+        return {index: tree.whole_feed(back) for index, tree in enumerate(self._trees) if tree.open}
 
     @property
     def top_tokens(self) -> list[list[TopTokens]]:
