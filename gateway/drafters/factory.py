@@ -39,12 +39,12 @@ class Drafters:
         return self._index(info, sequence)[0]
 
     def _mixed(self, name: str, mixes: tuple[str, ...], sequence: GatewaySequence) -> SequenceDrafter:
-        names = of_other, of_index = mixes
+        of_other, of_index = mixes
         other = self.of(self.roster.find(of_other), sequence)
         index = self._index(drafter(of_index), sequence)
         key = sequence.scope.task, name, sequence.sampling.verification
         promises = self._promises.get(key, Promises)
-        return MixedDrafter(names, other, index, promises, sequence)
+        return MixedDrafter((of_other, of_index), other, index, promises, sequence)
 
     def _with_verdicts(self, info: DrafterInfo, sequence: GatewaySequence) -> SequenceDrafter:
         _, *indices = info.mixes or (info.name,)

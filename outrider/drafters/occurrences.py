@@ -69,7 +69,7 @@ class Occurrences:
 
     def newest(self, count: int) -> list[tuple[int, ...]]:
         """Returns the last ``count`` tokens, text by text; of the first text the beginning may be missing."""
-        texts = groupby(self._tokens[-count:], END.__eq__) if count else ()
+        texts = groupby(self._tokens[max(len(self._tokens) - count, 0) :], END.__eq__)
         return [tuple(text) for is_end, text in texts if not is_end]
 
     def forget(self, count: int) -> None:

@@ -7,6 +7,7 @@ import pytest
 from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.decoding.verify import verify_block, verify_rejection
+from outrider.drafters.index import ScoredIndex
 from outrider.drafters.ngram import NgramIndex
 from outrider.drafters.occurrences import END
 from outrider.drafters.prediction import PredictionIndex
@@ -76,7 +77,7 @@ def unions() -> Callable[[int, Text, Draft], Draft]:
     of_runs: dict[int, DraftUnion] = {}
 
     def unite(run: int, text: Text, tree: Draft) -> Draft:
-        indices = [PredictionIndex(PREDICTED, len(PAST)), SuffixIndex(), NgramIndex()]
+        indices: list[ScoredIndex] = [PredictionIndex(PREDICTED, len(PAST)), SuffixIndex(), NgramIndex()]
         union = of_runs.setdefault(run, DraftUnion(indices, PAST))
         union.take_in(text, len(PAST) + LENGTH)
         return union.united(text, tree, rates, 6, 0.0, ())

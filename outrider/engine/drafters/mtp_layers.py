@@ -85,7 +85,7 @@ class LayeredMtp(Mtp):
                 ]
             rows = self._passed(layer, committed, rows)
             for found, states in zip(newest, rows, strict=True):
-                found += states[-1:].clone()
+                found += states[-1:].clone().unbind()
         for part, states_of in zip(committed, newest, strict=True):
             self._newest_of[part.sequence] = _NewestOfLayers(part.start + len(part.hidden), states_of)
 

@@ -56,9 +56,13 @@ def test_logits_of_several_layers_are_those_of_transformers(
     sequence = engine.open(len(text), 0, Sampling(temperature=0.0, ignore_eos=True))
     assert engine._cache.reserve(sequence, len(text))
     sequence.tokens, sequence.cached = text, len(tokens)
-    found = []
-    project = drafter._logits
-    monkeypatch.setattr(drafter, "_logits", lambda rows: found.append(project(rows)) or found[-1])
+    found, project = list[torch.Tensor](), drafter._logits
+
+    def projected(rows: torch.Tensor) -> torch.Tensor:
+        found.append(project(rows))
+        return found[-1]
+
+    monkeypatch.setattr(drafter, "_logits", projected)
     drafter.take_in([CommittedStates(sequence, 0, hidden[:, None], is_wanted=True)])
     (draft,) = drafter.propose([DraftRequest(sequence, SEVERAL)])
     assert list(draft.tokens) == expected.argmax(-1).tolist()

@@ -45,7 +45,8 @@ def target_in(folder: Path, **settings: Any) -> Engine:
 
 def lengths_of_wrong_drafts(found: list[Drafted], kind: str = KIND) -> list[tuple[int, int]]:
     """Returns prompt and length of the texts after which plain arithmetic does not draft what was drafted."""
-    layers, sampling, wrong = references(kind), Sampling(temperature=0.7), []
+    layers, sampling = references(kind), Sampling(temperature=0.7)
+    wrong: list[tuple[int, int]] = []
     for number, (prompt, text) in enumerate(zip(PROMPTS, found, strict=False)):
         tokens = [*prompt, *text.tokens]
         hidden = layers[0].hidden(tokens)
