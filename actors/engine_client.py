@@ -28,6 +28,7 @@ from actors.messages import (
 )
 from outrider.decoding.grammar import GrammarError
 from outrider.decoding.settings import Sampling
+from outrider.drafters.known_texts import NO_TEXTS, KnownTexts
 from outrider.engine.errors import EngineError, SequenceFailedError, UnsupportedModelError
 from outrider.engine.work import NONE_ASKED, AskedAdapter, Failed, Work
 from outrider.learning.outbox import Outbox
@@ -89,7 +90,7 @@ class EngineClient(asyncio.Protocol):
         sampling: Sampling,
         hear: Hear,
         adapter: AskedAdapter = NONE_ASKED,
-        prediction: tuple[int, ...] = (),
+        texts: KnownTexts = NO_TEXTS,
     ) -> int:
         """Returns the number of a new sequence. Raises EngineStoppedError once the engine has ended.
 
@@ -97,14 +98,14 @@ class EngineClient(asyncio.Protocol):
             hear: called with its answers as they come, and with the exception that ends it unless it is
                 closed.
             adapter: its adapter, which the engine loads if it is missing.
-            prediction: token ids that the answer probably has.
+            texts: texts that its indices guess from.
         """
         if self.end.done():
             raise self.end.result()
         number = next(self._numbers)
         self._open[number] = hear
         self._is_idle.clear()
-        self.send(Open(number, prompt_length, noise_key, sampling, adapter, prediction))
+        self.send(Open(number, prompt_length, noise_key, sampling, adapter, texts))
         return number
 
     def submit(self, round_number: int, work: Work) -> None:

@@ -155,7 +155,7 @@ class EngineLoop:
                     opening.sampling,
                     number,
                     opening.adapter,
-                    opening.prediction,
+                    opening.texts,
                 )
         except UnsupportedModelError as error:
             self._untold.append(Refused(number, "adapter", str(error)))

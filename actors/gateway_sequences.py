@@ -16,7 +16,7 @@ from outrider.engine.errors import EngineError, SequenceFailedError, Unsupported
 from outrider.engine.work import AskedAdapter, Decoded
 from outrider.learning.outbox import Outbox
 from protos import rounds_pb2
-from protos.conversions import sampling_from_message
+from protos.conversions import sampling_from_message, texts_from_message
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
@@ -110,7 +110,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
                 sampling_from_message(opening.sampling),
                 partial(self._on_answer, name),
                 asked_adapter(opening.adapter),
-                tuple(opening.predicted),
+                texts_from_message(opening),
             )
         turn, work = self._translation.work(served.number, request)
         if served.newest == 0 and len(turn.tokens) == served.opening.prompt_length:  # nothing is generated

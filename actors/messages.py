@@ -9,6 +9,7 @@ from msgspec import Struct, msgpack
 from pydantic import BaseModel
 
 from outrider.decoding.settings import Sampling
+from outrider.drafters.known_texts import NO_TEXTS, KnownTexts
 from outrider.engine.loading.timings import LoadTimings
 from outrider.engine.planning.promise import Promise
 from outrider.engine.settings import EngineSettings
@@ -38,7 +39,7 @@ class Open(EngineMessage, frozen=True):
     noise_key: int
     sampling: Sampling
     adapter: AskedAdapter = NONE_ASKED
-    prediction: tuple[int, ...] = ()
+    texts: KnownTexts = NO_TEXTS
 
 
 class Submit(EngineMessage, frozen=True):

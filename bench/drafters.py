@@ -2,7 +2,8 @@
 
 The demo target at 190 M parameters goes on by itself under a lease, with each drafter and plainly in turn.
 Texts are the kinds of the demo pair, and SPEED-Bench's shapes of load: prompts of about 1,000 tokens, of
-text that is easy to guess, hard, or both. SPEED-Bench calls this low, high and mixed entropy.
+text that is easy to guess, hard, or both. SPEED-Bench calls this low, high and mixed entropy. Code is also
+answered with predictions, which are the answers with edits.
 """
 
 import statistics
@@ -19,9 +20,10 @@ from outrider.decoding.draft import Draft
 from outrider.decoding.lease import Lease
 from outrider.demo import written_out
 from outrider.demo.prompts import DEMO
-from outrider.drafters.registry import drafter
+from outrider.drafters.known_texts import NO_TEXTS, KnownTexts
+from outrider.drafters.registry import drafter, split_name
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.speculate import OfflineRequest
+from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 from outrider.engine.work import Decode, Decoded
 
@@ -33,6 +35,11 @@ SHAPES = {
     "mixed": ("json", "prose", "arithmetic", "code"),
     "high": ("prose", "code"),
 }
+UNITED = "eagle3+suffix+ngram"
+PREDICTED = "eagle3+prediction+suffix+ngram"
+LEAST_SURVIVAL = 0.2  # probability: a price of nodes between a lone stream's and that of eight streams
+EDITED = 3  # tokens of an edit of a prediction
+PERIODS = (12, 24)  # tokens from one edit to the next
 SHAPE_TOKENS = 1000  # tokens of a prompt, SPEED-Bench's shortest
 
 
@@ -58,7 +65,7 @@ class LeasedRun:
         correct = len(result.verdict.accepted)
         self.tokens += len(result.verdict.tokens)
         self.passes += 1
-        for position in range(min(correct + 1, len(judged))):
+        for position in range(min(correct + 1, judged.depth)):
             self.reached[position] += 1
             self.accepted[position] += position < correct
         if judged:
@@ -67,14 +74,21 @@ class LeasedRun:
             self.draft_s.append(drafted_in * result.draft_step.seconds)
 
 
-def run(engine: Engine, requests: Sequence[OfflineRequest], name: str, depth: int) -> LeasedRun:
-    """Answers all requests at once. depth: tokens of Drafts; 0: decoding is plain."""
+def run(
+    engine: Engine,
+    requests: Sequence[OfflineRequest],
+    name: str,
+    depth: int,
+    texts: Sequence[KnownTexts] | None = None,
+) -> LeasedRun:
+    """Answers all requests at once, with texts that indices know. depth: tokens of Drafts; 0: plain."""
     found, started = LeasedRun(), time.perf_counter()
-    drafts, row = dict[int, Draft](), drafter(name)
+    (own, indices), drafts = split_name(name), dict[int, Draft]()
+    row, least = drafter(own), LEAST_SURVIVAL if indices else 0.0
     drafted_in = row.steps_per_draft + depth * row.steps_per_token
-    for request in requests:
-        sequence = engine.open(len(request.prompt), request.noise_key, request.sampling)
-        lease = Lease(sequence.limit, depth, 0, name if depth else "")
+    for request, known in zip(requests, texts or [NO_TEXTS] * len(requests), strict=True):
+        sequence = engine.open(len(request.prompt), request.noise_key, request.sampling, texts=known)
+        lease = Lease(sequence.limit, depth, 0, name if depth else "", least)
         engine.submit(Decode(sequence.number, 0, request.prompt, Draft(), 1, lease))
     while engine.has_work:
         if len(drafts) < len(requests):
@@ -118,7 +132,25 @@ def row_of(name: str, pairs: Sequence[tuple[LeasedRun, LeasedRun]]) -> dict[str,
     }
 
 
+def edited(tokenizer: Tokenizer, streams: int, depth: int) -> list[dict[str, Any]]:
+    """Returns the passes that code takes whose answers are predicted, but for edits."""
+    engine, rows = engine_with(UNITED), list[dict[str, Any]]()
+    asked = texts_of(("code",), tokenizer, streams, 128, 0.7, 0)
+    answers = [output.tokens for output in generate(engine, None, asked, 0)]
+    for period in PERIODS:
+        texts = [
+            KnownTexts(tuple(0 if place % period < EDITED else token for place, token in enumerate(answer)))
+            for answer in answers
+        ]
+        for name in (UNITED.partition("+")[0], UNITED, PREDICTED):
+            found = run(engine, asked, name, depth, texts)
+            point = {"edited": f"{EDITED} of {period} tokens", "drafter": name}
+            rows.append({**point, "tokens": found.tokens, "passes": found.passes})
+    return rows
+
+
 def engine_with(name: str) -> Engine:
+    name, _ = split_name(name)
     checkpoint = CHECKPOINTS.get(name, written_out.target().with_name(name))
     given = {
         "model": str(written_out.target()),
@@ -132,7 +164,8 @@ def engine_with(name: str) -> Engine:
 
 def main(arguments: Sequence[str]) -> None:
     parser = parser_of("drafters", __doc__)
-    parser.add_argument("--drafters", nargs="+", default=["eagle3", "medusa", "early_exit", "colocated"])
+    drafters = ["eagle3", "medusa", "early_exit", "colocated", UNITED]
+    parser.add_argument("--drafters", nargs="+", default=drafters)
     parser.add_argument("--texts", nargs="+", choices=[*TEXTS, *SHAPES], default=[*TEXTS, *SHAPES])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.7, 1.0])
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
@@ -157,4 +190,5 @@ def main(arguments: Sequence[str]) -> None:
                     point = {"text": text, "temperature": temperature, "streams": streams}
                     rows.append({**point, "depth": depth, **row_of(name, pairs)})
         print(table([row for row in rows if row["drafter"] == name]), flush=True)
-    print(save("drafters", rows, threads=1))
+    predictions = edited(tokenizer, max(options.streams), options.depth)
+    print(table(predictions), save("drafters", rows, threads=1, predictions=predictions), sep="\n")

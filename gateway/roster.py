@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from outrider.drafters.registry import DrafterInfo, Place, drafters, mixed, row_of, split_name
 
+INDICES = ("suffix", "ngram")  # indices that need no prediction; of equal guesses the first is the source
 BY_TASK = "auto"  # stands for a name: for each task the fastest drafter
 
 
@@ -12,7 +13,7 @@ class Roster:
     """A draft goes by its own name, every other drafter by the name of its row in the registry.
 
     A mixed drafter has both names: ``code+suffix`` if a draft is named ``code``. Each of the target's own
-    drafters can be united with suffixes: ``eagle3+suffix``.
+    drafters can be united with suffixes, ``eagle3+suffix``, and with n-grams too: ``eagle3+suffix+ngram``.
     """
 
     def __init__(self, drafts: Mapping[str, str], target_drafters: Iterable[str] = ()) -> None:
@@ -43,7 +44,7 @@ class Roster:
             elif row.place is Place.GATEWAY:
                 yield row
             elif row.name in self._target_drafters:
-                yield from (row, mixed(row.name))
+                yield from (row, mixed(row.name), mixed(row.name, *INDICES))
 
     def find(self, name: str) -> DrafterInfo:
         """Returns a row. Raises ValueError naming the drafters that there are."""
@@ -59,5 +60,5 @@ class Roster:
 def _renamed(row: DrafterInfo, name: str) -> DrafterInfo:
     if row.mixes is None:
         return replace(row, name=name)
-    _, index = row.mixes
-    return replace(row, name=f"{name}+{index}", mixes=(name, index))
+    mixes = (name, *row.mixes[1:])
+    return replace(row, name="+".join(mixes), mixes=mixes)

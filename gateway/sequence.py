@@ -58,6 +58,7 @@ class GatewaySequence:
     generates: bool = True  # False: nothing follows the prompt
     adapter: Adapter = NO_ADAPTER
     prediction: tuple[int, ...] = ()  # token ids that the answer probably has; empty: nothing is predicted
+    past: list[tuple[int, ...]] = field(default_factory=list)  # past answers that its targets guess from
     queued_s: float = 0.0  # time in the gateway's queue
     cached_tokens: int = 0  # tokens of the prompt that its first target had cached before
     served_by: list[str] = field(default_factory=list)  # addresses of its targets, the newest last

@@ -7,6 +7,8 @@ from google.protobuf.message import Message
 from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.lease import Lease
 from outrider.decoding.settings import Sampling
+from outrider.drafters.known_texts import KnownTexts
+from outrider.drafters.occurrences import END
 from outrider.pace.step import Step, StepSize
 from protos import generation_pb2, rounds_pb2
 
@@ -19,6 +21,11 @@ def sampling_to_message(sampling: Sampling) -> generation_pb2.Sampling:
 def sampling_from_message(message: generation_pb2.Sampling) -> Sampling:
     """Returns the settings. Raises pydantic.ValidationError naming a wrong field."""
     return Sampling.model_validate(set_fields(message))
+
+
+def texts_from_message(message: rounds_pb2.Open) -> KnownTexts:
+    past = [token for answer in message.past for token in (*answer.ids, END)]
+    return KnownTexts(tuple(message.predicted), tuple(past))
 
 
 def step_to_message(step: Step) -> rounds_pb2.Step:

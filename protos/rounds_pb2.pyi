@@ -129,20 +129,22 @@ class TargetWorkerRequest(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., epoch: _Optional[int] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., decode: _Optional[_Union[Decode, _Mapping]] = ..., score: _Optional[_Union[Score, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ..., audit: _Optional[_Union[Audit, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("prompt_length", "noise_key", "sampling", "adapter", "queued_ms", "predicted")
+    __slots__ = ("prompt_length", "noise_key", "sampling", "adapter", "queued_ms", "predicted", "past")
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     NOISE_KEY_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     QUEUED_MS_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_FIELD_NUMBER: _ClassVar[int]
+    PAST_FIELD_NUMBER: _ClassVar[int]
     prompt_length: int
     noise_key: int
     sampling: _generation_pb2.Sampling
     adapter: Adapter
     queued_ms: int
     predicted: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, prompt_length: _Optional[int] = ..., noise_key: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., queued_ms: _Optional[int] = ..., predicted: _Optional[_Iterable[int]] = ...) -> None: ...
+    past: _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenIds]
+    def __init__(self, prompt_length: _Optional[int] = ..., noise_key: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., adapter: _Optional[_Union[Adapter, _Mapping]] = ..., queued_ms: _Optional[int] = ..., predicted: _Optional[_Iterable[int]] = ..., past: _Optional[_Iterable[_Union[_generation_pb2.TokenIds, _Mapping]]] = ...) -> None: ...
 
 class Close(_message.Message):
     __slots__ = ()

@@ -14,6 +14,7 @@ from outrider.drafters.past_answers import PastAnswers
 from outrider.drafters.registry import DrafterInfo, drafter
 from outrider.learning.lru import Lru
 
+RECALLED = 2048  # tokens of past answers that a target is told, in some 6 KB and four steps; chosen
 MAX_TASKS = 1024  # labels come from clients; the least recently seen is forgotten
 
 
@@ -34,15 +35,23 @@ class Drafters:
         if info.asks_worker:
             return WorkerDrafter(self._fleet, info.name, sequence)
         if info.comes_with_verdicts:
-            return VerdictDrafter(sequence)
+            return self._with_verdicts(info, sequence)
         return self._index(info, sequence)[0]
 
-    def _mixed(self, name: str, mixes: tuple[str, str], sequence: GatewaySequence) -> SequenceDrafter:
-        other = self.of(self.roster.find(mixes[0]), sequence)
-        index = self._index(drafter(mixes[1]), sequence)
+    def _mixed(self, name: str, mixes: tuple[str, ...], sequence: GatewaySequence) -> SequenceDrafter:
+        of_other, of_index = mixes
+        other = self.of(self.roster.find(of_other), sequence)
+        index = self._index(drafter(of_index), sequence)
         key = sequence.scope.task, name, sequence.sampling.verification
         promises = self._promises.get(key, Promises)
-        return MixedDrafter(mixes, other, index, promises, sequence)
+        return MixedDrafter((of_other, of_index), other, index, promises, sequence)
+
+    def _with_verdicts(self, info: DrafterInfo, sequence: GatewaySequence) -> SequenceDrafter:
+        _, *indices = info.mixes or (info.name,)
+        if not any(drafter(index).remembers for index in indices):
+            return VerdictDrafter(sequence)
+        sequence.past = self._past.newest(sequence.scope, RECALLED)
+        return VerdictDrafter(sequence, self._past)
 
     def _index(self, info: DrafterInfo, sequence: GatewaySequence) -> tuple[SequenceDrafter, Any]:
         """Returns what drafts from an index, and the index."""

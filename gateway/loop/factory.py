@@ -10,6 +10,7 @@ from gateway.loop.loop import SequenceLoop
 from gateway.loop.parking import Parking
 from gateway.loop.second_targets import SecondTargets
 from gateway.loop.stats import Stats
+from gateway.roster import INDICES
 from gateway.routing.paces import Paces
 from gateway.routing.route import Route
 from gateway.routing.router import CandidateDrafter, Router, TaskRule
@@ -97,9 +98,9 @@ class LoopFactory:
 
 
 def _with_prediction(rows: Sequence[DrafterInfo]) -> Iterator[DrafterInfo]:
-    """Yields the drafters of a prediction: itself, and the target's own drafters united with it."""
+    """Yields the drafters of a prediction: itself, and the target's own drafters united with all indices."""
     for prediction in drafters():
         if prediction.reads_prediction:
             yield prediction
-            united = (mixed(row.name, prediction.name) for row in rows if not row.mixes)
-            yield from (row for row in united if row.is_united)
+            own = {row.asked: None for row in rows if row.comes_with_verdicts}
+            yield from (mixed(name, prediction.name, *INDICES) for name in own)

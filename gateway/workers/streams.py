@@ -23,7 +23,7 @@ from gateway.sequence import GatewaySequence
 from gateway.workers.connection import WorkerConnection
 from outrider.decoding.settings import Sampling
 from outrider.pace.step import Step
-from protos import rounds_pb2, rounds_pb2_grpc
+from protos import generation_pb2, rounds_pb2, rounds_pb2_grpc
 from protos.conversions import sampling_to_message
 from protos.trust import Trust
 
@@ -269,6 +269,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
             adapter=self._adapter.to_message(),
             queued_ms=round(self._sequence.queued_s * 1000),
             predicted=self._sequence.prediction,
+            past=[generation_pb2.TokenIds(ids=answer) for answer in self._sequence.past],
         )
 
     async def receive(

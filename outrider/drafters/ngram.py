@@ -6,6 +6,7 @@ Source: Saxena, "Prompt lookup decoding", 2023.
 from collections.abc import Sequence
 
 from outrider.decoding.draft import Draft
+from outrider.drafters.occurrences import Continuation
 
 
 class NgramIndex:
@@ -36,7 +37,11 @@ class NgramIndex:
             self._tokens.append(token)
 
     def propose(self, depth: int) -> Draft:
-        """Returns the chain after the latest earlier occurrence of the longest suffix; empty: no occurrence.
+        """Returns the chain of ``guess``."""
+        return Draft.chain(self.guess(depth).tokens)
+
+    def guess(self, depth: int) -> Continuation:
+        """Returns the tokens after the latest earlier occurrence of the longest suffix; none: no occurrence.
 
         A continuation that reaches the end of the tokens continues with itself, so repetition is followed to
         any depth.
@@ -45,5 +50,6 @@ class NgramIndex:
             start = self._followed_at.get(tuple(self._tokens[-size:])) if size <= len(self._tokens) else None
             if start is not None:
                 period = len(self._tokens) - start
-                return Draft.chain([self._tokens[start + offset % period] for offset in range(depth)])
-        return Draft()
+                tokens = tuple(self._tokens[start + offset % period] for offset in range(depth))
+                return Continuation(tokens, matched=size)
+        return Continuation()

@@ -4,6 +4,7 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple
 
 # Chosen, not measured.
@@ -65,6 +66,11 @@ class Occurrences:
         """Ends the newest text: the next tokens belong to another text."""
         self.append((END,))
         self._recent = ()
+
+    def newest(self, count: int) -> list[tuple[int, ...]]:
+        """Returns the last ``count`` tokens, text by text; of the first text the beginning may be missing."""
+        texts = groupby(self._tokens[max(len(self._tokens) - count, 0) :], END.__eq__)
+        return [tuple(text) for is_end, text in texts if not is_end]
 
     def forget(self, count: int) -> None:
         """Forgets the first ``count`` tokens, which are whole texts with their ends."""

@@ -38,13 +38,19 @@ class PastAnswers:
         """Returns the past answers of a scope, which must be read at once: they may change later."""
         return self._texts.get(scope, NOTHING)
 
+    def newest(self, scope: Scope, count: int) -> list[tuple[int, ...]]:
+        """Returns the newest answers of a scope, ``count`` tokens with the ends of texts, the newest last."""
+        return self.of(scope).newest(count)
+
     def add(self, scope: Scope, answer: Sequence[int]) -> None:
-        """Adds an answer's tokens."""
+        """Adds an answer's tokens, once if several drafters of a sequence add them."""
         longest = min(LONGEST_ANSWER, self._max_tokens - 1)
         if scope.caller is None or not answer or longest < 1:
             return
         answer = answer[-longest:]
         size = len(answer) + 1
+        if self.newest(scope, size) == [tuple(answer)]:
+            return
         while self._size + size > self._max_tokens:
             self._forget_oldest()
         text = self._texts.setdefault(scope, Occurrences())

@@ -45,14 +45,14 @@ class DrafterInfo:
     name: str
     meaning: str
     place: Place
-    implementation: str  # module:class
+    implementation: str  # module:class, or a function in its place
     steps_per_draft: float = 0.0
     steps_per_token: float = 0.0
     is_parallel: bool = False
     width: Width = Width.CHAIN
     remembers: bool = False  # its index is given past answers
     reads_prediction: bool = False  # its index is given the request's prediction
-    mixes: tuple[str, str] | None = None  # a drafter and an index, of which Drafts come
+    mixes: tuple[str, ...] | None = None  # a drafter and indices, of which Drafts come
 
     @property
     def has_trees(self) -> bool:
@@ -61,7 +61,7 @@ class DrafterInfo:
 
     @property
     def is_united(self) -> bool:
-        """Whether the target makes one Draft of both drafters; else the gateway takes either's."""
+        """Whether the target makes one Draft of all of them; else the gateway takes a single drafter's."""
         return self.mixes is not None and self.place is Place.TARGET_WORKER
 
     @property
@@ -95,7 +95,7 @@ class DrafterInfo:
         return self.place is Place.TARGET_WORKER
 
     def load(self) -> Any:
-        """Returns the class, imported on first use: some classes need torch."""
+        """Returns what makes the drafter, imported on first use: some drafters need torch."""
         module, _, name = self.implementation.partition(":")
         return getattr(import_module(module), name)
 
@@ -111,24 +111,25 @@ def register(*rows: DrafterInfo) -> None:
         _ROWS[row.name] = row
 
 
-def mixed(name: str, index: str = "suffix") -> DrafterInfo:
+def mixed(name: str, index: str = "suffix", *more: str) -> DrafterInfo:
     """Returns the row of a drafter with a scored index.
 
-    The target unites the Drafts of its own drafters with the guesses of the index. Every other drafter gives
-    way to the index if that promises more tokens.
+    The target unites the Drafts of its own drafters with the guesses of the index, and of ``more`` indices.
+    Every other drafter gives way to its index if that promises more tokens.
     """
     row = drafter(name)
+    mixes = (name, index, *more)
     united = row.place is Place.TARGET_WORKER
     meaning = (
-        f"{name} and {index} in one tree" if united else f"{index} if it promises more tokens, else {name}"
+        f"{' and '.join(mixes)} in one tree" if united else f"{index} if it promises more tokens, else {name}"
     )
-    return replace(row, name=f"{name}+{index}", meaning=meaning, mixes=(name, index))
+    return replace(row, name="+".join(mixes), meaning=meaning, mixes=mixes)
 
 
-def split_name(name: str) -> tuple[str, str]:
-    """Returns the names of a mixed drafter's two drafters; the second is empty for every other drafter."""
-    other, _, index = name.partition("+")
-    return other, index
+def split_name(name: str) -> tuple[str, tuple[str, ...]]:
+    """Returns the name of a mixed drafter's drafter, and of its indices; other drafters have none."""
+    other, *indices = name.split("+")
+    return other, tuple(indices)
 
 
 def drafters() -> tuple[DrafterInfo, ...]:
@@ -252,9 +253,9 @@ register(
     ),
     DrafterInfo(
         "mtp",
-        "the layer for multi-token prediction that the target's checkpoint carries, in the target worker",
+        "the layers for multi-token prediction that the target's checkpoint carries, in the target worker",
         Place.TARGET_WORKER,
-        "outrider.engine.drafters.mtp:Mtp",
+        "outrider.engine.drafters.mtp_layers:mtp_drafter",
         steps_per_token=1.0,
         width=Width.TREE,
     ),

@@ -1,26 +1,28 @@
-"""Drafts of the nodes that pay: a target drafter's guesses, and those of an index over the text. Torch-free.
+"""Drafts of the nodes that pay: a target drafter's guesses, and those of indices over the text. Torch-free.
 
 Under coupled verification a node is accepted if and only if it is what the target says there, whoever guessed
-it. So a part of a Draft is a Draft, and so is the union of two. Nodes are taken best first, by the survival
-that they promise. How often a guess is correct once its parent is, the text tells of every guess whose parent
-was correct, whether the target verified it or not.
+it. So a part of a Draft is a Draft, and so is the union of several Drafts. Nodes are taken best first, by the
+survival that they promise. How often a guess is correct once its parent is, the text tells of every guess
+whose parent was correct, whether the target verified it or not.
 
 Source: a retrieved tree is merged with a draft model's in Quan et al., "RASD: retrieval-augmented speculative
 decoding", 2025; survival by what each source has earned is ours.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import takewhile
 from typing import NamedTuple
 
 from outrider.decoding.draft import ROOT, Draft
 from outrider.drafters.index import ScoredIndex
-from outrider.drafters.occurrences import Continuation
+from outrider.drafters.occurrences import END, Continuation
 from outrider.learning.mean import Rate
 
-DEEPEST = 16  # tokens: the index guesses no deeper
+DEEPEST = 16  # tokens: no index guesses deeper
 MOST_DOUBLINGS = 4  # doublings of matched tokens that are told apart: 8 and more count as alike
 MOST_CERTAIN = 4  # logit from which promises count as alike: a probability of 0.98
 MOST_NODES = 31  # nodes: with the last token 32, which a GPU's captured graphs take of a sequence
@@ -34,8 +36,8 @@ class Role(Enum):
 
     CHAIN = "chain"
     ALTERNATIVE = "alternative"
-    BESIDE = "beside"  # only the index guesses it, and the Draft has another guess there
-    BEYOND = "beyond"  # only the index guesses it, and the Draft has no guess there
+    BESIDE = "beside"  # only indices guess it, and the Draft has another guess there
+    BEYOND = "beyond"  # only indices guess it, and the Draft has no guess there
 
 
 # Rates at which guesses are correct once the guess before them is, until that is known. Chosen, not measured.
@@ -47,22 +49,27 @@ class Kind(NamedTuple):
     """Guesses that count as alike."""
 
     role: Role
-    matched: int  # doublings of the newest tokens that the index knew; 0: it guesses nothing there
-    is_of_index: bool
+    index: int = 0  # number of the first index that guesses it, or else of the first that guesses there
+    matched: int = 0  # doublings of the newest tokens that this index knew; 0: none guesses there
+    agreeing: int = 0  # indices that guess it
     promised: int | None = None  # its drafter's promise, as a rounded logit; None: it promises nothing
 
 
 class LearnedRates:
     """Learns how often guesses of each kind are correct, once the guess before them is."""
 
-    def __init__(self, priors: Mapping[Role, float] = PRIOR_RATES) -> None:
+    def __init__(self, priors: Sequence[Mapping[Role, float]] = (PRIOR_RATES,)) -> None:
+        """priors: rates of each index until guesses are known."""
         self._priors = priors
         self._rates: dict[Kind, Rate] = {}
 
     def rate(self, kind: Kind) -> float:
         """Returns the probability that a guess is correct if its parent is."""
         rate = self._rates.get(kind)
-        prior = self._priors[kind.role] if kind.promised is None else 1 / (1 + math.exp(-kind.promised))
+        if kind.promised is None:
+            prior = self._priors[kind.index][kind.role]
+        else:
+            prior = 1 / (1 + math.exp(-kind.promised))
         return prior if rate is None else rate.value(prior, PRIOR_GUESSES)
 
     def observe(self, kind: Kind, is_correct: bool) -> None:
@@ -78,23 +85,44 @@ class _Guess:
     survival: float  # probability that it and all guesses before it are correct
 
 
-class DraftUnion:
-    """Chooses the nodes of one text's Drafts, among them those of an index."""
+class _Said(NamedTuple):
+    """Guess of an index."""
 
-    def __init__(self, index: ScoredIndex | None = None) -> None:
-        """index: guesses from the text; None: no index does."""
-        self._index = index
+    node: int
+    index: int  # number of the index
+    matched: int  # as in Kind
+
+
+class DraftUnion:
+    """Chooses the nodes of one text's Drafts, among them those of indices."""
+
+    def __init__(self, indices: Sequence[ScoredIndex] = (), past: Sequence[int] = ()) -> None:
+        """
+        Args:
+            indices: what guesses from the text. Of equal guesses the first index counts as the source.
+            past: tokens that the indices take in before the text.
+        """
+        self._indices = indices
+        self._past = past
         self._rates = LearnedRates()  # rates of the drafter that made the newest Draft
         self._guesses: list[_Guess] = []  # newest guesses, also those that were not worth a node
         self._base = 0  # tokens of the text that they follow
 
     def take_in(self, text: Sequence[int], most: int) -> int:
-        """Takes new tokens of the text in, ``most`` at the most; returns how many."""
-        if self._index is None:
+        """Takes new tokens in, ``most`` at the most, and those before the text first; returns how many."""
+        if not self._indices:
             return 0
-        known = len(self._index)
-        self._index.append(list(text[known : known + most]))
-        return len(self._index) - known
+        known, before = self._known, len(self._past)
+        new = [*self._past[known : known + most]]
+        new += text[max(known - before, 0) : max(known + most - before, 0)]
+        for index in self._indices:
+            index.append(new)
+        return self._known - known
+
+    @property
+    def _known(self) -> int:
+        """Returns how many tokens the indices have taken in."""
+        return len(self._indices[0]) if self._indices else 0
 
     def united(
         self,
@@ -108,7 +136,7 @@ class DraftUnion:
     ) -> Draft:
         """Returns a Draft of the best guesses: the likeliest path first, then the guesses next to it.
 
-        The index guesses nothing before it has taken all of the text in.
+        No index guesses before all of the text is taken in.
 
         Args:
             text: committed tokens, at least those of the last call.
@@ -121,9 +149,9 @@ class DraftUnion:
         """
         self._learn(text)
         self._rates = rates
-        found = Continuation()
-        if self._index is not None and len(self._index) == len(text):
-            found = self._index.guess(DEEPEST)
+        found: list[Continuation] = []
+        if self._known == len(self._past) + len(text):
+            found = [index.guess(DEEPEST) for index in self._indices]
         self._guesses, self._base = self._merged(draft, promises, found, ends), len(text)
         return _best(self._guesses, nodes, least_survival)
 
@@ -142,31 +170,45 @@ class DraftUnion:
         self._guesses = []
 
     def _merged(
-        self, draft: Draft, promises: Sequence[float], found: Continuation, ends: Collection[int]
+        self,
+        draft: Draft,
+        promises: Sequence[float],
+        found: Sequence[Continuation],
+        ends: Collection[int],
     ) -> list[_Guess]:
-        """Returns the guesses of both, each after its parent; those of the Draft come first, in its order."""
+        """Returns all guesses, each after its parent; those of the Draft come first, in its order."""
         tokens, parents = [*draft.tokens], [*draft.parents]
         roles = [Role.CHAIN] * draft.chain_length + [Role.ALTERNATIVE] * (len(draft) - draft.chain_length)
-        of_index: dict[int, int] = {}  # the index's guesses, by their parents
-        newest = ROOT
-        for token in found.tokens:
-            guess = draft.child(newest, token)
-            if guess is None:
-                guess = len(tokens)
-                tokens.append(token)
-                parents.append(newest)
-                roles.append(Role.BESIDE if newest in draft.parents else Role.BEYOND)
-            of_index[newest], newest = guess, guess
-            if token in ends:
-                break
-        matched = min(found.matched.bit_length(), MOST_DOUBLINGS)
+        places = {key: node for node, key in enumerate(zip(parents, tokens, strict=True))}
+        said: defaultdict[int, list[_Said]] = defaultdict(list)  # what indices say, by the node before it
+        for number, guessed in enumerate(found):
+            newest = ROOT
+            for token in takewhile(END.__ne__, guessed.tokens):
+                node = places.setdefault((newest, token), len(tokens))
+                if node == len(tokens):
+                    tokens.append(token)
+                    parents.append(newest)
+                    roles.append(Role.BESIDE if newest in draft.parents else Role.BEYOND)
+                said[newest].append(_Said(node, number, min(guessed.matched.bit_length(), MOST_DOUBLINGS)))
+                newest = node
+                if token in ends:
+                    break
         guesses: list[_Guess] = []
         for number, (token, parent, role) in enumerate(zip(tokens, parents, roles, strict=True)):
             promised = _logit(promises[number]) if number < len(promises) else None
-            kind = Kind(role, matched if parent in of_index else 0, of_index.get(parent) == number, promised)
+            kind = _kind_of(number, role, said.get(parent, ()), promised)
             before = 1.0 if parent == ROOT else guesses[parent].survival
             guesses.append(_Guess(token, parent, kind, before * self._rates.rate(kind)))
         return guesses
+
+
+def _kind_of(node: int, role: Role, said: Sequence[_Said], promised: int | None) -> Kind:
+    """Returns the kind of a guess. said: what indices say at its place."""
+    agreeing = [each for each in said if each.node == node]
+    if not said:
+        return Kind(role, promised=promised)
+    first = (agreeing or said)[0]
+    return Kind(role, first.index, first.matched, len(agreeing), promised)
 
 
 def _logit(promise: float) -> int:

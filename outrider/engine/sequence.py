@@ -12,6 +12,7 @@ from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.grammar import GrammarError, Mask, Matcher
 from outrider.decoding.sampling import needs_no_text
 from outrider.decoding.settings import Sampling
+from outrider.drafters.known_texts import NO_TEXTS, KnownTexts
 from outrider.engine.held_blocks import HeldBlocks
 from outrider.engine.held_state import HeldState
 from outrider.engine.row_settings import row_settings
@@ -67,7 +68,7 @@ class EngineSequence:
     limit: int  # tokens at which the generation ends, prompt included
     clock: Callable[[], float] = time.perf_counter  # the engine's, seconds
     adapter: SequenceAdapter = NO_ADAPTER
-    prediction: tuple[int, ...] = ()  # token ids that the answer probably has
+    texts: KnownTexts = NO_TEXTS  # texts that its indices guess from
     lists: TokenLists = field(init=False)  # what the sampling settings name
     needs_no_text: bool = field(init=False)  # as a ChoiceContext has it
     row_settings: NDArray[np.float64] = field(init=False)  # settings of its rows, as kernels read them

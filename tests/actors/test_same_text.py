@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+import gateway.loop.factory
 from gateway.loop.factory import LoopFactory
 from gateway.loop.stats import Stats
-from gateway.roster import BY_TASK
+from gateway.roster import BY_TASK, INDICES
 from gateway.routing.paces import Paces
 from gateway.sequence import GatewaySequence
 from gateway.settings import GatewaySettings, Speculation
@@ -43,7 +44,11 @@ OTHER_SETTINGS: dict[str, dict[str, Any]] = {
     "colocated": {"checkpoint": str(DEMO / "draft")},
 }
 NO_CHECKPOINT = {"assistant", "mtp"}  # for the demo target: tests/engine/drafters/ has them on random ones
-ROWS = [*(row for row in drafters() if row.name not in NO_CHECKPOINT), mixed("eagle3", "suffix")]
+ROWS = [
+    *(row for row in drafters() if row.name not in NO_CHECKPOINT),
+    mixed("eagle3", *INDICES),
+    mixed("eagle3", "prediction", *INDICES),
+]
 
 
 @cache
@@ -89,18 +94,18 @@ async def service(
     target: dict[str, Any] = {}
     draft: dict[str, Any] = {}
     name = row.name if row else None
+    if row is not None and "prediction" in (row.name, *(row.mixes or ())):
+        name = BY_TASK  # a request brings it along
     if row is not None and row.place is Place.TARGET_WORKER:
-        kind = row.mixes[0] if row.mixes else row.name
+        kind = row.asked
         own = {"checkpoint": str(checkpoint_of(kind, folder)), **OTHER_SETTINGS.get(kind, {})}
         target = {"drafters": {kind: own}}
-        usual |= {"target_drafters": (kind,), "drafts": {}, "drafters": (row.name,)}
+        usual |= {"target_drafters": (kind,), "drafts": {}, "drafters": (kind,)}
     elif row is not None and row.place is Place.DRAFT_WORKER:
         kind, _, index = row.name.partition("+")
         draft = {} if kind == "model" else {"model": str(DRAFTERS / kind)}
         usual |= {"drafts": {"model": kind}}  # the draft is named model, however it drafts
         name = f"model+{index}" if index else "model"
-    elif row is not None and row.reads_prediction:
-        name = BY_TASK
     speculation = Speculation(mode="fixed" if row else "off", depth=DEPTH, drafter=name)
     async with pair(12, of_draft=draft, **target) as fleet:
         yield fleet, GatewaySettings.model_validate(usual), speculation
@@ -140,10 +145,13 @@ async def answers(
 @pytest.mark.parametrize("streams", [1, 32])
 @pytest.mark.parametrize("row", [None, *ROWS], ids=lambda row: row.name if row else "off")
 async def test_500_seeded_requests_say_the_same(
-    tmp_path: Path, row: DrafterInfo | None, streams: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: DrafterInfo | None, streams: int
 ) -> None:
+    monkeypatch.setattr(gateway.loop.factory, "_with_prediction", lambda rows: [row])
     async with service(row, tmp_path) as (fleet, settings, speculation):
         found, stats = await answers(fleet, settings, speculation, streams)
     assert (stats.accepted > COUNT // 10) == (row is not None)
+    if row is not None and row.is_united:
+        assert row.name in stats.drafted_by
     assert near_ties(requests(), expected(), found) <= 1
     assert len({*expected()}) > COUNT // 2  # the texts are not all alike

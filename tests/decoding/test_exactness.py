@@ -1,11 +1,21 @@
 """Every rule gives the target's own distribution: hypothesis tests over whole texts and over next tokens."""
 
+from collections.abc import Callable
+
 import pytest
 
+from outrider.decoding.draft import Draft
 from outrider.decoding.settings import Sampling
 from outrider.decoding.verify import verify_block, verify_rejection
+from outrider.drafters.index import ScoredIndex
+from outrider.drafters.ngram import NgramIndex
+from outrider.drafters.occurrences import END
+from outrider.drafters.prediction import PredictionIndex
+from outrider.drafters.suffix import SuffixIndex
+from outrider.drafters.union import PRIOR_RATES, PRIOR_RATES_OF_PREDICTIONS, DraftUnion, LearnedRates
 from tests.support.toy import (
     FALSE_ALARM,
+    Text,
     adversarial_pairs,
     coupled_texts,
     last_tokens_p_value,
@@ -56,6 +66,34 @@ def test_coupled_texts_are_the_plain_ones_and_have_their_probabilities(
     assert p_value(texts, probs) > FALSE_ALARM
     assert last_tokens_p_value(texts, probs, 1) > FALSE_ALARM
     assert last_tokens_p_value(texts, probs, 3) > FALSE_ALARM
+
+
+PREDICTED, PAST = (1, 2, 3, 1, 2), (0, 1, 2, END, 3, 3, 1, END)
+
+
+def unions() -> Callable[[int, Text, Draft], Draft]:
+    """Returns what unites trees with a prediction, suffixes, n-grams and past answers, and learns of all."""
+    rates = LearnedRates([PRIOR_RATES_OF_PREDICTIONS, PRIOR_RATES, PRIOR_RATES])
+    of_runs: dict[int, DraftUnion] = {}
+
+    def unite(run: int, text: Text, tree: Draft) -> Draft:
+        indices: list[ScoredIndex] = [PredictionIndex(PREDICTED, len(PAST)), SuffixIndex(), NgramIndex()]
+        union = of_runs.setdefault(run, DraftUnion(indices, PAST))
+        union.take_in(text, len(PAST) + LENGTH)
+        return union.united(text, tree, rates, 6, 0.0, ())
+
+    return unite
+
+
+@pytest.mark.parametrize(("pair", "settings"), SOME)
+def test_texts_by_united_drafts_are_the_plain_ones_and_have_their_probabilities(
+    pair: str, settings: str
+) -> None:
+    target, draft = PAIRS[pair]
+    sampling = SETTINGS[settings]
+    texts = coupled_texts(target, draft, sampling, KEYS, LENGTH, DEPTH, 2, unions())
+    assert texts == plain_texts(target, sampling, KEYS, LENGTH)
+    assert p_value(texts, text_probabilities(target, sampling, LENGTH)) > FALSE_ALARM
 
 
 @pytest.mark.parametrize(("pair", "settings"), SOME)

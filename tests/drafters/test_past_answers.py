@@ -104,3 +104,24 @@ def test_suffix_prefers_its_own_text_if_it_promises_more() -> None:
 
 def test_suffix_of_a_text_without_repeats_drafts_nothing() -> None:
     assert SuffixIndex().propose(8) == Draft()
+
+
+def test_past_answers_keep_an_answer_once_that_several_drafters_of_a_sequence_add() -> None:
+    past = PastAnswers(100)
+    past.add(MINE, ANSWER)
+    past.add(MINE, ANSWER)
+    assert len(past) == len(ANSWER) + 1
+    past.add(MINE, [7, 8])
+    past.add(MINE, ANSWER)
+    assert len(past) == 2 * (len(ANSWER) + 1) + 3
+
+
+def test_newest_past_answers_are_those_of_the_scope_as_far_as_there_is_room() -> None:
+    past = PastAnswers(100)
+    for answer in ([1, 2, 3], [4, 5], [6]):
+        past.add(MINE, answer)
+    past.add(THEIRS, [9])
+    assert past.newest(MINE, 100) == [(1, 2, 3), (4, 5), (6,)]
+    assert past.newest(MINE, 7) == [(3,), (4, 5), (6,)]
+    assert past.newest(Scope("nobody's key"), 7) == []
+    assert past.newest(MINE, 0) == []

@@ -4,8 +4,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.decoding.draft import ROOT, Draft
+from outrider.drafters.ngram import NgramIndex
+from outrider.drafters.occurrences import END, Continuation
+from outrider.drafters.prediction import PredictionIndex
 from outrider.drafters.suffix import SuffixIndex
-from outrider.drafters.union import DEEPEST, MOST_NODES, DraftUnion, LearnedRates
+from outrider.drafters.union import (
+    DEEPEST,
+    MOST_NODES,
+    PRIOR_RATES,
+    PRIOR_RATES_OF_PREDICTIONS,
+    DraftUnion,
+    LearnedRates,
+)
 
 REPEATED = [*range(10, 30)]
 TEXT = [*REPEATED, 1, *REPEATED[:12]]
@@ -34,7 +44,7 @@ def united(
     rates: LearnedRates | None = None,
     text: list[int] = TEXT,
 ) -> Draft:
-    return after(DraftUnion(SuffixIndex()), text, draft, rates or LearnedRates(), nodes, least_survival)
+    return after(DraftUnion([SuffixIndex()]), text, draft, rates or LearnedRates(), nodes, least_survival)
 
 
 def after(
@@ -52,7 +62,7 @@ def after(
 
 def taught(*, index_is_right: bool) -> LearnedRates:
     """Returns what is learned from a text in which either the index or the other drafter is right."""
-    rates, text, union = LearnedRates(), TEXT, DraftUnion(SuffixIndex())
+    rates, text, union = LearnedRates(), TEXT, DraftUnion([SuffixIndex()])
     for number in range(60):
         after(union, text, Draft.chain([100 + number]), rates)
         text = [*text, text[-len(REPEATED) - 1] if index_is_right else 100 + number]
@@ -146,7 +156,7 @@ def test_union_leaves_out_what_was_never_right() -> None:
 
 
 def test_union_learns_from_guesses_that_were_not_worth_a_node() -> None:
-    rates, text, union = LearnedRates(), TEXT, DraftUnion(SuffixIndex())
+    rates, text, union = LearnedRates(), TEXT, DraftUnion([SuffixIndex()])
     for number in range(60):
         assert len(after(union, text, Draft.chain([100 + number]), rates, 1)) == 1
         text = [*text, text[-len(REPEATED) - 1]]
@@ -155,7 +165,7 @@ def test_union_learns_from_guesses_that_were_not_worth_a_node() -> None:
 
 def test_union_guesses_nothing_after_an_end() -> None:
     end = FOUND[2]
-    union = DraftUnion(SuffixIndex())
+    union = DraftUnion([SuffixIndex()])
     union.take_in(TEXT, len(TEXT))
     found = union.united(TEXT, Draft(), LearnedRates(), MANY, 0.0, {end})
     assert found == Draft.chain(FOUND[:3])
@@ -167,7 +177,7 @@ def test_union_guesses_no_deeper_than_a_pace_allows() -> None:
 
 
 def test_union_takes_a_long_text_in_by_parts_and_then_guesses() -> None:
-    rates, union = LearnedRates(), DraftUnion(SuffixIndex())
+    rates, union = LearnedRates(), DraftUnion([SuffixIndex()])
     assert union.take_in(TEXT, len(TEXT) - 1) == len(TEXT) - 1
     assert not union.united(TEXT, Draft(), rates, MANY, 0.0, ())
     assert union.take_in(TEXT, 100) == 1
@@ -175,8 +185,90 @@ def test_union_takes_a_long_text_in_by_parts_and_then_guesses() -> None:
 
 
 def test_union_after_a_change_of_drafter_teaches_the_one_that_guessed() -> None:
-    before, now, union = LearnedRates(), LearnedRates(), DraftUnion(SuffixIndex())
+    before, now, union = LearnedRates(), LearnedRates(), DraftUnion([SuffixIndex()])
     after(union, TEXT, Draft.chain([7]), before)
     after(union, [*TEXT, 7], Draft.chain([8]), now)
     assert before._rates
     assert not now._rates
+
+
+PREDICTED = (50, 51, 52)
+OF_BOTH = [PRIOR_RATES_OF_PREDICTIONS, PRIOR_RATES]
+
+
+def with_prediction(prediction: tuple[int, ...] = PREDICTED) -> DraftUnion:
+    """Returns the union of a prediction, which begins after TEXT, with what the text says."""
+    return DraftUnion([PredictionIndex(prediction, len(TEXT)), SuffixIndex()])
+
+
+def test_union_of_two_indices_has_the_paths_of_both_and_of_the_draft() -> None:
+    found = after(with_prediction(), TEXT, Draft.chain([7, 8]), LearnedRates(OF_BOTH))
+    expected = paths(Draft.chain(PREDICTED)) | paths(Draft.chain(FOUND)) | paths(Draft.chain([7, 8]))
+    assert paths(found) == expected
+
+
+def test_union_follows_the_index_that_was_right_whatever_the_priors_say() -> None:
+    rates, text, union = LearnedRates(OF_BOTH), TEXT, with_prediction((50,) * 100)
+    assert after(with_prediction(), TEXT, Draft(), rates).tokens[:3] == PREDICTED
+    for _ in range(60):
+        after(union, text, Draft(), rates)
+        text = [*text, text[-len(REPEATED) - 1]]
+    assert after(with_prediction(), TEXT, Draft(), rates).tokens[: len(FOUND)] == FOUND
+
+
+class Fixed:
+    """An index that guesses what it is told to."""
+
+    def __init__(self, *tokens: int) -> None:
+        self._tokens = tokens
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, tokens: list[int]) -> None:
+        self._length += len(tokens)
+
+    def propose(self, depth: int) -> Draft:
+        return Draft.chain(self._tokens)
+
+    def guess(self, depth: int) -> Continuation:
+        return Continuation(self._tokens, matched=1)
+
+
+def learned(said: list[tuple[list[Fixed], tuple[int, ...]]]) -> LearnedRates:
+    """Returns what is learned of two indices: what they guess, and what the text says then."""
+    rates = LearnedRates([PRIOR_RATES] * 2)
+    for indices, tokens in said * 40:
+        union = DraftUnion([Fixed(*index._tokens) for index in indices])
+        after(union, [1], Draft(), rates)
+        after(union, [1, *tokens], Draft(), rates)
+    return rates
+
+
+def test_union_learns_of_each_index_by_itself() -> None:
+    rates = learned([([Fixed(5, 6), Fixed(7, 8)], (7, 8))])
+    found = after(DraftUnion([Fixed(5, 6), Fixed(7, 8)]), [1], Draft(), rates, MANY, 0.6)
+    assert found == Draft.chain([7, 8])
+
+
+def test_union_trusts_a_guess_of_both_indices_more_than_a_guess_of_either() -> None:
+    rates = learned([([Fixed(5, 6), Fixed(5, 6)], (5, 6)), ([Fixed(5, 6), Fixed(7, 8)], (9, 9))])
+    agreed = after(DraftUnion([Fixed(5, 6), Fixed(5, 6)]), [1], Draft(), rates, MANY, 0.6)
+    assert agreed == Draft.chain([5, 6])
+    assert len(after(DraftUnion([Fixed(5, 6), Fixed(7, 8)]), [1], Draft(), rates, MANY, 0.6)) == 1
+
+
+def test_union_guesses_from_past_answers_which_enter_before_the_text() -> None:
+    past, text = (*REPEATED, END, 5, 6, END), [7, *REPEATED[:3]]
+    union = DraftUnion([SuffixIndex()], past)
+    assert union.take_in(text, len(past) + 1) == len(past) + 1
+    assert not union.united(text, Draft(), LearnedRates(), MANY, 0.0, ())
+    assert union.take_in(text, 100) == len(text) - 1
+    assert union.united(text, Draft(), LearnedRates(), MANY, 0.0, ()) == Draft.chain(REPEATED[3:6])
+
+
+def test_union_never_guesses_the_end_of_a_past_answer() -> None:
+    union = DraftUnion([SuffixIndex(), NgramIndex()], (*REPEATED[:4], END))
+    union.take_in([], MANY)
+    assert after(union, [3, *REPEATED[1:4]], Draft(), LearnedRates([PRIOR_RATES] * 2)) == Draft()

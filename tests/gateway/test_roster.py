@@ -24,6 +24,7 @@ def test_roster_names_drafts_by_their_own_and_others_by_their_row() -> None:
         "suffix": Place.GATEWAY,
         "eagle3": Place.TARGET_WORKER,
         "eagle3+suffix": Place.TARGET_WORKER,
+        "eagle3+suffix+ngram": Place.TARGET_WORKER,
     }
 
 

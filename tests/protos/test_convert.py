@@ -7,6 +7,8 @@ from pydantic import ValidationError
 
 from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.settings import SMALLEST_TEMPERATURE, Sampling
+from outrider.drafters.known_texts import KnownTexts
+from outrider.drafters.occurrences import END
 from outrider.pace.step import Step, StepSize
 from protos import generation_pb2, rounds_pb2
 from protos.conversions import (
@@ -16,6 +18,7 @@ from protos.conversions import (
     sampling_to_message,
     step_from_message,
     step_to_message,
+    texts_from_message,
 )
 
 token_ids = st.integers(0, 2**32 - 1)
@@ -87,3 +90,10 @@ def test_draft_malformed_tree_is_refused():
 def test_step_survives_the_conversion() -> None:
     step = Step(7, StepSize(2, 10, 3, 400), 0.25, experts_read=0.3125)
     assert step_from_message(step_to_message(step)) == step
+
+
+def test_texts_of_an_opening_have_an_end_after_each_past_answer():
+    past = [generation_pb2.TokenIds(ids=answer) for answer in ((1, 2), (3,))]
+    opening = over_the_wire(rounds_pb2.Open(predicted=[7, 8], past=past))
+    assert texts_from_message(opening) == KnownTexts((7, 8), (1, 2, END, 3, END))
+    assert texts_from_message(rounds_pb2.Open()) == KnownTexts()

@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ from outrider.demo.prompts import DEMO
 from tests.support.checkpoints import ARCHITECTURES, COMMON, VOCAB_SIZE
 from workshop.demo.pair import load_model
 
+SEVERAL = 3  # MTP layers of a target with several
 SIZE, LAYERS = COMMON["hidden_size"], COMMON["num_hidden_layers"]
 EXPERTS = {
     "n_routed_experts": 4,
@@ -182,21 +184,51 @@ def reference(kind: str) -> Reference:
     )
     config.eos_token_id = None
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    generator = torch.Generator().manual_seed(8)
+    _randomize(model, generator)
+    return _layer(kind, model.requires_grad_(False), generator)
+
+
+@cache
+def references(kind: str) -> tuple[Reference, ...]:
+    """Returns the target with one MTP layer after the other, SEVERAL together."""
+    first = reference(kind)
+    generators = (torch.Generator().manual_seed(8 + layer) for layer in range(1, SEVERAL))
+    return (first, *(_layer(kind, first.model, generator) for generator in generators))
+
+
+def _layer(kind: str, model: Any, generator: torch.Generator) -> Reference:
     of_layer = copy.deepcopy(model.config)
     of_layer.first_k_dense_replace = 0  # as the layer has experts where some of the target's have none
     of_layer.layer_types, of_layer.mlp_layer_types = ["full_attention"], ["sparse"]
     if kind == "mellum":
         of_layer.layer_types = ["sliding_attention"]
     block = type(model.model.layers[-1])(of_layer, 0).float().eval()
-    generator = torch.Generator().manual_seed(8)
-    _randomize(model, generator)
     _randomize(block, generator, attention=1.0)
     projection = 0.05 * torch.randn(SIZE, 2 * SIZE, generator=generator)
     projection[:, :SIZE] += torch.eye(SIZE)
     around = {"eh_proj": projection}
     for name in ("enorm", "hnorm", "post_norm"):
         around[name] = (kind not in HYBRID_KINDS) + 0.2 * torch.randn(SIZE, generator=generator)
-    return Reference(kind, model.requires_grad_(False), around, block.requires_grad_(False))
+    return Reference(kind, model, around, block.requires_grad_(False))
+
+
+@torch.inference_mode()
+def chain_of_layers(
+    layers: Sequence[Reference],
+    hidden: Tensor,
+    tokens: list[int],
+    depth: int,
+    sampling: Sampling,
+    length: int,
+) -> list[int]:
+    """Returns the tokens that layers draft after a text, a token each. Arguments as of ``best_after``."""
+    states, text = hidden, list(tokens)
+    for number, layer in enumerate(layers[:depth]):
+        after = layer.after(states, text[1 + number :])
+        text += layer._best(after[-1:], text, 1, sampling, length)
+        states = layer.normed(after)
+    return text[len(tokens) :]
 
 
 @torch.no_grad()
@@ -213,9 +245,23 @@ def _randomize(module: nn.Module, generator: torch.Generator, attention: float =
             tensor.copy_(scale * tensor.shape[-1] ** -0.5 * noise)
 
 
-def published(kind: str) -> dict[str, Tensor]:
-    """The layer's tensors as checkpoints have them: each expert by itself."""
-    made = reference(kind)
+def published_layers(kind: str) -> dict[str, Tensor]:
+    """Returns the tensors of all of ``references``, of a kind that appends its layers."""
+    return {
+        name: tensor
+        for number, made in enumerate(references(kind))
+        for name, tensor in published(kind, made, number).items()
+    }
+
+
+def published(kind: str, made: Reference | None = None, number: int = 0) -> dict[str, Tensor]:
+    """The layer's tensors as checkpoints have them: each expert by itself.
+
+    Args:
+        made: layer in the place of ``reference``.
+        number: its number among the MTP layers, of a kind that appends them.
+    """
+    made = made or reference(kind)
     around = {f"{name}.weight": tensor for name, tensor in made.around.items()}
     block: dict[str, Tensor] = {}
     for name, tensor in made.block.state_dict().items():
@@ -228,7 +274,7 @@ def published(kind: str) -> dict[str, Tensor]:
             for projection, rows in zip(names, weight.chunk(len(names)), strict=True):
                 block[f"{prefix}mlp.experts.{expert}.{projection}.weight"] = rows
     if kind in APPENDED:
-        start = f"model.layers.{LAYERS}."
+        start = f"model.layers.{LAYERS + number}."
         around["shared_head.norm.weight"] = around.pop("post_norm.weight")
         around["shared_head.head.weight"] = made.model.lm_head.weight
         around["embed_tokens.weight"] = made.model.get_input_embeddings().weight

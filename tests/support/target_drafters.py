@@ -12,6 +12,7 @@ from outrider.decoding.lease import Lease
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
+from outrider.drafters.known_texts import NO_TEXTS, KnownTexts
 from outrider.engine.loop.engine import Engine
 from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
@@ -96,7 +97,7 @@ def rounds(
     seed: int = 1,
     own: Sequence[Mapping[str, object]] = (),
     least_survival: float = 0.0,
-    prediction: tuple[int, ...] = (),
+    texts: KnownTexts = NO_TEXTS,
     **sampling: object,
 ) -> list[Drafted]:
     """What the gateway does, without it: each Verdict brings the Draft of the next round.
@@ -107,7 +108,7 @@ def rounds(
         seed: seed of the first prompt, one more for each further prompt that equals it.
         own: further sampling settings of each prompt; none: all have the same.
         least_survival: probability from which a node pays; 0: not known.
-        prediction: tokens that each answer probably has.
+        texts: texts that the indices of each sequence guess from.
     """
     shared = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": temperature, **sampling}
     name = drafter or next(iter(target._drafting._in_use), "")
@@ -118,7 +119,7 @@ def rounds(
     for prompt, of_prompt in zip(prompts, own or [{}] * len(prompts), strict=True):
         settings = Sampling.model_validate({**shared, **of_prompt})
         key = noise_key(seed + equal[prompt], 0, prompt)
-        sequence = target.open(len(prompt), key, settings, prediction=prediction)
+        sequence = target.open(len(prompt), key, settings, texts=texts)
         equal[prompt] += 1
         found[sequence.number], number_of_rounds[sequence.number] = Drafted(), 1
         target.submit(Decode(sequence.number, 0, prompt, Draft(), 1, lease))

@@ -102,11 +102,16 @@ def coupled_texts(
     length: int,
     depth: int,
     width: int,
+    unite: Callable[[int, Text, Draft], Draft] = lambda run, text, tree: tree,
 ) -> list[Text]:
-    """Texts by rounds of coupled verification; width 1 drafts chains, above it complete trees."""
+    """Texts by rounds of coupled verification; width 1 drafts chains, above it complete trees.
+
+    unite: returns what is judged in the place of a run's tree after a text.
+    """
     texts: list[Text] = [()] * len(keys)
     while unfinished := [run for run, text in enumerate(texts) if len(text) < length]:
-        drafts = _trees(draft, sampling, [(keys[run], texts[run]) for run in unfinished], depth, width)
+        trees = _trees(draft, sampling, [(keys[run], texts[run]) for run in unfinished], depth, width)
+        drafts = [unite(run, texts[run], tree) for run, tree in zip(unfinished, trees, strict=True)]
         rows = [
             row(sampling, texts[run], _tokens(tree, node), keys[run])
             for run, tree in zip(unfinished, drafts, strict=True)

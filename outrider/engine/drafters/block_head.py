@@ -52,9 +52,9 @@ class BlockHead(CachingDrafter):
             rows = [*accumulate((block.num_logits for block in blocks[:-1]), initial=0)]
             memory = states.new_zeros(len(rows), self.memory_size)
             while rows:
-                of_rows = rows_at(states, rows), rows_at(logits, rows)
-                corrected, memory = self._after_tokens(*of_rows, trees.newest, memory)
-                followed = trees.grow(corrected)
+                of_rows, newest = rows_at(states, rows), trees.newest
+                corrected, memory = self._after_tokens(of_rows, rows_at(logits, rows), newest, memory)
+                followed = trees.grow(corrected, confidences=self._confidences(of_rows, newest))
                 rows, memory = [rows[row] + 1 for row in followed], rows_at(memory, followed)
         self.top_tokens, self.promises = trees.top_tokens, trees.promises
         return trees.drafts()
@@ -90,6 +90,13 @@ class BlockHead(CachingDrafter):
             return states, states.new_empty(0, 0)
         after = self._forward(paged)[paged.batch.logit_rows]
         return after, self._logits(after)
+
+    def _confidences(self, states: Tensor, tokens: list[int]) -> Tensor | None:
+        """Returns what the head says of its guesses: logits [num_rows] of being correct; None: nothing.
+
+        Arguments: as for ``_after_tokens``.
+        """
+        return None
 
     @abstractmethod
     def _store(self, states: Tensor, paged: Paged) -> None:

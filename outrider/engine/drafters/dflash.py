@@ -78,6 +78,14 @@ class DFlash(BlockHead):
         logits: Tensor = self._projection(states)
         return logits
 
+    def _confidences(self, states: Tensor, tokens: list[int]) -> Tensor | None:
+        if self._head.confidence_head is None:
+            return None
+        markov = self._head.markov_head
+        before = None if markov is None else markov.markov_w1(to_device(torch.tensor(tokens), states.device))
+        found: Tensor = self._head.confidence_head(states, before)
+        return found
+
     def _after_tokens(
         self, states: Tensor, logits: Tensor, tokens: list[int], memory: Tensor
     ) -> tuple[Tensor, Tensor]:

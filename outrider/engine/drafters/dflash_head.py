@@ -52,7 +52,7 @@ RENAMED = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm.", "lo
 # Tensors of vocabularies, and copies of the target's.
 OF_VOCABULARY = ("embed_tokens.weight", "d2t", "t2d")
 OF_TARGET = ("verifier_lm_head.", "verifier_norm.")
-PROMISES = "confidence_head."  # says how likely guesses are correct, and changes none
+CONFIDENCE = "confidence_head.proj"
 # Options that change the network, and are not computed.
 UNREAD = ("attention_sink_bias", "final_logit_softcapping")
 SCALES = ("input_embedding_scale", "output_multiplier")  # factors, of which only 1 is computed
@@ -72,6 +72,7 @@ class BlockShape:
     markov_head: str  # form of that bias
     convolution: tuple[int, int] | None = None  # rows that are mixed, and numbers of a group
     selector: tuple[int, int] | None = None  # numbers that stand for a token, and candidates of a guess
+    confidence: tuple[int, bool] | None = None  # numbers that a confidence reads, and whether it has a bias
 
     @classmethod
     def of(cls, checkpoint: HeadCheckpoint) -> "BlockShape":
@@ -99,6 +100,7 @@ class BlockShape:
             given.get("markov_head_type", VANILLA),
             _convolution(checkpoint, given, layers.hidden_size, looks_ahead),
             _selector(checkpoint, given),
+            _confidence(checkpoint, layers.hidden_size, given.get("markov_rank") or 0),
         )
 
     @property
@@ -196,6 +198,19 @@ def _selector(checkpoint: HeadCheckpoint, given: Mapping[str, Any]) -> tuple[int
     return rank, min(candidates, checkpoint.target.vocab_size)
 
 
+def _confidence(checkpoint: HeadCheckpoint, size: int, rank: int) -> tuple[int, bool] | None:
+    """Returns what a confidence head reads, a state or a state and a token, and whether it has a bias."""
+    tensors = network_tensors(checkpoint.tensors)
+    weight = tensors.get(f"{CONFIDENCE}.weight")
+    if weight is None:
+        return None
+    if weight.shape not in ((1, size), (1, size + rank)):
+        raise checkpoint.refusal(
+            f"{CONFIDENCE}.weight is {[*weight.shape]} and must be [1, {size}] or [1, {size + rank}]"
+        )
+    return weight.shape[1], f"{CONFIDENCE}.bias" in tensors
+
+
 def _read_layers(checkpoint: HeadCheckpoint, given: Mapping[str, Any], count: int) -> tuple[int, ...]:
     """Returns layers of the target, counted as inputs.
 
@@ -228,6 +243,27 @@ def _looks_ahead(checkpoint: HeadCheckpoint, given: Mapping[str, Any], layer_typ
             "its sliding layers see a block backwards and its other layers both ways, which is not computed"
         )
     return is_sliding == {False} or bool(given.get("sliding_window_non_causal"))
+
+
+class ConfidenceHead(nn.Module):
+    """Logit of a guess being correct once the guesses before it are, by its row and the token before it."""
+
+    def __init__(self, numbers: int, has_bias: bool) -> None:
+        super().__init__()
+        self.proj = nn.Linear(numbers, 1, bias=has_bias)
+
+    def forward(self, states: Tensor, before: Tensor | None) -> Tensor:
+        """Returns logits [num_rows] in float32.
+
+        Args:
+            states: [num_rows, hidden_size] of the rows that guess.
+            before: [num_rows, markov_rank] numbers that stand for the tokens before the guesses; None: there
+                are no such numbers.
+        """
+        if before is not None and self.proj.in_features > states.shape[1]:
+            states = torch.cat([states, before], dim=-1)
+        logits: Tensor = self.proj(states)
+        return logits[:, 0].float()
 
 
 class DFlashHead(nn.Module):
@@ -264,6 +300,9 @@ class DFlashHead(nn.Module):
         self.candidate_selector: CandidateSelector | None = None
         if shape.selector is not None:
             self.candidate_selector = CandidateSelector(*shape.selector, size, vocabulary)
+        self.confidence_head: ConfidenceHead | None = None
+        if shape.confidence is not None:
+            self.confidence_head = ConfidenceHead(*shape.confidence)
 
     def share_out(self, rank: int, ranks: int) -> bool:
         """Leaves a rank its share of layers and vocabulary. Returns as ``layers.share_out``."""
@@ -336,7 +375,7 @@ def network_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     renamed = {}
     for name, tensor in tensors.items():
         name = name.removeprefix("model.")
-        if name in OF_VOCABULARY or name.startswith((*OF_TARGET, PROMISES)):
+        if name in OF_VOCABULARY or name.startswith(OF_TARGET):
             continue
         for theirs, ours in RENAMED.items():
             name = name.replace(theirs, ours)

@@ -1,8 +1,8 @@
-"""MTP: the layer for multi-token prediction that a target's checkpoint carries, trained with the target.
+"""MTP: the layers for multi-token prediction that a target's checkpoint carries, trained with the target.
 
-It reads the target's last state, after the norm, and the embedding of the next token. With the target's own
-output projection it predicts the token after. It is trained for one token ahead, and drafts further tokens
-from its own normed state.
+A layer reads the target's last state, after the norm, and the embedding of the next token. With the target's
+own output projection it predicts the token after. A single layer is trained for one token ahead, and drafts
+further tokens from its own normed state.
 
 Source: DeepSeek-AI, "DeepSeek-V3 technical report", 2024.
 """
@@ -14,26 +14,20 @@ from torch import Tensor
 from outrider.engine.drafters.autoregressive_head import AutoregressiveHead
 from outrider.engine.drafters.mtp_checkpoint import MtpCheckpoint, after
 from outrider.engine.drafters.target_drafter import Target
-from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.linear import optimize_for_cpu
 from outrider.engine.settings import EngineSettings
 
 
 class Mtp(AutoregressiveHead):
-    """Drafter with the first MTP layer of the checkpoint."""
+    """Drafter with the only MTP layer of the checkpoint."""
 
     hidden_layers = (-1,)
 
-    def __init__(self, settings: EngineSettings, name: str) -> None:
+    def __init__(self, settings: EngineSettings, name: str, checkpoint: MtpCheckpoint) -> None:
         super().__init__(settings, name)
-        if (given := settings.drafters[name].checkpoint) is not None:
-            raise UnsupportedModelError(
-                f"drafters.{name}.checkpoint={given!r} for model={settings.model!r}: the layer is in the"
-                " target's checkpoint, so give none"
-            )
-        self._checkpoint = MtpCheckpoint(settings)
-        self.cache_shapes = (self._checkpoint.cache_shape,)
+        self._checkpoint = checkpoint
+        self.cache_shapes = checkpoint.cache_shapes
         self.state_size = self._checkpoint.target.hidden_size
         self.weight_bytes = self._checkpoint.weight_bytes
 

@@ -1,9 +1,9 @@
-"""Checkpoint with a layer for multi-token prediction (MTP), as some targets have it.
+"""Checkpoint with layers for multi-token prediction (MTP), as some targets have them.
 
-transformers leaves the layer out of the model. It can build the layer and name its weights, in two forms:
+transformers leaves them out of the model. It can build them and name their weights, in two forms:
 
-    model.layers.N.*   after a model's N layers: DeepSeek-V3, GLM-4.5 and their successors
-    mtp.*              apart from the model: Qwen and its successors
+    model.layers.N.*   after a model's N layers, and further layers: DeepSeek-V3, GLM-4.5 and their successors
+    mtp.*              apart from the model: Qwen and its successors, whose first layer is read alone
 
 A quantized layer is widened as it loads.
 """
@@ -29,9 +29,10 @@ from outrider.engine.parallel.layers import share_out
 from outrider.engine.settings import EngineSettings
 
 PASSED = torch.bfloat16  # type of tensors without content: experts take no other type
-# Defaults of configs: a single layer, which sees the whole text, with experts if its model has experts.
+# Defaults of configs, for each layer: it sees the whole text, and has experts if its model has experts.
 SILENT = {"mtp_layer_types": ["full_attention"], "mtp_mlp_layer_types": ["sparse"]}
 OF_TARGET = {"embed_tokens.weight", "shared_head.weight"}  # tensors that the layer shares
+APPENDED = re.compile(r"model\.layers\.(\d+)\.")
 UNUSED = re.compile(
     r"mtp\.layers\.[1-9].*"  # layers after the first
     r"|.*\.(embed_tokens|shared_head\.head)\.weight"  # copies of the target's tensors
@@ -39,7 +40,7 @@ UNUSED = re.compile(
 
 
 class MtpCheckpoint:
-    """Checkpoint of the settings' target. ``load`` reads its first MTP layer."""
+    """Checkpoint of the settings' target. ``load`` reads its MTP layers."""
 
     def __init__(self, settings: EngineSettings) -> None:
         """
@@ -49,20 +50,21 @@ class MtpCheckpoint:
         self.target = TargetShape.of(settings)
         config = served_config(settings.model)
         self._checkpoint = StoredCheckpoint(config, settings.model)
-        self._names = self._found()
+        self.num_layers, self._names = self._found()
         self._config = config.get_text_config()
         with FakeTensorMode():
             _, model = self._built(PASSED)
-            heads, key_dim, value_dim = self._probed(model)
-            ranks = settings.tensor_parallel
-            if ranks > 1 and share_out(model.layers, 0, ranks):
-                heads //= ranks
-        self.cache_shape: LayerShape = heads, key_dim, value_dim  # at each rank
+            shapes, ranks = self._probed(model), settings.tensor_parallel
+            parts = ranks if ranks > 1 and share_out(model.layers, 0, ranks) else 1
+        # Shape of what each layer caches of a token, at each rank.
+        self.cache_shapes: tuple[LayerShape, ...] = tuple(
+            (heads // parts, key_dim, value_dim) for heads, key_dim, value_dim in shapes
+        )
         count = sum(tensor.numel() for tensor in model.layers.state_dict().values())
         self.weight_bytes = count * self.target.dtype.itemsize
 
     def load(self, target: Target, rank: int, ranks: int) -> Any:
-        """Returns a rank's share of the layer, an MtpModel of transformers, in the target's type.
+        """Returns a rank's share of the layers, an MtpModel of transformers, in the target's type.
 
         Raises:
             UnsupportedModelError: a tensor is missing, or has another shape.
@@ -84,34 +86,36 @@ class MtpCheckpoint:
         model.rotary_emb = target.model.get_decoder().rotary_emb
         return model.to(target.device).eval().requires_grad_(False)
 
-    def _found(self) -> set[str]:
-        """Returns the names of the layer's tensors."""
-        prefixes = f"model.layers.{self.target.num_layers}.", "mtp."
-        named = {name for name, _ in self._checkpoint.names() if name.startswith(prefixes)}
-        if found := {name for name in named if not UNUSED.fullmatch(name)}:
-            return found
+    def _found(self) -> tuple[int, set[str]]:
+        """Returns the number of layers, and the names of their tensors."""
+        first, names = self.target.num_layers, [name for name, _ in self._checkpoint.names()]
+        appended = (APPENDED.match(name) for name in names)
+        count = len({int(match[1]) for match in appended if match and int(match[1]) >= first})
+        prefixes = *(f"model.layers.{first + layer}." for layer in range(count)), "mtp."
+        if found := {name for name in names if name.startswith(prefixes) and not UNUSED.fullmatch(name)}:
+            return max(count, 1), found
         raise self._refusal(
-            f"the checkpoint has no MTP layer: no tensor is named {prefixes[0]}* or {prefixes[1]}*"
+            f"the checkpoint has no MTP layer: no tensor is named model.layers.{first}.* or mtp.*"
         )
 
     def _built(self, dtype: torch.dtype) -> tuple[Any, Any]:
-        """Returns a model and its MTP layer, without weights."""
+        """Returns a model and its MTP layers, without weights."""
         try:
-            return built(self._config, dtype)
+            return built(self._config, dtype, self.num_layers)
         except (AttributeError, ValueError, StopIteration) as error:
             raise self._refusal(f"transformers builds no MTP layer for it: {error}") from error
 
-    def _probed(self, model: Any) -> LayerShape:
+    def _probed(self, model: Any) -> list[LayerShape]:
         try:
             probe = probed(model, self.target.hidden_size)
         except Exception as error:  # a layer may fail in any way
             raise self._refusal(
                 f"its MTP layer does not run on the paged cache: {type(error).__name__}: {error}"
             ) from error
-        if probe.needs or [*probe.shapes] != [0]:
+        if probe.needs or [*probe.shapes] != [*range(self.num_layers)]:
             wanted = " and ".join(sorted(probe.needs)) or "no attention of its own"
             raise self._refusal(f"its MTP layer needs {wanted}, which is not served here")
-        return probe.shapes[0]
+        return [*probe.shapes.values()]
 
     def _check(self, found: Any) -> None:
         """found: LoadStateDictInfo of transformers."""
@@ -133,30 +137,36 @@ class MtpCheckpoint:
         return UnsupportedModelError(f"drafter='mtp' for model={self.target.name!r}: {reason}")
 
 
-def built(config: Any, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Returns a model of transformers and its first MTP layer, without weights.
+def built(config: Any, dtype: torch.dtype, count: int = 1) -> tuple[Any, Any]:
+    """Returns a model of transformers and its first ``count`` MTP layers, without weights.
 
     Raises AttributeError, ValueError or StopIteration: transformers builds no such layer.
     """
-    config.num_mtp_layers = 1
+    config.num_mtp_layers = count
     for name, value in SILENT.items():
         if getattr(config, name, None) is None:
-            setattr(config, name, value)
+            setattr(config, name, value * count)
     with local_torch_dtype(dtype):
         whole = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
-        return whole, MtpModel(whole, 1).eval()
+        return whole, MtpModel(whole, count).eval()
 
 
 def probed(model: Any, hidden_size: int) -> Probe:
-    """Returns what a token through an MtpModel shows of its attention. The layer may fail in any way."""
+    """Returns what a token through an MtpModel shows of its attention. Its layers may fail in any way."""
     probe, token = Probe(), torch.zeros(1, 1, dtype=torch.int64)
     with torch.inference_mode():
-        after(model, torch.zeros(1, 1, hidden_size, dtype=PASSED), token, token, probe)
+        for layer in range(len(model.layers)):
+            after(model, torch.zeros(1, 1, hidden_size, dtype=PASSED), token, token, probe, layer)
     return probe
 
 
 def after(
-    model: Any, states: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, outrider: Any
+    model: Any,
+    states: torch.Tensor,
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    outrider: Any,
+    layer: int = 0,
 ) -> torch.Tensor:
     """Returns the states after tokens, from the states before them: [1, num_tokens, hidden_size].
 
@@ -164,9 +174,10 @@ def after(
         model: an MtpModel.
         tokens, positions: int64 [1, num_tokens].
         outrider: argument of attention (outrider/engine/forward/attention.py).
+        layer: number of the layer that computes them.
     """
     embeddings = model.embed_tokens(tokens)
-    kind = {"layer_type": model.config.layer_types[0]} if model.has_per_layer_rope else {}
+    kind = {"layer_type": model.config.layer_types[layer]} if model.has_per_layer_rope else {}
     rotation = model.rotary_emb(embeddings, position_ids=positions, **kind)
-    states = model.layers[0](embeddings, states, rotation, None, positions, None, outrider=outrider)
+    states = model.layers[layer](embeddings, states, rotation, None, positions, None, outrider=outrider)
     return model.shared_post_norm(states) if model.use_shared_post_norm else states

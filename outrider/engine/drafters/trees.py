@@ -22,6 +22,7 @@ from operator import attrgetter
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.draft import ROOT, Draft, SparseProbs
@@ -32,6 +33,7 @@ from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.choosing.sampler import Choices, choose_tokens
 from outrider.engine.inputs.step_input import Feed
 
+LEAST_DOUBT = 1e-4  # probability that a score leaves to the other side, so that its logit is finite
 DOUBT = 2.0  # factor by which a promise may be too small: calibration comes later, and cuts again
 
 
@@ -120,6 +122,12 @@ class _Tree:
         blocks = self.sequence.blocks
         return Feed(tokens, count * num_logits, start, blocks, None if tree.is_chain else tree)
 
+    def whole_feed(self, back: int) -> Feed:
+        """Returns the feed of all fed nodes, from ``back`` slots before the end of the cached tokens."""
+        tree, sequence = _draft_of(self.fed), self.sequence
+        branches = None if tree.is_chain else tree
+        return Feed([*tree.tokens], len(self.open), sequence.cached - back, sequence.blocks, branches)
+
     def _tokens(self, choices: Choices, row: int, parent: _Node | None) -> TopTokens:
         if not self.is_coupled:
             token, probs = choices.sample_draft_token(self.request.round, row)
@@ -175,10 +183,14 @@ class Trees:
             for node in tree.open
         ]
 
-    def grow(self, logits: Tensor, are_finite: Tensor | None = None) -> list[int]:
+    def grow(
+        self, logits: Tensor, are_finite: Tensor | None = None, confidences: Tensor | None = None
+    ) -> list[int]:
         """Adds nodes after those of ``growing``, from logits [num_rows, vocab_size].
 
-        are_finite: bool [num_rows], whether all else that was computed for a row is finite.
+        Args:
+            are_finite: bool [num_rows], whether all else that was computed for a row is finite.
+            confidences: [num_rows] logits of the first guesses being correct, by the drafter's own account.
 
         Returns:
             for each node that now grows the row of the node that it follows.
@@ -189,7 +201,10 @@ class Trees:
         rows = [tree.rows() for tree in trees]
         choices, finite = choose_tokens(logits, rows, are_finite, min(self._ranks, logits.shape[1]))
         values = torch.from_numpy(np.concatenate([part.perturbed for part in choices]))
-        scores: list[list[float]] = values.log_softmax(dim=1).tolist()
+        of_ranks = values.log_softmax(dim=1)
+        if confidences is not None:
+            of_ranks = _weighed(of_ranks, confidences.cpu())
+        scores: list[list[float]] = of_ranks.tolist()
         going_on, first = [], 0
         for tree, of_tree in zip(trees, choices, strict=True):
             own = slice(first, first + len(tree.open))
@@ -204,6 +219,13 @@ class Trees:
         """Returns the feeds of what grows. Arguments: as for ``_Tree.feed``."""
         return [tree.feed(between, num_logits) for tree in self._trees if tree.open]
 
+    def whole_feeds(self, back: int) -> dict[int, Feed]:
+        """Returns the feeds of all nodes of the trees that grow, by index, with logits of what grows.
+
+        back: slots before the end of the cached tokens, from which the nodes are fed.
+        """
+        return {index: tree.whole_feed(back) for index, tree in enumerate(self._trees) if tree.open}
+
     def drafts(self) -> list[Draft]:
         """Returns the Drafts so far."""
         return [tree.draft() for tree in self._trees]
@@ -217,6 +239,18 @@ class Trees:
     def top_tokens(self) -> list[list[TopTokens]]:
         """Top tokens of each Draft, at each position of its chain."""
         return [tree.top_tokens for tree in self._trees]
+
+
+def _weighed(scores: Tensor, confidences: Tensor) -> Tensor:
+    """Returns scores [num_rows, ranks] that the drafter's own confidence in the first guesses has changed.
+
+    Scores know the noise, and a confidence knows the text. So the odds of a first guess become the geometric
+    mean of both, and the other guesses share what is left as before.
+    """
+    first = scores[:, :1].exp().clamp(LEAST_DOUBT, 1.0 - LEAST_DOUBT)
+    odds = (first.logit() + confidences[:, None]) / 2
+    rest = scores[:, 1:] - (-first).log1p() + logsigmoid(-odds)
+    return torch.cat([logsigmoid(odds), rest], dim=1)
 
 
 def with_room(request: DraftRequest, cache: PagedCache, unwritten: int = 0) -> DraftRequest:

@@ -1,4 +1,4 @@
-"""Drafts of target drafters, cut to the nodes that pay, and united with what an index guesses."""
+"""Drafts of target drafters, cut to the nodes that pay, and united with what indices guess."""
 
 from collections.abc import Iterable, Sequence
 
@@ -13,15 +13,15 @@ TAKEN_IN = 512  # tokens that enter the indices in a step, a millisecond or two,
 
 
 class DraftUnions:
-    """Holds what is learned of each sequence whose Drafts promise something, or are united with an index."""
+    """Holds what is learned of each sequence whose Drafts promise something, or are united with indices."""
 
     def __init__(self) -> None:
         self._rates: dict[str, LearnedRates] = {}  # rates by name of the mixed drafter
-        # Unions by number of the sequence and name of the index.
-        self._unions: dict[int, dict[str, DraftUnion]] = {}
+        # Unions by number of the sequence and names of the indices.
+        self._unions: dict[int, dict[tuple[str, ...], DraftUnion]] = {}
 
     def united(self, wanted: Iterable[tuple[Lease, DraftRequest, Draft, Sequence[float]]]) -> list[Draft]:
-        """Returns the Drafts of a step with the nodes that pay, and with the guesses of the index.
+        """Returns the Drafts of a step with the nodes that pay, and with the guesses of the indices.
 
         Without an index, a Draft that promises nothing stays as it is.
 
@@ -30,32 +30,31 @@ class DraftUnions:
         """
         left, drafts = TAKEN_IN, list[Draft]()
         for lease, request, draft, promises in wanted:
-            sequence, name = request.engine_sequence, split_name(lease.drafter)[1]
-            if sequence.sampling.verification != "coupled" or not (name or promises):
+            sequence, (_, names) = request.engine_sequence, split_name(lease.drafter)
+            if sequence.sampling.verification != "coupled" or not (names or promises):
                 drafts.append(draft)
                 continue
-            index = drafter(name) if name else None
-            union, rates = self._of(sequence, index), self._rates_of(lease.drafter, index)
+            indices = [*map(drafter, names)]
+            union, rates = self._of(sequence, indices), self._rates_of(lease.drafter, indices)
             left -= union.take_in(sequence.tokens, left)
             nodes, least = request.depth + request.alternatives, lease.least_survival
             ends = sequence.end_token_ids
             drafts.append(union.united(sequence.tokens, draft, rates, nodes, least, ends, promises))
         return drafts
 
-    def _of(self, sequence: EngineSequence, index: DrafterInfo | None) -> DraftUnion:
-        unions, name = self._unions.setdefault(sequence.number, {}), index.name if index else ""
-        if name not in unions:
-            unions[name] = DraftUnion()
-            if index is not None:
-                given = (sequence.prediction, sequence.prompt_length) if index.reads_prediction else ()
-                unions[name] = DraftUnion(index.load()(*given))
-        return unions[name]
+    def _of(self, sequence: EngineSequence, indices: Sequence[DrafterInfo]) -> DraftUnion:
+        unions, names = self._unions.setdefault(sequence.number, {}), tuple(row.name for row in indices)
+        if names not in unions:
+            past = sequence.texts.past if any(row.remembers for row in indices) else ()
+            given = sequence.texts.prediction, len(past) + sequence.prompt_length
+            made = [row.load()(*given if row.reads_prediction else ()) for row in indices]
+            unions[names] = DraftUnion(made, past)
+        return unions[names]
 
-    def _rates_of(self, name: str, index: DrafterInfo | None) -> LearnedRates:
+    def _rates_of(self, name: str, indices: Sequence[DrafterInfo]) -> LearnedRates:
         if name not in self._rates:
-            of_prediction = index is not None and index.reads_prediction
-            priors = PRIOR_RATES_OF_PREDICTIONS if of_prediction else PRIOR_RATES
-            self._rates[name] = LearnedRates(priors)
+            priors = [PRIOR_RATES_OF_PREDICTIONS if row.reads_prediction else PRIOR_RATES for row in indices]
+            self._rates[name] = LearnedRates(priors or [PRIOR_RATES])
         return self._rates[name]
 
     def forget(self, sequence: EngineSequence) -> None:

@@ -11,6 +11,7 @@ from msgspec import structs
 from outrider.decoding.grammar import GrammarError
 from outrider.decoding.outcomes import Branch
 from outrider.decoding.settings import Sampling
+from outrider.drafters.known_texts import NO_TEXTS, KnownTexts
 from outrider.drafters.registry import row_of
 from outrider.engine.adapters.adapters import Adapters
 from outrider.engine.adapters.held_adapters import HeldAdapters
@@ -119,14 +120,14 @@ class Engine:
         sampling: Sampling,
         number: int | None = None,
         adapter: AskedAdapter = NONE_ASKED,
-        prediction: tuple[int, ...] = (),
+        texts: KnownTexts = NO_TEXTS,
     ) -> EngineSequence:
         """Opens a sequence without tokens. It takes up cache once work is submitted for it.
 
         Args:
             number: number by which work names it, above those of all sequences before; None: the next number.
             adapter: its adapter, which is loaded if it is missing.
-            prediction: token ids that the answer probably has.
+            texts: texts that its indices guess from.
 
         Raises:
             ValueError: the sampling settings do not suit this model's vocabulary, or no adapter of the
@@ -147,7 +148,7 @@ class Engine:
             limit,
             self._clock,
             self._adapters.hold(adapter),
-            prediction,
+            texts,
         )
         try:
             self._grammars.begin(sequence)

@@ -358,3 +358,40 @@ def test_tensor_of_another_kind_of_draft_is_refused_by_name(tmp_path: Path) -> N
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, "markov_head.markov_w1.weight": torch.zeros(2)}, folder / "model.safetensors")
     assert "markov_head.markov_w1.weight is no part of a DFlash draft" in refusal(folder)
+
+
+def test_confidence_of_dspark_reads_a_row_and_the_token_before_it(tmp_path: Path) -> None:
+    form = Form(is_shifted=True, markov=16)
+    drafter, tensors = (
+        drafter_of(engine_with("dflash", write_dflash(tmp_path, form, "DeepSpec"))),
+        reference(form).tensors,
+    )
+    states, tokens = torch.randn(3, SIZE, generator=torch.Generator().manual_seed(1)), [4, 5, 300]
+    read = torch.cat([states, tensors["markov_head.markov_w1.weight"][tokens]], dim=1)
+    expected = read @ tensors["confidence_head.proj.weight"][0]
+    torch.testing.assert_close(drafter._confidences(states, tokens), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_drafts_of_a_confident_head_are_deeper_and_say_the_same(tmp_path: Path) -> None:
+    form, lengths = Form(is_shifted=True, markov=16), list[int]()
+    for bias in (-4.0, 4.0):
+        folder = write_dflash(tmp_path / str(bias), form, "DeepSpec")
+        tensors = {
+            **load_file(folder / "model.safetensors"),
+            "confidence_head.proj.bias": torch.tensor([bias]),
+        }
+        tensors["confidence_head.proj.weight"] = torch.zeros(
+            1, SIZE
+        )  # the row alone, as the form without tokens
+        save_file(tensors, folder / "model.safetensors")
+        found = drafted_texts(engine_with("dflash", folder), 0.7, DEPTH, 6, least_survival=0.2)
+        assert [text.tokens for text in found] == plain_texts(0.7)
+        lengths.append(sum(draft.chain_length for draft in found[0].drafts[:4]))
+    assert lengths[0] < lengths[1]
+
+
+def test_confidence_head_of_another_size_is_refused_by_name(tmp_path: Path) -> None:
+    folder = write_dflash(tmp_path / "draft", Form(is_shifted=True, markov=16), "DeepSpec")
+    tensors = {**load_file(folder / "model.safetensors"), "confidence_head.proj.weight": torch.zeros(1, 3)}
+    save_file(tensors, folder / "model.safetensors")
+    assert f"confidence_head.proj.weight is [1, 3] and must be [1, {SIZE}]" in refusal(folder)

@@ -299,3 +299,16 @@ def test_verdict_tells_which_guess_would_have_been_right(alternatives: int) -> N
             assert rank == guesses.index(said) if said in guesses else rank >= len(guesses)
             refused, second = refused + 1, second + (rank == 1)
     assert 0.2 < second / refused < 0.8
+
+
+@pytest.mark.parametrize("confidence", [0.1, 0.9])
+def test_confidence_of_the_drafter_weighs_what_its_first_guess_promises(confidence: float) -> None:
+    trees, logits = Trees([DraftRequest(text(), 1, 2)]), torch.full((1, VOCABULARY), -50.0)
+    shares = torch.tensor([0.6, 0.3, 0.1])
+    logits[0, 3:6] = shares.log()
+    trees.grow(logits, confidences=torch.tensor([confidence]).logit())
+    (promises,) = trees.promises
+    odds = math.sqrt(0.6 / 0.4 * confidence / (1 - confidence))
+    assert promises[0] == pytest.approx(odds / (1 + odds), abs=1e-3)
+    assert sum(promises) == pytest.approx(1.0, abs=1e-3)
+    assert promises[1] == pytest.approx(3 * promises[2], rel=1e-3)  # as before

@@ -7,6 +7,8 @@ import pytest
 
 import outrider.engine.forward.graphs
 from outrider.decoding.draft import Draft
+from outrider.drafters.known_texts import KnownTexts
+from outrider.drafters.occurrences import END
 from outrider.drafters.union import PRIOR_RATES, DraftUnion, Role
 from outrider.engine.drafters import unions
 from outrider.engine.loop.engine import Engine
@@ -75,13 +77,24 @@ def test_prediction_of_an_edited_answer_makes_united_drafts_take_fewer_rounds(ta
             DEPTH,
             drafter="eagle3+prediction",
             least_survival=0.05,
-            prediction=prediction,
+            texts=KnownTexts(prediction),
         )[0]
         for prediction in (edited, (1, 2))
     )
     assert found.tokens == wrong.tokens == alone.tokens
     assert 2 * found.rounds < alone.rounds
     assert found.deepest > DEPTH
+
+
+def test_past_answer_makes_united_drafts_take_fewer_rounds(target: Engine) -> None:
+    prompt = prompt_of("prose")
+    alone = rounds(target, [prompt], 0.7, DEPTH)[0]
+    texts = KnownTexts(past=(*alone.tokens, END))
+    name = "eagle3+prediction+suffix+ngram"
+    known = rounds(target, [prompt], 0.7, DEPTH, drafter=name, least_survival=0.05, texts=texts)[0]
+    assert known.tokens == alone.tokens
+    assert known.rounds < 0.8 * alone.rounds
+    assert known.deepest > DEPTH
 
 
 def test_drafts_of_a_head_without_the_nodes_that_do_not_pay_say_the_same_with_fewer_nodes(

@@ -58,7 +58,7 @@ async def test_prediction_beside_a_drafter_of_the_target_is_united_with_it(token
             [each.name for each in factory.of(sequence, speculation, 0.0)._source._route._candidates]
             for sequence in asked
         ]
-    assert names == [["eagle3"], ["prediction", "eagle3+prediction", "eagle3"]]
+    assert names == [["eagle3"], ["prediction", "eagle3+prediction+suffix+ngram", "eagle3"]]
 
 
 @pytest.mark.parametrize("content", ["", "what the model never says", "a" + TEXT[1:20]])

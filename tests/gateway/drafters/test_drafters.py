@@ -15,8 +15,9 @@ from gateway.roster import Roster
 from gateway.sequence import GatewaySequence, VerdictDraft
 from outrider.decoding.draft import Draft, SparseProbs
 from outrider.decoding.settings import Sampling
+from outrider.drafters.past_answers import PastAnswers, Scope
 from protos import rounds_pb2
-from tests.fakes.scripted import VOCAB_SIZE, ScriptedDraft, fleet_of
+from tests.fakes.scripted import VOCAB_SIZE, ScriptedDraft, ScriptedTarget, fleet_of
 
 ANSWER = [*range(10, 200)]
 PROMPT = (1, 2, 3)
@@ -183,3 +184,22 @@ async def test_verdict_drafter_cuts_a_draft_unless_an_index_has_made_it_deeper(m
     proposal = await VerdictDrafter(sequence).propose(3)
     assert proposal.draft == Draft.chain(ANSWER[:count])
     assert (proposal.wanted, proposal.asked) == (3, maker)
+
+
+async def test_target_is_told_past_answers_of_its_scope_for_drafts_that_suffixes_are_united_with():
+    roster, mine = Roster({}, ["eagle3"]), Scope("my key", "code")
+    told = []
+    async with fleet_of(ScriptedTarget(ANSWER)) as fleet:
+        drafters = Drafters(fleet, roster, PastAnswers(100))
+        before = GatewaySequence(PROMPT, Sampling(), noise_key=0, scope=mine, generated=[7, 8, 9])
+        drafters.of(roster.find("eagle3+suffix"), before).close()
+        for name, scope in (
+            ("eagle3+suffix", mine),
+            ("eagle3+suffix", Scope("their key", "code")),
+            ("eagle3", mine),
+        ):
+            sequence = GatewaySequence(PROMPT, Sampling(), noise_key=0, scope=scope)
+            drafters.of(roster.find(name), sequence)
+            opening = fleet.open_target(sequence, is_isolated=False)._opening()
+            told.append([[*answer.ids] for answer in opening.past])
+    assert told == [[[7, 8, 9]], [], []]

@@ -2,7 +2,8 @@
 
 Of the form of Qwen those of the speculators package (0.9.0, without the packages that it names for other
 things, and transformers 5.19, in an environment of their own); of the others those of the MtpModel of
-transformers 5.23, which has no Qwen. From the root of the repository, in either environment:
+transformers 5.23, which has no Qwen, and with several layers of transformers 5.24. From the root of the
+repository, in either environment:
 
     PYTHONPATH=. python -m tests.engine.drafters.golden.make_mtp
 
@@ -20,10 +21,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.support.mtp import KINDS, LAYERS, golden_inputs, published, reference, write_target
+from tests.support.mtp import (
+    KINDS,
+    LAYERS,
+    SEVERAL,
+    golden_inputs,
+    published,
+    published_layers,
+    reference,
+    write_target,
+)
 
 FILE = Path(__file__).with_name("mtp.safetensors")
 OF_SPECULATORS = "qwen3"
+OF_SEVERAL = ("deepseek_v3", "glm4_moe")  # kinds of which several layers are computed
 
 Passes = Callable[[Tensor, Tensor], Tensor]  # states before each token, and tokens, to states after
 
@@ -38,6 +49,9 @@ def main() -> None:
             if kind != OF_SPECULATORS:
                 with TemporaryDirectory() as folder:
                     logits |= _both(kind, _of_transformers(write_target(Path(folder), kind)))
+        for kind in OF_SEVERAL:
+            with TemporaryDirectory() as folder:
+                logits |= _of_several(kind, write_target(Path(folder), kind, published_layers(kind)))
     save_file(dict(sorted(logits.items())), FILE)
     print({name: tuple(tensor.shape) for name, tensor in logits.items()})
 
@@ -79,23 +93,42 @@ def _of_speculators() -> Passes:
     return passes
 
 
+@torch.inference_mode()
+def _of_several(kind: str, folder: Path) -> dict[str, Tensor]:
+    """Logits of each of several layers, each after the likeliest tokens of the layers before it."""
+    layers = _mtp_model(folder, SEVERAL).float().eval()
+    cache = import_module("transformers.cache_utils").MtpCache(config=layers.config)
+    hidden, tokens = golden_inputs()
+    places = torch.arange(1, 1 + len(tokens))[None]
+    _, logits, _ = layers(torch.tensor([tokens]), hidden[None], None, places, cache)
+    return {f"{kind}.several": logits[0].contiguous()}
+
+
 def _of_transformers(folder: Path) -> Passes:
-    library: Any = import_module("transformers")
-    model = library.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
-    # It names the layer of the published sizes alone, and counts on the config to tell of it.
-    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{LAYERS}\.", r"^mtp\."]
-    model.config.num_mtp_layers = 1
-    if getattr(model.config, "mlp_layer_types", None):
-        model.config.mtp_mlp_layer_types = ["sparse"]
-    layer = import_module("transformers.modeling_layers").MtpModel.from_pretrained(model).float().eval()
+    layer = _mtp_model(folder, 1).float().eval()
 
     def passes(states: Tensor, tokens: Tensor) -> Tensor:
-        cache = import_module("transformers.cache_utils").MtpCache(config=model.config.get_mtp_config())
+        cache = import_module("transformers.cache_utils").MtpCache(config=layer.config)
         places = torch.arange(1, 1 + tokens.shape[1])[None]  # each token's own
         result: Tensor = layer.forward_layer(0, states, places, cache, input_ids=tokens)
         return result
 
     return passes
+
+
+def _mtp_model(folder: Path, count: int) -> Any:
+    """Returns the MtpModel of a checkpoint's first layers."""
+    library: Any = import_module("transformers")
+    model = library.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    # It names the layer of the published sizes alone, and counts on the config to tell of it.
+    model._keys_to_ignore_on_load_unexpected = [
+        *(rf"model\.layers\.{LAYERS + number}\." for number in range(count)),
+        r"^mtp\.",
+    ]
+    model.config.num_mtp_layers = count
+    if getattr(model.config, "mlp_layer_types", None):
+        model.config.mtp_mlp_layer_types = ["sparse"] * count
+    return import_module("transformers.modeling_layers").MtpModel.from_pretrained(model)
 
 
 if __name__ == "__main__":

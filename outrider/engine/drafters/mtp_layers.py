@@ -1,0 +1,170 @@
+"""MTP with a layer for each position of a Draft, as DeepSeek-V3's form has it with several layers.
+
+Layer k predicts the token that is k + 2 places after a state. Its slot of a position keeps what it computes
+from the state of the layer before it there, and from the token k + 1 places later. So the last k slots of a
+layer wait for tokens, and a Draft fills them with its own: each layer passes over the whole tree so far.
+
+A sequence that shares a prefix has no states of these slots before its own tokens. It drafts less deep until
+each layer has passed over one of its tokens.
+
+Source: DeepSeek-AI, "DeepSeek-V3 technical report", 2024; for chains the MtpModel of transformers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from outrider.engine.choosing.draft_request import DraftedSequence, DraftRequest
+from outrider.engine.drafters.mtp import Mtp
+from outrider.engine.drafters.mtp_checkpoint import MtpCheckpoint, after
+from outrider.engine.drafters.target_drafter import CommittedStates, feed_of, rows_at
+from outrider.engine.drafters.trees import Trees, with_room
+from outrider.engine.errors import UnsupportedModelError
+from outrider.engine.forward.attention import Paged
+from outrider.engine.inputs.step_input import Feed, StepInput
+from outrider.engine.parallel.drafter_step import DrafterStep
+from outrider.engine.settings import EngineSettings
+
+
+def mtp_drafter(settings: EngineSettings, name: str) -> Mtp:
+    """Returns the drafter of a target's own MTP layers, a single layer or several.
+
+    Raises:
+        UnsupportedModelError: there is no such layer, or a checkpoint is given.
+    """
+    if (given := settings.drafters[name].checkpoint) is not None:
+        raise UnsupportedModelError(
+            f"drafters.{name}.checkpoint={given!r} for model={settings.model!r}: the layer is in the"
+            " target's checkpoint, so give none"
+        )
+    checkpoint = MtpCheckpoint(settings)
+    kind = Mtp if checkpoint.num_layers == 1 else LayeredMtp
+    return kind(settings, name, checkpoint)
+
+
+@dataclass(frozen=True)
+class _NewestOfLayers:
+    """Newest state of each layer, of the layers that have passed over a token of the sequence."""
+
+    end: int  # tokens of the sequence that the first layer has taken in
+    states: Sequence[Tensor]  # [state_size] each
+
+
+class LayeredMtp(Mtp):
+    """Drafter with Drafts as deep as there are MTP layers."""
+
+    def __init__(self, settings: EngineSettings, name: str, checkpoint: MtpCheckpoint) -> None:
+        super().__init__(settings, name, checkpoint)
+        self._newest_of: dict[DraftedSequence, _NewestOfLayers] = {}
+
+    def capture(self) -> tuple[str, ...]:
+        """Captures nothing: the passes of later layers have no graphs."""
+        return ()
+
+    def graph_bytes(self, rows: int, feeds: int, chains: int) -> int:
+        return 0
+
+    def is_of_host(self, request: DraftRequest) -> bool:
+        return self._target.device.type != "cpu"
+
+    def take_in(self, committed: Sequence[CommittedStates]) -> None:
+        """Passes states that cannot wait through each layer, as far as its tokens are known."""
+        committed = self._waiting.add(committed)
+        if not committed:
+            return
+        befores = [self._states_up_to(part) for part in committed]
+        rows = [*self._states_before(committed).split([len(part.hidden) for part in committed])]
+        newest: list[list[Tensor]] = [[] for _ in committed]
+        for layer in range(len(self.cache_shapes)):
+            if layer:  # the newest state of the layer before waits for a token
+                rows = [
+                    torch.cat([*(state[None] for state in before[layer - 1 : layer]), states[:-1]])
+                    for before, states in zip(befores, rows, strict=True)
+                ]
+            rows = self._passed(layer, committed, rows)
+            for found, states in zip(newest, rows, strict=True):
+                found += states[-1:].clone().unbind()
+        for part, states_of in zip(committed, newest, strict=True):
+            self._newest_of[part.sequence] = _NewestOfLayers(part.start + len(part.hidden), states_of)
+
+    def _states_up_to(self, part: CommittedStates) -> Sequence[Tensor]:
+        """Returns the newest states of layers before a part, if they are those of the tokens before it."""
+        newest = self._newest_of.get(part.sequence)
+        return newest.states if newest is not None and newest.end == part.start else ()
+
+    def _passed(
+        self, layer: int, committed: Sequence[CommittedStates], rows: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Returns the states after a layer's pass over the last tokens of each part.
+
+        rows: states before these tokens, [num_tokens, state_size] each.
+        """
+        feeds = []
+        for part, states in zip(committed, rows, strict=True):
+            end, sequence = part.start + len(part.hidden) + 1, part.sequence
+            if count := len(states):
+                feeds.append(feed_of(sequence, sequence.tokens[end - count : end], end - count - 1 - layer))
+        if not feeds:
+            return [*rows]
+        before = torch.cat([*rows])
+        step = DrafterStep(StepInput.of(self._target.tables, feeds), len(before), layer, wants_logits=False)
+        after_all, _ = self._on_all_ranks(step, before)
+        return [*after_all.split([len(states) for states in rows])]
+
+    def _limited(self, request: DraftRequest) -> DraftRequest:
+        newest, layers = self._newest_of.get(request.sequence), 0
+        if newest is not None and newest.end == request.engine_sequence.cached:
+            layers = min(len(newest.states) + 1, len(self.cache_shapes))
+        limited = replace(request, depth=min(request.depth, layers))
+        return with_room(limited, self._target.cache, unwritten=1)
+
+    def _grown(self, requests: Sequence[DraftRequest]) -> Trees:
+        """Makes Drafts with a pass of each further layer over all nodes so far."""
+        trees = Trees(requests)
+        if not trees.growing:
+            return trees
+        newest = [self._newest_of[request.sequence].states for request in requests]
+        states = torch.stack([newest[index][0] for index in trees.growing])
+        _, logits = self._on_all_ranks(DrafterStep(num_states=len(states)), states)
+        fed: dict[int, Tensor] = {}  # states after the nodes that the layer before was fed, by Draft
+        layer = 0
+        while trees.grow(logits):
+            feeds = trees.whole_feeds(layer + 1)
+            before = [
+                _states_of_nodes(feed, newest[index][layer], fed.get(index)) for index, feed in feeds.items()
+            ]
+            layer += 1
+            fed_now = StepInput.of(self._target.tables, [*feeds.values()])
+            step = DrafterStep(fed_now, sum(map(len, before)), layer)
+            states, logits = self._on_all_ranks(step, torch.cat(before))
+            fed = dict(zip(feeds, states.split([*map(len, before)]), strict=True))
+        return trees
+
+    def _compute(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
+        rows = states
+        if step.fed.feeds:
+            batch = self._target.lay_out(step.fed)
+            paged = Paged(batch, self._cache, self._target.kernel)
+            given = self._model, states[None], batch.token_ids, batch.position_ids, paged
+            states = after(*given, step.part)[0].nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            rows = states[batch.logit_rows]
+        logits = self._logits(rows) if step.wants_logits else states.new_empty(0, 0)
+        return states, logits
+
+    def forget(self, sequence: DraftedSequence) -> None:
+        super().forget(sequence)
+        self._newest_of.pop(sequence, None)
+
+
+def _states_of_nodes(feed: Feed, newest: Tensor, fed: Tensor | None) -> Tensor:
+    """Returns the states before the nodes of a feed: [num_nodes, state_size].
+
+    Args:
+        newest: [state_size] state that waits for the first node.
+        fed: [num_fed, state_size] states after the leading nodes; None: there are none.
+    """
+    parents = range(-1, len(feed.tokens) - 1) if feed.tree is None else feed.tree.parents
+    known = newest[None] if fed is None else torch.cat([newest[None], fed])
+    return rows_at(known, [parent + 1 for parent in parents])
