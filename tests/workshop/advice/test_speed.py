@@ -125,7 +125,7 @@ def judgement(name: str, speedups: tuple[float, ...], correct: int, draft_s: flo
 
 
 def advice(*judgements: Judgement) -> Advice:
-    return Advice("big", (1, 8), True, 20.0, (None, None), [*judgements])
+    return Advice("big", (1, 8), True, 20.0, (None, None), judgements=[*judgements])
 
 
 def test_best_is_recommended_in_a_sentence() -> None:
