@@ -23,7 +23,7 @@ STREAMS = (1, 2, 4, 8, 16, 64)
 CONTEXT, ANSWER = 200, 256  # mean tokens
 WARM_S = 1.0  # virtual seconds before tokens count
 COUNTED_S = 6.0  # virtual seconds of all streams together
-EXPERTS = 128  # of a layer
+EXPERTS = 128  # experts of a layer
 DRAFTED = 4  # tokens of the Drafts for which experts are told
 
 

@@ -20,9 +20,15 @@ from outrider.decoding.gumbel_max import gumbel_max
 from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.demo.prompts import DEMO
+from outrider.engine.loop.engine import Engine
+from outrider.engine.offline.speculate import OfflineRequest, generate
+from outrider.engine.settings import EngineSettings
 from tests.support.checkpoints import ARCHITECTURES, COMMON, VOCAB_SIZE
+from tests.support.target_drafters import TOKENS
 from workshop.demo.pair import load_model
 
+PROMPTS = [tuple((7 * number * place + 3) % 256 for place in range(5 + 15 * number)) for number in range(3)]
+SETTINGS = {"dtype": "float32", "threads": 1, "cache_memory": 2**22, "block_size": 4}
 SEVERAL = 3  # MTP layers of a target with several
 SIZE, LAYERS = COMMON["hidden_size"], COMMON["num_hidden_layers"]
 EXPERTS = {
@@ -325,3 +331,11 @@ def golden_inputs() -> tuple[Tensor, list[int]]:
     generator = torch.Generator().manual_seed(9)
     hidden = torch.randn(12, SIZE, generator=generator)
     return hidden, torch.randint(VOCAB_SIZE, (12,), generator=generator).tolist()
+
+
+def plain_texts(folder: Path, temperature: float) -> list[tuple[int, ...]]:
+    """Returns the texts after PROMPTS of a target in plain decoding."""
+    plain = Engine.from_settings(EngineSettings.model_validate({**SETTINGS, "model": str(folder)}))
+    sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
+    asked = [OfflineRequest(prompt, sampling, noise_key(1, 0, prompt)) for prompt in PROMPTS]
+    return [output.tokens for output in generate(plain, None, asked, 0)]

@@ -9,20 +9,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider.decoding.philox import noise_key
 from outrider.decoding.settings import Sampling
 from outrider.engine.drafters.mtp import Mtp
 from outrider.engine.errors import UnsupportedModelError
 from outrider.engine.loop.engine import Engine
-from outrider.engine.offline.speculate import OfflineRequest, generate
-from outrider.engine.settings import EngineSettings
 from tests.support.mtp import (
     HYBRID_KINDS,
     KINDS,
     LAYERS,
+    PROMPTS,
+    SETTINGS,
     SIZE,
     TRAPS,
     Reference,
+    plain_texts,
     published,
     reference,
     write_target,
@@ -30,8 +30,6 @@ from tests.support.mtp import (
 from tests.support.quantized_checkpoints import quantize
 from tests.support.target_drafters import TOKENS, Drafted, drafter_of, engine_with, rounds
 
-PROMPTS = [tuple((7 * number * place + 3) % 256 for place in range(5 + 15 * number)) for number in range(3)]
-SETTINGS = {"dtype": "float32", "threads": 1, "cache_memory": 2**22, "block_size": 4}
 BLOCK = 4 * (LAYERS + 1) * 2 * 2 * 16 * 4  # bytes of four tokens, of glm4_moe
 
 
@@ -47,13 +45,6 @@ def target(folder: Path) -> Engine:
 
 def target_in(folder: Path, **settings: Any) -> Engine:
     return engine_with("mtp", **{**SETTINGS, "model": str(folder), **settings})
-
-
-def plain_texts(folder: Path, temperature: float) -> list[tuple[int, ...]]:
-    plain = Engine.from_settings(EngineSettings.model_validate({**SETTINGS, "model": str(folder)}))
-    sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
-    asked = [OfflineRequest(prompt, sampling, noise_key(1, 0, prompt)) for prompt in PROMPTS]
-    return [output.tokens for output in generate(plain, None, asked, 0)]
 
 
 def differing(found: list[Drafted], expected: Reference, temperature: float) -> int:

@@ -9,11 +9,13 @@ import torch
 from outrider.decoding.settings import Sampling
 from outrider.engine.drafters.mtp_layers import LayeredMtp
 from outrider.engine.loop.engine import Engine
-from tests.engine.drafters.test_mtp import PROMPTS, SETTINGS, plain_texts
 from tests.support.mtp import (
     LAYERS,
+    PROMPTS,
+    SETTINGS,
     SEVERAL,
     chain_of_layers,
+    plain_texts,
     published_layers,
     references,
     write_target,
