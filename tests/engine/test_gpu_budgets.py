@@ -54,7 +54,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "logprobs": {"temperature": 0.8, "logprobs": 2},
 }
 # Calls by our own code, of functions in Python or C, for each further sequence of a step; a step of one.
-CALLS_OF_A_SEQUENCE, CALLS_OF_A_STEP = 60, 420
+CALLS_OF_A_SEQUENCE, CALLS_OF_A_STEP = 58, 410
 # The fastest way that there is.
 SETTINGS: dict[str, Any] = {"device": "cuda", "dtype": "float16", "block_size": 8}
 LAYERS = (1, 2)

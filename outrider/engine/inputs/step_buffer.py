@@ -94,18 +94,16 @@ def _placed(fields: tuple[tuple[str, Field], ...], alignment: int) -> tuple[Mapp
 
 def _views(places: Mapping[str, _Place], buffer: Any) -> dict[str, Any]:
     """Returns views of the fields at these places. buffer: argument of ``split``."""
-    of_type = {dtype: _viewed(buffer, dtype) for dtype in {place.dtype for place in places.values()}}
+    is_on_host, length = isinstance(buffer, np.ndarray), len(buffer)
+    of_type = {  # whole numbers of each type that the buffer has room for
+        dtype: buffer[: length - length % ITEM_SIZES[dtype]].view(
+            dtype if is_on_host else getattr(torch, dtype)
+        )
+        for dtype in {place.dtype for place in places.values()}
+    }
     return {
         name: of_type[place.dtype][place.numbers]
         if place.shape is None
         else of_type[place.dtype][place.numbers].reshape(place.shape)
         for name, place in places.items()
     }
-
-
-def _viewed(buffer: Any, dtype: str) -> Any:
-    """Returns the whole numbers of a type that the buffer has room for."""
-    size = ITEM_SIZES[dtype]
-    return buffer[: len(buffer) // size * size].view(
-        dtype if isinstance(buffer, np.ndarray) else getattr(torch, dtype)
-    )
