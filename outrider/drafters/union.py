@@ -49,7 +49,7 @@ class Kind(NamedTuple):
     """Guesses that count as alike."""
 
     role: Role
-    first: int = 0  # number of the first index that guesses it, or else of the first that guesses there
+    source: int = 0  # number of the first index that guesses it, or else of the first that guesses there
     matched: int = 0  # doublings of the newest tokens that this index knew; 0: none guesses there
     agreeing: int = 0  # indices that guess it
     promised: int | None = None  # its drafter's promise, as a rounded logit; None: it promises nothing
@@ -67,7 +67,7 @@ class LearnedRates:
         """Returns the probability that a guess is correct if its parent is."""
         rate = self._rates.get(kind)
         if kind.promised is None:
-            prior = self._priors[kind.first][kind.role]
+            prior = self._priors[kind.source][kind.role]
         else:
             prior = 1 / (1 + math.exp(-kind.promised))
         return prior if rate is None else rate.value(prior, PRIOR_GUESSES)
