@@ -68,6 +68,12 @@ class Answer:
     took_s: float = 0.0
     longest_pause_s: float = 0.0
 
+    @property
+    def changes_of_target(self) -> int:
+        """Times that it went on at another target: its own was lost, or late before its loss was noticed."""
+        report = self.usage["speculation"]
+        return int(report["lost_targets"] + report["moves"])
+
 
 @dataclass(frozen=True)
 class Running:

@@ -53,8 +53,7 @@ def test_target_killed_under_streams_that_its_heads_draft(machines: Machines, pr
     for answer, plainly in zip(answers, expected, strict=True):
         agree(answer, plainly)
     usage = [answer.usage["speculation"] for answer in answers]
-    # A sequence may have moved to the other target, since its own was late, before the loss was noticed.
-    assert sum(answer["lost_targets"] + answer["moves"] for answer in usage) > 0
+    assert sum(answer.changes_of_target for answer in answers) > 0
     assert all(answer["accepted"] > 0 and len(answer["drafted_by"]) == 1 for answer in usage)
     machines.wait_for("target", 2)
     again = stream(machines, asked[1])
