@@ -75,7 +75,7 @@ class LayeredMtp(Mtp):
         if not committed:
             return
         befores = [self._states_up_to(part) for part in committed]
-        rows = [*self._states_before(committed).split([len(part.hidden) for part in committed])]
+        rows = [*self._states_before(committed).split_with_sizes([len(part.hidden) for part in committed])]
         newest: list[list[Tensor]] = [[] for _ in committed]
         for layer in range(len(self.cache_shapes)):
             if layer:  # the newest state of the layer before waits for a token
@@ -111,7 +111,7 @@ class LayeredMtp(Mtp):
         before = torch.cat([*rows])
         step = DrafterStep(StepInput.of(self._target.tables, feeds), len(before), layer, wants_logits=False)
         after_all, _ = self._on_all_ranks(step, before)
-        return [*after_all.split([len(states) for states in rows])]
+        return [*after_all.split_with_sizes([len(states) for states in rows])]
 
     def _limited(self, request: DraftRequest) -> DraftRequest:
         newest, layers = self._newest_of.get(request.sequence), 0
@@ -139,7 +139,7 @@ class LayeredMtp(Mtp):
             fed_now = StepInput.of(self._target.tables, [*feeds.values()])
             step = DrafterStep(fed_now, sum(map(len, before)), layer)
             states, logits = self._on_all_ranks(step, torch.cat(before))
-            fed = dict(zip(feeds, states.split([*map(len, before)]), strict=True))
+            fed = dict(zip(feeds, states.split_with_sizes([*map(len, before)]), strict=True))
         return trees
 
     def _compute(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
