@@ -17,6 +17,7 @@ OF_BENCHMARKS = {
     "load": (results.load,),
     "simulate": (results.simulate, results.simulate_ahead),
     "simulate_before": (results.simulate_before,),
+    "mixture": (results.mixture,),
     "costs": (results.costs, results.costs_rounds),
     "stalls": (results.stalls,),
     "host": (results.host,),

@@ -127,6 +127,27 @@ def simulate_ahead() -> str:
     )
 
 
+def mixture() -> str:
+    def counted(row: Row) -> str:
+        plain, drafted = row["experts, plain"], row["experts, K = 4"]
+        return "" if plain is None else f"{number(plain, 0)}, {number(drafted, 0)}"
+
+    return written(
+        {
+            "target": row["target"],
+            "streams": row["streams"],
+            "experts read: plain, K = 4": counted(row),
+            **{name: number(row[key], 0) for name, key in MIXTURE_RATES.items()},
+            "pace / plain": row["pace / plain"],
+            "pace / best of the others": row["pace / best"],
+            "passes with a Draft": row["share of passes with a Draft"],
+            "mean depth": number(row["mean depth"], 1),
+        }
+        for row in results("mixture")["rows"]
+    )
+
+
+MIXTURE_RATES = {"plain": "plain", "K = 2": "fixed 2", "K = 4": "fixed 4", "K = 8": "fixed 8", "pace": "pace"}
 MEASURED = {
     "step, graphs": "steps in graphs",
     "step, batch_invariant": "steps with batch-invariant numerics",

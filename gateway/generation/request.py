@@ -26,13 +26,13 @@ class Request:
     prompts: tuple[Prompt, ...]  # each is answered as if it were alone
     sampling: Sampling
     stop: tuple[str, ...] = ()
-    keeps_stop: bool = False  # the stop string that ends an answer belongs to its text
     speculation: Speculation = field(default_factory=Speculation)
     model: str | None = None
     n: int = 1  # answers to each prompt
     truncate_prompt: int | None = None  # newest tokens of each prompt that are kept; -1: those that fit
     shown: frozenset[str] = frozenset()  # special tokens that the answer's text shows
     shows_special: bool = False  # the text shows all special tokens
+    keeps_stop: bool = False  # the stop string that ends an answer belongs to its text
     scores_prompts: bool = False  # log-probabilities of the prompts' tokens; their number: sampling.logprobs
     generates: bool = True  # False: only the prompts are scored
     task: str | None = None  # label under which acceptance is counted

@@ -141,7 +141,6 @@ ARGUMENTS = "messages.0.tool_calls.0.function.arguments"
         ({"modalities": ["audio"]}, "modalities"),
         ({"web_search_options": {}}, "web_search_options"),
         ({"guided_json": {}}, "guided_json"),
-        ({"skip_special_tokens": False}, "skip_special_tokens"),
     ],
     ids=str,
 )
