@@ -130,7 +130,7 @@ def simulate_ahead() -> str:
 def mixture() -> str:
     def counted(row: Row) -> str:
         plain, drafted = row["experts, plain"], row["experts, K = 4"]
-        return "" if plain is None else f"{number(plain, 0)}, {number(drafted, 0)}"
+        return "" if row["target"] == "dense" else f"{number(plain, 0)}, {number(drafted, 0)}"
 
     return written(
         {
