@@ -36,7 +36,8 @@ def test_text_of_stored_experts_on_a_gpu_is_that_of_their_numbers(tmp_path: Path
     assert found == text(settings_of(meant, device="cpu"))
 
 
-@pytest.mark.parametrize("graphs", [False, True])
+# The survey of an engine with graphs captures each of them in the interpreter.
+@pytest.mark.parametrize("graphs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_step_on_a_gpu_tells_the_share_of_experts_that_it_read(graphs: bool, tmp_path: Path) -> None:
     """A graph's rows of padding choose experts too, so three rows may read more than they chose."""
     folder = write_checkpoint(tmp_path, "glm4_moe", num_hidden_layers=2)
