@@ -45,8 +45,8 @@ class ExchangeCosts:
 
 
 # Steps on an H200 took 0.6 ms, 2.3 us a sequence and 1.8 us a token longer than their part on the device,
-# without scheduling and handing out of tokens (bench/results/on_device.json). These take 0.2 ms and as much
-# again for each sequence: `python -m tests.support.simulated_cuda.host_time`.
+# without scheduling and handing out of tokens (bench/results/on_device.json). These are estimated: 0.2 ms and
+# as much again for each sequence.
 HOST = HostCosts(0.8e-3, 5e-6, 1.8e-6)
 # The positions of a Draft are replays that nothing on the host waits for.
 NO_HOST = HostCosts(0.0, 0.0, 0.0)
