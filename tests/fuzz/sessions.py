@@ -43,6 +43,7 @@ REFUSALS = (
     rounds_pb2.SequenceEnded.INVALID,
     rounds_pb2.SequenceEnded.TOO_LARGE,
     rounds_pb2.SequenceEnded.GRAMMAR,
+    rounds_pb2.SequenceEnded.ADAPTER,
 )
 LEFT = "left"  # the sender left before the worker's last reply
 CROSSED = "Internal error from Core"  # error of gRPC's own client if a refusal crosses a message
