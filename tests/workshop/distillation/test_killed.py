@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[3]
 PROMPTS = ["workshop.demo.consignments", "prompts.jsonl", "--prompts", "60"]
 DISTIL = ["outrider.cli.command_line", "distil", "--prompts", "prompts.jsonl", "--learning-rate", "0.002"]
 DISTIL += ["--steps", "60", "--measure-every", "10", "--threads", "1"]
+DISTIL += ["target=demo-small", "target.cache_memory=100000000"]
 
 
 def start(command: list[str], folder: Path) -> subprocess.Popen[str]:
