@@ -158,7 +158,7 @@ class Launched:
             build = seconds_between(self.before, self.forward.started)  # the device waited for this step
             total = seconds_between(self.before, self.choosing.arrival)
         sample = total - build - forward  # choosing tokens has waited for the device
-        num_tokens = self.forward.batch.num_tokens + sum(count - 1 for count in self.reached)
+        num_tokens = self.forward.batch.num_tokens + sum(self.reached) - len(self.reached)
         path = self.forward.batch.path
         return StepTimings(build, forward, sample, total, len(self.tasks), num_tokens, path)
 
