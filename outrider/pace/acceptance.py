@@ -24,6 +24,7 @@ class TaskAcceptance:
         self._reached = np.zeros(MAX_DEPTH)  # rounds in which a position was reached
         self._rates: tuple[float, ...] | None = None  # computed once per round
         self._second = Rate(memory)  # correct second guesses / wrong first guesses
+        self._spread = Rate(memory)  # product of two surpluses of a sequence / pairs of tokens
         self.probes = Probes()  # while its sequences are in plain decoding
 
     def observe_rank(self, rank: int) -> None:
@@ -43,6 +44,31 @@ class TaskAcceptance:
         self._reached *= self._kept
         self._reached[:reached] += 1.0
         self._rates = None
+
+    def observe_spread(self, before: float, before_tokens: float, surplus: float, tokens: int) -> None:
+        """Learns how far its sequences differ, from a sequence's surplus before a round and in the round.
+
+        The errors of both are independent. So the mean product is the variance of true offsets.
+
+        Args:
+            before: mean surplus of ``before_tokens`` earlier tokens of the sequence.
+            surplus: accepted tokens of the round minus those expected by the task.
+            tokens: tokens that the round reached.
+        """
+        self._spread.observe(before * before_tokens * surplus, before_tokens * tokens)
+
+    @property
+    def alike_tokens(self) -> float:
+        """Tokens whose mean surplus counts half as a sequence's offset: variance of a token / of offsets.
+
+        It is the weight of the best linear estimate. Source: Bühlmann, "Experience rating and credibility",
+        1967.
+        """
+        rate = self.rates()[0]
+        of_token = rate * (1.0 - rate)
+        spread = self._spread.value(of_token / TUNING.alike_tokens, TUNING.alike_pairs)
+        tokens = of_token / max(spread, TUNING.smallest)
+        return min(max(tokens, TUNING.alike_tokens), TUNING.most_alike_tokens)
 
     def rates(self) -> tuple[float, ...]:
         """[MAX_DEPTH] acceptance rates; a position that was not measured counts as the position before it."""
@@ -81,7 +107,9 @@ class SequenceAcceptance:
         """Learns from a round, and passes it on to the task."""
         rates = self.task.rates()
         self._accepted.observe(accepted, reached)
-        self._surplus.observe(accepted - sum(rates[:reached]), reached)
+        surplus = accepted - sum(rates[:reached])
+        self.task.observe_spread(self._surplus.value(0.0), self._surplus.total, surplus, reached)
+        self._surplus.observe(surplus, reached)
         self.task.observe(accepted, reached)
 
     @property
@@ -90,7 +118,7 @@ class SequenceAcceptance:
 
     def rates(self) -> list[float]:
         """[MAX_DEPTH] acceptance rates, given that the position is reached."""
-        offset = self._surplus.value(0.0, TUNING.alike_tokens)
+        offset = self._surplus.value(0.0, self.task.alike_tokens)
         return [min(max(rate + offset, 0.0), 1.0) for rate in self.task.rates()]
 
     @property

@@ -18,7 +18,9 @@ class PaceTuning:
     # Acceptance
     prior_rate: float = 0.7  # probability: a first guess is correct, if nothing is known
     prior_rounds: float = 8.0  # rounds: weight of what is assumed about a task's rate
-    alike_tokens: float = 4.0  # tokens: weight with which a sequence is like its task
+    alike_tokens: float = 4.0  # tokens: least weight of a task's rates in those of its sequence
+    most_alike_tokens: float = 16.0  # tokens: most weight of a task's rates in those of its sequence
+    alike_pairs: float = 500.0  # pairs of tokens: with fewer of them the weight is near the least
     known_rounds: float = 12.0  # rounds: from then on a rate may count as known
     known_error: float = 0.15  # probability: largest standard error of a known rate
     task_memory: float = 200.0  # rounds: 1/e after these, for a task

@@ -61,6 +61,27 @@ def test_sequence_rates_differ_from_the_task_within_a_few_rounds():
     assert SequenceAcceptance(task).rates()[0] > 0.8
 
 
+def tokens_of_likeness(kinds, rounds=12):
+    """Weight of a task after 60 sequences whose rates are these in turn."""
+    task = TaskAcceptance()
+    for number in range(60):
+        observe(SequenceAcceptance(task), [kinds[number % len(kinds)]] * 4, rounds, seed=number)
+    return task.alike_tokens
+
+
+def test_weight_of_likeness_in_sequences_of_one_rate_is_the_most():
+    assert tokens_of_likeness([0.8]) == TUNING.most_alike_tokens
+    assert tokens_of_likeness([0.95]) == TUNING.most_alike_tokens
+
+
+def test_weight_of_likeness_in_sequences_that_differ_is_small():
+    assert tokens_of_likeness([0.5, 0.95]) < 10.0
+
+
+def test_weight_of_likeness_before_sequences_are_known_is_the_least():
+    assert TaskAcceptance().alike_tokens == pytest.approx(TUNING.alike_tokens)
+
+
 def test_sequence_rates_are_at_most_one():
     task = TaskAcceptance()
     observe(task, [0.5], 100)
