@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn, sigmoid
+from torch import Tensor, exp, nn
 
 from outrider.engine.forward.attention import Paged, attended
 from outrider.engine.forward.cpu_operations import CpuOperations
@@ -268,7 +268,8 @@ def _part_of_mixture(
     weigh = function_of(mlp.get_submodule(mixture.shared_gate))
 
     def part(states: Tensor, rows: Tensor) -> Tensor:
-        product = multiply(operations.gated(gate_up(rows))) * sigmoid(weigh(rows))
+        # As in MixtureBlock: torch.sigmoid rounds a token's number in another way beside other tokens.
+        product = multiply(operations.gated(gate_up(rows))) / (1 + exp(-weigh(rows)))
         return experts.multiply(rows, *route(rows), product + states if is_first else product)
 
     return part

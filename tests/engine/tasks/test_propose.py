@@ -181,4 +181,4 @@ def test_guesses_of_a_parallel_draft_are_no_positions_that_follow_one_another(
     assert isinstance(proposed, Proposed)
     assert proposed.draft
     assert steps == proposed.timings.steps == 1
-    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    assert not [record for record in caplog.records if record.name == "outrider.engine.loop.runner"]
