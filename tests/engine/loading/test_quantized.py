@@ -239,7 +239,10 @@ def test_target_in_fp8_drafts_with_its_own_copy_in_fewer_bits(tmp_path: Path, ki
     plain = generate(Engine.from_settings(target), None, asked, 0)
     model = load_model(draft)
     assert not any(type(module) in (nn.Linear, StoredLinear) for module in model.modules())
-    assert allocated_weights(model) == skeleton(draft).weight_bytes(1, kind, on_cuda=False)
+    planned = skeleton(draft).weight_bytes(1, kind, on_cuda=False)
+    outputs = sum(module.out_features for module in model.modules() if isinstance(module, Int8Linear))
+    # oneDNN keeps a sum of each output, 4 bytes, only on processors that multiply 8 bit (VNNI).
+    assert allocated_weights(model) in (planned, planned - 4 * outputs)
     drafted = generate(Engine.from_settings(target), DraftModel(Engine.from_settings(draft)), asked, 3)
     assert [output.tokens for output in drafted] == [output.tokens for output in plain]
     assert sum(output.accepted for output in drafted) > 0
