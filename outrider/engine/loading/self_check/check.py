@@ -29,7 +29,13 @@ import torch
 from torch import nn
 
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.loading.self_check.outputs import Difference, Outputs, differences, is_finite
+from outrider.engine.loading.self_check.outputs import (
+    FACTOR_REORDERED,
+    Difference,
+    Outputs,
+    differences,
+    is_finite,
+)
 from outrider.engine.loading.self_check.runs import HEAD, Run, Runs, short_windows
 from outrider.engine.loading.self_check.script import LENGTH, SHORTEST, Script, pick_tokens, write_script
 from outrider.engine.parallel.rank_group import RankGroup
@@ -106,7 +112,7 @@ class SelfCheck:
         logger.info("self-check: %.1f s", time.perf_counter() - started)
 
     def differs(self, run: Run) -> str:
-        """Returns the differences of another way to compute the model, after ``check``.
+        """Returns the differences of another way to compute the model's products, after ``check``.
 
         It is empty at all ranks or at none.
         """
@@ -114,7 +120,7 @@ class SelfCheck:
             return ""
         with self._script() as script:
             outputs = replace(self._outputs, ours=self._runs.ours(script, run))
-            found = differences(script.rows, outputs)
+            found = differences(script.rows, outputs, FACTOR_REORDERED)
         return "" if self._runs.holds(not found) else _described(found)
 
     @contextmanager
