@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, exp, nn
+from torch import Tensor, exp, nn, sigmoid
 
 from outrider.engine.forward.attention import Paged, attended
 from outrider.engine.forward.cpu_operations import CpuOperations
@@ -268,8 +268,10 @@ def _part_of_mixture(
     weigh = function_of(mlp.get_submodule(mixture.shared_gate))
 
     def part(states: Tensor, rows: Tensor) -> Tensor:
-        # As in MixtureBlock: torch.sigmoid rounds a token's number in another way beside other tokens.
-        product = multiply(operations.gated(gate_up(rows))) / (1 + exp(-weigh(rows)))
+        weights = weigh(rows)
+        # As in MixtureBlock: on a CPU torch.sigmoid rounds a number in another way beside other numbers.
+        weights = 1 / (1 + exp(-weights)) if weights.device.type == "cpu" else sigmoid(weights)
+        product = multiply(operations.gated(gate_up(rows))) * weights
         return experts.multiply(rows, *route(rows), product + states if is_first else product)
 
     return part
