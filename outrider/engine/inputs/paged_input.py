@@ -148,7 +148,7 @@ def fill(
     numbers.new_blocks[: len(step.new_blocks)] = step.new_blocks
     places = np.arange(num_rows) + (starts - firsts).repeat(counts)
     numbers.token_ids[0, :num_rows] = np.fromiter(
-        chain.from_iterable(feed.tokens for feed in feeds), np.int64, num_rows
+        chain.from_iterable([feed.tokens for feed in feeds]), np.int64, num_rows
     )
     numbers.position_ids[0, :num_rows] = places
     numbers.slots[:num_rows] = (

@@ -150,8 +150,8 @@ class Launched:
 
     def timings(self, now: float) -> StepTimings:
         """Returns the timings of a finished step. An early one begins with the end of the step before."""
-        passes = [self.forward, *(position.forward for position in self.further)]
-        forward = sum(seconds_between(each.started, each.ended) for each in passes)
+        passes = [self.forward, *[position.forward for position in self.further]]
+        forward = sum([seconds_between(each.started, each.ended) for each in passes])
         if self.before is None:
             build, total = self.forward.built - self.started, now - self.started
         else:
