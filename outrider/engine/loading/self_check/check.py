@@ -29,13 +29,7 @@ import torch
 from torch import nn
 
 from outrider.engine.errors import UnsupportedModelError
-from outrider.engine.loading.self_check.outputs import (
-    FACTOR_REORDERED,
-    Difference,
-    Outputs,
-    differences,
-    is_finite,
-)
+from outrider.engine.loading.self_check.outputs import Difference, Outputs, differences, is_finite
 from outrider.engine.loading.self_check.runs import HEAD, Run, Runs, short_windows
 from outrider.engine.loading.self_check.script import LENGTH, SHORTEST, Script, pick_tokens, write_script
 from outrider.engine.parallel.rank_group import RankGroup
@@ -119,8 +113,8 @@ class SelfCheck:
         if self._outputs is None:
             return ""
         with self._script() as script:
-            outputs = replace(self._outputs, ours=self._runs.ours(script, run))
-            found = differences(script.rows, outputs, FACTOR_REORDERED)
+            outputs = replace(self._outputs, ours=self._runs.ours(script, run), are_reordered=True)
+            found = differences(script.rows, outputs)
         return "" if self._runs.holds(not found) else _described(found)
 
     @contextmanager
