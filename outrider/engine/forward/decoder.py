@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, exp, nn, sigmoid
+from torch import Tensor, nn
 
 from outrider.engine.forward.attention import Paged, attended
 from outrider.engine.forward.cpu_operations import CpuOperations
-from outrider.engine.forward.experts import ExpertRouter, Experts
+from outrider.engine.forward.experts import ExpertRouter, Experts, weighed
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.layer_operations import Heads, LayerOperations, Norm, PlainOperations
 from outrider.engine.forward.linear import Projection, adding, function_of
@@ -268,10 +268,7 @@ def _part_of_mixture(
     weigh = function_of(mlp.get_submodule(mixture.shared_gate))
 
     def part(states: Tensor, rows: Tensor) -> Tensor:
-        weights = weigh(rows)
-        # As in MixtureBlock: on a CPU torch.sigmoid rounds a number in another way beside other numbers.
-        weights = 1 / (1 + exp(-weights)) if weights.device.type == "cpu" else sigmoid(weights)
-        product = multiply(operations.gated(gate_up(rows))) * weights
+        product = weighed(multiply(operations.gated(gate_up(rows))), weigh(rows))
         return experts.multiply(rows, *route(rows), product + states if is_first else product)
 
     return part

@@ -25,6 +25,21 @@ Clamped = tuple[float, float]  # slope of the gate's sigmoid, and limit of gate 
 Weights = tuple[Tensor | StoredWeight, Tensor | None]  # [outputs, inputs], and a bias [outputs]
 
 
+def weighed(product: Tensor, weights: Tensor) -> Tensor:
+    """Returns the product of a shared expert times the sigmoid of its weights.
+
+    A row has the same bits in any company. On a CPU torch.sigmoid rounds the last numbers of a tensor, which
+    fill no vector of the processor, in another way than the numbers before them.
+
+    Args:
+        product: [num_rows, hidden_size]
+        weights: [num_rows, 1]
+    """
+    if product.device.type == "cpu":
+        return product / (1 + torch.exp(-weights))
+    return product * torch.sigmoid(weights)
+
+
 class Experts(nn.Module):
     """Experts of a layer, or a rank's features of each, for inference."""
 

@@ -1,18 +1,16 @@
 """Mixtures of experts beside recurrent states: a token has the same bits in any company.
 
 transformers multiplies the rows of a router, and of an expert, by functions of torch. Some processors add up
-three rows in another order than four. A sigmoid of torch rounds the last numbers of a tensor, which fill no
-vector, in another way than the numbers before them. So a token's bits would depend on how many tokens are
-computed with it, and so would every recurrent state after it.
+three rows in another order than four, and round the last numbers of a sigmoid in another way. So a token's
+bits would depend on how many tokens are computed with it, and so would every recurrent state after it.
 """
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from outrider.engine.forward.experts import ExpertRouter, Experts
+from outrider.engine.forward.experts import ExpertRouter, Experts, weighed
 from outrider.engine.forward.layer_operations import LayerOperations
 from outrider.engine.models.architecture import Mixture
 from outrider.engine.models.mixture_blocks import MIXTURE_BLOCKS
@@ -32,7 +30,7 @@ class MixtureBlock(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         """Returns states [1, num_tokens, hidden_size] of as many."""
         rows = hidden_states.flatten(0, 1)
-        shared = self.shared_expert(rows) / (1 + torch.exp(-self.shared_expert_gate(rows)))
+        shared = weighed(self.shared_expert(rows), self.shared_expert_gate(rows))
         part = self.experts.multiply(rows, *self._route(rows), shared if self._adds_shared else None)
         total = part if self.experts.add is None else self.experts.add(part)
         return total.view_as(hidden_states)
