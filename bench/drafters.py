@@ -8,8 +8,10 @@ answered with predictions, which are the answers with edits.
 
 import statistics
 import time
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -37,9 +39,10 @@ SHAPES = {
 }
 UNITED = "eagle3+suffix+ngram"
 PREDICTED = "eagle3+prediction+suffix+ngram"
-LEAST_SURVIVAL = 0.2  # probability: a price of nodes between a lone stream's and that of eight streams
+LEAST_SURVIVAL = 0.2  # probability: a node's price, between its price at one stream and at eight streams
 EDITED = 3  # tokens of an edit of a prediction
 PERIODS = (12, 24)  # tokens from one edit to the next
+MOST_SEARCHED = 64  # answers to all requests; a drafter that does not draft by then has found no layers
 SHAPE_TOKENS = 1000  # tokens of a prompt, SPEED-Bench's shortest
 
 
@@ -79,15 +82,22 @@ def run(
     requests: Sequence[OfflineRequest],
     name: str,
     depth: int,
+    least: float,
     texts: Sequence[KnownTexts] | None = None,
 ) -> LeasedRun:
-    """Answers all requests at once, with texts that indices know. depth: tokens of Drafts; 0: plain."""
+    """Answers all requests at once, with texts that indices know.
+
+    Args:
+        depth: tokens of Drafts; 0: plain decoding.
+        least: survival of a node, as in ``Lease.least_survival``.
+    """
     found, started = LeasedRun(), time.perf_counter()
-    (own, indices), drafts = split_name(name), dict[int, Draft]()
-    row, least = drafter(own), LEAST_SURVIVAL if indices else 0.0
+    drafts, opened = dict[int, Draft](), []
+    row = drafter(split_name(name)[0])
     drafted_in = row.steps_per_draft + depth * row.steps_per_token
     for request, known in zip(requests, texts or [NO_TEXTS] * len(requests), strict=True):
         sequence = engine.open(len(request.prompt), request.noise_key, request.sampling, texts=known)
+        opened.append(sequence)
         lease = Lease(sequence.limit, depth, 0, name if depth else "", least)
         engine.submit(Decode(sequence.number, 0, request.prompt, Draft(), 1, lease))
     while engine.has_work:
@@ -100,7 +110,22 @@ def run(
             if result.finish is not None:
                 engine.close(engine.sequence(result.sequence))
     found.seconds = time.perf_counter() - started
+    for sequence in opened:
+        engine.close(sequence)
     return found
+
+
+def search(engine: Engine, requests: Sequence[OfflineRequest], name: str, depth: int) -> None:
+    """Decodes plainly until the drafter drafts: early exit looks for the layers that pay on text.
+
+    Raises:
+        RuntimeError: it has not drafted after ``MOST_SEARCHED`` answers.
+    """
+    for _ in range(MOST_SEARCHED):
+        if any(run(engine, requests, name, depth, 0.0).reached):
+            return
+        run(engine, requests, name, 0, 0.0)
+    raise RuntimeError(f"{name} did not draft after {MOST_SEARCHED} answers to {len(requests)} requests")
 
 
 def texts_of(
@@ -143,7 +168,7 @@ def edited(tokenizer: Tokenizer, streams: int, depth: int) -> list[dict[str, Any
             for answer in answers
         ]
         for name in (UNITED.partition("+")[0], UNITED, PREDICTED):
-            found = run(engine, asked, name, depth, texts)
+            found = run(engine, asked, name, depth, LEAST_SURVIVAL, texts)
             point = {"edited": f"{EDITED} of {period} tokens", "drafter": name}
             rows.append({**point, "tokens": found.tokens, "passes": found.passes})
     return rows
@@ -162,6 +187,29 @@ def engine_with(name: str) -> Engine:
     return Engine.from_settings(EngineSettings.model_validate(given))
 
 
+def measured(name: str, tokenizer: Tokenizer, options: Namespace) -> list[dict[str, Any]]:
+    """Returns the rows of a drafter: by kind of text, temperature and streams.
+
+    A union leaves out nodes that cost more than they bring, so its head is measured at that price too.
+    """
+    engine, depth, rows = engine_with(name), DEPTHS.get(name, options.depth), list[dict[str, Any]]()
+    every = [kind for kinds in TEXTS.values() for kind in kinds]
+    search(engine, texts_of(every, tokenizer, 2 * len(every), options.tokens, 0.7, 0), name, depth)
+    own, indices = split_name(name)
+    least = LEAST_SURVIVAL if indices else 0.0
+    for text, temperature, streams in product(options.texts, options.temperatures, options.streams):
+        prompt = SHAPE_TOKENS * (text in SHAPES)
+        asked = texts_of({**TEXTS, **SHAPES}[text], tokenizer, streams, options.tokens, temperature, prompt)
+        point = {"text": text, "temperature": temperature, "streams": streams}
+        for each in dict.fromkeys((own, name)):
+            pairs = [
+                (run(engine, asked, each, 0, 0.0), run(engine, asked, each, depth, least))
+                for _ in range(options.repetitions)
+            ]
+            rows.append({**point, "depth": depth, "least survival": least, **row_of(each, pairs)})
+    return rows
+
+
 def main(arguments: Sequence[str]) -> None:
     parser = parser_of("drafters", __doc__)
     drafters = ["eagle3", "medusa", "early_exit", "colocated", UNITED]
@@ -177,18 +225,7 @@ def main(arguments: Sequence[str]) -> None:
     tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
     rows: list[dict[str, Any]] = []
     for name in options.drafters:
-        engine, depth = engine_with(name), DEPTHS.get(name, options.depth)
-        for text in options.texts:
-            kinds, least = {**TEXTS, **SHAPES}[text], SHAPE_TOKENS * (text in SHAPES)
-            for temperature in options.temperatures:
-                for streams in options.streams:
-                    asked = texts_of(kinds, tokenizer, streams, options.tokens, temperature, least)
-                    pairs = [
-                        (run(engine, asked, name, 0), run(engine, asked, name, depth))
-                        for _ in range(options.repetitions)
-                    ]
-                    point = {"text": text, "temperature": temperature, "streams": streams}
-                    rows.append({**point, "depth": depth, **row_of(name, pairs)})
-        print(table([row for row in rows if row["drafter"] == name]), flush=True)
+        rows += (found := measured(name, tokenizer, options))
+        print(table(found), flush=True)
     predictions = edited(tokenizer, max(options.streams), options.depth)
     print(table(predictions), save("drafters", rows, threads=1, predictions=predictions), sep="\n")

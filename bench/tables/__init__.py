@@ -8,7 +8,7 @@ from bench.tables.reading import source
 from bench.tables.readme import summary
 from workshop.pages.marks import DOCS, begin, rewritten
 
-NAMES = ("benchmarks.md", "gpu.md", "never-stalls.md")
+NAMES = ("benchmarks.md", "drafters.md", "gpu.md", "never-stalls.md")
 PAGES = (*(DOCS / name for name in NAMES), DOCS.parent / "README.md")
 COMMAND = "python -m bench tables"
 # Tables of each benchmark; their functions have the names of their marks. Its source stands above the first.
@@ -18,6 +18,13 @@ OF_BENCHMARKS = {
     "simulate": (results.simulate, results.simulate_ahead),
     "simulate_before": (results.simulate_before,),
     "mixture": (results.mixture,),
+    "drafters": (
+        results.drafters,
+        results.drafters_acceptance,
+        results.drafters_cost,
+        results.drafters_united,
+        results.drafters_predicted,
+    ),
     "costs": (results.costs, results.costs_rounds),
     "stalls": (results.stalls,),
     "host": (results.host,),

@@ -148,6 +148,70 @@ def mixture() -> str:
 
 
 MIXTURE_RATES = {"plain": "plain", "K = 2": "fixed 2", "K = 4": "fixed 4", "K = 8": "fixed 8", "pace": "pace"}
+
+
+def drafters() -> str:
+    """Returns tokens per pass and speed of each drafter, by kind of text, temperature and streams."""
+
+    return _speed_of_drafters(priced=False)
+
+
+def drafters_acceptance() -> str:
+    """Returns acceptance by position of each drafter at most streams, by kind of text and temperature."""
+    rows = _of_drafters(priced=False)
+    most = max(row["streams"] for row in rows)
+    return written(
+        pivoted(
+            (row for row in rows if row["streams"] == most),
+            {name: name for name in ("text", "temperature")},
+            lambda row: {row["drafter"]: " ".join(map(number, row["acceptance"]))},
+        )
+    )
+
+
+def drafters_cost() -> str:
+    """Returns the time of a Draft to a step's, by streams: the median over kinds of text."""
+    of_drafters: dict[tuple[int, str], list[float]] = {}
+    for row in _of_drafters(priced=False):
+        of_drafters.setdefault((row["streams"], row["drafter"]), []).append(row["Draft / target step"])
+    rows = [
+        {"streams": streams, "drafter": name, "cost": statistics.median(costs)}
+        for (streams, name), costs in of_drafters.items()
+    ]
+    return written(pivoted(rows, {"streams": "streams"}, lambda row: {row["drafter"]: row["cost"]}))
+
+
+def drafters_united() -> str:
+    """Returns a head alone and in one tree with indices, both without nodes that cost too much."""
+    return _speed_of_drafters(priced=True)
+
+
+def drafters_predicted() -> str:
+    """Returns the passes that code takes whose answers are predicted, by edits and drafter."""
+    rows = results("drafters")["predictions"]
+    return written(
+        pivoted(rows, {"replaced": "edited"}, lambda row: {f"{row['drafter']}: passes": row["passes"]})
+    )
+
+
+def _speed_of_drafters(*, priced: bool) -> str:
+    def told(row: Row) -> Row:
+        name = row["drafter"]
+        return {f"{name}: tokens / pass": row["tokens / pass"], f"{name}: to plain": row["to plain"]}
+
+    by = {name: name for name in ("text", "temperature", "streams")}
+    return written(pivoted(_of_drafters(priced=priced), by, told))
+
+
+def _of_drafters(*, priced: bool) -> list[Row]:
+    """Returns measures of drafters. priced: Drafts without nodes that cost more than they bring."""
+    return [
+        {**row, "text": KINDS.get(row["text"], row["text"])}
+        for row in results("drafters")["rows"]
+        if (row["least survival"] > 0) == priced
+    ]
+
+
 MEASURED = {
     "step, graphs": "steps in graphs",
     "step, batch_invariant": "steps with batch-invariant numerics",
