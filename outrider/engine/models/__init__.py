@@ -1,1 +1,1 @@
-"""Architectures that the fast decoder computes: each is a file and a row of the registry."""
+"""Architectures that the fast decoder supports: each is a file and a row of the registry."""

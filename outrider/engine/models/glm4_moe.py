@@ -1,4 +1,4 @@
-"""GLM-4.5 to 4.7 (GLM-4.5 Team 2025): experts chosen as in DeepSeek-V3, behind layers without a mixture."""
+"""GLM-4.5 to 4.7 (GLM-4.5 Team 2025): experts chosen as in DeepSeek-V3; the first layers are dense."""
 
 from outrider.engine.models.architecture import Architecture, Mixture
 

@@ -1,4 +1,4 @@
-"""gpt-oss (OpenAI 2025): attention with sinks, windows in every other layer, and experts with biases."""
+"""gpt-oss (OpenAI 2025): attention sinks, a sliding window in every other layer, experts with biases."""
 
 from outrider.engine.models.architecture import Architecture, Mixture
 

@@ -1,4 +1,4 @@
-"""Llama (Touvron et al. 2023; 3: Grattafiori et al. 2024): the names that other architectures keep."""
+"""Llama (Touvron et al. 2023; 3: Grattafiori et al. 2024): defaults of the other architectures."""
 
 from outrider.engine.models.architecture import Architecture
 

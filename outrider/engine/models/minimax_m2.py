@@ -1,4 +1,4 @@
-"""MiniMax M2 (MiniMax 2025): a norm of all query heads together and of all key heads, and a mixture."""
+"""MiniMax M2 (MiniMax 2025): a norm over all query heads, a norm over all key heads, and a mixture."""
 
 from outrider.engine.models.architecture import Architecture, Mixture
 from outrider.engine.models.mixtral import FILES

@@ -1,4 +1,4 @@
-"""Mistral (Jiang et al. 2023): Llama with a sliding window, which the config alone tells."""
+"""Mistral (Jiang et al. 2023): Llama with a sliding window whose length is in the config alone."""
 
 from outrider.engine.models.architecture import Architecture
 

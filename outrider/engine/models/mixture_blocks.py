@@ -1,7 +1,8 @@
-"""Mixtures of experts of models without a row of their own, by the classes of transformers' blocks.
+"""Mixtures of experts of models that are not in the registry, by the class of transformers' block.
 
-The fast decoder computes neither recurrent layers (Qwen3-Next, Qwen 3.5) nor latent attention (DeepSeek-V3,
-GLM-4.7-Flash). Beside them experts stay as they are stored, and a step reads those that its tokens chose.
+The fast decoder supports neither recurrent layers (Qwen3-Next, Qwen 3.5) nor latent attention (DeepSeek-V3,
+GLM-4.7-Flash). Their experts still keep their stored form, and a step reads only the experts that its tokens
+chose.
 """
 
 from outrider.engine.models.architecture import Mixture
@@ -13,7 +14,7 @@ MIXTURE_BLOCKS = {
         normalized="norm_topk_prob", shared=_QWEN.shared, shared_gate=_QWEN.shared_gate
     ),
     "Qwen3_5MoeSparseMoeBlock": _QWEN,
-    # transformers' own router chooses for these.
+    # These models keep transformers' router.
     "DeepseekV3MoE": _DEEPSEEK,
     "Glm4MoeLiteMoE": _DEEPSEEK,
 }

@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5 (Yang et al. 2024): Llama with biases, and in some layers a sliding window."""
+"""Qwen 2 and 2.5 (Yang et al. 2024): Llama with biases, and a sliding window in some layers."""
 
 from outrider.engine.models.architecture import Architecture
 

@@ -1,4 +1,4 @@
-"""Qwen 3 (Yang et al. 2025): Qwen 2 without biases, with a norm of each query and key head."""
+"""Qwen 3 (Yang et al. 2025): Qwen 2 without biases, with a norm per query and key head."""
 
 from outrider.engine.models.architecture import Architecture
 

@@ -1,4 +1,4 @@
-"""Mixtures of Qwen 2 (Yang et al. 2024) and 3 (Yang et al. 2025): all tokens of Qwen 2 share an expert."""
+"""Mixtures of experts of Qwen 2 (Yang et al. 2024), with a shared expert, and 3 (Yang et al. 2025)."""
 
 from dataclasses import replace
 

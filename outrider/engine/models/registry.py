@@ -1,4 +1,4 @@
-"""Architectures that the fast decoder computes. Any other model runs through transformers' own layers."""
+"""Registry of the architectures that the fast decoder supports; other models run in transformers' layers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +19,7 @@ _ROWS: dict[str, Architecture] = {}
 
 
 def register(*rows: Architecture) -> None:
-    """Adds architectures. Raises ValueError if a model has one already."""
+    """Adds architectures. Raises ValueError if a model has an architecture already."""
     for row in rows:
         if row.model in _ROWS:
             raise ValueError(f"there is an architecture of {row.model} already")
@@ -27,12 +27,12 @@ def register(*rows: Architecture) -> None:
 
 
 def architecture_of(model: Any) -> Architecture | None:
-    """Returns the row of a model's class; None if it has none."""
+    """Returns the architecture of a model's class; None if the registry has none."""
     return _ROWS.get(type(model).__name__)
 
 
 def mixtures_in(model: Any) -> Iterator[tuple[str, Any, Mixture]]:
-    """Yields the modules with experts that are described by their paths, each with its description."""
+    """Yields the path, the module and the description of each described mixture of experts of a model."""
     architecture = architecture_of(model)
     if architecture is None:
         for path, module in model.named_modules():
@@ -46,7 +46,7 @@ def mixtures_in(model: Any) -> Iterator[tuple[str, Any, Mixture]]:
 
 
 def joined_products(model: Any) -> tuple[tuple[str, ...], ...]:
-    """Returns names of linear layers that share an input; without a row the names that most models use."""
+    """Returns names of linear layers that share an input; Llama's names if the model is not registered."""
     return (architecture_of(model) or LLAMA).joined
 
 
