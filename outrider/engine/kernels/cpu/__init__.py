@@ -1,1 +1,1 @@
-"""Compiled functions for a processor: operations of a forward pass."""
+"""Compiled C++ functions for a CPU: operations of a forward pass."""

@@ -1,4 +1,4 @@
-"""Attention that reads the cache where it lies."""
+"""Attention on a CPU that reads the paged cache in place."""
 
 import ctypes
 from dataclasses import replace
@@ -11,12 +11,12 @@ from outrider.engine.cache.narrow import widened
 from outrider.engine.inputs.paged_input import END, LANE, PagedInput
 from outrider.engine.kernels.cpu.functions import functions
 
-WIDEST_VECTOR = 16  # numbers of a register with AVX512; the dimensions of heads are multiples of it
+WIDEST_VECTOR = 16  # numbers of an AVX512 register; head dimensions have to be multiples of it
 DTYPES = (torch.float32, torch.bfloat16)
 
 
 class _Attention(ctypes.Structure):
-    """Input of attend_float32 and attend_bfloat16: the fields of functions.cpp's Attention in their order."""
+    """Input of attend_float32 and attend_bfloat16: the fields of Attention in functions.cpp, in order."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query", "keys", "values", "sinks", "block_table")),
@@ -32,10 +32,10 @@ class _Attention(ctypes.Structure):
 
 
 class CpuAttention:
-    """Implements outrider.engine.forward.kernel.Kernel. Its sums run in float32; padding gets zeros.
+    """Implements outrider.engine.forward.kernel.Kernel. Sums are float32, and the output of padding is 0.
 
-    It reads keys and values of the query's type. Blocks of a narrow cache are widened before, and values that
-    are a part of the keys are copied.
+    Keys and values are read in the query's type. Blocks of a narrow cache are converted first, and values
+    that are a part of the keys are copied.
     """
 
     is_asynchronous = False
@@ -46,7 +46,7 @@ class CpuAttention:
         self._attend = dict(zip(DTYPES, (library.attend_float32, library.attend_bfloat16), strict=True))
 
     def take_in(self, paged: PagedInput[Tensor]) -> None:
-        pass  # the tables of the host are those of the device
+        pass  # on a CPU, host and device share the tables
 
     def __call__(
         self,
@@ -99,9 +99,9 @@ class CpuAttention:
     def _widened(
         self, paged: PagedInput[Tensor], keys: Tensor, values: Tensor, dtype: torch.dtype
     ) -> tuple[PagedInput[Tensor], Tensor, Tensor]:
-        """Returns keys and values of the blocks that are read, and the input with their numbers there."""
+        """Returns the input with renumbered blocks, and converted keys and values of the blocks it reads."""
         tiles = torch.cat([paged.few_tiles, paged.many_tiles])
-        drafted = MAX_NODES if paged.paths.shape[1] else 0  # nodes off a chain lie behind its end
+        drafted = MAX_NODES if paged.paths.shape[1] else 0  # nodes off a chain are stored after its end
         ends = tiles.new_zeros(len(paged.block_tables))
         ends.scatter_reduce_(0, tiles[:, LANE], tiles[:, END] + drafted, "amax")
         held = paged.block_tables[:, : -(-int(ends.max()) // self._block_size)]

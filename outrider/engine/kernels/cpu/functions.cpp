@@ -1,7 +1,7 @@
 // Operations of a decoder layer of the Llama family on a CPU: in float32, attention in bfloat16 too.
 //
-// Every result is summed in one order, whatever else is computed beside it and by any number of threads. So a
-// row has the same bits alone and beside other rows. This file is compiled once for each instruction set, and
+// Every result is summed in a fixed order, which depends neither on other rows nor on the number of threads.
+// So a row has the same bits alone and beside other rows. This file is compiled once per instruction set, and
 // functions.py loads the library that the processor can run.
 
 #include <algorithm>
@@ -13,22 +13,22 @@
 
 namespace {
 
-// A tile has TILE_ROWS rows by two vectors of columns: their sums fill the registers.
+// A tile is TILE_ROWS rows by two vectors of columns, whose sums fill the registers.
 #if defined(__AVX512F__)
 constexpr int LANES = 16, TILE_ROWS = 12;
 #else
 constexpr int LANES = 8, TILE_ROWS = 6;
 #endif
-constexpr int PANEL = 2 * LANES;             // columns of a packed weight that lie together
-constexpr int64_t AHEAD = 16 * PANEL;        // numbers of a weight that are fetched in advance
-constexpr int64_t WORTH_A_THREAD = 1 << 15;  // multiplications below which starting threads takes longer
+constexpr int PANEL = 2 * LANES;             // columns of a packed weight that are stored together
+constexpr int64_t AHEAD = 16 * PANEL;        // numbers of a weight that are prefetched
+constexpr int64_t WORTH_A_THREAD = 1 << 15;  // multiplications that make up for starting a thread
 
 typedef float Vector __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef int32_t Integers __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint32_t Words __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint16_t HalfWords __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
 
-// A float32 without the lower half of its bits.
+// Number in bfloat16: the upper half of the bits of a float32.
 struct BFloat16 {
     uint16_t bits;
 };
@@ -42,15 +42,15 @@ Vector load(const BFloat16* from) {
 
 void store(float* to, Vector vector) { *reinterpret_cast<Vector*>(to) = vector; }
 
-// Rounds to the nearest number; of two equally near numbers to the even.
+// Rounds to nearest, ties to even.
 void store(BFloat16* to, Vector vector) {
     const Words words = reinterpret_cast<Words>(vector);
     const Words rounded = (words + 0x7fff + (words >> 16 & 1)) >> 16;
-    const Words some = vector == vector ? rounded : Words{} + 0x7fc0;  // a NaN, which rounding may destroy
+    const Words some = vector == vector ? rounded : Words{} + 0x7fc0;  // rounding could lose a NaN
     *reinterpret_cast<HalfWords*>(to) = __builtin_convertvector(some, HalfWords);
 }
 
-// Loads `count` numbers of a vector; the rest of its numbers are 0.
+// Loads `count` numbers into a vector, whose other numbers are 0.
 Vector load(const float* from, int64_t count) {
     if (count == LANES) return load(from);
     Vector vector = {};
@@ -63,7 +63,7 @@ void store(float* to, Vector vector, int64_t count) {
     else std::memcpy(to, &vector, count * sizeof(float));
 }
 
-// Multiplies ROWS rows by one panel. Each sum runs over the inputs in their order.
+// Multiplies ROWS rows by a panel. Each sum adds the inputs in their order.
 template <int ROWS>
 void tile(const float* rows, int64_t inputs, const float* panel, const float* bias, const float* added,
           float* result, int64_t outputs, int64_t columns) {
@@ -101,7 +101,8 @@ Tile tile_of(int64_t rows, std::integer_sequence<int, LESS_ONE...>) {
     return TILES[rows - 1];
 }
 
-// Lane i comes from `left` if i & WIDTH is 0, else from `right`: from lane i with bit WIDTH replaced by BIT.
+// Returns a vector whose lane i comes from `left` if i & WIDTH is 0, else from `right`. The lane that is read
+// there is i with bit WIDTH replaced by BIT.
 template <int WIDTH, int BIT, int... LANE>
 Vector half_of(Vector left, Vector right, std::integer_sequence<int, LANE...>) {
 #if defined(__clang__)
@@ -112,7 +113,7 @@ Vector half_of(Vector left, Vector right, std::integer_sequence<int, LANE...>) {
 #endif
 }
 
-// Sums of LANES vectors, each added as a tree, as one vector.
+// Returns a vector of the sums of LANES vectors. Lanes are added in pairs; `vectors` is overwritten.
 template <int WIDTH = LANES / 2>
 Vector totals(Vector* vectors) {
     if constexpr (WIDTH == 0) {
@@ -133,7 +134,7 @@ float total(Vector vector) {
     return sum;
 }
 
-// Calls function(first, last) for a part of 0..count in each thread. Small work stays in one thread.
+// Splits 0..count among threads, which call function(first, last). Small work stays in the calling thread.
 template <typename Function>
 void in_parts(int64_t count, int64_t work_of_each, int threads, Function function) {
     const int64_t worth = count * work_of_each / WORTH_A_THREAD;
@@ -143,7 +144,7 @@ void in_parts(int64_t count, int64_t work_of_each, int threads, Function functio
     for (int64_t part = 0; part < parts; ++part) function(count * part / parts, count * (part + 1) / parts);
 }
 
-// e^x to two units in the last place, as Cephes computes it (Moshier 1992): x = n ln 2 + r.
+// Returns e^x to two units in the last place, by the method of Cephes (Moshier 1992): x = n ln 2 + r.
 Vector exponential(Vector x) {
     x = x < -87.0f ? Vector{} - 87.0f : x;
     x = x > 88.0f ? Vector{} + 88.0f : x;
@@ -162,7 +163,7 @@ Vector exponential(Vector x) {
     return power * two_to_n;
 }
 
-// Rows of one sequence that follow one another: a line of PagedInput's few_tiles or many_tiles.
+// Consecutive rows of a sequence: an entry of PagedInput's few_tiles or many_tiles.
 struct QueryTile {
     int64_t lane, first, rows, end, root;
 };
@@ -176,7 +177,7 @@ struct Attention {
     const QueryTile* tiles[2];
     const int64_t *seen, *ancestors, *paths, *positions;
     Number* output;                   // [rows, heads, value_dim]
-    int64_t head_stride, row_stride;  // numbers from a head or row of the query to the next
+    int64_t head_stride, row_stride;  // numbers between heads or rows of the query
     int64_t rows, heads, kv_heads, key_dim, value_dim;
     int64_t block_size, blocks, num_tiles[2], words, path_length;
     int64_t window;          // positions; 0: none
@@ -184,7 +185,7 @@ struct Attention {
 };
 
 // Finds the slots of all keys that a row sees, in the order of its path, and returns their number. The last
-// slot is repeated to the end of its vector.
+// slot is repeated to fill up a whole vector.
 template <typename Number>
 int64_t find_slots(const Attention<Number>& of, const QueryTile& tile, int64_t row,
                    std::vector<int64_t>& slots) {
@@ -211,7 +212,7 @@ int64_t find_slots(const Attention<Number>& of, const QueryTile& tile, int64_t r
     return count;
 }
 
-// Products of a query with the keys of LANES slots.
+// Returns the dot products of a query with the keys of LANES slots.
 template <typename Number>
 Vector products(const Attention<Number>& of, const Number* query, const Number* keys, const int64_t* slots) {
     Vector sums[LANES] = {};
@@ -223,8 +224,8 @@ Vector products(const Attention<Number>& of, const Number* query, const Number* 
     return totals(sums);
 }
 
-// Replaces scores [count] by their exponentials, and returns the sum of these and of the sink's. The last
-// score is repeated to the end of its vector.
+// Replaces scores [count] by their exponentials, relative to the largest score. Returns the sum of these and
+// of the sink's exponential. The caller has repeated the last score to fill up a whole vector.
 float exponentials(float* scores, int64_t count, const float* sink) {
     Vector most = Vector{} + (sink ? *sink : -INFINITY), sums = {};
     for (int64_t at = 0; at < count; at += LANES) {
@@ -242,8 +243,8 @@ float exponentials(float* scores, int64_t count, const float* sink) {
     return total(sums) + (sink ? exponential(Vector{} + (*sink - largest))[0] : 0.0f);
 }
 
-// Adds up the weighted values of slots, VECTORS vectors of each, and divides by `sum`. Four sums go side by
-// side, since an addition waits for the addition before it.
+// Adds the weighted values of slots, VECTORS vectors of each, and divides by `sum`. Four independent sums
+// hide the latency of additions.
 template <int VECTORS, typename Number>
 void add_values(const Attention<Number>& of, const Number* values, const int64_t* slots, int64_t count,
                 const float* weights, float sum, Number* output) {
@@ -264,7 +265,7 @@ void add_values(const Attention<Number>& of, const Number* values, const int64_t
     }
 }
 
-// Computes one row's query heads of one key and value head. slots and scores have room for whole vectors.
+// Computes a row's query heads that share a key/value head. slots and scores are filled to whole vectors.
 template <typename Number>
 void attend_row(const Attention<Number>& of, int64_t row, int64_t kv_head, const int64_t* slots,
                 int64_t count, float* scores) {
@@ -286,7 +287,8 @@ void attend_row(const Attention<Number>& of, int64_t row, int64_t kv_head, const
     }
 }
 
-// Computes attention of every row to the keys and values of its path. Rows of no tile are padding and get 0.
+// Computes attention of every row over the keys and values of its path. Rows in no tile are padding; their
+// output is 0.
 template <typename Number>
 void attend(const Attention<Number>& of, int threads) {
     std::vector<const QueryTile*> tiles(of.rows);
@@ -303,7 +305,7 @@ void attend(const Attention<Number>& of, int threads) {
     in_parts(of.rows * of.kv_heads, each, threads, [&](int64_t first, int64_t last) {
         std::vector<int64_t> slots;
         std::vector<float> scores;
-        // Head by head, so that a head's keys stay in the processor's cache.
+        // Head by head, so that a head's keys stay in the CPU's cache.
         for (int64_t number = first; number < last; ++number) {
             const int64_t kv_head = number / of.rows, row = number % of.rows;
             if (!tiles[row]) {
@@ -322,11 +324,11 @@ void attend(const Attention<Number>& of, int threads) {
 
 extern "C" {
 
-// Columns of a panel. A packed weight is [ceil(outputs / width), inputs, width], filled up with zeros.
+// Returns the columns of a panel. A packed weight is [ceil(outputs / width), inputs, width], with padding 0.
 int64_t panel_width() { return PANEL; }
 
 // Multiplies rows [num_rows, inputs] by a packed weight; adds bias [outputs] and added [num_rows, outputs],
-// each of which may be nullptr. result [num_rows, outputs] may be the memory of `added`.
+// each of which may be nullptr. result [num_rows, outputs] may share the memory of `added`.
 void multiply(const float* rows, int64_t num_rows, const float* packed, int64_t inputs, int64_t outputs,
               const float* bias, const float* added, float* result, int threads) {
     const int64_t panels = (outputs + PANEL - 1) / PANEL, tiles = (num_rows + TILE_ROWS - 1) / TILE_ROWS;
@@ -344,8 +346,8 @@ void multiply(const float* rows, int64_t num_rows, const float* packed, int64_t 
     });
 }
 
-// Root mean square norm of rows [num_rows, groups, size], `stride` numbers apart, with weight [groups, size].
-// result [num_rows, groups, size], `result_stride` numbers apart, may be the memory of `rows`.
+// Computes RMS norms of rows [num_rows, groups, size], `stride` numbers apart, with weight [groups, size].
+// result [num_rows, groups, size], `result_stride` numbers apart, may share the memory of `rows`.
 void norm(const float* rows, int64_t num_rows, int64_t groups, int64_t size, int64_t stride,
           const float* weight, float epsilon, float* result, int64_t result_stride, int threads) {
     in_parts(num_rows, groups * size * 4, threads, [=](int64_t first, int64_t last) {
@@ -372,8 +374,8 @@ void norm(const float* rows, int64_t num_rows, int64_t groups, int64_t size, int
 // Rotates queries and keys by their positions, and stores keys and values in the cache.
 //
 // product [num_tokens, heads + 2 * kv_heads, dim]; cosines and sines [num_tokens, dim], the first half of the
-// sines with its sign turned; slots [num_tokens], nullptr if they follow one another from `first_slot`. query
-// [num_tokens, heads, dim], keys and values [slots, kv_heads, dim].
+// sines negated; slots [num_tokens], nullptr if they are consecutive from `first_slot` on. query [num_tokens,
+// heads, dim], keys and values [slots, kv_heads, dim].
 void rotate_and_store(const float* product, int64_t num_tokens, int64_t heads, int64_t kv_heads, int64_t dim,
                       const float* cosines, const float* sines, const int64_t* slots, int64_t first_slot,
                       float* query, float* keys, float* values, int threads) {

@@ -1,8 +1,8 @@
-"""Compiled functions of functions.cpp, which compute a forward pass on a CPU.
+"""Loads the compiled functions of functions.cpp, which compute a forward pass on a CPU.
 
-A row's result has the same bits alone and beside other rows, and with any number of threads. That is why
-matrix products are our own: the order in which oneDNN and MKL add up may depend on the number of rows. They
-also read memory more slowly than possible if rows are few.
+A row's result has the same bits alone and beside other rows, and with any number of threads. Matrix products
+are our own for that reason: in oneDNN and MKL the order of a sum may depend on the number of rows. With few
+rows these libraries also use less than the full memory bandwidth.
 """
 
 import ctypes
@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
-# Libraries by torch's name of a processor's instructions. pyproject.toml says how each is compiled.
+# Libraries by torch's name of a CPU's instruction set. pyproject.toml says how each is compiled.
 INSTRUCTION_SETS = {"AVX512": "avx512", "AVX2": "avx2"}
 
 
 def compiled() -> ctypes.CDLL | None:
-    """Returns the library of functions.cpp; None: this machine cannot have it."""
+    """Returns the library of functions.cpp; None if this machine cannot load it."""
     library = found()
     return None if isinstance(library, str) else library
 
@@ -26,7 +26,7 @@ def functions() -> ctypes.CDLL:
     """Returns the library of functions.cpp.
 
     Raises:
-        RuntimeError: this machine cannot have it; the message says what is missing.
+        RuntimeError: this machine cannot load it; the message says what is missing.
     """
     library = found()
     if isinstance(library, str):
@@ -36,7 +36,7 @@ def functions() -> ctypes.CDLL:
 
 @cache
 def found() -> ctypes.CDLL | str:
-    """Returns the library of functions.cpp, or a sentence that says what is missing for it."""
+    """Returns the library of functions.cpp, or a sentence that says what is missing."""
     capability = torch.backends.cpu.get_cpu_capability()
     if capability not in INSTRUCTION_SETS:
         needed = " or ".join(INSTRUCTION_SETS)
@@ -48,7 +48,7 @@ def found() -> ctypes.CDLL | str:
         return f"{path.name} is missing; an installation compiles it if there is a C++ compiler"
     try:
         library = ctypes.CDLL(str(path))
-    except OSError as error:  # a build of torch may bring no OpenMP that fits
+    except OSError as error:  # builds of torch may lack a compatible OpenMP
         return f"{path.name} cannot be loaded: {error}"
     number, pointer = ctypes.c_int64, ctypes.c_void_p
     takes = {

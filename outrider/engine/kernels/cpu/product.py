@@ -7,7 +7,7 @@ from outrider.engine.kernels.cpu.functions import functions
 
 
 class PanelProduct:
-    """Products with one weight, which lies in memory as the processor reads it: by panels of columns."""
+    """Matrix product with a weight that is stored in the order in which a CPU reads it: panels of columns."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """
@@ -22,7 +22,7 @@ class PanelProduct:
         missing = panels * width - self._outputs
         filled = (
             pad(weight, (0, 0, 0, missing)) if missing else weight
-        )  # a large weight is copied once, not twice
+        )  # without padding, a large weight is copied only once
         self.panels = filled.view(panels, width, self._inputs).transpose(1, 2).contiguous()
         self._bias = None if bias is None else bias.contiguous()
 
