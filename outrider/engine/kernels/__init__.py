@@ -1,1 +1,1 @@
-"""Kernels: Triton for CUDA, imported only if logits are on such a device; under cpu compiled functions."""
+"""Kernels: Triton for CUDA, imported only if a CUDA device is used; compiled C++ for CPUs under cpu."""

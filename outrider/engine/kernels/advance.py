@@ -1,7 +1,7 @@
-"""Feeding back of chosen tokens on the device: from one position of a Draft to the next, without the host.
+"""Drafting on the device: kernels that feed the tokens chosen at a position into the next position.
 
-A position feeds a token of each sequence, whose row of the batch has the sequence's number in the step. Rows
-beyond the sequences are padding.
+The host takes no part. A position feeds a token of each sequence, and the row of a sequence in the batch is
+its number in the step. Rows beyond the sequences are padding.
 """
 
 import math
@@ -18,35 +18,35 @@ from outrider.engine.inputs.choice_input import PackedRows
 from outrider.engine.inputs.paged_input import NO_ROOT, TILE_FIELDS, PagedInput
 from outrider.engine.kernels.choice import DeviceChoice
 
-LANES = 512  # sequences that a program looks at: a single kernel for all sizes of graphs up to here
+LANES = 512  # sequences that a program reads; graphs of all sizes up to this share a compiled kernel
 
 _SPLIT_TILES, _SHORTEST = tl.constexpr(paged_input.SPLIT_TILES), tl.constexpr(context_parts.SHORTEST)
-# Places of a tile's fields, and of the numbers of PagedInput.work.
+# Indices of a tile's fields, and of the numbers of PagedInput.work.
 _LANE, _ROW, _COUNT, _END, _ROOT = (tl.constexpr(place) for place in range(TILE_FIELDS))
 _WORK = tuple(tl.constexpr(place) for place in range(len(paged_input.WORK)))
 _FEW, _SPLIT, _LONGEST, _ROWS, _NEW_BLOCKS = _WORK
-# Places of a row's integers.
+# Number of a row's integers, and indices of two of them.
 _INTEGERS = tl.constexpr(len(choice_input.INTEGERS))
 _POSITION, _POSITIONS = (
     tl.constexpr(choice_input.INTEGERS.index(name)) for name in ("position", "positions")
 )
-_AT_ONCE = tl.constexpr(128)  # numbers that a program copies or reads together
+_AT_ONCE = tl.constexpr(128)  # rows that a program reads at a time
 _INFINITY = tl.constexpr(math.inf)
 
 
 @dataclass(frozen=True)
 class ChainMemory:
-    """What the device holds of Drafts under way: what is fed next, and the tokens of the positions before."""
+    """Device memory of Drafts in progress: input of the next position, and tokens of earlier positions."""
 
     paged: PagedInput[Tensor]  # a row and a tile of a single row for each sequence
     rows: PackedRows
-    progress: Tensor  # int64 [2, num_rows] positions whose tokens are known, and the tile of each row
-    # int32 [positions, num_rows, ranks + 1]: the best tokens, and whether a token may come from the row
+    progress: Tensor  # int64 [2, num_rows] number of positions whose tokens are known, and tile of each row
+    # int32 [positions, num_rows, ranks + 1]: the best tokens, and whether the row's numbers are finite
     found: Tensor
 
     @property
     def num_rows(self) -> int:
-        """Sequences for which there is room."""
+        """Number of sequences for which there is room."""
         return self.progress.shape[1]
 
 
@@ -59,12 +59,12 @@ def begin(
     block_size: int,
     spare_slot: int,
 ) -> None:
-    """Stores the tokens of the first position, and lays out the second position.
+    """Stores the tokens of the first position, and prepares the input of the second position.
 
     Args:
         first: input of the first position: any number of tokens of each sequence, of which the last chooses.
-        rows: rows that choose, one for each sequence, with blocks for all positions that follow from them.
-        are_finite: bool [num_tokens] of the tokens that were fed.
+        rows: rows that choose, a row per sequence; the sequences have blocks for all further positions.
+        are_finite: bool [num_tokens] whether the keys and values of each fed token are finite.
         spare_slot: slot of no sequence, to which padding is written.
     """
     chosen = are_finite, choice.top_tokens, choice.are_valid
@@ -73,7 +73,7 @@ def begin(
 
 
 def compile_begin(memory: ChainMemory, block_size: int, spare_slot: int) -> None:
-    """Compiles the kernel of ``begin``: no Draft is to wait for it."""
+    """Compiles the kernel of ``begin`` in advance, so that no Draft waits for it."""
     flags = torch.empty_like(memory.progress[0], dtype=torch.bool)
     chosen = flags, torch.empty_like(memory.found[0, :, 1:]), flags
     arguments, constants = _beginning(memory.paged, memory.rows, chosen, memory, block_size, spare_slot)
@@ -110,7 +110,7 @@ def _beginning(
 def advance(
     choice: DeviceChoice, are_finite: Tensor, memory: ChainMemory, block_size: int, spare_slot: int
 ) -> None:
-    """Stores the tokens of a position, and lays out the next position.
+    """Stores the tokens of a position, and prepares the input of the next position.
 
     Args:
         are_finite: bool [num_rows].
@@ -134,7 +134,7 @@ def advance(
 
 
 def _fed(paged: PagedInput[Tensor]) -> tuple[Tensor, ...]:
-    """Returns what changes from one position to the next, and the block tables."""
+    """Returns the tensors that change with each position, and the block tables."""
     rows = (paged.token_ids, paged.position_ids, paged.slots, paged.seen)
     return *rows, paged.work, paged.few_tiles, paged.block_tables
 
@@ -143,16 +143,16 @@ def _fed(paged: PagedInput[Tensor]) -> tuple[Tensor, ...]:
 def begin_chains(
     # Input and choice of the first position, which feeds any number of tokens of each sequence.
     logit_rows,  # int64 [num_sequences] last row of each sequence
-    seen,  # int64 [rows] slots up to each row's own
+    seen,  # int64 [rows] number of slots up to each row's own
     sequence_lanes,  # int64 [num_sequences] rows of the block tables
-    integers,  # int64 [5, num_sequences] as PackedRows has them
-    numbers,  # float64 [3, num_sequences] as PackedRows has them
+    integers,  # int64 [5, num_sequences] PackedRows.integers
+    numbers,  # float64 [3, num_sequences] PackedRows.numbers
     are_finite,  # bool [rows]
     top_tokens,  # int32 [num_sequences, RANKS], whose rows are ``stride`` numbers apart
     are_valid,  # bool [num_sequences]
     num_sequences,
     stride,
-    # Input of the further positions, see advance_chains.
+    # Input of the further positions; see advance_chains.
     token_ids,
     position_ids,
     slots,
@@ -171,11 +171,11 @@ def begin_chains(
     FIELDS: tl.constexpr,
     SPARE_SLOT: tl.constexpr,
     NO_ROOT: tl.constexpr,
-    LANES: tl.constexpr,  # num_rows at least, a power of two
+    LANES: tl.constexpr,  # at least num_rows, a power of two
 ):
-    """Stores the tokens of the first position, and lays out the second position."""
+    """Kernel of ``begin``, with a program for each row."""
     row = tl.program_id(0)
-    # Tiles whose contexts several programs share come first: see outrider/engine/inputs/paged_input.py.
+    # Split tiles, whose context several programs share, come first: see engine/inputs/paged_input.py.
     lanes = tl.arange(0, LANES)
     inside = lanes < num_sequences
     every_last = tl.load(logit_rows + lanes, mask=inside, other=0)
@@ -249,13 +249,13 @@ def advance_chains(
     token_ids,  # int64 [num_rows]
     position_ids,  # int64 [num_rows]
     slots,  # int64 [num_rows]
-    seen,  # int64 [num_rows] slots up to each row's own; 0: padding
+    seen,  # int64 [num_rows] number of slots up to each row's own; 0: padding
     work,  # int64 [5]
     tiles,  # int64 [num_rows, FIELDS]
     block_tables,  # int32 [sequences, BLOCKS]
-    integers,  # int64 [5, num_rows] as PackedRows has them
-    progress,  # int64 [2, num_rows] as ChainMemory has them
-    found,  # int32 [positions, num_rows, RANKS + 1] as ChainMemory has them
+    integers,  # int64 [5, num_rows] PackedRows.integers
+    progress,  # int64 [2, num_rows] ChainMemory.progress
+    found,  # int32 [positions, num_rows, RANKS + 1] ChainMemory.found
     num_rows,
     BLOCK: tl.constexpr,  # slots of a cache block
     BLOCKS: tl.constexpr,
@@ -263,9 +263,10 @@ def advance_chains(
     FIELDS: tl.constexpr,
     SPARE_SLOT: tl.constexpr,
 ):
-    """Stores the tokens of a position, and lays out the next position, which feeds the best tokens.
+    """Kernel of ``advance``, with a program for each row; the next position feeds the best tokens.
 
-    A sequence whose last position was chosen before feeds its last token again, and leaves nothing behind.
+    A sequence that has all its positions feeds its last token again. It writes to the spare slot, and the
+    tokens chosen for it are not stored.
     """
     row = tl.program_id(0)
     if row == 0:
@@ -289,7 +290,7 @@ def advance_chains(
 
 @triton.jit
 def _tell(row, position, best, is_valid, found, num_rows, RANKS: tl.constexpr):
-    """Stores the best tokens of a row at a position, and whether a token may come from the row."""
+    """Stores the best tokens of a row at a position, and whether the row's numbers are finite."""
     at = found + (position * num_rows + row) * (RANKS + 1)
     for rank in tl.static_range(RANKS):
         tl.store(at + rank, tl.load(best + rank))
@@ -298,7 +299,7 @@ def _tell(row, position, best, is_valid, found, num_rows, RANKS: tl.constexpr):
 
 @triton.jit
 def _feed(row, token, place, fields, held, num_blocks, BLOCK: tl.constexpr):
-    """Has a row feed a token at a place of its sequence, counted in slots. held: blocks of the sequence."""
+    """Makes a row feed a token at a place (slot number) of its sequence. held: blocks of the sequence."""
     token_ids, position_ids, slots, seen, tile = fields
     index = place // BLOCK
     # The token after the last position is never fed, and may have no block.
@@ -312,7 +313,7 @@ def _feed(row, token, place, fields, held, num_blocks, BLOCK: tl.constexpr):
 
 @triton.jit
 def _stop(row, place, fields, SPARE_SLOT: tl.constexpr):
-    """Has a row read the slots before ``place``, and write to no slot of its sequence."""
+    """Makes a row read the slots before ``place``, and write to the spare slot."""
     _, position_ids, slots, seen, tile = fields
     tl.store(position_ids + row, place - 1)
     tl.store(slots + row, SPARE_SLOT)

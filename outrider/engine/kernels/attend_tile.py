@@ -1,14 +1,17 @@
 """Attention of one tile of queries over the paged cache, as a Triton kernel.
 
-The queries of one sequence that follow one another in the batch form a tile; its query heads that share a
-key/value head are computed together, so that the cache is read once for all of them. Few queries over a long
-context would leave most of a GPU idle. Their context has parts, at places that depend on nothing but the
-position, whose results are joined by their weights (Dao et al., "Flash-Decoding for long-context inference",
-2023). If a tile's context is a large share of a step's, each part is a program's work, and a second kernel
-joins the parts. Else one program reads them all and joins them itself: by the same arithmetic in the same
-order, and nothing goes through memory. Masked slots change no bit of a result: a row's output does not depend
-on its tile or its batch. If drafted ancestors are read in the order of a chain, their places among other
-nodes do not matter either.
+A tile is consecutive queries of a sequence in the batch. Query heads that share a key/value head are computed
+together, so that the cache is read once for all of them.
+
+Few queries over a long context would leave most of a GPU idle. So their context is divided into parts, whose
+bounds depend on nothing but the position, and partial results are combined by their weights (Dao et al.,
+"Flash-Decoding for long-context inference", 2023). If a tile's context is a large share of a step's contexts,
+the tile is split: each part is a program's work, and a second kernel combines the parts. Otherwise a single
+program reads all parts and combines them itself, by the same arithmetic in the same order, without writing
+them to memory.
+
+Masked slots change no bit of a result, so a row's output does not depend on its tile or its batch. If drafted
+ancestors are read in the order of a chain, their places among other nodes do not matter either.
 """
 
 import triton
@@ -17,7 +20,7 @@ import triton.language as tl
 from outrider.engine.kernels.joined_parts import LOG2_E, begin_of, joined, num_parts_of, output_of
 from outrider.engine.kernels.narrow import widened
 
-STAGES = 2  # stages of reading ahead
+STAGES = 2  # pipeline stages of prefetching
 AHEAD = tl.constexpr(STAGES)
 WORD_BITS = tl.constexpr(64)  # bits of a word of PagedInput.ancestors
 
@@ -25,14 +28,14 @@ WORD_BITS = tl.constexpr(64)  # bits of a word of PagedInput.ancestors
 @triton.jit(do_not_specialize=["rows", "table_stride", "words", "path_length", "splits"])
 def attend_tile(
     query,  # [heads, rows, key_dim], by strides
-    keys,  # [slots, kv_heads, key_dim], uint8 of a narrow cache
-    values,  # [slots, kv_heads, value_dim], of the same type
+    keys,  # [slots, kv_heads, key_dim], uint8 in a narrow cache
+    values,  # [slots, kv_heads, value_dim], same type as keys
     block_tables,  # int32 [sequences, table_stride]
     tiles,  # int64 [num_tiles, TILE_FIELDS]
     work,  # int64 [5] numbers of PagedInput.work, read if contexts have parts
-    seen,  # int64 [rows] slots before that are all visible
-    ancestors,  # int64 [rows, words] bits of the nodes from the root on that are visible besides
-    paths,  # int64 [rows, path_length] nodes up to the row's own, with CHAINS, of a tile that has a root
+    seen,  # int64 [rows] number of leading slots that are all visible
+    ancestors,  # int64 [rows, words] bits of the nodes, from the root on, that are also visible
+    paths,  # int64 [rows, path_length] with CHAINS: nodes up to the row's own, if its tile has a root
     positions,  # int64 [rows]
     sinks,  # [heads]
     output,  # [rows, heads, value_dim]
@@ -49,8 +52,8 @@ def attend_tile(
     softcap,
     window,
     KV_HEADS: tl.constexpr,
-    REPEATS: tl.constexpr,  # query heads of a kv head
-    GROUP: tl.constexpr,  # heads that are computed together
+    REPEATS: tl.constexpr,  # query heads per kv head
+    GROUP: tl.constexpr,  # query heads that are computed together
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     KEY_WIDTH: tl.constexpr,  # a power of two
@@ -58,23 +61,23 @@ def attend_tile(
     BLOCK: tl.constexpr,  # slots of a cache block
     FIELDS: tl.constexpr,
     M: tl.constexpr,  # rows of a tile times query heads of a group, at most; a power of two
-    N: tl.constexpr,  # slots at a time
+    N: tl.constexpr,  # slots that are read at a time
     TILE: tl.constexpr,  # rows of a tile, at most
-    THIRD: tl.constexpr,  # slots of a part far into the context; 0: contexts have no parts
+    THIRD: tl.constexpr,  # slots of a part of the third length; 0: contexts have no parts
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
-    CHAINS: tl.constexpr,  # whether a row is computed as if what is drafted before it were a chain
+    CHAINS: tl.constexpr,  # whether a row's drafted ancestors are read as if they were a chain
     PRECISION: tl.constexpr,
 ):
     head = tl.program_id(1) * GROUP // REPEATS
     lines = tl.arange(0, M)
-    # A prompt's tile has a program for itself; padding has no slots. A count read from memory would be held
-    # in a register until the end, of which a prompt needs all.
+    # Each tile of a prompt has its own program, and padding has no slots. Reading the number of tiles from
+    # memory would occupy a register until the end, and prompts need all registers.
     pieces = tl.num_programs(0)
     if THIRD > 0:
-        # A captured grid has to fit every batch. Starting programs without work would take longer than the
-        # work itself, so few programs share it.
+        # A captured grid has to fit every batch. Launching programs without work would take longer than the
+        # work itself, so few programs share all pieces.
         num_tiles, num_split = tl.load(work).to(tl.int32), tl.load(work + 1).to(tl.int32)
         num_parts = num_parts_of(tl.load(work + 2).to(tl.int32), THIRD)
         split_pieces = num_split * num_parts
@@ -82,7 +85,7 @@ def attend_tile(
     for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
         number, part = piece, 0
         if THIRD > 0:
-            # The last parts are the longest: they come first.
+            # The last parts are the longest, so they are scheduled first.
             is_split = piece < split_pieces
             divisor = tl.maximum(num_split, 1)
             number = tl.where(is_split, piece % divisor, piece - split_pieces + num_split)
@@ -115,11 +118,11 @@ def attend_tile(
             oldest = 0
             if WINDOW:
                 oldest = tl.maximum(tl.min(tl.where(real, position, 1 << 30), 0) - window + 1, 0)
-                if THIRD > 0:  # a part before the window changes no bit
+                if THIRD > 0:  # parts before the window change no bit and are skipped
                     part = tl.where(is_split, part, num_parts_of(oldest + 1, THIRD) - 1)
                     begin = begin_of(part, THIRD)
             if CHAINS:
-                least = tl.minimum(least, root)  # from there on slots are looked up
+                least = tl.minimum(least, root)  # from the root on slots are looked up
             unit = LOG2_E if SOFTCAP else scale * LOG2_E
             all_largest = tl.full((M,), float("-inf"), tl.float32)
             all_total = tl.zeros((M,), tl.float32)
@@ -132,7 +135,7 @@ def attend_tile(
                 plain_end = tl.maximum(begin, tl.minimum(least, part_end) // N * N)
                 if WINDOW:
                     start = tl.maximum(begin, oldest // N * N)
-                    plain_end = start  # every block is looked at slot by slot
+                    plain_end = start  # every block is masked slot by slot
                 largest = tl.full((M,), float("-inf"), tl.float32)
                 total = tl.zeros((M,), tl.float32)
                 summed = tl.zeros((M, VALUE_WIDTH), tl.float32)
@@ -146,7 +149,7 @@ def attend_tile(
                     scores = tl.dot(q, widened(k, q.dtype), input_precision=PRECISION)
                     if SOFTCAP:
                         scores = _capped(scores * scale, softcap)
-                    # The difference comes before the product: so no mask between makes it round otherwise.
+                    # Subtract before scaling: then the loops with and without masks round alike.
                     new = tl.maximum(largest, tl.max(scores, 1))
                     fade = tl.exp2((largest - new) * unit)
                     probs = tl.exp2((scores - new[:, None]) * unit)
@@ -163,7 +166,7 @@ def attend_tile(
                         input_precision=PRECISION,
                     )
                     largest = new
-                # Without a window these are few slots: reading them ahead would only take registers.
+                # Without a window these are few slots, and prefetching them would only take registers.
                 for place in tl.range(plain_end, part_end, N, num_stages=AHEAD if WINDOW else 1):
                     slots = place + tl.arange(0, N)
                     inside = slots < part_end
@@ -197,7 +200,7 @@ def attend_tile(
                         visible = visible & (near if CHAINS else near | (slots >= root)[None, :])
                     scores = tl.where(visible & inside[None, :] & real[:, None], scores, float("-inf"))
                     new = tl.maximum(largest, tl.max(scores, 1))
-                    finite = tl.where(new == float("-inf"), 0.0, new)  # nothing is visible so far
+                    finite = tl.where(new == float("-inf"), 0.0, new)  # no slot is visible so far
                     fade = tl.exp2((largest - finite) * unit)
                     probs = tl.exp2((scores - finite[:, None]) * unit)
                     total = total * fade + tl.sum(probs, 1)
@@ -247,12 +250,12 @@ def attend_tile(
 
 @triton.jit
 def _visible_nodes(ancestors, first, words, real):
-    """Returns WORD_BITS bits of each line, uint64: which of the nodes from ``first`` on it sees.
+    """Returns WORD_BITS bits of each line, uint64: which of the nodes from ``first`` on the line sees.
 
-    A mask looked up slot by slot would take most of a thread's registers.
+    A mask that is loaded slot by slot would take most of a thread's registers.
 
-    ancestors: [lines] pointers to the words of each line's row. first: it may be below 0, for slots that are
-    no nodes.
+    ancestors: [lines] pointers to the words of each line's row. first: number of a node; below 0 for slots
+    before the root.
     """
     word, shift = tl.where(real, first >> 6, -2), (first & 63).to(tl.uint64)
     before = tl.load(ancestors + word, mask=(word >= 0) & (word < words), other=0)

@@ -1,7 +1,7 @@
-"""Folder in which Triton keeps the kernels that it compiles.
+"""Folder in which Triton caches its compiled kernels.
 
-Triton takes ``~/.triton`` and fails at the first launch if it cannot write there. A container often has a
-root that is read-only, and a user without a home.
+The default is ``~/.triton``, and Triton fails at the first launch if it cannot write there. Containers often
+have a read-only root file system, and a user without a home.
 """
 
 import os
@@ -14,10 +14,11 @@ HOME = "TRITON_HOME"  # parent of the folder `.triton`, if the cache itself is n
 
 
 def use_writable_cache_folder() -> None:
-    """Points Triton to a folder that this process can write to, for itself and its children.
+    """Points Triton, in this process and its children, to a folder that this process can write to.
 
-    It is the folder that TRITON_CACHE_DIR or TRITON_HOME names, or else the user's home, or else a folder of
-    the user's own in the folder for temporary files. Triton loads code from there, so nobody else may write.
+    TRITON_CACHE_DIR or TRITON_HOME names the folder. Otherwise it is in the user's home, or if that is not
+    writable, a private folder among the temporary files. Triton loads code from there, so other users must
+    not be able to write to it.
 
     Raises:
         ValueError: the folder that the environment names cannot be written to.
@@ -55,7 +56,7 @@ def _in_temporary_files(reason: str) -> Path:
 
 def _why_not_writable(folder: Path) -> str | None:
     if not folder.is_absolute():
-        return "there is no home"  # and "~" would be a folder of wherever the process runs
+        return "there is no home"  # "~" would be created in the working directory
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -1,12 +1,13 @@
-"""Chooses tokens on the device, without a wait for it, in at most four launches.
+"""Chooses tokens on the device, in at most four kernel launches, without synchronizing with the host.
 
-1. ``_scan`` reads each row once, in chunks. It finds whether the numbers are finite, the largest logit, and
-   the best tokens under the keyed noise; if a setting truncates the row, a lower bound of its candidates.
-2. ``_collect`` gathers the candidates of truncated rows: the few tokens that no setting can have cut off yet.
-3. ``_choose`` finds the ranks at which top-k, top-p and min-p cut off, and the best tokens of every row.
-4. ``find_path``, in verdict.py, follows the best tokens through the Drafts.
+1. ``_scan`` reads each row once, in chunks. It finds the largest logit of each chunk and whether all logits
+   are valid. It also finds the best tokens under the keyed noise, or statistics to bound the candidates of a
+   row that a setting truncates.
+2. ``_collect`` gathers the candidates of truncated rows: the few tokens above a lower bound of the cutoff.
+3. ``_choose`` finds the exact cutoffs of top-k, top-p and min-p, and the best tokens of every row.
+4. ``find_path``, in verdict.py, follows the best tokens through the Drafts to find the accepted nodes.
 
-The settings mean what they do in outrider/decoding/truncation.py.
+The settings have the meanings of outrider/decoding/truncation.py.
 """
 
 import math
@@ -37,7 +38,7 @@ from outrider.engine.kernels.verdict import PROGRAM_ROWS, find_path
 
 WARPS = 8
 
-_SAFETY = tl.constexpr(0.01)  # margin by which a bound is lowered, in logits: more than its rounding
+_SAFETY = tl.constexpr(0.01)  # logits; margin of a lower bound, larger than its rounding error
 _HIGHEST = tl.constexpr(2**63 - 1)  # above the rank of any token
 _SMALLEST = tl.constexpr(torch.finfo(torch.float32).min)  # logit of a banned token
 _INFINITY = tl.constexpr(math.inf)
@@ -48,12 +49,13 @@ Launch = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]  # kernel,
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """Chosen tokens on the device."""
+    """Tokens that were chosen, on the device."""
 
     top_tokens: Tensor  # int32 [num_rows, ranks] best tokens under the keyed noise, best first
     perturbed: Tensor  # float32 [num_rows, ranks] their perturbed logits, -inf if banned
     are_valid: Tensor  # bool [num_rows] false if a logit is NaN or positive infinity, or none is finite
-    are_accepted: Tensor  # bool [num_rows] whether the coupled rule accepts a valid row; [0] without Drafts
+    # bool [num_rows] whether coupled verification accepts the row, if it is valid; [0] without Drafts
+    are_accepted: Tensor
 
 
 def choose_on_device(
@@ -61,14 +63,14 @@ def choose_on_device(
 ) -> DeviceChoice:
     """Applies temperature, top-k, top-p and min-p, and finds the best tokens under the keyed noise.
 
-    Settings that change or ban single tokens have been applied to the logits already. A row that is not
-    valid gets some tokens of the vocabulary. If ``rows`` have Drafts, their accepted nodes are found too.
+    Settings that change or ban single tokens must have been applied to the logits. The tokens of a row that
+    is not valid are arbitrary. If ``rows`` have Drafts, their accepted nodes are found too.
 
     Args:
-        logits: [num_rows, vocab_size] of any float type, each row contiguous; up to 2^19 tokens.
-        ranks: tokens to be found for each row, at most vocab_size; banned tokens follow the allowed.
+        logits: [num_rows, vocab_size] of any float type, each row contiguous; vocab_size is at most 2^19.
+        ranks: number of best tokens to find per row, at most vocab_size; banned tokens come last.
         allowed: int32 [num_rows, ceil(vocab_size / 32)], a set bit for each token that may be chosen, the
-            lowest bits first; None allows all.
+            lowest bits first; None allows all tokens.
     """
     choice, launches = _planned(logits, rows, ranks, allowed)
     for kernel, grid, arguments, constants in launches:
@@ -77,9 +79,9 @@ def choose_on_device(
 
 
 def joined(parts: Sequence[DeviceChoice], rows: PackedRows) -> DeviceChoice:
-    """Joins choices of rows that follow one another.
+    """Concatenates the choices of consecutive parts of a batch.
 
-    rows: all of these rows. If they have Drafts, their accepted nodes are found.
+    rows: rows of all parts. If they have Drafts, their accepted nodes are found.
     """
     top_tokens = torch.cat([part.top_tokens for part in parts])
     num_rows, ranks = top_tokens.shape
@@ -94,9 +96,9 @@ def joined(parts: Sequence[DeviceChoice], rows: PackedRows) -> DeviceChoice:
 
 
 def compile_choice(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Compiles the kernels for all settings, which takes seconds: no step is to wait for it.
+    """Compiles the kernels for all settings in advance, because a step would wait seconds for it.
 
-    dtype: of the model's logits. Those to which settings of single tokens were applied are float32.
+    dtype: type of the model's logits. Logits to which settings of single tokens were applied are float32.
     """
     row = ChoiceContext(Sampling(top_k=2, top_p=0.5), 0, 0, (), ())
     everything = torch.empty(1, triton.cdiv(vocab_size, 32), dtype=torch.int32, device=device)
@@ -111,7 +113,7 @@ def compile_choice(vocab_size: int, dtype: torch.dtype, device: torch.device) ->
 def _planned(
     logits: Tensor, rows: PackedRows, ranks: int, allowed: Tensor | None
 ) -> tuple[DeviceChoice, list[Launch]]:
-    """Returns memory for chosen tokens, and the launches that choose them."""
+    """Returns the output tensors, and the kernel launches that fill them."""
     (num_rows, vocab_size), device = logits.shape, logits.device
     num_chunks = triton.cdiv(vocab_size, CHUNK)
     id_bits = vocab_size.bit_length()
@@ -219,7 +221,7 @@ def _collect(
         peak, mass, _ = _load_statistics(statistics, row, num_rows, CHUNKS, CHUNKS_PADDED)
         bound = peak + distance
         if top_k > 0:
-            # The k-th largest of the blocks' maxima bounds them: k tokens are at least as large.
+            # The k-th largest block maximum is a lower bound: at least k tokens reach it.
             num_blocks: tl.constexpr = CHUNKS * (CHUNK // BLOCK)
             of_row = block_maxima + row * num_blocks
             source = (of_row, num_blocks, logits, row_stride, allowed, row, vocab_size, temperature, True)
@@ -228,12 +230,12 @@ def _collect(
                 ID_BITS,
             )
         elif top_p < 1.0:
-            # All tokens below this bound have less mass together than top-p leaves out.
+            # All tokens below this bound together have less mass than top-p leaves out.
             left_out = ((1.0 - top_p) * mass / vocab_size).to(tl.float32)
             bound = tl.maximum(bound, peak + tl.log(left_out) - _SAFETY)
         tokens = chunk * CHUNK + tl.arange(0, CHUNK)
         values, _ = load_logits(logits, row_stride, allowed, row, tokens, vocab_size, temperature)
-        # The first tokens of the vocabulary follow if fewer than ``ranks`` may be chosen.
+        # If fewer than ``ranks`` tokens may be chosen, the first tokens of the vocabulary fill up the ranks.
         picked = (tokens < vocab_size) & ((values >= bound) | (tokens < ranks))
         count = tl.sum(picked.to(tl.int32))
         places = tl.atomic_add(counts + row, count) + tl.cumsum(picked.to(tl.int32)) - 1
@@ -279,7 +281,7 @@ def _choose(
     of_row = candidates + row.to(tl.int64) * CAPACITY
     source = (of_row, length, logits, row_stride, allowed, row, vocab_size, temperature, are_collected)
 
-    cut, above = lowest_rank(ID_BITS), rank_above(peak, ID_BITS)  # what ranks below the cut is banned
+    cut, above = lowest_rank(ID_BITS), rank_above(peak, ID_BITS)  # tokens that rank below ``cut`` are banned
     if top_k > 0:
         cut = search(cut, above, top_k, peak, source, False, ID_BITS)
     if top_p < 1.0:
@@ -289,7 +291,7 @@ def _choose(
                 candidate_ranks = load_ranks(start, source, ID_BITS)
                 units += tl.where(candidate_ranks >= cut, mass_of(candidate_ranks, peak, ID_BITS), 0)
             mass = (tl.sum(units).to(tl.float64) / UNITS).to(tl.float32)
-        # In float32, as the reference: the mass of equal tokens may be exactly the mass that is asked for.
+        # Float32 as in truncation.py: the mass of equal tokens may be exactly top_p, so rounding must agree.
         likeliest = tl.div_rn(1.0, tl.maximum(mass, 1.0))
         enough = tl.ceil(top_p / likeliest.to(tl.float64) * UNITS).to(tl.int64)
         cut = search(cut, above, enough, peak, source, True, ID_BITS)
@@ -331,7 +333,7 @@ def _load_statistics(statistics, row, num_rows, CHUNKS: tl.constexpr, CHUNKS_PAD
 
 @triton.jit
 def load_settings(integers, numbers, num_rows, row):
-    """Returns top_k, temperature, top_p, and how far below the largest logit min_p cuts off."""
+    """Returns top_k, temperature, top_p, and log(min_p): the cutoff relative to the largest logit."""
     top_k = tl.load(integers + 2 * num_rows + row)
     temperature = tl.load(numbers + row).to(tl.float32)
     top_p = tl.load(numbers + num_rows + row)

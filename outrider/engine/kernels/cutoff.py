@@ -1,7 +1,7 @@
-"""Search for the rank at which truncation cuts a row off, in few passes over unsorted candidates.
+"""Search for the rank at which top-k or top-p truncates a row, in few passes over unsorted candidates.
 
-A ``source`` describes a row's candidates: where their ranks lie and how many there are, or how to read all
-logits of the row if its candidates have not been collected; see load_ranks.
+Ranks are those of logits.py. A ``source`` is a tuple that describes a row's candidates: an array of their
+ranks with its length, or all logits of the row if candidates were not collected. See load_ranks.
 """
 
 import math
@@ -11,27 +11,30 @@ import triton.language as tl
 
 from outrider.engine.kernels.logits import LOWEST_RANK, load_logits, rank_of, value_of
 
-TILE = tl.constexpr(2048)  # candidates that are read together
-UNITS = tl.constexpr(2.0**44)  # units of the likeliest token's mass: the sum of 2^19 tokens fits into 63 bits
+TILE = tl.constexpr(2048)  # candidates that are read at a time
+UNITS = tl.constexpr(2.0**44)  # integer mass of the likeliest token: a sum of 2^19 tokens fits into 63 bits
 _PIVOTS = tl.constexpr(4)  # ranks that a search tries in one pass
 _INFINITY = tl.constexpr(math.inf)
 
 
 @triton.jit
 def lowest_rank(ID_BITS: tl.constexpr):
-    """Returns a rank below which no token lies."""
+    """Returns a lower bound of the ranks of all tokens."""
     return rank_of(tl.full((), -_INFINITY, tl.float32), (1 << ID_BITS) - 1, ID_BITS)
 
 
 @triton.jit
 def rank_above(peak, ID_BITS: tl.constexpr):
-    """Returns a rank that no token reaches."""
+    """Returns a rank above the ranks of all tokens. peak: largest logit of the row."""
     return rank_of(peak, 0, ID_BITS) + 1
 
 
 @triton.jit
 def search(lowest, above, enough, peak, source, BY_MASS: tl.constexpr, ID_BITS: tl.constexpr):
-    """Returns the largest rank that keeps enough tokens by number or by mass; ``lowest`` if none does."""
+    """Returns the largest cutoff rank that keeps enough tokens; ``lowest`` if no rank does.
+
+    lowest, above: bounds of the search. enough: number of tokens to keep, or their mass in UNITS.
+    """
     _, length, _, _, _, _, _, _, _ = source
     while above - lowest > 1:
         step = tl.maximum((above - lowest) // (_PIVOTS + 1), 1)
@@ -49,7 +52,7 @@ def search(lowest, above, enough, peak, source, BY_MASS: tl.constexpr, ID_BITS: 
 
 @triton.jit
 def load_ranks(start, source, ID_BITS: tl.constexpr):
-    """Returns ranks, int64 [TILE], of candidates if they have been collected, else of all tokens."""
+    """Returns ranks, int64 [TILE], from ``start`` on: of collected candidates, or else of all tokens."""
     candidates, length, logits, row_stride, allowed, row, vocab_size, temperature, are_collected = source
     at = start + tl.arange(0, TILE)
     if are_collected:
@@ -62,6 +65,6 @@ def load_ranks(start, source, ID_BITS: tl.constexpr):
 
 @triton.jit
 def mass_of(ranks, peak, ID_BITS: tl.constexpr):
-    """Returns the tokens' masses, int64, in UNITS: their sum does not depend on their order."""
+    """Returns the tokens' probability masses, int64, in UNITS: their sum does not depend on the order."""
     of_tokens = tl.where(ranks > LOWEST_RANK, value_of(ranks, ID_BITS), -_INFINITY)
     return (tl.exp(of_tokens - peak) * UNITS).to(tl.int64)

@@ -1,7 +1,7 @@
-"""Gated DeltaNet on a GPU: part of a head's state stays in registers, and changes with token after token.
+"""Gated DeltaNet on a GPU: a program keeps part of a head's state in registers and updates it token by token.
 
-A token's arithmetic is that of outrider/engine/forward/delta_net.py, and depends on no other sequence. A
-program of outrider/engine/inputs/state_program.py says which tokens are computed, and where numbers lie.
+A token's arithmetic is that of outrider/engine/forward/delta_net.py and does not depend on other sequences. A
+StateProgram (outrider/engine/inputs/state_program.py) lists the tokens to compute and where numbers are read.
 """
 
 import torch
@@ -23,15 +23,15 @@ BEGINS_AT_ROOT, IS_ROOT, IS_STORED = (
     for flag in (state_program.BEGINS_AT_ROOT, state_program.IS_ROOT, state_program.IS_STORED)
 )
 EPSILON = tl.constexpr(1e-6)  # added to the squared length of queries and keys, as transformers does
-LARGE = tl.constexpr(20.0)  # from here on softplus is the number itself, as in torch
+LARGE = tl.constexpr(20.0)  # softplus of a larger number is the number itself, as in torch
 WARPS = 4  # groups of 32 threads
-VALUES = 16  # value dimensions of a program: with 128 of keys, 16 numbers of a state in each thread
+VALUES = 16  # value dimensions of a program; with 128 key dimensions a thread holds 16 numbers
 COPIED = 1024  # channels that a program copies
 
 
 @triton.jit
 def _taken(source, channel, is_there, fed, fed_stride, ring, tails, channels, ring_rows, tail_rows):
-    """Returns numbers of a record that is fed, lies in a ring, or was kept in a tail; zeros of no record."""
+    """Returns channels of a source: a fed record, a record in a ring, a row of a tail, or zeros."""
     code = -1 - source
     is_fed = tl.where(is_there, source, -1) >= 0
     own = tl.where(is_there, code, -1)
@@ -58,7 +58,7 @@ def _convolved(
     tail_rows,
     TAPS: tl.constexpr,
 ):
-    """Returns numbers behind the convolution and its gate, rounded to the records' type as torch rounds."""
+    """Returns the silu of the convolution; both are rounded to the records' type, as in torch."""
     total = channel.to(tl.float32) * 0.0
     for tap in tl.static_range(TAPS):
         source = tl.load(operation + SOURCES + tap)
@@ -73,8 +73,8 @@ def _convolved(
 @triton.jit(do_not_specialize=["ring_rows", "tail_rows"])
 def advance_states(
     fed,  # [num_tokens, fed_stride] records of the pass
-    ring,  # [ring_rows, fed_stride] records that are kept
-    tails,  # [tail_rows, channels] the numbers before the next token that its convolution reads
+    ring,  # [ring_rows, fed_stride] records of earlier tokens
+    tails,  # [tail_rows, channels] inputs of the convolution at the tokens before the next token
     states,  # float32 [states, HEADS, KEY_DIM, VALUE_DIM]
     kept,  # float32 [kept states, HEADS, KEY_DIM, VALUE_DIM]
     output,  # [num_tokens, HEADS, VALUE_DIM]
@@ -95,7 +95,7 @@ def advance_states(
     VALUE_WIDTH: tl.constexpr,  # power of 2
     TAPS: tl.constexpr,
 ):
-    """Computes some value dimensions of one head of a sequence."""
+    """Computes the tokens of a sequence, for a head and some of its value dimensions."""
     sequence = sequences + tl.program_id(0) * NUM_SEQUENCE_FIELDS
     first, count = tl.load(sequence), tl.load(sequence + 1)
     begun, written = tl.load(sequence + 2), tl.load(sequence + 3)
@@ -187,7 +187,7 @@ def advance_states(
 def copy_sources(
     fed, ring, tails, sources, copies, fed_stride, channels, ring_rows, tail_rows, COPIED: tl.constexpr
 ):
-    """Copies channels of a source, as of ``_taken``, to a row of copies [sources, channels]."""
+    """Copies channels of each source (see ``_taken``) to its row of copies [sources, channels]."""
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * COPIED + tl.arange(0, COPIED)
     is_there = channel < channels
@@ -207,7 +207,7 @@ def advance(
     taps: Tensor,
     gates: tuple[Tensor, Tensor],
 ) -> None:
-    """Computes a pass of a layer, and writes rows of output, states, tails and records.
+    """Computes a layer's recurrence for a pass; writes rows of output, states, tails and records.
 
     Args:
         fed: [num_tokens, record] records of the pass.

@@ -1,8 +1,8 @@
-"""Mixture of experts on a GPU, as five Triton kernels: choose, sort, multiply twice, add up.
+"""Mixture of experts on a GPU, as five launches of Triton kernels: choose, sort, multiply twice, add up.
 
-No kernel waits for the host, and their grids follow from the number of rows alone, so a graph may hold them.
-A product's program takes some rows of one expert; programs for which no rows are left end at once. A row's
-sums are added in one order, by instructions that do not depend on the other rows.
+No launch waits for the host, and the grids depend on the number of rows alone, so a CUDA graph can capture
+them. A program of a product computes some rows of one expert; programs without rows end at once. Sums of a
+row are added in a fixed order, by instructions that do not depend on the other rows.
 """
 
 from collections.abc import Mapping
@@ -21,9 +21,9 @@ from outrider.engine.kernels.stored_product import (
 )
 from outrider.engine.kernels.stored_weight import StoredWeight
 
-PAIRS_AT_ONCE = 1024  # choices that a program of ``sort`` looks at together
-NUMBERS_AT_ONCE = 1024  # numbers of a program that adds up, at most
-# Two sums fill the registers of twice the threads.
+PAIRS_AT_ONCE = 1024  # pairs of a row and a slot that a program of ``_sort`` reads at a time
+NUMBERS_AT_ONCE = 1024  # numbers that a program of ``_add_up`` adds, at most
+# MANY has half the rows of the last of TILINGS: gate and up are two sums, which take twice the registers.
 FEW, MANY = ProductTiling(64, 16, 4, 6), ProductTiling(128, 32, 8, 3)
 
 
@@ -39,7 +39,7 @@ def _route(
     SLOTS: tl.constexpr,
     SLOT_WIDTH: tl.constexpr,  # a power of two
     GROUPS: tl.constexpr,
-    KEPT: tl.constexpr,  # groups that count
+    KEPT: tl.constexpr,  # groups whose experts may be chosen
     GROUP_WIDTH: tl.constexpr,  # a power of two
     SCORES: tl.constexpr,
     NORMALIZED: tl.constexpr,
@@ -91,9 +91,9 @@ def _route(
 @triton.jit(do_not_specialize=["num_pairs"])
 def _sort(
     chosen,  # int64 [num_pairs]
-    pairs,  # int32 [num_pairs]: pairs of a row and a slot by expert, in their order
-    begin,  # int32 [EXPERTS + 1]: places in ``pairs`` at which an expert's pairs begin
-    read,  # int32 [1] to which the experts that have pairs are added, or None
+    pairs,  # int32 [num_pairs]: pairs of a row and a slot, stably sorted by expert
+    begin,  # int32 [EXPERTS + 1]: index in ``pairs`` of the first pair of each expert
+    read,  # int32 [1] counter of the experts that have pairs, or None
     num_pairs,
     EXPERTS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -118,8 +118,8 @@ def _sort(
 @triton.jit(do_not_specialize=["num_pairs"])
 def _multiply_chosen(
     rows,  # [num_pairs // SLOTS, INPUTS]
-    pairs,  # as of _sort
-    begin,
+    pairs,  # output of _sort
+    begin,  # output of _sort
     codes,
     scales,
     zeros,
@@ -128,7 +128,7 @@ def _multiply_chosen(
     output,  # [num_pairs, OUTPUTS]
     num_pairs,
     EXPERTS: tl.constexpr,
-    WIDTH: tl.constexpr,  # experts, a power of two
+    WIDTH: tl.constexpr,  # number of experts, rounded up to a power of two
     SLOTS: tl.constexpr,  # pairs that share a row
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -137,9 +137,9 @@ def _multiply_chosen(
     SPANS: tl.constexpr,
     SHARED: tl.constexpr,
     KIND: tl.constexpr,
-    GATED: tl.constexpr,  # whether an expert has OUTPUTS gates and, behind them, as many ups
-    SLOPE: tl.constexpr,  # slope of the gate's sigmoid, and limit of gate and up, or None
-    LIMIT: tl.constexpr,
+    GATED: tl.constexpr,  # whether an expert has OUTPUTS gates, followed by OUTPUTS ups
+    SLOPE: tl.constexpr,  # slope of the gate's sigmoid; None: the gate is silu
+    LIMIT: tl.constexpr,  # clamp limit of gate and up; None: the gate is silu
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
@@ -219,7 +219,7 @@ def _add_up(
     output,  # [num_rows, SIZE]
     SLOTS: tl.constexpr,
     SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,  # numbers at once
+    WIDTH: tl.constexpr,  # numbers of a program
 ):
     row = tl.program_id(0).to(tl.int64)
     of = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -278,17 +278,17 @@ def multiply_chosen(
     added: Tensor | None,
     read: Tensor | None = None,
 ) -> Tensor:
-    """Returns the weighted sum of each row's experts, plus ``added``; rounds it once.
+    """Returns the weighted sum of each row's experts, plus ``added``, rounded once.
 
     Args:
         rows: [num_rows, hidden_size].
-        chosen, weights: experts and their factors, int64 and float32, [num_rows, slots] each.
+        chosen, weights: chosen experts and their weights, int64 and float32, [num_rows, slots] each.
         gate_up: [experts * 2 * width, hidden_size], the gates of an expert before its ups.
         down: [experts * hidden_size, width].
-        biases: of the two weights' outputs.
-        clamped: slope of the gate's sigmoid, and limit of gate and up; None: the gate is silu.
+        biases: biases of gate_up and of down, each None without a bias.
+        clamped: slope of the gate's sigmoid, and clamp limit of gate and up; None: the gate is silu.
         added: [num_rows, hidden_size].
-        read: int32 [1] to which the number of different experts is added.
+        read: int32 [1] counter, to which the number of different experts is added.
     """
     (num_rows, slots), size = chosen.shape, rows.shape[1]
     experts, num_pairs = down.shape[0] // size, num_rows * slots

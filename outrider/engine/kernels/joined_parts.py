@@ -1,7 +1,8 @@
-"""Parts of a context: where they begin, and how the results of several parts become one.
+"""Parts of a context in attention: where they begin, and how their partial results are combined.
 
-The places are those of outrider/engine/inputs/context_parts.py. Whoever joins parts uses this arithmetic in
-the order of the parts, so a row has the same bits whether one program or several have read its context.
+Parts begin where outrider/engine/inputs/context_parts.py says. All kernels combine parts by this arithmetic,
+in the order of the parts. So a row has the same bits whether a single program or several programs read its
+context.
 """
 
 import triton
@@ -13,12 +14,12 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 FIRST, SECOND = tl.constexpr(context_parts.SHORTEST), tl.constexpr(context_parts.SECOND)
 PARTS = tl.constexpr(context_parts.PARTS)
-JOINED_AT_ONCE = tl.constexpr(8)  # parts that are loaded together
+JOINED_AT_ONCE = tl.constexpr(8)  # parts that are loaded per iteration of the loop
 
 
 @triton.jit
 def num_parts_of(slots, THIRD: tl.constexpr):
-    """Returns what parts_of returns."""
+    """Returns the number of parts of a context of ``slots`` slots, as context_parts.parts_of does."""
     second = tl.maximum(slots - PARTS * FIRST, 0)
     third = tl.maximum(second - PARTS * SECOND, 0)
     return (
@@ -30,7 +31,7 @@ def num_parts_of(slots, THIRD: tl.constexpr):
 
 @triton.jit
 def begin_of(part, THIRD: tl.constexpr):
-    """Returns the slots before a part."""
+    """Returns the number of slots before a part."""
     second = tl.maximum(part - PARTS, 0)
     return (
         tl.minimum(part, PARTS) * FIRST
@@ -41,9 +42,9 @@ def begin_of(part, THIRD: tl.constexpr):
 
 @triton.jit
 def joined(largest, total, summed, next_largest, next_total, next_summed, unit):
-    """Returns the largest score, the sum of weights and the weighted values of two parts together."""
+    """Combines two parts; returns the largest score, the sum of weights and the sum of weighted values."""
     new = tl.maximum(largest, next_largest)
-    finite = tl.where(new == float("-inf"), 0.0, new)  # nothing is visible so far
+    finite = tl.where(new == float("-inf"), 0.0, new)  # no slot is visible so far
     fade, share = tl.exp2((largest - finite) * unit), tl.exp2((next_largest - finite) * unit)
     both = summed * fade[:, None] + next_summed * share[:, None]
     return new, total * fade + next_total * share, both
@@ -51,7 +52,7 @@ def joined(largest, total, summed, next_largest, next_total, next_summed, unit):
 
 @triton.jit
 def output_of(largest, total, summed, unit, sinks, query_head, SINKS: tl.constexpr):
-    """Returns the output of lines whose parts are joined."""
+    """Returns the attention output of lines whose parts are all combined."""
     divisor = tl.where(total == 0.0, 1.0, total)
     summed = summed / divisor[:, None]
     if SINKS:
@@ -67,7 +68,7 @@ def join_parts(
     parts,  # float32 [split tiles * TILE, heads, splits, value_dim] weighted values
     weights,  # float32 [split tiles * TILE, heads, splits, 2] largest scores, and sums of weights
     tiles,  # int64 [num_tiles, TILE_FIELDS]
-    work,  # int64: the number of tiles that there are, and that of split tiles
+    work,  # int64 [5] numbers of PagedInput.work
     sinks,  # [heads]
     output,  # [rows, heads, value_dim]
     splits,

@@ -1,8 +1,8 @@
 """Operations of a decoder layer between its matrix products, as four Triton kernels.
 
-Each replaces two to five kernels of torch: in a step of decoding a kernel's start takes longer than its
-arithmetic. Each row is computed alone, so its result does not depend on the batch. Rounding is transformers':
-each product and each sum to the model's type.
+Each kernel replaces two to five kernels of torch, because in a decoding step the launch of a kernel takes
+longer than its arithmetic. Each row is computed by itself, so its result does not depend on the batch. Each
+product and each sum is rounded to the model's type, as in transformers.
 """
 
 import triton
@@ -12,14 +12,14 @@ from torch import Tensor
 from outrider.engine.cache.narrow import Scales, codes_of
 from outrider.engine.kernels.narrow import narrowed
 
-HEADS_AT_ONCE = 8  # heads of a program that rotates
-NUMBERS_AT_ONCE = 1024  # numbers of a program that gates, at most
-NUMBERS_OF_A_WARP = 512  # numbers of a normed row for each warp
+HEADS_AT_ONCE = 8  # heads of a program of ``_rotate_and_store``
+NUMBERS_AT_ONCE = 1024  # numbers of a program of ``_gate``, at most
+NUMBERS_OF_A_WARP = 512  # numbers of a normed row per warp
 
 
 @triton.jit
 def _normed(numbers, scale, epsilon, SIZE: tl.constexpr, TYPE: tl.constexpr):
-    """Returns the RMS norm of float32 [WIDTH], of which SIZE numbers count."""
+    """Returns the RMS norm of float32 [WIDTH]; the numbers beyond SIZE are padding with zeros."""
     mean = tl.sum(numbers * numbers, 0) / SIZE
     normed = (numbers * tl.rsqrt(mean + epsilon)).to(TYPE).to(tl.float32)
     return (normed * scale).to(TYPE)
@@ -56,7 +56,7 @@ def _sum_and_norm(
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,  # a power of two
 ):
-    # Not an argument: Triton makes an argument of 1 a constant, which knows no ``to``.
+    # num_tokens is no argument: Triton turns an argument of value 1 into a constant, which lacks ``to``.
     token, num_tokens = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     of = tl.arange(0, WIDTH)
     inside = of < SIZE
@@ -79,16 +79,16 @@ def _rotate_and_store(
     sines,  # [num_tokens, TURNING]
     slots,  # int64 [num_tokens]
     query,  # [num_tokens, HEADS, DIM]
-    keys,  # [slots, KV_HEADS, DIM], uint8 of a narrow cache
-    values,  # [slots, KV_HEADS, DIM], of the same type
-    key_factor,  # power of two, which multiplies the keys in a narrow cache
+    keys,  # [slots, KV_HEADS, DIM], uint8 in a narrow cache
+    values,  # [slots, KV_HEADS, DIM], same type as keys
+    key_factor,  # power of two by which keys are multiplied for a narrow cache
     value_factor,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
-    TURNING: tl.constexpr,  # first dimensions of a head, which turn
+    TURNING: tl.constexpr,  # leading dimensions of a head that are rotated
     WIDTH: tl.constexpr,  # a power of two
-    TILE: tl.constexpr,  # heads at once
+    TILE: tl.constexpr,  # heads of a program
 ):
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -122,7 +122,7 @@ def _gate(
     gate_up,  # [num_tokens, 2 * SIZE]
     output,  # [num_tokens, SIZE]
     SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,  # numbers at once
+    WIDTH: tl.constexpr,  # numbers of a program
 ):
     token = tl.program_id(0).to(tl.int64)
     of = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -134,12 +134,12 @@ def _gate(
 
 
 def norm(rows: Tensor, weight: Tensor, epsilon: float, output: Tensor) -> None:
-    """Writes RMS norms of the groups of each row.
+    """Writes the RMS norm of each group of each row.
 
     Args:
         rows: [num_tokens, groups, size].
         weight: [groups, size], or [size] for one group.
-        output: shape of ``rows``; may be the same tensor.
+        output: shape of ``rows``; may be ``rows`` itself.
     """
     size = rows.shape[2]
     width = triton.next_power_of_2(size)
@@ -157,7 +157,7 @@ def norm(rows: Tensor, weight: Tensor, epsilon: float, output: Tensor) -> None:
 
 
 def sum_and_norm(parts: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Sums up the ranks' parts, in float32 in their order, rounds once, and norms the sum.
+    """Adds the ranks' parts in float32 in rank order, rounds the sum once, and computes its RMS norm.
 
     Args:
         parts: [ranks, num_tokens, size], contiguous.
@@ -184,19 +184,19 @@ def sum_and_norm(parts: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor,
 
 
 def _warps(width: int) -> int:
-    """Returns the warps of a program that norms a row."""
+    """Returns the number of warps of a program that computes a row's norm."""
     return min(max(width // NUMBERS_OF_A_WARP, 1), 16)
 
 
 def rotate_and_store(
     product: Tensor,  # [num_tokens, heads + 2 * kv_heads, dim]
-    rotation: tuple[Tensor, Tensor],  # cosines and sines, each [num_tokens, ..., dimensions that turn]
+    rotation: tuple[Tensor, Tensor],  # cosines and sines, each [num_tokens, ..., rotated dimensions]
     slots: Tensor | slice,  # int64 [num_tokens]; on a GPU a tensor
     keys: Tensor,  # [..., kv_heads, dim], all slots
     values: Tensor,  # [..., kv_heads, dim]
     scales: Scales,
 ) -> Tensor:
-    """Rotates queries and keys, stores keys and values; returns the queries: [num_tokens, heads, dim]."""
+    """Rotates queries and keys, stores keys and values; returns the queries [num_tokens, heads, dim]."""
     (num_tokens, all_heads, dim), kv_heads = product.shape, keys.shape[-2]
     heads = all_heads - 2 * kv_heads
     query = product.new_empty(num_tokens, heads, dim)

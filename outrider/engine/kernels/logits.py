@@ -1,7 +1,7 @@
-"""Logits of the kernels that choose: masked, divided by temperature, and as integers in the order of choice.
+"""Logits for the kernels that choose tokens: masked, divided by the temperature, and mapped to ranks.
 
-A token's *rank* is an int64 that grows with its logit and, among equal logits, with a lower id. So no two
-tokens of a row have the same rank, and the place at which a setting cuts off is a single number.
+A token's *rank* is an int64 that grows with its logit; of equal logits the lower token id has the higher
+rank. So no two tokens of a row have the same rank, and the cutoff of a setting is a single number.
 """
 
 import triton
@@ -15,7 +15,7 @@ LOWEST_RANK = tl.constexpr(-(2**63))  # below the rank of any token
 
 @triton.jit
 def load_logits(logits, row_stride, allowed, row, tokens, vocab_size, temperature):
-    """Returns the masked and scaled logits, float32, and which are faulty, bool, both of the shape of tokens.
+    """Returns masked and scaled logits, float32, and whether each is faulty, bool, in the shape of tokens.
 
     NaN and positive infinity are faulty. Tokens with a faulty logit or beyond the vocabulary are banned.
     """
@@ -29,12 +29,12 @@ def load_logits(logits, row_stride, allowed, row, tokens, vocab_size, temperatur
         scaled = tl.where((words >> (tokens % 32)) & 1 != 0, scaled, -_INFINITY)
     is_faulty = (given != given) | (given == _INFINITY) | (scaled == _INFINITY)
     scaled = tl.where(scaled < _INFINITY, scaled, -_INFINITY)
-    return tl.where(scaled == 0.0, 0.0, scaled), is_faulty  # +0 and -0 would be different integers
+    return tl.where(scaled == 0.0, 0.0, scaled), is_faulty  # +0 and -0 would have different ranks
 
 
 @triton.jit
 def rank_of(values, tokens, ID_BITS: tl.constexpr):
-    """Returns the ranks, int64, of tokens with these logits: float32, and no negative zero."""
+    """Returns the ranks, int64, of tokens with these logits. values: float32 without negative zeros."""
     bits = values.to(tl.int32, bitcast=True)
     ordered = bits ^ ((bits >> 31) & _INT32_MAX)
     return (ordered.to(tl.int64) << ID_BITS) | (((1 << ID_BITS) - 1) - tokens)

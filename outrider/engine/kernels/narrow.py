@@ -1,6 +1,6 @@
-"""Conversions of a narrow cache's numbers in registers, by integers: alike on every GPU.
+"""Conversions to and from the FP8 codes of a narrow cache, by integer arithmetic: identical on every GPU.
 
-They say what outrider/engine/cache/narrow.py says of all finite numbers.
+For all finite numbers the results are those of outrider/engine/cache/narrow.py.
 """
 
 import triton
@@ -9,16 +9,16 @@ import triton.language as tl
 from outrider.engine.cache.narrow import LARGEST
 
 _LARGEST = tl.constexpr(LARGEST)
-NOT_A_NUMBER = tl.constexpr(127)  # code
+NOT_A_NUMBER = tl.constexpr(127)  # code of NaN
 LEAST_NORMAL = tl.constexpr(2.0**-6)
-STEPS_OF_SUBNORMALS = tl.constexpr(2.0**14)  # a float32 here has the same steps as narrow subnormal numbers
-STEPS_BITS = tl.constexpr((127 + 14) << 23)  # its bits
-EXPONENT = tl.constexpr((127 - 7) << 3)  # difference of the exponents' biases, in a code's place
+STEPS_OF_SUBNORMALS = tl.constexpr(2.0**14)  # float32 numbers from here on are spaced like FP8 subnormals
+STEPS_BITS = tl.constexpr((127 + 14) << 23)  # bits of STEPS_OF_SUBNORMALS
+EXPONENT = tl.constexpr((127 - 7) << 3)  # difference of the exponent biases, shifted to a code's exponent
 
 
 @triton.jit
 def narrowed(numbers, factor):
-    """Returns numbers, times a power of two, as a narrow cache stores them: uint8 codes."""
+    """Returns numbers times ``factor``, a power of two, as the uint8 codes of a narrow cache."""
     wide = numbers.to(tl.float32) * factor
     sign = (wide.to(tl.int32, bitcast=True) >> 24) & 128
     size = tl.minimum(tl.abs(wide), _LARGEST)
@@ -32,9 +32,9 @@ def narrowed(numbers, factor):
 
 @triton.jit
 def widened(stored, TYPE: tl.constexpr):
-    """Returns numbers of a cache in the model's type; of a narrow cache they come as uint8 codes."""
+    """Returns cached numbers in the model's type. Numbers of type uint8 are codes of a narrow cache."""
     if stored.dtype != tl.uint8:
         return stored
     bits = stored.to(tl.int32)
-    # As a float32 the bits are the number over a power of 2, those of subnormal numbers included.
+    # Reinterpreted as float32, these bits are the number over 2^120, also for subnormal numbers.
     return (((bits & 127) << 20 | (bits & 128) << 24).to(tl.float32, bitcast=True) * 2.0**120).to(TYPE)

@@ -1,4 +1,4 @@
-"""The keyed Gumbel noise of outrider/decoding/noise.py in Triton, bit for bit up to its logarithms."""
+"""Keyed Gumbel noise of outrider/decoding/noise.py in Triton: bit-identical except for the logarithms."""
 
 import triton
 import triton.language as tl
@@ -13,11 +13,11 @@ _LOW = tl.constexpr(int(philox.Purpose.CHOICE_LOW))
 
 @triton.jit
 def gumbel_of_blocks(key, position, first_block, NUM_BLOCKS: tl.constexpr):
-    """Returns the noise, float32 [8 * NUM_BLOCKS], of the tokens of Philox blocks that follow one another."""
+    """Returns the noise, float32 [8 * NUM_BLOCKS], of the tokens of consecutive Philox blocks."""
     blocks = first_block + tl.arange(0, NUM_BLOCKS)
     high_0, high_1, high_2, high_3 = _philox(key, position, blocks, _HIGH)
     low_0, low_1, low_2, low_3 = _philox(key, position, blocks, _LOW)
-    # Philox runs once for each block. Joining its words puts tokens 8k to 8k + 7 beside each other.
+    # Philox runs once per block of 8 tokens. The joins interleave its words in the order of the tokens.
     even = tl.join(
         tl.join(_lower(high_1, low_1), _lower(high_3, low_3)),
         tl.join(_lower(high_0, low_0), _lower(high_2, low_2)),
@@ -31,7 +31,7 @@ def gumbel_of_blocks(key, position, first_block, NUM_BLOCKS: tl.constexpr):
 
 @triton.jit
 def gumbel_at(key, position, tokens):
-    """Returns the noise, float32, of each token, int32, in the shape of tokens."""
+    """Returns the noise of each token, float32, in the shape of tokens. tokens: int32."""
     high = _half(key, position, tokens, _HIGH)
     return _gumbel((high << 16) | _half(key, position, tokens, _LOW))
 
@@ -65,7 +65,7 @@ def _upper(high, low):
 @triton.jit
 def _gumbel(words):
     cells = (words.to(tl.float32) + 0.5) * _CELL
-    # log1p(-cells): the quotient makes good what rounding takes from 1 - cells.
+    # log1p(-cells): the quotient corrects the rounding error of 1 - cells.
     rest = 1.0 - cells
     log1p = tl.where(rest == 1.0, -cells, tl.log(rest) * (cells / (1.0 - rest)))
     return -tl.log(-log1p)

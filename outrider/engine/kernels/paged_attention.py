@@ -13,7 +13,7 @@ from outrider.engine.kernels.attend_tile import STAGES, attend_tile
 from outrider.engine.kernels.block_tables import NEW_BLOCKS_AT_ONCE, take_in_blocks
 from outrider.engine.kernels.joined_parts import join_parts
 
-LEAST_LINES = 16  # lines of a matrix product, at least: what tl.dot takes
+LEAST_LINES = 16  # lines of a matrix product, at least, as tl.dot requires
 
 
 @dataclass(frozen=True)
@@ -26,24 +26,24 @@ class Tiling:
     warps: int
 
 
-# With 64 lines or 64 slots of few rows a thread's registers do not hold what it works on.
+# With few rows, 64 lines or 64 slots would need more registers than a thread has.
 FEW = Tiling(FEW_TILE, lines=32, slots=32, warps=4)
 MANY = Tiling(MANY_TILE, lines=128, slots=128, warps=8)
-# Slots at a time, at most, with a window or a narrow cache: a thread holds the masks or codes of all of them.
+# Slots at a time, at most, with a window or a narrow cache, whose masks or codes also take registers.
 FEWER_SLOTS = 64
-# Registers of a thread, all that there are. Without it ptxas spills some, for more programs than are started.
+# Registers of a thread: the maximum. Without it ptxas spills some, to run more programs than are launched.
 MOST_REGISTERS = 255
-SHARE = 0.6  # share of a multiprocessor's memory for the keys and values that are read ahead
+SHARE = 0.6  # share of a multiprocessor's memory for prefetched keys and values
 
 
 @dataclass(frozen=True)
 class PagedAttention:
-    """Kernels of one engine. They implement outrider.engine.forward.kernel.Kernel."""
+    """Attention kernels of an engine. Implements outrider.engine.forward.kernel.Kernel."""
 
     block_size: int  # slots
-    third_length: int  # slots of the parts far into a context
-    shared_memory: int  # bytes that a program may have on a multiprocessor
-    programs: int  # programs that share the work of few queries
+    third_length: int  # slots of a context's parts of the third length
+    shared_memory: int  # bytes that a program may use on a multiprocessor
+    programs: int  # programs that share the tiles of few queries
     is_asynchronous: bool = True
 
     def take_in(self, paged: PagedInput[torch.Tensor]) -> None:

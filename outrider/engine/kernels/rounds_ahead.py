@@ -1,6 +1,7 @@
-"""Completes the input of rounds that a device begins before the host knows the Verdicts which they follow.
+"""Completes the input of rounds that the device begins before the host knows the preceding Verdicts.
 
-Rank 0 lays these rounds out as if nothing was accepted. Accepted tokens move all of a sequence's rows on.
+Rank 0 prepares these rounds as if nothing was accepted. The kernel then advances all rows of a sequence by
+the number of accepted tokens.
 """
 
 from typing import Any
@@ -15,29 +16,29 @@ from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
 from outrider.engine.inputs.paged_input import FEW_QUERIES, NO_ROOT, TILE_FIELDS, PagedInput
 from outrider.engine.inputs.told_tokens import TOLD
 
-# Places of a tile's fields, of the numbers of PagedInput.work, and of what a Verdict tells.
+# Indices of a tile's fields, of the numbers of PagedInput.work, and of the numbers of TOLD.
 _LANE, _ROW, _COUNT, _END, _ROOT = (tl.constexpr(place) for place in range(TILE_FIELDS))
 _FEW, _SPLIT, _LONGEST, _, _ = (tl.constexpr(place) for place in range(len(paged_input.WORK)))
 _ACCEPTED, _NODE = (tl.constexpr(TOLD.index(name)) for name in ("accepted", "node"))
 _POSITION = tl.constexpr(choice_input.INTEGERS.index("position"))
-_AT_ONCE = tl.constexpr(128)  # tiles that a program looks at together
+_AT_ONCE = tl.constexpr(128)  # tiles that a program reads at a time
 _NO_ROW = tl.constexpr(2**30)  # above every row
 
 
 def move_behind_verdicts(
     paged: PagedInput[Tensor], choice: PackedRows | None, told: Tensor, block_size: int
 ) -> Tensor:
-    """Moves the rows of the leading sequences behind their Verdicts, and their choices of tokens too.
+    """Advances the rows of the leading sequences, and their choices of tokens, by the accepted tokens.
 
     Args:
-        paged: of each of these sequences at most FEW_QUERIES rows, all of which want logits: the last token
-            of the Verdict, and a Draft. The block tables have blocks for whatever is accepted.
-        choice: choosing rows, with the tokens of these Drafts still to come; None at ranks other than 0.
-        told: int32 [num_sequences * len(TOLD)] what ``read_verdicts`` has told.
+        paged: input with at most FEW_QUERIES rows for each of these sequences, all with logits: the last
+            token of the Verdict, and a Draft. The block tables have blocks for any number of accepted tokens.
+        choice: rows that choose tokens, completed by these Drafts' tokens; None at ranks other than 0.
+        told: int32 [num_sequences * len(TOLD)] numbers that ``read_verdicts`` returned.
 
     Returns:
-        int64 [2, num_sequences] the slot that holds the last accepted node of each Draft, and the slot where
-        it belongs. They differ if it is off the Draft's chain.
+        int64 [2, num_sequences] the slot that holds the last accepted node of each Draft, and the slot to
+        which it has to move. They differ if the node is off the Draft's chain.
     """
     moves = torch.empty(2, len(told) // len(TOLD), dtype=torch.int64, device=told.device)
     arguments, constants = _moving(paged, choice, told, moves, block_size)
@@ -46,9 +47,9 @@ def move_behind_verdicts(
 
 
 def compile_moving(block_tables: Tensor, block_size: int, *, chooses: bool) -> None:
-    """Compiles the kernel of ``move_behind_verdicts``: no round is to wait for it.
+    """Compiles the kernel of ``move_behind_verdicts`` in advance, so that no round waits for it.
 
-    chooses: whether tokens are chosen here, as at rank 0 alone.
+    chooses: whether this rank chooses tokens, as only rank 0 does.
     """
     device = block_tables.device
     numbers = torch.empty(1, TILE_FIELDS, dtype=torch.int64, device=device)
@@ -71,7 +72,7 @@ def _moving(
     )
     constants = {"BLOCK": block_size, "FIELDS": TILE_FIELDS, "TELLS": len(TOLD), "ROWS": FEW_QUERIES}
     constants |= {"NO_ROOT": NO_ROOT, "BLOCKS": paged.block_tables.shape[1]}
-    constants["num_warps"] = 1  # warps are not in step, and the kernel writes what it has read
+    constants["num_warps"] = 1  # several warps would race, as the kernel overwrites numbers that it has read
     given = (told, paged.lanes, paged.few_tiles, paged.work, *rows, paged.block_tables, *of_choice)
     return (*given, moves, moves.shape[1]), constants
 
@@ -87,8 +88,8 @@ def move_rounds(
     slots,  # int64 [rows]
     seen,  # int64 [rows]
     block_tables,  # int32 [sequences, BLOCKS]
-    integers,  # int64 [5, num_rows] as PackedRows has them; None: no tokens are chosen here
-    drafts,  # int64 [2, num_rows] as PackedRows has them
+    integers,  # int64 [5, num_rows] PackedRows.integers; None: this rank chooses no tokens
+    drafts,  # int64 [2, num_rows] PackedRows.drafts
     num_rows,
     moves,  # int64 [2, num_sequences]
     num_sequences,
@@ -99,7 +100,7 @@ def move_rounds(
     ROWS: tl.constexpr,  # rows of a sequence, at most
     NO_ROOT: tl.constexpr,
 ):
-    """Does what ``move_behind_verdicts`` says, a program for each sequence."""
+    """Kernel of ``move_behind_verdicts``, with a program for each sequence."""
     sequence = tl.program_id(0)
     lane = tl.load(lanes + sequence)
     accepted = tl.load(told + sequence * TELLS + _ACCEPTED).to(tl.int64)
@@ -123,7 +124,7 @@ def move_rounds(
     places = root_place + accepted + tl.arange(0, ROWS)
     blocks = tl.load(held + places // BLOCK, mask=inside, other=0).to(tl.int64)
     tl.store(slots + rows, blocks * BLOCK + places % BLOCK, mask=inside)
-    # A root's position is its place, and is read above by all: it is written once that is done.
+    # All threads read the root's position above as its place, so positions are written only afterwards.
     positions = tl.load(position_ids + rows, mask=inside, other=0)
     visible = tl.load(seen + rows, mask=inside, other=0)
     tl.store(position_ids + rows, positions + accepted, mask=inside)

@@ -1,8 +1,8 @@
-"""Product of rows with a weight on a GPU: one Triton kernel that widens stored codes in registers.
+"""Product of rows with a weight on a GPU: a Triton kernel that converts stored codes in registers.
 
-A code becomes a number of the rows' type exactly. Tensor cores multiply it, sums are float32, and a group's
-scale multiplies the sum of the group. The inputs are added span after span in one order, by instructions that
-do not depend on how many rows there are. So a row's result has the same bits alone and beside other rows.
+A code is converted exactly to the rows' type. Tensor cores multiply it, sums are float32, and the sum of a
+span is multiplied by the scale of its group. Inputs are summed span by span in a fixed order, by instructions
+that do not depend on the number of rows. So a row's result has the same bits alone and beside other rows.
 """
 
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ from outrider.engine.kernels.stored_weight import BITS, LEAST_SPAN, LONGEST_SPAN
 
 @dataclass(frozen=True)
 class ProductTiling:
-    """Size of a program's work, and what it takes."""
+    """Size of a program's work, and its launch parameters."""
 
-    outputs: int  # at least 64, for which an H100 has one kind of instruction
+    outputs: int  # at least 64, for which an H100 uses a single kind of instruction
     rows: int
     warps: int
-    stages: int  # loads under way
+    stages: int  # loads in flight
 
     @property
     def constants(self) -> dict[str, int | bool]:
-        """What a kernel is compiled and launched with."""
+        """Constants with which a kernel is compiled and launched."""
         return {
             "TILE": self.outputs,
             "ROWS": self.rows,
@@ -37,13 +37,13 @@ class ProductTiling:
         }
 
 
-# Each for at most its rows, so that a weight is read once; the last for more rows too.
+# Each tiling serves up to ``rows`` rows, so that a weight is read once; the last serves more rows too.
 TILINGS = (ProductTiling(64, 16, 4, 6), ProductTiling(64, 64, 4, 3), ProductTiling(128, 64, 8, 3))
 
 
 @triton.jit
 def _widened(codes, KIND: tl.constexpr, TYPE: tl.constexpr):
-    """Returns the values of codes, uint8, in a type that holds them exactly; numbers are their own values."""
+    """Returns the values of codes, uint8, in a type that holds them exactly; plain numbers are only cast."""
     if KIND == "plain":
         return codes.to(TYPE)
     if KIND == "int8":
@@ -51,7 +51,7 @@ def _widened(codes, KIND: tl.constexpr, TYPE: tl.constexpr):
     if KIND == "int4":
         return (codes.to(tl.int32) - 8).to(TYPE)
     bits = codes.to(tl.int32)
-    # As a float32 the bits are the value over a power of 2, those of subnormal numbers included.
+    # Reinterpreted as float32, the bits are the value over a power of 2, also for subnormal numbers.
     if KIND == "e4m3":
         number = ((bits & 127) << 20 | (bits & 128) << 24).to(tl.float32, bitcast=True) * 2.0**120
     else:
@@ -73,13 +73,13 @@ def product_of_tile(
     INPUTS: tl.constexpr,
     GROUP: tl.constexpr,
     SPAN: tl.constexpr,
-    SPANS: tl.constexpr,  # spans of bytes that are loaded together
+    SPANS: tl.constexpr,  # spans of bytes per iteration of the loop
     SHARED: tl.constexpr,  # codes in a byte
     KIND: tl.constexpr,
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Returns the products of some rows with some outputs, plus bias, float32 [TILE, ROWS]."""
+    """Returns the products of a tile of outputs with some rows, plus bias, float32 [TILE, ROWS]."""
     of = tl.arange(0, SPAN)
     own_codes = codes + at[:, None] * (INPUTS // SHARED) + of[None, :]
     total = tl.zeros([TILE, ROWS], tl.float32)
@@ -124,7 +124,7 @@ def _multiply(
     INPUTS: tl.constexpr,
     GROUP: tl.constexpr,
     SPAN: tl.constexpr,
-    SPANS: tl.constexpr,  # spans of bytes that are loaded together
+    SPANS: tl.constexpr,  # spans of bytes per iteration of the loop
     SHARED: tl.constexpr,  # codes in a byte
     KIND: tl.constexpr,
     TILE: tl.constexpr,  # outputs of a program
@@ -166,14 +166,14 @@ def multiply(
     added: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Returns the product plus bias and ``added``; rounds the sum once.
+    """Returns the product plus bias and ``added``, [num_rows, outputs]; rounds the sum once.
 
     Args:
         rows: [num_rows, inputs].
-        weight: [outputs, inputs], of which a kernel can read a span (``is_multiplied``).
+        weight: [outputs, inputs], for which ``is_multiplied`` returns True.
         bias: [outputs].
         added: [num_rows, outputs].
-        dtype: type of the product; None: the rows'.
+        dtype: type of the product; None: the type of the rows.
     """
     num_rows, outputs = len(rows), weight.shape[0]
     output = rows.new_empty(num_rows, outputs, dtype=dtype)
@@ -193,19 +193,19 @@ def multiply(
 
 
 def is_multiplied(weight: StoredWeight | Tensor) -> bool:
-    """Whether tensor cores can multiply with what a kernel reads of a weight at a time."""
+    """Whether the spans of a weight are long enough for tensor cores, so that ``multiply`` takes it."""
     return _span_of(weight) >= LEAST_SPAN
 
 
 def parts_of(weight: StoredWeight | Tensor) -> tuple[Tensor | None, ...]:
-    """Returns codes, scales, zeros and factors. Numbers count as codes."""
+    """Returns codes, scales, zeros and factors. The numbers of a plain weight take the place of codes."""
     if isinstance(weight, Tensor):
         return weight, None, None, None
     return weight.codes, weight.scales, weight.zeros, weight.factors
 
 
 def constants(weight: StoredWeight | Tensor) -> dict[str, int | str]:
-    """Returns what is known of a weight when the kernel is compiled, beside its outputs."""
+    """Returns the compile-time constants of a weight, except for its number of outputs."""
     inputs, span = weight.shape[1], _span_of(weight)
     if isinstance(weight, Tensor):
         return {"INPUTS": inputs, "GROUP": inputs, "SPAN": span, "SPANS": 1, "SHARED": 1, "KIND": "plain"}
@@ -221,7 +221,7 @@ def constants(weight: StoredWeight | Tensor) -> dict[str, int | str]:
 
 
 def _span_of(weight: StoredWeight | Tensor) -> int:
-    """Returns the codes or numbers of an output that a kernel reads at a time."""
+    """Returns the number of codes, or of plain numbers, of an output that a kernel reads at a time."""
     return (
         gcd(LONGEST_SPAN // weight.itemsize, weight.shape[1]) if isinstance(weight, Tensor) else weight.span
     )

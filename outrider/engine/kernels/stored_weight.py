@@ -1,15 +1,15 @@
-"""Weight of a linear layer in the form in which its checkpoint stores it: codes, and what scales them.
+"""Quantized weight of a linear layer as its checkpoint stores it: codes, scales and zero points.
 
 A number of the weight is (value of its code - zero of its group) * scale of its group * factor of its output.
-A group is some neighbouring inputs of one output. The kinds of codes:
+A group is some neighbouring inputs of an output. The kinds of codes:
 
     e4m3    8 bit floats with 4 bits of exponent: FP8
     int8    8 bit integers
-    int4    4 bit integers, stored 8 higher
+    int4    4 bit integers, stored with an offset of 8
     e2m1    4 bit floats with 2 bits of exponent: the codes of MXFP4 and NVFP4
 
-Two codes of 4 bit share a byte. A kernel reads a span of bytes at a time, and finds the codes of a span of
-inputs in their low halves, those of the next span in their high halves.
+Two codes of 4 bits share a byte. A kernel reads a span of bytes at a time. The low halves of these bytes hold
+the codes of a span of inputs, the high halves hold the codes of the next span.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ from torch import Tensor
 Kind = Literal["e4m3", "int8", "int4", "e2m1"]
 BITS: dict[Kind, int] = {"e4m3": 8, "int8": 8, "int4": 4, "e2m1": 4}
 MIDDLE_INT4 = 8  # code of the integer 0
-# Bytes of an output that a kernel reads at a time, and inputs that tensor cores multiply at a time.
+# Bounds of a span: most bytes of an output that a kernel reads at a time, fewest inputs for tensor cores.
 LONGEST_SPAN, LEAST_SPAN = 128, 16
 
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """Weight [outputs, inputs]. ``of`` makes it."""
+    """Quantized weight [outputs, inputs], made by ``of``."""
 
     kind: Kind
     span: int  # inputs whose codes lie in neighbouring bytes
@@ -49,11 +49,11 @@ class StoredWeight:
         """Packs a weight.
 
         Args:
-            codes: one-byte type [outputs, inputs], a code a byte.
-            scales, zeros, factors: as the fields. The groups divide the inputs evenly.
+            codes: one-byte type [outputs, inputs], a code per byte.
+            scales, zeros, factors: values of the fields. The groups divide the inputs evenly.
 
         Raises:
-            ValueError: the groups do not divide the inputs, or 4 bit codes are an odd number.
+            ValueError: the groups do not divide the inputs, or the number of 4 bit codes is odd.
         """
         outputs, inputs = codes.shape
         groups = 1 if scales is None else scales.shape[1]
@@ -84,7 +84,7 @@ class StoredWeight:
 
     @property
     def layout(self) -> tuple[object, ...]:
-        """Form that weights of one input have in common if they can be joined."""
+        """Description that is equal for weights of the same input that can be joined."""
         parts = (None if part is None else (part.dtype, part.shape[1:]) for part in self._parts)
         return self.kind, self.span, self.shape[1], *parts
 
@@ -99,7 +99,8 @@ class StoredWeight:
             return codes.view(torch.int8).float()
         if self.kind == "int4":
             return codes.float().sub_(MIDDLE_INT4)
-        # As a float32 the bits are the value over a power of 2. torch converts FP8 thirty times as slowly.
+        # Reinterpreted as float32, the bits are the value over a power of 2. torch's conversion of FP8 takes
+        # thirty times as long.
         signed = (codes if self.kind == "e4m3" else codes << 4).view(torch.int8).int()
         shift, copies_of_sign, power = (20, 15 << 27, 120) if self.kind == "e4m3" else (18, 63 << 25, 126)
         bits = signed.bitwise_left_shift_(shift).bitwise_and_(~copies_of_sign)
@@ -116,7 +117,7 @@ class StoredWeight:
         return numbers if self.factors is None else numbers.mul_(self.factors[:, None])
 
     def outputs_at(self, first: int, count: int) -> "StoredWeight":
-        """Returns the weight of some of its outputs, in memory of its own."""
+        """Returns the weight of ``count`` outputs from ``first`` on, as a copy."""
 
         def cut(part: Tensor | None) -> Tensor | None:
             return None if part is None else part[first : first + count].clone()
@@ -125,14 +126,14 @@ class StoredWeight:
         return StoredWeight(self.kind, self.span, codes, *map(cut, self._parts))
 
     def outputs_in(self, order: Tensor) -> "StoredWeight":
-        """Returns the weight with its outputs in another order, int64 [outputs]."""
+        """Returns the weight with its outputs in another order. order: int64 [outputs]."""
         parts = (None if part is None else part[order] for part in self._parts)
         return StoredWeight(self.kind, self.span, self.codes[order], *parts)
 
     def inputs_at(self, first: int, count: int) -> "StoredWeight":
-        """Returns the weight of some of its inputs. A group that would be torn becomes several groups.
+        """Returns the weight of ``count`` inputs from ``first`` on. A bound inside a group splits groups.
 
-        Raises ValueError: 4 bit codes are an odd number.
+        Raises ValueError if the number of 4 bit codes is odd.
         """
         group = gcd(self.group, first, count)
 
@@ -154,7 +155,7 @@ class StoredWeight:
 
 
 def joined_weight(weights: Sequence[StoredWeight]) -> StoredWeight:
-    """Returns one weight with the outputs of several weights, which have one layout."""
+    """Returns a weight with the concatenated outputs of several weights of equal ``layout``."""
     first = weights[0]
 
     def join(parts: tuple[Tensor | None, ...]) -> Tensor | None:

@@ -1,6 +1,7 @@
-"""Accepted nodes of Drafts by the coupled rule, found on the device by one launch for all Drafts.
+"""Coupled verification on the device: finds the accepted nodes of all Drafts in a single kernel launch.
 
-The rule is ``verify_coupled`` in outrider/decoding/verify.py. A target drafter reads the Verdicts there too.
+The rule is ``verify_coupled`` in outrider/decoding/verify.py. For target drafters and rounds ahead, a second
+kernel reads the Verdicts on the device too.
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ from outrider.engine.inputs.choice_input import ChoiceInput, PackedRows
 from outrider.engine.inputs.paged_input import FEW_QUERIES
 from outrider.engine.inputs.told_tokens import TOLD
 
-PROGRAM_ROWS = 128  # rows that a program follows
+PROGRAM_ROWS = 128  # rows of a program of ``find_path``
 
 _ALTERNATIVE = tl.constexpr(told_tokens.ALTERNATIVE)
 _POSITION = tl.constexpr(choice_input.INTEGERS.index("position"))
@@ -24,19 +25,19 @@ _POSITION = tl.constexpr(choice_input.INTEGERS.index("position"))
 def read_verdicts(
     token_ids: Tensor, last_rows: Tensor, top_tokens: Tensor, are_accepted: Tensor, rows: PackedRows
 ) -> tuple[Tensor, Tensor]:
-    """Puts the target's own tokens into a batch, and moves what is chosen next behind each Verdict.
+    """Writes the target's own tokens into a batch, and advances the next choices past each Verdict.
 
     Args:
-        token_ids: int64 [num_rows] of the batch: of each sequence tokens, then at most FEW_QUERIES numbers
-            that outrider/engine/inputs/told_tokens.py has made, in whose place tokens of the target belong.
+        token_ids: int64 [num_rows] of the batch: for each sequence tokens, then at most FEW_QUERIES
+            placeholders (outrider/engine/inputs/told_tokens.py), which the target's tokens replace.
         last_rows: int64 [num_sequences] last row of each sequence in the batch.
         top_tokens: int32 [rows, ranks].
         are_accepted: bool [rows] whether the token drafted there is accepted; [0]: nothing was drafted.
-        rows: choosing rows of the sequences, at the positions for which nothing is accepted.
+        rows: rows that choose the next tokens, at positions as if nothing was accepted; changed in place.
 
     Returns:
         int64 [num_sequences] rows of the batch with the last tokens of the Verdicts, and int32
-        [num_sequences, len(TOLD)].
+        [num_sequences, len(TOLD)] numbers of TOLD.
     """
     ends, told = torch.empty_like(last_rows), top_tokens.new_empty(len(last_rows), len(TOLD))
     arguments, constants = _reading(token_ids, last_rows, top_tokens, are_accepted, rows, ends, told)
@@ -45,7 +46,7 @@ def read_verdicts(
 
 
 def compile_reading(device: torch.device) -> None:
-    """Compiles the kernel of ``read_verdicts``: no Draft is to wait for it."""
+    """Compiles the kernel of ``read_verdicts`` in advance, so that no Draft waits for it."""
     rows = ChoiceInput.without_choice([0]).copied(device)
     numbers, tokens = (torch.empty(1, dtype=dtype, device=device) for dtype in (torch.int64, torch.int32))
     flags = torch.empty(1, dtype=torch.bool, device=device)
@@ -87,13 +88,13 @@ def follow_chains(
     BLOCK: tl.constexpr,
     TELLS: tl.constexpr,
 ):
-    """Does what ``read_verdicts`` says. are_accepted: None if nothing was drafted."""
+    """Kernel of ``read_verdicts``, a program per sequence. are_accepted: None if nothing was drafted."""
     sequence = tl.program_id(0)
     first = tl.full((), 0, tl.int64)
     if sequence > 0:
         first = tl.load(last_rows + sequence - 1) + 1
     last_row = tl.load(last_rows + sequence)
-    first = tl.maximum(first, last_row + 1 - BLOCK)  # the numbers come last, behind a prompt for example
+    first = tl.maximum(first, last_row + 1 - BLOCK)  # placeholders come last, for example after a prompt
     rows = first + tl.arange(0, BLOCK)
     inside = rows <= last_row
     given = tl.load(token_ids + rows, mask=inside, other=0)
@@ -106,7 +107,7 @@ def follow_chains(
     if are_accepted is not None:
         flags = tl.load(are_accepted + chosen, mask=is_told & (rows > root), other=0)
         accepted = tl.sum(flags.to(tl.int32))
-        # An accepted alternative follows the accepted nodes of the chain, and the last token follows it.
+        # An accepted alternative comes between the accepted nodes of the chain and the Verdict's last token.
         places = tl.arange(0, BLOCK)
         of_alternatives = tl.max(tl.where(is_told, chosen, 0)) + 1 + places
         flags = tl.load(are_accepted + of_alternatives, mask=places < alternatives, other=0)
@@ -129,7 +130,7 @@ def follow_chains(
 
 @triton.jit(do_not_specialize=["ranks", "num_rows", "depth"])
 def find_path(top_tokens, ranks, drafts, num_rows, depth, are_accepted, BLOCK: tl.constexpr):
-    """Finds accepted rows: at every node from the root to the row, the drafted token was chosen.
+    """Finds accepted rows: from the root to the row, the target chose the drafted token of every node.
 
     drafts: DraftRows.numbers, see outrider/engine/inputs/choice_input.py.
     """
