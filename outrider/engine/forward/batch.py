@@ -1,4 +1,4 @@
-"""One step's work packed into one forward pass: tokens of many sequences in a row."""
+"""Work of a step packed into a forward pass: concatenated tokens of many sequences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,21 +21,21 @@ from outrider.engine.inputs.step_input import NO_ROUNDS, Feed, ForeseenRounds, R
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.step_timings import Path
 
-# Numbers of adapters, and the places of their rows in a pass: int64 [num_rows]; None: all rows have it.
+# Numbers of adapters, and the indices of their rows in a pass, int64 [num_rows]; None: all rows.
 AdapterRows = Sequence[tuple[int, torch.Tensor | None]]
 
 
 class Item(Struct, frozen=True, eq=False):
-    """Tokens that one sequence feeds in a step: committed tokens first, then nodes of a Draft."""
+    """Tokens that a sequence feeds in a step: committed tokens first, then nodes of a Draft."""
 
     sequence: EngineSequence
     tokens: list[int]
     num_committed: int
-    num_logits: int  # rows of logits wanted, of the last tokens
+    num_logits: int  # wanted rows of logits, for the last tokens
     tree: Draft | None  # pending and fed nodes, if they branch; None: each token sees all tokens before it
 
     def feed(self) -> Feed:
-        """Returns the item for the forward pass. Its sequence must hold blocks for all fed tokens."""
+        """Returns the Feed for the forward pass. The sequence must hold blocks for all fed tokens."""
         sequence = self.sequence
         start, blocks = sequence.cached + len(sequence.pending.tokens), sequence.blocks
         adapter, committed = sequence.adapter.number, sequence.cached + self.num_committed
@@ -45,7 +45,7 @@ class Item(Struct, frozen=True, eq=False):
 
 @dataclass(frozen=True)
 class Batch:
-    """The packed tensors of one forward pass."""
+    """Packed tensors of a forward pass."""
 
     token_ids: torch.Tensor  # int64 [1, num_tokens]
     position_ids: torch.Tensor  # int64 [1, num_tokens]
@@ -54,17 +54,17 @@ class Batch:
     spans: list[QuerySpan]
     block_size: int
     dtype: torch.dtype  # type of queries and masks
-    paged: PagedInput[torch.Tensor] | None  # input of a kernel over the cache; None: blocks are gathered
-    choice: PackedRows | None  # choosing rows, valid after the pass; None: they are not in its buffer
+    paged: PagedInput[torch.Tensor] | None  # input of an attention kernel; None: blocks are gathered
+    choice: PackedRows | None  # rows that choose tokens, valid after the pass; None: not in the buffer
     adapters: AdapterRows = field(default=(), kw_only=True)  # rows of sequences that have adapters
     # Order in which recurrent layers compute the tokens of each sequence; empty without such layers.
     recurrences: Sequence[Recurrence] = field(default=(), kw_only=True)
     rounds: ForeseenRounds = field(default=NO_ROUNDS, kw_only=True)
-    state_program: StateProgram | None = field(default=None, kw_only=True)  # the order for a kernel
+    state_program: StateProgram | None = field(default=None, kw_only=True)  # ``recurrences`` for a GPU kernel
 
     @property
     def path(self) -> Path:
-        """Returns the way in which its pass is computed."""
+        """Returns how the pass is computed."""
         return "gathered" if self.paged is None else "kernels"
 
     @property
@@ -72,7 +72,7 @@ class Batch:
         return self.token_ids.shape[1]
 
     def choosing_at(self, rows: torch.Tensor) -> "Batch":
-        """Returns the batch with other rows that choose: int64 [num_sequences]."""
+        """Returns the batch with other rows that choose tokens: int64 [num_sequences]."""
         assert self.paged is not None
         return replace(self, logit_rows=rows, paged=replace(self.paged, logit_rows=rows))
 
@@ -82,7 +82,7 @@ class Batch:
 
     @cached_property
     def groups(self) -> list[AttentionGroup]:
-        """Groups for attention without a kernel, made when the first layer asks."""
+        """Groups for attention without a kernel, formed at the first use."""
         return form_groups(self.spans, self.block_size, self.dtype, self.token_ids.device)
 
 
@@ -90,14 +90,14 @@ def feed_chosen(token_ids: torch.Tensor, chosen: torch.Tensor) -> None:
     """Replaces the tokens of a batch by tokens that only the device knows.
 
     Args:
-        token_ids: [1, num_tokens] of the batch, rows of ``chosen`` until this call.
-        chosen: [num_rows] tokens of the step before.
+        token_ids: [1, num_tokens] of the batch; before this call, indices into ``chosen``.
+        chosen: [num_rows] tokens chosen by the preceding step.
     """
     token_ids.copy_(chosen[token_ids])
 
 
 def adapter_rows(feeds: Sequence[Feed], device: torch.device) -> AdapterRows:
-    """Returns the rows of each adapter, if the feeds lie one after the other; empty without adapters."""
+    """Returns the rows of each adapter in a pass of these feeds; empty without adapters."""
     of_feeds = [feed.adapter for feed in feeds]
     numbers = sorted({*of_feeds} - {0})
     if not numbers:
@@ -110,7 +110,7 @@ def adapter_rows(feeds: Sequence[Feed], device: torch.device) -> AdapterRows:
 
 
 def pack(feeds: Sequence[Feed], tables: BlockTables, dtype: torch.dtype) -> Batch:
-    """Lays out the feeds one after the other, for attention that gathers blocks."""
+    """Packs the feeds one after the other into a batch, for attention that gathers blocks."""
     block_size, device = tables.block_size, tables.device
     tokens: list[int] = []
     positions: list[int] = []
@@ -150,7 +150,7 @@ def paged_batch(
     Args:
         given: the step's input on the device.
         logit_rows: int64 [num_logits].
-        choice: choosing rows that lie in the step's buffer too; None: there are none.
+        choice: rows that choose tokens, in the step's buffer; None: there are no such rows.
     """
     return Batch(
         given.token_ids,

@@ -1,15 +1,15 @@
-"""Logits of a token that do not depend, bit for bit, on what else is computed with it.
+"""Batch invariance: the logits of a token have the same bits whatever else is computed with it.
 
-How a product is split up and added depends on its shape, and the shape of a step on its company: other
-sequences, drafted tokens, how a prompt was cut. So a step runs as passes of one shape:
+The order in which a product is summed depends on its shape. The shape of a step depends on other sequences,
+drafted tokens and the cuts of a prompt. So a step runs as passes of a fixed shape:
 
-- every forward pass has as many tokens, padded: all that a model does to tokens one by one (products, norms,
-  activations) always has the same shape, and where in it a token lies changes nothing;
-- a kernel of attention adds up a row's context in one order, whatever is computed beside it;
-- a drafted token that branches off sees its path as if it were a chain.
+- every forward pass is padded to the same number of tokens. So all operations on single tokens (products,
+  norms, activations) have fixed shapes, and the place of a token in the pass changes nothing;
+- an attention kernel sums a row's context in a fixed order, whatever else it computes;
+- a drafted token off the chain sees its path as if the path were a chain.
 
-A result is the same among processes with the same libraries, kind of processor and number of threads. The
-ranks of a tensor-parallel model run the same passes, and add up in the order of their numbers
+Results are equal in processes with the same libraries, kind of processor and number of threads. The ranks of
+a tensor-parallel model run the same passes, and their parts are summed in the order of the ranks
 (outrider/engine/parallel/sums.py).
 """
 
@@ -35,7 +35,7 @@ PASS_TOKENS = {"cpu": 16, "cuda": 64}
 
 @dataclass(frozen=True)
 class Passes:
-    """A step as passes that run one after the other."""
+    """Step that runs as several passes, one after the other."""
 
     parts: list[Batch]
 
@@ -45,21 +45,21 @@ class Passes:
 
     @property
     def path(self) -> Path:
-        """Returns the way in which the last pass is computed."""
+        """Returns how the last pass is computed."""
         return self.parts[-1].path
 
     @property
     def choice(self) -> PackedRows | None:
-        """Returns the rows that choose, of the last pass; it may take the memory of earlier passes."""
+        """Returns the rows that choose in all passes; the last pass holds them, since passes share memory."""
         return self.parts[-1].choice
 
 
 @dataclass(frozen=True)
 class PaddedPass(Batch):
-    """Holds PASS_TOKENS of its device, of which the last may be padding that belongs to no sequence."""
+    """Pass of PASS_TOKENS tokens; the last tokens may be padding, which belongs to no sequence."""
 
-    num_real: int  # tokens
-    wanted: torch.Tensor  # int64: of its rows of logits, those that were asked for
+    num_real: int  # tokens without padding
+    wanted: torch.Tensor  # int64 indices of the rows of logits that were asked for
 
     @property
     def num_tokens(self) -> int:
@@ -72,9 +72,9 @@ class PaddedPass(Batch):
 
 
 def cut(step: StepInput, rows: int) -> list[StepInput]:
-    """Returns the parts of the step's tokens in order; all but the last are full.
+    """Splits the tokens of a step, in order, into parts of ``rows`` tokens; the last part may have fewer.
 
-    The first part brings the new blocks of all. No part changes the cache before it.
+    The first part has the new blocks of all parts. Changes of the cache before the step are left out.
     """
     parts: list[list[Feed]] = []
     room = 0
@@ -93,7 +93,7 @@ def cut(step: StepInput, rows: int) -> list[StepInput]:
 
 
 def _part(feed: Feed, first: int, stop: int) -> Feed:
-    """Returns its tokens from ``first`` to ``stop``, and its Draft's nodes up to there."""
+    """Returns a feed's tokens from ``first`` to ``stop``, and the nodes of its Draft up to ``stop``."""
     count, nodes = len(feed.tokens), 0 if feed.tree is None else len(feed.tree) - (len(feed.tokens) - stop)
     return Feed(
         feed.tokens[first:stop],
@@ -108,7 +108,7 @@ def _part(feed: Feed, first: int, stop: int) -> Feed:
 def padded_pass(
     step: StepInput, tables: BlockTables, dtype: torch.dtype, choice: ChoiceInput | None = None
 ) -> PaddedPass:
-    """Makes a pass of a step that fits into it."""
+    """Makes a padded pass of a step with at most PASS_TOKENS tokens."""
     fitting, rows = PagedLayout.of(step), PASS_TOKENS[tables.device.type]
     room = PagedLayout.padded(rows, as_chains=True)
     longest = max(max(feed.tree.depths) + 1 if feed.tree else 0 for feed in step.feeds)
@@ -132,21 +132,22 @@ def padded_pass(
 
 
 def are_experts(path: str, module: Any) -> bool:
-    """Whether a token chooses between the module's weights, by the names that transformers gives such."""
+    """Whether a module holds experts, judged by the names that transformers gives to experts."""
     return path.rpartition(".")[2] == "experts" or "Experts" in type(module).__name__
 
 
 def check_rows_are_apart(model: Any, name: str) -> None:
-    """
+    """Checks that a model can be batch-invariant.
+
     Raises:
-        UnsupportedModelError: one token's result depends on others beyond attention, whatever the shape.
+        UnsupportedModelError: a token's result depends on other tokens, beyond attention, in any shape.
     """
     if (reason := why_rows_mix(model)) is not None:
         raise UnsupportedModelError(f"batch_invariant=True with model={name!r}: {reason}")
 
 
 def why_rows_mix(model: Any) -> str | None:
-    """Returns why a token's result depends on others beyond attention in any shape; None: it does not."""
+    """Returns why a token's result depends on other tokens beyond attention, in any shape; else None."""
     if keeps_states(model):
         return "its recurrent layers take a step whole, and not in passes of one shape"
     architecture = architecture_of(model)

@@ -1,4 +1,4 @@
-"""Batches of a few tokens per sequence, each after the other: plain decoding, and Drafts that are chains."""
+"""Reused batches of a few consecutive tokens per sequence: plain decoding, and Drafts that are chains."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,16 +14,16 @@ from outrider.engine.inputs.paged_input import END, FEW_TILE, FIRST, LANE, Paged
 from outrider.engine.inputs.step_input import Feed, StepInput
 from outrider.learning.lru import Lru
 
-_KEPT = 4  # batches; a draft alternates between the first step of a Draft and the others
+_KEPT = 4  # batches; drafting alternates between the first step of a Draft and its other steps
 
 Sizes = tuple[tuple[int, int], ...]  # tokens and rows of logits of each feed
 Numbers = NDArray[np.int64]
 
 
 class ChainBatches:
-    """Lays a batch of some sizes out once, and writes into it the numbers of later steps with these sizes.
+    """Lays out a batch once for given sizes, and overwrites its numbers in later steps with these sizes.
 
-    A pass must be over before the next batch is asked for, so this is for a CPU.
+    A pass must be over before the next batch is requested, so this class is for CPUs.
     """
 
     def __init__(self, tables: BlockTables, dtype: torch.dtype) -> None:
@@ -32,7 +32,7 @@ class ChainBatches:
         self._laid_out = Lru[Sizes, tuple[PagedInput[Numbers], Numbers, Batch]](_KEPT)
 
     def of(self, step: StepInput) -> Batch | None:
-        """Returns the batch of the step; None: a feed is no chain, or longer than a tile of few rows."""
+        """Returns the batch of the step; None if a feed is no chain, or longer than a tile of few rows."""
         feeds = step.feeds
         if any(feed.tree is not None or feed.looks_ahead or len(feed.tokens) > FEW_TILE for feed in feeds):
             return None
@@ -44,8 +44,9 @@ class ChainBatches:
         return batch
 
     def _lay_out(self, step: StepInput) -> tuple[PagedInput[Numbers], Numbers, Batch]:
-        """Returns a batch, its numbers, and the place of each tile's sequence among the feeds."""
-        tables, step = self._tables, replace(step, new_blocks=NOTHING_NEW)  # which the tables have here
+        """Returns the arrays of a batch, the index of each tile's feed, and the batch."""
+        # On a CPU new blocks are in the tables already: host and device share them.
+        tables, step = self._tables, replace(step, new_blocks=NOTHING_NEW)
         buffer = fill(PagedLayout.of(step), step, tables)
         numbers = PagedInput.of(buffer.arrays, tables.on_host)
         given = PagedInput.of(buffer.sent(), tables.on_device)  # views of the buffer's memory

@@ -1,4 +1,4 @@
-"""Drafts as programs of the device: graphs of their positions, each of which feeds what it chooses."""
+"""Drafting on the device: CUDA graphs of positions, each of which feeds its chosen tokens into the next."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,10 +26,10 @@ from outrider.pace.settings import MAX_DEPTH
 
 
 class DraftChains:
-    """Drafts of a step, a chain for each sequence, which the device makes without the host."""
+    """Drafts of a step, a chain for each sequence, made on the device without the host."""
 
     def __init__(self, memory: ChainMemory, replay: Replay) -> None:
-        """memory: with the tokens of the first position."""
+        """memory: memory that holds the tokens of the first position."""
         self._memory, self._replay = memory, replay
         self.positions = 1
 
@@ -40,18 +40,18 @@ class DraftChains:
 
     @property
     def found(self) -> Tensor:
-        """Tokens of all positions on the device, until other chains begin.
+        """Tokens of all positions, on the device; valid until other chains begin.
 
-        int32 [positions, rows, ranks + 1]: the best tokens, and whether a token may come from the row.
+        int32 [positions, rows, ranks + 1]: the best tokens, and whether the row's numbers are finite.
         """
         return self._memory.found[: self.positions]
 
 
 class DraftGraphs(CapturedSizes):
-    """Graphs of a position of Drafts: the pass, the choice of its tokens, and how the next position follows.
+    """CUDA graphs of a position of Drafts: forward pass, choice of tokens, and input of the next position.
 
-    A row is a sequence. Its token, its place in the cache and its settings lie in the memory of a graph from
-    the first position of a step on.
+    A row is a sequence. From the first position of a step on, its token, its place in the cache and its
+    settings are in the memory of a graph.
     """
 
     @torch.inference_mode()
@@ -68,7 +68,7 @@ class DraftGraphs(CapturedSizes):
         """
         Args:
             forward, tables, sizes, group: arguments of Graphs. Rank 0 chooses.
-            ranks: best tokens that are wanted at each position.
+            ranks: number of best tokens per position.
         """
         super().__init__(capture, sizes, group)
         self._forward, self.ranks = forward, ranks
@@ -77,17 +77,17 @@ class DraftGraphs(CapturedSizes):
         self._memories: dict[int, ChainMemory] = {}  # memories by number of rows
 
     def fits(self, feeds: Sequence[Feed]) -> bool:
-        """Whether a graph can go on from a first position that these feeds have."""
+        """Whether a graph can continue after a first position with these feeds."""
         return self._size_for(len(feeds)) is not None
 
     def begin(self, batch: Batch, are_finite: Tensor, choice: DeviceChoice) -> DraftChains:
-        """Begins with the tokens of the first position.
+        """Begins chains with the tokens of the first position.
 
         Args:
-            batch: the first position, which fits: any number of tokens of each sequence, of which the last
-                chooses. It has been sent with its choosing rows.
-            are_finite: bool [num_tokens] of its pass.
-            choice: the tokens, of each sequence as many as ``ranks`` says.
+            batch: first position: any number of tokens of each sequence, after the last of which a token is
+                chosen. It fits a graph, and was sent to the device with the rows that choose tokens.
+            are_finite: bool [num_tokens] output of its pass.
+            choice: chosen tokens, ``ranks`` for each sequence.
         """
         assert batch.paged is not None
         assert batch.choice is not None
@@ -98,7 +98,7 @@ class DraftGraphs(CapturedSizes):
         return DraftChains(memory, self._replays[size])
 
     def drafted(self, batch: Batch, output: ForwardOutput, positions: int) -> Tensor:
-        """Chooses the tokens of this many positions; returns ``DraftChains.found``.
+        """Chooses the tokens of ``positions`` positions; returns ``DraftChains.found``.
 
         Args:
             batch: argument of ``begin``.
@@ -109,12 +109,12 @@ class DraftGraphs(CapturedSizes):
         return self._advanced(chains, positions)
 
     def after(self, batch: Batch, top_tokens: Tensor, positions: int) -> Tensor:
-        """Goes on after tokens that are chosen; returns ``DraftChains.found``, these tokens first.
+        """Drafts after tokens that are chosen already; returns ``DraftChains.found``, which begins with them.
 
         Args:
             batch: argument of ``begin``.
             top_tokens: int32 [num_sequences, ranks], the chosen token first.
-            positions: positions of the longest chain, with the chosen token.
+            positions: positions of the longest chain, including the chosen token.
         """
         flags = torch.ones(batch.num_tokens, dtype=torch.bool, device=self._tables.device)
         choice = DeviceChoice(top_tokens, top_tokens[:0], flags, flags[:0])
@@ -139,14 +139,14 @@ class DraftGraphs(CapturedSizes):
         return work
 
     def _choose(self, logits: Tensor, rows: PackedRows) -> DeviceChoice:
-        """Chooses tokens at rank 0, whose device gives them to the other ranks."""
+        """Chooses tokens at rank 0, whose device broadcasts them to the other ranks."""
         count = rows.integers.shape[1]
         if self._group is None or self._group.rank == 0:
             choice = choose_on_device(logits, rows, self.ranks)
         else:
             device = self._tables.device
             top_tokens = torch.empty(count, self.ranks, dtype=torch.int32, device=device)
-            are_valid = torch.ones(count, dtype=torch.bool, device=device)  # rank 0 alone reads it
+            are_valid = torch.ones(count, dtype=torch.bool, device=device)  # rank 0 alone reads these flags
             choice = DeviceChoice(top_tokens, top_tokens[:0], are_valid, are_valid[:0])
         if self._group is not None:
             self._group.spread(choice.top_tokens)
@@ -159,7 +159,7 @@ class DraftGraphs(CapturedSizes):
         fields = fill(draft_layout(rows), NOTHING_FED, self._tables, choice).sent()
         return ChainMemory(
             PagedInput.of(fields, self._tables.on_device),
-            replace(choice.at(fields), are_truncated=True),  # as some rows of a later step may be
-            torch.ones(2, rows, dtype=torch.int64, device=device),  # nothing is left to choose
+            replace(choice.at(fields), are_truncated=True),  # rows of later steps may be truncated
+            torch.ones(2, rows, dtype=torch.int64, device=device),  # padding has no positions left to choose
             torch.zeros(MAX_DEPTH, rows, self.ranks + 1, dtype=torch.int32, device=device),
         )

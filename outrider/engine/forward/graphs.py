@@ -1,4 +1,4 @@
-"""Forward passes of decoding and verifying, captured at load and replayed as a whole."""
+"""CUDA graphs of forward passes for decoding and verification, captured at load."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -24,37 +24,37 @@ from outrider.pace.settings import MAX_DEPTH
 
 logger = logging.getLogger(__name__)
 
-# Rows. From 64 on at most a fifth of a graph's rows is padding.
+# Rows of graphs. From 64 rows on at most a fifth of them is padding.
 CAPTURED_SIZES = (
     *(1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32)),
     *(*range(256, 512, 64), *range(512, 1024, 128), *range(1024, 2305, 256)),
 )
-LEAST_CHUNK = 64  # rows of the smallest graph for steps that take prompts along
-MOST_DRAFTED = 512  # rows of the graphs of target drafters
-MOST_CHUNK_LOGITS = 512  # rows of logits of a step that takes prompts along
+LEAST_CHUNK = 64  # rows of the smallest graph for steps that include prompts
+MOST_DRAFTED = 512  # rows of the graphs of target drafters, at most
+MOST_CHUNK_LOGITS = 512  # rows of logits of a step that includes prompts, at most
 # New blocks of a step, 128 KB: more than a prompt of 131,072 tokens has. A step with more has no graph.
 MOST_NEW_BLOCKS = 2**14
-KEPT_VIEWS = 256  # shapes of steps whose views of a graph's memory are kept
+KEPT_VIEWS = 256  # shapes of steps whose views of a graph's memory are cached
 
 Forward = Callable[[Batch], ForwardOutput]
-ByRows = Callable[[torch.Tensor], torch.Tensor]  # [num_rows, ...] to [num_rows, ...], each row by itself
+ByRows = Callable[[torch.Tensor], torch.Tensor]  # [num_rows, ...] to [num_rows, ...], each row independently
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], None]], Replay]
 
 
 def captured_sizes(settings: EngineSettings) -> tuple[int, ...]:
-    """Rows of the graphs for steps of all sequences, ascending, as far as there are graphs."""
+    """Returns the rows of the graphs, ascending: up to a step of all sequences, or the largest graph."""
     return CAPTURED_SIZES[: bisect_left(CAPTURED_SIZES, settings.max_sequences * (1 + MAX_DEPTH)) + 1]
 
 
 def drafting_sizes(settings: EngineSettings) -> tuple[int, ...]:
-    """Rows of the graphs of target drafters, ascending."""
+    """Returns the rows of the graphs of target drafters, ascending."""
     sizes = captured_sizes(settings)
     return sizes[: bisect_left(sizes, MOST_DRAFTED) + 1]
 
 
 def chunk_sizes(settings: EngineSettings, chunk: int) -> tuple[int, ...]:
-    """Rows of the graphs for steps that take prompts along, ascending, as far as there are graphs.
+    """Returns the rows of the graphs for steps that include prompts, ascending.
 
     chunk: prompt tokens in a step.
     """
@@ -63,7 +63,7 @@ def chunk_sizes(settings: EngineSettings, chunk: int) -> tuple[int, ...]:
 
 
 def chunk_logits(settings: EngineSettings) -> int:
-    """Returns the rows of logits for which steps that take prompts along have room."""
+    """Returns the largest number of rows of logits of a step that includes prompts."""
     return min(settings.max_sequences * (1 + MAX_DEPTH), MOST_CHUNK_LOGITS)
 
 
@@ -73,7 +73,7 @@ def layout_of(rows: int, sequences: int, *, as_chains: bool, logits: int | None 
     Args:
         sequences: sequences of a step, at most.
         as_chains: argument of PagedLayout.padded.
-        logits: rows of logits, at most, of a step that takes prompts along; None: it takes none along.
+        logits: rows of logits, at most, of a step that includes prompts; None: steps include no prompts.
     """
     layout = PagedLayout.padded(rows, as_chains=as_chains)
     layout = replace(layout, lanes=min(rows, sequences), new_blocks=MOST_NEW_BLOCKS)
@@ -81,28 +81,28 @@ def layout_of(rows: int, sequences: int, *, as_chains: bool, logits: int | None 
 
 
 def feed_bytes(layout: PagedLayout) -> int:
-    """Returns the bytes of a step's input, with the choice of tokens after each row of logits."""
+    """Returns the bytes of a step's input, including the choice of a token for each row of logits."""
     return buffer_size(layout.fields | fields_of_choice(layout.logits))
 
 
 def sizes_of_drafts(settings: EngineSettings) -> tuple[int, ...]:
-    """Rows of the graphs for positions of Drafts, a row for each sequence, ascending, as far as there are."""
+    """Returns the rows of the graphs for positions of Drafts, ascending; a row is a sequence."""
     sizes = CAPTURED_SIZES if settings.is_draft else drafting_sizes(settings)
     return sizes[: bisect_left(sizes, settings.max_sequences) + 1]
 
 
 def ranks_of_drafts(settings: EngineSettings) -> int:
-    """Best tokens at each position of Drafts that graphs make; a target drafter makes chains alone."""
+    """Returns the number of best tokens per position of Drafts; target drafters' graphs make only chains."""
     return RANKS if settings.is_draft else RANKS_OF_CHAINS
 
 
 def draft_layout(rows: int) -> PagedLayout:
-    """Returns the layout of a position of Drafts, whose blocks the first position has brought."""
+    """Returns the layout of a position of Drafts; its new blocks came with the first position."""
     return replace(PagedLayout.padded(rows, as_chains=False), lanes=0)
 
 
 def draft_bytes(settings: EngineSettings) -> int:
-    """Returns the bytes that graphs of positions of Drafts keep."""
+    """Returns the bytes of memory that the graphs of positions of Drafts hold."""
     sizes = sizes_of_drafts(settings)
     kept = Field((sizes[-1],)).size
     for rows in sizes:
@@ -113,7 +113,7 @@ def draft_bytes(settings: EngineSettings) -> int:
 
 
 class CudaCapture:
-    """Makes CUDA graphs that share their memory: one runs at a time."""
+    """Captures CUDA graphs that share their memory, so only a single graph may run at a time."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -124,11 +124,11 @@ class CudaCapture:
         before = torch.cuda.current_stream()
         self._stream.wait_stream(before)
         with torch.cuda.stream(self._stream):
-            work()  # the set-up of libraries and kernels cannot be captured
+            work()  # warm-up, because the set-up of libraries and kernels cannot be captured
         before.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # A failed capture leaves its stream current: the outer context restores the stream before.
-        # Other threads may call CUDA meanwhile: the thread of NCCL asks for the state of exchanges.
+        # A failed capture leaves its stream current, and the outer context restores the previous stream.
+        # Other threads may call CUDA meanwhile: NCCL's watchdog polls the state of collectives.
         capturing = torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         )
@@ -139,10 +139,10 @@ class CudaCapture:
 
 @dataclass(frozen=True)
 class GraphBatch(Batch):
-    """A step that a graph computes, from what it copies into the graph's memory."""
+    """Step that a graph computes from input that is copied into the graph's memory."""
 
     send: Callable[[], None]  # copies its input to the graph's memory
-    compute: Callable[[], ForwardOutput]  # computes what lies there
+    compute: Callable[[], ForwardOutput]  # replays the graph
 
     @property
     def path(self) -> Path:
@@ -151,18 +151,18 @@ class GraphBatch(Batch):
 
 @dataclass(frozen=True)
 class _Views:
-    """Fields of a step in the memory of a graph: making them takes longer than a step of few sequences."""
+    """Views of a step's fields in a graph's memory; making them takes longer than a step of few sequences."""
 
     fields: Mapping[str, torch.Tensor]
     paged: PagedInput[torch.Tensor]
-    token_ids: torch.Tensor  # these are without rows of padding, as a Batch has them
+    token_ids: torch.Tensor  # from here on without rows of padding, as in a Batch
     position_ids: torch.Tensor
     slots: torch.Tensor
     logit_rows: torch.Tensor
 
 
 class CapturedSizes(ABC):
-    """Graphs by number of rows; work on fewer rows takes the next larger graph."""
+    """Graphs by number of rows; work on fewer rows uses the next larger graph."""
 
     def __init__(self, capture: Capture, sizes: Sequence[int], group: RankGroup | None = None) -> None:
         """
@@ -181,14 +181,14 @@ class CapturedSizes(ABC):
         """Returns the function to capture for a number of rows. Its memory lives as long as the graph."""
 
     def capture(self) -> tuple[str, ...]:
-        """Captures all sizes. Returns why work on some rows is slower than it could be."""
+        """Captures all sizes. Returns why work of some sizes is slower than it could be."""
         while self._left:
             self.capture_next()
         return self.slow_because
 
     @torch.inference_mode()
     def capture_next(self) -> None:
-        """Captures the largest remaining size. Memory of the largest is enough for all sizes."""
+        """Captures the largest remaining size: its memory is enough for all smaller sizes."""
         rows = self._left.pop()
         try:
             replays = {rows: self._capture(self._work(rows))}
@@ -205,7 +205,7 @@ class CapturedSizes(ABC):
 
     @property
     def is_complete(self) -> bool:
-        """Whether all sizes are captured: before, work might take a graph of far more rows."""
+        """Whether all sizes are captured; until then work might use a graph of far more rows."""
         return not self._left
 
     @property
@@ -221,7 +221,7 @@ class CapturedSizes(ABC):
 
 
 class RowGraphs(CapturedSizes):
-    """Graphs of a function that is computed row by row, such as logits of states. They may share memory."""
+    """Graphs of a function of independent rows, such as logits of states. They may share memory."""
 
     def __init__(
         self,
@@ -234,8 +234,8 @@ class RowGraphs(CapturedSizes):
     ) -> None:
         """
         Args:
-            taken: memory for the rows that the function takes, as many as are captured.
-            given: memory for the rows that it returns, with the columns that are read.
+            taken: memory for the input of the function, with the rows of the largest graph.
+            given: memory for the output of the function, with the columns that are read.
             sizes, group: arguments of CapturedSizes.
         """
         super().__init__(capture, sizes, group)
@@ -260,10 +260,10 @@ class RowGraphs(CapturedSizes):
 
 
 class Graphs(CapturedSizes):
-    """Graphs of passes over blocks of the cache, whose rows padding fills.
+    """Graphs of passes over the paged cache; their unused rows are padding.
 
-    The sequences of the rows, the lengths of their contexts and the branches of their Drafts are data: no
-    graph of another shape is needed.
+    The sequences of the rows, the lengths of their contexts and the branches of their Drafts are data. So
+    graphs differ in their number of rows alone.
     """
 
     @torch.inference_mode()
@@ -282,7 +282,7 @@ class Graphs(CapturedSizes):
     ) -> None:
         """
         Args:
-            forward: a pass, without a wait for the device.
+            forward: computes a pass without waiting for the device.
             tables: tables of the blocks of the cache.
             sequences, as_chains, logits: arguments of layout_of.
             sizes, group: arguments of CapturedSizes.
@@ -293,14 +293,14 @@ class Graphs(CapturedSizes):
         self._layouts = {
             rows: layout_of(rows, sequences, as_chains=as_chains, logits=logits) for rows in sizes
         }
-        # What a graph reads lives as long as the graph.
+        # Input of the graphs, which must live as long as the graphs.
         size = feed_bytes(self._layouts[sizes[-1]])
         self._buffer = torch.empty(size, dtype=torch.uint8, device=tables.device)
         self._views = Lru[tuple[object, ...], _Views](KEPT_VIEWS)
-        self._output: ForwardOutput | None = None  # output of the largest graph, whose memory all share
+        self._output: ForwardOutput | None = None  # output of the largest graph; all graphs share its memory
 
     def batch(self, step: StepInput, choice: ChoiceInput | None = None) -> GraphBatch | None:
-        """Returns the step in a graph's memory; None without a graph for it. choice: argument of fill."""
+        """Returns the step in a graph's memory; None if no graph fits the step. choice: argument of fill."""
         feeds, counts = step.feeds, [len(feed.tokens) for feed in step.feeds]
         rows, num_logits = sum(counts), sum([feed.num_logits for feed in feeds])
         size = self._size_for(rows)
@@ -312,7 +312,7 @@ class Graphs(CapturedSizes):
         replay = self._replays[size]
         layout = replace(layout, new_blocks=len(step.new_blocks))
         filled = fill(layout, step, self._tables, choice)
-        # Batch-invariant passes carry the rows of earlier passes, and blocks may be many.
+        # The last of batch-invariant passes has the choice of all passes, and new blocks may be many.
         if filled.size > len(self._buffer):
             return None
         of_choice = None if choice is None else (choice.integers.shape[1], len(choice.drafts))
@@ -344,7 +344,7 @@ class Graphs(CapturedSizes):
         )
 
     def _views_of(self, filled: StepBuffer, rows: int, num_logits: int) -> _Views:
-        """Returns the views of a step with that many rows, and rows of logits."""
+        """Returns the views of a step with this number of rows, and of rows of logits."""
         fields = filled.at(self._buffer)
         paged = PagedInput.of(fields, self._tables.on_device)
         of_rows = paged.token_ids[:, :rows], paged.position_ids[:, :rows], paged.slots[:rows]
@@ -366,7 +366,7 @@ class Graphs(CapturedSizes):
 
 
 def _has_room(layout: PagedLayout, feeds: Sequence[Feed], counts: Sequence[int]) -> bool:
-    """Whether the sequences of a step fit into a graph's layout. counts: tokens of each."""
+    """Whether the sequences of a step fit into a graph's layout. counts: tokens of each sequence."""
     if layout.path_length:
         return max([feed.tree.depth for feed in feeds if feed.tree], default=0) <= layout.path_length
     return layout.many_tiles > 0 or max(counts) <= FEW_QUERIES
