@@ -1,4 +1,4 @@
-"""Attention over the paged cache, in the form transformers calls it for every layer of every model."""
+"""Attention over the paged cache, as a function that transformers calls for every layer of every model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ from outrider.engine.forward.batch import Batch
 from outrider.engine.forward.kernel import Kernel
 from outrider.engine.forward.latent import LatentProjection
 
-ATTENTION = "outrider"  # no mask function goes by this name, so transformers builds no mask
-UNDERSTOOD = ("s_aux", "position_ids")  # tensors that attention is given beside query, key and value
+ATTENTION = "outrider"  # no mask function has this name, so transformers builds no mask
+UNDERSTOOD = ("s_aux", "position_ids")  # supported tensor arguments beside query, key and value
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Probe:
     windows: dict[int, int | None] = field(default_factory=dict)
     states: dict[int, StateShape] = field(default_factory=dict)  # recurrent layers
     modules: dict[int, torch.nn.Module] = field(default_factory=dict)  # modules that call our attention
-    needs: set[str] = field(default_factory=set)  # what a layer needs and our attention does not give
+    needs: set[str] = field(default_factory=set)  # requirements that our attention does not meet
 
     def see(
         self, module: torch.nn.Module, key: torch.Tensor, value: torch.Tensor, given: Mapping[str, Any]
@@ -71,7 +71,7 @@ def attend(
     outrider: Paged | Probe | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Stores the tokens' keys and values, then attends to the cache: [1, num_tokens, heads, value_dim]."""
+    """Stores keys and values, then returns attention over the cache: [1, num_tokens, heads, value_dim]."""
     projection = getattr(module, "kv_b_proj", None)
     latents = projection if isinstance(projection, LatentProjection) else None
     if isinstance(outrider, Probe):
@@ -79,7 +79,7 @@ def attend(
         outrider.see(module, key, value, {**others, **given, "a mask of its own": attention_mask})
         if latents is None:
             return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
-        # Its products are computed, so that a plan counts them.
+        # Products of latents are computed, so that planning counts their operations.
         gathered = latents.absorbed(query[0])[..., : latents.latent_dim]
         return latents.expanded(gathered.transpose(0, 1))[None], None
     if outrider is None:
@@ -100,7 +100,7 @@ def attend(
 
 
 def store(paged: Paged, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-    """Puts a layer's keys and values, [num_tokens, kv_heads, dim] each, into the cache."""
+    """Writes a layer's keys and values, [num_tokens, kv_heads, dim] each, into the cache."""
     keys, values, scale = paged.cache.keys[layer], paged.cache.values[layer], paged.cache.scales[layer]
     keys[paged.batch.slots] = narrowed(key, keys.dtype, scale.keys)
     values[paged.batch.slots] = narrowed(value, values.dtype, scale.values)
@@ -117,9 +117,9 @@ def attended(
     sinks: torch.Tensor | None = None,
     latent_dim: int = 0,
 ) -> torch.Tensor:
-    """Attends to all that the cache holds, the tokens included: [num_tokens, heads, value_dim].
+    """Returns attention over the cache, including the tokens themselves: [num_tokens, heads, value_dim].
 
-    latent_dim: numbers with which each key begins that are its value too; 0: values are cached beside keys.
+    latent_dim: leading numbers of each key that are its value too; 0: values are cached beside keys.
     """
     batch, cache = paged.batch, paged.cache
     keys, values, scale = cache.keys[layer], cache.values[layer], cache.scales[layer]
@@ -134,7 +134,7 @@ def attended(
         spaces = cache.key_space, cache.value_space
         gathered = GatheredAttention(keys, values, *spaces, query.shape[0], scaling, window, softcap, sinks)
         if len(batch.groups) == 1:
-            output = gathered.attend(batch.groups[0], query).contiguous()  # some models take views
+            output = gathered.attend(batch.groups[0], query).contiguous()  # some models call ``view`` on it
         else:
             output = query.new_zeros(query.shape[1], query.shape[0], values.shape[2])
             for group in batch.groups:

@@ -1,6 +1,6 @@
-"""Attention without a kernel of ours: it gathers the blocks of a context, then calls torch.
+"""Attention without our kernels: it gathers the blocks of a context, then calls torch.
 
-It serves a CPU in other types than float32, heads that no kernel takes, and machines without a compiler.
+It serves types and head sizes that no kernel supports, and machines without a compiler.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class GatheredAttention:
     sinks: torch.Tensor | None
 
     def attend(self, group: AttentionGroup, query: torch.Tensor) -> torch.Tensor:
-        """Returns attention of the group's rows, [rows, heads, value_dim].
+        """Returns the attention output of the group's rows, [rows, heads, value_dim].
 
         query: [heads, num_tokens, key_dim] of the whole batch.
         """
@@ -53,7 +53,7 @@ class GatheredAttention:
         return self._unfold(group, output)
 
     def _many_queries(self, group: AttentionGroup, query: torch.Tensor) -> torch.Tensor:
-        """Attends in one span, with its kv heads as the batch: keys repeat by a stride of zero."""
+        """Computes a single span, with kv heads as the batch: keys repeat by a stride of 0 without a copy."""
         heads = (-1, self.repeats, -1, -1)
         causal = group.is_plainly_causal(self.window)
         output = F.scaled_dot_product_attention(
@@ -67,7 +67,7 @@ class GatheredAttention:
         return output.flatten(0, 1).transpose(0, 1)
 
     def _explicit(self, group: AttentionGroup, query: torch.Tensor) -> torch.Tensor:
-        """Attends with soft-capped scores and attention sinks, which no fused kernel of torch takes."""
+        """Computes soft-capped scores and attention sinks, which no fused kernel of torch supports."""
         keys, values = self._keys(group), self._values(group)
         scores = self._fold(group, query).matmul(keys.transpose(2, 3)).float()
         scores *= keys.shape[3] ** -0.5 if self.scaling is None else self.scaling
@@ -91,13 +91,13 @@ class GatheredAttention:
         return self._context(self.keys, self.key_space, group)
 
     def _values(self, group: AttentionGroup) -> torch.Tensor:
-        if not self.values.is_contiguous():  # they are a part of the keys
+        if not self.values.is_contiguous():  # values are a part of the keys
             return self._keys(group)[..., : self.values.shape[2]]
         return self._context(self.values, self.value_space, group)
 
     @staticmethod
     def _context(stored: torch.Tensor, space: GatherSpace, group: AttentionGroup) -> torch.Tensor:
-        """[num_lanes, kv_heads, length, dim]"""
+        """Returns the cached keys or values of a group: [num_lanes, kv_heads, length, dim]."""
         if group.view is not None:
             return widened(stored[group.view], group.dtype).transpose(0, 1)[None]
         assert group.blocks is not None
@@ -106,12 +106,18 @@ class GatheredAttention:
         return spans[:, : group.length].transpose(1, 2)
 
     def _fold(self, group: AttentionGroup, query: torch.Tensor) -> torch.Tensor:
-        """[heads, num_lanes * num_queries, dim] -> [num_lanes, kv_heads, repeats * num_queries, dim]"""
+        """Folds the query heads of a kv head into the query axis.
+
+        [heads, num_lanes * num_queries, dim] -> [num_lanes, kv_heads, repeats * num_queries, dim]
+        """
         split = query.view(-1, self.repeats, len(group.spans), group.num_queries, query.shape[2])
         return split.permute(2, 0, 1, 3, 4).flatten(2, 3)
 
     def _unfold(self, group: AttentionGroup, output: torch.Tensor) -> torch.Tensor:
-        """[num_lanes, kv_heads, repeats * num_queries, dim] -> [num_lanes * num_queries, heads, dim]"""
+        """Unfolds the query heads, with rows first.
+
+        [num_lanes, kv_heads, repeats * num_queries, dim] -> [num_lanes * num_queries, heads, dim]
+        """
         spans, kv_heads, _, dim = output.shape
         split = output.view(spans, kv_heads, self.repeats, group.num_queries, dim)
         return split.permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Groups of sequences whose attention is computed in one call, and the masks they need."""
+"""Groups of sequences whose attention is computed in a single call, and their masks."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 from outrider.decoding.draft import Draft
 from outrider.engine.inputs.step_input import Numbers, Rows
 
-SHARED_CALL_QUERIES = 16  # most queries of a sequence that shares a call, padded
-PADDED_SLOTS = 1024  # slots that a group may read in vain; beyond, a second call is cheaper
+SHARED_CALL_QUERIES = 16  # most queries of a sequence in a shared call, padding included
+PADDED_SLOTS = 1024  # slots of padding that a group may read; with more, a second call is cheaper
 
 
 @dataclass(frozen=True)
 class QuerySpan:
-    """One sequence's queries in the packed batch."""
+    """Queries of a sequence in the packed batch."""
 
     blocks: Numbers  # blocks of its sequence
     first: int  # row of its first query
     count: int  # queries
     start: int  # slots written before this step
-    tree: Draft | None  # nodes in the last slots; None: they do not branch
+    tree: Draft | None  # nodes in the last slots, if they branch; None: each query sees the slots before it
     looks_ahead: bool = False  # whether each query also sees the queries after it
 
     @property
@@ -43,16 +43,16 @@ class QuerySpan:
 
 @dataclass
 class AttentionGroup:
-    """Spans padded to one number of queries and one length.
+    """Spans padded to equal numbers of queries and equal lengths.
 
-    The context is what ``view`` picks from the cache, where that is given, else gathered from ``blocks``.
+    The context is the slice ``view`` of the cache if that is given, else it is gathered from ``blocks``.
     """
 
     spans: list[QuerySpan]
     num_queries: int  # padding included
     length: int  # slots, padding included
     query_rows: Rows  # [num_lanes * num_queries] rows of the batch; padding repeats a span's last row
-    real: torch.Tensor | None  # places of query_rows without padding; None: there is no padding
+    real: torch.Tensor | None  # indices in query_rows without padding; None: there is no padding
     output_rows: Rows  # [real] rows of the batch
     view: slice | None
     blocks: torch.Tensor | None  # int64 [num_lanes * blocks per span]
@@ -60,7 +60,7 @@ class AttentionGroup:
     _masks: dict[tuple[int | None, int], torch.Tensor] = field(default_factory=dict)
 
     def is_plainly_causal(self, window: int | None) -> bool:
-        """Returns whether a causal flag replaces the mask: one span, with nothing cached before it."""
+        """Whether a causal flag can replace the mask: a single span, with nothing cached before it."""
         span = self.spans[0]
         is_chain = span.tree is None and not span.looks_ahead
         return len(self.spans) == 1 and span.start == 0 and is_chain and not self._cuts(window)
@@ -69,7 +69,7 @@ class AttentionGroup:
         """Returns the additive mask, [num_lanes, 1, repeats * num_queries, length]; None: all is visible.
 
         Args:
-            window: positions a query sees, its own included; None: all before it.
+            window: positions that a query sees, its own included; None: all positions before it.
             repeats: query heads folded into the query axis.
         """
         if (
@@ -88,7 +88,7 @@ class AttentionGroup:
         return window is not None and self.length > window
 
     def _visible(self, window: int | None) -> NDArray[np.bool_]:
-        """[num_lanes, num_queries, length]"""
+        """Returns the slots that each query sees: bool [num_lanes, num_queries, length]."""
         slots = np.arange(self.length)
         starts = np.array([span.start for span in self.spans])[:, None]
         last = np.array([span.count - 1 for span in self.spans])[:, None]
@@ -126,7 +126,7 @@ class AttentionGroup:
 def form_groups(
     spans: Sequence[QuerySpan], block_size: int, dtype: torch.dtype, device: torch.device
 ) -> list[AttentionGroup]:
-    """Splits the spans into groups with alike numbers of queries and alike lengths."""
+    """Splits the spans into groups with similar numbers of queries and similar lengths."""
     single = [span for span in spans if span.count == 1]
     few = [span for span in spans if 1 < span.count <= SHARED_CALL_QUERIES]
     many = [[span] for span in spans if span.count > SHARED_CALL_QUERIES]
@@ -178,7 +178,7 @@ def _group(
 
 
 def _view(span: QuerySpan, block_size: int) -> slice | None:
-    """Returns the span's context as one slice of the cache, if its blocks follow one another."""
+    """Returns the span's context as a slice of the cache; None if its blocks are not consecutive."""
     count = -(-span.length // block_size)
     first = int(span.blocks[0])
     if span.blocks[count - 1] - first != count - 1:
@@ -193,12 +193,12 @@ def _blocks(spans: list[QuerySpan], length: int, block_size: int, device: torch.
     for index, span in enumerate(spans):
         count = -(-span.length // block_size)
         blocks[index, :count] = span.blocks[:count]
-        blocks[index, count:] = span.blocks[count - 1]  # padding reads its own: another's may not be finite
+        blocks[index, count:] = span.blocks[count - 1]  # padding; other sequences' blocks may not be finite
     return torch.from_numpy(blocks.ravel()).to(device)
 
 
 def as_rows(rows: list[int], device: torch.device) -> Rows:
-    """Returns a slice if the rows follow one another: it is read and written without a copy."""
+    """Returns the rows as indices, or as a slice if they are consecutive: a slice needs no copy."""
     if rows[-1] - rows[0] == len(rows) - 1 and all(b - a == 1 for a, b in pairwise(rows)):
         return slice(rows[0], rows[-1] + 1)
     return torch.tensor(rows, device=device)

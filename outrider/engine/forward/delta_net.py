@@ -1,13 +1,13 @@
-"""Gated DeltaNet (Yang et al. 2024): a layer that keeps a state of fixed size in place of keys and values.
+"""Gated DeltaNet (Yang et al. 2024): a layer with a recurrent state of fixed size in place of a KV cache.
 
-A state is a matrix for each head. A token lets it decay, reads what it holds under the token's key, and
-writes a part of the difference to the token's value there. Before that, queries, keys and values pass through
-a short causal convolution.
+A state is a matrix for each head. Each token decays the state and reads the value stored under its key. A
+fraction of the difference to the token's own value is then added there. Before that, queries, keys and values
+pass through a short causal convolution.
 
-transformers computes prompts in chunks of 64 tokens, and single tokens in another form, which rounds
-differently. Here every token takes the form for one token, in float32, by operations whose shapes never vary:
-of prompts cut anywhere, of Drafts, in plain decoding, and when it is replayed. So a state has the same bits
-whichever way it came about.
+transformers computes prompts in chunks of 64 tokens, and single tokens by another formula, which rounds
+differently. Here every token is computed by the formula for single tokens, in float32, by operations of fixed
+shapes. That holds for prompts cut anywhere, Drafts, plain decoding and replayed tokens. So a state has the
+same bits however it was computed.
 """
 
 from functools import cached_property
@@ -30,9 +30,9 @@ EPSILON = 1e-6  # added to the squared length of queries and keys, as transforme
 
 
 class DeltaNet(nn.Module):
-    """Layer of recurrent states, in place of transformers' module, which computes it for the self-check.
+    """Gated DeltaNet layer in place of transformers' module, which is kept for the self-check.
 
-    Both have the same parts, so these keep the names by which checkpoints, plans and ranks know them.
+    Both share submodules and parameters, which keep the names that checkpoints, plans and ranks use.
     """
 
     theirs: Any
@@ -40,7 +40,7 @@ class DeltaNet(nn.Module):
     def __init__(self, theirs: Any) -> None:
         super().__init__()
         self._modules, self._parameters, self._buffers = theirs._modules, theirs._parameters, theirs._buffers
-        vars(self)["theirs"] = theirs  # as a module it would be a part, with names of its own
+        vars(self)["theirs"] = theirs  # not as a submodule, whose parameters would have further names
         self.layer: int = theirs.layer_idx
         key_heads, heads = theirs.num_k_heads, theirs.num_v_heads
         self._key_dim: int = theirs.key_dim
@@ -52,7 +52,7 @@ class DeltaNet(nn.Module):
         )
 
     def forward(self, hidden_states: Tensor, outrider: Paged | Probe | None = None, **others: Any) -> Tensor:
-        """Returns states [1, num_tokens, hidden_size] of as many."""
+        """Returns the output of the layer for states of the same shape, [1, num_tokens, hidden_size]."""
         theirs = self.theirs
         if outrider is None:
             return theirs(hidden_states, **others)  # type: ignore[no-any-return]
@@ -81,7 +81,7 @@ class DeltaNet(nn.Module):
         return records, gate.reshape(count, theirs.num_v_heads, theirs.head_v_dim)
 
     def _compute_all(self, batch: Batch, records: Tensor, output: Tensor, states: RecurrentStates) -> None:
-        """Computes the tokens of all sequences. Arguments as of ``_compute``."""
+        """Computes the tokens of all sequences, with the arguments of ``_compute``."""
         if batch.state_program is None:
             for recurrence in batch.recurrences:
                 self._compute(recurrence, records, output, states)
@@ -104,7 +104,7 @@ class DeltaNet(nn.Module):
     def _compute(
         self, recurrence: Recurrence, records: Tensor, output: Tensor, states: RecurrentStates
     ) -> None:
-        """Computes the tokens of a sequence, and writes rows of output, records and a state."""
+        """Computes the tokens of a sequence; writes rows of output, records and a state."""
         use, slot = recurrence.use, recurrence.use.slot
         ring, fed = states.records[self.layer][slot], records[recurrence.rows]
         places = [ring[part] for part in recurrence.ring(use.first, recurrence.replayed)]
@@ -151,8 +151,8 @@ class DeltaNet(nn.Module):
 
         Args:
             record: [record]
-            state: [key_heads, repeats, key_dim, value_dim], as all in float32
-            tail: [tokens before, numbers] that the convolution reads
+            state: [key_heads, repeats, key_dim, value_dim]; all arguments are float32
+            tail: [tokens before, numbers] earlier inputs of the convolution
 
         Returns:
             The next state, the next tail, and the output [heads, value_dim].
@@ -160,7 +160,7 @@ class DeltaNet(nn.Module):
         key_heads, repeats, key_dim, value_dim = self.shape.heads
         taken, gates = record.tensor_split([self.shape.tail[1]])
         window = torch.cat([tail, taken[None]])
-        # Rounded to the model's type where transformers rounds.
+        # Rounded to the model's type, as transformers rounds here.
         mixed = silu((window * self._taps).sum(0).to(self._dtype)).float()
         of_keys, values = mixed.tensor_split([2 * self._key_dim])
         normed = of_keys.view(2, key_heads, 1, key_dim, 1)
@@ -190,9 +190,9 @@ class DeltaNet(nn.Module):
 
 
 def share_delta_nets(model: nn.Module) -> None:
-    """Leaves this rank its heads of layers of Gated DeltaNet, in place: states, convolution and gates.
+    """Reduces Gated DeltaNet layers to the heads of this rank, in place: states, convolution and gates.
 
-    Their projections are shared already. Value heads go with the key head that they read.
+    Their projections are divided among the ranks already. Value heads stay with the key head that they read.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     for module in model.modules():
@@ -203,7 +203,7 @@ def share_delta_nets(model: nn.Module) -> None:
 def _share(theirs: Any, rank: int, ranks: int) -> None:
     own = channels_of(theirs, rank, ranks)
     joined = getattr(theirs, "in_proj_qkv", None)
-    if isinstance(joined, nn.Linear):  # its share was cut without regard to what is a query
+    if isinstance(joined, nn.Linear):  # its share was cut regardless of where queries, keys and values end
         joined.weight = _without_gradient(gathered(joined.weight.detach()).flatten(0, 1)[own])
     theirs.conv1d.weight = _without_gradient(theirs.conv1d.weight[own])
     for name in ("A_log", "dt_bias"):
@@ -213,7 +213,7 @@ def _share(theirs: Any, rank: int, ranks: int) -> None:
 
 
 def channels_of(theirs: Any, rank: int, ranks: int) -> Tensor:
-    """Returns a rank's places among queries, keys and values side by side: int64 [channels of a rank]."""
+    """Returns a rank's indices in concatenated queries, keys and values: int64 [channels of a rank]."""
     widths = (theirs.key_dim, theirs.key_dim, theirs.value_dim)
     parts = torch.arange(theirs.conv_dim).split_with_sizes(widths)
     return torch.cat([part.chunk(ranks)[rank] for part in parts])
@@ -224,7 +224,7 @@ def _without_gradient(weight: Tensor) -> nn.Parameter:
 
 
 def use_delta_nets(model: Any) -> bool:
-    """Has layers of Gated DeltaNet keep their states here, in place; returns whether there are any."""
+    """Replaces transformers' Gated DeltaNet layers by ours, in place; returns whether the model has any."""
     for parent in [*model.modules()]:
         for name, module in [*parent.named_children()]:
             if type(module).__name__ in KINDS and not isinstance(parent, DeltaNet):
@@ -233,5 +233,5 @@ def use_delta_nets(model: Any) -> bool:
 
 
 def keeps_states(model: Any) -> bool:
-    """Whether layers keep recurrent states."""
+    """Whether layers of a model keep recurrent states."""
     return any(isinstance(module, DeltaNet) for module in model.modules())

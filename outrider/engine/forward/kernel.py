@@ -1,4 +1,4 @@
-"""Choice of a device's kernel for attention over the paged cache."""
+"""Choice of the kernel for attention over the paged cache on a device."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ class Kernel(Protocol):
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether the host continues meanwhile. Then steps have graphs, and are launched early."""
+        """Whether calls return before the result is ready. Then steps have graphs and are launched early."""
 
     def take_in(self, paged: PagedInput[torch.Tensor]) -> None:
         """Writes new blocks into the block tables on the device."""
@@ -37,14 +37,15 @@ class Kernel(Protocol):
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """
+        """Computes attention of the rows of a batch over the cache of a layer.
+
         Args:
             query: [heads, rows, key_dim], the last dimension contiguous.
-            keys, values: [slots, kv_heads, dim] of one layer, contiguous.
+            keys, values: [slots, kv_heads, dim] of the layer; contiguous, or values are a part of the keys.
             scaling: factor of scores; None: 1 / sqrt(key_dim).
-            window: positions that a query sees, its own included. Drafted ancestors are seen beyond it.
+            window: positions that a query sees, its own included; ``paged.ancestors`` are seen beyond it.
             softcap: bound of scores (Gemma 2).
-            sinks: [heads] logits of a place that takes part in the softmax and holds nothing.
+            sinks: [heads] logits of attention sinks, which take part in the softmax but have no value.
 
         Returns:
             [rows, heads, value_dim]
@@ -59,7 +60,7 @@ def find_kernel(
     block_size: int,
     context_length: int,
 ) -> Kernel | str:
-    """Returns the kernel for layers of these shapes, or why there is none: then blocks have to be gathered.
+    """Returns the kernel for layers of these shapes, or the reason why blocks have to be gathered instead.
 
     Args:
         context_length: tokens of the longest sequence.
@@ -72,7 +73,7 @@ def find_kernel(
         from outrider.engine.kernels.paged_attention import PagedAttention
     except ImportError as error:
         return f"Triton is missing, which chooses tokens too: pip install triton ({error})"
-    properties: Any = torch.cuda.get_device_properties(device)  # torch's types lack some
+    properties: Any = torch.cuda.get_device_properties(device)  # torch's type stubs lack some fields
     return PagedAttention(
         block_size,
         third_length(context_length),

@@ -1,9 +1,9 @@
-"""Latent attention (DeepSeek-AI 2024, "DeepSeek-V2"): what is cached of a token is one vector for all heads.
+"""Latent attention (DeepSeek-AI 2024, "DeepSeek-V2"): the cache holds a vector per token for all heads.
 
-The vector is a latent, from which transformers expands keys and values of every head before it attends, and
-the rotated part of the keys. Here a query is multiplied by its head's part of the expansion instead. So it
-meets the cached vectors themselves. What it gathers is a latent too, expanded afterwards. Prompts, Drafts and
-plain decoding take this same way.
+The vector consists of a latent and the rotated part of the keys. transformers expands the latent to keys and
+values of every head before attention. Here each query is multiplied by its head's part of the expansion
+instead, so that attention reads the cached vectors themselves. Its result is a latent too, which is expanded
+afterwards. Prompts, Drafts and plain decoding are all computed in this way.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ class LatentProjection(nn.Module):
         return nn.functional.linear(latents, self.weight)
 
     def absorbed(self, query: Tensor) -> Tensor:
-        """Returns what meets the cached vectors, [heads, num_tokens, latent + rotated].
+        """Returns queries that match the cached vectors, [heads, num_tokens, latent + rotated].
 
         query: [heads, num_tokens, key + rotated].
         """
@@ -43,7 +43,7 @@ class LatentProjection(nn.Module):
         return torch.cat([plain @ self._by_head()[:, : self._key_dim], rotated], -1)
 
     def expanded(self, output: Tensor) -> Tensor:
-        """Returns values [num_tokens, heads, value] of gathered latents [num_tokens, heads, latent]."""
+        """Expands results of attention, [num_tokens, heads, latent], to values [num_tokens, heads, value]."""
         values = self._by_head()[:, self._key_dim :]
         return (output.transpose(0, 1) @ values.transpose(1, 2)).transpose(0, 1)
 
@@ -53,17 +53,18 @@ class LatentProjection(nn.Module):
 
 
 def may_cache_latents(device_type: str, dtype: torch.dtype) -> bool:
-    """Whether latents may be cached: the kernel of a GPU takes no head as wide, and float16 rounds too much.
+    """Whether latents may be cached.
 
-    In float16 a small DeepSeek-V3 differed from transformers by 2.4 times what the self-check allows.
+    The kernel of a GPU does not support heads as wide as a latent, and float16 rounds too much: in float16 a
+    small DeepSeek-V3 differed from transformers by 2.4 times what the self-check allows.
     """
     return device_type == "cpu" and dtype != torch.float16
 
 
 def use_latents(model: Any, ours: str) -> None:
-    """Has latent attention hand its latents to our attention, in place.
+    """Makes latent attention pass its latents to our attention, in place.
 
-    ours: name of our attention. Under any other, the model expands them as before.
+    ours: name of our attention. With any other attention the model expands its latents as before.
     """
     for attention in [*model.modules()]:
         if hasattr(attention, "expand_kv") and hasattr(attention, "kv_b_proj"):
@@ -73,7 +74,7 @@ def use_latents(model: Any, ours: str) -> None:
 
 def _latents_under(ours: str, config: Any, expand: Callable[..., Any]) -> Callable[..., Any]:
     def joined(latents: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns cached vectors as keys, [1, 1, num_tokens, latent + rotated], and values of no numbers."""
+        """Returns cached vectors as keys, [1, 1, num_tokens, latent + rotated], and values of size 0."""
         if config._attn_implementation != ours:
             return expand(latents, rotated)  # type: ignore[no-any-return]
         return torch.cat([latents, rotated], -1), latents[..., :0]
