@@ -12,7 +12,7 @@ from outrider.engine.kernels.cpu.functions import functions
 
 
 class CpuOperations(PlainOperations):
-    """Computes in compiled functions what they can compute, and the rest by torch."""
+    """Implements the operations by compiled functions if these support them, else in torch."""
 
     def __init__(self) -> None:
         self._functions = functions()

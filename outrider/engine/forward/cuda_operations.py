@@ -7,12 +7,12 @@ from outrider.engine.forward.attention import Paged
 from outrider.engine.forward.layer_operations import Heads, Norm, PlainOperations, Routing
 from outrider.engine.kernels import experts, layer
 
-# Compute capabilities of GPUs on which the kernel that sums up ranks has passed its tests: none so far.
+# Compute capabilities of GPUs on which the kernel that sums the ranks' parts has passed its tests: none yet.
 SUMS_ON: frozenset[tuple[int, int]] = frozenset()
 
 
 class FusedOperations(PlainOperations):
-    """Computes by kernels of its own, and by torch what has none."""
+    """Implements the operations by Triton kernels; operations without a kernel run in torch."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
         """capability: compute capability of the GPU."""

@@ -1,17 +1,17 @@
-"""Decoders that outrider/engine/models describes, computed in few operations.
+"""Fast forward pass of the architectures in outrider/engine/models, with few operations per layer.
 
-transformers writes a layer as some sixty operations in ten modules. If a step takes a few milliseconds,
-starting these takes longer than their arithmetic, on a CPU and on a GPU. Here a layer is about twenty
-operations, on a GPU ten kernels, and no module but its matrix products:
+transformers computes a layer by some sixty operations in ten modules. If a step takes a few milliseconds,
+launching these operations takes longer than their arithmetic, on a CPU and on a GPU. Here a layer is about
+twenty operations, on a GPU ten kernels, and calls no module except for its matrix products:
 
-- queries, keys and values come from one product, gate and up from one, and a product adds the residual;
-- ranks that share the model sum up states: rank 0 has added the residual to its part, the other ranks not;
+- queries, keys and values are a single product, as are gate and up, and a product adds the residual;
+- with tensor parallelism, states are summed over the ranks, and rank 0 alone adds the residual to its part;
 - queries and keys are rotated together, by cosines and sines that are computed once per step;
 - a norm reads its numbers once;
-- experts are computed by outrider/engine/forward/experts.py, with the states that they are added to;
-- of the last layer's states only the rows whose logits are wanted are normed.
+- experts are computed by outrider/engine/forward/experts.py, which also adds the residual;
+- the final norm is computed only for the rows whose logits are wanted.
 
-The result is within rounding of transformers'. The self-check compares the two at load.
+The result equals that of transformers up to rounding. The self-check compares the two at load.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -34,11 +34,11 @@ from outrider.engine.models.registry import architecture_of
 from outrider.engine.parallel.layers import ParallelNorm, RowParallelLinear
 from outrider.engine.parallel.sums import Sum, add_up_in_order, gathered
 
-Part = Callable[[Tensor, Tensor], Tensor]  # takes states and rows [num_tokens, ...], returns states and more
+Part = Callable[[Tensor, Tensor], Tensor]  # states and rows [num_tokens, ...] to a part of the next states
 
 
 class Decoder:
-    """Forward pass of a described model, or of a rank's share. Its linear layers may have been replaced."""
+    """Forward pass of a model in the registry, or of a rank's share. Its linear layers may be our own."""
 
     def __init__(
         self,
@@ -59,13 +59,13 @@ class Decoder:
             for layer, next_norm in zip(layers, [*norms[1:], None], strict=True)
         ]
         self._rotary = part(architecture.rotary)
-        self._norm = norm = part(architecture.last_norm)  # another module in a part of the model
+        self._norm = norm = part(architecture.last_norm)  # may be another module in a part of the model
         self._usual_norm = _norm_of(norm) if hasattr(norm, "variance_epsilon") else None
         self._head = function_of(part(architecture.head))
         self._hidden_layers = tuple(number % (1 + len(self._layers)) for number in hidden_layers)
 
     def __call__(self, paged: Paged) -> tuple[Tensor, Tensor | None]:
-        """Computes a step's pass.
+        """Runs the forward pass of a step.
 
         Returns:
             logits [num_logits, vocab_size], at ranks other than 0 their share of the vocabulary, and states
@@ -80,8 +80,8 @@ class Decoder:
         for number, layer in enumerate(self._layers, 1):
             states, normed = layer(states, normed, rotation, paged)
             if number in self._hidden_layers and number < last:
-                kept[number] = states.clone()  # a layer adds to the states in place
-        if last in self._hidden_layers:  # states of the last layer are kept normed
+                kept[number] = states.clone()  # copied, because a layer adds to the states in place
+        if last in self._hidden_layers:  # the states of the last layer are returned normed
             states = kept[last] = self._normed(states)
             wanted = states[batch.logit_rows]
         else:
@@ -95,7 +95,7 @@ class Decoder:
         return self._operations.normed(states, self._usual_norm)
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Returns cosines, and sines with a negated first half: [num_tokens, 1, head_dim] each."""
+        """Returns cosines, and sines with a negated first half: [num_tokens, 1, rotated dimensions] each."""
         angles = positions[:, None].float() * self._rotary.inv_freq
         scale = self._rotary.attention_scaling
         cosines, sines = angles.cos() * scale, angles.sin() * scale
@@ -115,13 +115,13 @@ class _Layer:
         self._operations = operations
         self._attention = attention
         self._scaling: float = attention.scaling
-        # Read at each step: the self-check shortens windows for a while.
+        # Read at each step, because the self-check shortens windows temporarily.
         self._window = None if architecture.window is None else attrgetter(architecture.window)
         shared = getattr(attention, architecture.query_key_value[0]).shared
         self._query_key_value = function_of(shared.product)
         dim: int = attention.head_dim
         queries, kv, _ = (width // dim for width in shared.widths)
-        named = architecture.query_key_norm or ()  # GLM-4.5-Air leaves them out
+        named = architecture.query_key_norm or ()  # GLM-4.5-Air has no such norms
         norms = [getattr(attention, name) for name in named if hasattr(attention, name)]
         self._shared_norms = [norm for norm in norms if isinstance(norm, ParallelNorm)]
         own = () if self._shared_norms else _norms_of_heads(norms, queries, kv, dim)
@@ -139,11 +139,11 @@ class _Layer:
 
         Args:
             states: [num_tokens, hidden_size]
-            normed: states by the norm of this layer's attention
+            normed: states after the norm of this layer's attention
 
         Returns:
-            states, possibly in the memory of ``states``, and the states by the norm of the next layer's
-            attention; after the last layer the states twice.
+            next states, possibly in the memory of ``states``, and these after the norm of the next layer's
+            attention. The last layer returns the states twice.
         """
         operations, heads = self._operations, self._heads
         product = self._query_key_value(normed)
@@ -169,7 +169,7 @@ class _Layer:
 def _mlp_of(
     mlp: Any, architecture: Architecture, norm: Norm | None, operations: LayerOperations
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Returns a function that adds the gated product of rows, or their experts, to states, and norms it."""
+    """Returns a function that adds the MLP or the experts of rows to states, and norms the sum."""
     if mixture := _mixture_of(mlp, architecture):
         part = _part_of_mixture(mlp, architecture, mixture, operations)
         return _adding_and_norming(part, getattr(mlp, mixture.experts).add, None, norm, operations)
@@ -179,7 +179,7 @@ def _mlp_of(
 
 
 def _mixture_of(mlp: nn.Module, architecture: Architecture) -> Mixture | None:
-    """Returns the mixture of a layer; None if the layer has a gated product."""
+    """Returns the mixture of a layer; None if the layer has a gated MLP."""
     mixture = architecture.mixture
     return mixture if mixture is not None and hasattr(mlp, mixture.experts) else None
 
@@ -189,7 +189,7 @@ def _norm_of(module: Any) -> Norm:
 
 
 def _norms_of_heads(norms: Sequence[Any], queries: int, kv: int, dim: int) -> tuple[Norm, ...]:
-    """Returns norms of query and key heads: of each head, or of all heads together."""
+    """Returns norms of query and key heads: for each head, or for all heads together."""
     if not norms:
         return ()
     query, key = norms
@@ -202,13 +202,13 @@ def _norms_of_heads(norms: Sequence[Any], queries: int, kv: int, dim: int) -> tu
 def _adding_and_norming(
     part: Part, add: Sum | None, bias: Tensor | None, norm: Norm | None, operations: LayerOperations
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Returns a function that takes states and rows, and returns the next states and these by the norm.
+    """Returns a function that takes states and rows, and returns the next states before and after a norm.
 
     Args:
-        part: this rank's part of the sum.
-        add: sums over the ranks; None: the part is whole.
-        bias: added behind that.
-        norm: None: the function returns the states twice.
+        part: computes this rank's part of the next states.
+        add: sums over the ranks; None: the part is the whole sum.
+        bias: added after the sum over the ranks.
+        norm: norm of the next states; None: the function returns the states twice.
     """
     if norm is not None and add is add_up_in_order and bias is None:
         return lambda states, rows: operations.summed_and_normed(gathered(part(states, rows)), norm)
@@ -237,7 +237,7 @@ def _adding_product(
 def _part_of(product: nn.Module) -> Part:
     """Returns a function from states and rows to this rank's part of the sum of states and product.
 
-    Rank 0 has the states in its part, so that no rank needs another kernel to add them.
+    Rank 0 includes the states in its part, so that no rank needs another kernel to add them.
     """
     if not isinstance(product, RowParallelLinear):
         return adding(product)
@@ -256,7 +256,8 @@ def _part_of_mixture(
     is_first = experts.add is None or dist.get_rank() == 0
     shared = None if mixture.shared is None else mlp.get_submodule(mixture.shared)
     down: Any = None if shared is None else getattr(shared, architecture.down)
-    if shared is None or not (is_first or isinstance(down, RowParallelLinear)):  # rank 0 has it whole
+    # A shared expert that is not divided among ranks is computed by rank 0 alone.
+    if shared is None or not (is_first or isinstance(down, RowParallelLinear)):
         return lambda states, rows: experts.multiply(rows, *route(rows), states if is_first else None)
     gate_up = function_of(getattr(shared, architecture.gate_up[0]).shared.product)
     if mixture.shared_gate is None:
@@ -275,7 +276,7 @@ def _part_of_mixture(
 
 
 def decoder_of(model: Any, hidden_layers: Collection[int], operations: LayerOperations) -> Decoder | None:
-    """Returns the decoder; None if the model has no row, or its layers are not as the row says."""
+    """Returns the decoder; None if the registry has no architecture that the model's layers match."""
     architecture = architecture_of(model)
     if architecture is None or getattr(model.config, architecture.activation) != "silu":
         return None
@@ -294,7 +295,7 @@ def decoder_of(model: Any, hidden_layers: Collection[int], operations: LayerOper
 
 
 def layer_operations(kernel: Kernel | None, device: torch.device, dtype: torch.dtype) -> LayerOperations:
-    """Returns the fastest operations for layers on this device. kernel: kernel of attention, if any."""
+    """Returns the fastest operations for layers on this device. kernel: attention kernel, if any."""
     if device.type == "cpu" and dtype == torch.float32 and compiled() is not None:
         return CpuOperations()
     if kernel is None or device.type != "cuda":

@@ -1,7 +1,7 @@
-"""Mixtures of experts: a token chooses some of a layer's experts, and only these are read.
+"""Mixtures of experts: a token chooses some of a layer's experts, and only chosen experts are read.
 
 A row's result does not depend on the other rows. Rows of an expert are multiplied together, by products that
-have the same bits for any number of rows, and a token adds up its experts in the order of its own choice.
+have the same bits for any number of rows. The experts of a token are summed in the order of its choice.
 """
 
 from collections.abc import Sequence
@@ -21,19 +21,19 @@ from outrider.engine.models.registry import mixtures_in
 from outrider.engine.parallel.layers import local_share
 from outrider.engine.parallel.sums import Sum
 
-Clamped = tuple[float, float]  # slope of the gate's sigmoid, and limit of gate and up
+Clamped = tuple[float, float]  # slope of the gate's sigmoid, and clamp limit of gate and up
 Weights = tuple[Tensor | StoredWeight, Tensor | None]  # [outputs, inputs], and a bias [outputs]
 
 
 def weighed(product: Tensor, weights: Tensor) -> Tensor:
-    """Returns the product of a shared expert times the sigmoid of its weights.
+    """Returns the product of a shared expert, scaled by the sigmoid of its gate.
 
-    A row has the same bits in any company. On a CPU torch.sigmoid rounds the last numbers of a tensor, which
-    fill no vector of the processor, in another way than the numbers before them.
+    A row has the same bits alone and beside other rows. torch.sigmoid is not used on a CPU, because it rounds
+    the last numbers of a tensor differently if they do not fill a SIMD vector.
 
     Args:
         product: [num_rows, hidden_size]
-        weights: [num_rows, 1]
+        weights: [num_rows, 1] product of the gate
     """
     if product.device.type == "cpu":
         return product / (1 + torch.exp(-weights))
@@ -41,21 +41,21 @@ def weighed(product: Tensor, weights: Tensor) -> Tensor:
 
 
 class Experts(nn.Module):
-    """Experts of a layer, or a rank's features of each, for inference."""
+    """Experts of a layer for inference, or a rank's share of each expert."""
 
-    read: Tensor | None = None  # int32 [1] to which the experts that are read are added; None: not counted
+    read: Tensor | None = None  # int32 [1] counter of the experts that are read; None: not counted
 
     def __init__(self, count: int, add: Sum | None) -> None:
         """
         Args:
             count: experts of the layer.
-            add: sums over the ranks; None: experts are whole.
+            add: sums over the ranks; None: experts are not divided among ranks.
         """
         super().__init__()
         self.count, self.add = count, add
 
     def forward(self, rows: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """Returns the weighted sum over the ranks, as transformers calls its experts."""
+        """Returns the weighted sum over the ranks. transformers calls its experts with these arguments."""
         total = self.multiply(rows, chosen, weights)
         return total if self.add is None else self.add(total)
 
@@ -64,7 +64,7 @@ class Experts(nn.Module):
 
         Args:
             rows: [num_rows, hidden_size].
-            chosen, weights: experts of each row, and their factors, [num_rows, slots] each.
+            chosen, weights: chosen experts of each row, and their weights, [num_rows, slots] each.
             added: [num_rows, hidden_size].
 
         Returns:
@@ -74,7 +74,7 @@ class Experts(nn.Module):
 
 
 class SingleExperts(Experts):
-    """Experts whose products are computed one after the other, as a CPU does."""
+    """Experts that are computed one after the other, as on a CPU."""
 
     def __init__(
         self,
@@ -86,10 +86,10 @@ class SingleExperts(Experts):
     ) -> None:
         """
         Args:
-            products: to gate and up side by side, and down, of each expert.
-            clamped: None: the gate is silu.
-            add: as of Experts.
-            least_rows: rows that a product takes at a time, filled up with zeros; 1: any number.
+            products: linear layers of each expert: gate and up as a single product, and down.
+            clamped: parameters of gpt-oss's activation; None: the gate is silu.
+            add: argument of Experts.
+            least_rows: rows of a product are padded with zeros to a multiple of this; 1: no padding.
         """
         super().__init__(len(products), add)
         self.products: Any = nn.ModuleList(nn.ModuleList(pair) for pair in products)
@@ -120,7 +120,7 @@ class SingleExperts(Experts):
         return down(self._gated(gate_up(filled)))[: len(rows)]
 
     def _gated(self, gate_up: Tensor) -> Tensor:
-        """Returns silu(gate) * up, or gate * sigmoid(slope * gate) * (up + 1) of clamped numbers."""
+        """Returns silu(gate) * up, or with ``clamped`` numbers gate * sigmoid(slope * gate) * (up + 1)."""
         if self.clamped is not None:
             (slope, limit), (gate, up) = self.clamped, gate_up.chunk(2, -1)
             gate.clamp_(max=limit).mul_(slope)
@@ -129,14 +129,14 @@ class SingleExperts(Experts):
 
 
 class JoinedExperts(Experts):
-    """Experts whose products are computed together by kernels of a GPU."""
+    """Experts that are computed together by kernels of a GPU."""
 
     def __init__(self, gate_up: Weights, down: Weights, clamped: Clamped | None, add: Sum | None) -> None:
         """
         Args:
-            gate_up: of all experts behind each other, the gates of an expert before its ups.
-            down: of all experts behind each other.
-            clamped, add: as of SingleExperts.
+            gate_up: concatenated weights and biases of all experts, the gates of an expert before its ups.
+            down: concatenated weights and biases of all experts.
+            clamped, add: arguments of SingleExperts.
         """
         from outrider.engine.kernels.experts import multiply_chosen
 
@@ -153,10 +153,10 @@ class JoinedExperts(Experts):
 
 
 class ExpertRouter:
-    """Choice of a layer's experts."""
+    """Router of a layer: chooses the experts of each row."""
 
     def __init__(self, mixture: Mixture, mlp: nn.Module, operations: LayerOperations) -> None:
-        """mlp: module of transformers with the parts of the mixture."""
+        """mlp: transformers' module that contains the modules of the mixture."""
         router: Any = mlp.get_submodule(mixture.router)
         correction, groups = mixture.correction, mixture.groups
         is_normalized = mixture.normalized
@@ -176,7 +176,7 @@ class ExpertRouter:
         self._product = PanelProduct(self._weight, self._bias) if is_packed else self._multiplied
 
     def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns what LayerOperations.routed returns of rows [num_rows, hidden_size]."""
+        """Returns the result of LayerOperations.routed for rows [num_rows, hidden_size]."""
         return self._operations.routed(self._product(rows.float()), self._routing)
 
     def _multiplied(self, rows: Tensor) -> Tensor:
@@ -192,11 +192,11 @@ def _tensor_at(module: nn.Module, path: str) -> Tensor:
 def replace_experts(
     model: Any, operations: LayerOperations, add: Sum | None, least_rows: int, *, are_joined: bool
 ) -> bool:
-    """Replaces the experts of a described model, in place; returns False if some had to stay as they are.
+    """Replaces the experts of a model's described mixtures, in place; returns False if some have to stay.
 
     Args:
-        operations, add, least_rows: as of SingleExperts.
-        are_joined: whether kernels of a GPU compute them.
+        operations, add, least_rows: arguments of SingleExperts.
+        are_joined: whether kernels of a GPU compute the experts.
     """
     for _, mlp, mixture in mixtures_in(model):
         experts: Any = getattr(mlp, mixture.experts)
@@ -213,11 +213,11 @@ def replace_experts(
 
 
 def count_read(model: nn.Module, device: torch.device) -> tuple[Tensor, int] | None:
-    """Has the experts of a model add up how many of them its passes read.
+    """Makes the experts of a model count how many of them its passes read.
 
     Returns:
-        The counter, int32 [1], which the caller sets to 0, and the experts of all layers together; None: the
-        model has no experts that count.
+        The counter, int32 [1], which the caller resets to 0, and the number of experts in all layers; None:
+        the model has no experts that count.
     """
     every = [module for module in model.modules() if isinstance(module, Experts)]
     if not every:
@@ -229,7 +229,7 @@ def count_read(model: nn.Module, device: torch.device) -> tuple[Tensor, int] | N
 
 
 def clamped_of(experts: Any, mixture: Mixture) -> Clamped | None:
-    """Returns the numbers of gpt-oss's activation; None: the gate is silu."""
+    """Returns the parameters of gpt-oss's activation; None: the gate is silu."""
     if isinstance(experts, SingleExperts):
         return experts.clamped
     if mixture.clamped is None:
@@ -238,7 +238,7 @@ def clamped_of(experts: Any, mixture: Mixture) -> Clamped | None:
 
 
 def products_of(experts: Any) -> list[tuple[nn.Module, nn.Module]]:
-    """Returns products as of SingleExperts; those of stored weights stay as they are."""
+    """Returns the argument ``products`` of SingleExperts; products of stored weights are reused."""
     if isinstance(experts, SingleExperts):
         return [(gate_up, down) for gate_up, down in experts.products]
     gate_up, down = _weights_of(experts, "gate_up_proj"), _weights_of(experts, "down_proj")
@@ -249,7 +249,7 @@ def products_of(experts: Any) -> list[tuple[nn.Module, nn.Module]]:
 
 
 def _joined(experts: Any, mixture: Mixture, add: Sum | None) -> JoinedExperts | None:
-    """Returns experts for kernels of a GPU; None: these cannot compute them."""
+    """Returns experts for kernels of a GPU; None: the kernels cannot multiply by their weights."""
     from outrider.engine.kernels.stored_product import is_multiplied
 
     gate_up, down = (
@@ -274,7 +274,7 @@ def _weights_of(experts: Any, name: str) -> tuple[Tensor, Tensor | None]:
 
 
 def _behind(weights: Tensor, biases: Tensor | None) -> Weights:
-    """Returns the weight and bias of all experts behind each other."""
+    """Concatenates the weights and the biases of all experts."""
     rows = weights.reshape(-1, weights.shape[2]).contiguous()
     return nn.Parameter(rows, requires_grad=False), None if biases is None else biases.flatten()
 
@@ -290,7 +290,7 @@ def _of_expert(number: int, weights: Tensor, biases: Tensor | None) -> tuple[Ten
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """Returns the fastest product on a CPU."""
+    """Returns the fastest linear layer on a CPU."""
     if why_unpacked(weight.dtype, *weight.shape) is None:
         return PackedLinear(weight.contiguous(), bias)
     return joined(weight.contiguous(), bias)

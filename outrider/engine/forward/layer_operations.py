@@ -1,6 +1,6 @@
-"""Operations of a Llama-family decoder layer between its matrix products, by torch.
+"""Operations of a Llama-family decoder layer between its matrix products, in torch.
 
-On a GPU each of them is one kernel instead: outrider.engine.forward.cuda_operations.
+On a GPU each operation is a single kernel instead: outrider.engine.forward.cuda_operations.
 """
 
 from collections.abc import Iterator
@@ -29,13 +29,13 @@ class Norm:
 
 @dataclass(frozen=True)
 class Heads:
-    """Shape of one layer's product of queries, keys and values."""
+    """Shape of a layer's joint product of queries, keys and values."""
 
     layer: int
     queries: int
-    kv: int  # heads of keys, and as many of values
+    kv: int  # number of key heads, and also of value heads
     dim: int
-    norms: tuple[Norm, ...]  # norms of the first heads, one after the other, each with weight [groups, size]
+    norms: tuple[Norm, ...]  # norms of consecutive heads from the first on, each with weight [groups, size]
 
     def normed_parts(self, product: Tensor) -> Iterator[tuple[Tensor, Norm]]:
         """Yields views [num_tokens, groups, size] of a product [num_tokens, heads, dim], and their norms."""
@@ -52,28 +52,28 @@ class Routing:
 
     scores: Scores
     slots: int  # experts that a token chooses
-    correction: Tensor | None  # float32 [experts], added to scores for the choice alone
-    groups: tuple[int, int] | None  # groups of neighbouring experts, and groups that count
-    is_normalized: bool  # whether the weights of the chosen sum up to ``scaling``
-    scaling: float  # factor of the weights
+    correction: Tensor | None  # float32 [experts] bias of scores that affects the choice but not the weights
+    groups: tuple[int, int] | None  # groups of neighbouring experts, and groups to choose from
+    is_normalized: bool  # whether the weights of the chosen experts are normalized to sum to ``scaling``
+    scaling: float  # factor by which the weights are multiplied
 
 
 class LayerOperations(Protocol):
-    """Operations whose results are within rounding of transformers'."""
+    """Operations whose results equal those of transformers up to rounding."""
 
     def normed(self, rows: Tensor, norm: Norm) -> Tensor:
-        """Returns the normed rows; both are [num_tokens, size], of the weight's dtype."""
+        """Returns the normed rows; rows and result are [num_tokens, size], of the weight's dtype."""
 
     def rotated_and_stored(
         self, product: Tensor, heads: Heads, rotation: tuple[Tensor, Tensor], paged: Paged
     ) -> Tensor:
         """Rotates queries and keys, and stores keys and values in the cache.
 
-        Rotary embedding is that of Su et al. 2021, with the halves of a head as its pairs.
+        Rotary embedding (Su et al. 2021) pairs the halves of a head.
 
         Args:
-            product: [num_tokens, query heads, then key and value heads, head_dim], which may be overwritten.
-            rotation: cosines, and sines with a negated first half, [num_tokens, 1, dimensions that turn].
+            product: [num_tokens, query heads + key heads + value heads, head_dim]; may be overwritten.
+            rotation: cosines, and sines with a negated first half, [num_tokens, 1, rotated dimensions].
 
         Returns:
             queries [num_tokens, heads, head_dim]
@@ -83,10 +83,10 @@ class LayerOperations(Protocol):
         """Returns silu(gate) * up [num_tokens, size] of gate and up [num_tokens, 2 * size]."""
 
     def routed(self, logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-        """Chooses experts by float32 [num_tokens, experts]; of equal scores the first counts as the highest.
+        """Chooses experts by logits, float32 [num_tokens, experts]; of equal scores the first is the highest.
 
         Returns:
-            chosen, int64, and their weights, float32, [num_tokens, slots] each, the highest score first
+            chosen experts, int64, and their weights, float32, [num_tokens, slots] each, by descending score
         """
 
     def summed_and_normed(self, parts: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
@@ -99,10 +99,10 @@ class LayerOperations(Protocol):
 
 
 class PlainOperations(LayerOperations):
-    """Implements the operations by torch, for a CPU, and for a GPU without kernels of ours."""
+    """Implements the operations in torch, for a CPU, and for a GPU without our kernels."""
 
     def normed(self, rows: Tensor, norm: Norm) -> Tensor:
-        """Divides by the vector norm, which is one operation.
+        """Divides by the vector norm, which torch computes in a single operation.
 
         sqrt(mean(x^2) + epsilon) is hypot(norm(x), sqrt(size * epsilon)) / sqrt(size).
         """
@@ -128,7 +128,7 @@ class PlainOperations(LayerOperations):
         return nn.functional.silu(gate).mul_(up)
 
     def routed(self, logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-        """Computes scores in float64: rounded, they do not tell how torch cut the rows into vectors."""
+        """Computes scores in float64; rounded to float32 they do not depend on torch's vectorization."""
         wide = logits.double()
         if routing.scores == "sigmoid":
             scores = wide.sigmoid().float()
@@ -147,7 +147,10 @@ class PlainOperations(LayerOperations):
 
 
 def _in_best_groups(scores: Tensor, groups: int, kept: int) -> Tensor:
-    """Returns scores [num_tokens, experts], lowered to -inf outside the groups with the best two experts."""
+    """Returns scores [num_tokens, experts], -inf outside the ``kept`` best groups.
+
+    Groups are ranked by the sum of their two highest scores.
+    """
     grouped = scores.view(len(scores), groups, -1)
     best = _best(grouped.topk(2).values.sum(-1), kept)
     is_left_out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(-1, best, False)
@@ -155,7 +158,7 @@ def _in_best_groups(scores: Tensor, groups: int, kept: int) -> Tensor:
 
 
 def _best(scores: Tensor, count: int) -> Tensor:
-    """Returns the places of the highest scores, the first of equal scores first."""
+    """Returns the indices of the highest scores, in descending order; equal scores keep their order."""
     return scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
 

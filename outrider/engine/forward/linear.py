@@ -1,10 +1,10 @@
-"""Linear layers: weights as they are stored, or packed once on a CPU; projections of an input in one product.
+"""Linear layers with stored weights, or with weights packed for a CPU; joint products of a shared input.
 
-`nn.Linear` multiplies from the weight as it is stored. In float32 four rows cost twice as much as one, and
-the order of a sum depends on the number of rows. From a weight packed at load five rows cost little more than
-one, and a row's result is bit for bit the same alone and beside other rows.
+`nn.Linear` multiplies by an unpacked weight. In float32 four rows then take twice as long as a single row,
+and the order of a sum depends on the number of rows. With a weight packed at load, five rows take little
+longer than a single row. A row's result then has the same bits alone and beside other rows.
 
-In float32 it is within rounding of `nn.Linear`'s, in bfloat16 exactly what `nn.Linear` computes.
+The result equals that of `nn.Linear` up to rounding in float32, and exactly in bfloat16.
 """
 
 import logging
@@ -25,15 +25,15 @@ from outrider.engine.models.registry import joined_products
 
 logger = logging.getLogger(__name__)
 
-EXPECTED_ROWS = 32  # rows for which oneDNN chooses its packed layout, which serves any number
+EXPECTED_ROWS = 32  # rows for which oneDNN chooses its packed layout; it serves any number of rows
 SLOW_ROWS, FILLED_ROWS = 2, 4  # up to 2 rows are padded to 4 for oneDNN
 
 
 class OneDnnProduct:
-    """Products with one weight as oneDNN packs it.
+    """Matrix product with a weight that oneDNN has packed.
 
-    Its kernels for one or two rows read slow memory more slowly than its kernels for more rows. So rows of
-    zeros are added.
+    On slow memory, oneDNN's kernels for one or two rows reach less bandwidth than its kernels for more rows.
+    So rows of zeros are added.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -47,7 +47,7 @@ class OneDnnProduct:
         self._pointwise = torch.ops.mkldnn._linear_pointwise
 
     def __call__(self, rows: Tensor, added: Tensor | None = None) -> Tensor:
-        """Returns [num_rows, out_features] of [num_rows, in_features]; ``added`` has the result's shape."""
+        """Returns the product of rows [num_rows, in_features], plus ``added``: [num_rows, out_features]."""
         num_rows = len(rows)
         if 0 < num_rows <= SLOW_ROWS:
             zeros = (0, 0, 0, FILLED_ROWS - num_rows)
@@ -60,10 +60,10 @@ class OneDnnProduct:
         return self._pointwise.binary(rows, added, self.packed, self._bias, "add")  # type: ignore[no-any-return]
 
 
-# Largest relative error of a tried product: far above rounding, far below a wrong sum.
+# Largest relative error of a test product: far above rounding, far below the error of a wrong sum.
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
-TRIED_ROWS = (1, 5)  # rows of a padded product, and of a product without padding
-# Kernels compute outputs in blocks of 64 at most; more than 16 blocks show nothing new.
+TRIED_ROWS = (1, 5)  # rows of a test product with padding, and of another without
+# Kernels compute outputs in blocks of 64 at most, so a test of more than 16 blocks shows nothing new.
 BLOCK_OUTPUTS, TRIED_BLOCKS = 64, 16
 
 PRODUCTS: dict[torch.dtype, type[PanelProduct | OneDnnProduct]] = {  # in float16 nn.Linear is faster
@@ -73,23 +73,24 @@ PRODUCTS: dict[torch.dtype, type[PanelProduct | OneDnnProduct]] = {  # in float1
 
 
 class AddingLinear(nn.Module):
-    """`nn.Linear` for inference, which can add its product to something."""
+    """`nn.Linear` for inference that can add a tensor to its product."""
 
     out_features: int
     in_features: int
-    multiply: Callable[..., Tensor]  # takes rows [num_rows, in_features], and ``added`` if there is something
+    multiply: Callable[..., Tensor]  # takes rows [num_rows, in_features], and optionally ``added``
 
     def forward(self, rows: Tensor, added: Tensor | None = None) -> Tensor:
-        """Returns [..., out_features] of rows [..., in_features]; ``added`` has the result's shape."""
+        """Returns the product of rows [..., in_features], plus ``added``: [..., out_features]."""
         flat = rows.reshape(-1, self.in_features)
         product = self.multiply(flat, None if added is None else added.reshape(-1, self.out_features))
         return product.view(*rows.shape[:-1], self.out_features)
 
 
 class StoredLinear(AddingLinear):
-    """Linear layer whose weight stays as its checkpoint stores it.
+    """Linear layer whose weight stays quantized, as its checkpoint stores it.
 
-    On a GPU with Triton a kernel widens codes in registers. Elsewhere each product widens the whole weight.
+    On a GPU with Triton a kernel dequantizes codes in registers. Otherwise each product dequantizes the whole
+    weight.
     """
 
     def __init__(self, weight: StoredWeight, bias: Tensor | None) -> None:
@@ -102,7 +103,7 @@ class StoredLinear(AddingLinear):
             self.multiply = self._multiply_fused
 
     def multiply_widened(self, rows: Tensor, added: Tensor | None = None) -> Tensor:
-        """Widens the weight, multiplies and adds in float32, and rounds the result once."""
+        """Dequantizes the weight, multiplies and adds in float32, and rounds the result once."""
         weight, wide = self.weight.widened(), rows.float()
         bias = None if self.bias is None else self.bias.float()
         if rows.device.type == "cpu" and compiled() is not None:
@@ -119,7 +120,7 @@ class StoredLinear(AddingLinear):
 
 
 class PackedLinear(AddingLinear):
-    """`nn.Linear` for inference on a CPU from a packed weight, without another copy of the weight."""
+    """`nn.Linear` for inference on a CPU, which keeps only a packed copy of its weight."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """
@@ -128,7 +129,7 @@ class PackedLinear(AddingLinear):
             bias: [out_features], same dtype
 
         Raises:
-            RuntimeError: this machine cannot: see why_unpacked.
+            RuntimeError: this machine cannot compute packed products; see why_unpacked.
         """
         super().__init__()
         self.out_features, self.in_features = weight.shape
@@ -137,14 +138,14 @@ class PackedLinear(AddingLinear):
 
 
 def function_of(product: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Returns the product of rows [num_rows, in_features], without a module's hooks if possible."""
+    """Returns the layer as a function of rows [num_rows, in_features], without hooks if possible."""
     return product.multiply if isinstance(product, AddingLinear) else product
 
 
 def adding(product: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     """Returns a function that adds the product of rows to states, in place if possible.
 
-    It takes states [num_rows, out_features] and rows [num_rows, in_features].
+    The function takes states [num_rows, out_features] and rows [num_rows, in_features].
     """
     if isinstance(product, AddingLinear):
         multiply = product.multiply
@@ -159,16 +160,16 @@ Product = Callable[[Tensor, Tensor | None], nn.Module]  # takes weight and bias,
 
 
 class SharedProduct(nn.Module):
-    """Projections of one input as one matrix product, computed when the first of them is asked for.
+    """Projections of a shared input as a single matrix product, computed when the first of them is called.
 
-    Inputs count as one if they are one tensor object. Projections of different inputs are correct too, but
+    Inputs are shared if they are the same tensor object. Projections of different inputs are correct too, but
     each computes the whole product.
     """
 
     def __init__(
         self, projections: Sequence[nn.Linear | StoredLinear], product: Product = PackedLinear
     ) -> None:
-        """product: of the joined weight; stored weights stay as they are."""
+        """product: makes the layer of the joined weight, unless weights are stored quantized."""
         super().__init__()
         biases = [projection.bias for projection in projections if projection.bias is not None]
         bias = torch.cat(biases) if biases else None
@@ -192,7 +193,7 @@ class SharedProduct(nn.Module):
 
 
 class Projection(nn.Module):
-    """Part of a SharedProduct, which replaces an nn.Linear."""
+    """Part of a SharedProduct that replaces an nn.Linear."""
 
     def __init__(self, shared: SharedProduct, index: int) -> None:
         super().__init__()
@@ -205,13 +206,13 @@ class Projection(nn.Module):
 def optimize_for_cpu(model: PreTrainedModel) -> None:
     """Replaces the linear layers that are faster packed, in place; the model is for inference from then on.
 
-    An output projection tied to the input embedding leaves the embedding where it is. Layers that this
-    machine cannot pack stay as they are, and the log says why, once for each reason.
+    If the output projection is tied to the input embedding, the embedding keeps its weight. Layers that this
+    machine cannot pack stay as they are, and each reason is logged once.
     """
     join_projections(model, StoredLinear)
     reasons: set[str] = set()
     same_input = joined_products(model)
-    # The list holds no linear layer: its weight is freed as soon as it is packed.
+    # The list holds no linear layers, so that each weight is freed as soon as it is packed.
     for module in [module for module in model.modules() if type(module) is not nn.Linear]:
         for names in linear_groups(module, same_input):
             projections: list[nn.Linear] = [getattr(module, name) for name in names]
@@ -230,7 +231,7 @@ def optimize_for_cpu(model: PreTrainedModel) -> None:
 
 
 def join_projections(model: PreTrainedModel, *kinds: type[nn.Module]) -> None:
-    """Computes linear layers of one input as one product, in place, from weights that stay as they are.
+    """Joins linear layers of a shared input into a single product, in place, without packing weights.
 
     kinds: classes of these layers
     """
@@ -253,16 +254,16 @@ def joined(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 def linear_groups(
     module: nn.Module, same_input: Iterable[tuple[str, ...]], kinds: Sequence[type[nn.Module]] = (nn.Linear,)
 ) -> Iterator[tuple[str, ...]]:
-    """Yields names of the linear layers directly in a module, together if they can share one product.
+    """Yields the names of the linear layers directly in a module, grouped if they can share a product.
 
     Args:
-        same_input: names of layers that are given the same input.
+        same_input: groups of names of layers that get the same input.
         kinds: classes of the layers.
     """
     alone: dict[str, Any] = {
         name: child
         for name, child in module.named_children()
-        if type(child) in kinds and "forward" not in vars(child)  # else transformers has replaced it
+        if type(child) in kinds and "forward" not in vars(child)  # else transformers has replaced ``forward``
     }
     for names in same_input:
         if alone.keys() >= set(names) and len({_layout(alone[name]) for name in names}) == 1:
@@ -273,7 +274,7 @@ def linear_groups(
 
 
 def _layout(layer: Any) -> tuple[object, ...]:
-    """Returns what layers of one input have in common if one product can compute them."""
+    """Returns a description that is equal for layers that can share a product."""
     weight = layer.weight
     form = weight.layout if isinstance(weight, StoredWeight) else (layer.in_features, weight.dtype)
     return *form, layer.bias is None
@@ -298,7 +299,7 @@ def replace(
 def why_unpacked(dtype: torch.dtype, outputs: int, inputs: int) -> str | None:
     """Returns why a weight of this type and size is not packed; None if it is packed.
 
-    Tries a product of that size once, since neither a processor's name nor a library's build says what works.
+    Tests a product of that size once, as neither a processor's name nor a library's build says what works.
     """
     if dtype not in PRODUCTS:
         return "nn.Linear is faster"
@@ -309,7 +310,7 @@ def why_unpacked(dtype: torch.dtype, outputs: int, inputs: int) -> str | None:
     try:
         product = PRODUCTS[dtype](weight, None)
         errors = [(product(rows[:count]) - expected[:count]).norm() for count in TRIED_ROWS]
-    except (AttributeError, RuntimeError) as error:  # oneDNN's operators are not public
+    except (AttributeError, RuntimeError) as error:  # oneDNN's operators in torch are not a public API
         return str(error)
     if all(error <= NEAR[dtype] * expected.norm() for error in errors):
         return None
@@ -317,6 +318,6 @@ def why_unpacked(dtype: torch.dtype, outputs: int, inputs: int) -> str | None:
 
 
 def tried_outputs(outputs: int) -> int:
-    """Returns the outputs of a smaller product for the same kernels, with an equal rest beside blocks."""
+    """Returns the outputs of a smaller product that uses the same kernels: the rest after blocks is equal."""
     most = TRIED_BLOCKS * BLOCK_OUTPUTS
     return outputs if outputs <= most else most + outputs % BLOCK_OUTPUTS

@@ -1,8 +1,8 @@
-"""Mixtures of experts beside recurrent states: a token has the same bits in any company.
+"""Mixtures of experts of recurrent models: a token has the same bits whatever is computed with it.
 
-transformers multiplies the rows of a router, and of an expert, by functions of torch. Some processors add up
-three rows in another order than four, and round the last numbers of a sigmoid in another way. So a token's
-bits would depend on how many tokens are computed with it, and so would every recurrent state after it.
+transformers computes routers and experts by functions of torch. On some processors the order of a sum depends
+on the number of rows, and the last numbers of a sigmoid are rounded differently. So the bits of a token, and
+of every recurrent state after it, would depend on how many tokens are computed together.
 """
 
 from typing import Any
@@ -20,15 +20,16 @@ class MixtureBlock(nn.Module):
     """Experts that tokens choose, and an expert that all tokens share, in place of transformers' block."""
 
     def __init__(self, theirs: Any, mixture: Mixture, operations: LayerOperations) -> None:
-        """theirs: transformers' block, whose experts are ours already."""
+        """theirs: transformers' block, whose experts have been replaced by ours."""
         super().__init__()
         self.shared_expert, self.shared_expert_gate = theirs.shared_expert, theirs.shared_expert_gate
         self.experts: Experts = theirs.experts
-        self._adds_shared = self.experts.add is None or dist.get_rank() == 0  # every rank has it whole
+        # Every rank has the whole shared expert, so only one rank adds its product to the sum over the ranks.
+        self._adds_shared = self.experts.add is None or dist.get_rank() == 0
         self._route = ExpertRouter(mixture, theirs, operations)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """Returns states [1, num_tokens, hidden_size] of as many."""
+        """Returns the output of the block for states of the same shape, [1, num_tokens, hidden_size]."""
         rows = hidden_states.flatten(0, 1)
         shared = weighed(self.shared_expert(rows), self.shared_expert_gate(rows))
         part = self.experts.multiply(rows, *self._route(rows), shared if self._adds_shared else None)
@@ -37,7 +38,7 @@ class MixtureBlock(nn.Module):
 
 
 def use_mixture_blocks(model: nn.Module, operations: LayerOperations) -> None:
-    """Replaces blocks beside recurrent states whose experts are ours, in place, for inference."""
+    """Replaces the blocks of recurrent models whose experts are ours, in place, for inference."""
     for name, module in [*model.named_modules()]:
         mixture = MIXTURE_BLOCKS.get(type(module).__name__)
         if mixture is not None and mixture.shared_gate is not None and isinstance(module.experts, Experts):

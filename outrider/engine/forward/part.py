@@ -1,4 +1,4 @@
-"""Part of a model: some layers between its embedding and its output projection. It shares their weights."""
+"""Part of a model: some of its layers, with its embedding and output projection. Weights are shared."""
 
 import copy
 from collections.abc import Sequence
@@ -12,16 +12,16 @@ from outrider.engine.forward.attention import Probe
 
 
 def part_of(model: Any, layers: Sequence[int], norm: nn.Module | None = None) -> Any:
-    """Returns a model that passes through these layers alone; the given model is unchanged.
+    """Returns a model that runs these layers alone; the given model is unchanged.
 
-    A layer keeps its index, so that its keys and values go where those of the whole model go.
+    A layer keeps its index, so that it uses the cache of this layer in the whole model.
 
     Args:
         layers: indices from 0, ascending.
-        norm: module for the last layer's states [num_tokens, hidden_size], in place of the model's last norm.
+        norm: module for the last layer's states [num_tokens, hidden_size], in place of the model's own norm.
 
     Raises:
-        UnsupportedModelError: the model does not pass through its layers as they stand in a list.
+        UnsupportedModelError: the model does not run its layers in the order of a list.
     """
     path = _path_of_layers(model)
     part = parent = _shallow(model)
@@ -41,13 +41,13 @@ def part_of(model: Any, layers: Sequence[int], norm: nn.Module | None = None) ->
 
 
 def layers_of(model: Any) -> nn.ModuleList:
-    """Returns the layers in their order. Raises UnsupportedModelError if they stand in no list."""
+    """Returns the layers in order. Raises UnsupportedModelError if the model has no list of them."""
     layers: nn.ModuleList = model.get_submodule(".".join(_path_of_layers(model)))
     return layers
 
 
 def _path_of_layers(model: Any) -> list[str]:
-    """Returns the names that lead to the list of layers."""
+    """Returns the path to the list of layers, as names of modules."""
     count = model.config.get_text_config().num_hidden_layers
     path: str
     for path, module in model.named_modules():
@@ -59,7 +59,7 @@ def _path_of_layers(model: Any) -> list[str]:
 
 
 def last_norm_of(model: Any) -> nn.Module:
-    """Returns the norm after the last layer. Raises UnsupportedModelError if it is not known."""
+    """Returns the norm after the last layer. Raises UnsupportedModelError if it is ambiguous or missing."""
     norm: nn.Module = _parent_of_layers(model).get_submodule(_name_of_norm(model))
     return norm
 
@@ -89,7 +89,7 @@ def _shallow(module: Any) -> Any:
 
 
 def _shorten(module: Any, layers: Sequence[int], count: int) -> None:
-    """Restricts its config to these layers, if the config has ``count`` layers."""
+    """Restricts the config of a module to these layers, if the config has ``count`` layers."""
     config = getattr(module, "config", None)
     if config is None or getattr(config, "num_hidden_layers", None) != count:
         return
