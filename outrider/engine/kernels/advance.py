@@ -62,8 +62,9 @@ def begin(
     """Stores the tokens of the first position, and prepares the input of the second position.
 
     Args:
-        first: input of the first position: any number of tokens of each sequence, of which the last chooses.
-        rows: rows that choose, a row per sequence; the sequences have blocks for all further positions.
+        first: input of the first position: any number of tokens of each sequence, after the last of which a
+            token is chosen.
+        rows: rows that choose tokens, a row per sequence; sequences have blocks for all further positions.
         are_finite: bool [num_tokens] whether the keys and values of each fed token are finite.
         spare_slot: slot of no sequence, to which padding is written.
     """

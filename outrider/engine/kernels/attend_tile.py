@@ -4,8 +4,8 @@ A tile is consecutive queries of a sequence in the batch. Query heads that share
 together, so that the cache is read once for all of them.
 
 Few queries over a long context would leave most of a GPU idle. So their context is divided into parts, whose
-bounds depend on nothing but the position, and partial results are combined by their weights (Dao et al.,
-"Flash-Decoding for long-context inference", 2023). If a tile's context is a large share of a step's contexts,
+results are combined by their weights (Dao et al., "Flash-Decoding for long-context inference", 2023). The
+bounds of parts depend on nothing but the position. If a tile's context is a large share of a step's contexts,
 the tile is split: each part is a program's work, and a second kernel combines the parts. Otherwise a single
 program reads all parts and combines them itself, by the same arithmetic in the same order, without writing
 them to memory.
