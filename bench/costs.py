@@ -45,6 +45,9 @@ WITHOUT_SCHEDULING = HostCosts(0.6e-3, 2.3e-6, 1.8e-6)
 SHAPES = {
     **LLAMAS,
     "70B": llama_fields(Size(hidden=8192, layers=80, intermediate=28672, heads=64, kv_heads=8), **LONG),
+    "block draft": llama_fields(
+        Size(hidden=8192, layers=5, intermediate=28672, heads=64, kv_heads=8), **LONG
+    ),
     "1B draft": {**LLAMAS["1B"], **LONG},
     "mixture": {**MIXTURE, "num_hidden_layers": 48, **LONG},  # Qwen3-30B-A3B
     "its dense twin": {**DENSE_TWIN, "num_hidden_layers": 48, **LONG},  # what a token of it multiplies with

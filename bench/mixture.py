@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.costs import H100, costs_of
 from bench.report import parser_of, save, table
-from bench.simulate import Pair, SimulatedLoad, measure, on
+from bench.simulate import NO_AHEAD, Pair, SimulatedLoad, measure, on
 from outrider.pace.experts import ExpertsRead
 
 STREAMS = (1, 2, 4, 8, 16, 64)
@@ -39,7 +39,7 @@ def pairs(share: float) -> dict[str, Pair]:
     near = replace(mixture, experts=alike(mixture.experts, share))
     targets = {"dense": costs_of("its dense twin"), "8 of 128, independent": mixture, "8 of 128, alike": near}
     return {
-        name: Pair(on(H100, costs), draft, is_in_target=True, experts=costs.experts)
+        name: Pair(on(H100, costs), draft, in_target="colocated", experts=costs.experts)
         for name, costs in targets.items()
     }
 
@@ -47,7 +47,7 @@ def pairs(share: float) -> dict[str, Pair]:
 def measured(pair: Pair, acceptance: float, streams: int) -> dict[str, Any]:
     """Returns a row of ``measure``, and the experts that a layer reads in a plain step and with Drafts."""
     load = SimulatedLoad(streams, CONTEXT, ANSWER, WARM_S, max(COUNTED_S / streams, 0.5))
-    row: Mapping[str, Any] = measure(pair, {"text": acceptance}, load)
+    row: Mapping[str, Any] = measure(pair, {"text": acceptance}, load, NO_AHEAD)
     read = [pair.experts.share(streams, streams * tokens) for tokens in (1, 1 + DRAFTED)]
     plain, drafted = (EXPERTS * float(share) or None for share in read)
     return {

@@ -3,13 +3,14 @@
 A target and a draft whose steps take as long as a cost table says (bench/simulated.py) answer the real
 gateway code, round by round, in virtual time. The loop is closed: each stream asks for one answer after the
 other, tasks mixed. The first table compares plain decoding, fixed depths and the pace, in tokens per second
-of all streams together. The second table has the best fixed depth with draft-ahead and without. The rate at
-which the draft's second guess is correct if its first is wrong is given (``--hit-rate``).
+of all streams together, and the pace with draft-ahead, as a service runs by default. The rate at which the
+draft's second guess is correct if its first is wrong is given (``--hit-rate``).
 
 The target is a 70B on four H100, or a mixture of 128 experts of which a token chooses 8, on one. Steps take
 what `outrider plan` says too (outrider/engine/planning/step_costs.py), with the engine before its repairs
 (before), as it is (today) and with repairs that are still to come (bench/costs.py). A draft beside the target
-is in its process, and was a worker on its device before. Prompts are in the cache already.
+is in its process, and was a worker on its device before. A block draft guesses all tokens of a Draft in a
+pass; it has five layers as wide as the target's. Prompts are in the cache already.
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from bench.costs import FEWER_HOPS_S, H100, HOPS_S, L4, before, costs_of, repair
 from bench.report import parser_of, save, table
 from bench.simulated import Ahead, SimulatedDraft, SimulatedFleet, rank_at, simulated_fleet
 from bench.simulated_runner import Cost
+from bench.tables.reading import AHEAD
 from gateway.loop.factory import LoopFactory
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
@@ -40,14 +42,9 @@ from outrider.pace.step import StepSize
 HOPS = 4  # ways of a round's messages: to the draft, to the target, and back
 FAR_AHEAD_S = 1e6  # seconds; small enough for a clock with nanoseconds
 NO_AHEAD = Ahead()
-BRANCHES = 12
-AHEAD_STREAMS = (1, 8)
-AHEAD_DEPTHS = (4, 8)
+BRANCHES = 12  # verdicts that a draft worker prepares for, as by default
 COUNTED_S = 24.0  # seconds of all streams together: one stream needs longer to see as many answers
 SETTINGS = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e6, second_targets_share=0.0)
-IN_TARGET = SETTINGS.model_copy(
-    update={"drafts": {}, "target_drafters": ("colocated",), "drafters": ("colocated",)}
-)
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Pair:
     draft: Cost
     hop_s: float = HOPS_S / HOPS  # seconds of one way, the gateway's work included
     is_beside: bool = False  # whether the draft is a worker that shares the target's device
-    is_in_target: bool = False  # whether it drafts in the target's process
+    in_target: str = ""  # drafter in the target's process, "colocated" or "dflash"; empty: a draft worker
     experts: ExpertsRead = NO_EXPERTS  # experts that the target's steps read
 
 
@@ -76,17 +73,22 @@ def on(accelerator: Accelerator, costs: StepCosts, *, waits: bool = False) -> Co
     return seconds
 
 
+def with_host_between_rounds(cost: Cost) -> Cost:
+    """Returns the cost of a target whose drafter begins a Draft after the host has read the Verdict."""
+    return lambda size, is_early: cost(size, is_early and size.tokens <= size.sequences)
+
+
 def pairs(engine: str) -> dict[str, Pair]:
     """Returns the pairs by their names. engine: a name of ENGINES."""
     target, draft, in_4_bit = costs_of("70B", 4), costs_of("1B draft"), costs_of("1B draft", 1, "int4")
-    mixture = costs_of("mixture")
+    mixture, block = costs_of("mixture"), costs_of("block draft", 4)
     hop_s = HOPS_S / HOPS
     is_first = engine == "before"
     if engine == "repaired":
         hop_s = FEWER_HOPS_S / HOPS
-        target, draft, in_4_bit, mixture = map(repaired, (target, draft, in_4_bit, mixture))
+        target, draft, in_4_bit, mixture, block = map(repaired, (target, draft, in_4_bit, mixture, block))
     if is_first:
-        target, draft, in_4_bit, mixture = map(before, (target, draft, in_4_bit, mixture))
+        target, draft, in_4_bit, mixture, block = map(before, (target, draft, in_4_bit, mixture, block))
     of_target = on(H100, target)
     of_draft, on_l4, in_4_bit_on_l4 = (
         on(*each, waits=is_first) for each in ((H100, draft), (L4, draft), (L4, in_4_bit))
@@ -96,7 +98,10 @@ def pairs(engine: str) -> dict[str, Pair]:
         "1B on an L4": Pair(of_target, on_l4, hop_s),
         "1B in 4 bit on an L4": Pair(of_target, in_4_bit_on_l4, hop_s),
         "1B beside the target": Pair(
-            of_target, of_draft, hop_s, is_beside=is_first, is_in_target=not is_first
+            of_target, of_draft, hop_s, is_beside=is_first, in_target="" if is_first else "colocated"
+        ),
+        "block draft beside the target": Pair(
+            with_host_between_rounds(of_target), on(H100, block, waits=True), hop_s, in_target="dflash"
         ),
         "1B for a mixture": Pair(on(H100, mixture), of_draft, hop_s, experts=mixture.experts),
     }
@@ -111,13 +116,6 @@ MODES = {
     "fixed 8": Speculation(mode="fixed", depth=8),
     "pace": Speculation(),
 }
-
-
-def fixed(depth: int) -> Speculation:
-    """Returns the speculation with Drafts of that depth; 0: plain decoding."""
-    if depth == 0:
-        return Speculation(mode="off", drafter="model")
-    return Speculation(mode="fixed", depth=depth, drafter="model")
 
 
 @dataclass(frozen=True)
@@ -211,52 +209,37 @@ async def closed_loop(
     load: SimulatedLoad,
     ahead: Ahead = NO_AHEAD,
 ) -> Counter:
-    settings = IN_TARGET if pair.is_in_target else SETTINGS
+    settings, name = SETTINGS, pair.in_target
+    if name:
+        in_process = {"drafts": {}, "target_drafters": (name,), "drafters": (name,)}
+        settings = SETTINGS.model_copy(update=in_process)
     streams = Streams(dict.fromkeys(acceptance, speculation), load, settings)
     rank_of = partial(streams.rank_of, acceptance, ahead.hit_rate)
     draft = SimulatedDraft(pair.draft, rank_of, ahead, pair.is_beside)
-    drafts, in_target = ({}, draft) if pair.is_in_target else ({"model": draft}, None)
+    drafts, in_target = ({}, (name, draft)) if name else ({"model": draft}, None)
     async with simulated_fleet(pair.target, drafts, pair.hop_s, in_target, pair.experts) as fleet:
         await streams.run(fleet)
     return streams.counter
 
 
-def measure(pair: Pair, acceptance: Mapping[str, float], load: SimulatedLoad) -> dict[str, Any]:
-    """Returns a row: tokens per second by mode, and what the pace did."""
+def measure(pair: Pair, acceptance: Mapping[str, float], load: SimulatedLoad, ahead: Ahead) -> dict[str, Any]:
+    """Returns a row: tokens per second by mode, and what the pace did without draft-ahead."""
+
+    def answered(speculation: Speculation, prepared: Ahead = NO_AHEAD) -> Counter:
+        return virtual.run(closed_loop(pair, acceptance, speculation, load, prepared))
+
     row: dict[str, Any] = {"streams": load.streams}
     for name, speculation in MODES.items():
-        counter = virtual.run(closed_loop(pair, acceptance, speculation, load))
+        counter = answered(speculation)
         row[name] = counter.rate(load)
     stats = counter.stats
     row["pace / best"] = row["pace"] / max(row[name] for name in MODES if name != "pace")
     row["share of passes with a Draft"] = stats.rounds / max(stats.target_passes, 1)
     row["mean depth"] = stats.drafted / max(stats.rounds, 1)
+    if not pair.is_beside and not pair.in_target:
+        row[AHEAD] = answered(MODES["pace"], ahead).rate(load)
+    row["to plain"] = row.get(AHEAD, row["pace"]) / row["plain"]
     return row
-
-
-def measure_ahead(
-    pair: Pair, acceptance: Mapping[str, float], load: SimulatedLoad, ahead: Ahead
-) -> dict[str, Any]:
-    """Returns a row: tokens per second with draft-ahead and without, each at its best depth."""
-
-    def rate(depth: int, side: Ahead) -> float:
-        return virtual.run(closed_loop(pair, acceptance, fixed(depth), load, side)).rate(load)
-
-    def best(side: Ahead) -> tuple[float, int]:
-        return max((rate(depth, side), depth) for depth in AHEAD_DEPTHS)
-
-    plain = rate(0, NO_AHEAD)
-    rate_without, depth_without = best(NO_AHEAD)
-    rate_with, depth_with = best(ahead)
-    return {
-        "streams": load.streams,
-        "plain": plain,
-        "depth without": depth_without,
-        "without": rate_without,
-        "depth with": depth_with,
-        "with": rate_with,
-        "with / without": rate_with / rate_without,
-    }
 
 
 def acceptance_of(text: str) -> tuple[str, float]:
@@ -278,21 +261,14 @@ def main(arguments: list[str]) -> None:
         "--acceptance", type=acceptance_of, nargs="+", metavar="TASK=RATE", default=[*ACCEPTANCE.items()]
     )
     options = parser.parse_args(arguments)
-    acceptance, rows, ahead_rows = dict(options.acceptance), [], []
+    acceptance, rows = dict(options.acceptance), []
     ahead = Ahead(BRANCHES, options.hit_rate)
     for context in options.contexts:
         load = SimulatedLoad(1, context, options.answer_tokens, options.warm_s, options.counted_s)
         for name, pair in pairs(options.engine).items():
             found = {"context": context, "draft": name}
             for streams in options.streams:
-                rows.append({**found, **measure(pair, acceptance, load.of(streams))})
+                rows.append({**found, **measure(pair, acceptance, load.of(streams), ahead)})
                 print(table(rows[-1:]), flush=True)
-            if pair.is_beside or pair.is_in_target:
-                continue
-            for streams in AHEAD_STREAMS if context == options.contexts[0] else ():
-                row = measure_ahead(pair, acceptance, load.of(streams), ahead)
-                ahead_rows.append({**found, **row})
-                print(table(ahead_rows[-1:]), flush=True)
-    facts = {**asdict(ahead), "rows": ahead_rows}
     name = "simulate" if options.engine == "today" else f"simulate_{options.engine}"
-    print(save(name, rows, acceptance=acceptance, ahead=facts))
+    print(save(name, rows, acceptance=acceptance, ahead=asdict(ahead)))

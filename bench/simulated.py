@@ -59,7 +59,11 @@ class SimulatedDraft:
     is_beside: bool = False  # whether it shares the target's device, where no message has a way to go
 
     def guesses(self, row: ChoiceContext) -> tuple[int, ...]:
-        rank = self.rank_of(row.noise_key, row.position)
+        return self.guesses_at(row.noise_key, row.position)
+
+    def guesses_at(self, noise_key: int, position: int) -> tuple[int, ...]:
+        """Returns its best tokens at a position of a sequence, best first."""
+        rank = self.rank_of(noise_key, position)
         return WRONG[:RANKS] if rank is None else (*WRONG[:rank], RIGHT, *WRONG[rank : RANKS - 1])
 
     def worker(self, of_target: asyncio.Lock) -> SimulatedWorker:
@@ -97,6 +101,30 @@ class InTarget(TargetDrafter):
         self._model.forget(sequence)
 
 
+class BlockInTarget(TargetDrafter):
+    """Block draft in the target's process: a single step guesses all tokens of a Draft."""
+
+    def __init__(self, draft: SimulatedDraft, clock: StepClock) -> None:
+        """clock: clock of the target."""
+        self.info, self.number, self._from = row_of("dflash"), 0, ""
+        self._draft, self._clock = draft, clock
+
+    def load(self, target: Target) -> None:
+        """Does nothing: there is no model."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        rows = sum(request.depth for request in requests)
+        context = sum(len(request.sequence.tokens) for request in requests)
+        self._clock.advance(self._draft.cost(StepSize(len(requests), rows, 0.0, context), True))
+        self.top_tokens = [self._top_tokens(request) for request in requests]
+        return [Draft.chain([best[0] for best in guessed]) for guessed in self.top_tokens]
+
+    def _top_tokens(self, request: DraftRequest) -> list[tuple[int, ...]]:
+        sequence = request.engine_sequence
+        length = len(sequence.tokens)
+        return [self._draft.guesses_at(sequence.noise_key, length + place) for place in range(request.depth)]
+
+
 class SimulatedFleet(Fleet):
     """One target, and a worker for each draft."""
 
@@ -130,13 +158,15 @@ async def simulated_fleet(
     target: Cost,
     drafts: Mapping[str, SimulatedDraft],
     hop_s: float,  # seconds one way
-    in_target: SimulatedDraft | None = None,  # draft in the target's process
+    in_target: tuple[str, SimulatedDraft] | None = None,  # draft in the target's process, and its drafter
     experts: ExpertsRead = NO_EXPERTS,  # experts that the target's steps read
 ) -> AsyncIterator[SimulatedFleet]:
     device, settings, make = asyncio.Lock(), SETTINGS, None
     if in_target is not None:
-        beside = {"colocated": TargetDrafterSettings(checkpoint="simulated")}
-        settings, make = SETTINGS.model_copy(update={"drafters": beside}), partial(InTarget, in_target)
+        name, draft = in_target
+        beside = {name: TargetDrafterSettings(checkpoint="simulated")}
+        settings = SETTINGS.model_copy(update={"drafters": beside})
+        make = partial(BlockInTarget if name == "dflash" else InTarget, draft)
     targets = SimulatedWorker("target", settings, target, lambda row: (RIGHT,), device, make, experts)
     workers = {
         name: (draft.worker(device), 0.0 if draft.is_beside else hop_s) for name, draft in drafts.items()

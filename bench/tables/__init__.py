@@ -15,7 +15,7 @@ COMMAND = "python -m bench tables"
 OF_BENCHMARKS = {
     "engine": (results.engine_one_stream, results.engine_streams),
     "load": (results.load,),
-    "simulate": (results.simulate, results.simulate_ahead),
+    "simulate": (results.simulate,),
     "simulate_before": (results.simulate_before,),
     "mixture": (results.mixture,),
     "drafters": (

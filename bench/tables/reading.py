@@ -9,6 +9,7 @@ from bench.report import RESULTS
 from workshop.markdown import table
 
 KINDS = {"json": "JSON", "question_answer": "question/answer"}  # names of kinds of text, if they differ
+AHEAD = "pace, draft-ahead"  # mode of bench/simulate.py
 MODES = {"plain": "plain", "fixed-4": "K = 4", "fixed-6": "K = 6", "adaptive": "pace"}
 
 Row = Mapping[str, Any]

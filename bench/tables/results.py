@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterator, Sequence
 
-from bench.tables.reading import KINDS, MODES, Row, found, number, pivoted, results, written
+from bench.tables.reading import AHEAD, KINDS, MODES, Row, found, number, pivoted, results, written
 
 GPU_MODES = {"plain": "plain", "adaptive": "pace", "fixed-5": "K = 5"}
 GPU_MODELS = {
@@ -82,7 +82,7 @@ def stalls() -> str:
 def simulate() -> str:
     def told(row: Row) -> Row:
         rates = {f"K = {name.split()[1]}": row[name] for name in row if name.startswith("fixed ")}
-        rates = {"plain": row["plain"], **rates, "pace": row["pace"]}
+        rates = {"plain": row["plain"], **rates, "pace": row["pace"], AHEAD: row.get(AHEAD)}
         return {name: number(rate, 0) for name, rate in rates.items()}
 
     return written(
@@ -92,13 +92,14 @@ def simulate() -> str:
             "streams": row["streams"],
             **told(row),
             "pace / best of the others": row["pace / best"],
+            "to plain": row["to plain"],
         }
         for row in results("simulate")["rows"]
     )
 
 
 def simulate_before() -> str:
-    """Returns plain decoding and the pace, before and today."""
+    """Returns plain decoding and the pace, before and today, with draft-ahead if there is a draft worker."""
     today = {(row["context"], row["draft"], row["streams"]): row for row in results("simulate")["rows"]}
 
     def lines() -> Iterator[Row]:
@@ -106,25 +107,14 @@ def simulate_before() -> str:
             case = row["context"], row["draft"], row["streams"]
             line = {"context": number(row["context"], 0), "draft": row["draft"], "streams": row["streams"]}
             for stage, rates in (("before", row), ("today", today[case])):
-                line |= {f"{stage}: {mode}": number(rates[mode], 0) for mode in ("plain", "pace")}
-                line[f"{stage}: to plain"] = rates["pace"] / rates["plain"]
+                line |= {
+                    f"{stage}: plain": number(rates["plain"], 0),
+                    f"{stage}: pace": number(rates.get(AHEAD, rates["pace"]), 0),
+                    f"{stage}: to plain": rates["to plain"],
+                }
             yield line
 
     return written(lines())
-
-
-def simulate_ahead() -> str:
-    return written(
-        {
-            "draft": row["draft"],
-            "streams": row["streams"],
-            "plain": number(row["plain"], 0),
-            "without: K, tokens/s": f"{row['depth without']}: {number(row['without'], 0)}",
-            "with: K, tokens/s": f"{row['depth with']}: {number(row['with'], 0)}",
-            "with / without": row["with / without"],
-        }
-        for row in results("simulate")["ahead"]["rows"]
-    )
 
 
 def mixture() -> str:

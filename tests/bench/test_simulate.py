@@ -9,8 +9,9 @@ from functools import partial
 
 import pytest
 
-from bench import simulate, virtual
+from bench import virtual
 from bench.simulate import (
+    AHEAD,
     BRANCHES,
     ENGINES,
     FAR_AHEAD_S,
@@ -20,8 +21,7 @@ from bench.simulate import (
     Pair,
     SimulatedLoad,
     closed_loop,
-    fixed,
-    measure_ahead,
+    measure,
     pairs,
 )
 from bench.simulated import (
@@ -179,7 +179,9 @@ def rate_of_one(
         target = lambda size, is_early: target_step_s(size.tokens + size.prompt_tokens)  # noqa: E731
         async with simulated_fleet(target, {"model": draft}, 1e-3) as fleet:
             factory = LoopFactory(fleet, Paces(PaceSettings()), SETTINGS)
-            rounds = factory.of(sequence, fixed(depth), FAR_AHEAD_S)
+            rounds = factory.of(
+                sequence, Speculation(mode="fixed", depth=depth, drafter="model"), FAR_AHEAD_S
+            )
             return [(loop.time(), len(sequence)) async for _ in rounds.steps()]
 
     (started, first), *_, (ended, last) = virtual.run(answered())
@@ -219,12 +221,11 @@ def test_preparing_in_vain_takes_half_a_step_of_the_draft():
 
 
 @pytest.mark.slow
-def test_measure_ahead_compares_the_best_depths(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(simulate, "AHEAD_DEPTHS", (1, 3, 16))
-    row = measure_ahead(FAST_DRAFT, {"code": 0.7}, replace(LOAD, streams=1), Ahead(12, 1.0))
-    assert row["depth without"] == row["depth with"] == 3
-    assert row["plain"] < row["without"]
-    assert row["with / without"] == row["with"] / row["without"] > 1.2
+def test_measure_of_a_draft_worker_tells_the_pace_with_draft_ahead_too():
+    row = measure(FAST_DRAFT, {"code": 0.7}, replace(LOAD, streams=1), Ahead(12, 1.0))
+    assert row["plain"] < row["pace"]
+    assert row[AHEAD] > 1.2 * row["pace"]
+    assert row["to plain"] == row[AHEAD] / row["plain"]
 
 
 def test_simulation_repeated_is_the_same():
@@ -282,7 +283,7 @@ def test_rounds_of_a_draft_in_the_targets_process_wait_for_no_host() -> None:
         steps.append((size.tokens, is_early))
         return TARGET_S
 
-    pair = replace(FAST_DRAFT, target=target, is_in_target=True)
+    pair = replace(FAST_DRAFT, target=target, in_target="colocated")
     load = replace(LOAD, streams=1, prompt_tokens=2, answer_tokens=10_000, warm_s=0.0)
     virtual.run(closed_loop(pair, {"code": 1.0}, IN_TARGET_BY_4, load))
     rounds = [is_early for tokens, is_early in steps if tokens == 5][-40:]
