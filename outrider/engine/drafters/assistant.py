@@ -1,4 +1,4 @@
-"""Gemma 4's assistant: a small draft that reads the target's own cache, and caches nothing itself."""
+"""Gemma 4's assistant: a small draft that attends to the target's KV cache, and has no cache of its own."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ from outrider.engine.settings import EngineSettings
 
 
 class Assistant(TargetDrafter):
-    """Drafter with trees of any depth. Only the state that it feeds back knows its own guesses."""
+    """Drafter of trees of any depth. It knows its own guesses only from the state that it feeds back."""
 
     hidden_layers = (-1,)
 
@@ -39,7 +39,7 @@ class Assistant(TargetDrafter):
         self._target = target
         model = target.model
         kinds = model.config.get_text_config().layer_types
-        # Its last layer of a kind holds what the layers before it share, if layers share keys.
+        # The last layer of each kind: if layers share keys and values, it has the cache that they share.
         self._layers = {kind: len(kinds) - 1 - kinds[::-1].index(kind) for kind in {*kinds}}
         self._head: AssistantHead = built(self._checkpoint, self._config).to(model.device, model.dtype)
         self._embedding = model.get_input_embeddings()
@@ -65,21 +65,21 @@ class Assistant(TargetDrafter):
     def _pass(
         self, nodes: Sequence[EngineSequence], tokens: list[int], states: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns states after nodes [num_nodes, hidden_size], and logits [num_nodes, vocab_size] after them.
+        """Returns output states [num_nodes, hidden_size] and logits [num_nodes, vocab_size] of nodes.
 
         Args:
-            nodes: sequence of each node. Nodes see what the target has cached, and no other node.
+            nodes: sequence of each node. A node attends to the target's cache, and to no other node.
             tokens: [num_nodes] token ids.
-            states: [num_nodes, hidden_size] the target's, or those that the head has fed back.
+            states: [num_nodes, hidden_size] input states: the target's, or those that the head returned.
         """
         target, cache = self._target, self._target.cache
-        # A row that stores nothing stands for each node, at the last token that the target has cached.
+        # Each node is a row at the last token in the target's cache; the row stores no keys or values.
         feeds = [Feed([UNKNOWN], 1, sequence.cached - 1, sequence.blocks, None) for sequence in nodes]
         fed = StepInput.of(target.tables, feeds, cache.take_changes())
         target.change_cache(fed)
         batch = target.lay_out(fed)
         keys = TargetKeys(Paged(batch, cache, target.kernel), self._layers)
         embeddings = self._embedding(to_device(torch.tensor(tokens), states.device))
-        # The position is that of the newest token, for all guesses.
+        # All guesses have the position of the newest token.
         after = self._head(embeddings, states, batch.position_ids + 1, keys)
         return self._head.post_projection(after), self._head.logits(after)

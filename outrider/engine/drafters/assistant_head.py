@@ -24,7 +24,7 @@ PROJECTION, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 @dataclass(frozen=True)
 class TargetKeys:
-    """What the layers attend to: the target's cache, and the layer of it for each kind of attention."""
+    """Context of attention: the target's cache, and the layer of that cache for each kind of attention."""
 
     paged: Paged
     layers: Mapping[str, int]
@@ -41,9 +41,9 @@ def attend(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attends to the target's keys: [1, num_tokens, heads, value_dim]."""
+    """Returns the attention over the target's keys and values: [1, num_tokens, heads, value_dim]."""
     kind: str = module.layer_type  # type: ignore[assignment]
-    # The window is that of the newest token, whose place comes after the last key.
+    # The window is that of the newest token, whose position comes after the last cached key.
     window = None if sliding_window is None else sliding_window + 1
     layer = outrider.layers[kind]
     return attended(outrider.paged, layer, query[0], scaling=scaling, window=window)[None], None
@@ -65,27 +65,31 @@ class AssistantHead(nn.Module):
         self.masked_embedding: Gemma4AssistantMaskedEmbedder | None = None
         if config.use_ordered_embeddings:
             self.masked_embedding = Gemma4AssistantMaskedEmbedder(config)
-            self.lm_head = nn.Embedding(text.vocab_size, text.hidden_size)  # rows of some tokens are read
+            self.lm_head = nn.Embedding(text.vocab_size, text.hidden_size)  # only some rows are read
 
     def forward(self, embeddings: Tensor, states: Tensor, positions: Tensor, keys: TargetKeys) -> Tensor:
         """Returns states after the layers: [num_tokens, hidden_size].
 
         Args:
-            embeddings: [num_tokens, backbone_hidden_size] the target's, of the tokens.
-            states: [num_tokens, backbone_hidden_size] before the tokens.
+            embeddings: [num_tokens, backbone_hidden_size] the target's embeddings of the tokens.
+            states: [num_tokens, backbone_hidden_size] input states of the tokens.
             positions: int64 [1, num_tokens].
         """
         model, kinds = self.model, self.model.config.layer_types
         read = self.pre_projection(torch.cat([embeddings, states], dim=-1))[None]
         rotations = {kind: model.rotary_emb(read, positions, kind) for kind in {*kinds}}
-        nothing = dict.fromkeys(kinds, (None, None))  # no keys but the target's
+        nothing = dict.fromkeys(kinds, (None, None))  # the layers have no keys of their own
         for layer, kind in zip(model.layers, kinds, strict=True):
             read = layer(read, shared_kv_states=nothing, position_embeddings=rotations[kind], outrider=keys)
         after: Tensor = model.norm(read)
         return after[0]
 
     def logits(self, states: Tensor) -> Tensor:
-        """Returns logits [num_rows, vocab_size]. With clusters only tokens of the best have their own."""
+        """Returns logits [num_rows, vocab_size].
+
+        With clusters, logits are computed only for the tokens of the best clusters. All other tokens get a
+        common logit below these.
+        """
         clusters = self.masked_embedding
         if clusters is None:
             logits: Tensor = self.lm_head(states)
@@ -124,5 +128,5 @@ def built(checkpoint: HeadCheckpoint, config: Gemma4AssistantConfig) -> Assistan
     stored = checkpoint.tensors
     tied = {PROJECTION: stored[EMBEDDING]} if EMBEDDING in stored else {}
     checkpoint.load_into(head, {**tied, **stored}, "an assistant")
-    del head.model.embed_tokens  # the target's tokens come embedded
+    del head.model.embed_tokens  # the target embeds the tokens
     return head.eval().requires_grad_(False)

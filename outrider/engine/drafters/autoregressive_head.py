@@ -1,7 +1,8 @@
-"""Heads that draft token by token, from their own state, which is fed back with each token.
+"""Heads that draft token by token: each pass feeds the drafted token with the head's own last state.
 
-The slot of a position keeps what the head computes from the target's states there and from the next token.
-The slots after it keep drafted tokens, and are written again once these are accepted.
+The cache slot of a position holds what the head computes from the target's states there and the next token.
+Drafted tokens take the slots after the committed tokens. Once they are accepted, their slots are written
+again, from the target's states.
 """
 
 from abc import abstractmethod
@@ -32,23 +33,23 @@ from outrider.engine.settings import EngineSettings
 
 
 class AutoregressiveHead(CachingDrafter, SharedHead):
-    """Head with trees of any depth: the nodes of a position pass through its layers together."""
+    """Head with trees of any depth: all nodes of a position share a pass."""
 
-    is_fed_back = True  # whether it is fed its own guesses, with the states after them
+    is_fed_back = True  # whether its guesses are fed back to it, with its own states
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
         super().__init__(settings, name)
         self._graphs: Graphs | None = None
         self._project: ByRows = self._logits
-        # State at the last token that the target has cached, of sequences that want a Draft: the state after
-        # it, or the state before it if no guess is fed back.
+        # State at the last token in the target's cache, for each sequence that wants a Draft: the head's
+        # output state, or its input state if guesses are not fed back.
         self._newest: dict[DraftedSequence, Tensor] = {}
 
     def capture(self) -> tuple[str, ...]:
         from outrider.engine.kernels.verdict import compile_reading
 
         [of_logits] = self._target.row_graphs_of([self._logits], self.state_size)
-        self._states = of_logits.taken  # also holds the states of a pass, in front of its padding
+        self._states = of_logits.taken  # static buffer, which passes use for their states too
         self._project = of_logits
         self._graphs = self._target.graphs_of(self._captured)
         if not self.is_fed_back:
@@ -59,13 +60,13 @@ class AutoregressiveHead(CachingDrafter, SharedHead):
         return *self._graphs.capture(), *of_logits.capture(), *self._chains.capture()
 
     def graph_bytes(self, rows: int, feeds: int, chains: int) -> int:
-        """Returns bytes of the states before and after a pass, and of logits."""
+        """Returns the bytes of the input and output states of a pass, and of logits."""
         target = self._target_shape
         numbers = rows * (2 * self.state_size + target.vocab_size)
-        return feeds + chains + numbers * target.dtype.itemsize + rows  # a byte a row: whether it is finite
+        return feeds + chains + numbers * target.dtype.itemsize + rows  # 1 byte per row: whether it is finite
 
     def take_in(self, committed: Sequence[CommittedStates]) -> None:
-        """Feeds the head the states that cannot wait: the next Draft reads all earlier tokens."""
+        """Feeds the states that may no longer be buffered: the next Draft attends to all earlier tokens."""
         committed = self._waiting.add(committed)
         if not committed:
             return
@@ -86,7 +87,7 @@ class AutoregressiveHead(CachingDrafter, SharedHead):
         return with_room(request, self._target.cache, unwritten=1)
 
     def _begin(self, requests: Sequence[DraftRequest]) -> ChainsUnderWay | None:
-        # The head's last token, after whose state the first token of the chain is chosen.
+        # The last token that the head has cached: the first token of the chain is chosen from its state.
         sequences = [request.engine_sequence for request in requests]
         feeds = [feed_of(sequence, [UNKNOWN], sequence.cached - 1, 1) for sequence in sequences]
         if not self._chains.fits(feeds):
@@ -103,11 +104,11 @@ class AutoregressiveHead(CachingDrafter, SharedHead):
         return self._chains_after(batch, states, max(step.positions))
 
     def _chains_after(self, batch: Batch, states: Tensor, positions: int) -> Tensor:
-        """Makes chains with a pass for each position but the last; returns ``DraftChains.found``.
+        """Launches chains, with a pass for each position but the last; returns ``DraftChains.found``.
 
         Args:
-            batch: argument of DraftGraphs.begin.
-            states: [num_sequences, state_size] states after its last tokens.
+            batch: argument of ``DraftGraphs.begin``.
+            states: [num_sequences, state_size] output states of the last token of each sequence.
         """
         self._states[: len(states)].copy_(states)
         finite = torch.ones(batch.num_tokens, dtype=torch.bool, device=states.device)
@@ -137,7 +138,7 @@ class AutoregressiveHead(CachingDrafter, SharedHead):
     def _begin_after(
         self, judging: Sequence[Judging], result: StepResult[Tensor]
     ) -> tuple[Tensor, Tensor] | None:
-        """Takes in the step's tokens too."""
+        """Begins chains in a pass that also processes the tokens of the step."""
         feeds = [_feed_after(part, part.start - self._waiting.count(part.committed)) for part in judging]
         if not self._chains.fits(feeds):
             return None
@@ -168,7 +169,7 @@ class AutoregressiveHead(CachingDrafter, SharedHead):
         return states, logits
 
     def _laid_out(self, step: StepInput, choice: ChoiceInput | None = None) -> Batch:
-        """Sends a pass to the device. choice: its choosing rows, sent with it."""
+        """Sends the input of a pass to the device. choice: input of the choice of tokens, sent along."""
         graph = None if self._graphs is None else self._graphs.batch(step, choice)
         if graph is None:
             return self._target.lay_out(step, choice)
@@ -176,11 +177,11 @@ class AutoregressiveHead(CachingDrafter, SharedHead):
         return graph
 
     def _pass(self, step: StepInput, states: Tensor) -> Tensor:
-        """Returns the states after the tokens, from the states before them: [num_tokens, state_size]."""
+        """Returns the output states of the fed tokens from their input states: [num_tokens, state_size]."""
         return self._computed(self._laid_out(step), states)
 
     def _computed(self, batch: Batch, states: Tensor) -> Tensor:
-        """Does what ``_pass`` does, over tokens that the device has."""
+        """Does what ``_pass`` does, for a batch whose input is on the device already."""
         if not isinstance(batch, GraphBatch):
             return self._after(batch, states)
         self._states[: len(states)].copy_(states)
@@ -189,13 +190,13 @@ class AutoregressiveHead(CachingDrafter, SharedHead):
         return after[:, 0]
 
     def _captured(self, batch: Batch) -> ForwardOutput:
-        """Computes what a graph captures: states alone, since a choice follows only some of them."""
+        """Computes what a graph captures: states without logits, which only some of these rows need."""
         after = self._after(batch, self._states[: batch.num_tokens])
         finite = torch.ones(len(after), dtype=torch.bool, device=after.device)
         return ForwardOutput(after[:, :0], after[:, None], finite)
 
     def _position(self, batch: Batch) -> ForwardOutput:
-        """Computes a position of chains: the states after it are those before the next position."""
+        """Computes a position of chains. Its output states become the input states of the next position."""
         states = self._states[: batch.num_tokens]
         states.copy_(self._after(batch, states))
         finite = torch.ones(len(states), dtype=torch.bool, device=states.device)
@@ -207,7 +208,7 @@ class AutoregressiveHead(CachingDrafter, SharedHead):
 
     @abstractmethod
     def _forward(self, states: Tensor, paged: Paged) -> Tensor:
-        """Returns the states after the tokens of a batch from those before: [num_tokens, state_size]."""
+        """Returns the output states of a batch from its input states: [num_tokens, state_size]."""
 
     @abstractmethod
     def _logits(self, states: Tensor) -> Tensor:
@@ -215,9 +216,9 @@ class AutoregressiveHead(CachingDrafter, SharedHead):
 
 
 def _feed_after(judging: Judging, start: int) -> Feed:
-    """Returns the feed of a sequence's tokens after a position, of which the device knows the newest.
+    """Returns the feed of a sequence from position ``start`` on, up to a Verdict that the device knows.
 
-    Those are given as ``read_verdicts`` takes them.
+    The Verdict's tokens are placeholders, which ``read_verdicts`` replaces.
     """
     sequence = judging.request.engine_sequence
     tokens = [*sequence.tokens[start + 1 :], *judging.told_tokens]

@@ -1,8 +1,8 @@
-"""Heads that draft all tokens of a block in one pass, from the target's states before it.
+"""Heads that draft all tokens of a block in one pass, from the target's states before the block.
 
-Their layers cache keys and values of the target's states alone, which neither tokens nor guesses change.
-So nothing is taken back after a partly refused Draft, and a shared prefix is exact for each sequence.
-The block stands in the slots after them: the newest token, then a mask for each token that is guessed.
+Their cached keys and values depend on the target's states alone, not on tokens or guesses. So a partly
+refused Draft needs no rollback, and a shared prefix is exact for each sequence. The rows of a block take the
+cache slots after these states: the newest token, then mask tokens.
 """
 
 from abc import abstractmethod
@@ -24,20 +24,20 @@ from outrider.engine.sequence import UNKNOWN
 
 
 class BlockHead(CachingDrafter):
-    """Head with Drafts as deep as its block. The host chooses their tokens, position by position."""
+    """Head whose Drafts are no deeper than its block. The host chooses tokens position by position."""
 
-    block_size: int  # rows of a block, all of which are fed if rows see those after them
+    block_size: int  # rows of a block; all are fed if a row sees the rows after it
     num_guesses: int  # rows of a block that guess a token: the last rows
     mask_token: int
     looks_ahead: bool  # whether each row of a block also sees the rows after it
-    memory_size: int  # numbers that each guess leaves for the guess after it
+    memory_size: int  # size of the memory that each guess passes to the next guess
 
     def take_in(self, committed: Sequence[CommittedStates]) -> None:
-        """Caches the states that cannot wait: the next Draft reads all states before it."""
+        """Caches the states that may no longer be buffered: the next Draft attends to all earlier states."""
         committed = self._waiting.add(committed)
         if not committed:
             return
-        # The states say all. The tokens only take their places.
+        # The head reads the states alone: the tokens are placeholders for their positions.
         feeds = [feed_of(part.sequence, [UNKNOWN] * len(part.hidden), part.start) for part in committed]
         states = self._states_before(committed)
         step = DrafterStep(StepInput.of(self._target.tables, feeds), len(states), wants_logits=False)
@@ -63,16 +63,16 @@ class BlockHead(CachingDrafter):
         return self._target.device.type != "cpu"
 
     def _limited(self, request: DraftRequest) -> DraftRequest:
-        """Returns the request as far as a block goes; without room for a block there is no Draft."""
+        """Returns the request, limited to a block; its depth is 0 if the cache has no room for a block."""
         sequence = request.engine_sequence
         has_room = self._target.cache.reserve(sequence, sequence.cached + self.block_size)
         return replace(request, depth=min(request.depth, self.num_guesses) if has_room else 0)
 
     def _block(self, request: DraftRequest) -> Feed:
-        """Returns the rows of a block that the Draft needs."""
+        """Returns the feed of the block rows that the Draft needs."""
         sequence, guesses = request.engine_sequence, self.num_guesses
         if not self.looks_ahead:
-            guesses = request.depth  # no row sees those that are left out
+            guesses = request.depth  # no row sees the rows that are left out
         masks = [self.mask_token] * (self.block_size - self.num_guesses + guesses - 1)
         tokens, start, blocks = [sequence.tokens[-1], *masks], sequence.cached, sequence.blocks
         return Feed(tokens, guesses, start, blocks, None, looks_ahead=self.looks_ahead)
@@ -92,7 +92,7 @@ class BlockHead(CachingDrafter):
         return after, self._logits(after)
 
     def _confidences(self, states: Tensor, tokens: list[int]) -> Tensor | None:
-        """Returns what the head says of its guesses: logits [num_rows] of being correct; None: nothing.
+        """Returns the head's own logits [num_rows] that its guesses are correct; None: it gives none.
 
         Arguments: as for ``_after_tokens``.
         """
@@ -104,7 +104,7 @@ class BlockHead(CachingDrafter):
 
     @abstractmethod
     def _forward(self, paged: Paged) -> Tensor:
-        """Returns the states after the rows of blocks: [num_rows, state_size]."""
+        """Returns the output states of the rows of blocks: [num_rows, state_size]."""
 
     @abstractmethod
     def _logits(self, states: Tensor) -> Tensor:
@@ -114,13 +114,13 @@ class BlockHead(CachingDrafter):
     def _after_tokens(
         self, states: Tensor, logits: Tensor, tokens: list[int], memory: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns logits [num_rows, vocab_size] of guesses whose tokens before them are known now.
+        """Returns logits [num_rows, vocab_size] of guesses, corrected by the token before each guess.
 
-        It also returns the memory that they leave, [num_rows, memory_size].
+        It also returns the memory for the next guesses, [num_rows, memory_size].
 
         Args:
-            states: [num_rows, state_size] of the rows.
-            logits: [num_rows, num_known] of the rows.
-            tokens: [num_rows] token ids, each drafted for the row before, or the text's last.
-            memory: [num_rows, memory_size] that the guess before has left; zero for the first guess.
+            states: [num_rows, state_size] output states of the rows.
+            logits: [num_rows, num_known] logits of the rows.
+            tokens: [num_rows] id of the token before each guess: drafted, or the last committed token.
+            memory: [num_rows, memory_size] memory of the previous guess; zero for the first guess.
         """

@@ -1,8 +1,9 @@
-"""Drafters with a cache of what they compute from the target's states.
+"""Drafters with a KV cache of their own, which they compute from the target's hidden states.
 
-Their cache has the target's blocks: whatever the target shares, frees or computes again, so does the drafter.
-A drafter reads states when it drafts, and when a block is full, since other sequences may share the block.
-Until then the states wait, so plain decoding costs it a pass for each block instead of a pass for each token.
+The drafter's cache uses the block tables of the target. So a block that the target shares, frees or computes
+again is shared, freed or computed again for the drafter too. States are processed before a Draft, and when a
+block is full, since other sequences may share that block. Until then the states are buffered, so plain
+decoding costs the drafter a pass per block instead of a pass per token.
 """
 
 from abc import abstractmethod
@@ -22,7 +23,7 @@ from outrider.engine.settings import EngineSettings
 
 
 class CachingDrafter(SharedDrafter):
-    """Shared drafter that takes in the target's states."""
+    """Shared drafter that caches what it computes from the target's states."""
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
         super().__init__(settings, name)
@@ -38,7 +39,7 @@ class CachingDrafter(SharedDrafter):
             type_of_cache(target.settings, target.dtype),
             target.device,
         )
-        if self._share[0] == 0:  # texts are known there alone
+        if self._share[0] == 0:  # only rank 0 knows the sequences
             self._waiting = WaitingStates(
                 self._max_sequences,
                 target.settings.block_size,
@@ -56,11 +57,14 @@ class CachingDrafter(SharedDrafter):
         self._waiting.forget(sequence)
 
     def _states_before(self, committed: Sequence[CommittedStates]) -> Tensor:
-        """Returns the drafter's states before all these tokens: [num_tokens, state_size]."""
+        """Returns the drafter's input states at all these tokens: [num_tokens, state_size]."""
         hidden = torch.cat([part.hidden for part in committed])
-        # A number that is not finite would stay in the cache, and no mask hides it.
+        # NaN or infinity would stay in the cache, where an attention mask cannot hide it: 0 * NaN is NaN.
         return self._reduced(hidden.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
 
     @abstractmethod
     def _reduced(self, hidden: Tensor) -> Tensor:
-        """Reduces the target's [num_tokens, num_layers, hidden_size] to states [num_tokens, state_size]."""
+        """Projects the target's states to the drafter's input states [num_tokens, state_size].
+
+        hidden: [num_tokens, num_layers, hidden_size].
+        """

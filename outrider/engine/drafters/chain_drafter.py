@@ -1,7 +1,7 @@
-"""Target drafters whose chains a device makes by itself: the host waits once, whatever the depth.
+"""Target drafters whose chains are drafted entirely on the device: the host waits once, whatever the depth.
 
-The host chooses the tokens of all other Drafts, position by position: trees, Drafts with their distributions,
-and Drafts for which a grammar or the text decides what may be said.
+The host chooses the tokens of all other Drafts, position by position: trees, Drafts with distributions, and
+Drafts whose choice of tokens depends on a grammar or on the text so far.
 """
 
 from abc import abstractmethod
@@ -28,10 +28,10 @@ from outrider.engine.parallel.rank_group import RankGroup
 
 
 class ForeseeingDrafter(TargetDrafter):
-    """Drafter whose chains a device may begin before the host knows the Verdicts that they follow."""
+    """Drafter whose device may begin chains before the host knows the Verdicts that they follow."""
 
     _target: Target
-    has_alternatives = False  # whether its chains have alternatives, and may follow those of other chains
+    has_alternatives = False  # whether its chains have alternatives, and may follow a Draft with alternatives
 
     def is_of_host(self, request: DraftRequest) -> bool:
         return self.makes_chains and not self._is_chosen_by_device(request)
@@ -62,12 +62,12 @@ class ForeseeingDrafter(TargetDrafter):
         return DraftsUnderWay(requests, branches, found.shape, numbers, arriving, started, ended)
 
     def branches(self, request: DraftRequest) -> Sequence[Branch]:
-        """Returns the alternatives of a chain that the device makes."""
+        """Returns the alternatives of a chain that the device drafts."""
         return ()
 
     @abstractmethod
     def _taken(self, judging: Sequence[Judging]) -> list[Judging]:
-        """Returns those whose chains may begin before the Verdicts are known, with room after any Verdict."""
+        """Returns the sequences whose chains may begin before the Verdict, with cache after any Verdict."""
 
     @abstractmethod
     def _begin_after(
@@ -76,16 +76,16 @@ class ForeseeingDrafter(TargetDrafter):
         """Begins chains after the Verdicts that the device has found; returns None if there is no graph.
 
         Returns:
-            ``DraftChains.found``, and int32 [num_sequences, len(TOLD)] what ``read_verdicts`` has told.
+            ``DraftChains.found``, and int32 [num_sequences, len(TOLD)] from ``read_verdicts``.
         """
 
 
 class ChainDrafter(ForeseeingDrafter):
-    """Drafter with chains of a device, and Drafts of the host."""
+    """Drafter whose device makes chains, and whose host chooses the tokens of all other Drafts."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         requests = [*map(self._limited, requests)]
-        made: dict[int, DraftRead] = {}  # Drafts by place of the request
+        made: dict[int, DraftRead] = {}  # key: index of the request
         may_be_chains = [self.makes_chains and is_chosen_by_device(request) for request in requests]
         chained = [place for place, may_be_chain in enumerate(may_be_chains) if may_be_chain]
         of_device = [requests[place] for place in chained]
@@ -109,21 +109,21 @@ class ChainDrafter(ForeseeingDrafter):
 
     @abstractmethod
     def _limited(self, request: DraftRequest) -> DraftRequest:
-        """Returns the request as far as the drafter and its cache can meet it."""
+        """Returns the request, limited to what the drafter and its cache allow."""
 
     @abstractmethod
     def _begin(self, requests: Sequence[DraftRequest]) -> ChainsUnderWay | None:
-        """Begins to make chains on the device; returns None if there is no graph for them."""
+        """Launches chains on the device; returns None if there is no graph for them."""
 
     @abstractmethod
     def _grown(self, requests: Sequence[DraftRequest]) -> Trees:
-        """Makes Drafts, and waits for the tokens of each position."""
+        """Makes Drafts position by position, and waits for the tokens of each position."""
 
 
 def verdict_feed(judging: Judging) -> Feed:
-    """Returns the feed of a Verdict's tokens at the places of the tokens before them.
+    """Returns the feed of a Verdict's tokens, each at the position after which it is chosen.
 
-    They are given as ``read_verdicts`` takes them.
+    The tokens are placeholders, which ``read_verdicts`` replaces.
     """
     start = judging.start + judging.num_tokens - len(judging.rows)
     return feed_of(judging.request.engine_sequence, judging.told_tokens, start, num_logits=1)
@@ -132,7 +132,7 @@ def verdict_feed(judging: Judging) -> Feed:
 def verdicts_in(
     batch: Batch, result: StepResult[Tensor] | None, group: RankGroup | None
 ) -> tuple[Tensor, Tensor]:
-    """Returns what ``read_verdicts`` does for a batch with Verdicts of the target, at all ranks.
+    """Runs ``read_verdicts`` for a batch with Verdicts of the target; returns its result at all ranks.
 
     result: result of the target's choice of tokens, on the device; None at ranks other than 0.
     """
@@ -152,13 +152,13 @@ def verdicts_in(
 
 
 def is_chosen_by_device(request: DraftRequest) -> bool:
-    """Whether a device can choose all tokens of a Draft: a chain, for settings that read no text."""
+    """Whether a device can choose all tokens of a Draft: a chain whose settings do not read the text."""
     sequence = request.engine_sequence
     is_coupled = sequence.sampling.verification == "coupled"
     return request.depth > 0 and is_coupled and sequence.needs_no_text and not request.alternatives
 
 
 def choice_of(requests: Sequence[DraftRequest], path: tuple[int, ...] = ()) -> ChoiceInput:
-    """Returns the input of the kernels that choose the tokens of chains. path: tokens before the chains."""
+    """Returns the input of the kernels that choose the tokens of chains. path: tokens before each chain."""
     rows = [request.engine_sequence.row((), path) for request in requests]
     return ChoiceInput.of_rows(rows, positions=[request.depth for request in requests])

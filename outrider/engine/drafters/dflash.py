@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class DFlash(BlockHead):
-    """Drafter of a checkpoint of this family. What the checkpoint lacks of a vocabulary is the target's."""
+    """Drafter for these checkpoints. An embedding or output projection that they lack is the target's."""
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
         super().__init__(settings, name)
@@ -43,7 +43,7 @@ class DFlash(BlockHead):
         model, (rank, ranks) = target.model, self._share
         self._vocab_size = self._checkpoint.target.vocab_size
         head = built(self._checkpoint, self._shape)
-        # Nothing is chosen from logits of other ranks.
+        # Rank 0 alone chooses tokens.
         self._token_ids = None if rank else token_ids_of(self._checkpoint, head.lm_head, model.device)
         if ranks > 1:
             head.share_out(rank, ranks)
@@ -59,7 +59,7 @@ class DFlash(BlockHead):
         if model.device.type == "cpu":
             optimize_for_cpu(self._head)
         self._projection = self._head.lm_head or model.get_output_embeddings()
-        # A layer too low or too high costs guesses, and nothing else tells of it.
+        # Logged because a wrong layer index raises no error: it only lowers the acceptance rate.
         logger.info("%s: %s", self, self._shape)
         del self._checkpoint
 

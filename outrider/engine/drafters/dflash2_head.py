@@ -1,4 +1,4 @@
-"""Parts of a DFlash2 draft: rows of a block that mix with the rows before them, and guesses chosen in pairs.
+"""Modules of a DFlash2 draft: convolutions over the rows of a block, and scores of adjacent tokens.
 
 Source: z-lab's DFlash2 of 2026, as the speculators package computes it.
 """
@@ -10,18 +10,18 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-INPUT, OUTPUT = 0, 1  # sides of attention, or of the feed-forward network
+INPUT, OUTPUT = 0, 1  # before or after attention or the MLP
 
 
 class BlockConvolution(nn.Module):
-    """Mixes each row of a block with the rows before it in the block, by weights that the row chooses."""
+    """Causal convolution over the rows of a block, with a kernel that depends on each row."""
 
     def __init__(self, size: int, block_size: int, taps: int, group: int) -> None:
         """
         Args:
-            size: numbers of a row.
-            taps: rows that are mixed, the row itself among them.
-            group: neighbouring numbers of a row that share what the row chooses.
+            size: features of a row.
+            taps: kernel size: the row itself, and the rows before it.
+            group: neighbouring features that share the row-dependent part of the kernel.
         """
         super().__init__()
         self.base_kernel = nn.Parameter(torch.empty(2, taps, size))
@@ -29,7 +29,9 @@ class BlockConvolution(nn.Module):
         self._block_size, self._taps, self._group = block_size, taps, group
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns mixed rows, and weights [2, ..., num_rows, taps, size] for both sides.
+        """Returns convolved rows, and the row-dependent kernels of both sides.
+
+        The kernels are [2, ..., num_rows, taps, size].
 
         rows: [..., num_rows, size] of whole blocks.
         """
@@ -38,11 +40,11 @@ class BlockConvolution(nn.Module):
         return self.mixed(rows, kernel, INPUT), kernel
 
     def mixed(self, rows: Tensor, kernel: Tensor, side: int) -> Tensor:
-        """Returns mixed rows, in the form of ``rows``. kernel: weights of both sides."""
+        """Returns convolved rows, in the shape of ``rows``. kernel: row-dependent kernels of both sides."""
         of_blocks = (*rows.shape[:-2], -1, self._block_size)
         weights = (self.base_kernel[side] + kernel[side]).view(*of_blocks, self._taps, rows.shape[-1])
         blocks = rows.reshape(*of_blocks, rows.shape[-1])
-        before = pad(blocks, (0, 0, self._taps - 1, 0))  # nothing is before a block
+        before = pad(blocks, (0, 0, self._taps - 1, 0))  # zeros before a block
         steps = (
             weights[..., back, :] * before.narrow(-2, self._taps - 1 - back, self._block_size)
             for back in range(self._taps)
@@ -51,7 +53,7 @@ class BlockConvolution(nn.Module):
 
 
 class ConvolvedLayer(Qwen3DecoderLayer):  # type: ignore[misc]
-    """Decoder layer whose rows are mixed before and after attention, and so around its features."""
+    """Decoder layer with convolutions before and after attention, and before and after the MLP."""
 
     def __init__(self, config: Any, layer: int, block_size: int, taps: int, group: int) -> None:
         """Arguments: as for ``BlockConvolution``."""
@@ -69,14 +71,14 @@ class ConvolvedLayer(Qwen3DecoderLayer):  # type: ignore[misc]
 
 
 class CandidateSelector(nn.Module):
-    """Scores the likeliest tokens of a row by how they follow the token before; no other token is guessed."""
+    """Rescores the likeliest tokens of a row by the token before it, and excludes all other tokens."""
 
     def __init__(self, rank: int, candidates: int, size: int, vocabulary: int) -> None:
         """
         Args:
-            rank: numbers that stand for a token.
-            candidates: tokens that are scored.
-            size: numbers of a row's state.
+            rank: size of a token's embedding in the codebooks.
+            candidates: number of likeliest tokens that are rescored.
+            size: size of a row's state.
         """
         super().__init__()
         self.predecessor_codebook = nn.Parameter(torch.empty(vocabulary, rank))
@@ -85,12 +87,12 @@ class CandidateSelector(nn.Module):
         self._candidates = candidates
 
     def forward(self, states: Tensor, logits: Tensor, tokens: Tensor) -> Tensor:
-        """Returns logits [num_rows, vocabulary], -inf at tokens that are no candidates.
+        """Returns logits [num_rows, vocabulary], -inf for tokens that are not candidates.
 
         Args:
-            states: [num_rows, hidden_size] of the rows that guess.
-            logits: [num_rows, vocabulary] of the rows.
-            tokens: int64 [num_rows] tokens before the guesses.
+            states: [num_rows, hidden_size] states of the rows that guess.
+            logits: [num_rows, vocabulary] logits of the rows.
+            tokens: int64 [num_rows] token before each guess.
         """
         best = logits.topk(self._candidates, dim=-1)
         sought = self.predecessor_codebook[tokens] * self.hidden_projection(states)

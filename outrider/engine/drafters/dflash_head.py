@@ -1,10 +1,10 @@
 """Network of a DFlash draft: a few decoder layers that read the target's states and a block of masks.
 
-No guess knows the guesses before it. DSpark and DFlash2 correct that by the token before each guess.
+The guesses of a block do not depend on each other. DSpark and DFlash2 correct each guess by the token before.
 
-Sources: "DFlash", arXiv 2602.06036; "JetSpec", arXiv 2606.18394, whose rows see earlier rows alone; "DSpark",
-arXiv 2607.05147; all 2026. The forms of configs are those of z-lab, speculators, SpecForge, DeepSpec and
-transformers.
+Sources: "DFlash", arXiv 2602.06036; "JetSpec", arXiv 2606.18394, whose rows attend to earlier rows alone;
+"DSpark", arXiv 2607.05147; all 2026. Configs of z-lab, speculators, SpecForge, DeepSpec and transformers are
+read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,34 +45,34 @@ SIZES = (
 )
 KINDS = ("dflash", "dflash2", "dspark")
 SLIDING = "sliding_attention"
-OF_TRANSFORMERS = "muse_glimmer_assistant"  # its form of transformers, whose rows always see both ways
-SHIFTED = ("Qwen3DSparkModel", "DSparkDraftModel")  # classes whose rows guess the token after them
-# Names in other forms, and ours.
+OF_TRANSFORMERS = "muse_glimmer_assistant"  # format of transformers, whose rows always attend both ways
+SHIFTED = ("Qwen3DSparkModel", "DSparkDraftModel")  # classes whose rows guess the next token
+# Parts of tensor names in other formats, and ours.
 RENAMED = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm.", "logit_head.": ""}
-# Tensors of vocabularies, and copies of the target's.
+# Vocabulary tensors, and copies of the target's tensors.
 OF_VOCABULARY = ("embed_tokens.weight", "d2t", "t2d")
 OF_TARGET = ("verifier_lm_head.", "verifier_norm.")
 CONFIDENCE = "confidence_head.proj"
-# Options that change the network, and are not computed.
+# Options that change the network, and are not supported.
 UNREAD = ("attention_sink_bias", "final_logit_softcapping")
-SCALES = ("input_embedding_scale", "output_multiplier")  # factors, of which only 1 is computed
+SCALES = ("input_embedding_scale", "output_multiplier")  # factors; only 1 is supported
 
 
 @dataclass(frozen=True)
 class BlockShape:
-    """Shape that a checkpoint's config gives, in any of its forms."""
+    """Architecture of a draft, read from a checkpoint's config in any of its formats."""
 
     layers: Any  # transformers' config of the decoder layers
-    hidden_layers: tuple[int, ...]  # layers of the target, counted as its inputs
+    hidden_layers: tuple[int, ...]  # layers of the target whose input states the draft reads
     block_size: int  # rows of a block
     num_guesses: int  # rows of a block that guess: the last rows
     mask_token: int
     looks_ahead: bool  # whether a row of the block sees the rows after it
-    markov_rank: int  # numbers that stand for a token in the bias of the guess after it; 0: there is none
+    markov_rank: int  # size of a token's embedding in the bias of the next guess; 0: there is no bias
     markov_head: str  # form of that bias
-    convolution: tuple[int, int] | None = None  # rows that are mixed, and numbers of a group
-    selector: tuple[int, int] | None = None  # numbers that stand for a token, and candidates of a guess
-    confidence: tuple[int, bool] | None = None  # numbers that a confidence reads, and whether it has a bias
+    convolution: tuple[int, int] | None = None  # kernel size in rows, and features of a group
+    selector: tuple[int, int] | None = None  # size of a token's embedding, and candidates of a guess
+    confidence: tuple[int, bool] | None = None  # input size of the confidence head; whether it has a bias
 
     @classmethod
     def of(cls, checkpoint: HeadCheckpoint) -> "BlockShape":
@@ -105,7 +105,7 @@ class BlockShape:
 
     @property
     def cache(self) -> tuple[LayerShape, ...]:
-        """Shapes of what the layers cache of a token."""
+        """Shapes of the keys and values that each layer caches per token."""
         heads, dim = self.layers.num_key_value_heads, self.layers.head_dim
         shape: LayerShape = (heads, dim, dim)
         return (shape,) * len(self.layers.layer_types)
@@ -129,7 +129,7 @@ def _layers_of(checkpoint: HeadCheckpoint, given: Mapping[str, Any]) -> Any:
         raise checkpoint.refusal(f"layer_types={kinds} must name {count} layers, full_attention or {SLIDING}")
     window = given.get("swa_window_size") or given.get("sliding_window")
     if given.get("model_type") == OF_TRANSFORMERS and window is not None:
-        window += 1  # it counts the tokens on each side, and Qwen 3 the row's own token too
+        window += 1  # it counts the tokens on each side; Qwen 3's window also counts the row's own token
     return AutoConfig.for_model(
         "qwen3",
         **sizes,
@@ -174,7 +174,7 @@ def _number(checkpoint: HeadCheckpoint, given: Mapping[str, Any], name: str, lea
 def _convolution(
     checkpoint: HeadCheckpoint, given: Mapping[str, Any], size: int, looks_ahead: bool
 ) -> tuple[int, int] | None:
-    """Returns the rows that a convolution mixes, and the numbers of a group; None: there is none."""
+    """Returns the kernel size of a convolution and the features of a group; None: no convolution."""
     if given.get("conv_kernel_size") is None:
         return None
     taps, group = (_number(checkpoint, given, f"conv_{name}_size", least=1) for name in ("kernel", "group"))
@@ -199,7 +199,10 @@ def _selector(checkpoint: HeadCheckpoint, given: Mapping[str, Any]) -> tuple[int
 
 
 def _confidence(checkpoint: HeadCheckpoint, size: int, rank: int) -> tuple[int, bool] | None:
-    """Returns what a confidence head reads, a state or a state and a token, and whether it has a bias."""
+    """Returns the input size of the confidence head, and whether it has a bias; None: there is no such head.
+
+    It reads a state, or a state and a token's embedding.
+    """
     tensors = network_tensors(checkpoint.tensors)
     weight = tensors.get(f"{CONFIDENCE}.weight")
     if weight is None:
@@ -212,10 +215,11 @@ def _confidence(checkpoint: HeadCheckpoint, size: int, rank: int) -> tuple[int, 
 
 
 def _read_layers(checkpoint: HeadCheckpoint, given: Mapping[str, Any], count: int) -> tuple[int, ...]:
-    """Returns layers of the target, counted as inputs.
+    """Returns the target layers whose input states are read.
 
-    speculators counts inputs too. All other forms count outputs: these numbers are smaller by 1, and -1 is
-    the embedding. Without numbers the layers lie from output 1 to the third but last at even distances.
+    speculators numbers inputs too. All other formats number outputs: these numbers are smaller by 1, and -1
+    is the embedding. If the config names no layers, they are spaced evenly from output 1 to output
+    num_layers - 3.
     """
     target = checkpoint.target.num_layers
     inputs = given.get("aux_hidden_state_layer_ids")
@@ -231,7 +235,7 @@ def _read_layers(checkpoint: HeadCheckpoint, given: Mapping[str, Any], count: in
 
 
 def _looks_ahead(checkpoint: HeadCheckpoint, given: Mapping[str, Any], layer_types: Sequence[str]) -> bool:
-    """Returns whether the rows of a block see the rows after them, in all layers alike."""
+    """Returns whether the rows of a block attend to the rows after them, which all layers must agree on."""
     if given.get("model_type") == OF_TRANSFORMERS:
         return True
     for name in ("is_causal", "causal", "causal_head"):
@@ -246,7 +250,7 @@ def _looks_ahead(checkpoint: HeadCheckpoint, given: Mapping[str, Any], layer_typ
 
 
 class ConfidenceHead(nn.Module):
-    """Logit of a guess being correct once the guesses before it are, by its row and the token before it."""
+    """Head for the logit that a guess is correct if its parent is, from its row and the token before it."""
 
     def __init__(self, numbers: int, has_bias: bool) -> None:
         super().__init__()
@@ -256,9 +260,9 @@ class ConfidenceHead(nn.Module):
         """Returns logits [num_rows] in float32.
 
         Args:
-            states: [num_rows, hidden_size] of the rows that guess.
-            before: [num_rows, markov_rank] numbers that stand for the tokens before the guesses; None: there
-                are no such numbers.
+            states: [num_rows, hidden_size] states of the rows that guess.
+            before: [num_rows, markov_rank] embedding of the token before each guess; None: there are no
+                embeddings.
         """
         if before is not None and self.proj.in_features > states.shape[1]:
             states = torch.cat([states, before], dim=-1)
@@ -267,16 +271,16 @@ class ConfidenceHead(nn.Module):
 
 
 class DFlashHead(nn.Module):
-    """Network of the draft. ``reduce`` joins the target's states, and ``forward`` reads a block."""
+    """Network of the draft. ``reduce`` projects the target's states, and ``forward`` runs a block."""
 
     def __init__(
         self, shape: BlockShape, target_size: int, vocabulary: int, draft_vocabulary: int | None
     ) -> None:
         """
         Args:
-            target_size: numbers of a state of the target.
-            vocabulary: tokens of the target.
-            draft_vocabulary: tokens of its own output projection; None: the target's is shared.
+            target_size: size of a state of the target.
+            vocabulary: number of tokens of the target.
+            draft_vocabulary: number of tokens of its own output projection; None: it uses the target's.
         """
         super().__init__()
         config, size = shape.layers, shape.layers.hidden_size
@@ -305,21 +309,21 @@ class DFlashHead(nn.Module):
             self.confidence_head = ConfidenceHead(*shape.confidence)
 
     def share_out(self, rank: int, ranks: int) -> bool:
-        """Leaves a rank its share of layers and vocabulary. Returns as ``layers.share_out``."""
+        """Cuts layers and the own output projection to a rank's share. Returns as ``layers.share_out``."""
         if isinstance(self.lm_head, nn.Linear):
             count = self.lm_head.out_features
             self.lm_head = ParallelLMHead(keep_outputs(self.lm_head, rank, ranks), count)
         return share_out(self.layers, rank, ranks)
 
     def reduce(self, hidden: Tensor) -> Tensor:
-        """Reduces states [num_tokens, num_layers, target_size] to [num_tokens, hidden_size]."""
+        """Projects states [num_tokens, num_layers, target_size] to [num_tokens, hidden_size]."""
         states: Tensor = self.hidden_norm(self.fc(hidden.flatten(1)))
         return states
 
     def store(self, states: Tensor, rotation: tuple[Tensor, Tensor], paged: Paged) -> None:
         """Caches each layer's keys and values of reduced states [num_tokens, hidden_size].
 
-        A layer's own norm is not applied to them: they never were its input.
+        A layer's input norm is not applied, because these states are context and never inputs of the layer.
         """
         for number in range(len(self.layers)):
             key, value = self.context(number, states[None], rotation)
@@ -337,7 +341,7 @@ class DFlashHead(nn.Module):
         return key, attention.v_proj(states).unflatten(-1, heads)
 
     def forward(self, embeddings: Tensor, rotation: tuple[Tensor, Tensor], attended: Any) -> Tensor:
-        """Returns the normed states after the rows of blocks, in the form of ``embeddings``.
+        """Returns the normed output states of the rows of blocks, in the shape of ``embeddings``.
 
         Args:
             embeddings: [rows, num_tokens, hidden_size].
@@ -366,12 +370,12 @@ def built(checkpoint: HeadCheckpoint, shape: BlockShape) -> DFlashHead:
 
 
 def rotary(shape: BlockShape, device: torch.device) -> Qwen3RotaryEmbedding:
-    """Returns the rotary embedding of all positions of the target, whatever limit the config has."""
+    """Returns the rotary embedding. It covers all positions of the target, beyond the config's limit."""
     return Qwen3RotaryEmbedding(shape.layers).to(device)
 
 
 def network_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns weights by our names, without embeddings and vocabularies."""
+    """Returns the network's weights by our names, without embeddings and vocabulary maps."""
     renamed = {}
     for name, tensor in tensors.items():
         name = name.removeprefix("model.")

@@ -57,7 +57,7 @@ def token_ids_of(
 
 
 def over_all_tokens(known: Tensor, token_ids: Tensor | None, vocab_size: int) -> Tensor:
-    """Returns logits [num_rows, vocab_size], -inf at tokens that the head does not know.
+    """Returns logits [num_rows, vocab_size], -inf for tokens outside the head's vocabulary.
 
     Args:
         known: [num_rows, num_known] logits of the head.

@@ -12,8 +12,8 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Returns a Draft for each request; with its distributions unless verification is coupled."""
+        """Returns a Draft for each request, with its distributions unless verification is coupled."""
 
     def forget(self, sequence: DraftedSequence) -> None:
-        """Frees what is kept for a sequence that has ended."""
+        """Frees all state of a sequence that has ended."""
         return

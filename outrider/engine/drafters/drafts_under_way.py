@@ -1,4 +1,4 @@
-"""Drafts that a device was given to make, on their way to the host."""
+"""Drafts that a device is making, and their transfer to the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from outrider.engine.tasks.propose import extended
 
 @dataclass(frozen=True)
 class DraftRead:
-    """A Draft as the host reads it."""
+    """Draft that the host has read."""
 
     draft: Draft
     top_tokens: Sequence[TopTokens]  # at each position of its chain
@@ -26,14 +26,14 @@ class DraftRead:
 
 @dataclass(frozen=True)
 class ChainsUnderWay:
-    """Chains on their way to the host."""
+    """Chains that are being copied to the host."""
 
     arriving: Tensor  # int32 [positions, rows, ranks + 1] DraftChains.found
     arrival: Mark
 
     @classmethod
     def of(cls, found: Tensor) -> "ChainsUnderWay":
-        """Begins to copy chains to the host. found: DraftChains.found."""
+        """Starts the copy of chains to the host. found: ``DraftChains.found``."""
         arriving = found.to("cpu", non_blocking=True)  # in pinned memory
         return cls(arriving, mark(found.device))
 
@@ -45,7 +45,10 @@ class ChainsUnderWay:
 
 
 def _read(request: DraftRequest, found: list[list[int]]) -> DraftRead:
-    """found: the best tokens of each position, and whether a token may come from there."""
+    """Returns the Draft of a row, which ends before an invalid position or with an end token.
+
+    found: best tokens of each position, and whether a token may be chosen there.
+    """
     ends, top_tokens = request.engine_sequence.end_token_ids, list[TopTokens]()
     positions = found[: request.depth]
     for *best, is_valid in positions:
@@ -64,9 +67,9 @@ class DraftsUnderWay:
 
     requests: Sequence[DraftRequest]  # requests with the depths that were begun
     branches: Sequence[Sequence[Branch]]  # alternatives of each chain
-    sizes: Sequence[int]  # sizes of DraftChains.found: positions, rows, and numbers of a position
-    numbers: Tensor  # int32 on the device: what is told of each Verdict, then DraftChains.found
-    arriving: Tensor  # ``numbers`` on their way to the host
+    sizes: Sequence[int]  # shape of DraftChains.found: positions, rows, and numbers of a position
+    numbers: Tensor  # int32 on the device: the TOLD numbers of each Verdict, then DraftChains.found
+    arriving: Tensor  # copy of ``numbers`` to the host
     started: Mark  # moment when the target's tokens were chosen
     arrival: Mark
 
@@ -82,13 +85,16 @@ class DraftsUnderWay:
         }
 
     def tree_of(self, row: int) -> tuple[Draft, list[int]]:
-        """Returns the tree of a Draft, of unknown tokens, and the place of each among ``numbers``."""
+        """Returns the tree of a Draft whose tokens are unknown, and the index of each token in ``numbers``.
+
+        The first index is that of the Verdict's last token.
+        """
         positions, rows, width = self.sizes
         depth = min(self.requests[row].depth, positions)
         branches = [each for each in self.branches[row] if each.accepted < depth and each.rank < width - 1]
         tree = extended(
             Draft.chain([UNKNOWN] * depth),
-            # Siblings differ; which tokens they are, the device alone knows.
+            # Siblings must differ: the rank stands for a token that only the device knows.
             [(each.accepted - 1, each.rank) for each in branches],
         )
         of_found = [(position, 0) for position in range(depth)]
@@ -99,17 +105,17 @@ class DraftsUnderWay:
 
     @property
     def seconds(self) -> float:
-        """Seconds that the device took for them, once they have arrived."""
+        """Seconds that the device took to make the Drafts; known once they have arrived."""
         return seconds_between(self.started, self.arrival)
 
 
 @dataclass(frozen=True)
 class DraftForeseen:
-    """Draft that follows a Verdict as the device has found it."""
+    """Draft that the device made after the Verdict that it found."""
 
     token: int  # last token of the Verdict
     accepted: int
-    found: list[list[int]]  # best tokens at each position, and whether a token may come from there
+    found: list[list[int]]  # best tokens at each position, and whether a token may be chosen there
 
     @property
     def is_valid(self) -> bool:
@@ -117,9 +123,9 @@ class DraftForeseen:
         return all(is_valid for *_, is_valid in self.found)
 
     def follows(self, verdict: Verdict) -> bool:
-        """Whether the Verdict is what the device has found."""
+        """Whether the Draft follows this Verdict, because the device found it too."""
         return len(verdict.accepted) == self.accepted and verdict.tokens[-1] == self.token
 
     def read(self, request: DraftRequest) -> DraftRead:
-        """Returns the Draft, as deep as is wanted."""
+        """Returns the Draft, cut to the requested depth."""
         return _read(request, self.found)

@@ -14,7 +14,7 @@ from outrider.engine.settings import EngineSettings
 
 
 class Eagle3(AutoregressiveHead):
-    """EAGLE-3 drafter. Without its own embedding or output projection it uses the target's."""
+    """EAGLE-3 drafter. It uses the target's embedding and output projection if its checkpoint has none."""
 
     kind = "eagle3"  # kind of its checkpoints, as speculators names them
 
@@ -38,7 +38,7 @@ class Eagle3(AutoregressiveHead):
         model, (rank, ranks) = target.model, self._share
         self._vocab_size = self._checkpoint.target.vocab_size
         head = built(self._checkpoint, self._shape)
-        # Nothing is chosen from logits of other ranks.
+        # Rank 0 alone chooses tokens.
         self._token_ids = None if rank else token_ids_of(self._checkpoint, head.lm_head, model.device)
         if ranks > 1:
             head.share_out(rank, ranks)
@@ -60,6 +60,6 @@ class Eagle3(AutoregressiveHead):
         return after
 
     def _logits(self, states: Tensor) -> Tensor:
-        """Returns logits, -inf at tokens that the head does not know."""
+        """Returns logits, -inf for tokens outside the head's vocabulary."""
         known: Tensor = self._projection(self._head.before_logits(states))
         return over_all_tokens(known, self._token_ids, self._vocab_size)

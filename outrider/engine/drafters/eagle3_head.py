@@ -32,25 +32,25 @@ from outrider.engine.loading.head_checkpoint import HeadCheckpoint
 from outrider.engine.parallel.layers import ParallelLMHead, keep_outputs, share_out
 
 LATENT = "deepseek_v3"
-# Attention of the first layer, and the layers after it, by the model_type of their config.
+# Classes of the first layer's attention, and of the later layers, by the model_type of their config.
 ATTENTIONS = {"llama": LlamaAttention, "qwen3": Qwen3Attention, LATENT: DeepseekV3Attention}
 LAYERS = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}
-# Projections of what attention reads, of which each form has some.
+# Input projections of attention; each attention class has some of these.
 READING = ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa")
 FIRST, FIRST_OF_SAFEAILAB = "layers.0.", "midlayer."
 SLIDING = "sliding_attention"
 OF_TARGET = ("verifier_lm_head.", "verifier_norm.")  # copies of the target's tensors in some checkpoints
 READ_LAYERS = "eagle_aux_hidden_state_layer_ids"
-MASK_TOKENS = ("mask_token_id", "ptd_token_id", "pard_token")  # names of speculators, AWS and PARD
+MASK_TOKENS = ("mask_token_id", "ptd_token_id", "pard_token")  # config keys of speculators, AWS and PARD
 OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
 @dataclass(frozen=True)
 class Eagle3Shape:
-    """Shape that a checkpoint's config gives, in any of its formats."""
+    """Architecture of a head, read from a checkpoint's config in any of its formats."""
 
     layers: Any  # transformers' config of the decoder layers
-    hidden_layers: tuple[int, ...]  # layers of the target, counted as its inputs
+    hidden_layers: tuple[int, ...]  # layers of the target whose input states the head reads
     norm_before_residual: bool
     norm_before_fc: bool
     fc_norm: bool
@@ -87,7 +87,7 @@ class Eagle3Shape:
 
     @property
     def cache(self) -> tuple[LayerShape, ...]:
-        """Shapes of what the layers cache of a token: of latents the keys and values that they expand to."""
+        """Shapes of the keys and values that each layer caches per token; latents are cached expanded."""
         config = self.layers
         if self.is_latent:
             return ((config.num_attention_heads, config.qk_head_dim, config.v_head_dim),)
@@ -97,19 +97,19 @@ class Eagle3Shape:
 
     @property
     def is_latent(self) -> bool:
-        """Whether attention reads keys and values from latents, as DeepSeek's does."""
+        """Whether attention computes keys and values from latents, as in DeepSeek-V3."""
         return bool(self.layers.model_type == LATENT)
 
 
 def _layers_of(checkpoint: HeadCheckpoint) -> Any:
-    """Returns transformers' config of the decoder layers, as many as the checkpoint has."""
+    """Returns transformers' config of the decoder layers. The tensors tell the number of layers."""
     given = dict(checkpoint.config.get("transformer_layer_config") or checkpoint.config)
     kind = given.pop("model_type", "llama")
     kind = LATENT if given.get("kv_lora_rank") else kind if kind in ATTENTIONS else "llama"
     names = (name.split(".") for name in network_tensors(checkpoint.tensors))
     given["num_hidden_layers"] = len({name[1] for name in names if name[0] == "layers"}) or 1
     if kind == LATENT:
-        given.pop("head_dim", None)  # the rotated numbers decide it
+        given.pop("head_dim", None)  # transformers derives it from the rotary dimensions
     if kind == LATENT and given["num_hidden_layers"] > 1:
         raise checkpoint.refusal(f"num_hidden_layers={given['num_hidden_layers']} with latents must be 1")
     if kind != "qwen3" and SLIDING in (given.get("layer_types") or ()):
@@ -118,17 +118,17 @@ def _layers_of(checkpoint: HeadCheckpoint) -> Any:
 
 
 def _read_layers(config: Mapping[str, Any]) -> list[int]:
-    """Returns layers of the target, counted as inputs; none if the config does not say.
+    """Returns the target layers whose input states are read; empty if the config does not name them.
 
-    speculators and vLLM count inputs too, at the top of the config. ModelOpt, SpecForge and SGLang count
-    outputs, under eagle_config: these numbers are smaller by 1.
+    speculators and vLLM number inputs too, at the top level of the config. ModelOpt, SpecForge and SGLang
+    number outputs, under eagle_config: these numbers are smaller by 1.
     """
     nested = config.get("eagle_config", {}).get(READ_LAYERS) or ()
     return [*(config.get(READ_LAYERS) or (layer + 1 for layer in nested))]
 
 
 class Eagle3Layer(nn.Module):
-    """First decoder layer, whose attention reads the token's embedding and the state side by side."""
+    """First decoder layer, whose attention reads the token's embedding concatenated with the state."""
 
     def __init__(self, shape: Eagle3Shape) -> None:
         super().__init__()
@@ -155,10 +155,10 @@ class Eagle3Layer(nn.Module):
 
 
 class Eagle3Head(nn.Module):
-    """Network of the head. ``reduce`` joins the target's states, ``forward`` passes through the layers."""
+    """Network of the head. ``reduce`` projects the target's states, and ``forward`` runs the layers."""
 
     def __init__(self, shape: Eagle3Shape, target_size: int, draft_vocabulary: int | None) -> None:
-        """draft_vocabulary: tokens of the head's own output projection; None: the target's is shared."""
+        """draft_vocabulary: tokens of the head's own output projection; None: it uses the target's."""
         super().__init__()
         config, size = shape.layers, shape.layers.hidden_size
         width = target_size * len(shape.hidden_layers)
@@ -172,20 +172,20 @@ class Eagle3Head(nn.Module):
         self.lm_head: nn.Module | None = None
         if draft_vocabulary is not None:
             self.lm_head = nn.Linear(size, draft_vocabulary, bias=False)
-        self.mask_hidden: nn.Parameter | None = None  # states of the target in the place of a guess
+        self.mask_hidden: nn.Parameter | None = None  # stands for the target's states at a guess
         if shape.mask_token is not None:
             self.mask_hidden = nn.Parameter(torch.empty(1, 1, width))
         self._norm_output = shape.norm_output
 
     def share_out(self, rank: int, ranks: int) -> bool:
-        """Leaves a rank its share of layers and of its own vocabulary. Returns as ``layers.share_out``."""
+        """Cuts layers and the own output projection to a rank's share. Returns as ``layers.share_out``."""
         if isinstance(self.lm_head, nn.Linear):
             count = self.lm_head.out_features
             self.lm_head = ParallelLMHead(keep_outputs(self.lm_head, rank, ranks), count)
         return share_out(self.layers, rank, ranks)
 
     def reduce(self, hidden: Tensor) -> Tensor:
-        """Reduces states [num_tokens, num_layers, target_size] to [num_tokens, hidden_size]."""
+        """Projects states [num_tokens, num_layers, target_size] to [num_tokens, hidden_size]."""
         if self.fc_norm:
             hidden = torch.stack([norm(hidden[:, i]) for i, norm in enumerate(self.fc_norm)], dim=1)
         states: Tensor = self.fc(self.input_norm(hidden.flatten(1)))
@@ -203,7 +203,7 @@ class Eagle3Head(nn.Module):
         return states
 
     def before_logits(self, states: Tensor) -> Tensor:
-        """Returns what an output projection takes."""
+        """Returns the normed states, which an output projection takes."""
         normed: Tensor = states if self._norm_output else self.norm(states)
         return normed
 
@@ -224,14 +224,14 @@ def built(checkpoint: HeadCheckpoint, shape: Eagle3Shape) -> Eagle3Head:
 
 
 def rotary(shape: Eagle3Shape, device: torch.device) -> nn.Module:
-    """Returns the rotary embedding of all positions of the target, whatever limit the config has."""
+    """Returns the rotary embedding. It covers all positions of the target, beyond the config's limit."""
     kind = DeepseekV3RotaryEmbedding if shape.is_latent else LlamaRotaryEmbedding
     embedding: nn.Module = kind(shape.layers).to(device)
     return embedding
 
 
 def network_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns weights by our names, without embeddings and vocabularies."""
+    """Returns the network's weights by our names, without embeddings and vocabulary maps."""
     renamed = {}
     for name, tensor in tensors.items():
         name = name.removeprefix("model.")

@@ -1,9 +1,9 @@
-"""Self-speculation: the target's first layers draft, or all layers but some, with the target's norm and head.
+"""Self-speculation: the target's first layers, or all but some layers, draft with the target's norm and head.
 
-They write keys and values to the target's own cache, at the slots after the committed tokens. The pass that
-verifies writes these slots again, so nothing is rolled back.
+The drafting layers write keys and values to the target's own cache, at the slots after the committed tokens.
+The verification pass overwrites these slots, so no rollback is needed.
 
-All ranks of a target on several devices pass through these layers together, each with its share.
+All ranks of a tensor-parallel target run these layers together, each with its share.
 
 Source: Elhoushi et al., "LayerSkip: enabling early exit inference and self-speculative decoding", 2024, and
 for layers left out, Xia et al., "SWIFT: on-the-fly self-speculative decoding", 2024.
@@ -53,12 +53,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TRIAL_SHARE = 0.05  # most of the time that a search may take
+TRIAL_SHARE = 0.05  # largest share of time that trials and captures may take
 LONGEST_STEP_S = 1.0  # seconds; a longer pause between two steps is idle time
 
 
 class EarlyExit(ChainDrafter):
-    """Drafter with trees of any depth: the nodes of a position take one pass together."""
+    """Drafter of trees of any depth: all nodes of a position share a pass."""
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
         super().__init__(settings, name)
@@ -72,12 +72,12 @@ class EarlyExit(ChainDrafter):
         self.candidates = self._named() or candidates(self._target_shape.num_layers)
         self._layers: tuple[int, ...] | None = None  # layers that draft; None: not known yet
         self._search: ExitSearch | None = None
-        self._parts: dict[tuple[int, ...], Callable[[Paged], Tensor]] = {}  # passes, by their layers
+        self._parts: dict[tuple[int, ...], Callable[[Paged], Tensor]] = {}  # passes by their layers
         # Captured once the layers that draft are known.
         self._graphs: Graphs | None = None
         self._chains: DraftGraphs | None = None
-        self._spent = self._watched = 0.0  # seconds of trials and captures, and of all
-        self._seen: float | None = None  # time at the end of the step before
+        self._spent = self._watched = 0.0  # seconds of trials and captures, and of all steps
+        self._seen: float | None = None  # time when ``watch`` last ended
 
     def load(self, target: Target) -> None:
         self._target = target
@@ -90,7 +90,7 @@ class EarlyExit(ChainDrafter):
             self._search = ExitSearch(costs(self._settings, self.candidates))
 
     def capture(self) -> tuple[str, ...]:
-        """Captures graphs; the layers that a search finds are captured later, between steps."""
+        """Captures graphs. While a search is under way it captures nothing: ``watch`` does that later."""
         from outrider.engine.kernels.verdict import compile_reading
 
         def compute(batch: Batch) -> ForwardOutput:
@@ -102,7 +102,7 @@ class EarlyExit(ChainDrafter):
         return () if self._search else (*self._graphs.capture(), *self._chains.capture())
 
     def graph_bytes(self, rows: int, feeds: int, chains: int) -> int:
-        """Returns bytes of logits, and of a flag for each row: whether it is finite."""
+        """Returns the bytes of logits, and of a flag for each row: whether it is finite."""
         target = self._target_shape
         return feeds + chains + rows * target.vocab_size * target.dtype.itemsize + rows
 
@@ -121,7 +121,7 @@ class EarlyExit(ChainDrafter):
             return ChainsUnderWay.of(self._chained(self._layers, fed, choice_of(requests), max(positions)))
 
     def _grown(self, requests: Sequence[DraftRequest]) -> Trees:
-        """Makes Drafts with a pass over the part for each position."""
+        """Makes Drafts with a pass through the drafting layers for each position."""
         trees = Trees(requests)
         feeds = [_first_feed(requests[index]) for index in trees.growing]
         while feeds:
@@ -133,11 +133,11 @@ class EarlyExit(ChainDrafter):
         self._target.cache.clear(sequence, sequence.cached)
 
     def _taken(self, judging: Sequence[Judging]) -> list[Judging]:
-        """Returns the sequences with room, if chains may follow Verdicts before the host knows them.
+        """Returns the sequences with cache for chains, if these may begin before the host knows Verdicts.
 
-        Such chains feed accepted tokens again. The first layers compute what they have computed before,
-        within rounding, which batch-invariant numerics do not allow. A part that skips a layer would put
-        other keys and values into the target's cache.
+        Chains may not begin early if feeding an accepted token again could change its cached keys and values.
+        First layers change them within rounding, which batch-invariant numerics do not allow. A part that
+        skips a layer computes other keys and values.
         """
         layers = self._layers or ()
         if self._settings.batch_invariant or layers != tuple(range(len(layers))):
@@ -153,7 +153,7 @@ class EarlyExit(ChainDrafter):
     def _begin_after(
         self, judging: Sequence[Judging], result: StepResult[Tensor]
     ) -> tuple[Tensor, Tensor] | None:
-        """Begins chains whose first tokens are those with which the Verdicts end."""
+        """Launches chains, each of which begins with the last token of a Verdict."""
         feeds = [*map(verdict_feed, judging)]
         if self._chains is None or not self._chains.fits(feeds):
             return None
@@ -168,15 +168,15 @@ class EarlyExit(ChainDrafter):
     def _after_verdicts(
         self, fed: StepInput, choice: ChoiceInput, result: StepResult[Tensor] | None, positions: int
     ) -> tuple[Tensor, Tensor]:
-        """Makes this rank's part of chains after Verdicts; returns as ``_begin_after``."""
+        """Launches this rank's part of chains after Verdicts. Returns as ``_begin_after``."""
         assert self._chains is not None
         batch = self._target.lay_out(fed, choice)
         ends, told = verdicts_in(batch, result, self._target.group)
-        tokens = told[:, : self._chains.ranks]  # the last tokens, and numbers beside them
+        tokens = told[:, : self._chains.ranks]  # column 0: last tokens; the rest fills up to ``ranks``
         return self._chains.after(batch.choosing_at(ends), tokens, positions)[1:], told
 
     def follow(self, step: DrafterStep) -> None:
-        """Runs passes over a part; if nothing is fed, captures one of its graphs."""
+        """Runs this rank's part of a step; if the step feeds nothing, captures the next graph."""
         layers = self.candidates[step.part]
         if step.reads_verdicts:
             choice = ChoiceInput.without_choice(step.positions)
@@ -189,9 +189,9 @@ class EarlyExit(ChainDrafter):
             self._capture_next(layers)
 
     def watch(self, sequences: Sequence[EngineSequence]) -> None:
-        """Tries a part on text that the target has said, from time to time while the search goes on.
+        """Runs a trial of the next candidate while the search goes on, within TRIAL_SHARE of the time.
 
-        The part that is found is captured later, also in steps: a graph at a time.
+        After the search it captures the graphs of the layers found, a graph per call.
         """
         if self._search is None and not self._uncaptured:
             return
@@ -233,8 +233,12 @@ class EarlyExit(ChainDrafter):
             logger.info("%s: layers %s draft from now on: %s", self, [*self._layers], search)
 
     def _pass(self, layers: tuple[int, ...], feeds: list[Feed]) -> tuple[Tensor, Tensor]:
-        """Returns logits [num_logits, vocab_size], and bool [num_tokens]: whether its numbers are finite."""
-        changes = self._target.cache.take_changes()  # what a Verdict moved is read now
+        """Runs a pass of these layers at all ranks.
+
+        Returns:
+            logits [num_logits, vocab_size], and bool [num_tokens]: whether a token's numbers are finite.
+        """
+        changes = self._target.cache.take_changes()  # a Verdict's moves must precede reads of the cache
         fed = StepInput.of(self._target.tables, feeds, changes)
         with self._together(layers, fed):
             _, computed = self._run(layers, fed)
@@ -248,7 +252,7 @@ class EarlyExit(ChainDrafter):
         *,
         reads_verdicts: bool = False,
     ) -> AbstractContextManager[None]:
-        """Runs a step together with all other ranks, which ``follow``."""
+        """Sends a step to the other ranks, which ``follow`` it while rank 0 runs its own part."""
         part = self.candidates.index(layers)
         step = DrafterStep(fed, 0, part, True, self.number, positions, reads_verdicts)
         return together(self._target.group, self._target.tables, step)
@@ -256,14 +260,14 @@ class EarlyExit(ChainDrafter):
     def _chained(
         self, layers: tuple[int, ...], fed: StepInput, choice: ChoiceInput, positions: int
     ) -> Tensor:
-        """Makes this rank's part of chains, without a wait for the device; returns ``DraftChains.found``."""
+        """Launches this rank's part of chains, without waiting for it; returns ``DraftChains.found``."""
         assert self._chains is not None
         return self._chains.drafted(*self._run(layers, fed, choice), positions)
 
     def _run(
         self, layers: tuple[int, ...], fed: StepInput, choice: ChoiceInput | None = None
     ) -> tuple[Batch, ForwardOutput]:
-        """Runs this rank's part of a pass. choice: choosing rows, sent with it."""
+        """Runs this rank's part of a pass. choice: input of the choice of tokens, sent with the batch."""
         self._target.change_cache(fed)
         graph = None if self._graphs is None else self._graphs.batch(fed, choice)
         if graph is not None:
@@ -274,7 +278,7 @@ class EarlyExit(ChainDrafter):
 
     @property
     def _uncaptured(self) -> "list[Graphs | DraftGraphs]":
-        """Graphs of which some sizes are still to be captured."""
+        """Graphs with sizes that are not captured yet."""
         return [
             graphs for graphs in (self._graphs, self._chains) if graphs is not None and not graphs.is_complete
         ]
@@ -292,7 +296,7 @@ class EarlyExit(ChainDrafter):
         return part_of(model, layers, self._exits.load(len(layers), model) if self._exits else None)
 
     def _named(self) -> list[tuple[int, ...]]:
-        """Returns the parts that settings or trained exits give; none: the search finds a part."""
+        """Returns the candidates that settings or trained exits name; empty: the search finds the layers."""
         count, skipped, leaves_after = (
             self._target_shape.num_layers,
             self._own.skipped_layers,

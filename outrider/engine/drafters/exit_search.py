@@ -16,7 +16,7 @@ from outrider.pace.settings import MAX_DEPTH
 Layers = tuple[int, ...]
 
 POSITIONS = 192  # positions of each candidate that are judged
-LEAST_GAIN = 1.05  # least promised rate of the best candidate, in rates of plain decoding
+LEAST_GAIN = 1.05  # least estimated speed of the best candidate, as a multiple of plain decoding
 EIGHTHS = (1, 2, 3, 4, 5, 6)  # eighths of the layers that a candidate keeps
 EVERY = (2, 3)  # a candidate leaves out every second or third inner layer
 
@@ -32,7 +32,7 @@ def candidates(count: int) -> list[Layers]:
 
 
 def costs(settings: EngineSettings, parts: Sequence[Layers]) -> dict[Layers, float]:
-    """Returns the cost of a step of each part, in steps of the target, by the weights that it reads."""
+    """Returns the cost of a step of each part, in steps of the target, estimated by the weights read."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(served_config(settings.model))
     sizes = [_weights(layer) for layer in layers_of(model)]
@@ -42,14 +42,14 @@ def costs(settings: EngineSettings, parts: Sequence[Layers]) -> dict[Layers, flo
 
 
 def promised(acceptance_rate: float, cost: float) -> float:
-    """Returns tokens per second at the best depth, in rates of plain decoding, if verifying is free."""
+    """Returns the speedup over plain decoding at the best depth, if drafted tokens slow no target step."""
     return max(
         expected_tokens(acceptance_rate, depth) / (1 + depth * cost) for depth in range(1, MAX_DEPTH + 1)
     )
 
 
 class ExitSearch:
-    """Judges all candidates in turns, at equal numbers of positions. The best candidate promises most."""
+    """Judges all candidates at equal numbers of positions. The best has the largest estimated speedup."""
 
     def __init__(self, costs: dict[Layers, float]) -> None:
         """costs: cost of a step of each candidate, in steps of the target."""
@@ -63,7 +63,7 @@ class ExitSearch:
         return min(self._positions, key=self._positions.__getitem__)
 
     def observe(self, layers: Layers, judged: TrialResult) -> None:
-        """Counts a trial."""
+        """Adds the result of a trial."""
         self._agreed[layers] += judged.agreed
         self._positions[layers] += judged.positions
 
@@ -73,7 +73,7 @@ class ExitSearch:
 
     @property
     def best(self) -> Layers | None:
-        """Best candidate; None: it does not promise enough."""
+        """Best candidate; None: its estimated speedup is below LEAST_GAIN."""
         promises = {layers: self._promise(layers) for layers in self._costs}
         best = max(promises, key=promises.__getitem__)
         return best if promises[best] >= LEAST_GAIN else None

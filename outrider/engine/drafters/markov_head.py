@@ -1,4 +1,4 @@
-"""Correction of a block's guesses by the tokens before them, which no row of the block has seen.
+"""Correction of a block's guesses by the drafted tokens before them, which no row of the block has seen.
 
 Source: "DSpark", arXiv 2607.05147, 2026, in its three forms.
 """
@@ -11,19 +11,19 @@ MARKOV_HEADS = (VANILLA, GATED, RECURRENT)
 
 
 class MarkovHead(nn.Module):
-    """Bias of a guess by the token before it: a table of low rank, which the row's state may weigh.
+    """Low-rank bias of a guess's logits by the token before it, which the row's state may gate.
 
-    The recurrent form also knows the earlier guesses, by a memory that each guess changes.
+    The recurrent form also depends on all earlier guesses, through a memory that each guess updates.
     """
 
     def __init__(self, kind: str, rank: int, size: int, vocabulary: int, draft_vocabulary: int) -> None:
         """
         Args:
-            kind: name of MARKOV_HEADS.
-            rank: numbers that stand for a token.
-            size: numbers of a row's state.
-            vocabulary: tokens of the target.
-            draft_vocabulary: tokens that the draft knows.
+            kind: a name of MARKOV_HEADS.
+            rank: size of a token's embedding.
+            size: size of a row's state.
+            vocabulary: number of tokens of the target.
+            draft_vocabulary: number of tokens that the draft knows.
         """
         super().__init__()
         self.markov_w1 = nn.Embedding(vocabulary, rank)
@@ -36,9 +36,9 @@ class MarkovHead(nn.Module):
         """Returns biases [num_rows, draft_vocabulary], and the memory for the next guesses.
 
         Args:
-            states: [num_rows, hidden_size] of the rows that guess.
-            tokens: int64 [num_rows] tokens before the guesses.
-            memory: [num_rows, memory_size] memory after the guess before; zero for the first guess.
+            states: [num_rows, hidden_size] states of the rows that guess.
+            tokens: int64 [num_rows] token before each guess.
+            memory: [num_rows, memory_size] memory after the previous guess; zero for the first guess.
         """
         known = self.markov_w1(tokens)
         if self.gate_proj is not None:

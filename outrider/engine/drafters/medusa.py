@@ -1,7 +1,7 @@
-"""Medusa: heads over the target's last state, each for a position after the target's own token.
+"""Medusa: heads on the target's last hidden state, each for a position after the target's own token.
 
 Source: Cai et al., "Medusa: simple LLM inference acceleration framework with multiple decoding heads",
-2024. No head sees the target's own token, or what other heads guess.
+2024. A head sees neither the target's own token nor the guesses of other heads.
 """
 
 import re
@@ -30,14 +30,14 @@ from outrider.engine.parallel.layers import ParallelLMHead, keep_outputs
 from outrider.engine.sequence import UNKNOWN
 from outrider.engine.settings import EngineSettings
 
-# Names of its authors, whose last layer is the output projection: `0.0.linear.weight`, `0.1.weight`.
+# Tensor names of the authors, whose last layer is the output projection: `0.0.linear.weight`, `0.1.weight`.
 OF_AUTHORS = re.compile(r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.(linear\.)?(weight|bias)")
-# Names of vLLM: `blocks.0.layers.0.weight`, `lm_heads.0.weight`.
+# Tensor names of vLLM: `blocks.0.layers.0.weight`, `lm_heads.0.weight`.
 OF_VLLM = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)|lm_heads\.(\d+)\.weight")
 
 
 class MedusaHead(nn.Module):
-    """Residual layers, then an output projection: the target's if the head has none."""
+    """Residual layers, then an output projection. A head without its own projection uses the target's."""
 
     def __init__(self, layers: list[nn.Linear], projection: nn.Module) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class MedusaHead(nn.Module):
 
 
 class Medusa(SharedHead):
-    """Drafter with trees whose depth is at most the number of heads. A head guesses once for its position."""
+    """Drafter of trees no deeper than the number of heads. A head's guesses do not depend on its path."""
 
     hidden_layers = (-1,)
 
@@ -67,7 +67,7 @@ class Medusa(SharedHead):
         self.weight_bytes += -(-self._bytes_of(of_projections) // settings.tensor_parallel)
         self._target_shape = self._checkpoint.target
         self._heads = nn.ModuleList()
-        self._passes: Sequence[ByRows] = ()  # passes of the heads
+        self._passes: Sequence[ByRows] = ()  # forward function of each head, or its graph
 
     def load(self, target: Target) -> None:
         super().load(target)
@@ -90,7 +90,7 @@ class Medusa(SharedHead):
         return tuple(dict.fromkeys(reason for of_head in graphs for reason in of_head.capture()))
 
     def graph_bytes(self, rows: int, feeds: int, chains: int) -> int:
-        """Returns bytes of states, and of the logits of one head at a time."""
+        """Returns the bytes of the states, and of the logits of one head: the graphs share memory."""
         target = self._target_shape
         return rows * (self.state_size + target.vocab_size) * target.dtype.itemsize
 
@@ -125,7 +125,7 @@ class Medusa(SharedHead):
             return ChainsUnderWay.of(self._chained(step, states, choice_of(requests)))
 
     def _grown(self, requests: Sequence[DraftRequest]) -> Trees:
-        """Makes Drafts from the state with which each newest token was chosen."""
+        """Makes Drafts from the target's states from which the newest tokens were chosen."""
         states = torch.stack([last_state(request) for request in requests])
         trees = Trees(requests)
         rows = trees.growing
@@ -157,7 +157,7 @@ class Medusa(SharedHead):
             return self._guesses(states, batch.choice, max(positions)), told
 
     def _guesses(self, states: Tensor, rows: PackedRows, positions: int) -> Tensor:
-        """Returns ``DraftChains.found``, of which other ranks know nothing."""
+        """Returns ``DraftChains.found`` at rank 0, and an empty tensor at other ranks."""
         from outrider.engine.kernels.choice import choose_on_device
 
         top_tokens, are_valid = list[Tensor](), list[Tensor]()
@@ -177,11 +177,11 @@ class Medusa(SharedHead):
         return states, self._passes[step.part](states)
 
 
-HeadNames = tuple[list[tuple[str, str | None]], str | None]  # weight and bias of each layer; the projection
+HeadNames = tuple[list[tuple[str, str | None]], str | None]  # (weight, bias) of each layer, and projection
 
 
 def _names_of(checkpoint: HeadCheckpoint) -> list[HeadNames]:
-    """Returns the tensors of each head. Their number comes from the tensors: the config may misstate it."""
+    """Returns the tensor names of each head. The config is not asked: its number of heads may be wrong."""
     checkpoint.check_verifier(checkpoint.config.get("base_model_name_or_path"))
     layers: dict[int, dict[int, dict[str, str]]] = {}
     projections: dict[int, str] = {}

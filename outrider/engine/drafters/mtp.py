@@ -1,8 +1,8 @@
 """MTP: the layers for multi-token prediction that a target's checkpoint carries, trained with the target.
 
 A layer reads the target's last state, after the norm, and the embedding of the next token. With the target's
-own output projection it predicts the token after. A single layer is trained for one token ahead, and drafts
-further tokens from its own normed state.
+own output projection it predicts the token after that. A single layer is trained to predict a single token.
+It drafts further tokens from its own normed output state.
 
 Source: DeepSeek-AI, "DeepSeek-V3 technical report", 2024.
 """
@@ -20,7 +20,7 @@ from outrider.engine.settings import EngineSettings
 
 
 class Mtp(AutoregressiveHead):
-    """Drafter with the only MTP layer of the checkpoint."""
+    """Drafter for a checkpoint with a single MTP layer."""
 
     hidden_layers = (-1,)
 

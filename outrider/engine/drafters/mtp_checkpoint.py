@@ -1,11 +1,12 @@
-"""Checkpoint with layers for multi-token prediction (MTP), as some targets have them.
+"""Checkpoint of a target that includes layers for multi-token prediction (MTP).
 
-transformers leaves them out of the model. It can build them and name their weights, in two forms:
+transformers leaves these layers out of the model, but can build them and map their weights. The names of
+their tensors have two forms:
 
-    model.layers.N.*   after a model's N layers, and further layers: DeepSeek-V3, GLM-4.5 and their successors
-    mtp.*              apart from the model: Qwen and its successors, whose first layer is read alone
+    model.layers.N.*   numbered after the model's N layers: DeepSeek-V3, GLM-4.5 and their successors
+    mtp.*              beside the model: Qwen and its successors, of which only the first layer is read
 
-A quantized layer is widened as it loads.
+A quantized layer is dequantized to the target's type as it loads.
 """
 
 import re
@@ -28,10 +29,10 @@ from outrider.engine.loading.text_part import served_config
 from outrider.engine.parallel.layers import share_out
 from outrider.engine.settings import EngineSettings
 
-PASSED = torch.bfloat16  # type of tensors without content: experts take no other type
-# Defaults of configs, for each layer: it sees the whole text, and has experts if its model has experts.
+PASSED = torch.bfloat16  # type of the fake tensors: experts take no other type
+# Values per layer if the config has none: full attention, and experts if the model has experts.
 SILENT = {"mtp_layer_types": ["full_attention"], "mtp_mlp_layer_types": ["sparse"]}
-OF_TARGET = {"embed_tokens.weight", "shared_head.weight"}  # tensors that the layer shares
+OF_TARGET = {"embed_tokens.weight", "shared_head.weight"}  # tensors that the layer shares with the target
 APPENDED = re.compile(r"model\.layers\.(\d+)\.")
 UNUSED = re.compile(
     r"mtp\.layers\.[1-9].*"  # layers after the first
@@ -45,7 +46,7 @@ class MtpCheckpoint:
     def __init__(self, settings: EngineSettings) -> None:
         """
         Raises:
-            UnsupportedModelError: it has no such layer, or its layer cannot run here.
+            UnsupportedModelError: it has no MTP layer, or its MTP layer cannot run here.
         """
         self.target = TargetShape.of(settings)
         config = served_config(settings.model)
@@ -56,7 +57,7 @@ class MtpCheckpoint:
             _, model = self._built(PASSED)
             shapes, ranks = self._probed(model), settings.tensor_parallel
             parts = ranks if ranks > 1 and share_out(model.layers, 0, ranks) else 1
-        # Shape of what each layer caches of a token, at each rank.
+        # Shape of the keys and values that each layer caches per token, at each rank.
         self.cache_shapes: tuple[LayerShape, ...] = tuple(
             (heads // parts, key_dim, value_dim) for heads, key_dim, value_dim in shapes
         )
@@ -118,7 +119,10 @@ class MtpCheckpoint:
         return [*probe.shapes.values()]
 
     def _check(self, found: Any) -> None:
-        """found: LoadStateDictInfo of transformers."""
+        """Raises UnsupportedModelError if tensors are missing, unknown or of a wrong shape.
+
+        found: LoadStateDictInfo of transformers.
+        """
         missing = sorted(found.missing_keys - OF_TARGET)
         if missing:
             raise self._refusal(
@@ -152,7 +156,7 @@ def built(config: Any, dtype: torch.dtype, count: int = 1) -> tuple[Any, Any]:
 
 
 def probed(model: Any, hidden_size: int) -> Probe:
-    """Returns what a token through an MtpModel shows of its attention. Its layers may fail in any way."""
+    """Returns what a pass of a token through an MtpModel shows of its attention. May raise any exception."""
     probe, token = Probe(), torch.zeros(1, 1, dtype=torch.int64)
     with torch.inference_mode():
         for layer in range(len(model.layers)):
@@ -168,13 +172,13 @@ def after(
     outrider: Any,
     layer: int = 0,
 ) -> torch.Tensor:
-    """Returns the states after tokens, from the states before them: [1, num_tokens, hidden_size].
+    """Returns a layer's output states of tokens from their input states: [1, num_tokens, hidden_size].
 
     Args:
         model: an MtpModel.
         tokens, positions: int64 [1, num_tokens].
         outrider: argument of attention (outrider/engine/forward/attention.py).
-        layer: number of the layer that computes them.
+        layer: number of the MTP layer.
     """
     embeddings = model.embed_tokens(tokens)
     kind = {"layer_type": model.config.layer_types[layer]} if model.has_per_layer_rope else {}

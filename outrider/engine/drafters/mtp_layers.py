@@ -1,11 +1,12 @@
-"""MTP with a layer for each position of a Draft, as DeepSeek-V3's form has it with several layers.
+"""MTP with a layer for each position of a Draft, as DeepSeek-V3 defines it for several layers.
 
-Layer k predicts the token that is k + 2 places after a state. Its slot of a position keeps what it computes
-from the state of the layer before it there, and from the token k + 1 places later. So the last k slots of a
-layer wait for tokens, and a Draft fills them with its own: each layer passes over the whole tree so far.
+Layer k predicts the token k + 2 positions after its input state. Its cache slot of a position holds what it
+computes from the state of layer k - 1 there, and from the token k + 1 positions later. So the last k slots of
+a layer stay empty until that token is known. A Draft fills them with drafted tokens: each layer passes over
+the whole tree so far.
 
-A sequence that shares a prefix has no states of these slots before its own tokens. It drafts less deep until
-each layer has passed over one of its tokens.
+A sequence that adopted a cached prefix has no layer states at the end of that prefix. It drafts less deep
+until each layer has processed a token of the sequence itself.
 
 Source: DeepSeek-AI, "DeepSeek-V3 technical report", 2024; for chains the MtpModel of transformers.
 """
@@ -29,7 +30,7 @@ from outrider.engine.settings import EngineSettings
 
 
 def mtp_drafter(settings: EngineSettings, name: str) -> Mtp:
-    """Returns the drafter of a target's own MTP layers, a single layer or several.
+    """Returns the drafter that uses a target's own MTP layers, whether a single layer or several.
 
     Raises:
         UnsupportedModelError: there is no such layer, or a checkpoint is given.
@@ -46,14 +47,14 @@ def mtp_drafter(settings: EngineSettings, name: str) -> Mtp:
 
 @dataclass(frozen=True)
 class _NewestOfLayers:
-    """Newest state of each layer, of the layers that have passed over a token of the sequence."""
+    """Newest output state of each layer that has processed a token of the sequence."""
 
-    end: int  # tokens of the sequence that the first layer has taken in
+    end: int  # number of tokens that the first layer has processed
     states: Sequence[Tensor]  # [state_size] each
 
 
 class LayeredMtp(Mtp):
-    """Drafter with Drafts as deep as there are MTP layers."""
+    """Drafter whose Drafts are no deeper than the number of MTP layers."""
 
     def __init__(self, settings: EngineSettings, name: str, checkpoint: MtpCheckpoint) -> None:
         super().__init__(settings, name, checkpoint)
@@ -70,7 +71,7 @@ class LayeredMtp(Mtp):
         return self._target.device.type != "cpu"
 
     def take_in(self, committed: Sequence[CommittedStates]) -> None:
-        """Passes states that cannot wait through each layer, as far as its tokens are known."""
+        """Runs each layer over the states that may no longer be buffered, as far as tokens are known."""
         committed = self._waiting.add(committed)
         if not committed:
             return
@@ -78,7 +79,7 @@ class LayeredMtp(Mtp):
         rows = [*self._states_before(committed).split_with_sizes([len(part.hidden) for part in committed])]
         newest: list[list[Tensor]] = [[] for _ in committed]
         for layer in range(len(self.cache_shapes)):
-            if layer:  # the newest state of the layer before waits for a token
+            if layer:  # shifted by 1: the newest state of layer - 1 waits until its token is known
                 rows = [
                     torch.cat([*(state[None] for state in before[layer - 1 : layer]), states[:-1]])
                     for before, states in zip(befores, rows, strict=True)
@@ -90,16 +91,16 @@ class LayeredMtp(Mtp):
             self._newest_of[part.sequence] = _NewestOfLayers(part.start + len(part.hidden), states_of)
 
     def _states_up_to(self, part: CommittedStates) -> Sequence[Tensor]:
-        """Returns the newest states of layers before a part, if they are those of the tokens before it."""
+        """Returns each layer's newest state, if it belongs to the last token before a part; else none."""
         newest = self._newest_of.get(part.sequence)
         return newest.states if newest is not None and newest.end == part.start else ()
 
     def _passed(
         self, layer: int, committed: Sequence[CommittedStates], rows: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Returns the states after a layer's pass over the last tokens of each part.
+        """Runs a layer over the last tokens of each part, and returns its output states.
 
-        rows: states before these tokens, [num_tokens, state_size] each.
+        rows: input states of these tokens, [num_tokens, state_size] each.
         """
         feeds = []
         for part, states in zip(committed, rows, strict=True):
@@ -121,14 +122,14 @@ class LayeredMtp(Mtp):
         return with_room(limited, self._target.cache, unwritten=1)
 
     def _grown(self, requests: Sequence[DraftRequest]) -> Trees:
-        """Makes Drafts with a pass of each further layer over all nodes so far."""
+        """Makes Drafts; each further layer makes a pass over all nodes so far."""
         trees = Trees(requests)
         if not trees.growing:
             return trees
         newest = [self._newest_of[request.sequence].states for request in requests]
         states = torch.stack([newest[index][0] for index in trees.growing])
         _, logits = self._on_all_ranks(DrafterStep(num_states=len(states)), states)
-        fed: dict[int, Tensor] = {}  # states after the nodes that the layer before was fed, by Draft
+        fed: dict[int, Tensor] = {}  # previous layer's output states of its fed nodes, by Draft
         layer = 0
         while trees.grow(logits):
             feeds = trees.whole_feeds(layer + 1)
@@ -159,11 +160,11 @@ class LayeredMtp(Mtp):
 
 
 def _states_of_nodes(feed: Feed, newest: Tensor, fed: Tensor | None) -> Tensor:
-    """Returns the states before the nodes of a feed: [num_nodes, state_size].
+    """Returns the input states of the nodes of a feed: [num_nodes, state_size].
 
     Args:
-        newest: [state_size] state that waits for the first node.
-        fed: [num_fed, state_size] states after the leading nodes; None: there are none.
+        newest: [state_size] state after the last committed token, which the nodes without a parent read.
+        fed: [num_fed, state_size] output states of the leading nodes; None: no node was fed before.
     """
     parents = range(-1, len(feed.tokens) - 1) if feed.tree is None else feed.tree.parents
     known = newest[None] if fed is None else torch.cat([newest[None], fed])

@@ -1,4 +1,4 @@
-"""P-EAGLE: an EAGLE-3 head that guesses all tokens of a Draft in one pass, a mask for each token to come."""
+"""P-EAGLE: an EAGLE-3 head that guesses all tokens of a Draft in one pass, from mask tokens."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from outrider.engine.settings import EngineSettings
 
 
 class PEagle(Eagle3):
-    """P-EAGLE drafter. The masks stand in the slots after the newest token, until text takes their places."""
+    """P-EAGLE drafter. Masks take the cache slots after the newest token; later tokens overwrite them."""
 
     kind = "peagle"
     is_fed_back = False
@@ -42,7 +42,7 @@ class PEagle(Eagle3):
         return self._target.device.type != "cpu"
 
     def _limited(self, request: DraftRequest) -> DraftRequest:
-        """Returns the request as far as the cache has room for its masks. Alternatives need none."""
+        """Returns the request, limited to the cache's room for its masks. Alternatives need no slots."""
         chain = with_room(replace(request, alternatives=0), self._target.cache, unwritten=1)
         return replace(chain, alternatives=request.alternatives)
 

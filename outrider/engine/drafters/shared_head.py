@@ -1,8 +1,8 @@
-"""Heads of a target on several devices: each rank holds a share of the head, as of the target.
+"""Heads of a tensor-parallel target: each rank holds a share of the head, as it does of the target.
 
-Rank 0 knows the sequences, chooses tokens and grows Drafts. All ranks compute a step of the head together.
-Rank 0 sends the tokens to feed, and the states to begin with, which it picks from the states of the step
-before. Other ranks keep only their share of the head's cache.
+Rank 0 alone knows the sequences, chooses tokens and grows Drafts. All ranks compute each step of the head
+together. For a step, rank 0 sends the tokens to feed and their input states, which it selects from the output
+states of the previous step. The other ranks keep only their share of the head's cache.
 """
 
 from abc import abstractmethod
@@ -22,9 +22,9 @@ from outrider.engine.parallel.rank_group import together
 
 
 class SharedDrafter(TargetDrafter):
-    """Drafter whose share each rank holds. A target on a single device is the only rank."""
+    """Drafter that is divided over the ranks of the target. A target on a single device has one rank."""
 
-    state_size: int  # numbers of a state that a step begins with
+    state_size: int  # size of an input state of a step
 
     def load(self, target: Target) -> None:
         self._target = target
@@ -43,17 +43,17 @@ class SharedDrafter(TargetDrafter):
         self._follow(step, states)
 
     def _follow(self, step: DrafterStep, states: Tensor) -> None:
-        """Computes the part of a rank other than 0. states: [num_states, state_size]."""
+        """Computes the part of a rank other than 0. states: [num_states, state_size] input states."""
         self._compute(step, states)
 
     def _on_all_ranks(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the result of ``_compute`` at rank 0. states: [num_states, state_size]."""
+        """Runs ``_compute`` at all ranks; returns rank 0's result. states: [num_states, state_size]."""
         with self._together(step, states):
             return self._compute(step, states)
 
     @contextmanager
     def _together(self, step: DrafterStep, states: Tensor) -> Iterator[None]:
-        """Runs rank 0's part of a step with these states, which the other ranks get, together with theirs."""
+        """Sends a step and its states to the other ranks, which run their part while rank 0 runs its own."""
         group, tables = self._target.group, self._target.tables
         with together(group, tables, replace(step, drafter=self.number)):
             if group is not None:
@@ -62,16 +62,16 @@ class SharedDrafter(TargetDrafter):
 
     @abstractmethod
     def _compute(self, step: DrafterStep, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes this rank's part of a step, with its exchanges.
+        """Computes this rank's part of a step, including the communication between ranks.
 
         Returns:
-            states [num_states, state_size] after what was fed, and logits [num_states, vocab_size] of the
-            next tokens, at rank 0 alone; no rows unless they are wanted.
+            states [num_states, state_size] after the fed tokens, and at rank 0 logits
+            [num_states, vocab_size] of the next tokens. Logits have no rows if the step does not want them.
         """
 
 
 class SharedHead(SharedDrafter, ChainDrafter):
-    """Shared head whose chains a device may make by itself."""
+    """Shared head whose chains may be drafted entirely on the device."""
 
     def _follow(self, step: DrafterStep, states: Tensor) -> None:
         if step.reads_verdicts:
@@ -83,12 +83,12 @@ class SharedHead(SharedDrafter, ChainDrafter):
 
     @abstractmethod
     def _chained(self, step: DrafterStep, states: Tensor, choice: ChoiceInput) -> Tensor:
-        """Computes this rank's part of chains, without a wait for the device.
+        """Launches this rank's part of drafting chains, without waiting for the device.
 
         Args:
-            step: step with the positions of each chain.
+            step: step that gives the positions of each chain.
             states: [num_states, state_size] states from which the first tokens are chosen.
-            choice: choosing rows of the first tokens; other ranks choose nothing.
+            choice: input of the choice of the first tokens; ranks other than 0 choose nothing.
 
         Returns:
             ``DraftChains.found``.
@@ -97,11 +97,11 @@ class SharedHead(SharedDrafter, ChainDrafter):
     def _after_verdicts(
         self, step: DrafterStep, states: Tensor, choice: ChoiceInput, result: StepResult[Tensor] | None
     ) -> tuple[Tensor, Tensor]:
-        """Computes this rank's part of chains after Verdicts that the device of rank 0 has found.
+        """Launches this rank's part of chains after Verdicts that only the device of rank 0 knows.
 
         Arguments: as for ``_chained`` and ``verdicts_in``.
 
         Returns:
-            ``DraftChains.found``, and what ``read_verdicts`` has told.
+            ``DraftChains.found``, and int32 [num_sequences, len(TOLD)] from ``read_verdicts``.
         """
-        raise NotImplementedError  # a head that feeds no token sends no such step
+        raise NotImplementedError  # a head that feeds no tokens never sends such a step

@@ -1,4 +1,4 @@
-"""Target drafters: they run in the target's process and draft with each Verdict."""
+"""Interface of target drafters, which run in the target's process and make a Draft with each Verdict."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CommittedStates:
-    """Tokens of a sequence that a step has put into the target's cache for good."""
+    """Hidden states of a sequence's tokens that a step has committed to the target's cache."""
 
     sequence: EngineSequence
     start: int  # position of the first token
     hidden: Tensor  # [num_tokens, num_layers, hidden_size] of the drafter's layers
-    is_wanted: bool  # whether a Draft of the drafter follows
+    is_wanted: bool  # whether the drafter makes a Draft after these tokens
 
 
 @dataclass(frozen=True)
 class Judging:
-    """Sequence with a Draft that the device judges, and with the Draft that is wanted after the Verdict."""
+    """Draft that the device is judging, and the request for the Draft after its Verdict."""
 
-    draft: Draft  # a chain and alternatives, which it judges
-    request: DraftRequest  # its depth is the most that any Verdict leaves
+    draft: Draft  # judged Draft: a chain and alternatives
+    request: DraftRequest  # request for the next Draft, with the largest depth that any Verdict allows
     start: int  # position of the first token that the step feeds
     num_tokens: int  # fed tokens
     rows: range  # rows of the step's logits: after the last committed token, and after each node
@@ -59,7 +59,7 @@ class Judging:
 
     @property
     def told_tokens(self) -> list[int]:
-        """Returns the Verdict's tokens as ``read_verdicts`` takes them."""
+        """Returns placeholders of the Verdict's tokens, which ``read_verdicts`` replaces."""
         return told_tokens(self.rows, self.draft.chain_length)
 
     @property
@@ -70,51 +70,57 @@ class Judging:
 
 
 class Target(Protocol):
-    """Loaded target of a target drafter."""
+    """Loaded target, as its drafters use it."""
 
-    model: Any  # whole, or a rank's share
+    model: Any  # whole model, or a rank's share
     dtype: torch.dtype  # type of the model
     device: torch.device
     group: RankGroup | None  # group of this rank; None: the model is whole
-    settings: EngineSettings  # settings in force
+    settings: EngineSettings  # resolved settings: no value is left open
     cache: PagedCache
-    tables: BlockTables  # tables of the blocks of its cache
-    kernel: Kernel | None  # kernel of attention; None: blocks are gathered
+    tables: BlockTables  # block tables of its cache
+    kernel: Kernel | None  # attention kernel; None: blocks are gathered
 
     def pass_over(self, part: Any) -> Callable[[Paged], Tensor]:
-        """Returns the pass of a part of the model (forward/part.py) to logits [num_logits, vocab_size]."""
+        """Returns the forward pass of a part of the model (forward/part.py).
+
+        It returns logits [num_logits, vocab_size].
+        """
 
     def change_cache(self, step: StepInput) -> None:
-        """Makes the step's changes of the target's cache. Raises CacheLostError."""
+        """Applies the step's changes to the target's cache. Raises CacheLostError."""
 
     def lay_out(self, step: StepInput, choice: ChoiceInput | None = None) -> Batch:
-        """Returns a pass over the blocks of the target's cache. choice: its choosing rows, sent with it."""
+        """Returns the input of a pass over the target's cache. choice: input of the choice of tokens."""
 
     def are_finite(self, batch: Batch) -> Tensor:
-        """Returns bool [num_tokens]: whether all numbers that ranks have cached for a token are finite."""
+        """Returns bool [num_tokens]: whether all ranks have cached only finite numbers for a token."""
 
     def graphs_of(self, compute: Callable[[Batch], ForwardOutput]) -> Graphs:
         """Returns CUDA graphs of the passes, which all ranks capture together."""
 
     def draft_graphs_of(self, compute: Callable[[Batch], ForwardOutput]) -> "DraftGraphs":
-        """Returns CUDA graphs of positions of chains, which all ranks capture together."""
+        """Returns CUDA graphs that draft a position of chains; all ranks capture them together."""
 
     def row_graphs_of(self, functions: Sequence[ByRows], size: int) -> list[RowGraphs]:
-        """Returns graphs from [num_rows, size] to logits [num_rows, vocab_size]; they share memory."""
+        """Returns CUDA graphs of functions from [num_rows, size] to logits [num_rows, vocab_size].
+
+        The graphs share memory.
+        """
 
 
 class TargetDrafter(Drafter):
-    """Target drafter, made before the target from its checkpoint's config, and loaded after it."""
+    """Drafter in the target's process. It is made from configs before the target, and loaded after it."""
 
-    hidden_layers: tuple[int, ...] = ()  # layers of the target whose states it reads; -1 is the last
+    hidden_layers: tuple[int, ...] = ()  # layers of the target whose states it reads; -1: the last layer
     cache_shapes: tuple[LayerShape, ...] = ()  # shapes of its own cached layers, at each rank
     weight_bytes = 0  # bytes of its own weights, at each rank
-    # Best tokens, best first, at each position of each newest Draft's chain.
+    # Best tokens at each position of the chain of each newest Draft, best first.
     top_tokens: Sequence[Sequence[tuple[int, ...]]] = ()
-    # Probability that each node of each newest Draft is accepted if its parent is; empty: not known.
+    # Estimated probability that a node of each newest Draft is accepted if its parent is; empty: not known.
     promises: Sequence[Sequence[float]] = ()
-    makes_chains = False  # whether the device makes its chains: not before its graphs are captured
-    no_drafts_because = ""  # set once its Drafts are known never to pay
+    makes_chains = False  # whether the device drafts whole chains; False until its graphs are captured
+    no_drafts_because = ""  # reason, once its Drafts are known never to pay
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
         """
@@ -123,10 +129,10 @@ class TargetDrafter(Drafter):
             name: name of the drafter in these settings.
 
         Raises:
-            UnsupportedModelError: it does not suit this target.
+            UnsupportedModelError: the drafter does not fit this target.
         """
         self.info = row_of(name)
-        self.number = [*settings.drafters].index(name)  # place among the drafters of the target
+        self.number = [*settings.drafters].index(name)  # index among the drafters of the target
         checkpoint = settings.drafters[name].checkpoint
         self._from = "" if checkpoint is None else f".checkpoint={checkpoint!r}"
 
@@ -142,51 +148,51 @@ class TargetDrafter(Drafter):
         """Loads the weights onto the target's device, in its type. Raises UnsupportedModelError."""
 
     def follow(self, step: DrafterStep) -> None:
-        """Computes a rank's part of a step that rank 0 sent. Raises RankLostError."""
+        """Computes this rank's part of a step that rank 0 sent. Raises RankLostError."""
         raise NotImplementedError  # a drafter that computes at rank 0 alone sends no step
 
     def allocate(self, num_blocks: int) -> None:
         """Allocates its cache: a block for each block of the target, and a block for padding."""
 
     def capture(self) -> tuple[str, ...]:
-        """Captures passes, once there is a cache. Returns why some passes cannot be captured."""
+        """Captures CUDA graphs after ``allocate``. Returns a reason for each pass that cannot be captured."""
         return ()
 
     def graph_bytes(self, rows: int, feeds: int, chains: int) -> int:
         """Returns the bytes that its graphs keep for up to ``rows`` rows.
 
         Args:
-            feeds: bytes of the inputs of graphs of passes over the cache.
-            chains: bytes that graphs of positions of chains keep.
+            feeds: bytes of the input buffers of graphs of passes over the cache.
+            chains: bytes that the graphs of positions of chains keep.
         """
         return 0
 
     def waiting_bytes(self) -> int:
-        """Returns the bytes at rank 0 for states of the target that wait until it takes them in."""
+        """Returns the bytes at rank 0 for buffered states of the target: see ``WaitingStates``."""
         return 0
 
     def take_in(self, committed: Sequence[CommittedStates]) -> None:
-        """Takes in the tokens that a step committed; called after every step if it has ``cache_shapes``."""
+        """Processes the tokens that a step committed. Called after every step if it has ``cache_shapes``."""
 
     def clear(self, sequence: EngineSequence) -> None:
-        """Clears what a Draft after the sequence has left in a cache, as it is not finite."""
+        """Clears the cache entries that a Draft left after the sequence, because they are not finite."""
 
     def begin_drafts(self, judging: Sequence[Judging], result: StepResult[Tensor]) -> DraftsUnderWay | None:
-        """Begins Drafts on the device before the host knows the Verdicts; returns None if it cannot.
+        """Launches Drafts on the device before the host knows the Verdicts; returns None if it cannot.
 
         result: result of the step's choice of tokens, on the device.
         """
         return None
 
     def read(self, foreseen: DraftForeseen, request: DraftRequest) -> DraftRead:
-        """Returns a Draft that was begun, as it was asked for."""
+        """Returns a Draft that ``begin_drafts`` launched, cut to the request."""
         return foreseen.read(request)
 
     def keep(self, sequence: EngineSequence) -> None:
-        """Keeps what it has cached of a sequence's Verdict: its Draft was begun there, and follows it."""
+        """Commits what the drafter has cached for a Verdict, since the Draft that it began follows it."""
 
     def is_of_host(self, request: DraftRequest) -> bool:
-        """Whether the host of a GPU chooses the tokens of this Draft, position by position."""
+        """Whether the host chooses the tokens of this Draft, and waits for a GPU at each position."""
         return False
 
     def watch(self, sequences: Sequence[EngineSequence]) -> None:
@@ -194,7 +200,7 @@ class TargetDrafter(Drafter):
 
 
 def last_state(request: DraftRequest) -> Tensor:
-    """Returns the target's state with which the newest token was chosen: [hidden_size]."""
+    """Returns the target's hidden state from which the newest token was chosen: [hidden_size]."""
     assert request.hidden is not None
     return request.hidden[0]
 
@@ -205,7 +211,7 @@ def rows_at(rows: Tensor, places: list[int]) -> Tensor:
 
 
 def feed_of(sequence: EngineSequence, tokens: list[int], start: int, num_logits: int = 0) -> Feed:
-    """Returns the feed of a sequence's tokens, or of drafted tokens after them, at a position."""
+    """Returns the feed of committed or drafted tokens of a sequence, from position ``start`` on."""
     blocks, adapter, state = sequence.blocks, sequence.adapter.number, sequence.state
     return Feed(tokens, num_logits, start, blocks, None, adapter, state, sequence.cached)
 

@@ -1,4 +1,4 @@
-"""All drafters of a target, for its forward pass, its other ranks and its memory plan."""
+"""All drafters of a target, as its forward pass, its other ranks and its memory plan use them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,15 +11,15 @@ from outrider.engine.settings import EngineSettings
 
 
 class TargetDrafters:
-    """Drafters of a target in the order of their numbers, or none."""
+    """Drafters of a target in the order of their numbers; there may be none."""
 
     def __init__(self, drafters: Sequence[TargetDrafter] = ()) -> None:
         self._drafters = drafters
-        # Layers of the target whose states a drafter reads.
+        # Layers of the target whose hidden states any drafter reads.
         self.hidden_layers = tuple(
             dict.fromkeys(layer for drafter in drafters for layer in drafter.hidden_layers)
         )
-        self.weight_bytes = sum(drafter.weight_bytes for drafter in drafters)  # at each rank
+        self.weight_bytes = sum(drafter.weight_bytes for drafter in drafters)  # bytes at each rank
 
     @classmethod
     def of(cls, settings: EngineSettings) -> "TargetDrafters":
@@ -34,7 +34,7 @@ class TargetDrafters:
 
     @property
     def numbered_shapes(self) -> dict[int, LayerShape]:
-        """Shapes of their caches by layer, numbered after the layers of the target."""
+        """Shapes of the drafters' cached layers. Keys are -1, -2, ..., apart from the target's layers."""
         shapes = [shape for drafter in self._drafters for shape in drafter.cache_shapes]
         return {-index: shape for index, shape in enumerate(shapes, start=1)}
 
@@ -48,25 +48,25 @@ class TargetDrafters:
         return hidden[..., [self.hidden_layers.index(layer) for layer in drafter.hidden_layers], :]
 
     def load(self, target: Target) -> None:
-        """Loads their weights. Raises UnsupportedModelError."""
+        """Loads the weights of all drafters. Raises UnsupportedModelError."""
         for drafter in self._drafters:
             drafter.load(target)
 
     def allocate(self, num_blocks: int) -> None:
-        """Allocates their caches, with as many blocks as the target's."""
+        """Allocates the caches of all drafters, with as many blocks as the target's cache."""
         for drafter in self._drafters:
             drafter.allocate(num_blocks)
 
     def capture(self) -> tuple[str, ...]:
-        """Captures their passes. Returns a sentence for each pass that cannot be captured."""
+        """Captures the passes of all drafters. Returns a reason for each pass that cannot be captured."""
         return tuple(f"{drafter}: {reason}" for drafter in self._drafters for reason in drafter.capture())
 
     def graph_bytes(self, rows: int, feeds: int, chains: int) -> int:
-        """Returns bytes that their graphs keep. Arguments: as for a drafter's ``graph_bytes``."""
+        """Returns the bytes that all graphs keep. Arguments: as for ``TargetDrafter.graph_bytes``."""
         return sum(drafter.graph_bytes(rows, feeds, chains) for drafter in self._drafters)
 
     def waiting_bytes(self) -> int:
-        """Returns the bytes at rank 0 for states of the target that wait until they are taken in."""
+        """Returns the bytes at rank 0 for buffered states of the target: see ``WaitingStates``."""
         return sum(drafter.waiting_bytes() for drafter in self._drafters)
 
     def follow(self, step: DrafterStep) -> None:

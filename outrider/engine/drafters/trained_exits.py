@@ -1,4 +1,4 @@
-"""Trained exits of a target: a matrix and a norm for its state after some layers, before its own head.
+"""Trained exits of a target: a projection and a norm between an early layer and the target's output head.
 
 They are stored as `exits.3.linear.weight` and `exits.3.norm.weight`, where 3 is the number of layers.
 """
@@ -20,7 +20,7 @@ USUAL_EPS = 1e-6  # epsilon of a norm whose config does not name it
 
 
 class Exit(nn.Module):
-    """Norm and projection in place of the target's last norm."""
+    """Projection and norm in place of the target's last norm."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Exit(nn.Module):
         return cls(config.hidden_size, getattr(config, "rms_norm_eps", USUAL_EPS))
 
     def forward(self, states: Tensor) -> Tensor:
-        """Returns the projected and normed states: [..., hidden_size], as the input."""
+        """Returns the projected and normed states, in the shape of the input: [..., hidden_size]."""
         normed: Tensor = self.norm(self.linear(states))
         return normed
 
@@ -42,7 +42,7 @@ class TrainedExits:
     """Exits of a checkpoint."""
 
     def __init__(self, settings: EngineSettings, drafter: str) -> None:
-        """Finds the exits. Raises UnsupportedModelError if there are none, or if they suit another target."""
+        """Finds the exits. Raises UnsupportedModelError if none is there, or one does not fit the target."""
         self.checkpoint = checkpoint = HeadCheckpoint(settings, drafter)
         checkpoint.check_verifier(checkpoint.config.get("base_model_name_or_path"))
         unknown = [name for name in checkpoint.tensors if NAME.fullmatch(name) is None]

@@ -1,14 +1,14 @@
-"""Drafts that grow by a position at a time: chains with alternatives.
+"""Drafts that grow position by position: chains with alternatives.
 
-A chain is what the target would say if the drafter were correct. Its tokens are the best under the keyed
-noise, or drawn for rejection sampling and block verification. The alternatives are the nodes that are
-likeliest to be accepted, as many as were asked for. A node has a probability, given that its parent is
-accepted. Its likelihood is the product of the probabilities along its path.
+A chain has the drafter's best token at each position under the keyed noise. For rejection sampling and block
+verification its tokens are drawn instead. The alternatives are the requested number of nodes that are
+likeliest to be accepted. Each node has a probability of acceptance, given that its parent is accepted. Its
+likelihood is the product of these probabilities along its path.
 
-Keyed noise is known in advance; only the target's logits are not. So a token's probability is not that of the
-drafter's distribution, which averages over noise. It is the softmax of perturbed logits over the best tokens.
-That is the distribution of the target's choice if its logits differ from the drafter's by Gumbel noise.
-Without noise it is the softmax of logits, as in EAGLE-2.
+The drafter knows the keyed noise in advance, but not the target's logits. So a token's probability of
+acceptance is not its probability in the drafter's distribution, which averages over noise. It is the softmax
+of the perturbed logits over the best tokens. This is the distribution of the target's choice if its logits
+differ from the drafter's by Gumbel noise. Without noise it is the softmax of logits, as in EAGLE-2.
 
 Source: Li et al., "EAGLE-2: faster inference of language models with dynamic draft trees", 2024.
 """
@@ -33,8 +33,8 @@ from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.choosing.sampler import Choices, choose_tokens
 from outrider.engine.inputs.step_input import Feed
 
-LEAST_DOUBT = 1e-4  # probability that a score leaves to the other side, so that its logit is finite
-DOUBT = 2.0  # factor by which a promise may be too small: calibration comes later, and cuts again
+LEAST_DOUBT = 1e-4  # least distance of a probability from 0 and 1, so that its logit is finite
+DOUBT = 2.0  # factor by which a promise may be too small: calibrated rates prune the Draft again later
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class _Node:
 
 
 class _Tree:
-    """Draft of one sequence. It ends at its depth, and each path at an end token."""
+    """Draft of one sequence. Each of its paths ends at the requested depth, or earlier at an end token."""
 
     def __init__(self, request: DraftRequest, is_free: bool) -> None:
         self._is_free = is_free
@@ -63,11 +63,11 @@ class _Tree:
         self.open: list[_Node | None] = [None] if request.depth > 0 else []
         self.fed: list[_Node] = []  # all nodes that were fed, in order
         self._beside: list[_Node] = []  # likeliest nodes that are not on the chain
-        self._to_feed = self.alternatives  # most alternatives that may still be fed
-        self._passes = request.depth - 1  # passes that may still feed nodes
+        self._to_feed = self.alternatives  # number of alternatives that may still be fed
+        self._passes = request.depth - 1  # number of passes that may still feed nodes
 
     def rows(self) -> list[ChoiceContext]:
-        """Returns the context of choosing a token after each of ``open``."""
+        """Returns the context of the choice of a token after each node of ``open``."""
         sequence, tree = self.sequence, _draft_of(self.fed)
         generated = sequence.tokens[sequence.prompt_length :]
         nodes = range(len(self.fed) - len(self.open), len(self.fed)) if self.fed else [ROOT]
@@ -78,14 +78,14 @@ class _Tree:
         return [sequence.row(generated, *of_node) for of_node in zip(paths, masks, strict=True)]
 
     def extend(self, choices: Choices, are_valid: list[bool], scores: Sequence[Sequence[float]]) -> list[int]:
-        """Adds the nodes after those of ``open``, and opens the likeliest of the new nodes.
+        """Adds children to the nodes of ``open``, and opens the likeliest children.
 
         Args:
             are_valid: [len(open)] whether a token may be chosen there.
             scores: [len(open)] logarithms of the probabilities of the top tokens.
 
         Returns:
-            for each of ``open`` the row of the node that it follows.
+            for each newly opened node, the row of its parent.
         """
         found: dict[_Node, int] = {}
         for row, (parent, is_valid) in enumerate(zip(self.open, are_valid, strict=True)):
@@ -94,7 +94,7 @@ class _Tree:
                 found |= dict.fromkeys(_following(parent, tokens, scores[row]), row)
         on_chain = [node for node in found if node.is_on_chain]
         self.chain += on_chain
-        # Of equal nodes the earlier node is kept, so that no node outlives its parent.
+        # nlargest keeps the earlier of nodes with equal scores, so no node outlives its parent.
         beside = [node for node in found if not node.is_on_chain]
         self._beside = heapq.nlargest(self.alternatives, self._beside + beside, key=attrgetter("score"))
         newest = [node for node in self._beside if node in found and self._goes_on(node)]
@@ -110,11 +110,11 @@ class _Tree:
         return replace(_draft_of(self._nodes), draft_probs=tuple(self.probs))
 
     def feed(self, between: int, num_logits: int) -> Feed:
-        """Returns the feed of ``open``, after all cached tokens of the sequence and all fed nodes.
+        """Returns the feed of ``open``, at the slots after the cached tokens and the nodes fed before.
 
         Args:
-            between: slots between cached tokens and fed nodes that hold something else.
-            num_logits: wanted logits of each node.
+            between: number of slots between cached tokens and fed nodes that hold something else.
+            num_logits: number of rows of logits wanted for each node.
         """
         count = len(self.open)
         tokens, tree = [node.token for node in self.fed[-count:]], _draft_of(self.fed)
@@ -123,7 +123,7 @@ class _Tree:
         return Feed(tokens, count * num_logits, start, blocks, None if tree.is_chain else tree)
 
     def whole_feed(self, back: int) -> Feed:
-        """Returns the feed of all fed nodes, from ``back`` slots before the end of the cached tokens."""
+        """Returns the feed of all fed nodes, starting ``back`` slots before the end of the cached tokens."""
         tree, sequence = _draft_of(self.fed), self.sequence
         branches = None if tree.is_chain else tree
         return Feed([*tree.tokens], len(self.open), sequence.cached - back, sequence.blocks, branches)
@@ -139,7 +139,7 @@ class _Tree:
         return top_tokens if self.alternatives else top_tokens[:1]
 
     def _quota(self) -> int:
-        """Returns how many alternatives may go on here: each later pass can feed as many."""
+        """Returns how many alternatives may go on here: the rest is divided evenly over the passes left."""
         if self._is_free:
             return self.alternatives
         return -(-self._to_feed // self._passes) if self._passes > 0 else 0
@@ -163,7 +163,7 @@ class Trees:
     """Trees of all requested Drafts."""
 
     def __init__(self, requests: Sequence[DraftRequest], *, is_free: bool = False) -> None:
-        """is_free: whether going on costs nothing, as all logits are there; then every node goes on."""
+        """is_free: whether all logits are known already, so that every node goes on at no cost."""
         self._trees = [_Tree(request, is_free) for request in requests]
         most = max((tree.alternatives for tree in self._trees), default=0)
         self._ranks = min(max(1 + most, RANKS_OF_CHAINS), RANKS)
@@ -171,12 +171,12 @@ class Trees:
 
     @property
     def growing(self) -> list[int]:
-        """[num_rows] index of the Draft for each node after which a token is chosen next."""
+        """Index of the Draft for each node after which a token is chosen next: [num_rows]."""
         return [index for index, tree in enumerate(self._trees) for _ in tree.open]
 
     @property
     def newest(self) -> list[int]:
-        """[num_rows] token after which each of ``growing`` is chosen: a node's, or the text's last."""
+        """Token of each node of ``growing``, or the last committed token: [num_rows]."""
         return [
             tree.sequence.tokens[-1] if node is None else node.token
             for tree in self._trees
@@ -186,14 +186,14 @@ class Trees:
     def grow(
         self, logits: Tensor, are_finite: Tensor | None = None, confidences: Tensor | None = None
     ) -> list[int]:
-        """Adds nodes after those of ``growing``, from logits [num_rows, vocab_size].
+        """Adds children to the nodes of ``growing``, from logits [num_rows, vocab_size].
 
         Args:
-            are_finite: bool [num_rows], whether all else that was computed for a row is finite.
-            confidences: [num_rows] logits of the first guesses being correct, by the drafter's own account.
+            are_finite: bool [num_rows], whether all other numbers computed for a row are finite.
+            confidences: [num_rows] the drafter's own logits that the best guess is correct.
 
         Returns:
-            for each node that now grows the row of the node that it follows.
+            for each node of the new ``growing``, the row of its parent.
         """
         trees = [tree for tree in self._trees if tree.open]
         if are_finite is None:
@@ -216,13 +216,13 @@ class Trees:
         return going_on
 
     def feeds(self, between: int = 0, num_logits: int = 0) -> list[Feed]:
-        """Returns the feeds of what grows. Arguments: as for ``_Tree.feed``."""
+        """Returns the feeds of all growing Drafts. Arguments: as for ``_Tree.feed``."""
         return [tree.feed(between, num_logits) for tree in self._trees if tree.open]
 
     def whole_feeds(self, back: int) -> dict[int, Feed]:
-        """Returns the feeds of all nodes of the trees that grow, by index, with logits of what grows.
+        """Returns the feeds of all nodes of growing Drafts, by index of the Draft; open nodes want logits.
 
-        back: slots before the end of the cached tokens, from which the nodes are fed.
+        back: number of slots before the end of the cached tokens at which the nodes start.
         """
         return {index: tree.whole_feed(back) for index, tree in enumerate(self._trees) if tree.open}
 
@@ -242,10 +242,10 @@ class Trees:
 
 
 def _weighed(scores: Tensor, confidences: Tensor) -> Tensor:
-    """Returns scores [num_rows, ranks] that the drafter's own confidence in the first guesses has changed.
+    """Returns scores [num_rows, ranks], combined with the drafter's own confidence in the best guesses.
 
-    Scores know the noise, and a confidence knows the text. So the odds of a first guess become the geometric
-    mean of both, and the other guesses share what is left as before.
+    Scores depend on the noise, and confidences on the text. So the odds of a best guess become the geometric
+    mean of both. The other guesses share the remaining probability in unchanged proportions.
     """
     first = scores[:, :1].exp().clamp(LEAST_DOUBT, 1.0 - LEAST_DOUBT)
     odds = (first.logit() + confidences[:, None]) / 2
@@ -254,9 +254,9 @@ def _weighed(scores: Tensor, confidences: Tensor) -> Tensor:
 
 
 def with_room(request: DraftRequest, cache: PagedCache, unwritten: int = 0) -> DraftRequest:
-    """Returns the request, limited to the free blocks: no cache is given up for a guess.
+    """Returns the request, limited to the free blocks: no sequence is preempted for a Draft.
 
-    unwritten: tokens of a chain that need no slot after the cached tokens.
+    unwritten: number of tokens of a chain that need no slot after the cached tokens.
     """
     sequence = request.engine_sequence
     end = sequence.cached - unwritten
@@ -268,7 +268,7 @@ def with_room(request: DraftRequest, cache: PagedCache, unwritten: int = 0) -> D
 
 
 def _following(parent: _Node | None, tokens: TopTokens, scores: Sequence[float]) -> list[_Node]:
-    """Returns the nodes of these tokens, without banned tokens unless the first token is banned."""
+    """Returns the child nodes with these tokens. Banned tokens are left out, except the first token."""
     depth = 1 if parent is None else parent.depth + 1
     before = 0.0 if parent is None else parent.score
     is_chains = parent is None or parent.is_on_chain

@@ -1,7 +1,7 @@
-"""Trial of a target drafter on text that the target has already said.
+"""Trial of a target drafter on tokens that the target has already chosen.
 
-Under keyed noise a guess is correct if it is what the target said, at any temperature. So a trial needs no
-pass of the target.
+Under keyed noise a guess is correct if it equals the token that the target chose, at any temperature. So a
+trial needs no pass of the target.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from outrider.engine.drafters.target_drafter import feed_of
 from outrider.engine.inputs.step_input import Feed
 from outrider.engine.sequence import EngineSequence
 
-FEWEST, MOST = 8, 24  # positions of a trial
+FEWEST, MOST = 8, 24  # least and largest number of positions of a trial
 
 # Returns logits [num_logits, vocab_size], and whether each token's numbers are finite: bool [num_tokens].
 Pass = Callable[[list[Feed]], tuple[Tensor, Tensor]]
@@ -23,7 +23,7 @@ Pass = Callable[[list[Feed]], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class TrialResult:
-    """Guesses that were compared with what the target said."""
+    """Counts of guesses that were compared with the target's tokens."""
 
     agreed: int
     positions: int
@@ -32,7 +32,7 @@ class TrialResult:
 def trial(sequences: Sequence[EngineSequence], cache: PagedCache, run: Pass) -> TrialResult | None:
     """Judges a pass over the newest tokens of a sequence; None: no sequence has enough tokens.
 
-    The pass writes to blocks of its own: what the target has cached stays.
+    The pass writes to blocks of its own, so the target's cache is unchanged.
     """
     for sequence in sequences:
         if (start := _start(sequence, cache)) is not None:
@@ -41,11 +41,11 @@ def trial(sequences: Sequence[EngineSequence], cache: PagedCache, run: Pass) -> 
 
 
 def _start(sequence: EngineSequence, cache: PagedCache) -> int | None:
-    """Returns the beginning of a block from which on the target has said enough tokens; None: too few."""
+    """Returns the start of a block after which the target has chosen enough tokens; None: too few."""
     end = len(sequence.tokens) - 1
     first = max(sequence.prompt_length - 1, end - MOST)
     start = -(-first // cache.block_size) * cache.block_size
-    # Under other rules, or with a grammar, the target's token may not be the choice under its noise.
+    # Under other verification rules, or with a grammar, the target's token may not be its choice under noise.
     is_comparable = sequence.sampling.verification == "coupled" and sequence.matcher is None
     if not is_comparable or end - start < FEWEST or start > sequence.cached:
         return None

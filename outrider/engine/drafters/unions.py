@@ -1,4 +1,4 @@
-"""Drafts of target drafters, cut to the nodes that pay, and united with what indices guess."""
+"""Drafts of target drafters, pruned to the nodes that pay and merged with the guesses of indices."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,24 +9,22 @@ from outrider.drafters.union import PRIOR_RATES, PRIOR_RATES_OF_PREDICTIONS, Dra
 from outrider.engine.choosing.draft_request import DraftRequest
 from outrider.engine.sequence import EngineSequence
 
-TAKEN_IN = 512  # tokens that enter the indices in a step, a millisecond or two, for which all sequences wait
+TAKEN_IN = 512  # tokens that a step adds to the indices: 1 to 2 ms, for which all sequences wait
 
 
 class DraftUnions:
-    """Holds what is learned of each sequence whose Drafts promise something, or are united with indices."""
+    """Unions and learned rates of the sequences whose Drafts have promises or are merged with indices."""
 
     def __init__(self) -> None:
-        self._rates: dict[str, LearnedRates] = {}  # rates by name of the mixed drafter
-        # Unions by number of the sequence and names of the indices.
+        self._rates: dict[str, LearnedRates] = {}  # key: name of the mixed drafter
+        # Keys: number of the sequence, then names of the indices.
         self._unions: dict[int, dict[tuple[str, ...], DraftUnion]] = {}
 
     def united(self, wanted: Iterable[tuple[Lease, DraftRequest, Draft, Sequence[float]]]) -> list[Draft]:
-        """Returns the Drafts of a step with the nodes that pay, and with the guesses of the indices.
+        """Returns the Drafts of a step, pruned to the nodes that pay and merged with guesses of indices.
 
-        Without an index, a Draft that promises nothing stays as it is.
-
-        Rejection sampling and block verification accept guesses by the distribution that a whole chain was
-        drawn from. So a sequence under them keeps its Draft.
+        A Draft that has neither promises nor indices is unchanged. So is a Draft for rejection sampling or
+        block verification: these judge tokens by the distributions from which the whole chain was drawn.
         """
         left, drafts = TAKEN_IN, list[Draft]()
         for lease, request, draft, promises in wanted:

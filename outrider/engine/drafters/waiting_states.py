@@ -1,4 +1,4 @@
-"""States of the target that wait until a head takes them in."""
+"""Buffer of the target's hidden states that a head has not processed yet."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +11,12 @@ from outrider.engine.choosing.draft_request import DraftedSequence
 from outrider.engine.drafters.target_drafter import CommittedStates
 from outrider.engine.inputs.paged_input import FEW_QUERIES
 
-MOST_WAITING = FEW_QUERIES  # tokens of a sequence, the most that a captured pass takes
+MOST_WAITING = FEW_QUERIES  # tokens per sequence: as many as a captured pass takes
 
 
 @dataclass
 class _Waiting:
-    """States of a sequence that wait, at the beginning of a room."""
+    """Buffered states of a sequence, at the beginning of a room: MOST_WAITING rows of the buffer."""
 
     room: int
     start: int  # position of the first token
@@ -24,7 +24,7 @@ class _Waiting:
 
 
 class WaitingStates:
-    """Memory for waiting states of ``sequences`` sequences; states of further sequences do not wait."""
+    """Buffer for states of up to ``sequences`` sequences; states of further sequences are not buffered."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class WaitingStates:
         """
         Args:
             block_size: tokens of a block of the cache.
-            shape: layers, and size of a state.
+            shape: number of layers, and size of a state.
         """
         self._block_size = block_size
         self._states = torch.empty(sequences * MOST_WAITING, *shape, dtype=dtype, device=device)
@@ -45,11 +45,11 @@ class WaitingStates:
         self._waiting: dict[DraftedSequence, _Waiting] = {}
 
     def add(self, committed: Sequence[CommittedStates]) -> list[CommittedStates]:
-        """Keeps a copy of the states that can wait.
+        """Buffers a copy of the states that need not be processed yet.
 
         Returns:
-            the other states, each after the waiting states of its sequence. A Draft is wanted, a block is
-            full, or no more states can wait.
+            the states to process now, after the buffered states of their sequence. They are due because a
+            Draft is wanted, a block is full, or the buffer has no room.
         """
         due: list[CommittedStates] = []
         kept: list[Tensor] = []
@@ -71,21 +71,21 @@ class WaitingStates:
         return due
 
     def count(self, part: CommittedStates) -> int:
-        """Returns how many states would come before a part in front of which ``add`` puts what waits."""
+        """Returns how many buffered states ``add`` would put before a part."""
         waiting = self._waiting.get(part.sequence)
         follows = waiting is not None and waiting.start <= part.start <= waiting.end
         return part.start - waiting.start if waiting is not None and follows else 0
 
     def forget(self, sequence: DraftedSequence) -> None:
-        """Drops the states of a sequence."""
+        """Drops the buffered states of a sequence."""
         waiting = self._waiting.pop(sequence, None)
         if waiting is not None:
             self._free_rooms.append(waiting.room)
 
     def _before(self, part: CommittedStates) -> _Waiting | None:
-        """Returns what waits before a part, in a room that takes the part too; None: no room is free.
+        """Returns the buffered states before a part, in a room that takes the part too; None: no free room.
 
-        Positions that are computed again replace the waiting positions.
+        States of positions that are computed again replace the buffered states.
         """
         waiting = self._waiting.get(part.sequence)
         if waiting is not None and waiting.start <= part.start <= waiting.end:
@@ -97,12 +97,12 @@ class WaitingStates:
         return new
 
     def _can_wait(self, start: int, end: int) -> bool:
-        """Whether states from ``start`` to ``end`` may wait; states of a full block may not."""
+        """Whether states from ``start`` to ``end`` may stay buffered; states of a full block may not."""
         is_block_full = end // self._block_size > start // self._block_size
         return end - start < MOST_WAITING and not is_block_full
 
     def _joined(self, waiting: _Waiting, part: CommittedStates) -> CommittedStates:
-        """Returns a part, with the states that wait before it in front."""
+        """Returns a part with the buffered states before it prepended."""
         count, first = part.start - waiting.start, waiting.room * MOST_WAITING
         if not count:
             return part
