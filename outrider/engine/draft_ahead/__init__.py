@@ -1,1 +1,1 @@
-"""Drafts that are made before their Verdict is known."""
+"""Drafts that are made before the Verdict that they follow is known."""

@@ -1,4 +1,4 @@
-"""Draft-ahead: Drafts after the likely verdicts on a Draft, made before a Verdict comes."""
+"""Draft-ahead: while a Draft is verified, the next Drafts are made after its likely verdicts."""
 
 from collections.abc import Sequence
 
@@ -16,12 +16,13 @@ from outrider.pace.settings import MAX_DEPTH
 
 
 class PrepareTask(Task):
-    """Grows a Draft by all branches together: a step for each position of the next Draft.
+    """Drafts after all likely verdicts together, with a step for each position of the next Drafts.
 
-    A branch begins with the last token of a likely Verdict. If that token follows the whole Draft, another
-    step first feeds the Draft's last token. The result is never waited for.
+    A branch begins with the last token of a likely Verdict. If that Verdict accepts the whole Draft, an extra
+    step first feeds the Draft's last token. No request waits for the result.
 
-    A device goes on by itself if its own guess is the only branch: the Draft, and the best token after it.
+    The device may draft all positions without the host if the only branch is the whole Draft with the best
+    token after it.
     """
 
     ranks = RANKS
@@ -37,7 +38,7 @@ class PrepareTask(Task):
         Args:
             task: task that made the Draft; prepared Drafts are as deep and have as many alternatives.
             branches: likely verdicts.
-            goes_on: whether a device may feed what it chooses, without the host.
+            goes_on: whether the device may feed the tokens that it chooses, without the host.
         """
         super().__init__(task.sequence, task.sequence.clock())
         self._round = task.work.round
@@ -49,8 +50,8 @@ class PrepareTask(Task):
         self._goes_on = goes_on and branches == [Branch(len(self._chain), 0)]
         self._own = len(task.sequence.pending)  # number of pending nodes that belong to the Draft
         self._steps: list[float] = []  # seconds of each step
-        self._fed = 0  # fed tokens
-        self._grown: tuple[Draft, Draft] | None = None  # pending Draft, and this Draft with the next nodes
+        self._fed = 0  # number of fed tokens
+        self._grown: tuple[Draft, Draft] | None = None  # pending tree, and this tree with the next nodes
 
     def tree(self) -> Draft:
         pending = self.sequence.pending
@@ -63,7 +64,7 @@ class PrepareTask(Task):
 
     @property
     def positions(self) -> int:  # type: ignore[override]
-        """Positions along its own guess that are not known yet; 1 if the host feeds each position."""
+        """Positions of its only branch that are not known yet; 1 if the host feeds each position."""
         if not self._goes_on:
             return 1
         (guess,) = self._branches
@@ -174,7 +175,7 @@ class PrepareTask(Task):
         return len(chain(self.sequence, self._depth, node))
 
     def _saved(self, known: int) -> float:
-        """Returns the seconds that the known tokens took."""
+        """Returns the seconds that drafting the known tokens took."""
         return sum(self._steps[:known])
 
 

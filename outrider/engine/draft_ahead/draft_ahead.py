@@ -9,33 +9,34 @@ from outrider.engine.tasks.propose import Assignment, ProposeTask
 from outrider.engine.work import AheadOutcome, Propose
 from outrider.pace.settings import MAX_DEPTH
 
-# Branches of a sequence. They share a step with its Draft; each chain may have an alternative everywhere.
+# Most branches of a sequence: their nodes and the Draft share a step of MAX_NODES nodes. Each position of a
+# chain may have an alternative.
 MOST_BRANCHES = (MAX_NODES - 2 * MAX_DEPTH) // (2 * MAX_DEPTH + 1)
 
 
 class DraftAhead:
-    """Preparation of a draft between two pieces of work, for each sequence."""
+    """Preparation of the next Drafts of each sequence, in idle time between two pieces of work."""
 
     def __init__(self, branches: int, drafter: TaskDrafter, *, goes_on: bool) -> None:
         """
         Args:
-            branches: likely verdicts of all sequences together; 0: nothing is prepared.
-            drafter: maker of the tasks.
-            goes_on: whether the device feeds what it chooses, without the host.
+            branches: number of likely verdicts of all sequences together; 0: nothing is prepared.
+            drafter: factory of the tasks.
+            goes_on: whether the device feeds the tokens that it chooses, without the host.
         """
         self.unfinished: dict[int, PrepareTask] = {}  # tasks for idle time, by number of their sequence
-        self._newest: dict[int, PrepareTask] = {}  # newest tasks, even if done or given up
+        self._newest: dict[int, PrepareTask] = {}  # newest tasks, even if finished
         self._branches = branches
         self._drafter, self._goes_on = drafter, goes_on
         self._outcomes = Outcomes()
 
     @property
     def acceptance_rate(self) -> float:
-        """Acceptance rate of all chains, with which a new sequence begins."""
+        """Acceptance rate of all chains: the initial rate of a new sequence."""
         return self._outcomes.acceptance_rate
 
     def observe(self, sequence: EngineSequence, work: Propose) -> AheadOutcome | None:
-        """Returns the outcome of the prepared Drafts by the Verdict that the work reports."""
+        """Returns the outcome of draft-ahead for the Verdict that the work reports; None: no outcome."""
         sequence.draft.in_rounds = _follows_verdict(sequence, work)
         newest = self._newest.get(sequence.number)
         is_next = work.base == len(sequence.tokens)
@@ -47,7 +48,7 @@ class DraftAhead:
         """Returns the task that makes the Draft.
 
         Args:
-            room: tokens that the sequence may still grow by.
+            room: number of tokens by which the sequence may still grow.
             arrived: time of the request by the engine's clock.
         """
         if sequence.sampling.verification != "coupled":
@@ -67,7 +68,7 @@ class DraftAhead:
         if not self._branches or sequence.sampling.verification != "coupled" or not draft:
             return
         if not sequence.draft.in_rounds:
-            return  # its Drafts only serve to judge the drafter
+            return  # its Drafts only measure the drafter
         share = min(max(self._branches // (len(self.unfinished) + 1), 1), MOST_BRANCHES)
         branches = self._outcomes.likeliest(sequence.draft.acceptance_rate, draft.chain_length, share)
         goes_on = self._goes_on and sequence.needs_no_text
@@ -82,10 +83,11 @@ class DraftAhead:
 
 
 def _follows_verdict(sequence: EngineSequence, work: Propose) -> bool:
-    """Returns whether the work's tokens show that the sequence is in rounds, as its first work does."""
+    """Returns whether the work's tokens are a Verdict on the last Draft; the first work counts as such."""
     if work.base + len(work.tokens) <= sequence.prompt_length + 1:
         return True
     is_next, drafted = work.base == len(sequence.tokens), sequence.draft.drafted
     stood = len(drafted.path_of(work.tokens))
-    went_on = sequence.matcher is not None and 0 < drafted.chain_length <= stood  # forced tokens came
+    # Tokens that the grammar forces may follow a fully accepted chain.
+    went_on = sequence.matcher is not None and 0 < drafted.chain_length <= stood
     return is_next and (stood >= len(work.tokens) - 1 or went_on)

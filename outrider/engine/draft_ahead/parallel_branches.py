@@ -1,4 +1,4 @@
-"""Draft-ahead with a model that guesses several tokens in one pass: all branches take one step."""
+"""Draft-ahead with a model that guesses several tokens in one pass: all branches share one step."""
 
 from outrider.decoding.draft import ROOT, Draft
 from outrider.decoding.outcomes import Branch, TopTokens
@@ -12,9 +12,9 @@ from outrider.engine.tasks.propose_parallel import (
 
 
 class ParallelPrepareTask(PrepareTask):
-    """Feeds the Draft, the last tokens of likely verdicts after it, and masks after each of these tokens.
+    """Feeds the Draft, the last token of each likely Verdict, and mask tokens after each of these.
 
-    After such a Verdict its tokens are cached, and the guesses at the masks are the next Draft.
+    If such a Verdict comes, its tokens are cached already, and the guesses at the masks are the next Draft.
     """
 
     def __init__(self, task: ParallelProposeTask, branches: list[Branch]) -> None:
@@ -51,13 +51,13 @@ class ParallelPrepareTask(PrepareTask):
         for branch in self._branches:
             tokens = self._verdict(branch)
             if tokens and tokens[-1] not in self.sequence.end_token_ids:
-                # A mask more than the next Draft has positions, to prepare for that Draft too.
+                # A guess more than the next Draft has positions, in case that Draft is accepted as a whole.
                 masks = [self._mask_token] * self._room(branch)
                 draft, _ = with_path(draft, [*tokens, *masks], ROOT)
         return draft
 
     def _verdict(self, branch: Branch) -> list[int]:
-        """Returns the Verdict's tokens; none if it is impossible, or its last token is unknown."""
+        """Returns the Verdict's tokens; empty if it is impossible, or its last token is unknown."""
         accepted = self._chain[: branch.accepted]
         has_ended = bool(accepted) and accepted[-1] in self.sequence.end_token_ids
         best = self._top_tokens[branch.accepted] if branch.accepted < len(self._top_tokens) else ()

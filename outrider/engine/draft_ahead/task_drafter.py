@@ -1,4 +1,4 @@
-"""Makers of the tasks by which the model of a draft worker drafts and prepares ahead."""
+"""Factories of the tasks of a draft worker's model: to draft, and to prepare Drafts ahead."""
 
 from abc import ABC, abstractmethod
 
@@ -11,7 +11,7 @@ from outrider.engine.tasks.propose_parallel import ParallelProposeTask, Parallel
 
 
 class TaskDrafter(ABC):
-    """Maker of an engine's Propose tasks. A row with the place DRAFT_WORKER names its class."""
+    """Factory of an engine's Propose tasks. A registry row with the place DRAFT_WORKER names its class."""
 
     def __init__(self, mask_token: int | None) -> None:  # noqa: B027  most drafters need no mask
         """mask_token: mask of a model that drafts several tokens in one pass; None: the model has no mask.
@@ -29,18 +29,18 @@ class TaskDrafter(ABC):
         """Returns the task that makes a Draft for rejection sampling."""
 
     def prepare(self, task: ProposeTask, branches: list[Branch], *, goes_on: bool) -> PrepareTask | None:
-        """Returns the task that prepares Drafts for verdicts on the Draft of ``task``; None: it cannot.
+        """Returns the task that prepares Drafts after verdicts on the Draft of ``task``; None: no task.
 
         Args:
             task: a task that ``coupled`` of this class returned.
             branches: likely verdicts.
-            goes_on: whether the device feeds what it chooses for this sequence, without the host.
+            goes_on: whether the device feeds the tokens that it chooses for this sequence, without the host.
         """
         return None
 
 
 class TokenByToken(TaskDrafter):
-    """Drafts with a model of one token in each pass."""
+    """Drafts with a model that predicts one token in each pass."""
 
     def coupled(self, given: Assignment) -> ProposeTask:
         return CoupledProposeTask(given)
