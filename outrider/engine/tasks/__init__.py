@@ -1,1 +1,1 @@
-"""Tasks: tokens that a piece of work feeds in a step, and what follows from the logits."""
+"""Tasks: the tokens that a piece of work feeds in each step, and its use of the logits."""

@@ -1,4 +1,4 @@
-"""Audit of an answer: whether each of its tokens is the choice under keyed noise, and how far from it."""
+"""Audit of an answer: how far each of its tokens is from the choice under keyed noise."""
 
 import math
 from dataclasses import replace
@@ -15,9 +15,9 @@ from outrider.engine.work import Audited
 
 
 class AuditTask(RatingTask):
-    """Reports the margin of each token of the answer, behind a wrong token too.
+    """Reports the margin of each token of the answer, even after a wrong token.
 
-    All is computed anew: cached keys and values of a prompt could hide what is broken here.
+    The prompt is computed again, because cached keys and values could hide a fault of this worker.
     """
 
     yields = True
@@ -35,9 +35,9 @@ class AuditTask(RatingTask):
         return Audited(sequence.number, start, tuple(told), self.timings())
 
     def _contexts(self, start: int, end: int) -> tuple[list[ChoiceContext], list[bool]]:
-        """Returns the contexts of positions, and whether any token may come at each.
+        """Returns the contexts of positions, and whether any token may come at each position.
 
-        None may after a token that ends the generation, or one that the grammar refuses.
+        No token may come after a token that ends the generation, or after a token that the grammar refuses.
         """
         sequence, first = self.sequence, self.sequence.prompt_length
         answer = sequence.tokens[first:end]

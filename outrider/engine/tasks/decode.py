@@ -23,7 +23,7 @@ NOTHING_CONSTRAINED = Constrained(NO_DRAFT, (), ())
 
 
 class DecodeTask(Task):
-    """One forward pass over the uncached tokens and every node of the Draft.
+    """Forward pass over the uncached tokens and every node of the Draft.
 
     Plain decoding has no Draft, and repeats passes until the lease or the generation ends.
     """
@@ -43,23 +43,23 @@ class DecodeTask(Task):
         self.round = round
         self.lease = lease
         self.is_plain = is_plain
-        # Whether the target's tokens judge the Draft; in plain decoding a grammar has forced it.
+        # Whether coupled verification judges the Draft. In plain decoding its tokens are forced by a grammar.
         self._is_coupled = is_plain or sequence.sampling.verification == "coupled"
         self._draft = _fitting(draft, self._room - 1, vocab_size)  # the target adds one token of its own
-        self._constrained: Constrained | None = None  # the Draft, once the sequence's grammar has seen it
-        self.next_draft: DraftRequest | None = None  # Draft that must come with the Verdict
-        # Whether a step uses the token of the step before only as its input.
+        self._constrained: Constrained | None = None  # the Draft under the grammar, once applied
+        self.next_draft: DraftRequest | None = None  # request for the Draft that comes with the Verdict
+        # Whether a step needs the token of the previous step only as its input.
         self.is_foreseeable = (
             is_plain and not reads_text(sequence.sampling) and comes_along(sequence.sampling)
         )
 
     def take_draft(self, draft: Draft, arrived: float) -> bool:
-        """Takes its Draft, for which a pass over a tree without tokens is under way.
+        """Sets the tokens of the Draft whose pass was launched when only the shape of its tree was known.
 
         arrived: time by the engine's clock, from which timings count.
 
         Returns:
-            whether the Draft is of that tree. Else the task is of no use.
+            whether the Draft has that tree. If not, the task must be dropped.
         """
         if draft.parents != self._draft.parents:
             return False
@@ -79,7 +79,7 @@ class DecodeTask(Task):
 
     @property
     def ends_now(self) -> bool:
-        """Whether the step under way chooses the last token, whichever it is."""
+        """Whether the step under way chooses the last token, whatever that token is."""
         return self._room <= 1
 
     def next_row(self) -> ChoiceContext:
@@ -130,7 +130,11 @@ class DecodeTask(Task):
         return [decoded]
 
     def _decoded(self, verdict: Verdict, logprobs: tuple[TokenLogprobs, ...], finish: str | None) -> Decoded:
-        """Returns the answer for the Draft's sender: nodes by index in its Draft, forced tokens apart."""
+        """Returns the answer to the Draft's sender.
+
+        Accepted nodes have their indices in the sender's Draft. Tokens that the grammar forced are reported
+        apart.
+        """
         forced, constrained = NOTHING_FORCED, self._constrained
         if constrained is not None:
             kept = constrained.kept
@@ -150,10 +154,10 @@ class DecodeTask(Task):
         )
 
     def foreseen_draft(self) -> DraftRequest | None:
-        """Returns the request for the Draft after any Verdict of the step under way; None: none can be made.
+        """Returns the request for a Draft after any Verdict of the step under way; None: no Draft can begin.
 
-        It is as deep as a Verdict of a single token leaves room for. The judged Draft is a chain, which may
-        have alternatives without successors.
+        Its depth is what a Verdict of a single token leaves room for. The judged Draft must be a chain, whose
+        alternatives follow the root or a node of the chain before the last.
         """
         depth, of_chain = min(self.lease.depth, self._room - 2), self._draft.chain_length
         if (
@@ -165,7 +169,7 @@ class DecodeTask(Task):
         return self._asked(depth)
 
     def _request(self, verdict: Verdict, choices: Choices) -> DraftRequest | None:
-        """Returns the request for the Draft that comes with this Verdict; None: none is wanted."""
+        """Returns the request for the Draft that comes with this Verdict; None: no Draft is wanted."""
         depth = min(self.lease.depth, self._room - 1)
         if depth <= 0:
             return None
@@ -176,7 +180,7 @@ class DecodeTask(Task):
     def _asked(self, depth: int, hidden: Tensor | None = None) -> DraftRequest:
         """Returns the request for a Draft of this depth. hidden: as in DraftRequest."""
         lease = self.lease
-        # Other rules judge by the distribution of each token, which a cut by that token would change.
+        # Other rules judge by the distribution that a token was drawn from; pruning by token would change it.
         least_survival = lease.least_survival if self._is_coupled else 0.0
         return DraftRequest(self.sequence, depth, lease.alternatives, self.round, hidden, least_survival)
 
@@ -190,7 +194,7 @@ class DecodeTask(Task):
 
 
 def _fitting(draft: Draft, depth: int, vocab_size: int) -> Draft:
-    """Returns the nodes before the first that is deeper than ``depth`` tokens or outside the vocabulary."""
+    """Returns the nodes before the first node that is deeper than ``depth`` or outside the vocabulary."""
     if len(draft) <= depth and max(draft.tokens, default=0) < vocab_size:
         return draft
     nodes = zip(draft.tokens, draft.depths, strict=True)

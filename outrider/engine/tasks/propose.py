@@ -16,15 +16,15 @@ from outrider.engine.work import AheadOutcome, Propose, Proposed, Result
 
 @dataclass(frozen=True)
 class Assignment:
-    """Draft to make. Only a Draft for coupled verification has more than the first four fields."""
+    """Input of a Propose task. Only coupled verification uses more than the first four fields."""
 
     sequence: EngineSequence
     work: Propose
     room: int  # tokens by which the sequence may still grow
-    arrived: float  # time when the Draft was asked for, by the engine's clock
-    alternatives: list[Branch] = field(default_factory=list)  # alternatives, as far as the chain reaches
+    arrived: float  # time when the Draft was requested, by the engine's clock
+    alternatives: list[Branch] = field(default_factory=list)  # wanted if the chain reaches their position
     ahead: AheadOutcome | None = None  # outcome of the Drafts that were prepared before
-    prepares: bool = False  # whether Drafts after its likely verdicts may be prepared
+    prepares: bool = False  # whether Drafts after its likely verdicts may be prepared ahead
 
 
 class ProposeTask(Task):
@@ -53,9 +53,9 @@ class ProposeTask(Task):
 class CoupledProposeTask(ProposeTask):
     """Drafts the best tokens under the keyed noise, up to an end of sequence.
 
-    The chain begins with pending nodes, which may be the whole chain. All further positions may be drafted in
-    one step. Penalties and grammars depend on tokens that the host knows only after a step: a sequence with
-    such settings is drafted position by position.
+    The chain begins with known pending nodes, which may be the whole chain. The device may draft all further
+    positions in one step. Penalties and grammars need the earlier tokens on the host, so a sequence with such
+    settings is drafted position by position.
     """
 
     ranks = RANKS
@@ -64,7 +64,7 @@ class CoupledProposeTask(ProposeTask):
         super().__init__(given)
         self._reads_text = reads_text(given.sequence.sampling) or given.sequence.matcher is not None
         self._forced: list[int] = []  # tokens that the grammar forces after the known chain
-        self._progress: _Progress | None = None  # newest progress, which a step asks for many times
+        self._progress: _Progress | None = None  # cached, since a step reads it many times
 
     def constrain(self) -> None:
         if self.sequence.matcher is None or self.is_empty or self._is_complete():
@@ -127,7 +127,7 @@ class CoupledProposeTask(ProposeTask):
 
 @dataclass(frozen=True)
 class _Progress:
-    """Progress of a chain, and its input of the next step, until one of the first four fields changes."""
+    """Known chain and input of the next step; valid until one of the first four fields changes."""
 
     pending: Draft
     top_tokens: dict[int, tuple[int, ...]]  # only grows
@@ -176,7 +176,8 @@ class SampledProposeTask(ProposeTask):
 def chain(sequence: EngineSequence, depth: int, node: int = ROOT, rank: int = 0) -> list[int]:
     """Returns the known best tokens after a pending node; the first token has the given rank.
 
-    It returns at most ``depth`` tokens, up to a token that ends the generation; none if that rank is unknown.
+    It returns at most ``depth`` tokens, up to a token that ends the generation. The list is empty if that
+    rank is unknown.
     """
     tokens: list[int] = []
     following: int | None = node
@@ -192,9 +193,9 @@ def chain(sequence: EngineSequence, depth: int, node: int = ROOT, rank: int = 0)
 
 
 def take_further(sequence: EngineSequence, further: Sequence[tuple[int, ...]]) -> int:
-    """Stores top tokens of positions after those of the newest node; returns the number of fed tokens.
+    """Stores the top tokens of positions after the newest node; returns the number of fed tokens.
 
-    At each position the best token of the position before was fed.
+    At each position the best token of the previous position was fed.
     """
     newest, top_tokens, fed = len(sequence.pending) - 1, sequence.draft.top_tokens, list[int]()
     for best in further:
@@ -216,7 +217,7 @@ def top_tokens_of(sequence: EngineSequence, tokens: Sequence[int]) -> tuple[tupl
 def alternatives_of(
     sequence: EngineSequence, node: int, tokens: Sequence[int], alternatives: list[Branch]
 ) -> list[tuple[int, int]]:
-    """Returns alternatives of a chain after a pending node: the length that each follows, its token."""
+    """Returns the alternatives of a chain after a pending node: (index of the parent in the chain, token)."""
     path = [node]
     for token in tokens:
         child = sequence.pending.child(path[-1], token)

@@ -16,14 +16,14 @@ class MaskedProposeTask(ProposeTask):
     """Feeds the committed tokens, then copies of the mask token.
 
     The logits after the last committed token belong to the first position, and the logits after each mask to
-    the next position. The cache of masks is dropped.
+    the next position. The cached keys and values of masks are dropped.
     """
 
     def __init__(self, given: Assignment, mask_token: int) -> None:
         """mask_token: id of the model's mask token."""
         super().__init__(given)
         self.mask_token = mask_token
-        self.guesses = self.depth  # positions that are guessed
+        self.guesses = self.depth  # number of guessed positions
 
     @property
     def is_known(self) -> bool:
@@ -44,21 +44,21 @@ class MaskedProposeTask(ProposeTask):
         return [self.result()]
 
     def guess(self, choices: Choices) -> None:
-        """Stores the guesses: a row for each position."""
+        """Stores the guesses; ``choices`` has a row for each position."""
         raise NotImplementedError
 
 
 class ParallelProposeTask(MaskedProposeTask):
     """Drafts the best token of each position under the keyed noise, up to an end of sequence.
 
-    Prepared guesses are the Draft without a pass, even if they are fewer than asked for.
+    Guesses that were prepared ahead are the Draft without a pass, even if they are fewer than requested.
     """
 
     ranks = RANKS
 
     def __init__(self, given: Assignment, mask_token: int) -> None:
         super().__init__(given, mask_token)
-        # The token after the Draft is needed if the whole Draft is accepted.
+        # Draft-ahead needs the token after the Draft, in case the whole Draft is accepted.
         self.guesses = self.depth + given.prepares
         self.top_tokens = top_tokens_after(given.sequence, ROOT, mask_token)
 
@@ -74,7 +74,7 @@ class ParallelProposeTask(MaskedProposeTask):
         self.top_tokens = choices.top_tokens
 
     def chain(self) -> list[int]:
-        """Returns the known tokens of the Draft."""
+        """Returns the known tokens of the chain."""
         return chain_of(self.top_tokens[: self.depth], self.sequence)
 
     def draft(self) -> Draft:
@@ -123,7 +123,7 @@ def chain_of(top_tokens: list[TopTokens], sequence: EngineSequence) -> list[int]
 
 
 def alternatives_after(top_tokens: list[TopTokens], alternatives: list[Branch]) -> list[tuple[int, int]]:
-    """Returns the alternatives of a chain of top tokens: the node that each follows, and its token."""
+    """Returns the alternatives of a chain of top tokens: (index of the parent in the chain, token)."""
     return [
         (alternative.accepted - 1, top_tokens[alternative.accepted][alternative.rank])
         for alternative in alternatives

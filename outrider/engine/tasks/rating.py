@@ -1,4 +1,4 @@
-"""Rating of committed tokens, in parts as they are fed: nothing is chosen."""
+"""Rating of committed tokens by their logits, part by part as they are fed; no token is chosen."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from outrider.engine.work import Result
 
 
 class RatingTask(Task):
-    """Rates the committed tokens from a position on by the logits before each.
+    """Rates each committed token from a position on, by the logits before it.
 
     The last token is not fed: its successor is not needed.
     """
@@ -47,8 +47,8 @@ class RatingTask(Task):
 
     @abstractmethod
     def rated(self, start: int, end: int, choices: Choices) -> Result:
-        """Returns the result for the tokens from ``start`` up to ``end``, whose logits are the choices'.
+        """Returns the result for the tokens from ``start`` up to ``end``, rated by the logits of ``choices``.
 
         Raises:
-            NotFiniteError: a logit is no number.
+            NotFiniteError: the logits of a position are not finite.
         """

@@ -1,4 +1,4 @@
-"""Scores of given tokens: log-probabilities with which the model would have chosen them."""
+"""Scores of given tokens: their log-probabilities under the model."""
 
 import math
 

@@ -23,7 +23,7 @@ class StepPart:
     started: float  # seconds of the engine's clock
     forward: float  # seconds of its forward passes
     sample: float  # seconds of choosing tokens
-    step: Step  # a pass, the mean if the step drafted several positions
+    step: Step  # a pass of the step; the mean pass if the step drafted several positions
     passes: int = 1
 
 
@@ -33,8 +33,8 @@ class Task(ABC):
     ranks = 1  # number of best tokens that it wants after each of its nodes
     positions = 1  # tokens that a step may choose for it in succession, each fed before the next
     samples = False  # whether it samples tokens from the distributions of its rows
-    yields = False  # whether it takes only what other work leaves
-    chooses = True  # whether its rows of logits choose tokens, and do not only rate tokens that are there
+    yields = False  # whether it uses only the capacity that other work leaves
+    chooses = True  # whether its rows of logits choose tokens; False: they rate committed tokens
 
     def __init__(self, sequence: EngineSequence, arrived: float) -> None:
         """arrived: time of the work by the engine's clock."""
@@ -58,7 +58,7 @@ class Task(ABC):
 
     @property
     def judged(self) -> Draft:
-        """Tree that the coupled rule judges; it wants logits of all its ``nodes``."""
+        """Tree that coupled verification judges; ``nodes`` are then its root and all its nodes."""
         return NO_DRAFT
 
     def constrain(self) -> None:  # noqa: B027  most tasks draft nothing that a grammar could change
@@ -82,7 +82,7 @@ class Task(ABC):
         self.sequence.forget_pending()
 
     def rows(self) -> list[ChoiceContext]:
-        """Returns the inputs of the choice of a token after each of ``nodes``."""
+        """Returns the context of the choice of a token after each of ``nodes``."""
         sequence, tree, nodes = self.sequence, self.tree(), self.nodes()
         generated = sequence.tokens[sequence.prompt_length :]
         masks: list[Mask | None] = [None] * len(nodes)
@@ -100,8 +100,8 @@ class Task(ABC):
     def until_end(self, verdict: Verdict) -> tuple[Verdict, str | None]:
         """Returns the Verdict up to the token that ends the generation, and the reason if there is an end.
 
-        If the caller's lists of tokens left nothing, the chosen token is an end. If the form is not
-        complete there, the Verdict ends before it, and the next step says what is wrong.
+        An end token is chosen if the caller's token lists exclude all tokens that the grammar allows. If the
+        answer may not end there, the Verdict stops before that token, and the next step reports the error.
         """
         sequence, length = self.sequence, len(self.sequence.tokens)
         if length + len(verdict.tokens) < sequence.limit and sequence.end_token_ids.isdisjoint(
@@ -122,7 +122,7 @@ class Task(ABC):
         forward = sample = step = 0.0
         count = 0
         for part in steps:
-            late = max(since - part.started, 0.0)  # an early step begins before the last step is answered
+            late = max(since - part.started, 0.0)  # overlap: a step may be launched before the last result
             forward += part.forward
             sample += part.sample
             step += part.step.seconds * part.passes - late
