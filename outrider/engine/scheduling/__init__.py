@@ -1,1 +1,1 @@
-"""Selection of the sequences of a step, and the wait of a step for more sequences."""
+"""Selection of the sequences of a step, and the delay of a step until more sequences are ready."""

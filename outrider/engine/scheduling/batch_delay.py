@@ -10,21 +10,23 @@ from outrider.learning.mean import Mean
 from outrider.pace.step import Step
 from outrider.pace.step_cost import StepCost
 
-ABSENCE_MEMORY = 10.0  # absences: 1/e after these in the mean absence
-PATIENT_FOR = 2.0  # mean absences, after which a step no longer waits for a sequence
+ABSENCE_MEMORY = 10.0  # absences after which an observation weighs 1/e in the mean absence
+PATIENT_FOR = 2.0  # multiple of the mean absence; a step no longer waits for a sequence away for longer
 
-REPAID_IN = 4  # rounds
-MARGIN = 0.5  # share of the mean absence by which a step waits longer than expected
+REPAID_IN = 4  # rounds in which a wait must pay off
+MARGIN = 0.5  # share of the mean absence that is added to the expected wait
 
 
 class BatchDelay:
-    """Wait before a step for sequences in rounds, which are absent between a Verdict and the next Draft.
+    """Delay of a step for sequences in rounds, which are absent between a Verdict and their next Draft.
 
-    The absent sequences are known, and earlier absences predict when each returns. In one step, the ready
-    sequences and the next k to return need one step and one absence per round. In two steps, one half
-    computes while the other half is absent. Then a round takes two steps, or one step and an absence if that
-    is longer. The step waits for the k with the largest gain after the wait, and begins at once if no k
-    gains. Sequences of one step mostly return together, so the wait has a few rounds to be repaid.
+    The mean absence predicts when each absent sequence returns. Suppose the step waits for the next k
+    sequences. Then a round of all sequences takes one step and one absence. Without the wait there are two
+    steps, and each group computes while the other group is absent. Then a round takes two steps, or one step
+    and an absence if that is longer.
+
+    The step waits for the k with the largest gain after the wait, and begins at once if no k gains.
+    Sequences of one step mostly return together, so a wait may pay off over several rounds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -32,25 +34,26 @@ class BatchDelay:
         self._clock = clock
         self._cost = StepCost()
         self._absent_since: dict[Hashable, float] = {}
-        self._absence = Mean(0.0, ABSENCE_MEMORY)  # seconds; 0: no sequence has come back yet
+        self._absence = Mean(0.0, ABSENCE_MEMORY)  # seconds; 0: no sequence has returned yet
 
     def stepped(self, step: Step) -> None:
         """Learns the time of a step."""
         self._cost.observe(step)
 
     def answered(self, sequences: Iterable[Hashable]) -> None:
-        """Records that these sequences got Verdicts and are away until their next Drafts come."""
+        """Records that these sequences got Verdicts and are absent until their next Drafts come."""
         now = self._clock()
         self._absent_since |= dict.fromkeys(sequences, now)
 
     def returned(self, sequence: Hashable, arrived: float) -> None:
-        """Records that a sequence has work again. arrived: time of that work by the clock."""
+        """Records that a sequence has work again. arrived: arrival time of that work by the clock."""
         since = self._absent_since.pop(sequence, None)
         if since is None:
             return
         absence = max(arrived - since, 0.0)
         if self._absence.value:
-            self._absence.observe(min(absence, PATIENT_FOR * self._absence.value))  # clients may be slow
+            # Limited, since a slow client may stay away for long.
+            self._absence.observe(min(absence, PATIENT_FOR * self._absence.value))
         else:
             self._absence.value = absence
 
@@ -59,9 +62,9 @@ class BatchDelay:
         self._absent_since.pop(sequence, None)
 
     def patience(self, tokens: Sequence[int]) -> float:
-        """Returns the seconds to wait before the next step, unless work comes earlier; 0: begin.
+        """Returns the seconds to wait before the next step, unless work comes earlier; 0: begin now.
 
-        tokens: numbers of tokens of the ready sequences, which are all in rounds.
+        tokens: number of tokens of each ready sequence; all these sequences are in rounds.
         """
         if not self._absent_since or not self._cost.is_known:
             return 0.0
@@ -76,7 +79,7 @@ class BatchDelay:
         apart = np.maximum(first + second, usual + np.maximum(first, second))
         gains = REPAID_IN * (apart - together) - waits
         best = int(gains.argmax())
-        # Half of all absences are longer than the mean, and giving up just before their end costs most.
+        # About half of all absences exceed the mean; to give up just before the return costs most.
         return float(waits[best] + MARGIN * usual) if gains[best] > 0.0 else 0.0
 
     def _arrivals(self) -> NDArray[np.float64]:

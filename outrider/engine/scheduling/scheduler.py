@@ -1,4 +1,4 @@
-"""Selection of the sequences of the next step, and preemption if the cache runs short."""
+"""Selection of the sequences of the next step, and preemption if the cache is full."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -24,12 +24,13 @@ SPARE_SHARE = 0.1  # share of the cache that idle work leaves free
 class Scheduler:
     """Scheduler that serves the oldest sequence first; the youngest sequence is preempted and computed again.
 
-    All prompts together get ``prefill_chunk`` tokens of a step, so no sequence waits for more than a chunk. A
-    suffix that fits into one block does not count: after a round a sequence continues with such a suffix. A
-    prompt to be scored reuses no cached prefix, which has no logits. Other sequences reuse what it computes.
+    All prompts together get ``prefill_chunk`` tokens of a step, so decoding waits for at most a chunk. A
+    suffix that fits into one block does not count, since each round of a sequence begins with such a suffix.
+    A prompt to be scored reuses no cached prefix, because cached tokens give no logits. Other sequences may
+    reuse the blocks that it computes.
 
-    Work that yields comes last. It gets a block of a step while other sequences are open, and its sequence is
-    preempted first.
+    Work that yields comes last. While other sequences are open, it gets a block of tokens per step. Its
+    sequence is preempted first.
     """
 
     def __init__(self, settings: EngineSettings, cache: PagedCache) -> None:
@@ -37,7 +38,7 @@ class Scheduler:
         self._cache = cache
 
     def select(self, tasks: Mapping[int, Task], sequences: Mapping[int, EngineSequence]) -> Selected:
-        """Returns the next step's items, each with cache to write to; empty only if there are no tasks.
+        """Returns the next step's items, with reserved cache; empty only if there are no tasks.
 
         Args:
             tasks: tasks by number of their sequence.
@@ -51,7 +52,7 @@ class Scheduler:
             oldest = tasks[min(tasks)]
             if all(task.yields for task in tasks.values()):
                 raise BlamedError(oldest.sequence) from CacheTooSmallError("other sequences hold the cache")
-            # Sequences without work hold the cache, or drafted tokens do.
+            # The cache is held by sequences without work, or by drafted tokens.
             holding = [sequence for sequence in sequences.values() if sequence.blocks]
             idle = [sequence for sequence in holding if sequence.number not in tasks]
             for sequence in idle[-1:] or holding:
@@ -63,7 +64,7 @@ class Scheduler:
         return selected
 
     def select_idle(self, tasks: Mapping[int, Task]) -> Selected:
-        """Returns the items of a step of idle work, which uses spare cache alone."""
+        """Returns the items of a step of idle work, which uses only free cache above SPARE_SHARE."""
         selected: Selected = []
         for task in tasks.values():
             if len(selected) == self._settings.max_sequences:
@@ -77,10 +78,10 @@ class Scheduler:
         return selected
 
     def select_next(self, selected: Selected, tasks: Mapping[int, Task]) -> list[DecodeTask]:
-        """Returns the tasks of the step after this step, as far as known before its tokens are chosen.
+        """Returns the tasks of the step after this step, before the tokens of this step are chosen.
 
-        No task is returned if that depends on them, if other work waits, or if a sequence would have to give
-        up cache. Each task has cache for the token that it will feed.
+        No task is returned if the next step depends on these tokens, if other work waits, or if a sequence
+        would have to be preempted. Each task has cache for the token that it will feed.
         """
         following: list[DecodeTask] = []
         if len(selected) < len(tasks):
@@ -96,10 +97,10 @@ class Scheduler:
         return following
 
     def positions(self, selected: Selected, tasks: Mapping[int, Task]) -> Sequence[int]:
-        """Returns how many positions the step may draft for each sequence, each after the position before.
+        """Returns how many positions the step may draft for each sequence, each after the previous position.
 
-        Empty: 1 for each, as other work waits, or a sequence feeds several nodes or more than a block of its
-        prompt.
+        An empty result stands for 1 each: no task wants more, other work waits, or a sequence feeds several
+        nodes or more than a block of its prompt.
         """
         most, block_size = max([task.positions for task, _ in selected]), self._cache.block_size
         has_others = most > 1 and any(
@@ -110,15 +111,15 @@ class Scheduler:
         return [self._positions_of(task, item) for task, item in selected]
 
     def _positions_of(self, task: Task, item: Item) -> int:
-        """Returns how many positions a step may draft for a sequence: 1 without cache, or after a tree."""
+        """Returns how many positions a step may draft for a sequence; 1 if it feeds a tree or lacks cache."""
         count = task.positions if item.tree is None else 1
         length = item.sequence.written + len(item.tokens) + count - 1
         return count if count == 1 or self._cache.reserve(item.sequence, length) else 1
 
     def still_wanted(self, launched: Iterable[Task], tasks: Mapping[int, Task]) -> Selected:
-        """Returns items of a step that was launched before the tokens of the step before it were known.
+        """Returns the items of a step that was launched before the tokens of the previous step were known.
 
-        Tasks whose sequence has ended, is closed, or has other work since are left out.
+        A task is left out if its sequence has ended, was closed, or has other work since.
         """
         wanted: Selected = []
         for task in launched:
@@ -144,9 +145,9 @@ class Scheduler:
     def _fill(self, tasks: Mapping[int, Task], sequences: Mapping[int, EngineSequence]) -> Selected:
         selected: Selected = []
         budget = self._settings.prefill_chunk
-        assert budget is not None  # in settings in force nothing is left open
+        assert budget is not None  # resolved settings leave no value open
         rows = self._rows_for_scores(tasks)
-        computed: dict[bytes, EngineSequence] = {}  # older sequences by digests of blocks that they will fill
+        computed: dict[bytes, EngineSequence] = {}  # key: digest of a block that the sequence will fill
         yielding = {number for number, task in tasks.items() if task.yields}
         left = self._left_for_yielding(sequences, yielding) if yielding else 0
         for number in [*sorted(tasks.keys() - yielding), *sorted(yielding)]:
@@ -174,7 +175,8 @@ class Scheduler:
     def _waits_for_prefix(self, task: Task, computed: dict[bytes, EngineSequence]) -> bool:
         """Whether an older sequence computes blocks that this sequence will adopt.
 
-        computed: older sequences by digests that they will publish; the digests of this sequence are added.
+        computed: older sequences by the digests that they will publish. Unless this sequence waits, its
+        digests are added.
         """
         sequence = task.sequence
         if task.chooses:
@@ -190,10 +192,10 @@ class Scheduler:
     def _make_room(
         self, task: Task, tasks: Mapping[int, Task], sequences: Mapping[int, EngineSequence]
     ) -> bool:
-        """Reserves cache for the next step, and preempts younger sequences; False: the sequence waits."""
+        """Reserves cache for the next step, preempting younger sequences; False: the sequence must wait."""
         sequence, cache, length = task.sequence, self._cache, len(task.sequence.tokens)
         if sequence.cached == length and ROOT in task.nodes():
-            cache.roll_back(sequence, length - 1)  # logits come only from a token that is fed
+            cache.roll_back(sequence, length - 1)  # its last token is fed again for its logits
         length += len(task.tree().tokens)
         if cache.reserve(sequence, length):
             return True
@@ -207,7 +209,7 @@ class Scheduler:
             if youngest is sequence:
                 return False
             if task.chooses:
-                cache.adopt_prefix(sequence)  # a slot for its states may be free now
+                cache.adopt_prefix(sequence)  # a slot for recurrent states may be free now
         return True
 
     def _preempt(self, sequence: EngineSequence, tasks: Mapping[int, Task]) -> None:
@@ -218,27 +220,27 @@ class Scheduler:
             tasks[sequence.number].restart()
 
     def _rows_for_scores(self, tasks: Mapping[int, Task]) -> int:
-        """Returns how many of the memory plan's rows of logits no Draft of a step can need."""
+        """Returns how many of the memory plan's rows of logits are left after all Drafts of a step."""
         most = self._settings.max_sequences
         others = sum([task.chooses for task in tasks.values()])
         return (most - min(others, most - 1)) * (1 + MAX_DEPTH)
 
     def _left_for_yielding(self, sequences: Mapping[int, EngineSequence], yielding: Set[int]) -> int:
-        """Returns the tokens of a step that sequences with work that yields get, all together."""
+        """Returns the number of tokens per step for all work that yields together."""
         if sequences.keys() > yielding:
             return self._cache.block_size
-        assert self._settings.prefill_chunk is not None  # in settings in force nothing is left open
+        assert self._settings.prefill_chunk is not None  # resolved settings leave no value open
         return self._settings.prefill_chunk
 
     def _rated_item(self, task: Task, budget: int, rows: int) -> Item | None:
-        """Returns the next part of committed tokens to rate, whose rows may all be wanted."""
+        """Returns the next part of committed tokens to rate; rows of logits may be wanted for all."""
         sequence = task.sequence
         count = min(task.num_tokens, budget, rows)
         tokens = sequence.tokens[sequence.cached : sequence.cached + count]
         return Item(sequence, tokens, count, task.rows_of_part(count), None) if count else None
 
     def _item(self, task: Task, budget: int) -> Item | None:
-        """Returns the sequence's next item; None: the step's share for prompts is used up."""
+        """Returns the sequence's next item; None: the step's budget of prompt tokens is used up."""
         sequence, tree = task.sequence, task.tree()
         tokens = sequence.tokens[sequence.cached :]
         count = len(tokens)
