@@ -1,4 +1,4 @@
-"""Log-probabilities that come with a step's tokens, so that the host reads once."""
+"""Log-probabilities that reach the host in the same copy as a step's tokens."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -27,10 +27,10 @@ class LogprobRequest:
         self._raw = [index for index, row in asking if row.sampling.logprobs_of == "raw"]
         self._processed = [index for index, row in asking if row.sampling.logprobs_of == "processed"]
         self._most = max((row.sampling.logprobs or 0 for _, row in asking), default=0)
-        self.size = len(asking) * (1 + 2 * self._most)  # integers of the result
+        self.size = len(asking) * (1 + 2 * self._most)  # number of integers of the result
 
     def found(self, logits: Tensor, processed: Tensor | None, chosen: Tensor) -> Tensor:
-        """Returns the numbers for ``of_rows``: int32 [size].
+        """Returns the log-probabilities as ``of_rows`` reads them: int32 [size].
 
         Args:
             logits: [num_rows, vocab_size] before any sampling setting.
@@ -47,7 +47,7 @@ class LogprobRequest:
     def _sources(
         self, logits: Tensor, processed: Tensor | None, chosen: Tensor
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Logits and the chosen tokens of rows that ask, few processed rows at a time."""
+        """Yields logits and chosen tokens of the rows that ask, few processed rows at a time."""
         if self._raw:
             yield _at(logits, self._raw), _at(chosen, self._raw)
         for first in range(0, len(self._processed), SCORED_AT_ONCE):
@@ -70,7 +70,7 @@ class LogprobRequest:
 
 
 def comes_along(sampling: Sampling) -> bool:
-    """Whether the device alone finds all log-probabilities that the settings ask for."""
+    """Whether the device alone can compute all log-probabilities that the settings ask for."""
     return sampling.logprobs is None or (sampling.verification == "coupled" and sampling.logprobs_of == "raw")
 
 

@@ -1,4 +1,4 @@
-"""Rows of a step's logits from which tokens are chosen, by piece of work."""
+"""Rows of a step's logits from which tokens are chosen, grouped by piece of work."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from outrider.decoding.choice_context import ChoiceContext
 
 @dataclass(frozen=True)
 class ChoosingRows:
-    """Numbers of rows, and contexts of those rows whose settings ask for more than noise.
+    """Counts of rows, and contexts of the rows whose settings need more than keyed noise.
 
-    A GPU's kernels choose the tokens of all other rows from columns of numbers: see ChoiceInput. A CPU asks
-    for ``every`` context, and so does a step with settings that change single tokens. It has to ask before
-    a sequence goes on.
+    A GPU's kernels choose the tokens of all other rows from columns of numbers: see ChoiceInput. ``every``
+    makes all contexts, for a CPU or for a step with settings that change single tokens. It must be read
+    before any sequence of the step gets new tokens.
     """
 
-    counts: Sequence[int]  # rows of each piece of work
-    special: Mapping[int, list[ChoiceContext]]  # contexts by place of the piece of work
-    make: Callable[[int], list[ChoiceContext]]  # makes the contexts of a piece of work by its place
+    counts: Sequence[int]  # number of rows of each piece of work
+    special: Mapping[int, list[ChoiceContext]]  # contexts by index of the piece of work
+    make: Callable[[int], list[ChoiceContext]]  # makes the contexts of a piece of work from its index
 
     @classmethod
     def of(cls, contexts: Sequence[list[ChoiceContext]]) -> "ChoosingRows":
@@ -28,7 +28,7 @@ class ChoosingRows:
 
     @cached_property
     def starts(self) -> list[int]:
-        """First row of each piece of work, and the number of all rows."""
+        """First row of each piece of work, then the number of all rows."""
         return [*accumulate(self.counts, initial=0)]
 
     @cached_property

@@ -33,10 +33,10 @@ class DraftRequest:
     round: int = 0
     # [num_layers, hidden_size] states of the target from which it chose the newest token.
     hidden: Tensor | None = None
-    least_survival: float = 0.0  # probability of being correct from which a node pays
+    least_survival: float = 0.0  # least probability of acceptance at which a node pays
 
     @property
     def engine_sequence(self) -> EngineSequence:
-        """Returns the sequence of an engine, with its cache; only a request of an engine has it."""
+        """Returns the engine's sequence, which has a cache; only a request of an engine has it."""
         assert isinstance(self.sequence, EngineSequence)
         return self.sequence

@@ -1,4 +1,4 @@
-"""Drafts that a device makes by itself, as the host reads them."""
+"""Tokens of Drafts that a device makes without the host, as the host reads them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ _NOT_TOLD = np.empty((1, 0), np.float32)  # perturbed logits stay on the device
 
 @dataclass(frozen=True)
 class DraftedTokens:
-    """Tokens of a step that drafts several positions on a device, on their way to the host."""
+    """Tokens of a step that drafts several positions on a device, while they are copied to the host."""
 
     rows: ChoosingRows  # the choosing row of each piece of work, at the first position
-    counts: Sequence[int]  # tokens that each piece of work feeds at the first position
-    reached: Sequence[int]  # positions of each piece of work
+    counts: Sequence[int]  # number of tokens that each piece of work feeds at the first position
+    reached: Sequence[int]  # number of drafted positions of each piece of work
     logits: torch.Tensor  # [num_rows, vocab_size] of the first position
     arriving: torch.Tensor  # int32 [positions, rows, ranks + 1] DraftChains.found
     arrival: Mark
 
     def read(self) -> tuple[list[Choices], list[bool]]:
-        """Returns what ``Choosing.read`` does; rows whose cache is not finite are not valid."""
+        """Returns as ``Choosing.read`` does. A row is not valid if its cached numbers are not finite."""
         are_all_valid = bool(self.arriving[0, : len(self.counts), -1].all())
         numbers, choices = RowNumbers(self.logits, _NOT_TOLD, are_all_valid), list[Choices]()
         by_row = self.arriving[:, : len(self.counts)].transpose(0, 1).tolist()

@@ -1,4 +1,4 @@
-"""Chooses tokens for a whole step at once, and returns each piece of work its part."""
+"""Choice of tokens for a whole step at once, divided into the pieces of work."""
 
 import operator
 from collections.abc import Sequence
@@ -35,13 +35,13 @@ from outrider.engine.sequence import NO_DRAFT
 if TYPE_CHECKING:
     from outrider.engine.kernels.choice import DeviceChoice
 
-ADJUSTED_AT_ONCE = 256  # rows of a GPU; torch's adjustments take float32 copies of this many
+ADJUSTED_AT_ONCE = 256  # rows on a GPU, of which torch's adjustments make float32 copies at a time
 _HAS_TRITON = find_spec("triton") is not None
 
 
 @dataclass(frozen=True)
 class RowNumbers:
-    """Numbers of all rows of a step."""
+    """Logits of all rows of a step, and numbers derived from these."""
 
     logits: torch.Tensor  # [num_rows, vocab_size]
     # float32 [num_rows, ranks] perturbed logits of the best tokens, -inf for banned tokens
@@ -58,15 +58,15 @@ class Choices(Struct, frozen=True, eq=False, dict=True):
     rows: slice  # its rows among those of the step
     chosen: list[int]  # [num_rows] tokens that the coupled rule chooses
     are_valid: list[bool]  # [num_rows] false if no token may come from the row: a number is not finite
-    contexts: Sequence[ChoiceContext] = ()  # [num_rows] unless no setting asks for more than noise
+    contexts: Sequence[ChoiceContext] = ()  # [num_rows]; empty: no setting needs more than noise
     given_top_tokens: list[tuple[int, ...]] | None = None  # None: the chosen tokens alone
     # [num_tokens, num_layers, hidden_size] states at all fed tokens, the last of which are the rows
     hidden: torch.Tensor | None = None
     path: tuple[int, ...] = ()  # nodes of its Draft that the coupled rule accepts, root first
-    told: tuple[TokenLogprobs, ...] = ()  # [num_rows] if they came with the tokens
+    told: tuple[TokenLogprobs, ...] = ()  # [num_rows] if they were copied with the tokens
     # Top tokens of further positions, up to an invalid position: each follows the best token before it.
     further: Sequence[tuple[int, ...]] = ()
-    has_moved: bool = False  # whether the device has moved the cache of ``path`` behind the committed tokens
+    has_moved: bool = False  # whether the device has moved the cache of ``path`` after the committed tokens
 
     @property
     def logits(self) -> torch.Tensor:
@@ -111,7 +111,7 @@ class Choices(Struct, frozen=True, eq=False, dict=True):
         accepted, chosen = self.path, self.chosen
         if accepted and accepted[-1] >= count:
             accepted = tuple(node for node in accepted if node < count)
-        if not accepted or accepted[-1] == len(accepted) - 1:  # they are the first nodes
+        if not accepted or accepted[-1] == len(accepted) - 1:  # the accepted nodes come first
             return Verdict(accepted, tuple(chosen[: 1 + len(accepted)]))
         return Verdict(accepted, (chosen[0], *[chosen[1 + node] for node in accepted]))
 
@@ -127,7 +127,7 @@ class Choices(Struct, frozen=True, eq=False, dict=True):
     def logprobs(self, verdict: Verdict) -> tuple[TokenLogprobs, ...]:
         """Returns log-probabilities of the Verdict's tokens; empty unless they are asked for.
 
-        There must be ``contexts``.
+        Requires ``contexts``.
         """
         sampling, rows = self.contexts[0].sampling, [0, *(1 + node for node in verdict.accepted)]
         if sampling.logprobs is None:
@@ -140,21 +140,21 @@ class Choices(Struct, frozen=True, eq=False, dict=True):
 
 @dataclass(frozen=True)
 class Choosing:
-    """Tokens that a device is choosing, on their way to the host."""
+    """Tokens that a device is choosing, and their copy to the host."""
 
     rows: ChoosingRows
     drafts: Sequence[Draft]  # a Draft for each piece of work
     logits: torch.Tensor  # [num_rows, vocab_size]
     processed: torch.Tensor | None  # float32 [num_rows, vocab_size] after every setting; None: not computed
     result: StepResult[torch.Tensor]  # result on the device
-    # uint8 packed result on the host, complete once ``arrival`` is over. None: the host has the result.
+    # uint8 packed result on the host, complete once ``arrival`` has passed. None: the host has the result.
     arriving: torch.Tensor | None
     arrival: Mark
     asked: LogprobRequest
 
     @property
     def tokens(self) -> torch.Tensor:
-        """int32 [num_rows * ranks] on the device."""
+        """Chosen tokens on the device: int32 [num_rows * ranks]."""
         return self.result.top_tokens.flatten()
 
     def wait(self) -> tuple[list[Choices], list[bool]]:
@@ -165,7 +165,7 @@ class Choosing:
     def read(self) -> tuple[list[Choices], list[bool]]:
         """Returns a Choices for each piece of work, and for each fed token whether its cache is finite.
 
-        ``arrival`` must be over.
+        ``arrival`` must have passed.
         """
         result = self.result.on_host() if self.arriving is None else self.result.unpacked(self.arriving)
         are_all_valid, experts_read = bool(result.are_valid.all()), int(result.experts_read.sum())
@@ -194,7 +194,7 @@ class Choosing:
         return choices, result.are_finite.tolist()
 
     def _paths(self, chosen: list[int], are_accepted: NDArray[np.bool_]) -> list[tuple[int, ...]]:
-        """Returns the path of accepted nodes of each Draft, unless the device has found it."""
+        """Returns the accepted path of each Draft, which the host computes if the device did not."""
         starts = self.rows.starts
         if not len(are_accepted):
             pairs = zip(self.drafts, starts, strict=False)
@@ -304,7 +304,7 @@ def _has_kernels(logits: torch.Tensor) -> bool:
 def choose_adjusted(
     logits: torch.Tensor, rows: ChoosingRows, packed: PackedRows, ranks: int
 ) -> "DeviceChoice":
-    """Chooses tokens on a GPU after all settings, without a wait. Arguments: those of ``begin_choosing``."""
+    """Chooses tokens on a GPU under all settings, without a wait. Arguments: as for ``begin_choosing``."""
     from outrider.engine.kernels.choice import choose_on_device, joined
 
     others = [setting for setting in TOKEN_ADJUSTMENTS if setting is not GRAMMAR]
@@ -336,6 +336,6 @@ def _packed_masks(rows: ChoosingRows, logits: torch.Tensor) -> torch.Tensor | No
 def _are_valid(logits: torch.Tensor) -> torch.Tensor:
     """Returns bool [num_rows]: whether the largest logit is a finite number.
 
-    It is unless a logit is NaN or positive infinity, or all are negative infinity.
+    It is not finite if a logit is NaN or positive infinity, or if all logits are negative infinity.
     """
     return logits.amax(dim=1).isfinite()

@@ -31,7 +31,7 @@ class StepResult(Generic[Array]):
         return StepResult(*(tensor.numpy() for tensor in vars(self).values()))
 
     def packed(self: "StepResult[Tensor]") -> Tensor:
-        """Returns all fields one after the other, uint8 [num_bytes], by one launch."""
+        """Returns all fields concatenated, uint8 [num_bytes], with one kernel launch."""
         tensors = [tensor for tensor in vars(self).values() if tensor.numel()]
         return torch.cat([tensor.flatten().view(torch.uint8) for tensor in tensors])
 
