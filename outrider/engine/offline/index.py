@@ -9,7 +9,7 @@ from outrider.engine.drafters.drafter import Drafter
 
 
 class IndexDrafter(Drafter):
-    """Drafter of chains, whatever number of alternatives is asked for."""
+    """Drafter of chains; it ignores the requested number of alternatives."""
 
     def __init__(self, index: Callable[[], Index]) -> None:
         """index: makes the index of a sequence."""

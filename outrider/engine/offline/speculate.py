@@ -24,13 +24,13 @@ class OfflineRequest:
 
 @dataclass(frozen=True)
 class Output:
-    """Text of a request, and counts of its Drafts."""
+    """Generated tokens of a request, and counts of its Drafts."""
 
     tokens: tuple[int, ...]
     finish: str | None  # "stop" or "length"
-    drafted: int  # drafted tokens, with alternatives
+    drafted: int  # number of drafted tokens, including alternatives
     accepted: int
-    target_passes: int  # steps of the target that gave it tokens
+    target_passes: int  # number of steps of the target that gave it tokens
 
 
 def generate(
@@ -40,7 +40,7 @@ def generate(
     depth: int,
     alternatives: int = 0,
 ) -> list[Output]:
-    """Answers all requests at once, with rounds of a fixed depth; without a drafter by plain decoding."""
+    """Answers all requests in one batch, with rounds of a fixed depth. No drafter: plain decoding."""
     if drafter is None:
         return _plain(target, requests)
     runs = [_open(target, request) for request in requests]
@@ -91,7 +91,7 @@ def _open(target: Engine, request: OfflineRequest) -> _Run:
 
 
 def _verify(target: Engine, runs: Sequence[_Run], drafts: Sequence[Draft]) -> None:
-    """Makes a round of every run."""
+    """Runs a round for every request."""
     of_sequence = {run.sequence.number: run for run in runs}
     for run, draft in zip(runs, drafts, strict=True):
         base = len(run.sequence.tokens)
