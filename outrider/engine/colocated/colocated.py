@@ -1,10 +1,11 @@
-"""Target drafter that is a model of its own: it runs in the target's process and on the target's device.
+"""Target drafter that is a complete model, in the target's process and on the target's device.
 
-If draft and target are two processes on one device, they compete for it, and each round passes through both
-and through the gateway. Here draft and target take turns. A target of several ranks has the model at rank 0.
+If draft and target were two processes on one device, they would compete for it. Each round would pass through
+both processes and the gateway. Here draft and target take turns. If a target has several ranks, rank 0 holds
+the draft model.
 
-The model works only while a Draft is wanted, so plain decoding costs nothing more. It then first takes in the
-tokens that it has not seen. A long prompt is taken in by chunks, a chunk a step, and meanwhile has no Draft.
+The model runs only while a Draft is wanted, so plain decoding has no extra cost. It then first prefills the
+tokens that it has not seen. A long prompt is prefilled with a chunk per step, and has no Draft meanwhile.
 """
 
 from collections.abc import Sequence
@@ -31,19 +32,19 @@ from outrider.engine.planning.skeleton import skeleton
 from outrider.engine.sequence import EngineSequence
 from outrider.engine.settings import EngineSettings
 
-# Settings of the target that the model shares.
+# Settings that the draft model takes from the target.
 SHARED = {"cache_dtype", "max_sequences", "self_check", "block_size", "prefill_chunk", "graphs", "device"}
 
 
 class Colocated(ForeseeingDrafter):
-    """Drafter of the chains and alternatives that a draft worker with this model makes."""
+    """Drafter that makes the same chains and alternatives as a draft worker with this model."""
 
     has_alternatives = True
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
         """
         Raises:
-            VocabularyMismatchError: the models read a token id differently.
+            VocabularyMismatchError: a token id stands for different tokens in the two models.
         """
         super().__init__(settings, name)
         checkpoint = checkpoint_of(settings, name)
@@ -94,7 +95,7 @@ class Colocated(ForeseeingDrafter):
         return self._slow_because
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Takes as many steps as the deepest Draft has tokens."""
+        """Runs as many steps of the draft model as the deepest Draft has tokens."""
         assert self._model is not None
         drafts = self._model.propose_within(max(request.depth for request in requests), requests)
         pairs = zip(requests, drafts, strict=True)

@@ -26,14 +26,14 @@ logger = logging.getLogger(__name__)
 
 
 class DraftModel(Drafter):
-    """Model with its own engine, whose cache follows each drafted sequence."""
+    """Draft model with its own engine, whose cache follows each drafted sequence."""
 
     def __init__(
         self, draft: Engine, vocab_size: int | None = None, forward: ForwardPass | None = None
     ) -> None:
         """
         Args:
-            vocab_size: token ids of the target; the draft may have more. None: the draft's.
+            vocab_size: number of token ids of the target; the draft may have more. None: the draft's number.
             forward: passes of the draft; None: no Draft begins before its Verdict is known.
         """
         self._draft, self._forward = draft, forward
@@ -41,13 +41,13 @@ class DraftModel(Drafter):
         self._sequences: dict[DraftedSequence, EngineSequence] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Drafts with a step for each position of all Drafts together, after the steps that prompts need."""
+        """Makes all Drafts together, with a step for each position, after the steps that prompts need."""
         return self.propose_within(None, requests)
 
     def propose_within(self, most_steps: int | None, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Returns the Drafts that are complete after ``most_steps`` steps, and empty Drafts.
+        """Returns the Drafts that are complete after ``most_steps`` steps; all other Drafts are empty.
 
-        An unfinished sequence has cached more tokens, and continues with its next request.
+        An incomplete sequence keeps the tokens cached so far, and continues with its next request.
         """
         drafts: dict[DraftedSequence, Draft] = {}
         sequences = {
@@ -66,10 +66,11 @@ class DraftModel(Drafter):
         return top_tokens_of(self._sequences[sequence], tokens) if tokens else ()
 
     def with_room_after(self, judging: Sequence[Judging]) -> list[Judging]:
-        """Returns those for which a chain after any Verdict fits.
+        """Returns the sequences that have cache for a chain after any Verdict.
 
-        What the model has not read of a sequence is fed before the chain: a new sequence reads its prompt
-        while the others begin their chains, and nobody waits for it. Prompts share the tokens of a chunk.
+        Tokens that the model has not read are fed in the pass that begins the chains. So a new sequence
+        prefills its prompt while other sequences begin their chains, and no sequence waits for it. All
+        prompts together get the tokens of a chunk.
         """
         found, left = list[Judging](), self._draft.settings.prefill_chunk
         assert left is not None  # in settings in force nothing is left open
@@ -82,7 +83,7 @@ class DraftModel(Drafter):
         return found
 
     def _unread_before(self, judging: Judging) -> int | None:
-        """Returns how many tokens are fed before a chain, which gets cache; None: no chain can begin."""
+        """Reserves cache for a chain; returns how many tokens are fed before it. None: it cannot begin."""
         request, cache = judging.request, self._draft.runner.cache
         tokens = request.sequence.tokens
         try:
@@ -104,7 +105,9 @@ class DraftModel(Drafter):
     def begin_after(
         self, judging: Sequence[Judging], result: StepResult[Tensor]
     ) -> tuple[Tensor, Tensor] | None:
-        """Begins chains, with room, after the Verdicts that the device has found.
+        """Launches chains after the Verdicts that the device has found.
+
+        judging: result of ``with_room_after``.
 
         Returns:
             as ``ForwardPass.drafted_after``.
@@ -113,7 +116,7 @@ class DraftModel(Drafter):
         feeds = []
         for part in judging:
             tokens, held = part.request.sequence.tokens, self._sequences[part.request.sequence]
-            held.forget_pending()  # the feed has these tokens too, as far as they are accepted
+            held.forget_pending()  # the feed includes the accepted pending tokens
             held.tokens += tokens[len(held.tokens) :]
             fed = [*tokens[held.cached :], *part.told_tokens]
             feeds.append(feed_of(held, fed, held.cached, num_logits=1))
@@ -122,7 +125,7 @@ class DraftModel(Drafter):
         return self._forward.drafted_after(feeds, choice_of(requests, (UNKNOWN,)), result, positions)
 
     def with_alternatives(self, read: DraftRead, request: DraftRequest) -> Draft:
-        """Returns a Draft that was begun with the alternatives that are wanted."""
+        """Returns the chain of a Draft that was begun, with the requested alternatives added."""
         tokens = read.draft.tokens
         nodes = [
             (each.accepted - 1, read.top_tokens[each.accepted][each.rank])
@@ -137,19 +140,19 @@ class DraftModel(Drafter):
         return self._draft.alternatives(held, request.depth, request.alternatives)
 
     def keep(self, sequence: EngineSequence) -> None:
-        """Keeps the cache of a sequence's newest Verdict, after which its Draft was begun."""
+        """Commits the cached tokens of a sequence's newest Verdict, after which its Draft was begun."""
         held = self._sequences[sequence]
         held.tokens += sequence.tokens[len(held.tokens) :]
         held.cached = len(held.tokens)
         self._draft.runner.cache.publish(held)
 
     def clear(self, sequence: EngineSequence) -> None:
-        """Clears the cache after the tokens that it held before the newest Verdict: it is not finite."""
+        """Clears the cache entries after the committed cached tokens, because they are not finite."""
         held = self._sequences[sequence]
         self._draft.runner.cache.clear(held, held.cached)
 
     def _submit(self, request: DraftRequest) -> int | None:
-        """Returns the number of the model's sequence; None: the model cannot read this sequence."""
+        """Submits a request; returns the number of the model's sequence. None: the model cannot read it."""
         sequence = request.sequence
         try:
             held = self._held(sequence)
