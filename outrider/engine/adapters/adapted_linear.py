@@ -1,7 +1,8 @@
-"""Linear layer whose product each row's adapter changes: ``W x + B (A x)``.
+"""Linear layer with LoRA adapters that are chosen per row: ``W x + B (A x)``.
 
-Rows are computed adapter by adapter, so that a row without an adapter keeps its bits. On a CPU weights are
-packed as those of the layers are, so a row's bits depend on no other row's adapter.
+Each adapter is applied to its own rows alone, so a row without an adapter keeps its bits. On a CPU the
+weights of adapters are packed as the weights of layers are. So the bits of a row do not depend on the
+adapters of other rows.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,13 +38,13 @@ class _Products:
 
 
 class AdaptedLinear(AddingLinear):
-    """A layer of a model, or its joined projections, with the changes of adapters by their numbers."""
+    """Linear layer, or several joined projections, with the low-rank changes of adapters by number."""
 
     def __init__(self, layer: nn.Module, widths: Sequence[int], under_way: PassUnderWay) -> None:
         """
         Args:
             layer: linear layer, whole or a rank's share.
-            widths: output features of each joined projection; of a single layer all that it has.
+            widths: output features of each joined projection; a single width for a single layer.
         """
         super().__init__()
         self.layer = layer
@@ -69,10 +70,10 @@ class AdaptedLinear(AddingLinear):
     def take(
         self, adapter: int, changes: dict[int, LowRank], dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Takes an adapter's changes, whose products are joined as the projections are.
+        """Adds an adapter's changes, which are joined as the projections are.
 
         Args:
-            changes: by the number of the projection; the layer's, or a rank's share of it.
+            changes: changes by number of the projection, for the whole layer or a rank's share.
             dtype: type of the model.
         """
         rank = sum(len(change.shrink) for change in changes.values())

@@ -1,4 +1,4 @@
-"""Adapters of a loaded target, whole or a rank's share of them."""
+"""Adapters of a loaded target, whole or as a rank's share."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -25,9 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 class Adapters:
-    """Adapters by their numbers, which are the same at all ranks.
+    """Adapters by number; the numbers agree at all ranks.
 
-    Those of the settings have the numbers from 1 on, and stay. Others come and go between two steps.
+    Adapters of the settings have the numbers from 1 on, and are never dropped. Further adapters are loaded
+    and dropped between two steps.
     """
 
     def __init__(
@@ -38,8 +39,8 @@ class Adapters:
         Args:
             sources: folder or hub id of each adapter of the settings, by its name.
             ranks: number of processes that share the model.
-            folder: folder in which further adapters lie; None: no other is loaded.
-            max_rank: highest rank of a further adapter.
+            folder: folder of further adapters; None: no further adapter can be loaded.
+            max_rank: largest LoRA rank of a further adapter.
 
         Raises:
             UnsupportedModelError: an adapter cannot be used.
@@ -52,14 +53,14 @@ class Adapters:
 
     @property
     def num_weights(self) -> int:
-        """Numbers in the weights of all adapters of the settings, at most."""
+        """Upper bound on the number of weights of all adapters of the settings."""
         return sum(checkpoint.num_weights for checkpoint in self._checkpoints)
 
     def find(self, name: str) -> SequenceAdapter:
-        """Returns the adapter of the settings with that name; the empty name stands for none.
+        """Returns the adapter of the settings with that name; the empty name stands for no adapter.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no such adapter.
         """
         if not name:
             return NO_ADAPTER
@@ -69,15 +70,15 @@ class Adapters:
         return found
 
     def apply_to(self, rows: AdapterRows) -> None:
-        """Says which rows of the next pass have which adapters."""
+        """Sets which rows of the next pass have which adapters."""
         self._under_way.rows = rows
 
     def load(self, model: Any, rank: int) -> None:
         """Loads the weights and replaces the layers that they change, in place.
 
         Args:
-            model: whole, or a rank's share; its layers may have been packed and joined.
-            rank: number of this process in its group; 0: it is alone.
+            model: whole model, or a rank's share; its layers may have been packed and joined.
+            rank: rank of this process in its group; 0 without a group.
 
         Raises:
             UnsupportedModelError: an adapter does not fit the model.
@@ -96,7 +97,7 @@ class Adapters:
         Raises:
             UnsupportedModelError: it cannot be used, or its files have changed.
         """
-        if self.folder is None:  # every path would be read
+        if self.folder is None:  # a request could otherwise name any path
             raise UnsupportedModelError(
                 f"adapters.{asked.name}={asked.path!r}: target.adapter_folder is not set"
             )
@@ -113,13 +114,13 @@ class Adapters:
         """Loads an adapter under a new number. All ranks call it between the same two steps.
 
         Raises:
-            UnsupportedModelError: it cannot be used here, or at another rank: no rank has it then.
+            UnsupportedModelError: it cannot be used here or at another rank; then no rank keeps it.
         """
         changes: dict[AdaptedLinear, dict[int, LowRank]] = {}
         refusal: Exception | None = None
         try:
             changes = self._changes_of(read())
-        except Exception as error:  # whatever it is, the other ranks wait for a word
+        except Exception as error:  # any error: the other ranks wait for this rank's vote
             refusal = error
         if group is not None and not group.least(refusal is None) and refusal is None:
             refusal = UnsupportedModelError("another rank of the target refuses it: its log says why")
@@ -133,7 +134,7 @@ class Adapters:
             layer.drop(number)
 
     def follow(self, change: AdapterChange, group: RankGroup) -> None:
-        """Makes a change at a rank other than 0. Raises only if the process is broken."""
+        """Applies a change at a rank other than 0. Raises only if the process is broken."""
         if change.asked is None:
             self.drop(change.number)
             return
@@ -167,8 +168,8 @@ class Adapters:
     def _share_of(self, change: LowRank, place: "_LayerPlace") -> LowRank:
         """Returns the part of a change that this rank's share of the layer needs.
 
-        A rank has some outputs of a layer, or some inputs. Several ranks may hold the same heads of keys and
-        values, if ranks outnumber heads.
+        A rank holds some outputs of a layer, or some inputs. If ranks outnumber the key/value heads, several
+        ranks hold the same heads.
         """
         shrink, expand = change.shrink, change.expand
         if place.is_by_inputs:
@@ -178,12 +179,12 @@ class Adapters:
 
 @dataclass(frozen=True)
 class _LayerPlace:
-    """Place of a layer of transformers' model in the layers that are computed."""
+    """Location of a layer of transformers' model in the adapted layer that computes it."""
 
     layer: AdaptedLinear
-    projection: int  # number among the joined projections
-    width: int  # output features here
-    is_by_inputs: bool  # ranks share its inputs, not its outputs
+    projection: int  # index among the joined projections
+    width: int  # output features at this rank
+    is_by_inputs: bool  # whether ranks divide its inputs instead of its outputs
 
 
 def _adapted_layers(model: nn.Module, under_way: PassUnderWay) -> Mapping[str, _LayerPlace]:
@@ -211,9 +212,9 @@ def _adapted_layers(model: nn.Module, under_way: PassUnderWay) -> Mapping[str, _
 
 
 def _part(weight: torch.Tensor, dim: int, width: int, rank: int, ranks: int) -> torch.Tensor:
-    """Returns a rank's part of a dimension; all of it if the parts of ranks that have ``width`` are not it.
+    """Returns a rank's part of a dimension; the whole weight if that part does not have ``width``.
 
-    The last rank may have less than the others.
+    The caller refuses such a weight. The last part may be smaller than the other parts.
     """
     whole = weight.shape[dim]
     copies = max(1, min(ranks, width * ranks // whole))  # ranks that hold the same part

@@ -20,7 +20,7 @@ from outrider.engine.errors import UnsupportedModelError
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # Linear layers that an adapter may change, by the last part of their names.
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-# Projections that are computed as one, at most: zeros fill the weights of their joined changes.
+# Largest number of projections that are computed as one layer; zeros fill up their joined changes.
 JOINED = {"q_proj": 3, "k_proj": 3, "v_proj": 3, "gate_proj": 2, "up_proj": 2}
 TENSOR = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<part>[AB])\.weight")
 # Fields of PEFT's config that change what is computed, with the values under which they change nothing.
@@ -46,22 +46,22 @@ class LowRank:
     """Low-rank change of a linear layer."""
 
     shrink: Tensor  # [rank, in_features]
-    expand: Tensor  # [out_features, rank], float32, with the scale in it
+    expand: Tensor  # [out_features, rank], float32, already scaled
 
 
 class AdapterCheckpoint:
-    """Folder of an adapter, or an id of the hub. Its config is read at once, and its weights when asked."""
+    """Checkpoint of an adapter: a folder or a hub id. The config is read at once, the weights on demand."""
 
     def __init__(self, name: str, source: str, within: str | None = None) -> None:
         """
         Args:
             name: name under which requests choose it.
             source: folder or hub id.
-            within: folder in which it has to lie, with all links followed, since a request names it; None:
-                the settings name it, and it may lie anywhere.
+            within: folder that must contain it after all links are followed, because a request names it;
+                None: the settings name it, and it may be anywhere.
 
         Raises:
-            UnsupportedModelError: it cannot be read, or is no adapter that is computed here.
+            UnsupportedModelError: it cannot be read, or its kind of adapter is not supported.
         """
         self.name, self._source = name, source
         try:
@@ -83,18 +83,18 @@ class AdapterCheckpoint:
 
     @property
     def rank(self) -> int:
-        """Rank of its changes."""
+        """LoRA rank."""
         return int(self._config["r"])
 
     @cached_property
     def digest(self) -> bytes:
-        """Digest of its files: what an adapter of other weights has cached is never read."""
+        """Digest of its files. Cached blocks depend on it, so no adapter reads blocks of other weights."""
         files = [(self._folder / name).read_bytes() for name in (CONFIG, WEIGHTS)]
         return hashlib.blake2b(b"".join(files), digest_size=16).digest()
 
     @property
     def num_weights(self) -> int:
-        """Numbers in all its weights as they are computed, at most."""
+        """Upper bound on the number of its weights once projections are joined."""
         total = 0
         for name, shape in self._shapes.items():
             parts = TENSOR.fullmatch(name)
@@ -160,7 +160,7 @@ def may_change(layer: str) -> bool:
 
 
 def joined_with(layer: str) -> int:
-    """Returns the number of projections that are computed as one with a layer, at most."""
+    """Returns the largest number of projections that are computed as one layer with this layer."""
     return JOINED.get(layer.rpartition(".")[2], 1)
 
 

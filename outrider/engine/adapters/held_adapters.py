@@ -15,15 +15,15 @@ from outrider.engine.work import AskedAdapter
 @dataclass
 class _Held:
     adapter: SequenceAdapter
-    sequences: int = 0  # open sequences that have it
-    is_dropped: bool = False  # whether it goes with its last sequence
+    sequences: int = 0  # number of open sequences that use it
+    is_dropped: bool = False  # whether it is freed with its last sequence
 
 
 class HeldAdapters:
     """Cache of loaded adapters by the digest of their files, at rank 0.
 
-    A sequence names the files of its adapter, so a missing adapter is loaded when a sequence is opened. An
-    adapter without sequences makes room for another: first the adapter that was idle for longest.
+    A sequence names the files of its adapter, so a missing adapter is loaded when a sequence is opened. If
+    the cache is full, the least recently used adapter without sequences is dropped first.
     """
 
     def __init__(self, adapters: Adapters, settings: EngineSettings, group: RankGroup | None = None) -> None:
@@ -31,13 +31,13 @@ class HeldAdapters:
         self._adapters, self._group = adapters, group
         self._most = settings.max_loaded_adapters
         self._numbers = count(len(settings.adapters) + 1)
-        self._held: dict[bytes, _Held] = {}  # key: digest; in the order of use
+        self._held: dict[bytes, _Held] = {}  # key: digest; least recently used first
 
     def load(self, asked: AskedAdapter) -> bytes:
         """Loads an adapter, unless it is held; returns the digest of its files.
 
         Raises:
-            UnsupportedModelError: it cannot be used, or all places have open sequences.
+            UnsupportedModelError: it cannot be used, or all held adapters have open sequences.
         """
         checkpoint = self._adapters.read(asked)
         self._found(replace(asked, digest=checkpoint.digest), checkpoint).is_dropped = False
@@ -60,7 +60,7 @@ class HeldAdapters:
     def release(self, adapter: SequenceAdapter) -> None:
         """Ends the use of an adapter by a sequence."""
         held = self._held.get(adapter.digest)
-        if held is not None and held.adapter == adapter:  # else it is of the settings
+        if held is not None and held.adapter == adapter:  # otherwise the settings name it
             held.sequences -= 1
             self._free_unused(adapter.digest)
 
