@@ -1,1 +1,1 @@
-"""LoRA adapters of a target: their checkpoints, and their products beside those of its layers."""
+"""LoRA adapters of a target: their checkpoints, and their products, which are added to those of layers."""

@@ -27,7 +27,7 @@ class HeldAdapters:
     """
 
     def __init__(self, adapters: Adapters, settings: EngineSettings, group: RankGroup | None = None) -> None:
-        """adapters: adapters of this rank, with those of the settings loaded."""
+        """adapters: adapters of this rank; the adapters of the settings are loaded already."""
         self._adapters, self._group = adapters, group
         self._most = settings.max_loaded_adapters
         self._numbers = count(len(settings.adapters) + 1)

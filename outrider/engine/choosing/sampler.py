@@ -55,14 +55,14 @@ class Choices(Struct, frozen=True, eq=False, dict=True):
     """Choices from the logits of a piece of work."""
 
     numbers: RowNumbers
-    rows: slice  # its rows among those of the step
-    chosen: list[int]  # [num_rows] tokens that the coupled rule chooses
-    are_valid: list[bool]  # [num_rows] false if no token may come from the row: a number is not finite
+    rows: slice  # its rows among the rows of the step
+    chosen: list[int]  # [num_rows] best tokens under the keyed noise
+    are_valid: list[bool]  # [num_rows] false: a number is not finite, so no token may come from the row
     contexts: Sequence[ChoiceContext] = ()  # [num_rows]; empty: no setting needs more than noise
     given_top_tokens: list[tuple[int, ...]] | None = None  # None: the chosen tokens alone
     # [num_tokens, num_layers, hidden_size] states at all fed tokens, the last of which are the rows
     hidden: torch.Tensor | None = None
-    path: tuple[int, ...] = ()  # nodes of its Draft that the coupled rule accepts, root first
+    path: tuple[int, ...] = ()  # nodes of its Draft that coupled verification accepts, root first
     told: tuple[TokenLogprobs, ...] = ()  # [num_rows] if they were copied with the tokens
     # Top tokens of further positions, up to an invalid position: each follows the best token before it.
     further: Sequence[tuple[int, ...]] = ()
@@ -80,7 +80,7 @@ class Choices(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def top_tokens(self) -> list[tuple[int, ...]]:
-        """[num_rows] best tokens of each row under the keyed noise, best first, at least one token."""
+        """Best tokens of each row under the keyed noise, best first, at least one token: [num_rows]."""
         return [(token,) for token in self.chosen] if self.given_top_tokens is None else self.given_top_tokens
 
     @cached_property
@@ -238,8 +238,8 @@ def begin_choosing(
     Args:
         logits: [num_rows, vocab_size], in the order of the rows.
         are_finite: bool [num_tokens] of the pass, which reach the host with the result.
-        ranks: tokens to be found for each row.
-        drafts: Drafts to verify by the coupled rule. Such a piece of work has a row for the root and for each
+        ranks: number of best tokens to find for each row.
+        drafts: Drafts for coupled verification. Such a piece of work has a row for the root and for each
             node. None: no Drafts.
         packed: input of the kernels about rows and Drafts, if it is on the device already.
         experts_read: ForwardOutput.experts_read of the pass, which reaches the host with the result too.

@@ -27,7 +27,7 @@ class StepResult(Generic[Array]):
     are_finite: Array  # bool [num_tokens] whether all cached numbers of a fed token are finite
 
     def on_host(self: "StepResult[Tensor]") -> "StepResult[NDArray[Any]]":
-        """Returns the fields of a result that no device holds; they share its memory."""
+        """Returns the fields of a result that is in the host's memory, without a copy."""
         return StepResult(*(tensor.numpy() for tensor in vars(self).values()))
 
     def packed(self: "StepResult[Tensor]") -> Tensor:

@@ -73,7 +73,7 @@ class DraftModel(Drafter):
         prompts together get the tokens of a chunk.
         """
         found, left = list[Judging](), self._draft.settings.prefill_chunk
-        assert left is not None  # in settings in force nothing is left open
+        assert left is not None  # resolved settings leave no value open
         for part in judging:
             unread = self._unread_before(part)
             if unread is None or unread > max(FEW_QUERIES, left):

@@ -16,7 +16,7 @@ from outrider.pace.settings import MAX_DEPTH
 
 
 class PrepareTask(Task):
-    """Drafts after all likely verdicts together, with a step for each position of the next Drafts.
+    """Makes Drafts after all likely verdicts together, with a step for each position of the next Drafts.
 
     A branch begins with the last token of a likely Verdict. If that Verdict accepts the whole Draft, an extra
     step first feeds the Draft's last token. No request waits for the result.

@@ -67,7 +67,7 @@ class ForeseeingDrafter(TargetDrafter):
 
     @abstractmethod
     def _taken(self, judging: Sequence[Judging]) -> list[Judging]:
-        """Returns the sequences whose chains may begin before the Verdict, with cache after any Verdict."""
+        """Returns the sequences whose chains may begin before the Verdict, and have cache for any Verdict."""
 
     @abstractmethod
     def _begin_after(

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class DFlash(BlockHead):
-    """Drafter for these checkpoints. An embedding or output projection that they lack is the target's."""
+    """Drafter for these checkpoints. Without its own embedding or output projection it uses the target's."""
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
         super().__init__(settings, name)

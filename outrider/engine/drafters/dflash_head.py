@@ -309,7 +309,7 @@ class DFlashHead(nn.Module):
             self.confidence_head = ConfidenceHead(*shape.confidence)
 
     def share_out(self, rank: int, ranks: int) -> bool:
-        """Cuts layers and the own output projection to a rank's share. Returns as ``layers.share_out``."""
+        """Cuts the layers and its output projection to a rank's share. Returns as ``layers.share_out``."""
         if isinstance(self.lm_head, nn.Linear):
             count = self.lm_head.out_features
             self.lm_head = ParallelLMHead(keep_outputs(self.lm_head, rank, ranks), count)

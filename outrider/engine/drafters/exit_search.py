@@ -49,7 +49,7 @@ def promised(acceptance_rate: float, cost: float) -> float:
 
 
 class ExitSearch:
-    """Judges all candidates at equal numbers of positions. The best has the largest estimated speedup."""
+    """Judges all candidates at equal numbers of positions, and finds the largest estimated speedup."""
 
     def __init__(self, costs: dict[Layers, float]) -> None:
         """costs: cost of a step of each candidate, in steps of the target."""

@@ -2,8 +2,8 @@
 
 Layer k predicts the token k + 2 positions after its input state. Its cache slot of a position holds what it
 computes from the state of layer k - 1 there, and from the token k + 1 positions later. So the last k slots of
-a layer stay empty until that token is known. A Draft fills them with drafted tokens: each layer passes over
-the whole tree so far.
+a layer stay empty until their tokens are known. A Draft fills them with drafted tokens: each layer passes
+over the whole tree so far.
 
 A sequence that adopted a cached prefix has no layer states at the end of that prefix. It drafts less deep
 until each layer has processed a token of the sequence itself.

@@ -51,7 +51,7 @@ class Judging:
     draft: Draft  # judged Draft: a chain and alternatives
     request: DraftRequest  # request for the next Draft, with the largest depth that any Verdict allows
     start: int  # position of the first token that the step feeds
-    num_tokens: int  # fed tokens
+    num_tokens: int  # number of fed tokens
     rows: range  # rows of the step's logits: after the last committed token, and after each node
     hidden: (
         Tensor | None

@@ -42,7 +42,7 @@ class TrainedExits:
     """Exits of a checkpoint."""
 
     def __init__(self, settings: EngineSettings, drafter: str) -> None:
-        """Finds the exits. Raises UnsupportedModelError if none is there, or one does not fit the target."""
+        """Finds the exits. Raises UnsupportedModelError if there are none, or if an exit does not fit."""
         self.checkpoint = checkpoint = HeadCheckpoint(settings, drafter)
         checkpoint.check_verifier(checkpoint.config.get("base_model_name_or_path"))
         unknown = [name for name in checkpoint.tensors if NAME.fullmatch(name) is None]

@@ -41,7 +41,7 @@ DOUBT = 2.0  # factor by which a promise may be too small: calibrated rates prun
 class _Node:
     token: int
     parent: "_Node | None"  # None: it follows the last committed token
-    depth: int  # tokens of its path
+    depth: int  # number of tokens of its path
     score: float  # logarithm of the probability that it is accepted
     is_on_chain: bool
 

@@ -14,7 +14,7 @@ from outrider.engine.work import NONE_ASKED, AskedAdapter, Decode, Decoded, plai
 
 @dataclass(frozen=True)
 class OfflineRequest:
-    """Prompt, sampling settings and noise key of one text."""
+    """Prompt, sampling settings and noise key of one generation."""
 
     prompt: tuple[int, ...]
     sampling: Sampling

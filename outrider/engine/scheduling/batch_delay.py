@@ -22,8 +22,8 @@ class BatchDelay:
 
     The mean absence predicts when each absent sequence returns. Suppose the step waits for the next k
     sequences. Then a round of all sequences takes one step and one absence. Without the wait there are two
-    steps, and each group computes while the other group is absent. Then a round takes two steps, or one step
-    and an absence if that is longer.
+    groups with a step each, and a group computes while the other group is absent. Then a round takes two
+    steps, or one step and an absence if that is longer.
 
     The step waits for the k with the largest gain after the wait, and begins at once if no k gains.
     Sequences of one step mostly return together, so a wait may pay off over several rounds.
@@ -37,7 +37,7 @@ class BatchDelay:
         self._absence = Mean(0.0, ABSENCE_MEMORY)  # seconds; 0: no sequence has returned yet
 
     def stepped(self, step: Step) -> None:
-        """Learns the time of a step."""
+        """Updates the cost of steps from a measured step."""
         self._cost.observe(step)
 
     def answered(self, sequences: Iterable[Hashable]) -> None:
