@@ -1,1 +1,1 @@
-"""What a team does around a server: choose, check, fit and train drafts. No server imports it."""
+"""Tools to choose, check, fit and train drafts. The server never imports them."""

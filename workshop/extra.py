@@ -1,4 +1,4 @@
-"""The packages that the workshop needs and a server does not, in extras."""
+"""Check for packages that only the workshop needs: they are installed by extras."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""Memory of models that are no longer used."""
+"""Frees the memory of models that are no longer used."""
 
 import gc
 

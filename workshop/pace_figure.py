@@ -1,7 +1,7 @@
 """Draws the figure of docs/pace.md and prints its example's numbers: ``python -m workshop.pace_figure``.
 
-The target reads its weights in 20 ms, which hides 32 tokens; from there on a token takes 0.4 ms. The draft
-takes 2 ms a token. All functions that decide are the pace's own.
+The target takes 20 ms to read its weights. Up to 32 tokens are computed meanwhile; each further token takes
+0.4 ms. The draft takes 2 ms per token. All decisions are made by the pace's own functions.
 """
 
 from pathlib import Path
@@ -29,7 +29,7 @@ class ExampleCosts:
     def drafting(
         self, sequences: Vector, depth: Vector, alternatives: Vector | float, target_step: Vector
     ) -> Vector:
-        """Half a step of waiting, a step for each token, and 1 ms for the messages."""
+        """Returns the seconds of half a step of waiting, one step per token, and 1 ms for messages."""
         return 1e-3 + 2e-3 * (np.asarray(depth) + 0.5)
 
 
@@ -39,7 +39,7 @@ def reach(rate: float, sequences: int) -> Vector:
 
 
 def chosen(rate: float, sequences: int) -> float:
-    """Returns the mean depth that is chosen for that many equal sequences."""
+    """Returns the mean depth that the pace chooses for a number of identical sequences."""
     is_batch = np.zeros(sequences, bool)
     return float(best_depths(reach(rate, sequences), is_batch, ExampleCosts()).mean())
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-Line = list[tuple[str, str]]  # letters and their origins
+Line = list[tuple[str, str]]  # letters, each with its origin
 
 SIDES = {"plain": "Plain decoding", "speculation": "Speculation"}
 XML = "{http://www.w3.org/XML/1998/namespace}"
-LETTERS, LINES = 58, 18  # shown of each text
+LETTERS, LINES = 58, 18  # letters per line and lines that are shown
 LETTER, LINE, MARGIN, TOP = 7.2, 19, 24, 64  # pixels
 COLUMN = LETTERS * LETTER + MARGIN
 WIDTH = MARGIN + 2 * COLUMN
@@ -86,7 +86,7 @@ def _draw_line(svg: ElementTree.Element, x: float, y: float, line: Line) -> None
         column += len(text)
         box = {"x": place, "y": f"{y}", "width": width, "height": f"{LINE - 2}", "class": origin}
         ElementTree.SubElement(svg, "rect", box)
-        # The length is fixed, so that each letter stands in its box whatever font there is.
+        # A fixed text length keeps each letter in its box with any font.
         fitted = {
             f"{XML}space": "preserve",
             "textLength": width,

@@ -10,12 +10,12 @@ from outrider.pace.experts import NO_EXPERTS, ExpertsRead
 from workshop.advice.judged import Counts
 from workshop.advice.speed import FASTER, LEAST_ACCEPTANCE, Expected, ExpectedCosts
 
-PAYS = 1.02  # times plain decoding; slower candidates are not recommended
+PAYS = 1.02  # speedup over plain decoding; slower candidates are not recommended
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Finding of one candidate on the answers of one task at one temperature."""
+    """Finding about one candidate, on the answers of one task at one temperature."""
 
     task: str
     temperature: float
@@ -24,13 +24,13 @@ class Finding:
 
     @property
     def deepest(self) -> Counts:
-        """Counts of the deepest rounds, which say most about positions."""
+        """Counts of the deepest rounds, which cover the most positions."""
         return self.by_depth[max(self.by_depth)]
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Judgement of one candidate: what it costs and what it brings."""
+    """Judgement of one candidate: its costs and its findings."""
 
     name: str
     drafter: str
@@ -39,16 +39,16 @@ class Judgement:
     target_cache: int  # bytes
     draft_memory: int  # bytes
     findings: tuple[Finding, ...]
-    dollars: tuple[float | None, ...] = ()  # [streams] per million tokens, over all findings
+    dollars: tuple[float | None, ...] = ()  # [streams] dollars per million tokens, over all findings
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a step of its model for one stream; None: guesses take no model."""
+        """Seconds of a step of the draft model for one stream; None: the drafter has no model."""
         return None if self.costs.draft is None else self.costs.draft.seconds(1, 1)
 
     @property
     def times_faster(self) -> float | None:
-        """Seconds of the target's step / seconds of the draft's step; None: no model."""
+        """Seconds of a target step / seconds of a draft step; None: the drafter has no model."""
         return None if self.step_s is None else self.costs.target.seconds(1, 1) / self.step_s
 
     @property
@@ -59,12 +59,15 @@ class Judgement:
         return accepted / reached if reached else 0.0
 
     def speedup(self, stream: int) -> float:
-        """Geometric mean of the speedup over tasks and temperatures. stream: index of a number of streams."""
+        """Geometric mean of the speedup over tasks and temperatures.
+
+        stream: index into ``Advice.streams``.
+        """
         return exp(fmean(log(finding.expected[stream].speedup) for finding in self.findings))
 
     @property
     def score(self) -> float:
-        """Rank of the candidate: geometric mean of the speedup over all numbers of streams."""
+        """Score that ranks the candidate: geometric mean of the speedup over all numbers of streams."""
         return exp(fmean(log(self.speedup(stream)) for stream in range(len(self.findings[0].expected))))
 
     @property
@@ -84,10 +87,10 @@ class Advice:
 
     target: str
     streams: tuple[int, ...]
-    is_measured: bool  # steps on this machine; False: by data sheets
-    step_ms: float  # milliseconds of the target's step; one stream, one token
+    is_measured: bool  # steps were measured on this machine; False: computed from data sheets
+    step_ms: float  # milliseconds of a target step with one stream and one token
     dollars: tuple[float | None, ...]  # [streams] dollars per million tokens in plain decoding
-    experts: ExpertsRead = NO_EXPERTS  # experts that steps of the target read, as they were counted here
+    experts: ExpertsRead = NO_EXPERTS  # experts that steps of the target read, counted on this machine
     judgements: list[Judgement] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)  # reasons by candidate
 

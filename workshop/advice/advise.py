@@ -1,4 +1,4 @@
-"""The course of advice: the target answers, candidates guess along the answers, costs are added."""
+"""Runs the advice: the target answers, candidates guess along the answers, costs are added."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,9 +32,9 @@ from workshop.memory import free_memory
 
 logger = logging.getLogger(__name__)
 
-PLAIN = DraftCandidate("plain decoding", drafter("ngram"))  # a target without a drafter
-MARGIN = 10.0  # times that measured steps may be too long
-MEASURED_TOKENS = (1, 2, 3, 5, 9, 17)  # tokens of each sequence in a step
+PLAIN = DraftCandidate("plain decoding", drafter("ngram"))  # target without a drafter: n-grams take no memory
+MARGIN = 10.0  # assumed speedup of a draft's measured steps; a draft that does not pay even then is refused
+MEASURED_TOKENS = (1, 2, 3, 5, 9, 17)  # tokens per sequence in a step
 
 AllJudged = dict[float, list[JudgedAnswer]]  # judged answers by temperature
 
@@ -49,14 +49,14 @@ class Accelerators:
 
 @dataclass(frozen=True)
 class ModelJudged:
-    """Guesses of a model, and how long its steps take."""
+    """Judged guesses of a model, and the times of its steps."""
 
     judged: AllJudged
     steps: StepTimes
 
 
 class Adviser:
-    """Adviser on one deployment."""
+    """Judges all candidates for one deployment."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Adviser:
         Args:
             settings: settings of the deployment, with the GPUs of each worker.
             memories: bytes of each device by group of settings (cluster/devices.py).
-            tell: takes a line about what is done next.
+            tell: called with a line of progress.
         """
         self._settings = settings
         self._asked = asked
@@ -80,13 +80,14 @@ class Adviser:
         self._prices = Prices(asked.price_per_hour, asked.draft_price_per_hour)
         self._answers: dict[float, list[TargetAnswer]] = {}  # answers by temperature
         self._measured: MeasuredSteps | None = None  # steps of the target
-        self._experts = NO_EXPERTS  # experts that its steps read, if a data sheet tells the rest
+        self._experts = NO_EXPERTS  # experts that its steps read, counted if its step times are not measured
         self._models: dict[tuple[str, Quantization | None], ModelJudged] = {}
         self._hopeless: dict[tuple[str, Quantization | None], str] = {}  # reasons by model
         self._suffixes: AllJudged = {}
 
     def advise(self, prompts: Sequence[Prompt], candidates: Sequence[DraftCandidate]) -> Advice:
-        """
+        """Judges the candidates on the target's answers to the prompts.
+
         Raises:
             EngineError: the target cannot be served.
             ValueError: no prompt leaves room for an answer.
@@ -112,7 +113,7 @@ class Adviser:
         return advice
 
     def _have_answered(self, prompts: Sequence[Prompt]) -> None:
-        """Runs the target once, and measures its steps."""
+        """Generates the target's answers, and measures its steps or counts the experts that they read."""
         asked = self._asked
         with self._loaded(PLAIN.target_engine(self._settings)) as target:
             for temperature in asked.temperatures:
@@ -130,7 +131,7 @@ class Adviser:
                 self._experts = counted_experts(target, self._answers[asked.temperatures[0]])
 
     def _steps_of(self, engine: Engine, sizes: Sequence[int]) -> MeasuredSteps:
-        """sizes: tokens of each sequence."""
+        """Measures the steps of an engine. sizes: tokens per sequence."""
         batches, context = self._batches(), self._context()
         return measured_steps(engine, batches, sizes, context, self._asked.repetitions, self._progress)
 
@@ -178,7 +179,7 @@ class Adviser:
     def _counts(
         self, candidate: DraftCandidate, plan: Planned
     ) -> tuple[dict[tuple[float, str], dict[int, Counts]], StepTimes | None]:
-        """Returns rounds by temperature and task, then by depth; and the steps of the model, if any."""
+        """Returns counts by temperature and task, then by depth; and the step times of the model, if any."""
         info, steps, index = candidate.info, None, None
         if info.place is Place.GATEWAY:
             judged = self._of_suffixes() if info.remembers else self._of_index(info)
@@ -230,7 +231,7 @@ class Adviser:
             free_memory()
 
     def _of_model(self, candidate: DraftCandidate, plan: Planned) -> ModelJudged:
-        """Judges a model once, however many candidates it drafts in. Raises HopelessError."""
+        """Judges a model once and keeps the result for its other candidates. Raises HopelessError."""
         assert candidate.model is not None
         key = candidate.model, candidate.quantization
         if key in self._hopeless:
@@ -246,7 +247,7 @@ class Adviser:
         return self._models[key]
 
     def _guessing(self, engine: Engine, info: DrafterInfo, plan: Planned) -> ModelJudged:
-        """Raises HopelessError."""
+        """Judges a loaded model and finds its step times. Raises HopelessError."""
         depth = self._asked.depth
         assert plan.draft_steps is not None
         steps: StepTimes
@@ -266,7 +267,7 @@ class Adviser:
         )
 
     def _check_it_could_pay(self, info: DrafterInfo, plan: Planned, steps: MeasuredSteps) -> None:
-        """Raises HopelessError if rounds could not pay even with steps MARGIN times shorter."""
+        """Raises HopelessError if Drafts would not pay even with steps MARGIN times faster."""
         costs = self._costs(info, plan, steps.faster(MARGIN))
         if any(could_pay(costs, self._asked.depth, streams) for streams in self._asked.streams):
             return
@@ -289,13 +290,13 @@ class Adviser:
         return DataSheetSteps(costs, accelerator, len(self._context()))
 
     def _context(self) -> tuple[int, ...]:
-        """Returns a text of the usual length."""
+        """Returns the beginning of an answered prompt, with the median length of all of them."""
         texts = [answer.text for answers in self._answers.values() for answer in answers]
         length = int(median(len(text) for text in texts))
         return next(text for text in texts if len(text) >= length)[:length]
 
     def _batches(self) -> list[int]:
-        """Returns numbers of sequences in a step: all streams, and half of them."""
+        """Returns the batch sizes to measure: each number of streams, and half of it."""
         return sorted({*self._asked.streams, *(-(-count // 2) for count in self._asked.streams)})
 
     @property
@@ -305,7 +306,7 @@ class Adviser:
 
     @contextmanager
     def _loaded(self, settings: EngineSettings) -> Iterator[Engine]:
-        """Loads one engine: one at a time is in memory."""
+        """Loads an engine and shuts it down afterwards, so that only one engine is in memory."""
         free_memory()
         engine = Engine.from_settings(settings)
         try:

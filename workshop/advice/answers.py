@@ -1,4 +1,4 @@
-"""Prompts from a file, and the target's answers to them: every candidate is judged on these."""
+"""Prompts from a file, and the target's answers to them, on which every candidate is judged."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ UNLABELLED = "all"  # task of prompts without a label
 
 
 class PromptLine(BaseModel):
-    """Line of the file, in JSON."""
+    """Line of the prompts file, a JSON object."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None  # chat, which goes through the chat template
+    messages: list[dict[str, Any]] | None = None  # chat, rendered by the chat template
     task: Annotated[str, Field(min_length=1)] = UNLABELLED
 
     @model_validator(mode="after")
@@ -59,11 +59,11 @@ def read_prompts(file: Path, tokenizer: Any) -> list[Prompt]:
 
     Args:
         file: a JSON object on each line, with ``prompt`` or ``messages``, and optionally ``task``, its label.
-        tokenizer: the target's, of transformers.
+        tokenizer: tokenizer of the target, from transformers.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: a line is not accepted; the message names it.
+        ValueError: a line is invalid; the message names the line.
     """
     lines = [(number, line) for number, line in enumerate(file.read_text().splitlines(), 1) if line.strip()]
     if not lines:
@@ -92,7 +92,7 @@ def _read(place: str, line: str, tokenizer: Any) -> Prompt:
 def answered(
     target: Engine, prompts: Sequence[Prompt], temperature: float, max_tokens: int, seed: int
 ) -> list[TargetAnswer]:
-    """Answers all prompts at once by plain decoding. A prompt without room for two tokens has no answer."""
+    """Answers all prompts by plain decoding, but skips prompts without room for two tokens."""
     fitting = [prompt for prompt in prompts if len(prompt.tokens) + 2 <= target.max_length]
     requests = [
         OfflineRequest(

@@ -1,4 +1,4 @@
-"""Candidates: what could draft for a target."""
+"""Candidates: drafters that could draft for a target."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,23 +16,23 @@ from outrider.engine.loading.special_tokens import drafts_in_parallel
 from outrider.engine.loading.vocabulary import check_vocabulary
 from outrider.engine.settings import EngineSettings, Quantization, TargetDrafterSettings
 
-EARLY_EXIT = "early_exit"  # the drafter that needs no checkpoint
+EARLY_EXIT = "early_exit"  # drafter that needs no checkpoint
 FORMS: tuple[Quantization | None, ...] = (None, "int8", "int4")
 
 
 @dataclass(frozen=True)
 class DraftCandidate:
-    """Candidate: one way to draft."""
+    """Drafter with its checkpoint and its options."""
 
     name: str
     info: DrafterInfo
     model: str | None = None  # checkpoint of a worker drafter
     quantization: Quantization | None = None
     checkpoint: str | None = None  # checkpoint of a target drafter, if it has one
-    layers: int | None = None  # layers of the target that draft
+    layers: int | None = None  # number of the target's first layers that draft
 
     def settings(self, given: Settings) -> Settings:
-        """Returns the settings of a deployment that drafts this way."""
+        """Returns the settings of a deployment with this drafter."""
         drafters = {}
         if self.info.place is Place.TARGET_WORKER:
             own = given.target.drafters.get(self.info.name, TargetDrafterSettings())
@@ -55,7 +55,7 @@ class DraftCandidate:
         return draft.model_copy(update=change)
 
     def draft_engine(self, given: Settings) -> EngineSettings:
-        """Returns the settings of an engine that only drafts when it is asked."""
+        """Returns the settings of a draft engine without draft-ahead."""
         return self.settings(given).draft_engine(draft_name(given)).model_copy(update={"draft_ahead": 0})
 
     def target_engine(self, given: Settings) -> EngineSettings:
@@ -64,21 +64,22 @@ class DraftCandidate:
 
 
 def draft_name(settings: Settings) -> str:
-    """Name of the draft that candidates replace."""
+    """Returns the name of the draft in the settings that candidates replace."""
     return next(iter(settings.drafts), DEFAULT_DRAFT)
 
 
 def candidates(
     settings: Settings, models: Sequence[str], heads: Mapping[str, str]
 ) -> Iterator[DraftCandidate]:
-    """Yields all candidates: of the settings, of the options, and those that need no checkpoint.
+    """Yields all candidates: from the settings, from the options, and drafters that need no checkpoint.
 
     Args:
-        models: folders or hub ids, besides the drafts of the settings.
-        heads: checkpoints by drafter, besides those of the settings; ``early_exit`` has a layer number.
+        models: folders or hub ids, in addition to the drafts of the settings.
+        heads: checkpoints by target drafter, in addition to the settings; for ``early_exit`` a number of
+            layers.
 
     Raises:
-        ValueError: there is no such model, or a drafter is no target drafter.
+        ValueError: a model does not exist, or a name in ``heads`` is not a target drafter.
         UnsupportedModelError: the target's own layers cannot draft.
     """
     target = settings.target
@@ -102,7 +103,7 @@ def candidates(
 
 
 def _target_drafters(settings: Settings, name: str, head: str | None) -> Iterator[DraftCandidate]:
-    """Raises ValueError."""
+    """Yields the candidates of a target drafter. Raises ValueError for other kinds of drafters."""
     info = drafter(name)
     if info.place is not Place.TARGET_WORKER:
         raise ValueError(f"{name}={head}: {name!r} is no target drafter")
@@ -115,7 +116,7 @@ def _target_drafters(settings: Settings, name: str, head: str | None) -> Iterato
 
 
 def _exits(settings: Settings, head: str | None) -> Iterator[DraftCandidate]:
-    """Yields the exit that the settings name; else every exit that begins with the first layer."""
+    """Yields the early exit that the settings name, or else every early exit made of the first layers."""
     info = drafter(EARLY_EXIT)
     given = DraftCandidate(EARLY_EXIT, info, checkpoint=head)
     made = target_drafter(given.target_engine(settings), EARLY_EXIT)
@@ -129,10 +130,10 @@ def _exits(settings: Settings, head: str | None) -> Iterator[DraftCandidate]:
 
 
 def checked(candidate: DraftCandidate, target: str) -> DraftCandidate:
-    """Returns the candidate as it would be served: a model that drafts in one pass has another drafter.
+    """Returns the candidate as it would be served: a parallel draft model gets the parallel drafter.
 
     Raises:
-        VocabularyMismatchError: it does not share the target's tokenizer.
+        VocabularyMismatchError: the model does not share the target's tokenizer.
     """
     if candidate.model is None or candidate.model == target:
         return candidate
@@ -144,7 +145,7 @@ def checked(candidate: DraftCandidate, target: str) -> DraftCandidate:
 
 
 def _forms(model: str) -> tuple[Quantization | None, ...]:
-    """Returns the quantized forms of a checkpoint. Raises ValueError if there is no such model."""
+    """Returns the quantizations to try, None included. Raises ValueError if the model does not exist."""
     try:
         AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as error:
@@ -157,6 +158,6 @@ def _with_form(label: str, form: Quantization | None) -> str:
 
 
 def _labels(models: Sequence[str]) -> dict[str, str]:
-    """Returns the last part of each path; the whole path if two end alike."""
+    """Returns a label for each model: the last part of its path, or the whole path to be unique."""
     ends = [Path(model).name for model in models]
     return {model: end if ends.count(end) == 1 else model for model, end in zip(models, ends, strict=True)}

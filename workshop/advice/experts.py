@@ -1,4 +1,4 @@
-"""Experts of a mixture that steps read, counted while the target verifies its own answers."""
+"""Counts the experts that steps of a mixture read, while the target verifies its own answers."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,14 +10,14 @@ from outrider.pace.step import Step
 from workshop.advice.answers import TargetAnswer
 
 DEPTHS = (0, 2, 4)  # tokens of a Draft
-ROUNDS = 8  # rounds of each depth, at most, with each number of sequences
+ROUNDS = 8  # most rounds for each depth and number of sequences
 
 
 def counted_experts(target: Engine, answers: Sequence[TargetAnswer]) -> ExpertsRead:
-    """Has the target verify the beginnings of its answers, of which the Drafts are made.
+    """Lets the target verify Drafts copied from its own answers, and counts the experts read.
 
     Returns:
-        What steps over one sequence, two and so on have read; NO_EXPERTS if they count none.
+        Experts read by steps over 1, 2, 4, ... sequences; NO_EXPERTS if the steps report none.
     """
     learned, sequences = LearnedExperts(), 1
     while sequences <= len(answers):
@@ -29,7 +29,7 @@ def counted_experts(target: Engine, answers: Sequence[TargetAnswer]) -> ExpertsR
 
 
 def _steps(target: Engine, answers: Sequence[TargetAnswer], depth: int) -> Iterator[Step]:
-    """Yields the steps of rounds over all these answers, as long as each has tokens left."""
+    """Yields the steps of rounds over all these answers, until one answer has too few tokens left."""
     runs = [
         (answer, target.open(len(answer.request.prompt), answer.request.noise_key, answer.request.sampling))
         for answer in answers

@@ -7,27 +7,27 @@ from gateway.drafters.mixed import Promises
 from outrider.decoding.draft import Draft
 from outrider.drafters.occurrences import Continuation
 
-FIRST = 1  # index of an answer's token that is drafted first; the prompt's pass gives token 0
+FIRST = 1  # index of the first drafted token of an answer; token 0 comes from the prefill
 NO_TOKEN = -1  # stands for a wrong guess
 
 
 @dataclass(frozen=True)
 class DraftStart:
-    """Draft that follows a part of the answer."""
+    """Draft that begins at one position of an answer."""
 
     drafted: int  # tokens in its chain
-    correct: int  # leading tokens that the target said too
+    correct: int  # leading tokens that equal the target's answer
 
 
 @dataclass(frozen=True)
 class JudgedAnswer:
     """Drafts of a candidate along one answer: ``starts[i]`` is the Draft that begins at ``tokens[i]``.
 
-    A shallower Draft is the beginning of a deeper one.
+    A shallower Draft is a prefix of a deeper Draft.
     """
 
     tokens: tuple[int, ...]  # tokens of the answer
-    starts: tuple[DraftStart, ...]  # [num_tokens]; those before FIRST hold nothing
+    starts: tuple[DraftStart, ...]  # [num_tokens]; entries before FIRST are empty
     guesses: tuple[Continuation, ...] = ()  # [num_tokens] scored guesses of an index
 
 
@@ -37,11 +37,11 @@ class Counts:
 
     depth: int
     rounds: int = 0
-    tokens: int = 0  # tokens given, the target's own included
-    asked: int = 0  # rounds that asked the drafter with a model
+    tokens: int = 0  # tokens gained, the target's own included
+    asked: int = 0  # rounds whose Draft did not come from the index
     drafted: int = 0
     reached: list[int] = field(default_factory=list)  # [depth] rounds that reached the position
-    accepted: list[int] = field(default_factory=list)  # [depth] rounds whose guess there was correct
+    accepted: list[int] = field(default_factory=list)  # [depth] rounds that accepted the position
 
     def __post_init__(self) -> None:
         self.reached, self.accepted = [0] * self.depth, [0] * self.depth
@@ -58,7 +58,7 @@ class Counts:
 
     @property
     def rates(self) -> list[float | None]:
-        """Acceptance rate by position [depth], given that it was reached; None: never reached."""
+        """Acceptance rate by position [depth], given that the position was reached; None: never reached."""
         pairs = zip(self.accepted, self.reached, strict=True)
         return [accepted / reached if reached else None for accepted, reached in pairs]
 
@@ -67,10 +67,10 @@ class Counts:
         return self.asked / self.rounds if self.rounds else 0.0
 
     def add(self, start: DraftStart, left: int) -> int:
-        """Adds a round and returns the tokens that it gave.
+        """Adds a round and returns the number of tokens that it gained.
 
-        left: tokens of the answer from there on. The last token counts as the target's own, even if the
-            Draft had it.
+        left: remaining tokens of the answer. The last token counts as the target's own, even if it was
+            drafted.
         """
         drafted = min(start.drafted, self.depth)
         correct = min(start.correct, drafted, left - 1)
@@ -95,11 +95,11 @@ def counted(judged: Sequence[JudgedAnswer], depth: int) -> Counts:
 
 
 def counted_mixed(others: Sequence[JudgedAnswer], indices: Sequence[JudgedAnswer], depth: int) -> Counts:
-    """Counts rounds whose Draft comes from the drafter that promises more tokens.
+    """Counts rounds whose Draft comes from the drafter that is expected to gain more tokens.
 
     This is the gateway's own rule (gateway/drafters/mixed.py), over all answers of one task.
 
-    indices: answers judged with an index, whose guesses have scores.
+    indices: answers judged with an index; their guesses have probabilities.
     """
     counts, promises = Counts(depth), Promises()
     for other, index in zip(others, indices, strict=True):

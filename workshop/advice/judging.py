@@ -1,4 +1,4 @@
-"""Lets a drafter guess along given answers, as it drafts when serving."""
+"""Lets a drafter draft along given answers, as it does in serving."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,11 +17,11 @@ from workshop.advice.judged import FIRST, DraftStart, JudgedAnswer
 from workshop.advice.progress import SILENT, Progress
 
 NOTHING = DraftStart(0, 0)
-CALLER = "advise"  # name of the caller whose past answers these are
+CALLER = "advise"  # caller under whose name past answers are kept
 
 
 def judge_index(make: Callable[[], Index], answers: Sequence[TargetAnswer], depth: int) -> list[JudgedAnswer]:
-    """Asks an index over each answer, before each of its tokens."""
+    """Judges an index over each answer: one guess before each token."""
     judged = []
     for answer in answers:
         index = make()
@@ -30,9 +30,9 @@ def judge_index(make: Callable[[], Index], answers: Sequence[TargetAnswer], dept
 
 
 def judge_suffix(answers: Sequence[TargetAnswer], depth: int, past_tokens: int) -> list[JudgedAnswer]:
-    """Asks suffixes of the answer's own text, and of all earlier answers of its task.
+    """Judges a suffix index over the answer's own text and all earlier answers of its task.
 
-    past_tokens: number of tokens that are kept, as the gateway's setting ``past_answer_tokens``.
+    past_tokens: most tokens of past answers that are kept, as in the gateway's ``past_answer_tokens``.
     """
     past = PastAnswers(past_tokens)
     judged = []
@@ -47,10 +47,10 @@ def judge_suffix(answers: Sequence[TargetAnswer], depth: int, past_tokens: int) 
 def judge_text(
     drafter: Drafter, answers: Sequence[TargetAnswer], depth: int, progress: Progress = SILENT
 ) -> list[JudgedAnswer]:
-    """Asks a drafter whose guess depends only on the text before it, wherever its Draft began.
+    """Judges a drafter whose guess depends only on the text before it, not on where the Draft began.
 
-    So a Draft tells of each of its tokens, up to the first wrong token, whether it is correct. The next Draft
-    begins behind that: no token is guessed twice.
+    So one Draft judges several positions, up to its first wrong token. The next Draft begins after that
+    token, and no position is drafted twice.
     """
     runs = [_JudgedRun(answer) for answer in answers]
     while active := _active(runs, progress):
@@ -67,7 +67,7 @@ def judge_text(
 def judge_starts(
     drafter: Drafter, answers: Sequence[TargetAnswer], depth: int, progress: Progress = SILENT
 ) -> list[JudgedAnswer]:
-    """Asks any drafter for a Draft before each token."""
+    """Judges any drafter: one Draft before each token."""
     runs = [_JudgedRun(answer) for answer in answers]
     while active := _active(runs, progress):
         for run, drafted in zip(active, _proposed(drafter, active, depth), strict=True):
@@ -79,7 +79,7 @@ def judge_starts(
 
 
 class _JudgedRun:
-    """Answer as far as the drafter has been told of it."""
+    """Answer of which the drafter knows the tokens before ``place``."""
 
     def __init__(self, answer: TargetAnswer) -> None:
         self._answer = answer
@@ -97,7 +97,7 @@ class _JudgedRun:
 
     @property
     def rest(self) -> tuple[int, ...]:
-        """Tokens that the drafter has to guess."""
+        """Tokens that the drafter does not know yet."""
         return self._answer.tokens[self.place :]
 
     @property
@@ -111,20 +111,20 @@ class _JudgedRun:
 
 
 def _active(runs: Sequence[_JudgedRun], progress: Progress) -> list[_JudgedRun]:
-    """Yields answers that have not ended. Raises HopelessError."""
+    """Returns the runs that have not ended, and reports progress. Raises HopelessError."""
     places, lengths = zip(*((run.place, len(run.starts)) for run in runs), strict=True)
     progress.at(sum(places), sum(lengths), "tokens judged")
     return [run for run in runs if not run.has_ended]
 
 
 def _proposed(drafter: Drafter, runs: Sequence[_JudgedRun], depth: int) -> list[tuple[int, ...]]:
-    """Returns a chain for each answer."""
+    """Returns a chain of drafted tokens for each run."""
     requests = [DraftRequest(run.generation, depth, 0, run.generation.round) for run in runs]
     return [draft.tokens for draft in drafter.propose(requests)]
 
 
 def _of_single_tokens(judged: JudgedAnswer, depth: int) -> JudgedAnswer:
-    """Makes Drafts of guesses that were told token by token: a chain is correct as far as its tokens are."""
+    """Joins single judged guesses to Drafts; a Draft is correct up to its first wrong token."""
     starts: list[DraftStart] = []
     drafted = correct = 0
     for start in reversed(judged.starts):

@@ -1,4 +1,4 @@
-"""Draws advice: the speedup of candidates by load, and their acceptance by position."""
+"""Figure of the advice: the speedup of candidates by load, and their acceptance by position."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from workshop.advice.advice import Advice, Judgement
 
-DRAWN = 8  # candidates, the best first
+DRAWN = 8  # most candidates that are drawn, the best first
 
 
 def draw(advice: Advice, file: Path) -> None:
@@ -37,7 +37,7 @@ def _draw_speed(axes: Axes, advice: Advice) -> None:
 
 
 def _draw_acceptance(axes: Axes, judgements: list[Judgement]) -> None:
-    """Draws means over tasks and temperatures, of rounds that reached the position."""
+    """Draws accepted / reached by position, over all tasks and temperatures."""
     axes.set_title("acceptance rate by position", fontsize=11)
     for judgement in judgements:
         positions, rates = [], []

@@ -1,4 +1,4 @@
-"""Memory plan of each candidate: what it takes of the devices, and what it leaves to the target."""
+"""Memory plan of a candidate: the bytes that it takes, and the bytes left to the target's KV cache."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,19 +16,19 @@ from workshop.advice.candidates import DraftCandidate
 
 @dataclass(frozen=True)
 class Planned:
-    """Bytes on each device, and steps."""
+    """Planned bytes on the devices, and costs of the steps."""
 
-    target_cache: int  # bytes for the target's cache next to the drafter; 0: not a block
+    target_cache: int  # bytes left for the target's KV cache beside the drafter; 0: not even one block
     draft: int  # bytes of a draft worker; 0: there is none
     target_steps: StepCosts
-    draft_steps: StepCosts | None  # None: guesses take no model
+    draft_steps: StepCosts | None  # None: the drafter has no model
 
 
 def planned(candidate: DraftCandidate, settings: Settings, memories: Mapping[str, int]) -> Planned:
     """Plans the memory of a deployment that drafts with this candidate.
 
     Args:
-        settings: with the GPUs of each worker.
+        settings: settings of the deployment, with the GPUs of each worker.
         memories: bytes of each device by group of settings (cluster/devices.py).
 
     Raises:
@@ -48,7 +48,7 @@ def planned(candidate: DraftCandidate, settings: Settings, memories: Mapping[str
 
 
 def _target_drafter_steps(engine: EngineSettings, target: StepCosts) -> StepCosts:
-    """Returns costs of a target drafter: its own weights, or its share of the target's; little cache."""
+    """Returns step costs of a target drafter: its own weights without a cache, or its share of the target."""
     (name,) = engine.drafters
     drafter = target_drafter(engine, name)
     if isinstance(drafter, EarlyExit):
@@ -63,5 +63,5 @@ def _target_drafter_steps(engine: EngineSettings, target: StepCosts) -> StepCost
             layers=round(share * target.layers),
             all_reduces=round(share * target.all_reduces),
         )
-    per_token = 1.0 * drafter.weight_bytes  # operations: a product and a sum for each weight of two bytes
+    per_token = 1.0 * drafter.weight_bytes  # FLOPs: a multiplication and an addition per weight of two bytes
     return StepCosts(drafter.weight_bytes, 0.0, per_token, 0.0, kernels=0)

@@ -1,4 +1,4 @@
-"""Progress of long work, and its end if it takes too long."""
+"""Progress messages and a time limit for long work."""
 
 import time
 from collections.abc import Callable
@@ -8,16 +8,16 @@ TELL_EVERY_S = 5.0
 
 
 class HopelessError(Exception):
-    """A candidate is not worth its time on this machine."""
+    """A candidate is given up: it takes too long on this machine, or could never pay."""
 
 
 class Progress:
-    """Reports progress now and then, and ends a candidate's work after a number of seconds."""
+    """Reports progress at intervals, and raises HopelessError when a time limit is over."""
 
     def __init__(self, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         """Starts without a limit.
 
-        clock: seconds.
+        clock: returns seconds.
         """
         self.tell = tell
         self._clock = clock
@@ -30,11 +30,13 @@ class Progress:
         self._deadline = self._clock() + seconds
 
     def at(self, done: int, of: int, what: str) -> None:
-        """Reports ``done`` of ``what``, such as "tokens judged".
-        what: is done: "tokens judged".
+        """Reports progress if the last report is TELL_EVERY_S ago.
+
+        Args:
+            what: what is counted, such as "tokens judged".
 
         Raises:
-            HopelessError: its time is up.
+            HopelessError: the time limit is over.
         """
         now = self._clock()
         if now > self._deadline:

@@ -8,12 +8,12 @@ from workshop.advice.advice import Advice, Finding, Judgement
 from workshop.advice.speed import FASTER, LEAST_ACCEPTANCE
 
 GB = 1e9
-COUNTED = (1, 5)  # tokens of a step of one sequence for which experts are told
-POSITIONS = 4  # positions with a column in the table; JSON has all
+COUNTED = (1, 5)  # tokens in a step of one sequence for which the share of experts is reported
+POSITIONS = 4  # positions with a column in the table; the JSON has all positions
 
 
 def report(advice: Advice) -> str:
-    """Returns the candidates by rank, their findings for each task, and the recommendation."""
+    """Returns the ranking, the findings by task and the recommendation as text."""
     basis = "measured on this machine" if advice.is_measured else "by data sheets"
     if advice.experts != NO_EXPERTS:
         one, five = (f"{share:.1%}" for share in _experts_by_tokens(advice).values())
@@ -61,7 +61,7 @@ def _finding_header(advice: Advice) -> list[str]:
 
 
 def _found(judgement: Judgement, finding: Finding) -> list[str]:
-    """Returns a row: tokens per pass at the best depth of one stream, or of the first number of streams."""
+    """Returns a row. Its tokens per pass are at the best depth for the first number of streams."""
     rates = [*finding.deepest.rates, *[None] * POSITIONS][:POSITIONS]
     return [
         judgement.name,
@@ -101,7 +101,7 @@ def as_json(advice: Advice) -> dict[str, Any]:
 
 
 def _experts_by_tokens(advice: Advice) -> dict[int, float]:
-    """Returns the share of experts that a step of one sequence reads, by tokens; empty: not counted."""
+    """Returns the share of experts that a step of one sequence reads, by its tokens; empty if not counted."""
     if advice.experts == NO_EXPERTS:
         return {}
     return {tokens: float(advice.experts.share(1, tokens)) for tokens in COUNTED}

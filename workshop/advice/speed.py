@@ -1,4 +1,4 @@
-"""Speed of rounds compared with plain decoding, by their costs. Arithmetic alone."""
+"""Expected speed of rounds relative to plain decoding, computed from costs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,18 +11,18 @@ from outrider.pace.regression import Vector
 from workshop.advice.judged import Counts
 from workshop.advice.steps import StepTimes
 
-FASTER = 10.0  # times that a draft's step should be faster than the target's
+FASTER = 10.0  # ratio of a target step's time to a draft step's time that a draft should exceed
 LEAST_ACCEPTANCE = 0.5  # acceptance rate below which a draft is not worth its device
 
 
 @dataclass(frozen=True)
 class ExpectedCosts:
-    """Costs as the pace has them (outrider/pace/optimizer.py), before anything was served."""
+    """Costs in the form that the pace uses (outrider/pace/optimizer.py), before anything was served."""
 
     target: StepTimes
     drafter: DrafterInfo
-    draft: StepTimes | None  # None: guesses take no model
-    round_s: float  # seconds of a round besides the steps of draft and target, if rounds wait for the gateway
+    draft: StepTimes | None  # None: the drafter has no model
+    round_s: float  # seconds of a round beside the steps of draft and target; unused for a target drafter
     hidden: float  # share of drafting that draft-ahead hides behind a step of the target
     asked_share: float = 1.0  # share of rounds that ask the model
     calibration: float = 1.0
@@ -34,14 +34,14 @@ class ExpectedCosts:
         return self.drafter.place is Place.TARGET_WORKER
 
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
-        """Seconds of a step of the target; 0 without sequences."""
+        """Returns the seconds of a step of the target; 0 without sequences."""
         return np.asarray(self.target.seconds(float(sequences), float(tokens)) if sequences else 0.0)
 
     def drafting(
         self, sequences: Vector, depth: Vector, leaves: Vector | float, target_step: Vector
     ) -> Vector:
-        """Seconds from a Verdict to the next Draft; Drafts are chains."""
-        # A target needs no turn of the gateway for the Drafts of its own drafter.
+        """Returns the seconds from a Verdict to the next Draft, which is a chain."""
+        # With a target drafter, a round does not wait for the gateway.
         rest = 0.0 if self.draft_in_step else self.round_s
         alone = rest + self.asked_share * self._drafting_steps(float(sequences), float(depth))
         return np.asarray(alone - self.hidden * np.minimum(alone, target_step))
@@ -62,7 +62,7 @@ class Prices:
     draft: float | None  # price of a draft's own device
 
     def per_million_tokens(self, tokens_per_s: float, *, with_draft: bool) -> float | None:
-        """Returns dollars; a draft without a price is on the target's device."""
+        """Returns dollars per million tokens. A draft without a price shares the target's device."""
         if self.target is None:
             return None
         hourly = self.target + (self.draft or 0.0 if with_draft else 0.0)
@@ -71,19 +71,19 @@ class Prices:
 
 @dataclass(frozen=True)
 class Expected:
-    """Expected speed at a number of streams, with the best depth there."""
+    """Expected speed at the best depth for a number of streams."""
 
     streams: int
-    depth: int  # 0: plain decoding is as fast
+    depth: int  # 0: plain decoding is at least as fast
     tokens_per_pass: float
     tokens_per_s: float  # tokens per second, all streams together
-    speedup: float  # times plain decoding
+    speedup: float  # relative to plain decoding
 
 
 def expected(by_depth: Mapping[int, Counts], costs: ExpectedCosts, streams: int) -> Expected:
-    """Returns the best of all depths, plain decoding included.
+    """Returns the speed at the fastest depth, plain decoding included.
 
-    by_depth: rounds as they were counted.
+    by_depth: counts of rounds by depth.
     """
     plain = Expected(streams, 0, 1.0, streams / costs.target.seconds(streams, streams), 1.0)
     drafted = (expected_at(counts, costs, streams) for counts in by_depth.values() if counts.rounds)
@@ -91,14 +91,14 @@ def expected(by_depth: Mapping[int, Counts], costs: ExpectedCosts, streams: int)
 
 
 def expected_at(counts: Counts, costs: ExpectedCosts, streams: int) -> Expected:
-    """Returns the speed of rounds of one depth, of which at least one was counted."""
+    """Returns the speed of rounds of one depth. ``counts`` has at least one round."""
     rate = streams * counts.tokens_per_pass / round_time(counts, costs, streams)
     speedup = rate / (streams / costs.target.seconds(streams, streams))
     return Expected(streams, counts.depth, counts.tokens_per_pass, rate, speedup)
 
 
 def could_pay(costs: ExpectedCosts, depth: int, streams: int) -> bool:
-    """Whether rounds of any depth up to this would beat plain decoding if every guess were correct."""
+    """Whether any depth up to this depth would beat plain decoding if every guess were correct."""
     correct = (Counts(each, rounds=1, tokens=each + 1, asked=1, drafted=each) for each in range(1, depth + 1))
     return any(expected_at(counts, costs, streams).speedup > 1.0 for counts in correct)
 

@@ -1,4 +1,4 @@
-"""Seconds of a step: measured on an engine, or from a data sheet."""
+"""Step times, measured on an engine or computed from a data sheet."""
 
 import statistics
 import time
@@ -19,19 +19,19 @@ from workshop.advice.progress import Progress
 
 PROMPT = tuple(range(10, 74))
 GREEDY = Sampling(temperature=0, max_tokens=1500, ignore_eos=True)
-LONGEST_S = 20.0  # seconds of measuring a model, after which no larger number of sequences is begun
-LEAST_TOKEN = 5  # first drafted token id; the choice of ids takes no time
+LONGEST_S = 20.0  # seconds of measuring a model, after which no larger batch is started
+LEAST_TOKEN = 5  # first drafted token id; the ids have no influence on the times
 
 
 class StepTimes(Protocol):
-    """Times of one model's steps."""
+    """Step times of one model."""
 
     def seconds(self, sequences: float, tokens: float) -> float:
-        """Returns seconds of a step over a number of tokens, of a number of sequences all together."""
+        """Returns the seconds of a step. tokens: sum over all sequences."""
 
 
 class Steps:
-    """Steps of one shape over one set of sequences."""
+    """Runs steps of one shape over one set of sequences."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class Steps:
         """Opens the sequences.
 
         Args:
-            tokens: of each sequence: a committed token, and drafted tokens in a chain.
-            branches: the drafted tokens are siblings instead.
+            tokens: tokens per sequence: one committed token, then a chain of drafted tokens.
+            branches: the drafted tokens are siblings instead of a chain.
         """
         self._engine = engine
         self._round = 0
@@ -57,7 +57,7 @@ class Steps:
         self.take(tuple(prompt))
 
     def take(self, tokens: tuple[int, ...] = ()) -> float:
-        """Returns seconds of one step; the first step reads the prompt too."""
+        """Runs one round and returns the seconds of its last step. The first round includes the prefill."""
         self._round += 1
         for sequence in self._sequences:
             self._engine.submit(
@@ -76,12 +76,12 @@ class Steps:
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """Times between measured sizes, on straight lines."""
+    """Step times, linearly interpolated between measured sizes."""
 
-    taken: Mapping[int, Mapping[int, float]]  # seconds by sequences, then by tokens all together
+    taken: Mapping[int, Mapping[int, float]]  # seconds by number of sequences, then by sum of tokens
 
     def seconds(self, sequences: float, tokens: float) -> float:
-        """Returns seconds at the nearest measured number of sequences."""
+        """Returns seconds at the nearest measured number of sequences, scaled up if that is smaller."""
         nearest = min(self.taken, key=lambda measured: abs(np.log(measured / sequences)))
         of_sequences = self.taken[nearest]
         sizes = sorted(of_sequences)
@@ -89,7 +89,7 @@ class MeasuredSteps:
         return scale * float(np.interp(tokens / scale, sizes, each))
 
     def faster(self, times: float) -> "MeasuredSteps":
-        """Returns times with each step this many times shorter."""
+        """Returns the times divided by a factor."""
         return MeasuredSteps(
             {count: {tokens: s / times for tokens, s in of.items()} for count, of in self.taken.items()}
         )
@@ -97,14 +97,14 @@ class MeasuredSteps:
 
 @dataclass(frozen=True)
 class DataSheetSteps:
-    """Times from the data sheet of an accelerator."""
+    """Step times from the data sheet of an accelerator."""
 
     costs: StepCosts
     accelerator: Accelerator
-    context: float  # tokens of each sequence's context
+    context: float  # context tokens per sequence
 
     def seconds(self, sequences: float, tokens: float) -> float:
-        """Returns seconds of a step; a step of one token of each sequence runs beside the host."""
+        """Returns the seconds of a step. A step of plain decoding is launched during the previous step."""
         size = StepSize(sequences, tokens, context_tokens=sequences * self.context)
         return self.costs.seconds(self.accelerator, size, is_early=tokens == sequences)
 
@@ -117,16 +117,16 @@ def measured_steps(
     repetitions: int,
     progress: Progress,
 ) -> MeasuredSteps:
-    """Returns medians of measured steps.
+    """Measures steps and returns their median times.
 
     Args:
-        batches: numbers of sequences, the smallest first. Those for which the cache has no room are left
-            out, and larger numbers if the smaller numbers have taken long.
-        sizes: tokens of each sequence.
-        prompt: that each sequence looks back at.
+        batches: numbers of sequences, the smallest first. Numbers that do not fit into the cache are left
+            out, and larger numbers after smaller numbers have taken too long.
+        sizes: tokens per sequence.
+        prompt: context of each sequence.
 
     Raises:
-        HopelessError: the time of ``progress`` is up.
+        HopelessError: the time limit of ``progress`` is over.
     """
     started = time.monotonic()
     taken: dict[int, dict[int, float]] = {}
@@ -149,6 +149,6 @@ def measured_steps(
 
 
 def _has_room(engine: Engine, sequences: int, length: int) -> bool:
-    """Whether the cache has room for this many sequences of that length."""
+    """Whether the cache has room for this number of sequences of this length."""
     blocks = sequences * -(-length // engine.settings.block_size)
     return blocks <= engine.load().total_blocks and sequences <= engine.settings.max_sequences

@@ -1,7 +1,7 @@
-"""Judges target drafters: one pass of the target over each answer gives the states that they read.
+"""Judges target drafters with the hidden states from one pass of the target over each answer.
 
-A drafter gets the states as when serving: token by token, each before the Draft that follows it. So a head
-keeps in its cache what it would have kept.
+A drafter receives the states as in serving: token by token, each before the Draft that follows it. So the
+cache of a head has the same content as in serving.
 """
 
 import time
@@ -32,11 +32,11 @@ from workshop.advice.judging import NOTHING
 from workshop.advice.progress import SILENT, Progress
 from workshop.advice.steps import MeasuredSteps
 
-AT_A_TIME = 8  # answers whose states are held at a time
+AT_A_TIME = 8  # answers whose hidden states are in memory at a time
 
 
 class _StateRecorder(ModelRunner):
-    """Keeps the states of committed tokens: by block, as the cache does, since sequences share blocks."""
+    """Records the states of committed tokens by cache block, because sequences share blocks."""
 
     def __init__(self, forward: ForwardPass) -> None:
         super().__init__(forward, None)
@@ -58,7 +58,7 @@ class _StateRecorder(ModelRunner):
         return finished
 
     def states(self, sequence: EngineSequence) -> Tensor | None:
-        """Returns the states of the cached tokens: [cached, num_layers, hidden_size]; None: none are read."""
+        """Returns states of the cached tokens [cached, num_layers, hidden_size], or None if none are read."""
         if not self._states:
             return None
         return torch.stack([self._states[self._slot(sequence, place)] for place in range(sequence.cached)])
@@ -73,13 +73,13 @@ class _StateRecorder(ModelRunner):
 
 
 class TargetDrafterJudge:
-    """Target with a drafter in its process, and how long that drafter takes."""
+    """Judges one target drafter and measures its steps."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        """Loads both.
+        """Loads the target and its drafter.
 
         Args:
-            settings: of the target, which name a single drafter.
+            settings: settings of the target, which name a single drafter.
 
         Raises:
             UnsupportedModelError: the drafter does not suit the target.
@@ -107,7 +107,7 @@ class TargetDrafterJudge:
     def _judged_together(
         self, answers: Sequence[TargetAnswer], depth: int, go_on: Callable[[], None]
     ) -> list[JudgedAnswer]:
-        """Judges answers that run together.
+        """Judges answers in one batch.
 
         go_on: called before each step; may raise.
         """
@@ -134,7 +134,7 @@ class TargetDrafterJudge:
         return [run.judged for run in runs]
 
     def _read(self, answer: TargetAnswer) -> EngineSequence:
-        """Lets the target read all tokens but the last."""
+        """Opens a sequence and submits all tokens but the last to the target."""
         request = answer.request
         sequence = self._engine.open(len(request.prompt), request.noise_key, request.sampling)
         self._engine.submit(Decode(sequence.number, 0, answer.text[:-1], NO_DRAFT, 0))
@@ -147,13 +147,13 @@ class TargetDrafterJudge:
 
 
 class _JudgedSequence:
-    """Answer as far as the drafter has been told of it."""
+    """Answer of which the drafter knows the tokens before the current position."""
 
     def __init__(self, answer: TargetAnswer, sequence: EngineSequence) -> None:
         self._tokens = answer.tokens
         self._text = answer.text
         self._place = FIRST
-        self._told = 0  # positions whose states the drafter was given
+        self._told = 0  # positions whose states the drafter has received
         self._starts = [NOTHING] * len(answer.tokens)
         self.sequence = sequence
 
@@ -166,18 +166,21 @@ class _JudgedSequence:
         return JudgedAnswer(self._tokens, tuple(self._starts))
 
     def begin(self, states: Tensor | None) -> None:
-        """Begins with the prompt's states: [num_positions, num_layers, hidden_size]; None: none are read."""
+        """Begins judging.
+
+        states: [num_positions, num_layers, hidden_size]; None: the drafter reads none.
+        """
         self._states = states
         self._set_back()
 
     def _set_back(self) -> None:
-        """Sets the sequence back: the target has just said the token before the place."""
+        """Rolls the sequence back, as if the target had just generated the token before the position."""
         length = self.sequence.prompt_length + self._place
         self.sequence.tokens = [*self._text[:length]]
         self.sequence.cached = length - 1
 
     def committed(self) -> CommittedStates:
-        """Returns the states that the drafter was not given yet."""
+        """Returns the states that the drafter has not received yet."""
         start, self._told = self._told, self.sequence.cached
         assert self._states is not None
         return CommittedStates(self.sequence, start, self._states[start : self._told], is_wanted=True)
@@ -188,7 +191,7 @@ class _JudgedSequence:
         return DraftRequest(self.sequence, min(depth, room), 0, self._place, hidden)
 
     def take(self, drafted: tuple[int, ...]) -> None:
-        """Takes the Draft before the place's token; then the answer goes on by that token."""
+        """Judges the Draft at the current position, then moves to the next token."""
         correct = agreement(drafted, self._tokens[self._place :]).correct
         self._starts[self._place] = DraftStart(len(drafted), correct)
         self._place += 1

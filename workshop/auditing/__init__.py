@@ -1,1 +1,1 @@
-"""Audits of receipts: answers are computed again from the weights."""
+"""Audits receipts: computes answers again from the weights."""

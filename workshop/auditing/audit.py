@@ -1,4 +1,4 @@
-"""Audit of receipts: signature, digests, and every token computed again in one pass."""
+"""Audits receipts: checks signature and digests, and computes every token again in one pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,26 +17,26 @@ from outrider.receipts.digests import tokenizer_digest, weights_digest
 from outrider.receipts.receipt import Numerics, Receipt, public_key
 from outrider.receipts.verdict import AuditVerdict, judged, tolerance_of
 
-ADAPTER = "audited"  # name of the adapter at the engine of an audit
+ADAPTER = "audited"  # name under which the engine has the adapter of the receipt
 
 
 class AuditError(Exception):
-    """The audit could not be made: neither that an answer is honest is known, nor that it is not."""
+    """The audit failed, so it is unknown whether the answer is honest."""
 
 
 @dataclass(frozen=True)
 class AuditedReceipt:
-    """Receipt with what the audit has found."""
+    """Receipt with the result of its audit."""
 
-    name: str  # its file
+    name: str  # file of the receipt
     receipt: Receipt
     verdict: AuditVerdict
     tolerance: float  # nats before temperature
-    reasons: tuple[str, ...]  # why it is not honest; empty: it is
+    reasons: tuple[str, ...]  # why the receipt is not honest; empty if it is
 
     @property
     def line(self) -> str:
-        """Says what was found."""
+        """Result in one line of text."""
         told, verdict = f"{self.verdict.tokens} tokens", self.verdict
         if not self.reasons:
             ties = f"{verdict.near_ties} of them near-ties" if verdict.near_ties else "each is the choice"
@@ -44,14 +44,14 @@ class AuditedReceipt:
         return f"{self.name}: differs, {told}, {verdict.wrong} of them wrong: {'; '.join(self.reasons)}"
 
     def as_json(self) -> dict[str, Any]:
-        """Returns everything but the token ids."""
+        """Returns the result without token ids."""
         receipt = self.receipt.model_dump(mode="json", exclude={"prompt", "answer"})
         found = {**vars(self.verdict), "tolerance": self.tolerance, "reasons": [*self.reasons]}
         return {"file": self.name, "honest": not self.reasons, **found, "receipt": receipt}
 
 
 class ReceiptAuditor:
-    """Audits receipts of one model. It loads the model once for all receipts of the same numerics."""
+    """Audits receipts of one model. The model is loaded again only if a receipt has other numerics."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class ReceiptAuditor:
         """
         Args:
             model: checkpoint folder or hub id.
-            key: key of the deployment; None: the key that each receipt names itself.
+            key: public key of the deployment; None: the key in each receipt.
             tolerance: nats that count as rounding, before temperature; None: by the receipt's numerics.
-            adapter: folder of the adapter; None: none.
+            adapter: folder of the adapter, if there is one.
         """
         self._model, self._key, self._tolerance, self._adapter = model, key, tolerance, adapter
         self._digests = {"weights": weights_digest(model), "tokenizer": tokenizer_digest(model)}
@@ -105,7 +105,7 @@ class ReceiptAuditor:
         return [] if receipt.is_signed_by(key) else [reason]
 
     def _named_files(self, receipt: Receipt) -> list[str]:
-        """Returns a reason for each digest that is not of the auditor's files."""
+        """Returns a reason for each digest that differs from the auditor's files."""
         return [
             f"its {name} are others than those in {self._model}"
             for name, digest in self._digests.items()
@@ -113,7 +113,7 @@ class ReceiptAuditor:
         ]
 
     def _engine(self, numerics: Numerics) -> Engine:
-        """Returns the engine with these numerics, the only one in memory. Raises AuditError."""
+        """Returns the engine with these numerics; memory holds no other engine. Raises AuditError."""
         if self._loaded is None or self._loaded[0] != numerics:
             self._loaded = None
             adapters = {} if self._adapter is None else {ADAPTER: self._adapter}
@@ -148,7 +148,7 @@ def read_key(file: Path) -> Ed25519PublicKey:
 
 
 def _margins(engine: Engine, sequence: EngineSequence, receipt: Receipt) -> Sequence[float]:
-    """Returns the margins of the answer's tokens. Raises AuditError if the engine gives up."""
+    """Returns the margins of the answer's tokens. Raises AuditError if the engine fails."""
     engine.submit(Audit(sequence.number, 0, (*receipt.prompt, *receipt.answer)))
     margins: list[float] = []
     while engine.has_work:
@@ -161,7 +161,7 @@ def _margins(engine: Engine, sequence: EngineSequence, receipt: Receipt) -> Sequ
 
 
 def _ends_as_told(sequence: EngineSequence, receipt: Receipt) -> bool:
-    """Whether the answer ends where and how it says. A stop string is not looked for."""
+    """Whether the answer ends as its finish_reason says. Stop strings are not searched for."""
     if receipt.finish_reason == "length":
         return len(receipt.prompt) + len(receipt.answer) == sequence.limit
     return receipt.answer[-1] in sequence.end_token_ids or bool(receipt.stop)

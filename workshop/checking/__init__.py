@@ -1,1 +1,1 @@
-"""Proves that two deployments say the same, or tells how they differ: ``outrider check``."""
+"""Tests whether two deployments give the same answers, and reports how they differ: ``outrider check``."""

@@ -1,4 +1,4 @@
-"""Several requests at a time, with their progress."""
+"""Runs several requests at a time and reports progress."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -6,16 +6,16 @@ from typing import TypeVar
 
 from workshop.checking.errors import CheckError
 
-Progress = Callable[[str, int, int], None]  # arguments: name of the work, parts done, parts in all
+Progress = Callable[[str, int, int], None]  # arguments: name of the work, parts done, total of parts
 T = TypeVar("T")
 
 
 async def all_of(
     what: str, jobs: Sequence[Callable[[int], Awaitable[T]]], concurrency: int, progress: Progress
 ) -> list[T]:
-    """Returns the results of the jobs, each called with its number. Raises the first failure.
+    """Runs the jobs, each called with its number, and returns their results. Raises the first CheckError.
 
-    concurrency: jobs at a time.
+    concurrency: most jobs at a time.
     """
     places, done = asyncio.Semaphore(concurrency), 0
     progress(what, 0, len(jobs))

@@ -1,4 +1,4 @@
-"""Whether two deployments say the same: the parts of a check, one after the other."""
+"""Runs the parts of a check of two deployments, one after the other."""
 
 import asyncio
 import math
@@ -19,23 +19,23 @@ from workshop.checking.settings import CheckSettings, Kind
 from workshop.checking.side_by_side import AnswerPair, compared, near_ties_p_value
 from workshop.checking.two_sample import two_sample_test
 
-# fields of a request of each kind
+# request fields of each kind
 KINDS: dict[Kind, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 1.0},
     "truncated": {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "presence_penalty": 0.5},
     "json": {"temperature": 1.0, "response_format": {"type": "json_object"}},
 }
-LIKELIEST = 20  # log-probabilities at each position: the most that servers allow
+LIKELIEST = 20  # log-probabilities per position, the most that servers allow
 CHOICES = 16  # texts drawn by one request
-SMALLEST_P = 1e-9  # smaller p-values are shown as below it
-PIECE = 2000  # characters of a text that one request scores
+SMALLEST_P = 1e-9  # smaller p-values are printed as "below this value"
+PIECE = 2000  # characters of a text that are scored by one request
 
 T = TypeVar("T")
 
 
 async def check(a: Deployment, b: Deployment, settings: CheckSettings, progress: Progress) -> CheckReport:
-    """Runs all parts of a check, or the paired runs alone. Raises CheckError if a part cannot be made."""
+    """Runs all parts of a check, or the paired runs alone. Raises CheckError if a part fails."""
     started = time.monotonic()
     await asyncio.gather(a.connect(), b.connect())
     sides = Side(a.name, a.url, a.model, a.mode), Side(b.name, b.url, b.model, b.mode)
@@ -96,7 +96,7 @@ class _Both:
         return Seeded(kinds, tokens, mean, largest, near_ties, p_value, differences, tuple(reasons))
 
     async def distributions(self, prompts: Sequence[str]) -> Distributions:
-        """Compares texts drawn under other seeds: each request has its own seed, so texts are independent."""
+        """Compares sampled texts. Each request has its own seed, so the texts are independent."""
         settings = self._settings
         prompts = prompts[: settings.sampled_prompts]
         starts = range(0, settings.samples, CHOICES)
@@ -149,7 +149,7 @@ class _Both:
             return Perplexity(len(texts), 0, 0.0, 0.0, 0.0, 0.0, (reason,))
         logprobs = [
             both for a, b in pairs for both in zip(a.logprobs[1:], b.logprobs[1:], strict=True)
-        ]  # no probability is known for the first token
+        ]  # the first token has no log-probability
         if not logprobs:
             raise CheckError("text: one of at least two tokens is needed")
         moved = [abs(left - right) for left, right in logprobs]
@@ -158,7 +158,7 @@ class _Both:
         return Perplexity(len(texts), len(moved), a, b, sum(moved) / len(moved), max(moved), tuple(reasons))
 
     async def tasks(self) -> Tasks:
-        """Runs lm-eval at one deployment, then at the other: it sends several requests at a time itself."""
+        """Runs lm-eval at A, then at B, because lm-eval itself sends concurrent requests."""
         settings, metrics = self._settings, []
         for number, task in enumerate(settings.tasks):
             scores = []
@@ -192,7 +192,7 @@ class _Both:
 
 
 async def _answer(deployment: Deployment, prompt: str, **asked: Any) -> CheckedText:
-    """Returns the answer, or its refusal: if only one deployment refuses, they differ."""
+    """Returns the answer or the refusal. A refusal by only one deployment is a difference."""
     try:
         (text,) = await deployment.complete(prompt, **asked)
     except RefusedError as error:
@@ -214,7 +214,7 @@ def _perplexity(logprobs: Sequence[float]) -> float:
 
 
 def _pieces(text: str) -> list[str]:
-    """Cuts a text into pieces that one request each can score."""
+    """Cuts a text into pieces, each short enough for one request."""
     pieces = [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
     if not pieces:
         raise CheckError("text: the file is empty")

@@ -1,4 +1,4 @@
-"""One deployment as the check sees it: OpenAI's completions over HTTP."""
+"""Client of one deployment: OpenAI's completions over HTTP."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from workshop.checking.errors import CheckError, RefusedError
 from workshop.checking.settings import Mode
 
 COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
-BUSY = (429, 503)  # status codes that may pass
+BUSY = (429, 503)  # status codes after which a request is repeated
 ATTEMPTS = 6
 PAUSE = Backoff(0.5, 8.0)  # seconds between attempts
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CheckedText:
-    """Tokens, generated or scored, as their deployment spells them."""
+    """Generated or scored tokens, as strings of their deployment."""
 
     tokens: tuple[str, ...]
     logprobs: tuple[float, ...]  # [num_tokens] raw, nats; NaN for the first token of a scored text
@@ -34,25 +34,24 @@ class CheckedText:
 
 @dataclass(frozen=True)
 class EvaluatedAnswer:
-    """Generated text, and what it took."""
+    """Generated answer with its usage counts."""
 
     text: str
     tokens: tuple[int, ...]
     target_passes: int
-    accepted_predictions: int  # tokens of the prediction that the answer has
-    rejected_predictions: int  # tokens of the prediction that it does not have
+    accepted_predictions: int  # tokens of the prediction that are in the answer
+    rejected_predictions: int  # tokens of the prediction that are not in the answer
 
 
 class Deployment:
-    """Sends requests to a deployment, again if it is busy."""
+    """Sends requests to a deployment, and repeats them while it is busy."""
 
     def __init__(self, name: str, http: httpx.AsyncClient, speculation: Mode = "auto") -> None:
-        """Holds the connection.
-
+        """
         Args:
-            name: by which errors and the report call it.
-            http: with its base URL.
-            speculation: mode that requests name, unless it is "auto", which is said by saying nothing.
+        name: name of the deployment in errors and in the report.
+        http: client with the deployment's base URL.
+        speculation: mode that requests ask for; for "auto" the field is left out.
         """
         self.name = name
         self.url = str(http.base_url).rstrip("/")
@@ -61,7 +60,7 @@ class Deployment:
         self._http = http
 
     async def connect(self) -> None:
-        """Learns the model's name. Raises CheckError."""
+        """Asks for the model's name. Raises CheckError."""
         body = await self._asked("GET", MODELS)
         try:
             self.model = body["data"][0]["id"]
@@ -79,7 +78,7 @@ class Deployment:
             ) from error
 
     async def answer(self, **fields: Any) -> EvaluatedAnswer:
-        """Returns the answer of an Outrider service to a completion. Raises CheckError."""
+        """Returns an Outrider service's answer to a completion request. Raises CheckError."""
         body = await self._completed(return_token_ids=True, **fields)
         try:
             ((choice,), usage) = body["choices"], body["usage"]

@@ -6,8 +6,8 @@ CheckError
 
 
 class CheckError(Exception):
-    """The check could not be made: neither that the deployments differ is known, nor that they do not."""
+    """The check failed, so it is unknown whether the deployments differ."""
 
 
 class RefusedError(CheckError):
-    """A deployment answers a request with an error."""
+    """A deployment answers a request with an error status."""

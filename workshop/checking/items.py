@@ -1,4 +1,4 @@
-"""Items of an evaluation: prompts that are asked before and after a change, and what is expected."""
+"""Items of an evaluation: prompts for the runs before and after a change, with expected texts."""
 
 from pathlib import Path
 from typing import Any
@@ -10,18 +10,18 @@ from workshop.checking.prompts import read_text
 
 
 class EvaluationItem(BaseModel):
-    """One line of the file; other keys are passed over."""
+    """One line of the file; unknown keys are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     prompt: str
-    expected: str | None = None  # text that the answer should be, or contain
-    # Fields of the request at B that differ from the request at A: prompt, model, temperature and the like.
+    expected: str | None = None  # text that the answer should equal or contain
+    # Request fields at B that differ from the request at A: prompt, model, temperature and the like.
     changed: dict[str, Any] = Field(default_factory=dict)
 
 
 def read_items(path: Path, *, needs_expected: bool) -> tuple[EvaluationItem, ...]:
-    """Reads items from a file, one in JSON on each line. Raises CheckError that names a wrong line."""
+    """Reads items from a file with a JSON object on each line. Raises CheckError that names a wrong line."""
     items = []
     for number, line in enumerate(read_text(path).splitlines(), start=1):
         if not line.strip():

@@ -1,4 +1,4 @@
-"""Tasks of lm-eval, if it is installed: run at a deployment, compared document by document."""
+"""Runs tasks of lm-eval, if it is installed, at deployments and compares the scores by document."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from workshop.checking.errors import CheckError
 from workshop.checking.settings import CheckSettings
 
 PROGRAM = "lm_eval"
-SAMPLES = "samples_*.jsonl"  # files of lm-eval, one for each task, with a document on each line
+SAMPLES = "samples_*.jsonl"  # result files of lm-eval: one per task, one document per line
 
 Scores = dict[str, dict[str, float]]  # scores by metric, then by document
 
@@ -32,11 +32,11 @@ class TaskMetric:
     b: float
     a_better: int  # documents whose value is higher at A
     b_better: int
-    p_value: float  # probability of numbers at least as uneven if neither is better
+    p_value: float  # probability of counts at least as uneven if neither deployment is better
 
 
 def program() -> str:
-    """Returns lm-eval's program, next to this interpreter or on the path. Raises CheckError."""
+    """Returns lm-eval's executable, beside this interpreter or on PATH. Raises CheckError."""
     beside = Path(sys.executable).parent / PROGRAM
     found = str(beside) if beside.is_file() else shutil.which(PROGRAM)
     if found is None:
@@ -45,7 +45,10 @@ def program() -> str:
 
 
 async def scores(deployment: Deployment, task: str, settings: CheckSettings, folder: Path) -> Scores:
-    """Returns the scores of every document. ``folder`` takes lm-eval's files. Raises CheckError."""
+    """Runs a task and returns the scores of every document. Raises CheckError.
+
+    folder: output folder of lm-eval.
+    """
     if deployment.mode != "auto":
         raise CheckError("tasks: lm-eval names no mode of speculation, so it is compared as deployed: 'auto'")
     if settings.tokenizer is None:
@@ -81,7 +84,7 @@ async def scores(deployment: Deployment, task: str, settings: CheckSettings, fol
 
 
 def _read(paths: Sequence[Path]) -> Scores:
-    """Returns lm-eval's scores. A document's name is that of its file without the date, and its number."""
+    """Returns lm-eval's scores. A document is named by its file, without the date, and by its number."""
     scores: Scores = {}
     for path in paths:
         name = path.stem.removeprefix("samples_").rpartition("_")[0]
@@ -95,7 +98,7 @@ def _read(paths: Sequence[Path]) -> Scores:
 
 
 def compared(task: str, a: Scores, b: Scores) -> list[TaskMetric]:
-    """Compares the scores. Raises CheckError if the documents are not the same."""
+    """Compares the scores. Raises CheckError if A and B have scores of different documents."""
     metrics = []
     for metric in sorted({*a, *b}):
         of_a, of_b = a.get(metric, {}), b.get(metric, {})
@@ -110,7 +113,7 @@ def compared(task: str, a: Scores, b: Scores) -> list[TaskMetric]:
 
 
 def sign_test(a_better: int, b_better: int) -> float:
-    """Returns the probability of numbers at least as uneven if chance decides each document."""
+    """Returns the p-value of a sign test: the probability of counts at least as uneven by chance."""
     total, smaller = a_better + b_better, min(a_better, b_better)
     tail: int = sum(math.comb(total, count) for count in range(smaller + 1))
     return min(1.0, float(Fraction(2 * tail, 2**total)))

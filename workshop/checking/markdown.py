@@ -1,4 +1,4 @@
-"""A report as Markdown: the verdict first, then each part as a table."""
+"""Formats a report as Markdown: the verdict first, then a table for each part."""
 
 from workshop.checking.paired import Paired
 from workshop.checking.report import CheckReport, Distributions, Perplexity, Seeded, Tasks

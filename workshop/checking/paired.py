@@ -1,7 +1,7 @@
-"""Effect of a change with common random numbers: both runs have one noise, and old answers draft new answers.
+"""Measures the effect of a change with common random numbers; old answers are Drafts of the new answers.
 
-Both runs have the seeds of their items and ``noise_scope: seed``. So a token differs only where the change
-moves the distribution far enough, and most of the noise leaves the difference of the scores.
+Both runs use the seed of each item and ``noise_scope: seed``. So a token differs only if the change moves its
+distribution far enough, and most of the noise cancels in the difference of the scores.
 """
 
 import time
@@ -25,7 +25,7 @@ SCORES: dict[Score, Callable[[EvaluatedAnswer, EvaluationItem], float]] = {
 
 @dataclass(frozen=True)
 class RunCost:
-    """What one run over all items took."""
+    """Cost of one run over all items."""
 
     name: str
     seconds: float
@@ -35,7 +35,7 @@ class RunCost:
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """First token in which the two answers to an item differ."""
+    """First token at which the two answers to an item differ."""
 
     item: int  # from 0
     position: int  # in the answer, from 0
@@ -43,20 +43,20 @@ class FirstDifference:
 
 @dataclass(frozen=True)
 class Paired:
-    """Result of the same items before and after a change."""
+    """Comparison of the same items before and after a change."""
 
     items: int
     score: Score
     mean_a: float
     mean_b: float
-    interval: tuple[float, float]  # interval of the difference of the means
+    interval: tuple[float, float]  # confidence interval of the difference of the means
     variance: float  # variance of an item's difference
-    independent_variance: float  # variance of an item's difference with other seeds at B
+    independent_variance: float  # variance of an item's difference if B uses other seeds
     runs: tuple[RunCost, ...]
-    accepted_predictions: int  # tokens of A's answers that B's answers have
-    rejected_predictions: int  # tokens of A's answers that they do not have
+    accepted_predictions: int  # tokens of A's answers that are in B's answers
+    rejected_predictions: int  # tokens of A's answers that are not in B's answers
     differences: tuple[FirstDifference, ...]
-    other_than_fresh: int | None  # answers of B that another run without A's answers gave otherwise
+    other_than_fresh: int | None  # answers of B that differ in another run of B without A's answers
     reasons: tuple[str, ...]
 
     @property
@@ -66,7 +66,7 @@ class Paired:
 
     @property
     def share_of_items(self) -> float | None:
-        """Items needed for an equally narrow interval, of each item that independent seeds need.
+        """Items needed for an equally narrow interval, relative to the items needed with independent seeds.
 
         None if independent seeds show no variance.
         """
@@ -74,7 +74,7 @@ class Paired:
 
     @property
     def median_position(self) -> float | None:
-        """Median of the positions at which answers part; None if all are identical."""
+        """Median position of the first differences; None if all answers are identical."""
         return median(each.position for each in self.differences) if self.differences else None
 
 
@@ -94,7 +94,7 @@ class _Runs:
         """Returns the answers after the change.
 
         Args:
-            earlier: answers that draft them, one for each item; None: no answer does.
+            earlier: answers that serve as predictions, one for each item; None: no predictions.
             seed: number that is added to the seed of each item.
         """
 
@@ -166,7 +166,7 @@ async def paired(a: Deployment, b: Deployment, settings: CheckSettings, progress
 def _differences(
     before: Sequence[EvaluatedAnswer], after: Sequence[EvaluatedAnswer]
 ) -> list[FirstDifference]:
-    """Returns where answers part first, without those that are identical."""
+    """Returns the first differences; identical answers have none."""
     found = []
     for item, (left, right) in enumerate(zip(before, after, strict=True)):
         if left.tokens != right.tokens:

@@ -1,4 +1,4 @@
-"""Prompts of a check without a prompts file: texts of several kinds, some of several cache blocks."""
+"""Prompts of a check: from a file, or texts of several kinds, some longer than one cache block."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ class _Line(BaseModel):
 
 
 def read_prompts(path: Path | None) -> tuple[str, ...]:
-    """Reads prompts from a file. Raises CheckError that names a wrong line."""
+    """Reads prompts from a file. Raises CheckError that names an invalid line."""
     if path is None:
         return PROMPTS
     prompts = []

@@ -1,4 +1,4 @@
-"""Report of a check. Every reason to call two deployments different is a sentence."""
+"""Report of a check. Each reason why the deployments count as different is a sentence."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,11 +21,11 @@ class KindCount:
 
 @dataclass(frozen=True)
 class Seeded:
-    """Result of seeded requests side by side."""
+    """Result of seeded requests."""
 
     kinds: tuple[KindCount, ...]
-    tokens: int  # compared tokens, before answers part
-    mean_rounding: float  # nats between log-probabilities of a token
+    tokens: int  # tokens that were compared, up to the first difference of each answer
+    mean_rounding: float  # nats, mean difference of a token's log-probability
     largest_rounding: float
     near_ties: int
     near_ties_p_value: float  # probability of at least as many near-ties by rounding alone
@@ -43,7 +43,7 @@ class Seeded:
 
 @dataclass(frozen=True)
 class Distributions:
-    """Result of texts drawn under other seeds at each deployment."""
+    """Result of texts that are drawn with different seeds at the two deployments."""
 
     prompts: int
     samples: int  # texts of each prompt at each deployment
@@ -62,7 +62,7 @@ class Perplexity:
     tokens: int
     a: float
     b: float
-    mean_difference: float  # nats between log-probabilities of a token, absolute
+    mean_difference: float  # nats, mean absolute difference of a token's log-probability
     largest_difference: float
     reasons: tuple[str, ...]
 
@@ -87,7 +87,7 @@ class Side:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """Report with the parts that were asked for."""
+    """Report with the requested parts."""
 
     sides: tuple[Side, Side]
     settings: CheckSettings

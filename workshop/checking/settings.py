@@ -1,4 +1,4 @@
-"""Settings of ``outrider check``: its requests, and from when on it calls two deployments different."""
+"""Settings of ``outrider check``: its requests, and the thresholds above which deployments differ."""
 
 from pathlib import Path
 from typing import Annotated, Literal

@@ -1,8 +1,9 @@
-"""Comparison of two answers to one seeded request: where they part, and whether rounding explains it.
+"""Compares two answers to one seeded request: where they first differ, and whether rounding explains it.
 
-Under one seed both deployments choose each token with the same noise. So if their tokens differ, the gap
-between the two log-probabilities differs between the deployments, by the margin of the choice at least.
-Otherwise something else made the choice. A choice whose margin is within the tolerance is a near-tie.
+With one seed both deployments choose each token under the same noise. If they choose different tokens, the
+gap between the two tokens' log-probabilities must differ between the deployments, by at least the margin of
+the choice. If it does not, something other than the logits made the choice. A choice whose margin is within
+the tolerance is a near-tie.
 """
 
 from collections.abc import Sequence
@@ -13,9 +14,9 @@ from workshop.checking.deployment import CheckedText
 from workshop.checking.errors import CheckError
 from workshop.checking.settings import Kind
 
-END = "(end)"  # stands for the end of the shorter answer
+END = "(end)"  # stands for the token after the end of the shorter answer
 ANSWERED = "(answered)"  # stands for the answer if the other deployment refused
-# Flips per token and nat of rounding. Two log-probabilities move, and the margin by which the best token wins
+# Changed choices per token and nat of rounding: two log-probabilities move, and the margin of the best token
 # has a density below 1 near 0.
 FLIPS_PER_NAT = 2.0
 
@@ -28,7 +29,7 @@ class AnswerDifference:
     kind: Kind
     position: int  # in the answer, from 0
     tokens: tuple[str, str]  # tokens at A and at B, or a message
-    # nats at A and at B: log-probability of A's token less that of B's; None: not told
+    # nats at A and at B: log-probability of A's token minus that of B's token; None: not reported
     gaps: tuple[float | None, float | None]
     is_near_tie: bool
 
@@ -39,7 +40,7 @@ class AnswerPair:
 
     request: int
     kind: Kind
-    compared: int  # tokens before the answers part
+    compared: int  # tokens before the first difference
     rounding: float  # nats; sum over these tokens of the difference between their log-probabilities
     largest: float  # nats; largest of these differences
     difference: AnswerDifference | None
@@ -76,10 +77,11 @@ def _difference(
 
 
 def _is_near_tie(kind: Kind, gaps: Sequence[float | None], tolerance: float) -> bool:
-    """Whether rounding explains it: a gap is the margin without noise; the gaps' difference bounds it else.
+    """Whether rounding explains a difference.
 
-    An unknown gap, since a token was not among the likeliest, counts as a near-tie. Only few near-ties are
-    allowed.
+    The gap itself is the margin of a greedy choice. For a sampled choice, the difference between the gaps
+    bounds the margin. If a token is not among the likeliest, its gap is unknown, and the sampled choice
+    counts as a near-tie. Only few near-ties are allowed.
     """
     at_a, at_b = gaps
     if kind == "greedy":
@@ -88,7 +90,7 @@ def _is_near_tie(kind: Kind, gaps: Sequence[float | None], tolerance: float) -> 
 
 
 def _gap(text: CheckedText, position: int, first: str, second: str) -> float | None:
-    """Returns the log-probability of the first token less that of the second, nats."""
+    """Returns the log-probability of the first token minus that of the second token, nats."""
     if position >= len(text.tokens):
         return None
     told = {**text.likeliest[position], text.tokens[position]: text.logprobs[position]}
@@ -96,10 +98,10 @@ def _gap(text: CheckedText, position: int, first: str, second: str) -> float | N
 
 
 def near_ties_p_value(pairs: Sequence[AnswerPair]) -> float:
-    """Returns the probability of at least as many near-ties if only rounding parts the answers.
+    """Returns the probability of at least as many near-ties if only rounding makes answers differ.
 
-    Flips are rare and unrelated, so their number has a Poisson distribution. Its mean is at most
-    FLIPS_PER_NAT times the differences between log-probabilities, as measured on the tokens that both said.
+    Changed choices are rare and independent, so their number has a Poisson distribution. Its mean is at most
+    FLIPS_PER_NAT times the differences between log-probabilities, measured on the tokens that both chose.
     """
     near_ties = sum(pair.difference is not None and pair.difference.is_near_tie for pair in pairs)
     return at_least(near_ties, FLIPS_PER_NAT * sum(pair.rounding for pair in pairs))

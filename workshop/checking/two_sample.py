@@ -1,11 +1,12 @@
-"""Permutation test whether texts of two deployments have one distribution, and the difference it would find.
+"""Permutation test whether texts of two deployments have one distribution, and which difference it detects.
 
-For every prompt and position the tokens of both make a table of counts, with Pearson's chi-square.
-Two statistics are made of all tables. The sum of chi-squares sees a difference that is everywhere. The
-largest, in units of its spread, sees a difference in one place. If the deployments are the same, each text
-could as well have come from the other. So both statistics are distributed as under shuffled texts. Whole
-texts are shuffled, which keeps the dependence between positions of a text. The test needs no probabilities
-and no assumption, and its false alarms are as rare as it says.
+For every prompt and position, the tokens of both deployments form a contingency table with Pearson's
+chi-square. Two statistics summarize all tables. The sum of the chi-squares detects a difference that is
+spread over all tables. The largest chi-square, in standard deviations, detects a difference in one table. If
+the deployments are equal, each text could as well have come from the other deployment. So the distribution of
+both statistics is found by shuffling texts between the deployments. Whole texts are shuffled, which keeps the
+dependence between the positions of a text. The test needs no probabilities and no assumptions, and its rate
+of false alarms is not higher than stated.
 """
 
 from collections import Counter
@@ -17,12 +18,12 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-PERMUTATIONS = 9999  # no p-value is below two in 10,000
-STATISTICS = 2  # statistics; each may spend half of the probability of a false alarm
-POWER = 0.9  # probability of finding the reported distance
-LEAST_EXPECTED = 5.0  # texts of a cell in the smaller sample; rarer tokens share cells
-END, RARER = "(end)", "(rarer ones, part {})"  # cells that are not one token
-MOST_RARER = 8  # cells that rarer tokens of a table share, by a hash
+PERMUTATIONS = 9999  # so the smallest p-value is 2 / 10,000
+STATISTICS = 2  # number of statistics, which share the false-alarm probability equally (Bonferroni)
+POWER = 0.9  # probability of detecting the reported distance
+LEAST_EXPECTED = 5.0  # least expected texts per cell in the smaller sample; rarer tokens share cells
+END, RARER = "(end)", "(rarer ones, part {})"  # cells that do not stand for a single token
+MOST_RARER = 8  # most cells that the rarer tokens of a table share, chosen by a hash
 MOST_MOVED = 5  # cells that are reported
 
 Tokens = tuple[str, ...]
@@ -31,7 +32,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Moved:
-    """Cell, and the number of each deployment's texts that have it."""
+    """Cell of a table, with the number of texts of each deployment in it."""
 
     prompt: int
     position: int  # in the answer, from 0
@@ -46,10 +47,9 @@ class TwoSampleTest:
 
     p_value: float
     num_tables: int  # prompts and positions with more than one cell
-    distance: (
-        float | None
-    )  # total variation that is found with probability POWER, root mean square of all tables
-    most_moved: tuple[Moved, ...]  # largest parts of the statistic, the largest first
+    # total variation distance that is detected with probability POWER, root mean square over all tables
+    distance: float | None
+    most_moved: tuple[Moved, ...]  # cells with the largest parts of the statistic, the largest first
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,15 @@ def two_sample_test(
     """Tests whether the texts of A and B have one distribution.
 
     Args:
-        samples: per prompt the texts of A and those of B, independent of each other.
-        false_alarm: from which p-value on down the test calls them different.
-        seed: of the shuffling.
+        samples: texts of A and texts of B for each prompt, all independent.
+        false_alarm: largest p-value that counts as a difference.
+        seed: seed of the shuffles.
 
     Raises:
-        ValueError: a prompt lacks texts of one of them.
+        ValueError: a prompt has no texts of A or of B.
     """
     generator = np.random.default_rng(seed)
-    chi_squares: list[Floats] = []  # a table each: the observed value, then shuffled values
+    chi_squares: list[Floats] = []  # for each table: the observed value, then the values of shuffled texts
     weight = 0.0
     moved: list[tuple[float, Moved]] = []
     for prompt, (a, b) in enumerate(samples):
@@ -106,18 +106,18 @@ def two_sample_test(
 
 
 def _p_value(statistics: Floats) -> float:
-    """Returns the p-value of the first statistic among all, with room for rounding."""
+    """Returns the share of statistics at least as large as the first statistic, allowing for rounding."""
     reached = statistics >= statistics[0] - 1e-6 * abs(statistics[0])
     return float(reached.mean())
 
 
 def smallest_distance(shuffled: Floats, weight: float, false_alarm: float) -> float:
-    """Returns the total variation distance between next tokens that the test finds with probability POWER.
+    """Returns the total variation distance between next tokens that the test detects with probability POWER.
 
     A distance d moves the mean of a table's chi-square by at least 4 d^2 n_a n_b / (n_a + n_b). It moves by
-    just that if half of the mass gains in proportion and the other half loses. So the result holds wherever
-    the distance lies, unless it lies within a cell of rarer tokens. The variance grows as that of a
-    noncentral chi-square, here with the variance that shuffling shows.
+    exactly that if half of the probability mass grows proportionally and the other half shrinks. So the
+    result holds for every kind of difference, except a difference within a cell of rarer tokens. The variance
+    grows as for a noncentral chi-square, starting from the variance under shuffling.
 
     Args:
         shuffled: the statistic under shuffled texts.
@@ -134,7 +134,7 @@ def smallest_distance(shuffled: Floats, weight: float, false_alarm: float) -> fl
 
 
 def _tables(texts: Sequence[Tokens], smaller: int) -> list[_Table]:
-    """Returns the tables of one prompt's texts, those of A first. ``smaller``: size of the smaller sample."""
+    """Returns the tables of one prompt's texts, texts of A first. smaller: size of the smaller sample."""
     tables = []
     least = LEAST_EXPECTED * len(texts) / smaller
     for position in range(max(map(len, texts))):
@@ -151,7 +151,7 @@ def _tables(texts: Sequence[Tokens], smaller: int) -> list[_Table]:
 
 
 def _cells(counts: Mapping[str, int], least: float) -> dict[str, str]:
-    """Returns each token's cell. Rarer tokens share cells: as many cells as an even spread would fill."""
+    """Returns each token's cell. Rarer tokens share as many cells as they would fill if spread evenly."""
     rarer = {token: count for token, count in counts.items() if count < least}
     parts = max(1, min(MOST_RARER, int(sum(rarer.values()) / least)))
     return {
@@ -164,8 +164,8 @@ def _parts(counts: NDArray[np.float32], totals: NDArray[np.float32], num_a: int,
     """Returns each cell's part of the table's chi-square: float64 [num_shuffles, num_cells].
 
     Args:
-        counts: [num_shuffles, num_cells] of the texts that count as A's.
-        totals: [num_cells] of all texts.
+        counts: [num_shuffles, num_cells] counts of the texts that are assigned to A.
+        totals: [num_cells] counts of all texts.
     """
     share = num_a / (num_a + num_b)
     expected = totals.astype(np.float64) * share
