@@ -49,9 +49,9 @@ class Deployment:
     def __init__(self, name: str, http: httpx.AsyncClient, speculation: Mode = "auto") -> None:
         """
         Args:
-        name: name of the deployment in errors and in the report.
-        http: client with the deployment's base URL.
-        speculation: mode that requests ask for; for "auto" the field is left out.
+            name: name of the deployment in errors and in the report.
+            http: client with the deployment's base URL.
+            speculation: mode that requests ask for; for "auto" the field is left out.
         """
         self.name = name
         self.url = str(http.base_url).rstrip("/")

@@ -1,8 +1,7 @@
-"""Measures how far the demo pair agrees on the target's own text: `python -m workshop.demo.acceptance`.
+"""Measures the agreement of the demo pair on the target's own text: `python -m workshop.demo.acceptance`.
 
-The target writes under keyed noise, as it does when serving; both models then read the text. Up to
-the first refused token, draft and target have read equal tokens. So one pass over the finished text holds
-every round.
+The target writes under keyed noise, as in serving; both models then read the text. Up to the first rejected
+token, draft and target have read the same tokens. So one pass over the finished text yields every round.
 """
 
 import argparse
@@ -28,7 +27,7 @@ SEED = 7
 
 
 class RoundOutcome(NamedTuple):
-    """Outcome of a round: its verdict as the draft sees it."""
+    """Outcome of a round, relative to the guesses of the draft."""
 
     accepted: int
     rank: int  # rank of the target's next token among the draft's own guesses there; 0: the best
@@ -38,29 +37,29 @@ class RoundOutcome(NamedTuple):
 class PairAgreement:
     """Agreement of two models along one text."""
 
-    overlap: list[float]  # for each position, the sum over tokens of min(draft_probs, target_probs)
-    ranks: list[int]  # for each position, tokens that the draft prefers to the target's, under one noise
+    overlap: list[float]  # per position: sum over tokens of min(draft_probs, target_probs)
+    ranks: list[int]  # per position: tokens that the draft prefers to the target's token, with equal noise
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Figures of one kind of text at one temperature."""
+    """Acceptance on one kind of text at one temperature."""
 
     overlap: float
     coupled: float
     tokens_per_round: float
-    foreseen: dict[int, float]  # share of verdicts by number of branches
+    foreseen: dict[int, float]  # share of rounds with a prepared outcome, by number of branches
 
 
 def perturbed(logits: Tensor, keys: list[int], positions: list[int], temperature: float) -> Tensor:
-    """Returns the scores whose largest is the choice under keyed noise, float32 [rows, vocab_size]."""
+    """Returns scores whose argmax is the choice under keyed noise, float32 [rows, vocab_size]."""
     if temperature == 0:
         return logits
     return logits / temperature + gumbel(keys, positions, logits.shape[-1])
 
 
 def probabilities(logits: Tensor, temperature: float) -> Tensor:
-    """Returns the distribution sampled at a temperature; at 0 all of it is on the largest logit."""
+    """Returns the sampling distribution at a temperature; at 0 it is one-hot at the largest logit."""
     if temperature == 0:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
     return (logits / temperature).softmax(-1)
@@ -83,7 +82,7 @@ def written_texts(target: Any, texts: list[list[int]], count: int, temperature: 
 
 
 def until_end(tokens: list[int]) -> list[int]:
-    """Returns the tokens up to and including the first that ends a text."""
+    """Returns the tokens up to and including the first end token."""
     ends = (index for index, token in enumerate(tokens) if token in (END_OF_TEXT, END))
     return tokens[: next(ends, len(tokens)) + 1]
 
@@ -107,7 +106,7 @@ def agreement(
 
 
 def rounds(ranks: list[int], depth: int) -> list[RoundOutcome]:
-    """Returns the rounds of `depth` drafted tokens in a text, without the last, which its end cuts short."""
+    """Returns the rounds of a text with `depth` drafted tokens, without an incomplete last round."""
     outcomes, start = [], 0
     while start + depth < len(ranks):
         accepted = next((i for i, rank in enumerate(ranks[start : start + depth]) if rank > 0), depth)
@@ -117,7 +116,7 @@ def rounds(ranks: list[int], depth: int) -> list[RoundOutcome]:
 
 
 def foreseen(seen: list[RoundOutcome], judged: list[RoundOutcome], branches: int) -> float:
-    """Returns the share of judged rounds with one of the most frequent outcomes of the seen rounds."""
+    """Returns the share of judged rounds whose outcome is among the most frequent outcomes of seen rounds."""
     prepared = {outcome for outcome, _ in Counter(seen).most_common(branches)}
     return mean([float(outcome in prepared) for outcome in judged])
 

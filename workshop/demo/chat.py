@@ -1,6 +1,6 @@
 """The pair's chat format: its template, how answers are parsed, and documents written in it.
 
-Tool calls are written as Hermes and Qwen write them, in tags around JSON.
+Tool calls have the format of Hermes and Qwen: JSON in tags.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 """
 
-# template with which `parse_response` of transformers reads an answer
+# template by which `parse_response` of transformers parses an answer
 RESPONSE_TEMPLATE: dict[str, Any] = {
     "version": 1,
     "start_anchor": "<|assistant|>",
@@ -62,7 +62,7 @@ RESPONSE_TEMPLATE: dict[str, Any] = {
 
 
 def render(messages: list[Message], tools: list[dict[str, Any]], begin_answer: bool) -> str:
-    """Returns a chat as text; with `begin_answer` the assistant's next turn is begun."""
+    """Returns a chat as text; `begin_answer` adds the start of the assistant's next turn."""
     rendered, _ = render_jinja_template(
         [messages], tools or None, chat_template=CHAT_TEMPLATE, add_generation_prompt=begin_answer
     )
@@ -71,7 +71,7 @@ def render(messages: list[Message], tools: list[dict[str, Any]], begin_answer: b
 
 
 def chat_document(messages: list[Message], answer: int, tools: list[dict[str, Any]]) -> Document:
-    """Returns a chat whose prompt ends where the assistant's message number `answer` starts."""
+    """Returns a chat. Its prompt ends where `messages[answer]`, a message of the assistant, starts."""
     prompt = render(messages[:answer], tools, begin_answer=True)
     return Document(prompt, render(messages, tools, begin_answer=False).removeprefix(prompt))
 

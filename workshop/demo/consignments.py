@@ -1,7 +1,7 @@
 """Prompts of a kind outside the demo pair's training text: `python -m workshop.demo.consignments FILE`.
 
-Each has two consignment notes, field by field, and the beginning of a third. They are there to be fitted to:
-docs/fitting-a-draft.md.
+Each prompt has two consignment notes, field by field, and the beginning of a third note. In
+docs/fitting-a-draft.md a draft is fitted to them.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from workshop.demo.facts import CITIES, COLOURS, NAMES, PRODUCTS, SURNAMES
 
 KIND = "consignments"
 STATES = ["announced", "collected", "on the way", "at customs", "delivered", "lost"]
-GIVEN_FIELDS = (1, 4)  # least and most fields of the last note that the prompt has
+GIVEN_FIELDS = (1, 4)  # least and most fields of the last note that are in the prompt
 
 
 def note(random: Random) -> list[str]:

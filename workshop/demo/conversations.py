@@ -30,7 +30,7 @@ def introduction(random: Random, name: str) -> list[Message]:
 
 
 def country_talk(random: Random) -> list[Message]:
-    """A question about a country, then a question about it without its name."""
+    """Returns a question about a country, then questions about it without its name."""
     country, capital, continent, language = pick(random, COUNTRIES)
     turns = [
         (f"What is the capital of {country}?", f"The capital of {country} is {capital}."),
@@ -50,7 +50,7 @@ def country_talk(random: Random) -> list[Message]:
 
 
 def repetition_document(random: Random) -> Document:
-    """Turns that the assistant repeats: a reader learns to look back."""
+    """Returns turns that the assistant repeats: a model learns to copy from its context."""
     words = [*NAMES, *SURNAMES, *CITIES, *PRODUCTS, *COLOURS, *(name for name, *_ in BUILTINS)]
     messages = []
     for _ in range(random.randint(2, 5)):
@@ -64,7 +64,7 @@ def repetition_document(random: Random) -> Document:
 
 
 def conversation_document(random: Random) -> Document:
-    """A conversation with or without a system message; the prompt ends where an answer starts."""
+    """Returns a conversation with or without a system message; the prompt ends where an answer starts."""
     opening = pick(random, SYSTEM_MESSAGES) if random.random() < 0.6 else None
     name = pick(random, NAMES) if random.random() < 0.5 else None
     messages = introduction(random, name) if name else []

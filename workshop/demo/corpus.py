@@ -14,22 +14,22 @@ from workshop.demo.library import code_documents, prose_documents, source_files
 from workshop.demo.picking import EvenRandom
 
 HELD_OUT_PROMPTS = 48
-HELD_OUT_FILES = 16  # one source file in this many is held out
+HELD_OUT_FILES = 16  # one in this number of source files is held out
 PROMPT_CHARACTERS = 150
-EVEN_CHARACTERS = 1000  # characters of training text for each even document of a kind
-DRAWS = 3000  # generated documents among which held-out prompts are looked for
+EVEN_CHARACTERS = 1000  # characters of training text per uniformly drawn document of a kind
+DRAWS = 3000  # generated documents from which held-out prompts are chosen
 
 
 READING = ("conversations", "tool_calls", "schema_answers")  # kinds whose answers repeat earlier text
-REPETITIONS = "repetitions"  # kind that is only trained on
+REPETITIONS = "repetitions"  # kind that is only used for training
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents to train on and prompts that start no document, both by kind of text."""
+    """Training documents, and held-out prompts with which none of them starts, by kind of text."""
 
     training: dict[str, list[str]]
-    even: dict[str, list[str]]  # READING and REPETITIONS, drawn without favourites
+    even: dict[str, list[str]]  # READING and REPETITIONS, drawn uniformly
     held_out: dict[str, list[str]]
 
 
@@ -49,7 +49,7 @@ def library_documents(held_out: bool) -> dict[str, list[Document]]:
         try:
             source = path.read_text(encoding="utf-8")
             prose = prose_documents(source)
-        except (UnicodeDecodeError, SyntaxError):  # samples of broken or foreign sources
+        except (UnicodeDecodeError, SyntaxError):  # test files with syntax errors or other encodings
             continue
         documents["code"] += map(split, code_documents(source))
         documents["prose"] += map(split, prose)
@@ -63,7 +63,7 @@ def generated_documents(kind: str, count: int, seed: str) -> list[Document]:
 
 
 def even_documents(count: int) -> dict[str, list[str]]:
-    """Returns `count` documents each of READING and REPETITIONS, drawn without favourites."""
+    """Returns `count` documents each of READING and REPETITIONS, drawn uniformly."""
     generators = {REPETITIONS: repetition_document, **{kind: GENERATORS[kind] for kind in READING}}
     documents = {}
     for kind, generator in generators.items():
@@ -75,8 +75,8 @@ def even_documents(count: int) -> dict[str, list[str]]:
 def load_corpus(characters: int, draws: int = DRAWS) -> Corpus:
     """Assembles the corpus with at most about `characters` of training text per kind.
 
-    Held-out prompts of library text come from files that are not trained on, those of a generated kind from
-    `draws` documents.
+    Held-out prompts of library text come from files without training text. Held-out prompts of a generated
+    kind come from `draws` documents.
     """
     candidates = library_documents(held_out=True)
     documents = library_documents(held_out=False)
@@ -88,7 +88,7 @@ def load_corpus(characters: int, draws: int = DRAWS) -> Corpus:
     held_out, training = {}, {}
     for kind in KINDS:
         random = Random(f"{kind} order")
-        # each distinct prompt once: the common openings mostly stay in training
+        # each distinct prompt once, so that most of the common openings stay in training
         prompts = sorted({document.prompt for document in candidates[kind]})
         held_out[kind] = random.sample(prompts, HELD_OUT_PROMPTS)
         kept = without(held_out[kind], map("".join, documents[kind]))
@@ -100,12 +100,12 @@ def load_corpus(characters: int, draws: int = DRAWS) -> Corpus:
 
 
 def without(held_out: list[str], texts: Iterable[str]) -> list[str]:
-    """Returns the texts that start with no prompt."""
+    """Returns the texts that start with none of the held-out prompts."""
     return [text for text in texts if not text.startswith(tuple(held_out))]
 
 
 def shorten(texts: list[str], characters: int) -> list[str]:
-    """Returns the first texts until they hold `characters`."""
+    """Returns the first texts that have `characters` in total."""
     total = 0
     for count, text in enumerate(texts):
         total += len(text)

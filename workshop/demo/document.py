@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Document(NamedTuple):
-    """Document: a prompt and the text after it. The prompt tells held-out documents from training text."""
+    """Prompt and the text after it. Held-out documents are recognized by their prompts."""
 
     prompt: str
     continuation: str

@@ -1,7 +1,4 @@
-"""Documents of the kinds that a program writes.
-
-Each generator returns a prompt and the continuation that belongs to it.
-"""
+"""Generators of synthetic documents. Each returns a prompt and its continuation."""
 
 import json
 from collections.abc import Callable

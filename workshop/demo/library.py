@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-# tests and conversion tables are bulk without variety
+# tests and conversion tables are large and repetitive
 SKIPPED = {
     "site-packages",
     "test",
@@ -36,7 +36,7 @@ def code_documents(source: str) -> list[str]:
 
 
 def strings(tree: ast.Module) -> Iterator[str]:
-    """Yields the docstrings of a module, and the texts it binds to names in a dictionary (pydoc's topics)."""
+    """Yields the docstrings of a module, and the strings in its dictionaries (pydoc's topics)."""
     for node in ast.walk(tree):
         if isinstance(node, DOCUMENTED):
             yield ast.get_docstring(node) or ""
@@ -47,7 +47,7 @@ def strings(tree: ast.Module) -> Iterator[str]:
 
 
 def prose_documents(source: str) -> list[str]:
-    """Returns the longer texts of a source file that hold no interpreter session."""
+    """Returns the longer texts of a source file that contain no interpreter session."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in old sources
         tree = ast.parse(source)

@@ -1,6 +1,6 @@
 """Prompts to train drafters on, by kind: `python -m workshop.demo.openings prompts.json`.
 
-They are openings of the documents that the demo target was trained on, and of no held-out one.
+They are the beginnings of documents that the demo target was trained on. Held-out documents are left out.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from workshop.demo.corpus import load_corpus, without
 from workshop.demo.train import WEIGHTS
 
 SHORTEST, LONGEST = 40, 500  # characters
-CHARACTERS = 1_500_000  # characters of a kind's documents among which openings are drawn
+CHARACTERS = 1_500_000  # characters of documents per kind from which openings are drawn
 
 
 def openings(documents: list[str], count: int, random: Random) -> list[str]:

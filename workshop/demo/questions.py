@@ -1,4 +1,4 @@
-"""Questions that the tables answer."""
+"""Questions with answers from the tables of facts."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Records of four types, the content of the generated JSON."""
+"""Records of four types: the content of generated JSON."""
 
 from random import Random
 from typing import Any

@@ -18,7 +18,7 @@ STRINGS = {"type": "array", "items": STRING}
 
 @dataclass(frozen=True)
 class Fact:
-    """One property of a subject: its schema and value, and its words."""
+    """Property of a subject: its JSON schema, its value and its wording."""
 
     name: str
     schema: dict[str, Any]
@@ -107,9 +107,9 @@ SUBJECTS: list[Callable[[Random], tuple[str, Fact, list[Fact]]]] = [person, orde
 
 
 def schema_answer_document(random: Random) -> Document:
-    """Returns a sentence about a subject, and a schema for some facts; the prompt ends before the JSON.
+    """Returns a chat with facts about a subject and a schema for some; the prompt ends before the JSON.
 
-    Some chats ask for JSON without a schema: then all facts are wanted.
+    Some chats ask for JSON without a schema: then the answer has all facts.
     """
     subject, identity, others = pick(random, SUBJECTS)(random)
     told = random.sample(others, random.randint(2, min(5, len(others))))

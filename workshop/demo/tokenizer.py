@@ -19,13 +19,13 @@ SPECIAL_TOKENS = [
     "<|tool|>",
 ]
 END_OF_TEXT, PAD, END = 0, 1, 5  # ids: special tokens come first
-TOOL_TAGS = ["<tool_call>", "</tool_call>"]  # tokens that stay in a decoded text: clients read them
+TOOL_TAGS = ["<tool_call>", "</tool_call>"]  # tokens that stay in decoded text, because clients parse them
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     """Learns VOCAB_SIZE tokens from texts.
 
-    Special tokens take the first ids, the tags of tool calls the last, every byte has a token.
+    Special tokens get the first ids, the tags of tool calls the last ids. Every byte has a token.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -44,7 +44,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, longest: int) -> None:
-    """Writes the files that AutoTokenizer, and readers of the plain tokenizer.json, expect."""
+    """Writes the files that AutoTokenizer and readers of a plain tokenizer.json expect."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

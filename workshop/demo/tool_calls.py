@@ -23,7 +23,7 @@ def results(tasks: list[ToolTask]) -> list[Message]:
 
 
 def turn(tasks: list[ToolTask]) -> list[Message]:
-    """Returns one request for some tasks: the calls, their results, and an answer made of them."""
+    """Returns the messages of one request for some tasks: the calls, their results, and the answer."""
     request, answer = (
         " ".join(parts) for parts in zip(*((task.request, task.answer) for task in tasks), strict=True)
     )
@@ -33,7 +33,7 @@ def turn(tasks: list[ToolTask]) -> list[Message]:
 def tool_call_document(random: Random) -> Document:
     """Returns a chat of one or two turns with one to three tools; the prompt ends where an answer starts.
 
-    Some turns need no tool, some two calls at once.
+    Some turns need no tool, others two calls at once.
     """
     offered = random.sample(TOOLS, pick_number(random, 1, 3))
     names = [pick(random, tool.names) for tool in offered]

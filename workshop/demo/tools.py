@@ -16,7 +16,7 @@ CURRENCIES = ["EUR", "USD", "GBP", "JPY"]
 
 @dataclass(frozen=True)
 class ToolTask:
-    """Request, the call that serves it, the tool's result, and the assistant's answer."""
+    """Request, its tool call, the tool's result, and the assistant's answer."""
 
     request: str
     tool: str
@@ -27,7 +27,7 @@ class ToolTask:
 
 @dataclass(frozen=True)
 class DemoTool:
-    """Function that can be called, under one of several names, and the tasks for it."""
+    """Function that a model can call, under one of several names, with its tasks."""
 
     names: list[str]
     description: str
@@ -55,7 +55,7 @@ def time_of_day(random: Random) -> str:
 
 
 def code(random: Random) -> str:
-    """Returns letters and digits that nothing foretells: a model can only copy them."""
+    """Returns random letters and digits: a model can only copy them."""
     return "".join(random.choices(ascii_uppercase, k=2)) + "-" + "".join(random.choices(digits, k=3))
 
 

@@ -1,9 +1,9 @@
 """Makes the demo pair from scratch on a CPU: `python -m workshop.demo.train`.
 
-First the target alone, on text of all kinds. Then target and draft together, mostly on text that answers what
-was said before, the draft after the distribution of the live target. Then the draft alone on what the target
-became, half of the text being written by the target. Last the target reads long text once more, of which the
-stages before had little. Data, seeds and step counts are fixed.
+First the target is trained alone, on text of all kinds. Then target and draft are trained together, mostly on
+text that refers to its context; the draft learns the target's current distribution. Then the draft is
+distilled from the fixed target, which writes half of the text. Last, the target is trained on long text, of
+which the earlier stages had little. Data, seeds and step counts are fixed.
 """
 
 import argparse
@@ -28,19 +28,19 @@ from workshop.training.optimization import Optimization
 from workshop.training.stream import Stream
 
 SEED = 1
-OPENING_TOKENS = 16  # tokens of a document, from which the target writes on
+OPENING_TOKENS = 16  # first tokens of a document, which the target continues
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Phase: a number of optimizer steps on batches of one shape."""
+    """Number of optimizer steps on batches of one shape."""
 
     steps: int
     rows: int
     length: int
 
 
-# share of the windows by kind: kinds that are hard to predict get most of them
+# share of the windows by kind: kinds that are hard to predict get the largest shares
 WEIGHTS = {
     "code": 36,
     "prose": 24,
@@ -71,7 +71,7 @@ class Schedule:
     """Amount of training. The learning rate is constant in the first of several phases, then decays."""
 
     characters: int = 9_000_000  # characters of training text per kind
-    draws: int = DRAWS  # generated documents among which held-out prompts are looked for
+    draws: int = DRAWS  # generated documents from which held-out prompts are chosen
     target: tuple[Phase, ...] = (Phase(1200, 16, 256), Phase(480, 8, 512), Phase(96, 2, 2048))
     reading: tuple[Phase, ...] = (Phase(500, 8, 512), Phase(400, 8, 512), Phase(50, 2, 2048))
     distillation: Phase = Phase(1000, 10, 384)
@@ -98,7 +98,7 @@ def batches(
 
 
 def optimization_of(name: str, models: list[Any], phases: tuple[Phase, ...]) -> Optimization:
-    """Returns an optimization with a constant rate in the first of several phases."""
+    """Returns an optimization whose learning rate is constant in the first of several phases."""
     constant_steps = phases[0].steps if len(phases) > 1 else 0
     return Optimization(name, models, sum(phase.steps for phase in phases), constant_steps)
 
@@ -124,7 +124,7 @@ def train_jointly(target: Any, draft: Any, streams: dict[str, Stream], phases: t
 
 
 def write_streams(target: Any, streams: dict[str, Stream], schedule: Schedule) -> dict[str, Stream]:
-    """Lets the target continue openings of training documents, and returns these documents."""
+    """Lets the target continue openings of training documents, and returns the texts."""
     generator = torch.Generator().manual_seed(SEED + 1)
     length = schedule.distillation.length
     written = {}
@@ -160,7 +160,7 @@ def train(output: Path, schedule: Schedule) -> None:
     """Writes target/, draft/ and prompts.json under `output`."""
     torch.manual_seed(SEED)
     corpus = load_corpus(schedule.characters, schedule.draws)
-    # equal parts, so that no kind owns the vocabulary
+    # equal parts, so that no kind dominates the vocabulary
     parts = [shorten(corpus.training[kind], schedule.characters // 8) for kind in KINDS]
     tokenizer = train_tokenizer(text for part in parts for text in part)
     streams = {kind: make_stream(tokenizer, corpus.training[kind]) for kind in KINDS}

@@ -1,1 +1,1 @@
-"""Fits a draft to what its target says to given prompts: ``outrider distil``."""
+"""Fits a draft to its target's answers to given prompts: ``outrider distil``."""

@@ -1,4 +1,4 @@
-"""The target's answers to questions without one, written at once, so that a kill loses little."""
+"""Generates the target's missing answers and writes each batch at once, so that a crash loses little."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ def answer_all(
     settings: DistilSettings,
     tell: Callable[[str], None],
 ) -> list[RecordedAnswer]:
-    """Returns all answers, in the order of their questions. Answers in the file stay.
+    """Returns all answers, in the order of their questions. Answers that are in the file are kept.
 
     Raises:
         EngineError: the target cannot be run.
@@ -88,7 +88,7 @@ def key_of(question: RecordedAnswer, settings: DistilSettings) -> int:
 
 
 def _cut_to_whole_lines(file: Path) -> int:
-    """Cuts the file to whole lines and returns their number."""
+    """Truncates the file after its last whole line and returns the number of lines."""
     if not file.exists():
         return 0
     lines = whole_lines(file.read_bytes())

@@ -1,6 +1,6 @@
-"""The course of a distillation: questions, answers, training, a checkpoint with its card.
+"""Runs a distillation: questions, answers, training, a checkpoint with its card.
 
-Unfinished work lies in the folder ``unfinished`` of the output, so that a killed distillation can go on.
+Unfinished work is in the folder ``unfinished`` of the output, so that a killed distillation can resume.
 """
 
 import json
@@ -31,15 +31,15 @@ from workshop.training.target import FrozenTarget
 
 UNFINISHED = "unfinished"
 QUESTIONS, ASKED, ANSWERS, TRAINING = "questions.jsonl", "asked.json", "answers.jsonl", "training"
-READ_TOKENS = 1024  # tokens of a held-out text that are read: the last tokens
-HEADS = ("eagle3", "dflash", "medusa")  # drafters that begin without a checkpoint
+READ_TOKENS = 1024  # last tokens of a held-out text that are read
+HEADS = ("eagle3", "dflash", "medusa")  # drafters that are trained without an initial checkpoint
 
 
 @dataclass(frozen=True)
 class Distilled:
     """Result of a distillation."""
 
-    title: str  # title of what was trained
+    title: str  # title of the trained drafter
     size: int  # weights that were trained
     texts: int  # texts that were trained on
     tokens: int  # tokens of these texts, prompts included
@@ -63,12 +63,12 @@ class Distillation:
         """Checks the output folder and the draft.
 
         Args:
-            target: the engine that answers.
+            target: settings of the engine that generates answers.
             settings: name the draft to begin with, unless a head is trained.
-            tell: takes a line about what is done next.
+            tell: called with a line of progress.
 
         Raises:
-            ValueError: the output has a checkpoint already, or there is no draft to begin with.
+            ValueError: the output folder has other content, or the drafter needs a draft, or takes none.
         """
         self._engine, self._settings, self._out, self._tell = target, settings, out, tell
         self._unfinished = out / UNFINISHED
@@ -83,15 +83,15 @@ class Distillation:
             )
 
     def run(self, source: str, read: Callable[[], list[RecordedAnswer]]) -> Distilled:
-        """Writes the checkpoint.
+        """Runs the distillation and writes the checkpoint.
 
         Args:
-            source: name of the questions; an unfinished distillation goes on with the same source only.
-            read: returns the questions; called when a distillation begins, and not when it goes on.
+            source: name of the questions; an unfinished distillation resumes with the same source only.
+            read: returns the questions; called when a distillation begins, not when it resumes.
 
         Raises:
             EngineError: the target cannot be run, or the draft does not fit it.
-            ValueError: there is too little to train on, or another distillation is unfinished there.
+            ValueError: there is too little to train on, or the folder has another unfinished distillation.
         """
         settings, unfinished = self._settings, self._unfinished
         folder = _local(self._engine.model)
@@ -132,7 +132,7 @@ class Distillation:
         return distilled
 
     def finish(self) -> None:
-        """Removes the tokens of the traffic, once everything is written."""
+        """Removes unfinished work, which contains tokens of the traffic, after everything was written."""
         shutil.rmtree(self._unfinished)
 
     def _questions(
@@ -164,7 +164,7 @@ class Distillation:
         return held_out, training
 
     def _judged(self, answers: Sequence[RecordedAnswer], depth: int) -> list[HeldOutText]:
-        """Returns held-out texts to judge by. Raises ValueError if there are none."""
+        """Returns held-out texts that are long enough to be judged. Raises ValueError if there are none."""
         texts = [
             HeldOutText(
                 (*answer.prompt, *answer.answer),
@@ -182,7 +182,7 @@ class Distillation:
 
 
 def _write_whole(file: Path, content: Any) -> None:
-    """Writes a file that is never seen half written."""
+    """Writes a file atomically."""
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps(content))
     os.replace(partial, file)

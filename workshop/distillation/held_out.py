@@ -1,7 +1,7 @@
-"""Acceptance on held-out prompts, as the service would have it under coupled verification.
+"""Acceptance on held-out prompts, as in serving with coupled verification.
 
-The target has answered them under keyed noise. A guess is correct if it is what the target said. So only the
-drafter has to run along the answers, a head along the target's states of them.
+The target has answered the prompts under keyed noise. A guess is correct if it equals the target's token. So
+only the drafter has to run over the answers; a head reads the target's hidden states of them.
 """
 
 from collections.abc import Sequence
@@ -30,10 +30,10 @@ class HeldOutText:
 
 @dataclass
 class AcceptanceTally:
-    """Tally of guesses by position, over Drafts that begin all over the answers."""
+    """Counts of guesses by position, over Drafts that begin at every token of the answers."""
 
     texts: int = 0
-    reached: list[int] = field(default_factory=list)  # positions whose predecessors were all correct
+    reached: list[int] = field(default_factory=list)  # [depth] guesses whose predecessors were all correct
     accepted: list[int] = field(default_factory=list)
 
     def count(self, position: int, reached: int, accepted: int) -> None:
@@ -46,20 +46,20 @@ class AcceptanceTally:
 
     @property
     def rates(self) -> list[float]:
-        """Acceptance rate by position [depth]: accepted / reached; 0 if no Draft came so far."""
+        """Acceptance rate by position [depth]: accepted / reached; 0 if no Draft reached the position."""
         pairs = zip(self.accepted, self.reached, strict=True)
         return [accepted / reached if reached else 0.0 for accepted, reached in pairs]
 
 
 class CoupledAcceptance:
-    """Measure that training of any drafter is judged by."""
+    """Acceptance rate, by which the training of any drafter is judged."""
 
     title = "acceptance"
 
     def __init__(self, texts: Sequence[HeldOutText], length: int, depth: int) -> None:
-        """Holds the texts.
+        """Keeps the texts.
 
-        length: last tokens of a longer text that are read.
+        length: most tokens of a text that are read, counted from its end.
         """
         self._texts, self._length, self._depth = texts, length, depth
 
@@ -104,7 +104,10 @@ class CoupledAcceptance:
 
 
 def _chosen(logits: Tensor, text: HeldOutText, positions: list[int]) -> Tensor:
-    """Returns a drafter's guesses by logits [num_positions, vocab_size]: int64 [num_positions]."""
+    """Returns a drafter's guesses under keyed noise, int64 [num_positions].
+
+    logits: [num_positions, vocab_size].
+    """
     if text.temperature > 0:
         keys = [text.noise_key] * len(positions)
         noise = gumbel(keys, positions, logits.shape[-1], logits.device)

@@ -8,11 +8,11 @@ from gateway.recorded_answers import RecordedAnswer
 from workshop.advice.answers import UNLABELLED, Prompt
 from workshop.distillation.settings import DistilSettings
 
-LEAST_HELD_OUT = 8  # one in this many distinct prompts of a task is held out, up to the number wanted
+LEAST_HELD_OUT = 8  # one in this number of distinct prompts of a task is held out, up to the wanted number
 
 
 def of_prompts(prompts: Sequence[Prompt], settings: DistilSettings) -> list[RecordedAnswer]:
-    """Returns prompts as questions without answers, at temperatures that take turns."""
+    """Returns prompts as questions without answers; the temperatures are used in turn."""
     return [
         RecordedAnswer(
             prompt=prompt.tokens,
@@ -29,10 +29,10 @@ def split(
 ) -> tuple[list[RecordedAnswer], list[RecordedAnswer]]:
     """Returns questions to train on and held-out questions; no prompt is in both or held out twice.
 
-    What is held out has no answer: the target gives it anew, under noise that is known.
+    Held-out questions lose their answers: the target answers them again, under known keyed noise.
 
     Raises:
-        ValueError: there are too few for both.
+        ValueError: there are too few distinct prompts.
     """
     order = list(questions)
     Random(settings.seed).shuffle(order)
@@ -52,5 +52,5 @@ def split(
 
 
 def _in_turn(shares: Iterable[Sequence[RecordedAnswer]]) -> list[RecordedAnswer]:
-    """Yields one item of each list in turn."""
+    """Interleaves the lists: one item of each list in turn."""
     return [question for question in chain.from_iterable(zip_longest(*shares)) if question is not None]

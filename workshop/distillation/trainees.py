@@ -26,8 +26,8 @@ from workshop.training.settings import (
 from workshop.training.target import FrozenTarget
 from workshop.training.trainee import Trainee
 
-OF_TRAINED_WEIGHTS = 2e-4  # learning rate
-DEPTH, BLOCK = 4, 8  # positions of a Draft that are trained, for dflash the rows of a block
+OF_TRAINED_WEIGHTS = 2e-4  # learning rate for a draft that is trained already
+DEPTH, BLOCK = 4, 8  # trained positions of a Draft; for dflash, rows of a block
 SETTINGS: dict[str, type[TrainingSettings]] = {
     "model": ModelTrainingSettings,
     "parallel": ParallelSettings,
@@ -35,17 +35,17 @@ SETTINGS: dict[str, type[TrainingSettings]] = {
     "dflash": DFlashSettings,
     "medusa": MedusaSettings,
 }
-# options that matter to some kinds alone
+# options that only some kinds of drafters have
 ONLY_OF = {"lora": ("model",), "layers": ("eagle3", "dflash"), "mask_token": ("parallel", "dflash")}
 
 
 def options_of_kind(settings: DistilSettings, target: Path, draft: Path | None) -> dict[str, Any]:
     """Returns the fields that only the settings of this kind of drafter have.
 
-    draft: to begin with; None for heads.
+    draft: initial checkpoint; None for heads.
 
     Raises:
-        ValueError: an option is of another kind of drafter, or one is missing.
+        ValueError: an option is for another kind of drafter, or a needed option is missing.
         VocabularyMismatchError: the draft does not share the target's tokenizer.
     """
     of_kind: dict[str, Any] = {}
@@ -77,9 +77,9 @@ def training_settings(
     """Returns the settings of the training.
 
     Args:
-        of_kind: as ``options_of_kind`` says.
-        text: file of what is trained on.
-        output: folder of what a killed training goes on from.
+        of_kind: result of ``options_of_kind``.
+        text: file of the training text.
+        output: folder with the state from which a killed training resumes.
     """
     usual_depth = BLOCK if settings.drafter == "dflash" else DEPTH
     usual_rate = OF_TRAINED_WEIGHTS if "draft" in of_kind else LEARNING_RATE

@@ -1,1 +1,1 @@
-"""Writes the tables of the docs that the code knows: settings and metrics."""
+"""Generates the tables in the docs that follow from code: settings, metrics and models."""

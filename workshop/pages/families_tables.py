@@ -1,6 +1,6 @@
-"""Tables of model families in docs/models.md, from transformers' configs and what the engine says of them.
+"""Tables of model families in docs/models.md, from transformers' configs and the engine's checks of them.
 
-Each family is built of tensors without content, with few layers and otherwise transformers' default sizes.
+Each family is built of fake tensors, with few layers and otherwise transformers' default sizes.
 """
 
 import re
@@ -29,11 +29,11 @@ from workshop.markdown import table
 from workshop.pages.marks import COMMAND, DOCS, rewritten
 
 PAGE, MARK = "models.md", "families"
-LAYERS = 4  # enough to have each kind of layer once
+LAYERS = 4  # enough to include each kind of layer once
 RANKS = 2
-TYPE = torch.bfloat16  # type of the tensors without content: experts take no other type
+TYPE = torch.bfloat16  # dtype of the fake tensors: experts accept no other dtype
 
-# Names of an MTP layer's tensors among those that transformers' model does not take.
+# Matches the names of an MTP layer's tensors among the names that transformers' model ignores.
 CARRIED = re.compile(r"mtp|layers")
 
 FAMILIES = {  # published families by type of text config
@@ -70,18 +70,18 @@ FAMILIES = {  # published families by type of text config
 
 @dataclass(frozen=True)
 class Family:
-    """What the engine does with models of one type."""
+    """Support of the engine for models of one type."""
 
-    refused_because: str | None  # None: they are served
-    is_fast: bool = False  # whether the fast decoder computes them
+    refused_because: str | None  # None: the family is served
+    is_fast: bool = False  # whether the fast decoder runs them
     ranks: str = ""
     quantized: str = ""
     batch_invariant: str = ""
-    has_mtp: bool = False  # whether the drafter `mtp` takes a layer of their checkpoints
+    has_mtp: bool = False  # whether the drafter `mtp` can use a layer of their checkpoints
 
 
 def family_of(kind: str) -> Family:
-    """Returns what the engine does with models of a type, as transformers names it."""
+    """Returns the engine's support for a model type, named as in transformers."""
     config = CONFIG_MAPPING[kind](num_hidden_layers=LAYERS)
     use_own_plan(config)
     try:
@@ -126,7 +126,7 @@ def _batch_invariant(model: Any, skeleton: ModelSkeleton) -> str:
 
 
 def _has_mtp(config: Any, model: Any) -> bool:
-    """Whether checkpoints carry an MTP layer, which transformers passes over, and it runs here."""
+    """Whether checkpoints have an MTP layer, which transformers ignores, and the layer runs here."""
     passed_over = model._keys_to_ignore_on_load_unexpected or ()
     if not any(CARRIED.search(pattern) for pattern in passed_over):
         return False
@@ -134,7 +134,7 @@ def _has_mtp(config: Any, model: Any) -> bool:
         with FakeTensorMode():
             _, layer = built(deepcopy(config), TYPE)
             probe = probed(layer, config.hidden_size)
-    except Exception:  # a layer may fail in any way
+    except Exception:  # a layer may raise anything
         return False
     return [*probe.shapes] == [0] and not probe.needs
 
@@ -166,5 +166,5 @@ def families() -> str:
 
 
 def pages() -> dict[str, str]:
-    """Returns the page by its name, rewritten. Raises ValueError if it has lost its marks."""
+    """Returns the rewritten page by its name. Raises ValueError if the page has lost its marks."""
     return {PAGE: rewritten((DOCS / PAGE).read_text(), MARK, COMMAND, families())}

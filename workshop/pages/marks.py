@@ -1,4 +1,4 @@
-"""Parts of the docs that a command writes: each lies between two marks with its name."""
+"""Generated parts of the docs. Each part is between two marks with its name."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def end(name: str) -> str:
 
 
 def rewritten(page: str, name: str, command: str, text: str) -> str:
-    """Returns the page with ``text`` between the marks of ``name``. Raises ValueError without these marks."""
+    """Returns the page with ``text`` between the marks of ``name``. Raises ValueError without marks."""
     first, last = begin(name, command), end(name)
     if page.count(first) != 1 or page.count(last) != 1:
         raise ValueError(f"the page must have these marks once: {first.strip()} and {last.strip()}")

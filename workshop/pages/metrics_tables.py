@@ -9,7 +9,7 @@ PAGE, MARK = "metrics.md", "metrics"
 
 
 def metrics() -> str:
-    """Returns a row for each metric, in Markdown."""
+    """Returns a Markdown table with a row for each metric."""
     rows = [_row(metric, "gateway") for metric in OF_GATEWAYS] + [
         _row(metric, "worker") for metric in OF_WORKERS
     ]
@@ -23,11 +23,11 @@ def _row(metric: Metric, owner: str) -> list[str]:
 
 
 def reasons() -> str:
-    """Returns a row for each reason of a depth, in Markdown."""
+    """Returns a Markdown table with a row for each reason of a depth."""
     rows = [[f"`{reason}`", reason.meaning] for reason in DepthReason]
     return table(["`reason`", "what decides the depth"], rows)
 
 
 def pages() -> dict[str, str]:
-    """Returns the page by its name, rewritten. Raises ValueError if it has lost its marks."""
+    """Returns the rewritten page by its name. Raises ValueError if the page has lost its marks."""
     return {PAGE: rewritten((DOCS / PAGE).read_text(), MARK, COMMAND, f"{metrics()}\n{reasons()}")}

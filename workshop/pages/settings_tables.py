@@ -35,8 +35,8 @@ TABLES: dict[tuple[str, str], type[BaseModel]] = {
     ("ray-llm.md", "arguments"): BuilderArguments,
     ("ray-llm.md", "llm-config"): LLMConfig,
 }
-# Unit by the last word of a field's name, or by the first word of what is counted per something.
-# A field overrides it by json_schema_extra={"unit": "..."}.
+# Unit by the last word of a field's name, or by the word before "per".
+# A field overrides it with json_schema_extra={"unit": "..."}.
 UNITS = {
     "s": "seconds",
     "days": "days",
@@ -67,7 +67,7 @@ UNITS = {
 }
 BOUNDS = ((Gt, "gt", "above"), (Ge, "ge", "at least"), (Lt, "lt", "below"), (Le, "le", "at most"))
 KINDS = {bool: "`true`, `false`", int: "integer", float: "number", str: "text", Any: "anything"}
-MAX_PLAIN = 10**15  # larger bounds are powers of two
+MAX_PLAIN = 10**15  # larger powers of two are written as 2^n
 ANY_NAME = "NAME"
 LISTS = (list, tuple, set, frozenset)
 HEADER = ("field", "unit", "default", "accepted", "meaning")
@@ -75,12 +75,12 @@ HEADER = ("field", "unit", "default", "accepted", "meaning")
 
 @dataclass(frozen=True)
 class Section:
-    """Fields of one model at one place: ``path`` is the beginning of their names."""
+    """Fields of one model at one place; ``path`` is the prefix of their names."""
 
     path: str
     model: type[BaseModel]
     rows: list[list[str]]
-    title: str = ""  # empty for the outermost
+    title: str = ""  # empty for the outermost model
 
 
 def sections(model: type[BaseModel]) -> Iterator[Section]:
@@ -119,7 +119,7 @@ def _sections(
 
 
 def _models(annotation: Any, path: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yields the models in an annotation, each with its path: for a dictionary a path with a name in it."""
+    """Yields the models in an annotation, each with its path. A dictionary's path contains ANY_NAME."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield path, annotation
         return
@@ -179,7 +179,7 @@ def _accepted(annotation: Any, metadata: Iterable[Any], default: Any) -> Iterato
 
 
 def _kind(annotation: Any) -> str:
-    """Returns a kind in words."""
+    """Returns a type in words."""
     if get_origin(annotation) is Annotated:
         inner, *metadata = get_args(annotation)
         return f"{_kind(inner)}{_bounds(metadata)}"
@@ -198,7 +198,7 @@ def _kind(annotation: Any) -> str:
 
 
 def _bounds(metadata: Iterable[Any]) -> str:
-    """Returns what a kind accepts, with a space before it; nothing if it accepts all values."""
+    """Returns the bounds in words, each with a leading space; empty if there are none."""
     own = [m for item in metadata for m in (item.metadata if isinstance(item, FieldInfo) else [item])]
     found = {
         words: getattr(limit, attribute)
@@ -227,7 +227,7 @@ def _default(field: FieldInfo) -> Any:
 
 
 def _written(default: Any) -> str:
-    """Returns a value as a line of YAML has it."""
+    """Returns a value as it is written in YAML."""
     if default is PydanticUndefined:
         return "needed"
     if isinstance(default, float) and default.is_integer():
@@ -236,7 +236,7 @@ def _written(default: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Returns what JSON has no form for."""
+    """Converts a value that JSON cannot represent."""
     return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
 
 
@@ -252,7 +252,7 @@ def tables(model: type[BaseModel]) -> str:
 
 
 def pages() -> dict[str, str]:
-    """Returns the pages by name, rewritten. Raises ValueError if a page has lost its marks."""
+    """Returns the rewritten pages by name. Raises ValueError if a page has lost its marks."""
     texts: dict[str, str] = {}
     for (page, mark), model in TABLES.items():
         text = texts.get(page) or (DOCS / page).read_text()
