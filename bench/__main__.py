@@ -28,7 +28,7 @@ ALONE = {  # benchmarks that are not run in turn
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Imports only the module of the benchmark that runs. All benchmarks in turn have a process each."""
+    """Runs one benchmark in this process and imports only its module, or runs each in its own process."""
     every = BENCHMARKS | ALONE
     listed = "\n".join(f"  {name:17}{title}" for name, title in every.items())
     parser = argparse.ArgumentParser(
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def run_all() -> None:
-    """Runs all benchmarks in turn. Raises CalledProcessError at the first that fails."""
+    """Runs all benchmarks in turn. Raises CalledProcessError at the first failure."""
     for number, (name, title) in enumerate(BENCHMARKS.items(), start=1):
         print(f"\n[{number}/{len(BENCHMARKS)}] {name}: {title}", flush=True)
         command = [sys.executable, "-m", "bench", name]

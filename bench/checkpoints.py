@@ -1,4 +1,4 @@
-"""Checkpoints that benchmarks run on, made when first asked for under ./checkpoints and kept there."""
+"""Checkpoints for benchmarks, created on first use under ./checkpoints and kept there."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,7 +16,7 @@ from outrider.demo.prompts import DEMO
 FOLDER = Path("checkpoints")
 DRAFT = DEMO / "draft"
 
-# The demo target at a larger cost; the names are its parameters, about.
+# Larger sizes of the demo target, named by their approximate number of parameters.
 INFLATED = {
     "60M": Size(hidden=640, layers=12, intermediate=1600, heads=20, kv_heads=10),
     "190M": Size(hidden=1024, layers=16, intermediate=2816, heads=32, kv_heads=16),
@@ -24,7 +24,7 @@ INFLATED = {
 
 
 def llama_fields(size: Size, **others: Any) -> dict[str, Any]:
-    """Returns fields of a Llama's configuration; ``others`` replace those of Llama 3."""
+    """Returns fields of a Llama's configuration; ``others`` replace the values of Llama 3."""
     return {
         "hidden_size": size.hidden,
         "num_hidden_layers": size.layers,
@@ -37,7 +37,7 @@ def llama_fields(size: Size, **others: Any) -> dict[str, Any]:
     }
 
 
-# Shapes of Llama 3, 8 B and 1 B, and of a tiny model, which shows that a benchmark runs.
+# Shapes of Llama 3, 8 B and 1 B, and of a tiny model, with which a benchmark is tried.
 SMALL = Size(hidden=2048, layers=16, intermediate=8192, heads=32, kv_heads=8)
 TINY = Size(hidden=64, layers=2, intermediate=128, heads=4, kv_heads=2)
 LLAMAS = {
@@ -45,7 +45,7 @@ LLAMAS = {
     "1B": llama_fields(SMALL, tie_word_embeddings=True),
     "tiny": llama_fields(TINY, vocab_size=512, max_position_embeddings=1024),
 }
-# A layer's sizes in Qwen3-30B-A3B, of whose 128 experts a token chooses 8.
+# Sizes of a layer of Qwen3-30B-A3B. A token chooses 8 of its 128 experts.
 MIXTURE: dict[str, Any] = {
     "hidden_size": 2048,
     "num_attention_heads": 32,
@@ -56,7 +56,7 @@ MIXTURE: dict[str, Any] = {
     "moe_intermediate_size": 768,
     "vocab_size": 151936,
 }
-# The dense layer whose width is that of the experts that a token of the mixture chooses.
+# Dense layer as wide as the experts that a token of the mixture chooses.
 DENSE_TWIN: dict[str, Any] = {
     "hidden_size": MIXTURE["hidden_size"],
     "num_attention_heads": MIXTURE["num_attention_heads"],
@@ -65,13 +65,13 @@ DENSE_TWIN: dict[str, Any] = {
     "intermediate_size": MIXTURE["num_experts_per_tok"] * MIXTURE["moe_intermediate_size"],
     "vocab_size": MIXTURE["vocab_size"],
 }
-EMBEDDED = 30.0  # standard deviation of embeddings that decide what comes next
+EMBEDDED = 30.0  # standard deviation of the embeddings, so large that they alone decide the next token
 
 
 def inflated_target(name: str) -> Path:
-    """Makes the demo target inflated to a size of INFLATED, float32; returns its absolute path.
+    """Makes the demo target inflated to a size of INFLATED, in float32, and returns its path.
 
-    A service that a benchmark starts runs in a folder of its own.
+    The path is absolute, because services that benchmarks start run in folders of their own.
     """
     path = FOLDER.absolute() / f"target-{name}"
     if not (path / "config.json").exists():
@@ -81,7 +81,7 @@ def inflated_target(name: str) -> Path:
 
 
 def linear_weights(checkpoint: Path) -> int:
-    """Returns the number of weights of the linear layers, which a step of one token has to read."""
+    """Returns the number of weights of the linear layers, which a step of one token must read."""
     config = AutoConfig.from_pretrained(checkpoint)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -89,10 +89,10 @@ def linear_weights(checkpoint: Path) -> int:
 
 
 def known_llama(name: str, path: Path, device: str, follows: Callable[[int], np.ndarray]) -> int:
-    """Writes a model whose text is known, in a shape of LLAMAS; returns the size of its vocabulary.
+    """Writes a model with known text, in a shape of LLAMAS, and returns its vocabulary size.
 
     Args:
-        follows: gives, for a size of the vocabulary, the token that is said after each token.
+        follows: returns, for a vocabulary size, the next token after each token.
     """
     torch.manual_seed(0)
     fields = {**LLAMAS[name], "tie_word_embeddings": False}
@@ -107,10 +107,10 @@ def known_llama(name: str, path: Path, device: str, follows: Callable[[int], np.
 
 @torch.inference_mode()
 def say_after(model: Any, follows: torch.Tensor) -> None:
-    """Has a model of random weights say ``follows[token]`` after a token, by far more likely than any other.
+    """Changes random weights so that ``follows[token]`` is by far the most likely next token.
 
-    Else its text would hang on the rounding of a step, which differs with Drafts and without, and no
-    drafter could know it for long. A model with tied embeddings can only say the same token again.
+    Otherwise the text would depend on the rounding of a step, which differs with Drafts and without. No
+    drafter could predict it for long. A model with tied embeddings can only repeat the token.
     """
     embeddings = model.get_input_embeddings().weight
     embeddings.mul_(EMBEDDED / embeddings.std())

@@ -1,10 +1,10 @@
-"""Checks the model of a step's costs, and what it says of the real deployment: `python -m bench costs`.
+"""Compares predicted with measured step times, and predicts a 70B deployment: `python -m bench costs`.
 
-The first table compares the model (outrider/engine/planning/step_costs.py) with each step, each answer and
-each prompt that an H100 was measured with (bench/results/gpu.json), when the engine's host took longer. Steps
-on an H200 follow, with the host as it is (bench/results/on_device.json). The second table adds up a round of
-a 70B target on four H100 with a 1B draft: before the first repairs, with the engine as it is, and with
-repairs that are still to come.
+The first table compares the cost model (outrider/engine/planning/step_costs.py) with steps, answers and
+prompts measured on an H100 (bench/results/gpu.json). The engine's host work took longer then. Steps on an
+H200 follow, with the host work of today (bench/results/on_device.json). The second table predicts a round of
+a 70B target on four H100 with a 1B draft. It does so for the engine before its first optimizations, for the
+engine of today, and with planned optimizations.
 """
 
 import statistics
@@ -34,12 +34,12 @@ from outrider.pace.acceptance import expected_tokens
 from outrider.pace.step import StepSize
 
 H100, H200, L4 = ACCELERATORS["H100"], ACCELERATORS["H200"], ACCELERATORS["L4"]
-PROMPT, ANSWER, CHUNK = 200, 128, 512  # tokens of the answers that were measured
+PROMPT, ANSWER, CHUNK = 200, 128, 512  # tokens of the measured answers
 LONG = {"max_position_embeddings": 131072}
-MOST_ROWS = 512  # rows of the largest graph when they were measured
-# What the host took before its repairs, when the H100 was measured: host_time on the simulated device.
+MOST_ROWS = 512  # rows of the largest CUDA graph at the time of the measurement
+# Host time before its optimization, when the H100 was measured; from host_time on the simulated device.
 FIRST_HOST = HostCosts(1.55e-3, 30e-6, 6e-6)
-# The measured steps leave out scheduling and handing out of tokens.
+# The measured steps do not include scheduling and delivery of tokens.
 FIRST_WITHOUT_SCHEDULING = HostCosts(1.0e-3, 20e-6, 6e-6)
 WITHOUT_SCHEDULING = HostCosts(0.6e-3, 2.3e-6, 1.8e-6)
 SHAPES = {
@@ -50,20 +50,21 @@ SHAPES = {
     ),
     "1B draft": {**LLAMAS["1B"], **LONG},
     "mixture": {**MIXTURE, "num_hidden_layers": 48, **LONG},  # Qwen3-30B-A3B
-    "its dense twin": {**DENSE_TWIN, "num_hidden_layers": 48, **LONG},  # what a token of it multiplies with
+    "its dense twin": {**DENSE_TWIN, "num_hidden_layers": 48, **LONG},  # as many active weights per token
     "its draft": {**DENSE_TWIN, "num_hidden_layers": 1, **LONG},
 }
-# Launches of a rank by transformers' layers, of a layer and beside the layers: docs/tensor-parallelism.md.
+# Kernel launches of a rank with transformers' layers, per layer and outside the layers:
+# docs/tensor-parallelism.md.
 LAYER_OF_TRANSFORMERS, PASS_OF_TRANSFORMERS = 43, 47
-# Repairs, as far as a step's costs change by them. Their figures are estimates.
-IN_RANK_ORDER = ExchangeCosts(5e-6, 0.6)  # a kernel of ours that adds up parts in rank order over NVLink
-HOPS_S, FEWER_HOPS_S = 3e-3, 2e-3  # seconds of a round's messages with gateways and frontends, and aimed at
+# Planned optimizations that change the costs of a step. The figures are estimates.
+IN_RANK_ORDER = ExchangeCosts(5e-6, 0.6)  # our own kernel, which sums over NVLink in rank order
+HOPS_S, FEWER_HOPS_S = 3e-3, 2e-3  # seconds of a round's messages with gateway and frontends, now and planned
 DEPTH, ACCEPTANCE = 4, 0.8
 
 
 @cache
 def costs_of(name: str, devices: int = 1, quantization: Quantization | None = None) -> StepCosts:
-    """Returns the costs of a model of these shapes in bfloat16, as the engine is."""
+    """Returns the costs of a model of these shapes in bfloat16 with the engine of today."""
     kind = Qwen3MoeConfig if name == "mixture" else LlamaConfig
     model = ModelSkeleton(kind(**SHAPES[name]), name, torch.bfloat16)
     settings = {"tensor_parallel": devices, "quantization": quantization, "is_draft": name.endswith("draft")}
@@ -71,20 +72,20 @@ def costs_of(name: str, devices: int = 1, quantization: Quantization | None = No
 
 
 def repaired(costs: StepCosts) -> StepCosts:
-    """Returns the costs after the repairs."""
+    """Returns the costs after the planned optimizations."""
     return replace(costs, exchange=IN_RANK_ORDER)
 
 
 @dataclass(frozen=True)
 class FirstCosts(StepCosts):
-    """Costs of the engine before its repairs: a context had 32 parts, however long it was."""
+    """Costs of the engine before its optimization: attention split a context of any length into 32 parts."""
 
     def _part(self, context: float) -> int:
         return LONG["max_position_embeddings"] // 32
 
 
 def before(costs: StepCosts) -> StepCosts:
-    """Returns the costs before the repairs: ranks ran transformers' layers, Drafts waited for the host."""
+    """Returns the costs before optimization: ranks ran transformers' layers, Drafts waited for the host."""
     kernels = costs.layers * LAYER_OF_TRANSFORMERS + PASS_OF_TRANSFORMERS
     changed = {"kernels": kernels if costs.all_reduces else costs.kernels}
     return FirstCosts(**{**vars(costs), **changed, "host": FIRST_HOST, "following_host": FIRST_HOST})
@@ -107,7 +108,7 @@ def _steps(measured: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _steps_of_today(measured: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields rows of the pair in bfloat16."""
+    """Yields rows for the steps of the pair in bfloat16."""
     for row in measured:
         if row["part"] == "steps" and "model" in row:
             named = {**row, "model": GPU_MODELS[row["model"]]}
@@ -124,7 +125,7 @@ def _step_row(
 
 
 def _answers(measured: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields rows without batch-invariant numerics, which split a step, and without `generate`."""
+    """Yields rows for answers with the usual numerics: batch-invariant numerics would split a step."""
     for row in measured:
         if row.get("numerics") != "usual":
             continue
@@ -150,20 +151,20 @@ def _when_measured(row: Mapping[str, Any]) -> StepCosts:
 
 
 def _prompt_s(costs: StepCosts, tokens: int, length: int, chunk: int) -> float:
-    """Returns the seconds of prompts of a length, of which each token looks back at half on average."""
+    """Returns the prefill seconds. A token attends to half of its prompt on average."""
     chunks = -(-tokens // chunk)
     size = StepSize(1, 0, tokens / chunks, length / 2)
     return chunks * replace(costs, has_graphs=False).seconds(H100, size)
 
 
 def _row(what: str, row: Mapping[str, Any], shape: str, seconds: float, measured_ms: float) -> dict[str, Any]:
-    """Returns a row. shape: sequences and tokens of each, or a prompt and its chunk."""
+    """Returns a row. shape: sequences and tokens per sequence, or prompt length and chunk size."""
     found = {"what": what, "model": row["model"], "shape": shape}
     return {**found, "predicted ms": 1e3 * seconds, "measured ms": measured_ms}
 
 
 def rounds() -> list[dict[str, Any]]:
-    """Returns a row for each stage of the engine and each context: what a round of one stream takes."""
+    """Returns a row for each context and each stage of the engine: the costs of a round of one stream."""
     target, draft = costs_of("70B", 4), costs_of("1B draft")
     return [
         row
@@ -185,7 +186,7 @@ def _round(
     *,
     is_chained: bool = True,
 ) -> dict[str, Any]:
-    """Returns a row. is_chained: whether the host takes no part in further positions of a Draft."""
+    """Returns a row. is_chained: whether later positions of a Draft do not wait for the host."""
     one = StepSize(1, 1, context_tokens=context)
     plain_s = target.seconds(H100, one, is_early=True)
     target_s = target.seconds(H100, replace(one, tokens=1 + DEPTH))

@@ -1,7 +1,7 @@
 """Measures plain and speculative decoding in one process: `python -m bench engine`.
 
-The demo target inflated to a realistic cost and the demo draft answer greedily, by kind of text, batch size
-and depth. The bound charges each pass of the target what a plain step costs, and nothing for drafting. Plain
+The demo target, inflated to a realistic cost, and the demo draft answer greedily, by kind of text, batch size
+and depth. The bound assumes that a verifying step costs as much as a plain step, and drafting nothing. Plain
 and speculative runs alternate; ratios are medians over the repetitions.
 """
 
@@ -31,11 +31,11 @@ CACHE_BYTES = 2**29
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """Answers to the requests in one mode."""
+    """Answers to some requests in one mode."""
 
     seconds: float
     outputs: Sequence[Output]
-    passes: int  # steps of the target; a batch shares them
+    passes: int  # steps of the target, counted once for a whole batch
 
     @property
     def tokens(self) -> int:
@@ -43,7 +43,7 @@ class MeasuredRun:
 
 
 def run(target: Engine, draft: Engine | None, requests: Sequence[OfflineRequest], depth: int) -> MeasuredRun:
-    """Answers all requests at once; without a draft, or with depth 0, by plain decoding."""
+    """Answers all requests in one batch; without a draft or at depth 0 by plain decoding."""
     drafter = DraftModel(draft) if draft is not None and depth else None
     started = time.perf_counter()
     outputs = generate(target, drafter, requests, depth)
@@ -54,7 +54,7 @@ def run(target: Engine, draft: Engine | None, requests: Sequence[OfflineRequest]
 def requests_of(
     kind: str, tokenizer: Tokenizer, batch: int, tokens: int, temperature: float
 ) -> list[OfflineRequest]:
-    """Returns held-out prompts of a kind. Answers go on after their end tokens: batches stay full."""
+    """Returns requests with held-out prompts of a kind. End tokens are ignored, so batches stay full."""
     sampling = Sampling(temperature=temperature, max_tokens=tokens, ignore_eos=True)
     encoded = [tuple(tokenizer.encode(prompt).ids) for prompt in prompts(kind, 20)]
     return [
@@ -66,7 +66,7 @@ def requests_of(
 def row_of(
     kind: str, batch: int, depth: int, pairs: Sequence[tuple[MeasuredRun, MeasuredRun]]
 ) -> dict[str, Any]:
-    """Returns a line of the table from (plain, speculative) runs of the same requests."""
+    """Returns a row of the table from (plain, speculative) runs of the same requests."""
     plain, speculative = pairs[0]
     rounds = sum(output.target_passes for output in speculative.outputs)
     bound = plain.passes / speculative.passes
@@ -111,7 +111,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def in_groups(
     target: Engine, draft: Engine, requests: list[OfflineRequest], batch: int, depth: int
 ) -> MeasuredRun:
-    """Answers all requests, ``batch`` at a time, as one run."""
+    """Answers all requests in batches of ``batch``, and sums up the runs."""
     runs = [run(target, draft, requests[i : i + batch], depth) for i in range(0, len(requests), batch)]
     outputs = [output for part in runs for output in part.outputs]
     return MeasuredRun(sum(part.seconds for part in runs), outputs, sum(part.passes for part in runs))
@@ -140,7 +140,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def prompt_seconds(engine: Engine, prompt: tuple[int, ...]) -> float:
-    """Returns the seconds from a prompt to its answer's first token."""
+    """Returns the seconds to the first token of an answer."""
     started = time.perf_counter()
     sequence = engine.open(len(prompt), 0, Sampling(temperature=0, max_tokens=1))
     engine.submit(plain_decoding(sequence.number, 0, prompt, 1))

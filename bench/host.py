@@ -1,11 +1,11 @@
-"""Measures the service beside its engine, and the cost of a token in each process: `python -m bench host`.
+"""Compares the service with its bare engine, and measures processor time per token: `python -m bench host`.
 
-The same target answers the same prompts greedily in ways that take turns: in this process by the engine and
-by transformers' generate, and by a running service, asked over gRPC through Serve's proxy and at the
-gateway's own port, a message for each step. After that a service with HAProxy in place of Serve's own proxy
-takes its turns with the first two. A service has the model, gateway, proxy and this client on the same cores;
-the engine in this process has them alone, with as many threads. Where drafts are on they are those of the
-demo draft. Ratios are of medians over the repetitions.
+One target answers the same prompts greedily in several ways, in turn. In this process, the engine and
+transformers' generate answer. A running service is asked over gRPC, through Serve's proxy and at the
+gateway's own port, with one message per step. Then a second service with HAProxy instead of Serve's own proxy
+is compared with the engine and generate. The model, gateway, proxy and client of a service share the cores.
+The engine in this process has the cores alone, with the same number of threads. With speculation, the demo
+draft makes the Drafts. Ratios are of medians over the repetitions.
 """
 
 import argparse
@@ -43,7 +43,7 @@ DEMO_PAIR = "demo"
 WARM_UP_S = 2.0
 ENGINE, GENERATE = "engine", "generate"
 PROXY, DIRECT, HAPROXY = "through the proxy", "at the gateway", "through HAProxy"
-# Environment of a service, and the address that is asked.
+# Environment of a service, and the addresses that are asked.
 SERVICES: tuple[tuple[dict[str, str], tuple[str, ...]], ...] = (
     ({}, (PROXY, DIRECT)),
     ({"RAY_SERVE_ENABLE_HA_PROXY": "1"}, (HAPROXY,)),
@@ -51,19 +51,19 @@ SERVICES: tuple[tuple[dict[str, str], tuple[str, ...]], ...] = (
 
 
 def requests(tokenizer: Tokenizer, streams: int, tokens: int) -> list[OfflineRequest]:
-    """Returns greedy requests of all kinds by turns."""
+    """Returns greedy requests; the kinds of text take turns."""
     of_kind = {kind: requests_of(kind, tokenizer, PROMPTS, tokens, 0.0) for kind in KINDS}
     return [of_kind[KINDS[n % len(KINDS)]][n // len(KINDS) % PROMPTS] for n in range(streams)]
 
 
 def in_process(engine: Engine, asked: Sequence[OfflineRequest]) -> float:
-    """Returns the tokens per second of all at once."""
+    """Returns the engine's tokens per second with all requests in one batch."""
     done = run(engine, None, asked, 0)
     return done.tokens / done.seconds
 
 
 def by_generate(model: Any, asked: Sequence[OfflineRequest], tokens: int) -> float:
-    """Returns the tokens per second of `generate` with one batch of the prompts."""
+    """Returns the tokens per second of `generate` with all prompts in one batch."""
     token_ids, mask = padded([request.prompt for request in asked])
     started = time.perf_counter()
     with torch.inference_mode():
@@ -79,7 +79,7 @@ def by_generate(model: Any, asked: Sequence[OfflineRequest], tokens: int) -> flo
 
 
 async def by_service(address: str, streams: int, mode: str, tokens: int, seconds: float) -> tuple[float, int]:
-    """Returns tokens per second and number of tokens; each stream sends one request after another."""
+    """Returns tokens per second and number of tokens. Each stream sends one request after another."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
         client = LoadClient([stub], partial(_request, mode), tokens, 0)
@@ -95,7 +95,7 @@ def _request(mode: str, number: int, tokens: int) -> generation_pb2.GenerateRequ
 
 
 def spent(service: Service) -> Counter[str]:
-    """Returns the processor seconds so far of each kind of process, including this process."""
+    """Returns the processor seconds of each kind of process so far, this process included."""
     seconds: Counter[str] = Counter({"client": sum(psutil.Process().cpu_times()[:2])})
     for name, process in _processes(service):
         with suppress(psutil.NoSuchProcess):
@@ -118,7 +118,7 @@ def _processes(service: Service) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def _role(name: str) -> str:
-    """Returns the role of a replica, by the name that Ray gives its process."""
+    """Returns the role of a replica from the name that Ray gives its process."""
     return name.split(":")[-1].partition(".")[0].partition("-")[0]
 
 
@@ -155,7 +155,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 @dataclass
 class Measured:
-    """What was measured at a number of streams, by way."""
+    """Measurements at a number of streams, by way of asking."""
 
     streams: int
     rates: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))

@@ -1,8 +1,8 @@
 """Counts how often the same seed gives the same text: `python -m bench identity`.
 
-Seeded requests on the demo pair, answered by plain decoding one at a time, then in every other way. In
-float32 none should differ; in bfloat16 rounding depends on the shape of a step, and this says how often that
-changes a text; with batch-invariant numerics none may.
+Seeded requests to the demo pair are answered one at a time by plain decoding, then in every other way. In
+float32 no text should differ. In bfloat16, rounding depends on the shape of a step; the benchmark counts how
+often that changes a text. With batch-invariant numerics no text may differ.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from outrider.engine.settings import EngineSettings
 TEMPERATURES = (0.0, 0.7, 1.0)
 PROMPTS = 40  # per kind
 BATCH = 32
-# Name: drafter, depth, alternatives, requests at a time.
+# Values: drafter, depth, alternatives, requests at a time.
 WAYS: dict[str, tuple[str | None, int, int, int]] = {
     "plain, batch 32": (None, 0, 0, BATCH),
     "draft model, chain of 4, alone": ("model", 4, 0, 1),
@@ -37,7 +37,7 @@ WAYS: dict[str, tuple[str | None, int, int, int]] = {
 
 
 def requests(count: int, tokens: int) -> list[OfflineRequest]:
-    """Returns requests of all kinds of text and temperatures, each with its own seed."""
+    """Returns requests with all kinds of text and all temperatures, each with its own seed."""
     tokenizer = Tokenizer.from_file(str(DEMO / "target" / "tokenizer.json"))
     made = []
     for seed in range(count):
@@ -49,7 +49,7 @@ def requests(count: int, tokens: int) -> list[OfflineRequest]:
 
 
 def measure(dtype: str, batch_invariant: bool, count: int, tokens: int, threads: int) -> list[dict[str, Any]]:
-    """Returns a row per mode: the number of requests that differ from plain decoding one at a time."""
+    """Returns a row per way: the number of texts that differ from plain decoding one at a time."""
 
     def engine(role: str, **settings: Any) -> Engine:
         fields = {"model": str(DEMO / role), "dtype": dtype, "threads": threads, "cache_memory": 2**28}

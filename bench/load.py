@@ -1,13 +1,13 @@
 """Measures a running service under load, by concurrency and mode of speculation: `python -m bench load`.
 
-`serve run cluster.app` in processes of its own, driven over gRPC: the demo target inflated to a realistic
-cost, a smaller target if there are many streams, and the demo draft. The modes take turns within one running
-service, a slice of a few seconds each, all with the same requests. Adaptive drafting is compared slice by
-slice with a reference; the ratio is the median over the slices.
+`serve run cluster.app` runs in processes of its own and is driven over gRPC. It serves the demo target
+inflated to a realistic cost, or a smaller target for many streams, with the demo draft. The modes take turns
+within one running service. Each mode gets slices of a few seconds with the same requests. Adaptive drafting
+is compared slice by slice with a reference; the ratio is the median over the slices.
 
-closed: tokens/s and latencies at each concurrency, every stream sending one request after another, of mixed
-tasks; the reference is the mode with the best median. creative: stories at a temperature at which no draft
-guesses well, beside plain decoding.
+- closed: tokens/s and latencies at each concurrency, with mixed tasks; each stream sends one request after
+  another. The reference is the mode with the best median.
+- creative: stories at a temperature at which no draft guesses well, compared with plain decoding.
 """
 
 import argparse
@@ -29,10 +29,10 @@ from bench.streams import CREATIVE, LoadClient, Slice, connected, request_of, sl
 from outrider.demo.prompts import KINDS
 from tests.support.running import serving
 
-ROOM = 128 * 512  # tokens in the cache of a worker
-STRIDE = 9  # requests from slice to slice: another task and another temperature come first
-WARMUP_PER_STREAM_S = 0.016  # prompts that come at once are prefilled one after another
-SECONDS_PER_STREAM = 0.012  # more of a slice: steps are longer if there are many
+ROOM = 128 * 512  # capacity of a worker's cache, tokens
+STRIDE = 9  # offset of request numbers between slices: another task and temperature come first
+WARMUP_PER_STREAM_S = 0.016  # more warm-up per stream: simultaneous prompts are prefilled one after another
+SECONDS_PER_STREAM = 0.012  # longer slices, because steps take longer with many streams
 BEGUN = time.monotonic()
 
 
@@ -48,7 +48,7 @@ async def creative(stub: Any, point: Row, options: argparse.Namespace) -> dict[s
 
 
 SECTIONS = {"closed": closed, "creative": creative}
-LISTS = ("rows", "ratios", "creative")  # lists of rows in the file of results
+LISTS = ("rows", "ratios", "creative")  # lists of rows in load.json
 
 
 async def slices_of(
@@ -73,13 +73,13 @@ def progress(text: str) -> None:
 
 
 def rotated(modes: Sequence[str], by: int) -> list[str]:
-    """Returns the modes in an order in which another mode comes first."""
+    """Returns the modes rotated, so that each mode comes first in some slice."""
     by %= len(modes)
     return [*modes[by:], *modes[:by]]
 
 
 def keep(results: Mapping[str, list[Row]], section: str, target: str, target_threads: int) -> None:
-    """Writes load.json. Earlier results of other sections and targets stay, with their own command."""
+    """Writes load.json. Earlier results of other sections and targets are kept, with their own command."""
     path = RESULTS / "load.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     facts = {name: _merged(before.get(name, []), results.get(name)) for name in LISTS}
@@ -89,7 +89,7 @@ def keep(results: Mapping[str, list[Row]], section: str, target: str, target_thr
 
 
 def _merged(before: list[Row], now: list[Row] | None) -> list[Row]:
-    """Returns the new results, and earlier results of targets that were not measured now."""
+    """Returns the new rows, and the earlier rows of targets that were not measured now."""
     if now is None:
         return before
     measured = {row["target"] for row in now}
@@ -97,7 +97,7 @@ def _merged(before: list[Row], now: list[Row] | None) -> list[Row]:
 
 
 def cache_bytes(target: str) -> int:
-    """Returns the bytes of ROOM tokens of keys and values in float32."""
+    """Returns the bytes of a cache for ROOM tokens in float32."""
     size = INFLATED[target]
     return ROOM * size.layers * 2 * size.kv_heads * (size.hidden // size.heads) * 4
 
@@ -109,7 +109,7 @@ async def measure(
     options: argparse.Namespace,
     results: dict[str, list[Row]],
 ) -> None:
-    """Adds this target's rows to the results, and writes them after each section."""
+    """Adds the rows of this target to the results, and writes them after each section."""
     async with connected(address) as stub:
         for section in options.sections:
             for streams in concurrencies:
@@ -121,7 +121,7 @@ async def measure(
 
 
 def mode(text: str) -> str:
-    """Returns the name of a mode, if there is such a mode."""
+    """Returns the name of a mode. Raises ValueError if there is no such mode."""
     speculation_of(text)
     return text
 
@@ -153,7 +153,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str]) -> None:
     options = parsed(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the service is ended then too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # runs the context managers that stop the service
     results: dict[str, list[Row]] = {}
     of_targets: dict[str, list[int]] = {}
     for streams in options.concurrency:

@@ -1,4 +1,4 @@
-"""Rows of results under load, computed from slices: each mode, and adaptive drafting beside another mode."""
+"""Rows of results under load, computed from slices: modes, and adaptive drafting against the best mode."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 
 from bench.streams import Slice, percentile
 
-BAR = 0.97  # least ratio that is aimed at
+BAR = 0.97  # lowest acceptable ratio
 RESAMPLES = 10_000
 
 Row = dict[str, Any]
@@ -27,7 +27,7 @@ def summary(slices: Sequence[Slice]) -> Row:
         "first token p99, ms": percentile(first_token, 99),
         "per token p50, ms": percentile(per_token, 50),
         "per token p99, ms": percentile(per_token, 99),
-        # Requests that finished are short if there are many streams: at their ends depth is cut.
+        # Biased with many streams: requests that finished are short, and depth is cut at their ends.
         "mean depth": sum(stats.drafted for stats in finished) / finished_rounds if finished_rounds else None,
         "share of passes with a Draft": rounds / passes if passes else None,
         "finished": len(finished),
@@ -35,7 +35,7 @@ def summary(slices: Sequence[Slice]) -> Row:
 
 
 def against_best(slices: Mapping[str, Sequence[Slice]]) -> list[Row]:
-    """Compares adaptive with the best other mode by median; returns nothing if one of the two is missing."""
+    """Compares adaptive drafting with the best other mode by median. Empty if one of the two is missing."""
     rates = {mode: [part.rate for part in of_mode] for mode, of_mode in slices.items()}
     others = {mode: statistics.median(of_mode) for mode, of_mode in rates.items() if mode != "adaptive"}
     if not others or "adaptive" not in rates:
@@ -58,7 +58,7 @@ def against_best(slices: Mapping[str, Sequence[Slice]]) -> list[Row]:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Returns the interval that holds the median with 90 %, by bootstrap."""
+    """Returns the 90 % bootstrap confidence interval of the median."""
     drawn = np.random.default_rng(0).choice(np.asarray(values), (RESAMPLES, len(values)))
     low, high = np.percentile(np.median(drawn, axis=1), [5, 95])
     return float(low), float(high)

@@ -20,12 +20,12 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def parser_of(name: str, about: str) -> argparse.ArgumentParser:
-    """Returns the parser of a benchmark's options. about: its docstring, of which help has the first line."""
+    """Returns the parser of a benchmark's options. about: its docstring; the help shows the first line."""
     return argparse.ArgumentParser(prog=f"python -m bench {name}", description=about.partition("\n")[0])
 
 
 def machine() -> dict[str, Any]:
-    """Returns the facts without which a figure says nothing: processor, threads in force, versions."""
+    """Returns the facts that a figure depends on: processor, device, threads, versions."""
     return {
         "processor": processor_name(),
         "cores": os.cpu_count(),
@@ -58,7 +58,7 @@ def save(name: str, rows: Sequence[Mapping[str, Any]], **facts: Any) -> Path:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the rows as aligned text. The first row has all columns; floats show three digits."""
+    """Returns the rows as aligned text. The first row defines the columns; floats have three digits."""
     if not rows:
         return "(no rows)"
     header = list(rows[0])

@@ -1,16 +1,16 @@
 """Simulates the gateway and its pace at GPU cost ratios, without a GPU: `python -m bench simulate`.
 
-A target and a draft whose steps take as long as a cost table says (bench/simulated.py) answer the real
-gateway code, round by round, in virtual time. The loop is closed: each stream asks for one answer after the
-other, tasks mixed. The first table compares plain decoding, fixed depths and the pace, in tokens per second
-of all streams together, and the pace with draft-ahead, as a service runs by default. The rate at which the
-draft's second guess is correct if its first is wrong is given (``--hit-rate``).
+The gateway's real code runs in virtual time, with a simulated target and draft whose steps take as long as a
+cost table says (bench/simulated.py). The load is a closed loop: each stream asks for one answer after
+another, with mixed tasks. The table compares plain decoding, fixed depths and the pace, in tokens per second
+of all streams together, and the pace with draft-ahead, which is on by default. ``--hit-rate`` sets how often
+the draft's second guess is correct if its first guess is wrong.
 
-The target is a 70B on four H100, or a mixture of 128 experts of which a token chooses 8, on one. Steps take
-what `outrider plan` says too (outrider/engine/planning/step_costs.py), with the engine before its repairs
-(before), as it is (today) and with repairs that are still to come (bench/costs.py). A draft beside the target
-is in its process, and was a worker on its device before. A block draft guesses all tokens of a Draft in a
-pass; it has five layers as wide as the target's. Prompts are in the cache already.
+The target is a 70B on four H100, or a mixture on one H100, in which a token chooses 8 of 128 experts. Steps
+take as long as `outrider plan` predicts (outrider/engine/planning/step_costs.py): before the engine's
+optimization (before), now (today), or with planned optimizations (repaired; bench/costs.py). A draft beside
+the target is in the target's process; before, it was a worker on the same device. A block draft guesses all
+tokens of a Draft in one pass, and has five layers as wide as the target's. Prompts are already in the cache.
 """
 
 import asyncio
@@ -39,11 +39,11 @@ from outrider.pace.experts import NO_EXPERTS, ExpertsRead
 from outrider.pace.settings import PaceSettings
 from outrider.pace.step import StepSize
 
-HOPS = 4  # ways of a round's messages: to the draft, to the target, and back
-FAR_AHEAD_S = 1e6  # seconds; small enough for a clock with nanoseconds
+HOPS = 4  # messages of a round: to the draft and back, to the target and back
+FAR_AHEAD_S = 1e6  # seconds to the deadline; small enough for a clock in nanoseconds
 NO_AHEAD = Ahead()
 BRANCHES = 12  # verdicts that a draft worker prepares for, as by default
-COUNTED_S = 24.0  # seconds of all streams together: one stream needs longer to see as many answers
+COUNTED_S = 24.0  # virtual seconds, summed over all streams: fewer streams need more time for as many answers
 SETTINGS = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e6, second_targets_share=0.0)
 
 
@@ -53,14 +53,14 @@ class Pair:
 
     target: Cost
     draft: Cost
-    hop_s: float = HOPS_S / HOPS  # seconds of one way, the gateway's work included
+    hop_s: float = HOPS_S / HOPS  # seconds of one message, the gateway's work included
     is_beside: bool = False  # whether the draft is a worker that shares the target's device
     in_target: str = ""  # drafter in the target's process, "colocated" or "dflash"; empty: a draft worker
     experts: ExpertsRead = NO_EXPERTS  # experts that the target's steps read
 
 
 def on(accelerator: Accelerator, costs: StepCosts, *, waits: bool = False) -> Cost:
-    """Returns the seconds of steps on that device, to which prompts add nothing.
+    """Returns a function for the seconds of steps on a device. Prompt tokens cost nothing.
 
     waits: whether each step waits for the host.
     """
@@ -79,7 +79,7 @@ def with_host_between_rounds(cost: Cost) -> Cost:
 
 
 def pairs(engine: str) -> dict[str, Pair]:
-    """Returns the pairs by their names. engine: a name of ENGINES."""
+    """Returns the pairs by name. engine: a name of ENGINES."""
     target, draft, in_4_bit = costs_of("70B", 4), costs_of("1B draft"), costs_of("1B draft", 1, "int4")
     mixture, block = costs_of("mixture"), costs_of("block draft", 4)
     hop_s = HOPS_S / HOPS
@@ -120,7 +120,7 @@ MODES = {
 
 @dataclass(frozen=True)
 class SimulatedLoad:
-    """Closed loop of streams; lengths are means, drawn from half to one and a half times as much."""
+    """Closed loop of streams. Lengths are means; each is drawn from half to one and a half times the mean."""
 
     streams: int
     prompt_tokens: int
@@ -129,7 +129,7 @@ class SimulatedLoad:
     counted_s: float
 
     def of(self, streams: int) -> "SimulatedLoad":
-        """Returns the load with another number of streams, for longer if there are few."""
+        """Returns the load with another number of streams; few streams run for longer."""
         return replace(self, streams=streams, counted_s=max(self.counted_s, COUNTED_S / streams))
 
 
@@ -138,10 +138,10 @@ class Counter:
     """Counters of all streams."""
 
     commits: list[tuple[float, int]] = field(default_factory=list)  # time, tokens
-    stats: Stats = field(default_factory=Stats)  # counts of answers that were finished
+    stats: Stats = field(default_factory=Stats)  # counts of finished answers
 
     def rate(self, load: SimulatedLoad) -> float:
-        """Returns the tokens per second, the beginning left out."""
+        """Returns the tokens per second after the warm-up."""
         return sum(tokens for time, tokens in self.commits if time >= load.warm_s) / load.counted_s
 
 
@@ -154,7 +154,7 @@ class Streams:
         load: SimulatedLoad,
         settings: GatewaySettings = SETTINGS,
     ) -> None:
-        """speculations: by task."""
+        """speculations: speculation by task."""
         self.counter = Counter()
         self._speculations = {
             task: speculation.resolved(settings.usual_drafter, PaceSettings())
@@ -167,8 +167,8 @@ class Streams:
     def rank_of(
         self, acceptance: Mapping[str, float], hit_rate: float, noise_key: int, position: int
     ) -> int | None:
-        """Returns the rank of the target's token among the guesses of a draft of that acceptance."""
-        task = self._task_of.get(noise_key)  # None: the sequence is one of the survey
+        """Returns the rank of the target's token among the draft's guesses; None if it is not a guess."""
+        task = self._task_of.get(noise_key)  # None: the sequence belongs to the worker's survey at its start
         return None if task is None else rank_at(acceptance[task], hit_rate, noise_key, position)
 
     async def run(self, fleet: SimulatedFleet) -> None:
@@ -180,7 +180,7 @@ class Streams:
             client.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
         for client in done:
-            client.result()  # none ends by itself but by a defect
+            client.result()  # a client ends by itself only with an error, which is raised here
 
     async def _client(self, factory: LoopFactory, number: int) -> None:
         drawn = random.Random(number)
@@ -223,7 +223,7 @@ async def closed_loop(
 
 
 def measure(pair: Pair, acceptance: Mapping[str, float], load: SimulatedLoad, ahead: Ahead) -> dict[str, Any]:
-    """Returns a row: tokens per second by mode, and what the pace did without draft-ahead."""
+    """Returns a row: tokens per second by mode, and the choices of the pace without draft-ahead."""
 
     def answered(speculation: Speculation, prepared: Ahead = NO_AHEAD) -> Counter:
         return virtual.run(closed_loop(pair, acceptance, speculation, load, prepared))
@@ -243,7 +243,7 @@ def measure(pair: Pair, acceptance: Mapping[str, float], load: SimulatedLoad, ah
 
 
 def acceptance_of(text: str) -> tuple[str, float]:
-    """Returns a task and its acceptance per position, of TASK=RATE."""
+    """Parses TASK=RATE: a task and its acceptance rate per position."""
     task, _, rate = text.partition("=")
     return task, float(rate)
 

@@ -1,7 +1,7 @@
-"""Workers without a model: a cost table gives the time of steps and the acceptance of drafts.
+"""Workers without a model: step times come from a cost table, and the acceptance rate is given.
 
-Everything else is the service's own code: the gateway's rounds, drafting and pace, the translation of
-messages, and the engines with their scheduling, draft-ahead and waiting for company.
+Everything else is the service's own code: the gateway's rounds, drafting and pace, and the translation of
+messages. The engines' scheduling, draft-ahead and waiting for fuller batches are also real.
 """
 
 import asyncio
@@ -43,10 +43,10 @@ from protos.trust import Trust
 
 @dataclass(frozen=True)
 class Ahead:
-    """What a draft prepares ahead, and how often that is correct."""
+    """Draft-ahead of a draft, and how often it is correct."""
 
-    branches: int = 0  # verdicts, of all streams together, that a draft prepares for in idle time; 0: none
-    hit_rate: float = 0.0  # rate at which the second guess is correct if the first is wrong
+    branches: int = 0  # Verdicts of all streams for which a draft prepares in idle time; 0: no draft-ahead
+    hit_rate: float = 0.0  # probability that the second guess is correct if the first guess is wrong
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class SimulatedDraft:
     cost: Cost
     rank_of: RankOf
     ahead: Ahead = Ahead()
-    is_beside: bool = False  # whether it shares the target's device, where no message has a way to go
+    is_beside: bool = False  # whether it shares the target's device; its messages then take no time
 
     def guesses(self, row: ChoiceContext) -> tuple[int, ...]:
         return self.guesses_at(row.noise_key, row.position)
@@ -67,17 +67,17 @@ class SimulatedDraft:
         return WRONG[:RANKS] if rank is None else (*WRONG[:rank], RIGHT, *WRONG[rank : RANKS - 1])
 
     def worker(self, of_target: asyncio.Lock) -> SimulatedWorker:
-        """Returns the draft's worker. of_target: the target's device."""
+        """Returns the draft's worker. of_target: lock of the target's device."""
         device = of_target if self.is_beside else asyncio.Lock()
         settings = SETTINGS.model_copy(update={"draft_ahead": self.ahead.branches, "is_draft": True})
         return SimulatedWorker("draft", settings, self.cost, self.guesses, device)
 
 
 class InTarget(TargetDrafter):
-    """Draft in the target's process: its chains follow the Verdicts on the device, without the host."""
+    """Draft in the target's process. Its chains follow the Verdicts on the device, without the host."""
 
     def __init__(self, draft: SimulatedDraft, clock: StepClock) -> None:
-        """clock: clock of the target."""
+        """clock: simulated clock of the target."""
         self.info, self.number, self._from = row_of("colocated"), 0, ""
         settings = SETTINGS.model_copy(update={"draft_ahead": 0, "is_draft": True})
 
@@ -131,7 +131,7 @@ class SimulatedFleet(Fleet):
     def __init__(
         self, target: SimulatedWorker, drafts: Mapping[str, tuple[SimulatedWorker, float]], hop_s: float
     ) -> None:
-        """drafts: by name, each with the seconds of its hops."""
+        """drafts: workers by name, each with the seconds of one hop."""
         super().__init__(self._all, Trust(token="of a simulated fleet"))
         self._target, self._drafts, self._hop_s = target, drafts, hop_s
 
@@ -180,7 +180,7 @@ async def simulated_fleet(
 
 
 def rank_at(acceptance_rate: float, hit_rate: float, noise_key: int, position: int) -> int | None:
-    """Returns 0, or 1 for a second guess. It depends on sequence and position alone."""
+    """Returns 0 if the first guess is correct, 1 if the second is, else None; a function of its arguments."""
     if _is_drawn(acceptance_rate, f"{noise_key}/{position}"):
         return 0
     return 1 if _is_drawn(hit_rate, f"{noise_key}/{position}/runner-up") else None

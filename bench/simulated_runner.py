@@ -1,4 +1,4 @@
-"""A model that is not there: its passes take as long as a cost table says, its choices are given."""
+"""Simulated model: its passes take as long as a cost table says, and its choices are given."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,26 +28,26 @@ from outrider.pace.step import Step, StepSize
 MAX_LENGTH = 1 << 20  # tokens of a sequence
 NUM_BLOCKS = 1 << 16
 VOCAB_SIZE = 1 << 16
-RIGHT = 0  # the target always says so
-WRONG = tuple(range(1, RANKS + 1))  # another token that a draft may say
+RIGHT = 0  # token that the target always chooses
+WRONG = tuple(range(1, RANKS + 1))  # tokens that a draft may guess instead
 SETTINGS = EngineSettings(model="simulated", block_size=64, prefill_chunk=1 << 20, max_sequences=256)
 NOTHING = RowNumbers(torch.empty(0), np.empty((0, 0), np.float32), are_all_valid=True)
 ALL = slice(None)  # rows
 
 
-Cost = Callable[[StepSize, bool], float]  # size, and whether it is launched early -> seconds
-RankOf = Callable[[int, int], int | None]  # noise key and position -> of the target's token among the draft's
+Cost = Callable[[StepSize, bool], float]  # size, is_early -> seconds
+RankOf = Callable[[int, int], int | None]  # noise key, position -> rank of the target's token
 
 
 @dataclass(frozen=True)
 class EarlyStep:
-    """Stands for a step that was launched during the step before."""
+    """Placeholder of a step that was launched during the previous step."""
 
     tasks: Sequence[Task]
 
 
 class StepClock:
-    """Clock of an event loop that runs ahead of it while a step is simulated."""
+    """Clock that runs ahead of an event loop's time while a step is simulated."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -57,17 +57,17 @@ class StepClock:
         return self._now() + self._ahead_s
 
     def advance(self, seconds: float) -> None:
-        """Moves the clock on by the time of a step."""
+        """Advances the clock by the time of a step."""
         self._ahead_s += seconds
 
     def fall_back(self) -> float:
-        """Goes back to the event loop's time; returns the seconds that were ahead of it."""
+        """Resets the clock to the event loop's time, and returns the seconds by which it was ahead."""
         seconds, self._ahead_s = self._ahead_s, 0.0
         return seconds
 
 
 class SimulatedRunner:
-    """Runner for a real engine, over a cache that only keeps the books."""
+    """Runner for a real engine, with a cache that only does the block accounting."""
 
     load_timings = LoadTimings()
     slow_because: tuple[str, ...] = ()
@@ -88,8 +88,8 @@ class SimulatedRunner:
     ) -> None:
         """
         Args:
-            rank: the model's best tokens at a position, best first.
-            experts: experts that steps read, as they count them.
+            rank: returns the model's best tokens at a position, the best first.
+            experts: experts that steps report as read.
         """
         self.settings = settings
         self.cache = PagedCache({}, NUM_BLOCKS, settings.block_size, torch.float32, torch.device("cpu"))
@@ -100,8 +100,8 @@ class SimulatedRunner:
         self._clock = clock
         self._experts = experts
         self._steps = 0
-        self._drafting: Sequence[Task] = ()  # tasks of the newest step, if they draft further positions
-        self._going_on: Sequence[EngineSequence] = ()  # sequences of the newest step in rounds that go on
+        self._drafting: Sequence[Task] = ()  # tasks of the newest step, if it drafts further positions
+        self._going_on: Sequence[EngineSequence] = ()  # sequences of the newest step that need no host
 
     def run(
         self,
@@ -110,7 +110,7 @@ class SimulatedRunner:
         following: Sequence[DecodeTask] = (),
         reach: Reach = ONE_POSITION,
     ) -> Finished:
-        """Moves the clock on by one pass. Further positions of a Draft are steps that are launched early."""
+        """Advances the clock by one pass. Further positions of a Draft count as steps launched early."""
         self.selected = selected
         tasks = [task for task, _ in selected]
         sequences = [task.sequence for task in tasks if _goes_on(task)]
@@ -118,7 +118,7 @@ class SimulatedRunner:
         self._going_on = sequences
         is_early = launched is not None or tasks == self._drafting or goes_on
         self._drafting = tasks if reach.longest > 1 else ()
-        self.cache.take_changes()  # changes of numbers that are not there
+        self.cache.take_changes()  # discards the changes: there are no keys and values
         size = size_of([item for _, item in selected], self.settings.block_size)
         started, seconds = self._clock(), self._cost(size, is_early)
         self._clock.advance(seconds)
@@ -146,5 +146,5 @@ class SimulatedRunner:
 
 
 def _goes_on(task: Task) -> bool:
-    """Whether the device begins the task's next round, or has begun this round, without the host."""
+    """Whether the device begins the task's rounds without the host."""
     return isinstance(task, DecodeTask) and not task.is_plain and task.lease.depth > 0

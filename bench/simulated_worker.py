@@ -1,4 +1,4 @@
-"""A worker without a model in the gateway's event loop, and the gateway's end of its streams."""
+"""Worker without a model that runs in the gateway's event loop, and the gateway's end of its streams."""
 
 import asyncio
 from collections import deque
@@ -21,11 +21,11 @@ from outrider.engine.work import EngineLoad, Failed, Result
 from outrider.pace.experts import NO_EXPERTS, ExpertsRead
 from protos import rounds_pb2
 
-EPSILON_S = 1e-6  # seconds in which messages that were sent together arrive
+EPSILON_S = 1e-6  # seconds to wait for messages that were sent together
 
 
 class SimulatedWorker:
-    """Engine in the event loop, which takes messages between two steps."""
+    """Engine in the event loop; it receives messages between two steps."""
 
     def __init__(
         self,
@@ -39,9 +39,9 @@ class SimulatedWorker:
     ) -> None:
         """
         Args:
-            device: held during a step, by all workers that share it.
-            drafter: makes a drafter of this target; None: it has none.
-            experts: argument of SimulatedRunner.
+            device: lock that is held during a step; workers on one device share it.
+            drafter: makes the target drafter; None: there is none.
+            experts: experts that steps report as read.
         """
         self.role: Role = role
         self._translation = TRANSLATIONS[role]
@@ -51,27 +51,27 @@ class SimulatedWorker:
         drafters = TargetDrafters([drafter(self._clock)] if drafter is not None else [])
         self._engine = Engine(self._runner, drafters, clock=self._clock)
         self.survey = survey(self._engine)
-        self._clock.fall_back()  # it was over before the first request
-        self._streams: dict[int, SimulatedStream] = {}  # streams by number of their sequence
-        self._arrived: list[tuple[int, Any, float]] = []  # number, message, and when it came
+        self._clock.fall_back()  # the survey takes no time of the simulation
+        self._streams: dict[int, SimulatedStream] = {}  # streams by number of the sequence
+        self._arrived: list[tuple[int, Any, float]] = []  # number, message, time of arrival
         self._woken = asyncio.Event()
         self._device = device
-        self.gpus = (str(id(device)),)  # ids of devices, as Ray tells them
+        self.gpus = (str(id(device)),)  # ids of devices, as Ray reports them
 
     def open(self, stream: "SimulatedStream") -> int:
-        """Returns the number of its sequence."""
+        """Opens the sequence of a stream and returns its number."""
         sequence = stream.sequence
         opened = self._engine.open(len(sequence.prompt), sequence.noise_key, sequence.sampling)
         self._streams[opened.number] = stream
         return opened.number
 
     def close(self, number: int) -> None:
-        """Closes a sequence; closing it twice does nothing more."""
+        """Closes a sequence; idempotent."""
         if self._streams.pop(number, None) is not None:
             self._engine.close(self._engine.sequence(number))
 
     def take(self, number: int, request: Any) -> None:
-        """Takes a message that has arrived."""
+        """Receives a message."""
         self._arrived.append((number, request, self._now()))
         self._woken.set()
 
@@ -108,7 +108,7 @@ class SimulatedWorker:
             return False
 
     async def _step(self) -> None:
-        """Makes a step; replies go out when its time is over."""
+        """Runs a step and sends the replies when its simulated time is over."""
         results, load = self._engine.step(), self._engine.load()
         replies = [self._reply(result, load) for result in results]
         await asyncio.sleep(self._clock.fall_back())
@@ -125,7 +125,7 @@ class SimulatedWorker:
 
 
 class Hop:
-    """Way between two processes. Messages keep their order, which timers that are due together do not."""
+    """Delayed channel between two processes. A queue keeps messages in order; equal timers would not."""
 
     def __init__(self, seconds: float, arrive: Callable[[Any], None]) -> None:
         self._seconds, self._arrive = seconds, arrive
@@ -141,12 +141,12 @@ class Hop:
 
 @dataclass(eq=False)
 class SimulatedStream:
-    """The gateway's end: as gateway.workers.streams.WorkerStream, with a delay per hop."""
+    """The gateway's end of a stream, like gateway.workers.streams.WorkerStream, with a delay per hop."""
 
     worker: SimulatedWorker
     sequence: GatewaySequence
     hop_s: float
-    round: int = 0  # newest that the worker was asked for
+    round: int = 0  # newest round that the worker was asked for
     _known: int = 0  # tokens of the sequence that the worker knows
     _replies: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
@@ -163,7 +163,7 @@ class SimulatedStream:
 
     @property
     def link(self) -> "SimulatedStream":
-        """Returns itself: with a single target nothing else is asked of a link."""
+        """Returns the stream itself: the simulation needs nothing else of a link."""
         return self
 
     def turn(self, round_number: int, traceparent: str = "") -> rounds_pb2.Turn:
@@ -185,7 +185,7 @@ class SimulatedStream:
         return reply
 
     def arrived(self, round_number: int) -> None:
-        """Returns None: each reply is committed at the time when it comes."""
+        """Returns None: each reply is committed when it arrives."""
 
     def answer(self, reply: Any) -> None:
         self._to_gateway.send(reply)

@@ -1,10 +1,9 @@
 """Measures gaps in streams while targets stall or are drained: `python -m bench stalls`.
 
-Two targets and the gateway's own loop, with real gRPC between them. Streams send one request after another.
-The engine of a target is stopped for a moment now and then, and once for longer. After that the targets are
-drained in turn, each when another is ready. All is done with second targets and without; the same requests
-are asked, and their texts compared. The processor time of the targets for a token shows what second targets
-cost.
+Two targets and the gateway's own loop are connected by real gRPC. Streams send one request after another. The
+engine of a target is stopped briefly at intervals, and once for longer. After that the targets are drained in
+turn, with replacements ready. All is done without second targets and with them. The texts of equal requests
+are compared. The targets' processor time per token shows the cost of second targets.
 """
 
 import argparse
@@ -41,25 +40,25 @@ from tests.support.trust import TRUST
 OFF = Speculation(mode="off", drafter="ngram")
 DEADLINE_S = 600.0
 WARM_S = 3.0  # seconds before anything is counted
-PIECE_S, BETWEEN_S = 1.0, 0.002  # seconds of a stall, and between two: an engine stopped for 2 s is killed
-DRAIN_S = 10.0  # limit for the sequences of a target to move, as a worker has it
+PIECE_S, BETWEEN_S = 1.0, 0.002  # seconds of a stop, and between two: an engine stopped for 2 s is killed
+DRAIN_S = 10.0  # time limit for moving the sequences of a drained target
 
 
 @dataclass
 class SteadyStreams:
-    """SteadyStreams of one gateway, and what their clients see."""
+    """Streams of one gateway, with the texts and gaps that their clients see."""
 
     fleet: Fleet
     factory: LoopFactory
     tokenizer: Tokenizer
     tokens: int
-    texts: dict[int, list[int]] = field(default_factory=dict)  # finished answers by number of the request
+    texts: dict[int, list[int]] = field(default_factory=dict)  # finished answers by request number
     gaps_s: list[float] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
     _number: int = 0
 
     async def run(self, streams: int, meanwhile: Awaitable[object]) -> None:
-        """Keeps that many streams busy, and counts the gaps between the tokens of each."""
+        """Keeps a number of streams busy, and records the gaps between the tokens of each stream."""
         self.gaps_s, self.stats = [], Stats()
         tasks = [asyncio.create_task(self._stream()) for _ in range(streams)]
         await meanwhile
@@ -92,7 +91,7 @@ class SteadyStreams:
 
 
 async def stalled(worker: WorkerInfo, every_s: float, short_s: float, long_s: float) -> None:
-    """Stops the engine of a worker now and then for a moment, and once, in the middle, for longer."""
+    """Stops the engine of a worker briefly at intervals, and for longer at the third stop."""
     number = 0
     while True:
         await asyncio.sleep(every_s)
@@ -143,7 +142,7 @@ async def measured(
         spent_s = sum(processor_s(worker) for _, worker, _ in started) - before_s
         spent = {"targets' processor ms a token": 1e3 * spent_s / len(streams.gaps_s)}
         rows = [{**_row(f"stalls, share {share:g}", streams), **spent}]
-        await start()  # what takes the place of the first two
+        await start()  # replacements of the first two targets
         await start()
         drain_s = DRAIN_S if share else 0.0
         await streams.run(options.streams, _drained([client for _, _, client in started[:2]], drain_s))
@@ -152,7 +151,7 @@ async def measured(
 
 
 def processor_s(worker: WorkerInfo) -> float:
-    """Returns the seconds of processor time that the engine of a worker has taken so far."""
+    """Returns the processor seconds of a worker's engine so far."""
     times = psutil.Process(worker.ranks[0]).cpu_times()
     return float(times.user + times.system)
 

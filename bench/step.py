@@ -1,8 +1,9 @@
 """Measures what one forward pass costs: `python -m bench step`.
 
-The demo target inflated to 190 M parameters, float32. Yardstick: the time to read its weights once at the
-memory bandwidth of this machine, measured in turns with the steps by summing a buffer of the weights' size.
-`--batch-invariant DTYPE` compares steps with batch-invariant numerics and without instead, in turns too.
+The target is the demo target inflated to 190 M parameters, in float32. The reference is the time to read its
+weights once at this machine's memory bandwidth. It is measured in turn with the steps, by summing a buffer of
+the weights' size. Alternatively, `--batch-invariant DTYPE` compares steps with batch-invariant and with usual
+numerics, also in turn.
 """
 
 import statistics
@@ -20,13 +21,13 @@ from outrider.engine.loop.engine import Engine
 from outrider.engine.settings import EngineSettings
 from workshop.advice.steps import Steps
 
-SHAPES = ((1, 1), (1, 2), (1, 3), (1, 5), (1, 9), (8, 1), (32, 1))  # sequences, tokens of each
+SHAPES = ((1, 1), (1, 2), (1, 3), (1, 5), (1, 9), (8, 1), (32, 1))  # sequences, tokens per sequence
 COMPARED = ((1, 1), (1, 5), (1, 9), (8, 1), (8, 5), (32, 1), (32, 5))
 PROMPT_TOKENS = 512
 
 
 def measure(target: Path, threads: int, repetitions: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Returns rows by shape of the step, and what reading the weights once takes."""
+    """Returns a row per shape of a step, and facts about reading the weights once."""
     engine = engine_of(str(target), threads)
     num_bytes = 4 * linear_weights(target)  # in float32
     buffer = torch.ones(num_bytes // 4)

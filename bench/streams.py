@@ -1,4 +1,4 @@
-"""Requests to a running service over gRPC, many at a time, as their clients see them."""
+"""Sends many concurrent requests to a running service over gRPC, and measures what clients see."""
 
 import asyncio
 import contextlib
@@ -15,32 +15,32 @@ from protos import generation_pb2, generation_pb2_grpc
 
 CREATIVE = "creative"  # task: stories at a temperature at which no draft guesses well
 CREATIVE_TEMPERATURE = 1.5
-TEMPERATURES = (0.0, 0.7)  # temperatures of all other tasks, taking turns
-PROMPTS = 16  # per task, few enough that both workers keep all of them in their caches
+TEMPERATURES = (0.0, 0.7)  # temperatures of all other tasks, in turn
+PROMPTS = 16  # prompts per task, few enough that both workers keep them all in their caches
 PRIMING_STREAMS = 16
 LONGEST_STEP_S = 1.0  # longest wait for a step at the end of a slice
 POLL_S = 0.01
-GOLDEN = 0.618034  # its multiples, less their whole part, are spread evenly however many they are
+GOLDEN = 0.618034  # golden ratio: the fractional parts of its multiples are spread evenly
 
-RequestOf = Callable[[int, int], generation_pb2.GenerateRequest]  # number, and tokens of the answer
+RequestOf = Callable[[int, int], generation_pb2.GenerateRequest]  # arguments: number, tokens of the answer
 
 
 class Arrival(NamedTuple):
-    """A chunk of an answer."""
+    """Chunk of an answer."""
 
     time: float
     tokens: int
-    rounds: int  # passes of the target over a Draft, by the origins of tokens
+    rounds: int  # passes of the target over a Draft, counted by the origins of tokens
     passes: int
 
 
 @dataclass
 class StreamAnswer:
-    """Request as its client saw it; times are the event loop's, in seconds."""
+    """Request and answer as the client saw them. Times are seconds of the event loop's clock."""
 
     sent: float
     arrivals: list[Arrival] = field(default_factory=list)
-    speculation: generation_pb2.SpeculationCounts | None = None  # once it is finished
+    speculation: generation_pb2.SpeculationCounts | None = None  # None until the answer is finished
     is_open: bool = True
 
 
@@ -49,11 +49,11 @@ class Slice:
     """Figures of one mode in one window of time."""
 
     rate: float  # tokens/s
-    first_token_s: list[float]  # seconds of each request whose first token came in the window
-    per_token_s: list[float]  # seconds of each request that was finished in the window, after its first token
+    first_token_s: list[float]  # seconds to the first token, for each first token in the window
+    per_token_s: list[float]  # seconds per token after the first, for each answer finished in the window
     rounds: int  # passes of the target over a Draft
     passes: int
-    finished: list[generation_pb2.SpeculationCounts]  # reports of requests that were finished in the window
+    finished: list[generation_pb2.SpeculationCounts]  # counts of answers finished in the window
 
 
 def speculation_of(mode: str) -> generation_pb2.SpeculationSettings:
@@ -71,7 +71,7 @@ def speculation_of(mode: str) -> generation_pb2.SpeculationSettings:
 
 
 def request_of(tasks: Sequence[str], mode: str, number: int, tokens: int) -> generation_pb2.GenerateRequest:
-    """Returns the request with this number: the tasks take turns, the seed is the number."""
+    """Returns the request with this number. Tasks take turns; the number is also the seed."""
     task, turn = tasks[number % len(tasks)], number // len(tasks)
     creative = task == CREATIVE
     return generation_pb2.GenerateRequest(
@@ -81,34 +81,34 @@ def request_of(tasks: Sequence[str], mode: str, number: int, tokens: int) -> gen
         sampling=generation_pb2.Sampling(
             temperature=CREATIVE_TEMPERATURE if creative else TEMPERATURES[turn % len(TEMPERATURES)],
             max_tokens=tokens,
-            ignore_eos=True,  # answers are of one length in every mode
+            ignore_eos=True,  # all answers have equal lengths in every mode
             seed=number,
         ),
     )
 
 
 def arrival_of(chunk: generation_pb2.GenerateChunk, time: float) -> Arrival:
-    """Returns the arrival of a chunk. Each pass gives one own token of the target."""
+    """Returns the arrival of a chunk. Each pass yields one token of the target itself."""
     rounds = sum(origin == generation_pb2.ORIGIN_TARGET for origin in chunk.origins)
     plain = sum(origin == generation_pb2.ORIGIN_PLAIN for origin in chunk.origins)
     return Arrival(time, len(chunk.token_ids), rounds, rounds + plain)
 
 
 def first_tokens(stream: int, tokens: int) -> int:
-    """Returns the length of a stream's first answer: streams that begin together must not go on in step."""
+    """Returns the length of a stream's first answer. Lengths differ, so that streams do not stay in step."""
     return max(2, round(tokens * (1 - (stream * GOLDEN + 0.75) % 1)))
 
 
 class LoadClient:
-    """Streams that ask for the same answers. Requests are numbered in the order sent."""
+    """Runs concurrent streams of requests, numbered in the order in which they are sent."""
 
     def __init__(self, stubs: Sequence[Any], request: RequestOf, tokens: int, first: int) -> None:
         """
         Args:
-            stubs: of connections to the service, which the streams take in turn.
-            request: makes the request of a number, for an answer of that many tokens.
-            tokens: of every answer but a stream's first.
-            first: number.
+            stubs: stubs of connections to the service, which the streams use in turn.
+            request: returns the request with a number, for an answer with a number of tokens.
+            tokens: tokens of every answer but a stream's first answer.
+            first: number of the first request.
         """
         self._stubs = stubs
         self._request = request
@@ -117,7 +117,7 @@ class LoadClient:
         self.answers: list[StreamAnswer] = []
 
     async def follow(self, seconds: float, streams: int) -> float:
-        """Keeps that many streams busy, each with one request after another; returns when it began."""
+        """Keeps a number of streams busy for some seconds, and returns the time of its start."""
         started = _now()
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(self._stream(number)) for number in range(streams)]
@@ -151,7 +151,7 @@ class LoadClient:
             call.cancel()
 
     async def _caught_up(self, end: float) -> None:
-        """Waits until every stream with a token has got what was under way at ``end``."""
+        """Waits until every stream has received the tokens of the step that was running at ``end``."""
         waited_for = [answer for answer in self.answers if answer.arrivals and answer.is_open]
         deadline = end + LONGEST_STEP_S
         while _now() < deadline and any(answer.is_open and _last(answer) < end for answer in waited_for):
@@ -160,7 +160,7 @@ class LoadClient:
 
 @contextlib.asynccontextmanager
 async def connected(address: str) -> AsyncIterator[Any]:
-    """Yields a stub of the service at host:port, every prompt in the workers' caches."""
+    """Yields a stub of the service at host:port, after every prompt has entered the workers' caches."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
         await _prime(stub)
@@ -168,7 +168,7 @@ async def connected(address: str) -> AsyncIterator[Any]:
 
 
 async def _prime(stub: Any) -> None:
-    """Sends the prompts once, so that the first mode does not pay for prompts that all modes repeat."""
+    """Sends each prompt once, so that the first mode does not pay the prefills for all modes."""
     numbers = iter(range(PROMPTS * len(KINDS)))
 
     async def ask_some() -> None:
@@ -181,7 +181,7 @@ async def _prime(stub: Any) -> None:
 
 
 async def idle(stub: Any) -> None:
-    """Waits until the gateway has let go of requests that were cancelled."""
+    """Waits until the gateway has released cancelled requests."""
     while True:
         loads = await stub.GetLoads(generation_pb2.GetLoadsRequest())
         if loads.running == 0:
@@ -190,7 +190,7 @@ async def idle(stub: Any) -> None:
 
 
 def slice_of(answers: Sequence[StreamAnswer], start: float, end: float) -> Slice:
-    """Returns the figures from ``start`` to ``end``."""
+    """Returns the figures of the window from ``start`` to ``end``."""
     started = [answer for answer in answers if answer.arrivals and start <= answer.arrivals[0].time < end]
     finished = [answer for answer in answers if answer.speculation and start <= _last(answer) < end]
     arrived = [arrival for answer in answers for arrival in answer.arrivals if start <= arrival.time < end]
@@ -205,9 +205,9 @@ def slice_of(answers: Sequence[StreamAnswer], start: float, end: float) -> Slice
 
 
 def rate_between(answers: Sequence[StreamAnswer], start: float, end: float) -> float:
-    """Returns tokens per second in a window. Tokens of a chunk count as made evenly since the last chunk.
+    """Returns tokens per second in a window. Tokens of a chunk are spread over the time since the last chunk.
 
-    Counted where they arrive, a window would hold a whole step of the target more or less by chance.
+    If tokens counted at their arrival, a window would by chance contain one step of the target more or less.
     """
     total = 0.0
     for answer in answers:
@@ -225,14 +225,14 @@ def _last(answer: StreamAnswer) -> float:
 
 
 def _per_token(answer: StreamAnswer) -> Iterator[float]:
-    """Yields the seconds from the first token to the last, over the tokens between; nothing for one chunk."""
+    """Yields the mean seconds per token after the first chunk; nothing for a single chunk."""
     first, *others = answer.arrivals
     if others:
         yield (_last(answer) - first.time) / sum(arrival.tokens for arrival in others)
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Returns the percentile; None of no values."""
+    """Returns the percentile; None without values."""
     return float(np.percentile(values, percent)) if values else None
 
 

@@ -1,4 +1,4 @@
-"""Event loop in virtual time: it jumps to the next timer that is due."""
+"""Event loop in virtual time, which jumps to the next timer."""
 
 import asyncio
 import selectors
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class _Jump(selectors.DefaultSelector):
-    """Selector that never waits: the time that it was to wait for is over at once."""
+    """Selector that never waits, but advances its virtual time by the timeout."""
 
     now = 0.0
 
@@ -23,7 +23,7 @@ class _Jump(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Event loop whose ``time`` begins at 0 and costs nothing."""
+    """Event loop whose ``time`` is virtual and begins at 0."""
 
     def __init__(self) -> None:
         self._jump = _Jump()

@@ -1,4 +1,4 @@
-"""Benchmarks for a GPU that is there for minutes: each figure is kept as it comes, and time is bounded."""
+"""Benchmarks for a GPU that is available for minutes: figures are kept as they come, and time is bounded."""
 
 import argparse
 import importlib

@@ -1,7 +1,7 @@
-"""Runs the engine's tests that ask for a GPU: `python -m bench on_device checks`.
+"""Runs the engine's tests that need a GPU: `python -m bench on_device checks`.
 
-Every test that fails is told as it fails, with the end of its report, so that a run which is cut off has
-told what it knows. The last row has the counts. The tests run in several processes, if pytest-xdist is there.
+Each failure is reported at once with the end of its report, so that nothing is lost if the run is cut off.
+The last row has the counts. With pytest-xdist, the tests run in several processes.
 """
 
 import argparse
@@ -20,18 +20,18 @@ from bench.on_device.figures import Rows, take_parts
 
 SECONDS, PART_S = 300.0, 300.0
 ROOT = Path(__file__).parents[2]
-MARKS = ("tests.support.gpu", "torch.cuda.is_available()")  # texts of test files that ask for a GPU
-REPORT = 1500  # characters of a report that are told
+MARKS = ("tests.support.gpu", "torch.cuda.is_available()")  # texts of test files that need a GPU
+REPORT = 1500  # last characters of a report that are kept
 
 
 def files() -> list[str]:
-    """Returns the files of the engine's tests that ask for a GPU."""
+    """Returns the files of the engine's tests that need a GPU."""
     found = sorted((ROOT / "tests" / "engine").rglob("test_*.py"))
     return [str(path) for path in found if any(mark in path.read_text() for mark in MARKS)]
 
 
 class ReportsOfTests:
-    """Plugin of pytest that passes on what becomes of each test."""
+    """Pytest plugin that counts outcomes and queues failures."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -46,7 +46,7 @@ class ReportsOfTests:
 
 
 def tests(options: argparse.Namespace) -> Rows:
-    """Yields each failure, and the counts."""
+    """Yields each failure, then the counts."""
     reports = ReportsOfTests()
     arguments = [
         "-q",

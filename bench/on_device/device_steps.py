@@ -1,4 +1,4 @@
-"""Steps of an engine on a device, beside the time in which its weights are read once."""
+"""Step times of an engine on a device, relative to the time of reading its weights once."""
 
 import statistics
 import time
@@ -15,11 +15,11 @@ PROMPT = range(10, 210)
 BUFFER_BYTES = 2**32
 WARM_UPS, REPETITIONS = 2, 20
 DTYPE = "bfloat16"
-CACHE: int | None = None  # bytes of the cache; None: what is left
+CACHE: int | None = None  # bytes of the cache; None: all free memory
 
 
 def engine(model: Path, device: str, **settings: Any) -> Engine:
-    """Returns an engine with a cache that suits all parts."""
+    """Returns an engine with a cache large enough for all parts."""
     fields = {"model": str(model), "dtype": DTYPE, "device": device, "self_check": False, **settings}
     if CACHE is not None or device == "cpu":
         fields["cache_memory"] = CACHE or 2**28
@@ -27,7 +27,7 @@ def engine(model: Path, device: str, **settings: Any) -> Engine:
 
 
 def read_bandwidth(device: str) -> float:
-    """Returns the bytes per second of summing a large buffer: a median."""
+    """Returns the memory bandwidth in bytes per second: the median of sums over a large buffer."""
     size = BUFFER_BYTES if device.startswith("cuda") else BUFFER_BYTES // 16
     buffer = torch.ones(size // 4, device=device)
     taken = []
@@ -42,8 +42,8 @@ def step_row(engine: Engine, shape: tuple[int, int], limit: float) -> dict[str, 
     """Measures a step.
 
     Args:
-        shape: sequences, and tokens of each.
-        limit: seconds in which the weights are read once.
+        shape: number of sequences, and tokens per sequence.
+        limit: seconds to read the weights once.
     """
     steps = Steps(engine, *shape, prompt=PROMPT)
     taken, on_device, path = [], [], ""

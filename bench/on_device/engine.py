@@ -1,17 +1,16 @@
 """Measures the engine's parts on a GPU, in one process: `python -m bench on_device engine`.
 
-Milliseconds of the parts of a step, with the pair of `bench.on_device.pair`. The parts come in the order of
-what they tell.
+It uses the pair of `bench.on_device.pair`. The most informative parts come first.
 
-- steps: plain and verifying steps, as shares of the bandwidth limit, and the path that each step took;
-- propose: a Draft of 1 to 8 tokens, by the device's time and with the host's;
-- attention: one layer over contexts of many lengths, beside reading its keys and values once;
-- decoder: kernels of a pass and their time, with the fast decoder and through transformers' layers;
-- memory: what the process holds at the default settings, self-check included, beside what was planned;
-- rank: the shape of a 70 B's share on one of four GPUs, without the exchanges between ranks;
+- steps: plain and verifying steps, relative to the bandwidth limit, and the code path of each step;
+- propose: a Draft of 1 to 8 tokens, device time alone and total time;
+- attention: one layer over contexts of many lengths, compared with reading its keys and values once;
+- decoder: kernels of a pass and their time, with the fast decoder and with transformers' layers;
+- memory: memory of the process at the default settings, self-check included, beside the planned cache;
+- rank: one rank of a 70 B on four GPUs, without all-reduces;
 - quantized: the draft in 8 bit, 4 bit and FP8;
-- experts: the shape of Qwen3-30B-A3B with 12 layers;
-- prompts: seconds to the first token, by the length of the prompt and of its chunks.
+- experts: a model of the shape of Qwen3-30B-A3B with 12 layers;
+- prompts: seconds to the first token, by prompt length and chunk size.
 """
 
 import argparse
@@ -48,18 +47,18 @@ from workshop.advice.steps import GREEDY, Steps
 from workshop.memory import free_memory
 
 SECONDS, PART_S = 480.0, 120.0
-HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64), "rank of four of a 70B": (16, 2, 128)}  # kv heads, dimensions
-CONTEXT_LENGTH = 131_072  # tokens of the longest sequence that the kernel is for
+HEADS = {"8B": (32, 8, 128), "1B": (32, 8, 64), "rank of four of a 70B": (16, 2, 128)}  # heads, KV heads, dim
+CONTEXT_LENGTH = 131_072  # longest sequence that the kernel supports, tokens
 BLOCK = 16  # slots
 ROUNDS = 8  # Drafts of each depth
 
 
 SHAPES = ((1, 1), (1, 5), (8, 1), (8, 5), (64, 1), (64, 5), (64, 9), (256, 1))  # sequences, tokens of each
-FEW_SHAPES = ((1, 1), (1, 2), (8, 1), (64, 1))  # shapes of further models
+FEW_SHAPES = ((1, 1), (1, 2), (8, 1), (64, 1))  # shapes for the parts rank, quantized and experts
 PROMPTS, CHUNKS = (4096, 32768), (512, 2048, 8192)  # tokens
 SMALL_PROMPTS = (200,)  # tokens, with --small
-PROPOSED = ((1, 1), *product((1, 8), range(2, 9)))  # sequences, depth of their Drafts
-ATTENDED = tuple(product((1, 8), (200, 2048, 4096, 16384, 32768)))  # sequences, tokens of their contexts
+PROPOSED = ((1, 1), *product((1, 8), range(2, 9)))  # sequences, depth of the Drafts
+ATTENDED = tuple(product((1, 8), (200, 2048, 4096, 16384, 32768)))  # sequences, context tokens per sequence
 RANK: dict[str, Any] = {
     **LLAMAS["8B"],
     "model_type": "llama",
@@ -76,7 +75,7 @@ SMALL = {**LLAMAS["tiny"], "head_dim": 16, "num_experts": 8, "moe_intermediate_s
 
 @cache
 def bandwidth(device: str) -> float:
-    """Returns bytes per second; the buffer that was read is freed."""
+    """Returns bytes per second, and frees the measured buffer."""
     measured = device_steps.read_bandwidth(device)
     free_memory()
     return measured
@@ -115,7 +114,7 @@ def propose(options: argparse.Namespace) -> Rows:
             started = time.perf_counter()
             for sequence in opened:
                 base = len(sequence.tokens)
-                # The tokens of a Draft and one more: of a Draft that is kept in part the rest costs nothing.
+                # The sequence grows by the Draft's length and one token, as if the target had accepted it.
                 length = len(device_steps.PROMPT) + round * (depth + 1)
                 new = prompt(sequence.number, length, engine.vocab_size)[base:]
                 engine.submit(Propose(sequence.number, base, (*new,), depth, round))
@@ -151,7 +150,7 @@ def attention(options: argparse.Namespace) -> Rows:
 def attention_seconds(
     heads: tuple[int, int, int], sequences: int, context: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[float, int]:
-    """Returns seconds of one layer for a token of each sequence, and bytes of keys and values."""
+    """Returns seconds of attention in one layer for a token per sequence, and bytes of keys and values."""
     query_heads, kv_heads, dim = heads
     shapes = {0: (kv_heads, dim, dim)}
     kernel = find_kernel(shapes, dtype, device, block_size=BLOCK, context_length=CONTEXT_LENGTH)
@@ -166,7 +165,7 @@ def attention_seconds(
         for _ in range(device_steps.REPETITIONS):
             kernel(paged, query, keys, values)
 
-    # A launch from Python takes longer than the device does for most of these contexts.
+    # A graph, because a launch from Python takes longer than the kernel for most of these contexts.
     take = CudaCapture()(launch) if device.type == "cuda" else launch
     take()
     started = mark(device)
@@ -188,7 +187,7 @@ def decoder(options: argparse.Namespace) -> Rows:
 
 
 def kernels_of(engine: Engine) -> dict[str, Any]:
-    """Returns how many kernels a step of one token has, and their time."""
+    """Returns the number of kernels in a step of one token, and their time."""
     of_shape = Steps(engine, 1, 1, prompt=device_steps.PROMPT)
     of_shape.take()
     with torch.profiler.profile() as profile:
@@ -203,7 +202,7 @@ def kernels_of(engine: Engine) -> dict[str, Any]:
 
 
 def memory(options: argparse.Namespace) -> Rows:
-    """Loads the target like a deployment: with the self-check, and a cache of what is left."""
+    """Loads the target as a deployment does: with the self-check, and a cache of all free memory."""
     engine = device_steps.engine(options.pair / "target", options.device, self_check=True)
     yield {"cache, bytes": engine.settings.cache_memory, "slow because": engine.runner.slow_because}
     yield {"seconds of loading": vars(engine.runner.load_timings)}
@@ -226,7 +225,7 @@ def experts(options: argparse.Namespace) -> Rows:
 
 
 def random_steps(options: argparse.Namespace, name: str, shape: dict[str, Any]) -> Rows:
-    """Yields the steps of random weights in a shape, and the kernels of a step."""
+    """Yields step times of a model with random weights in a shape, and the kernels of a step."""
     path, shape = options.pair / name, shape | (SMALL if options.most else {})
     if not path.exists():
         write_random(path, shape, options.device)

@@ -1,8 +1,8 @@
 """Kills workers under load: `python -m bench on_device failures`.
 
-Each part is a service of the pair of `bench.on_device.pair`, in which one process is killed while streams are
-open. A row says how many texts were the known texts, the longest pause that a client saw, the seconds until a
-replacement had joined, and what the GPU's processes held before and after.
+Each part starts a service with the pair of `bench.on_device.pair` and kills one process while streams are
+open. A row has the number of correct texts and the longest pause that a client saw. It also has the seconds
+until a replacement joined, and the GPU memory in use before and after.
 """
 
 import argparse
@@ -25,13 +25,13 @@ from tests.support.machines import Running, stream
 from tests.support.patience import wait_until
 
 SECONDS, PART_S = 400.0, 120.0
-STREAMS, AFTER = 8, 3  # streams at once, and chunks of the first stream after which the process is killed
+STREAMS, AFTER = 8, 3  # concurrent streams; chunks of the first stream before the process is killed
 PROMPT, TOKENS = 64, 400  # tokens
 SPECULATION = {"mode": "fixed", "depth": 4}
 
 
 def killed(role: str, process: str, options: argparse.Namespace) -> Rows:
-    """Yields what a loss of the worker of a role, with its frontend or its engine killed, does to streams."""
+    """Kills the frontend or the engine of a role's worker, and yields the effect on streams."""
     own = options.out / f"{role} {process}"
     with served(options.pair, WAYS["workers"], own) as service, ThreadPoolExecutor(STREAMS) as threads:
         running = Running(service.http, service.grpc)
@@ -63,7 +63,7 @@ def killed(role: str, process: str, options: argparse.Namespace) -> Rows:
 
 
 def known_answer(number: int, folder: Path) -> tuple[dict[str, Any], str]:
-    """Returns a request over HTTP, and the text of its answer."""
+    """Returns a request over HTTP, and the known text of its answer."""
     vocab_size = json.loads((folder / "target" / "config.json").read_text())["vocab_size"]
     prompt = pair.prompt(number, PROMPT, vocab_size)
     fields = {"max_tokens": TOKENS, "temperature": 0.7, "seed": number, "speculation": SPECULATION}
@@ -72,7 +72,7 @@ def known_answer(number: int, folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def held_bytes() -> int | None:
-    """Returns bytes of the GPU that all processes hold; None without a GPU."""
+    """Returns the GPU memory that all processes hold, in bytes; None without a GPU."""
     if not torch.cuda.is_available():
         return None
     free, total = torch.cuda.mem_get_info()

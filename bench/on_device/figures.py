@@ -1,4 +1,4 @@
-"""Figures of a script: each is printed and kept as it comes, and the script's time is bounded."""
+"""Collects the figures of a script: each is printed and written at once, and the script's time is bounded."""
 
 import argparse
 import json
@@ -19,17 +19,17 @@ Part = Callable[[argparse.Namespace], Rows]
 
 
 class TimeIsUp(KeyboardInterrupt):
-    """Interruption of a part after its time; as Ctrl-C, which asyncio and Ray let through."""
+    """The time of a part is over. It is a KeyboardInterrupt, because asyncio and Ray do not swallow that."""
 
 
 class Figures:
-    """JSON lines of a script. A part that fails, or takes too long, is left behind with the reason."""
+    """JSON lines of a script. A part that fails or takes too long is skipped, and the reason is written."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         """
         Args:
-            path: file that gets a line for the run, and a line for each figure; what is in it stays.
-            seconds: time of all parts together.
+            path: file to which a line for the run and a line for each figure are appended.
+            seconds: time limit of all parts together.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
@@ -40,7 +40,7 @@ class Figures:
         self._seconds = seconds
 
     def take(self, part: str, rows: Callable[[], Rows], most_s: float) -> None:
-        """Tells the rows of a part while they come, for ``most_s`` seconds at most."""
+        """Writes the rows of a part as they come, for at most ``most_s`` seconds."""
         left = min(most_s, self._seconds - self._passed())
         if left <= 0:
             self._tell(part, {"skipped": "no time is left"})
@@ -90,8 +90,8 @@ def take_parts(
 
     Args:
         module: name of the script's module, and of the file of its figures.
-        seconds: time of all parts together, unless the arguments say otherwise.
-        most_s: seconds of a part.
+        seconds: default time limit of all parts together.
+        most_s: time limit of each part, seconds.
         add: adds the script's own options.
     """
     name = module.rpartition(".")[2]

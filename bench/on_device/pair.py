@@ -1,9 +1,9 @@
-"""Makes a target and a draft whose texts are known: `python -m bench on_device pair FOLDER`.
+"""Makes a target and a draft with known texts: `python -m bench on_device pair FOLDER`.
 
-Random weights in the shapes of Llama 3, 8 B and 1 B, which cost what real weights do. After token t the
-target says t + 1, far more likely than anything else, so rounding changes no text. The draft says so too, but
-for a share of the tokens, after which it says what the target says elsewhere. Acceptance is exactly known
-before anything runs. A word of a prompt is a number, the token's id.
+The weights are random, in the shapes of Llama 3, 8 B and 1 B, so that steps cost as much as with real
+weights. After token t, the target's next token is t + 1, by far the most likely token, so that rounding
+changes no text. The draft agrees, except after a fixed share of the tokens, where it chooses another token.
+So the acceptance rate is known before anything runs. A word of a prompt is a number: the id of a token.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from bench.checkpoints import known_llama
 
 ACCEPTANCE = 0.8  # share of tokens after which the draft is correct
-UNKNOWN = "0"  # token of words that are no number
+UNKNOWN = "0"  # token of words that are not a number
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -37,12 +37,12 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def target_follows(vocab_size: int) -> np.ndarray:
-    """Returns the token that the target says after each token: int64 [vocab_size]."""
+    """Returns the target's next token after each token: int64 [vocab_size]."""
     return (np.arange(vocab_size) + 1) % vocab_size
 
 
 def draft_follows(vocab_size: int) -> np.ndarray:
-    """Returns the token that the draft says after each token: int64 [vocab_size]."""
+    """Returns the draft's next token after each token: int64 [vocab_size]."""
     follows = target_follows(vocab_size)
     wrong = np.random.default_rng(0).permutation(vocab_size)[round(ACCEPTANCE * vocab_size) :]
     follows[wrong] = follows[np.roll(wrong, 1)]
@@ -53,25 +53,25 @@ follows_of = {"target": target_follows, "draft": draft_follows}
 
 
 def prompt(number: int, length: int, vocab_size: int) -> list[int]:
-    """Returns the tokens of a prompt; prompts with other numbers begin elsewhere."""
-    first = number * 7919 % vocab_size  # a prime, so that few prompts share their texts
+    """Returns the tokens of a prompt; its number decides the first token."""
+    first = number * 7919 % vocab_size  # a prime, so that prompts rarely overlap
     return [(first + place) % vocab_size for place in range(length)]
 
 
 def text(after: int, tokens: int, vocab_size: int) -> list[int]:
-    """Returns the tokens that the target says after a token."""
+    """Returns the tokens that the target generates after a token."""
     return [(after + 1 + place) % vocab_size for place in range(tokens)]
 
 
 def accepted(after: int, depth: int, vocab_size: int) -> int:
-    """Returns how many tokens of a Draft of this depth are accepted that follows a token."""
+    """Returns the number of accepted tokens of a Draft that follows a token."""
     is_correct = draft_follows(vocab_size) == target_follows(vocab_size)
     places = [(after + place) % vocab_size for place in range(depth)]
     return next((count for count, place in enumerate(places) if not is_correct[place]), depth)
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Writes the tokenizer whose words are the token ids."""
+    """Writes a tokenizer whose words are the token ids."""
     words = {str(token): token for token in range(vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

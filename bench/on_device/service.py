@@ -1,18 +1,18 @@
 """Measures the service on a GPU, under Ray: `python -m bench on_device service`.
 
-`serve run cluster.app` with the pair of `bench.on_device.pair`, asked at the gateway's own gRPC port. Each
-part but the first is a service of its own, by how target and draft share the GPU:
+`serve run cluster.app` serves the pair of `bench.on_device.pair` and is asked at the gateway's own gRPC port.
+Each part but the first starts a service; parts differ in how target and draft share the GPU:
 
-- masks: Ray starts, and which GPUs it shows to workers with 0, 0.5 and 1 of them;
-- colocated: the draft in the target's process, as by default;
-- workers: a worker for each, without draft-ahead;
-- ahead: with draft-ahead, whose steps compete with the target's;
-- mps: with draft-ahead, and NVIDIA's MPS between the two;
-- batch_invariant: colocated, with batch-invariant numerics.
+- masks: starts Ray, and shows which GPUs a worker with 0, 0.5 or 1 GPU can see;
+- colocated: the draft is in the target's process, which is the default;
+- workers: target and draft have a worker each, without draft-ahead;
+- ahead: as workers, with draft-ahead, whose steps compete with the target's steps;
+- mps: as ahead, with NVIDIA's MPS, so that steps of both processes run concurrently;
+- batch_invariant: as colocated, with batch-invariant numerics.
 
-A row holds a mode at a number of streams: rates and latencies as in `bench.load`, the rate beside plain
-decoding, rounds and tokens of a pass, the acceptance rate, which is known, how many texts were the known
-texts, processor time of each process, and how busy the GPU was.
+A row is for a mode at a number of streams. It has rates and latencies as in `bench.load`, the rate relative
+to plain decoding, rounds, and tokens per pass. Then follow the measured and the known acceptance rate, the
+number of correct texts, processor time of each process, and GPU utilization.
 """
 
 import argparse
@@ -50,9 +50,9 @@ WAYS: dict[str, dict[str, object]] = {
     "mps": {**SHARES, "drafts.model.draft_ahead": 12},
     "batch_invariant": {"target.batch_invariant": True},
 }
-CONNECTIONS = 16  # connections to the service: the kernel hands each to one of the gateways at the port
-OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]  # else channels to one address share a connection
-BYTES_ON_CPU = 2**26  # size of a worker's cache
+CONNECTIONS = 16  # connections to the service: the kernel assigns each to one of the gateways at the port
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]  # otherwise the channels would share a connection
+BYTES_ON_CPU = 2**26  # size of a worker's cache without a GPU
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class LoadSizes:
     warm_up_s: float
     seconds_of_row: float  # time of a row, after its warm-up
     prompt: int  # tokens
-    long_prompt: int  # tokens; one request of LONG_EVERY has it in the last row
+    long_prompt: int  # tokens; in the last rows, one of LONG_EVERY requests has such a prompt
     tokens: int  # length of an answer
 
 
@@ -96,7 +96,7 @@ class ServiceLoad:
             await channel.close(None)
 
     async def row(self, mode: str, streams: int, longest: int) -> dict[str, Any]:
-        """Returns the figures of a mode. longest: tokens of one prompt of LONG_EVERY."""
+        """Returns the figures of a mode. longest: prompt length of one of LONG_EVERY requests, tokens."""
         sizes, before = self.sizes, spent(self.service)
         client = LoadClient(self.stubs, partial(self._request, mode, longest), sizes.tokens, 0)
         with gpu_busy() as busy:
@@ -140,14 +140,14 @@ class ServiceLoad:
 
 
 def pauses(answers: Sequence[StreamAnswer], start: float) -> list[float]:
-    """Returns milliseconds between the chunks of an answer that came after ``start``."""
+    """Returns the milliseconds between successive chunks of each answer that came after ``start``."""
     times = ([arrival.time for arrival in answer.arrivals if arrival.time > start] for answer in answers)
     return [1e3 * (later - earlier) for of_answer in times for earlier, later in pairwise(of_answer)]
 
 
 @contextmanager
 def gpu_busy() -> Iterator[list[float]]:
-    """Yields a list that has the GPU's utilization in percent, every quarter of a second, afterwards."""
+    """Yields a list that is filled at the end: GPU utilization in percent, every quarter of a second."""
     found: list[float] = []
     if shutil.which("nvidia-smi") is None:
         yield found
@@ -164,7 +164,7 @@ def gpu_busy() -> Iterator[list[float]]:
 
 @contextmanager
 def served(folder: Path, way: Mapping[str, object], own: Path) -> Iterator[Service]:
-    """A service of the pair, which leaves its output in a folder. Without a GPU it has small caches."""
+    """Runs a service of the pair, with its output in the folder ``own``. Caches are small without a GPU."""
     settings: dict[str, object] = {"target": folder / "target", "draft": folder / "draft", **way}
     if not torch.cuda.is_available():
         settings = {name: value for name, value in settings.items() if not name.endswith(".gpus")}
@@ -176,7 +176,7 @@ def served(folder: Path, way: Mapping[str, object], own: Path) -> Iterator[Servi
 
 
 def masks(_: argparse.Namespace) -> Rows:
-    """Tells room on disk and in shared memory, and which GPUs a worker sees, by how many it has."""
+    """Yields free space on disk and in shared memory, and the GPUs that a worker with some GPUs sees."""
     yield {f"free in {folder}, bytes": shutil.disk_usage(folder).free for folder in ("/tmp", "/dev/shm")}
     ray.init(num_gpus=1, include_dashboard=False, log_to_driver=False)
     try:
@@ -188,14 +188,14 @@ def masks(_: argparse.Namespace) -> Rows:
 
 
 def sizes_of(options: argparse.Namespace) -> LoadSizes:
-    """Returns the sizes of the load, with those that the arguments name."""
+    """Returns the sizes of the load; arguments override the defaults."""
     sizes: LoadSizes = options.sizes
     named = {name: getattr(options, name) for name in ("streams", "modes", "warm_up_s", "seconds_of_row")}
     return replace(sizes, **{name: value for name, value in named.items() if value is not None})
 
 
 def way(name: str, options: argparse.Namespace) -> Rows:
-    """Yields the rows of a way of sharing the GPU."""
+    """Yields the rows of one way to share the GPU."""
     sizes = sizes_of(options)
     with (
         mps() if name == "mps" else nullcontext(),
@@ -217,7 +217,7 @@ def way(name: str, options: argparse.Namespace) -> Rows:
 
 @contextmanager
 def mps() -> Iterator[None]:
-    """NVIDIA's MPS, with which steps of two processes run at the same time."""
+    """Runs NVIDIA's MPS, with which the GPU runs steps of two processes concurrently."""
     control = "nvidia-cuda-mps-control"
     subprocess.run([control, "-d"], check=True)
     try:

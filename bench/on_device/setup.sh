@@ -1,6 +1,6 @@
-# To be sourced in the repository's folder on a machine with a GPU: . bench/on_device/setup.sh ARCHIVE...
-# Unpacks what `python -m bench on_device wheels` packed, outside of the repository, and makes the pair while
-# Ray starts. Commands that follow find both.
+# Source this in the repository's folder on a machine with a GPU: . bench/on_device/setup.sh ARCHIVE...
+# It unpacks the archives of `python -m bench on_device wheels` outside of the repository, and makes the pair
+# while Ray starts. Later commands in this shell find both.
 SITE=${SITE:-/tmp/site}
 PAIR=${PAIR:-/tmp/pair}
 mkdir -p "$SITE"

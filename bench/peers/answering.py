@@ -1,7 +1,7 @@
-"""Task, timing and result of every peer alike. Needs psutil alone.
+"""Task, timing and result of a peer, equal for all peers. The only package it needs is psutil.
 
-Each peer is a process of its own, of the environment that it is installed in. It reads a task, loads its
-models, answers the task's prompts in batches and writes what it took.
+Each peer is a process in the environment in which it is installed. It reads a task, loads its models, answers
+the task's prompts in batches and writes the measured times.
 """
 
 import json
@@ -26,7 +26,7 @@ class PeerTask:
 
     target: str
     draft: str | None
-    depth: int | None  # drafted tokens per round; None: as many as the pace of a service says
+    depth: int | None  # drafted tokens per round; None: the pace of a service decides
     threads: int
     streams: tuple[int, ...]
     prompts: list[list[int]]
@@ -34,33 +34,33 @@ class PeerTask:
     temperature: float  # temperature of a seeded answer
     seeded: int  # number of seeded answers
     repetitions: int
-    result: str  # file that it writes
+    result: str  # file that the peer writes
 
 
 @dataclass(frozen=True)
 class Answers:
     """Answers to some prompts.
 
-    passes: passes of the target that gave tokens to a sequence, over all sequences; None: not told.
+    passes: passes of the target, summed over sequences; None: not reported.
     """
 
     token_ids: list[list[int]]
     passes: int | None
 
 
-# Answers all prompts at once: greedily, or with the seed that each is given.
+# Answers all prompts in one batch: greedily, or with one seed for each prompt.
 Answer = Callable[[list[list[int]], Sequence[int] | None], Answers]
 
 
 def answer_task(task: PeerTask, answer: Answer) -> None:
-    """Writes the task's result."""
+    """Answers the prompts of a task and writes its result."""
     rows = [_timed(task, streams, answer) for streams in task.streams]
     seeded = answer(task.prompts[: task.seeded], range(task.seeded)).token_ids
     Path(task.result).write_text(json.dumps({"rows": rows, "seeded": seeded}))
 
 
 def _timed(task: PeerTask, streams: int, answer: Answer) -> dict[str, Any]:
-    """Returns a row; its cores were busy meanwhile for this process and its children."""
+    """Returns a row. Its ``cores`` are the mean number of busy cores of this process and its children."""
     prompts = [task.prompts[number % len(task.prompts)] for number in range(streams)]
     answer(prompts, None)  # warms up
     seconds, busy, passes, tokens = [], 0.0, 0, 0
@@ -82,12 +82,12 @@ def _timed(task: PeerTask, streams: int, answer: Answer) -> dict[str, Any]:
 
 
 def _spent() -> float:
-    """Returns the processor seconds so far of this process and its running children."""
+    """Returns the processor seconds of this process and its running children so far."""
     own = psutil.Process()
     return sum(sum(process.cpu_times()[:2]) for process in [own, *own.children(recursive=True)])
 
 
 def read_task() -> PeerTask:
-    """Reads the task from the file that is this process's argument."""
+    """Reads the task from the file that the first argument of this process names."""
     stored = json.loads(Path(sys.argv[1]).read_text())
     return PeerTask(**stored)

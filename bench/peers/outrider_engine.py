@@ -1,4 +1,4 @@
-"""Our engine in one process, with the draft in it if there is a draft: rounds of a fixed depth."""
+"""Our engine in one process, together with the draft, if there is one draft: rounds of a fixed depth."""
 
 from collections.abc import Sequence
 

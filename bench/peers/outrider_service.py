@@ -1,6 +1,7 @@
-"""Our service, asked over gRPC at the gateway's own port: a chunk for each step.
+"""Our service, asked over gRPC at the gateway's own port, with a chunk for each step.
 
-Draft and target are processes of their own. The target has the threads that peers have, the draft one.
+Draft and target have a process each. The target has as many threads as the other peers, the draft has one
+thread.
 """
 
 import asyncio

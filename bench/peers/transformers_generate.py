@@ -1,4 +1,4 @@
-"""transformers' `generate` of a batch, and its assisted generation of one sequence at a time."""
+"""transformers' `generate` with a batch, and its assisted generation with one sequence at a time."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -72,7 +72,7 @@ def answer_with(target: Any, draft: Any, depth: int | None, tokens: int, tempera
 
 
 def padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns prompts as `generate` takes a batch: padded on the left, with the mask of the padding.
+    """Returns prompts as a batch for `generate`: padded on the left, with the attention mask.
 
     Both are [num_prompts, longest prompt], int64.
     """

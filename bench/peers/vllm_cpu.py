@@ -1,4 +1,4 @@
-"""vLLM's build for processors, its engine in this process."""
+"""vLLM's build for CPUs, with its engine in this process."""
 
 import os
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _accepted(llm: Any) -> int:
-    """Returns the accepted tokens so far, which passes gave beside their own token."""
+    """Returns the number of accepted drafted tokens so far."""
     named = (metric for metric in llm.get_metrics() if metric.name == "vllm:spec_decode_num_accepted_tokens")
     return sum(metric.value for metric in named)
 
