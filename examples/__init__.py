@@ -1,1 +1,1 @@
-"""Programs to read and to run: the algorithm in one function."""
+"""Programs to read and to run: the algorithm in one function, and a client."""

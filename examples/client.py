@@ -1,9 +1,9 @@
-"""Asks a service for an answer, and shows that drafting changes its speed and nothing else.
+"""Asks a service for an answer, and shows that drafting changes nothing but the speed.
 
     serve run cluster.app               # in another terminal
     python examples/client.py           # or: python examples/client.py HOST:PORT
 
-The client speaks gRPC. It goes on with its answer if a gateway is lost on the way.
+The client speaks gRPC. If a gateway is lost during an answer, it continues the answer at another gateway.
 """
 
 import sys
@@ -18,7 +18,7 @@ def main(address: str = "127.0.0.1:9000") -> int:
     """Asks twice with the same seed. Returns the exit status: 1 if the texts differ."""
     with Client(address) as client:
         drafted = client.generate(PROMPT, max_tokens=MAX_TOKENS, temperature=0.7)
-        for piece in drafted:  # pieces come as soon as the target has confirmed them
+        for piece in drafted:  # a piece arrives as soon as the target has verified it
             print(piece.text, end="", flush=True)
         assert drafted.usage is not None
         tokens, passes = drafted.usage.completion_tokens, drafted.usage.speculation.target_passes

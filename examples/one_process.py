@@ -1,8 +1,8 @@
 """The algorithm of Outrider in one function: coupled speculative decoding of the demo pair.
 
-``python examples/one_process.py`` answers a prompt with Drafts and without them. The text is the same: every
-token is the target's own choice under keyed noise, and a Draft only decides how many of them a pass brings.
-The service adds caches, batches, other settings of sampling, processes and failures.
+``python examples/one_process.py`` answers a prompt with and without Drafts. The text is the same: every token
+is the target's own choice under keyed noise. A Draft only decides how many tokens a pass yields. The service
+adds KV caches, batching, more sampling settings, several processes and fault tolerance.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ Model = Callable[[list[int]], Tensor]  # token ids -> logits, float32 [num_token
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """Tokens of the target, and what they took."""
+    """Tokens of the target, with the passes and Drafts that they took."""
 
     tokens: list[int]
     passes: int  # forward passes of the target
@@ -38,16 +38,16 @@ def speculate(
     key = noise_key(seed, 0, prompt)
 
     def choose(logits: Tensor, position: int) -> int:
-        """Samples with noise that depends on the key and the position alone: Gumbel-max sampling."""
+        """Samples by the Gumbel-max trick, with noise that depends only on key, position and token."""
         noise = gumbel([key], [position], len(logits), logits.device)[0]
         return int((logits / temperature + noise).argmax())
 
     while (left := len(prompt) + count - len(tokens)) > 0:
         guess: list[int] = []
-        while len(guess) < min(depth, left - 1):  # the target adds one token of its own
+        while len(guess) < min(depth, left - 1):  # the target adds one token itself
             before = tokens + guess
             guess.append(choose(draft(before)[-1], len(before)))
-        logits = target(tokens + guess)[-1 - len(guess) :]  # one pass judges the whole Draft
+        logits = target(tokens + guess)[-1 - len(guess) :]  # one pass verifies the whole Draft
         own = [choose(row, len(tokens) + i) for i, row in enumerate(logits)]
         correct = agreement(guess, own).correct  # a guess is accepted if it is the target's own token
         tokens += own[: correct + 1]
