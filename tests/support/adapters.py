@@ -1,4 +1,4 @@
-"""Random LoRA adapters in PEFT's form, and checkpoints with their changes merged into the weights."""
+"""Random LoRA adapters in PEFT's format, and checkpoints with merged adapters."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def write_adapter(
     strength: float = 0.2,
     **config: Any,
 ) -> Path:
-    """Returns the folder of an adapter of a model's layers. config: further fields of adapter_config.json."""
+    """Writes an adapter for a model's layers. config: further fields of adapter_config.json."""
     folder.mkdir(parents=True)
     fields = {
         "peft_type": "LORA",

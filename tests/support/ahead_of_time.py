@@ -1,7 +1,7 @@
-"""Loads an engine whose Triton kernels are compiled for a GPU that is not there; prints where they are kept.
+"""Loads an engine that compiles its Triton kernels for an absent GPU, and prints where the kernels are kept.
 
-``python -m tests.support.ahead_of_time CHECKPOINT``, with TRITON_INTERPRET=0. The engine, its launches and
-Triton's cache are real; what a launch would compute is left out, so the engine's numbers mean nothing.
+Run as ``python -m tests.support.ahead_of_time CHECKPOINT`` with TRITON_INTERPRET=0. The engine, its launches
+and Triton's cache are real, but launches compute nothing, so the engine's numbers are meaningless.
 """
 
 import json
@@ -25,7 +25,7 @@ HOPPER = GPUTarget("cuda", 90, 32)
 
 
 class AbsentGpu:
-    """Stands for Triton's driver of a GPU."""
+    """Stub of Triton's driver of a GPU."""
 
     def get_current_target(self) -> GPUTarget:
         return HOPPER
@@ -39,7 +39,7 @@ class AbsentGpu:
 
 @contextmanager
 def compiling_only() -> Iterator[None]:
-    """While it lasts, a launch compiles its kernel, and does no more."""
+    """Context in which launches only compile their kernels."""
     launch = JITFunction.run
 
     def compile_only(function: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -51,7 +51,7 @@ def compiling_only() -> Iterator[None]:
 
 
 def kept() -> dict[str, Any]:
-    """The folder of Triton's cache, and names of the kernels in it that are compiled for the GPU."""
+    """Returns the folder of Triton's cache, and the names of its kernels that are compiled for the GPU."""
     folder = Path(knobs.cache.dir)
     return {"folder": str(folder), "kernels": sorted({file.stem for file in folder.glob("*/*.cubin")})}
 

@@ -1,4 +1,4 @@
-"""Bytes that a loaded model, its cache and its graphs really take."""
+"""Actual memory of a loaded model, its cache and its graphs, in bytes."""
 
 from dataclasses import is_dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from outrider.engine.loading.quantized import Int4Linear, Int8Linear
 
 
 def allocated_weights(model: nn.Module) -> int:
-    """Bytes of all weights and buffers, shared ones once, packed ones as oneDNN says."""
+    """Returns the bytes of all weights and buffers. Shared tensors count once; oneDNN tells packed sizes."""
     tensors = [*model.parameters(), *model.buffers()]
     for module in model.modules():
         if isinstance(module, PackedLinear | Int8Linear | Int4Linear):
@@ -22,7 +22,7 @@ def allocated_weights(model: nn.Module) -> int:
             tensors += [value for value in kept.values() if isinstance(value, torch.Tensor)]
     stored = [module for module in model.modules() if isinstance(module, StoredLinear)]
     tensors += [module.bias for module in stored if module.bias is not None]
-    whole = [tensor for tensor in tensors if tensor._base is None]  # others are views of these
+    whole = [tensor for tensor in tensors if tensor._base is None]  # the other tensors are views of these
     packed = [torch.ops.mkldnn._nbytes(tensor) for tensor in whole if tensor.layout != torch.strided]
     plain = [_local(tensor) for tensor in whole if tensor.layout == torch.strided]
     unpacked = sum({tensor.data_ptr(): tensor.nbytes for tensor in plain}.values())
@@ -43,9 +43,9 @@ def allocated_cache(cache: PagedCache) -> int:
 
 
 def kept_by_graphs(*owners: object) -> int:
-    """What the graphs of forward passes or drafters read and give, without what they compute with.
+    """Returns the bytes of inputs and outputs of the graphs of forward passes or drafters.
 
-    The block tables are there without graphs too.
+    Block tables do not count: they exist without graphs too.
     """
     kept = [
         tensor.untyped_storage()
@@ -59,7 +59,7 @@ def kept_by_graphs(*owners: object) -> int:
 
 
 def _tree(values: Any) -> list[object]:
-    """What lies in an object's attributes, in lists of them too, and in memory with named fields."""
+    """Returns the leaves of an object's attributes, of nested containers and of dataclasses."""
     found: list[object] = []
     named = values.items() if isinstance(values, dict) else (("", value) for value in values)
     for value in (value for name, value in named if name != "block_tables"):

@@ -1,4 +1,4 @@
-"""/v1/messages asked by Anthropic's own package."""
+"""Client of /v1/messages from Anthropic's own package."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +18,7 @@ ASK: dict[str, Any] = {"model": "m", "messages": [USER], "max_tokens": len(ANSWE
 async def sdk_of(
     tokenizer: Any, *workers: Any, key: str = "k", **given: Any
 ) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    """given: as for ``app_of``."""
+    """Yields a client of an app without a server. given: arguments of ``app_of``."""
     async with (
         app_of(tokenizer, *workers, **given) as app,
         httpx2.AsyncClient(transport=httpx2.ASGITransport(app)) as http,

@@ -1,4 +1,4 @@
-"""Applications of Serve that are built without a cluster."""
+"""Serve applications that are built without a cluster."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from cluster.preflight import Found
 
 
 def pretend_cluster(monkeypatch: pytest.MonkeyPatch, **resources: float) -> list[str]:
-    """Makes applications be built as on one node with these resources; returns what would have started."""
+    """Lets applications be built as on one node with these resources; returns a list of started systems."""
     started: list[str] = []
     for step in ("start_ray", "start_serve"):
         monkeypatch.setattr(f"cluster.application.{step}", lambda *_, step=step: started.append(step))

@@ -1,4 +1,4 @@
-"""A small Gemma 4 with an assistant, and what transformers drafts with them, without a cache."""
+"""A small Gemma 4 with an assistant, and reference Drafts by transformers, without a cache."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +23,7 @@ from tests.support.checkpoints import COMMON, VOCAB_SIZE
 from tests.support.heads import RIDGE
 
 PROMPTS = [(5, 9, 33, 5, 9, 33, 5, 9), (77, 12, 4, *range(60, 90)), (3, 4, 5, 6, 7)]
-WINDOW = 12  # tokens; some texts are longer
+WINDOW = 12  # tokens, fewer than some texts have
 KINDS = ["sliding_attention", "full_attention"]
 SIZES: dict[str, Any] = {
     "head_dim": 16,
@@ -36,7 +36,7 @@ SIZES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Pair:
-    """Target and assistant of transformers."""
+    """Target and assistant in transformers."""
 
     target: Any
     assistant: Any
@@ -60,7 +60,7 @@ class Pair:
         return inner[-1][0], output.logits[0]
 
     def chain(self, text: list[int], depth: int, sampling: Sampling, length: int) -> list[int]:
-        """Returns the drafted tokens after a text. length: tokens of its prompt."""
+        """Returns the drafted tokens after a text. length: prompt tokens of the text."""
         path: list[int] = []
         while len(path) < depth:
             _, logits = self.steps(text, path)
@@ -72,7 +72,7 @@ class Pair:
         return path
 
     def write(self, folder: Path) -> tuple[Path, Path]:
-        """Writes both; returns their folders."""
+        """Writes the checkpoints of both models and returns their folders."""
         folders = folder / "target", folder / "assistant"
         for model, path in zip((self.target, self.assistant), folders, strict=True):
             model.save_pretrained(path)
@@ -81,11 +81,11 @@ class Pair:
 
 @cache
 def pair(is_ordered: bool = False, shared: int = 0) -> Pair:
-    """Random, but for the assistant's projection, which is fitted to the target: some guesses are right.
+    """Makes a random pair. The assistant's projection is fitted to the target: some guesses are correct.
 
     Args:
-        is_ordered: whether the assistant's tokens have clusters.
-        shared: layers of the target that share the keys of earlier layers.
+        is_ordered: whether the assistant groups tokens into clusters.
+        shared: number of target layers that share the keys of earlier layers.
     """
     torch.manual_seed(1)
     layers: dict[str, Any] = {
@@ -93,7 +93,7 @@ def pair(is_ordered: bool = False, shared: int = 0) -> Pair:
         "layer_types": 2 * KINDS,
         "num_kv_shared_layers": shared,
     }
-    if shared:  # transformers computes such layers beside inputs of each layer alone
+    if shared:  # transformers supports such layers only together with per-layer inputs
         layers |= {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE}
     target = Gemma4ForCausalLM(Gemma4TextConfig(**{**COMMON, **SIZES, **layers})).eval()
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "layer_types": KINDS}

@@ -1,4 +1,4 @@
-"""Calls of each family of models, as published templates write them, and what tests do with them."""
+"""Tool calls in the format of each model family, as in published templates, with helpers for tests."""
 
 import json
 import random
@@ -61,7 +61,7 @@ KIMI_3 = "".join(
     )
 )
 BARE = f'{{city:<|"|>Rome<|"|>,days:3,note:<|"|>{NOTE}<|"|>,tags:[<|"|>x y<|"|>]}}'
-# By family: text of its chat template, end of the prompt, two calls, tokens of the vocabulary.
+# Per family: text of its chat template, end of the prompt, two calls, special tokens.
 FAMILIES = {
     "hermes": (
         "<tool_call><|im_start|>assistant\n",
@@ -194,15 +194,15 @@ FAMILIES |= {
     ),
 }
 HARMONY = "<|channel|><|call|><|start|>assistant"
-# Formats whose arguments come when they are complete.
+# Formats whose arguments are sent only when they are complete.
 WHOLE = ("<function_calls>", "<|tool_call_start|>", "[func_name1(<|header_start|>")
-# Grammars have texts as JSON has them.
+# Grammars write strings as in JSON.
 AS_KEYWORDS = f'weather(city="Rome", note={json.dumps(NOTE, ensure_ascii=False)}, days=3, tags=["x y"])'
 HARMONY_TOKENS = [f"<|{name}|>" for name in ("channel", "start", "end", "message", "constrain")]
 
 
 class Tokens:
-    """Tokens of bytes, and the marks of one family as added tokens."""
+    """Byte tokenizer with the marks of one family as added tokens."""
 
     def __init__(self, marks, end=END):
         self.tokenizer = byte_tokenizer()
@@ -219,7 +219,7 @@ class Tokens:
         return matcher.try_consume_tokens(ids) == len(ids), matcher.is_accepting()
 
     def said(self, form, seed, most=300):
-        """Returns what a model says that follows the form and chooses at random."""
+        """Returns a random text of the form, as a model would write it; None if it is cut off."""
         chooser, matcher, said = random.Random(seed), self.matcher(form), []
         while not matcher.is_stopped() and len(said) < most:
             bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")

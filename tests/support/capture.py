@@ -1,4 +1,4 @@
-"""Captured passes without a GPU: a replay computes again, into the same memory."""
+"""Simulated CUDA graphs without a GPU: a replay computes again, into the same memory."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ SIZES = (1, 4, 8, 32)
 
 
 class Capture:
-    """Stands for CudaCapture."""
+    """Stub of CudaCapture."""
 
     def __init__(self) -> None:
         self.captured = self.replayed = 0
@@ -30,7 +30,7 @@ class Capture:
 
 
 def capturing(monkeypatch: pytest.MonkeyPatch) -> Capture:
-    """Has engines believe that they have kernels, and capture."""
+    """Makes engines use a plain attention kernel and capture graphs."""
     capture = Capture()
     load, forward_pass = outrider.engine.loop.load, outrider.engine.loop.forward_pass
     monkeypatch.setattr(load, "find_kernel", lambda *_, block_size, **__: PlainAttention(block_size))

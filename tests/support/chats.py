@@ -1,4 +1,4 @@
-"""Chats as a template writes them, for a tokenizer of bytes with a few marks."""
+"""Rendered chats, for a byte tokenizer with a few marks."""
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -15,7 +15,7 @@ CHATML = (
 
 
 def marked_tokenizer() -> Tokenizer:
-    """Returns a tokenizer of bytes with a special mark, a mark not called special, and added plain text."""
+    """Returns a byte tokenizer with a special mark, marks that are not special, and added plain text."""
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in (TURN, TAG, SPACES)])
     return tokenizer
@@ -29,7 +29,7 @@ def prompts_of(source: str, *, tokenizer: Tokenizer | None = None, **settings) -
 
 
 def messages_of(*messages: dict | str) -> list[Message]:
-    """Returns messages; a plain string is the content of a user's message."""
+    """Returns messages; a string is the content of a user's message."""
     given = [
         {"role": "user", "content": message} if isinstance(message, str) else message for message in messages
     ]

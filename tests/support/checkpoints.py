@@ -1,4 +1,4 @@
-"""Small random checkpoints of many architectures, and what transformers itself generates from them."""
+"""Small random checkpoints of many architectures, and the text that transformers generates from them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 VOCAB_SIZE = 256
-NEAR_TIE = 1e-4  # two logits closer than this may change places by rounding
+NEAR_TIE = 1e-4  # two logits closer than this may swap their order by rounding
 
 COMMON: dict[str, Any] = {
     "hidden_size": 64,
@@ -116,14 +116,14 @@ HYBRIDS = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 @dataclass(frozen=True)
 class Reference:
-    """Greedy tokens, and by how much each was the likeliest."""
+    """Greedy tokens, and the margin of each to the second-best token."""
 
     tokens: list[int]
     margins: list[float]
 
 
 def write_checkpoint(folder: Path, model_type: str, seed: int = 0, **settings: Any) -> Path:
-    """A float32 checkpoint whose weights are wide enough that greedy text does not repeat one token."""
+    """Writes a float32 checkpoint with weights so large that greedy text does not repeat one token."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(model_type, **{**COMMON, **ARCHITECTURES.get(model_type, {}), **settings})
     config.eos_token_id = settings.get("eos_token_id")
@@ -141,7 +141,7 @@ def write_checkpoint(folder: Path, model_type: str, seed: int = 0, **settings: A
 
 
 def reference(folder: Path, prompts: list[list[int]], count: int) -> list[Reference]:
-    """What ``model.generate`` answers to each prompt alone."""
+    """Returns the answer of ``model.generate`` to each prompt alone."""
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     references = []
     for prompt in prompts:
@@ -163,7 +163,7 @@ def reference(folder: Path, prompts: list[list[int]], count: int) -> list[Refere
 
 
 def differences(references: list[Reference], answers: list[list[int]]) -> list[str]:
-    """Every answer that leaves its reference at a place that was no near-tie; near-ties are printed."""
+    """Returns the answers that differ from their references not at near-ties; all differences are printed."""
     found = []
     for index, (reference, answer) in enumerate(zip(references, answers, strict=True)):
         pairs = enumerate(zip(reference.tokens, answer, strict=True))

@@ -1,6 +1,7 @@
-"""Compiles kernels for GPUs that need not be there; prints what ptxas says, as JSON.
+"""Compiles kernels for GPUs that may be absent, and prints the report of ptxas as JSON.
 
-A process of its own, since in that of the tests Triton may interpret: TRITON_INTERPRET=0 has to be set.
+It runs in a process of its own, because Triton may be in interpreter mode in the process of the tests.
+TRITON_INTERPRET=0 must be set.
 """
 
 import json
@@ -64,7 +65,7 @@ CONSTANTS = {
 ALIGNED = {"row_stride", "vocab_size", *(name for name, kind in TYPES.items() if kind.startswith("*"))}
 
 
-# A tile of decoding and verifying in the shape of Llama 3 8B.
+# A tile for decoding and verifying in the shape of Llama 3 8B.
 TILE_TYPES = {
     **dict.fromkeys(("query", "keys", "values", "output"), "*bf16"),
     **dict.fromkeys(("tiles", "work", "seen", "ancestors", "paths", "positions"), "*i64"),
@@ -104,7 +105,7 @@ TILE_ALIGNED = {
     "query_row_stride",
     *(n for n, kind in TILE_TYPES.items() if "*" in kind),
 }
-# A layer of Llama 3 8B, but for its products, and the sum over eight ranks of a 70B.
+# A layer of Llama 3 8B without its matrix products, and the sum over eight ranks of a 70B.
 LAYER_TYPES = {
     **dict.fromkeys(
         ("rows", "weight", "output", "product", "cosines", "sines", "query", "keys", "values", "gate_up"),
@@ -140,7 +141,7 @@ TILES: dict[str, dict[str, Any]] = {
     "trees by window": {"CHAINS": False, **WINDOW},
     "trees of a narrow cache": {"CHAINS": False},
     "prompts of a narrow cache": {"CHAINS": False, **PROMPT},
-    # Rank of four that share Llama 3 70B.
+    # One of four ranks of Llama 3 70B.
     "shared heads": {"CHAINS": False, "KV_HEADS": 2, "REPEATS": 8},
 }
 # Sequences of a draft with a context of 131,072 tokens.
@@ -162,7 +163,7 @@ CHAINS = {
     "NO_ROOT": NO_ROOT,
     "LANES": advance.LANES,
 }
-# Product of queries, keys and values in Llama 3 8B: of few rows, of some, and of a prompt's.
+# Matrix product for queries, keys and values in Llama 3 8B: for few rows, for some, and for a prompt.
 STORED_TYPES = {
     **dict.fromkeys(("rows", "bias", "added", "output"), "*bf16"),
     "codes": "*u8",
@@ -171,14 +172,14 @@ STORED_TYPES = {
     "factors": "*fp32",
     "num_rows": "i32",
 }
-STORED: dict[str, tuple[dict[str, Any], set[str]]] = {  # constants, and the parts that it has
+STORED: dict[str, tuple[dict[str, Any], set[str]]] = {  # constants, and parts of the stored weights
     "fp8": ({"KIND": "e4m3", "GROUP": 4096, "SPAN": 128, "SPANS": 1, "SHARED": 1}, {"factors"}),
     "fp8 in blocks": ({"KIND": "e4m3", "GROUP": 128, "SPAN": 128, "SPANS": 1, "SHARED": 1}, {"scales"}),
     "int4": ({"KIND": "int4", "GROUP": 128, "SPAN": 128, "SPANS": 1, "SHARED": 2}, {"scales", "zeros"}),
     "mxfp4": ({"KIND": "e2m1", "GROUP": 32, "SPAN": 32, "SPANS": 4, "SHARED": 2}, {"scales"}),
     "nvfp4": ({"KIND": "e2m1", "GROUP": 16, "SPAN": 16, "SPANS": 8, "SHARED": 2}, {"scales", "factors"}),
 }
-# Experts of Qwen3-30B-A3B; their product to gate and up has two sums.
+# Experts of Qwen3-30B-A3B; their product for gate and up has two accumulators.
 EXPERT_TYPES = {
     **STORED_TYPES,
     **dict.fromkeys(("logits", "correction", "weights"), "*fp32"),
@@ -197,7 +198,7 @@ EXPERTS: dict[str, dict[str, Any]] = {
 EXPERT_WARPS = {"_route": 1}
 PLAIN = {"KIND": "plain", "GROUP": 2048, "SPAN": 64, "SPANS": 1, "SHARED": 1}
 CHOSEN = {"plain": (PLAIN, set[str]()), **STORED}
-SLOTS = {89: 32, 90: 128}  # at a time, as much as their memory holds
+SLOTS = {89: 32, 90: 128}  # cache slots at a time by compute capability, as many as fit into shared memory
 
 
 def of_choice(kernel: Any, capability: int) -> dict[str, int]:
@@ -210,14 +211,14 @@ def of_verdict(capability: int) -> dict[str, int]:
 
 
 def of_reading(capability: int) -> dict[str, int]:
-    """The kernel that reads the Verdicts of chains."""
+    """Compiles the kernel that reads the Verdicts of chains."""
     aligned = {name for name, kind in CHAIN_TYPES.items() if kind.startswith("*")}
     constants = {"BLOCK": FEW_QUERIES, "TELLS": len(TOLD)}
     return compiled(verdict.follow_chains, capability, CHAIN_TYPES, constants, aligned, {})
 
 
 def of_moving(capability: int) -> dict[str, int]:
-    """The kernel that moves rounds behind their Verdicts."""
+    """Compiles the kernel that advances rounds past their Verdicts."""
     aligned = {name for name, kind in CHAIN_TYPES.items() if kind.startswith("*")}
     constants = {**CHAINS, "ROWS": FEW_QUERIES, "TELLS": len(TOLD)}
     return compiled(rounds_ahead.move_rounds, capability, CHAIN_TYPES, constants, aligned, {"num_warps": 1})
@@ -259,7 +260,7 @@ def of_layer(name: str, capability: int, *, is_narrow: bool = False) -> dict[str
     options = {"num_warps": LAYER_WARPS.get(name, 4)}
     aligned = set(LAYER_TYPES) - {"epsilon", "key_factor", "value_factor"}
     kernel, constants = getattr(layer, name), LAYER[name]
-    # Triton makes an integer argument of 1 a constant, of which less can be asked.
+    # Triton specializes an integer argument of 1 to a constant, which supports fewer operations.
     ones = {argument: 1 for argument, kind in types.items() if kind == "i32"}
     others = {argument: kind for argument, kind in types.items() if argument not in ones}
     compiled(kernel, capability, others, {**constants, **ones}, aligned - set(ones), options)
@@ -285,7 +286,7 @@ def of_experts(name: str, capability: int) -> dict[str, int]:
 
 
 def of_chosen(form: str, tiling: stored_product.ProductTiling, capability: int) -> dict[str, int]:
-    """The product of chosen experts to gate and up."""
+    """Compiles the product of chosen experts for gate and up."""
     constants, parts = CHOSEN[form]
     missing = {"scales", "zeros", "factors", "bias"} - parts
     types = {name: kind for name, kind in EXPERT_TYPES.items() if name not in missing}
@@ -306,9 +307,9 @@ def compiled(
     aligned: set[str],
     options: dict[str, Any],
 ) -> dict[str, int]:
-    """Registers of a thread, bytes that it spills, a program's shared memory, and warp group products.
+    """Returns registers and spilled bytes per thread, shared memory per program, and wgmma instructions.
 
-    capability: 90 for 9.0
+    capability: compute capability, 90 for 9.0.
     """
     names = kernel.arg_names
     source = ASTSource(

@@ -1,4 +1,4 @@
-"""Steps of all kinds that a decoder computes, and their logits."""
+"""Steps of all kinds for a decoder, and their logits."""
 
 import torch
 
@@ -13,7 +13,7 @@ OTHERS = HeldBlocks([10])
 PROMPT = list(range(10, 40))
 OTHER = [7, 8, 9]
 TREE = Draft((50, 51, 52, 53), (ROOT, ROOT, 0, 1))
-# A prompt beside another, a token, a chain and a tree.
+# Two prompts, a token, a chain and a tree.
 STEPS = [
     [Feed(PROMPT, len(PROMPT), 0, BLOCKS, None), Feed(OTHER, 1, 0, OTHERS, None)],
     [Feed([60], 1, len(PROMPT), BLOCKS, None)],

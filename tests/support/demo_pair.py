@@ -1,4 +1,4 @@
-"""The demo pair's engines in this process, and what its target says."""
+"""Engines of the demo pair in this process, and texts of its target."""
 
 from functools import cache
 
@@ -12,7 +12,7 @@ from outrider.engine.offline.speculate import OfflineRequest, generate
 from outrider.engine.settings import EngineSettings
 
 CACHE = 2**27
-DRAFTERS = DEMO.parent / "drafters"  # further drafters for its target, by name
+DRAFTERS = DEMO.parent / "drafters"  # further drafters for the demo target, by name
 
 
 @cache

@@ -1,4 +1,4 @@
-"""DFlash drafts for the demo target, and what they compute, written down plainly: no cache, no batch."""
+"""DFlash drafts for the demo target, and a plain reference implementation: no cache, no batch."""
 
 import json
 from dataclasses import dataclass, replace
@@ -22,28 +22,28 @@ from tests.support.heads import RIDGE, random_vocabulary, written_texts
 SIZE, HEADS, KV_HEADS, DIM, INTERMEDIATE, LAYERS = 256, 4, 2, 64, 384, 2
 EPS = 1e-5
 BLOCK, MASK = 6, 1  # rows of a block, token of a mask
-TAPS, GROUP = 2, 16  # rows that a convolution mixes, and numbers that share what a row chooses
-RANK, CANDIDATES = 24, 8  # numbers that stand for a token in a selector, and tokens that it scores
-GOLDEN_ANCHOR = 9  # position of the block whose logits are kept
-ANCHORS = 4  # tokens from one anchor to the next, for the fit
+TAPS, GROUP = 2, 16  # rows that a convolution mixes, and channels that share a kernel
+RANK, CANDIDATES = 24, 8  # size of a token's code in the selector, and number of tokens that it scores
+GOLDEN_ANCHOR = 9  # position of the block whose logits are in the golden file
+ANCHORS = 4  # tokens between two anchors of the fit
 
 
 @dataclass(frozen=True)
 class Form:
-    """What configs may say."""
+    """Options of a config."""
 
-    outputs: tuple[int, ...] = (1, 3, 4)  # layers of the target, counted as outputs
-    tokens: int = VOCABULARY  # tokens of its own projection
+    outputs: tuple[int, ...] = (1, 3, 4)  # target layers whose outputs are read
+    tokens: int = VOCABULARY  # tokens in the draft's own projection
     looks_ahead: bool = True
-    is_shifted: bool = False  # rows guess the token after them
-    window: int | None = None  # tokens that a row sees backwards, its own included
-    markov: int = 0  # rank of the bias by the token before
-    head: str = VANILLA  # form of that bias
+    is_shifted: bool = False  # rows guess the token after themselves
+    window: int | None = None  # tokens that a row attends to, itself included
+    markov: int = 0  # rank of the bias that depends on the previous token; 0: there is none
+    head: str = VANILLA  # kind of the Markov head
     is_second: bool = False  # DFlash2: convolutions and a selector
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """The same layers of the target, counted as inputs."""
+        """Target layers whose inputs equal these outputs."""
         return tuple(layer + 1 for layer in self.outputs)
 
     @property
@@ -52,7 +52,7 @@ class Form:
 
 
 def random_tensors(form: Form) -> dict[str, Tensor]:
-    """Weights by the names of z-lab, without a vocabulary. The last layer's states weigh most."""
+    """Returns weights with z-lab's names, without a vocabulary. The last layer's states weigh most."""
     generator = torch.Generator().manual_seed(6)
 
     def normal(outputs: int, inputs: int, scale: float = 1.0) -> Tensor:
@@ -102,7 +102,7 @@ def random_tensors(form: Form) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Reference:
-    """A draft over a whole text at once."""
+    """Reference draft that computes a whole text at once."""
 
     form: Form
     tensors: dict[str, Tensor]
@@ -111,8 +111,8 @@ class Reference:
         """Returns the normed states of the rows that guess: [guesses, SIZE].
 
         Args:
-            hidden: [num_tokens, num_layers, SIZE] of all tokens before the newest.
-            newest: token id.
+            hidden: [num_tokens, num_layers, SIZE] states of all tokens before the newest token.
+            newest: id of the newest token.
         """
         context = self._norm("hidden_norm", linear(hidden.flatten(1), self.tensors["fc.weight"]))
         table = target_model().get_input_embeddings().weight
@@ -138,8 +138,8 @@ class Reference:
         """Returns the drafted tokens after a text.
 
         Args:
-            hidden: [num_tokens - 1, num_layers, SIZE] of all its tokens but the last.
-            length: tokens of its prompt.
+            hidden: [num_tokens - 1, num_layers, SIZE] states of all tokens but the last.
+            length: tokens of the prompt.
         """
         states, path, memory = self.states(hidden, tokens[-1]), list[int](), torch.zeros(self.form.markov)
         token_ids = torch.arange(self.form.tokens) + self.tensors.get("d2t", torch.zeros(1).long())
@@ -158,7 +158,7 @@ class Reference:
         return path
 
     def _mixed(self, name: str, rows: Tensor, chooser: Tensor, side: int) -> Tensor:
-        """Returns the rows of a block, each mixed with the row before it, as its row of ``chooser`` says."""
+        """Returns the rows of a block, each mixed with its predecessor by a kernel from ``chooser``."""
         if not self.form.is_second:
             return rows
         chosen = linear(chooser, self.tensors[f"{name}.kernel_projection.weight"])
@@ -170,7 +170,7 @@ class Reference:
         return torch.stack(mixed)
 
     def _selected(self, logits: Tensor, state: Tensor, before: int) -> Tensor:
-        """Returns logits [1, VOCABULARY] of the candidates, scored by how they follow a token."""
+        """Returns the logits [1, VOCABULARY] of the candidates, adjusted by the token before them."""
         sought = linear(state, self.tensors["candidate_selector.hidden_projection.weight"])
         sought = sought * self.tensors["candidate_selector.predecessor_codebook"][before]
         scores = logits + self.tensors["candidate_selector.successor_codebook"] @ sought
@@ -178,9 +178,9 @@ class Reference:
         return scores.masked_fill(~is_candidate, -torch.inf)
 
     def _bias(self, state: Tensor, before: int, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the bias of a guess after a token, [tokens], or zero without a Markov head; and its memory.
+        """Returns the bias of a guess after a token, [tokens], or zero without a Markov head; and the memory.
 
-        memory: [rank] that the guess before has left.
+        memory: [rank] state of the recurrent head after the previous guess.
         """
         if not self.form.markov:
             return torch.zeros(1), memory
@@ -232,7 +232,7 @@ class Reference:
 
 @cache
 def reference(form: Form = Form()) -> Reference:
-    """Random, but for its projection, which is fitted to texts of the target: some guesses are right."""
+    """Returns a random draft. Its projection is fitted to the target's texts: some guesses are correct."""
     draft = Reference(form, random_tensors(form))
     inputs, outputs = list[Tensor](), list[int]()
     with torch.inference_mode():
@@ -263,12 +263,12 @@ SIZES = {
     "head_dim": DIM,
     "rms_norm_eps": EPS,
     "rope_theta": 10000.0,
-    "max_position_embeddings": 64,  # fewer than the texts have: the target's count
+    "max_position_embeddings": 64,  # fewer than the texts have: the target's limit must apply
 }
 
 
 def write_dflash(folder: Path, form: Form = Form(), kind: str = "z-lab", **config: Any) -> Path:
-    """kind: z-lab, speculators or DeepSpec; config: put in the place of what is right."""
+    """Writes a checkpoint. kind: z-lab, speculators or DeepSpec; config: overrides of config.json."""
     folder.mkdir(exist_ok=True)
     save_file(reference(form).tensors, folder / "model.safetensors")
     layers: dict[str, Any] = {"model_type": "qwen3", **SIZES}
@@ -309,7 +309,7 @@ def write_dflash(folder: Path, form: Form = Form(), kind: str = "z-lab", **confi
 
 
 def golden_forms() -> dict[str, Form]:
-    """Forms for which the speculators package has computed logits."""
+    """Returns the forms for which the speculators package has computed logits."""
     return {
         "DFlash": Form(tokens=300),
         "DSpark": Form(tokens=300, is_shifted=True, markov=16),
@@ -318,13 +318,13 @@ def golden_forms() -> dict[str, Form]:
 
 
 def golden_tensors(form: Form) -> dict[str, Tensor]:
-    """All random."""
+    """Returns random weights with a random vocabulary."""
     generator = torch.Generator().manual_seed(8)
     return {**random_tensors(form), **random_vocabulary(form.tokens, SIZE, generator)}
 
 
 def golden_inputs(form: Form) -> tuple[Tensor, list[int]]:
-    """States [24, num_layers, SIZE], and the token of each."""
+    """Returns states [24, num_layers, SIZE], and their tokens."""
     generator = torch.Generator().manual_seed(9)
     hidden = torch.randn(24, len(form.outputs), SIZE, generator=generator)
     return hidden, torch.randint(VOCABULARY, (24,), generator=generator).tolist()

@@ -1,4 +1,4 @@
-"""EAGLE-3 and P-EAGLE heads for the demo target, and what they compute, plainly: no cache, no batch."""
+"""EAGLE-3 and P-EAGLE heads for the demo target, and a plain reference implementation: no cache, no batch."""
 
 import json
 from dataclasses import dataclass, replace
@@ -26,34 +26,34 @@ from tests.support.target_drafters import KINDS, TOKENS, Drafted, drafters_with
 from workshop.demo.pair import load_model
 
 SIZE, HEADS, KV_HEADS, DIM, INTERMEDIATE, VOCABULARY = 256, 4, 2, 64, 384, 2048
-LATENT_QUERY, ROTATED = 48, 16  # numbers of a query's latent, and rotated numbers of a key
+LATENT_QUERY, ROTATED = 48, 16  # size of a query's latent, and rotated dimensions of a key
 EPS = 1e-5
 FIRST = "layers.0."
-MASK = 1  # token of a mask of P-EAGLE
-GOLDEN_NEWEST, GOLDEN_GUESSES = 7, 4  # slot of the newest token, and guesses after it
+MASK = 1  # mask token of P-EAGLE
+GOLDEN_NEWEST, GOLDEN_GUESSES = 7, 4  # index of the newest token, and number of guesses after it
 
 
 @dataclass(frozen=True)
 class Form:
-    """What configs may say."""
+    """Options of a config."""
 
     layers: tuple[int, ...] = (2, 3, 6)
-    tokens: int = VOCABULARY  # tokens of its own projection
+    tokens: int = VOCABULARY  # tokens in the head's own projection
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
-    attention: float = 0.3  # scale of what attention adds
+    attention: float = 0.3  # scale of attention's output weights
     draft_layers: int = 1
-    has_masks: bool = False  # P-EAGLE: a mask for each token after the first
-    latent: int = 0  # numbers of a latent of which keys and values are made, 0: there are none
+    has_masks: bool = False  # P-EAGLE: a mask for each guess after the first guess
+    latent: int = 0  # size of the latent for keys and values; 0: plain attention
 
 
 P_EAGLE = Form(tokens=300, draft_layers=2, has_masks=True)
 
 
 def random_tensors(form: Form) -> dict[str, Tensor]:
-    """Weights by the names of speculators, without a vocabulary. The last layer's states weigh most."""
+    """Returns weights with speculators' names, without a vocabulary. The last layer's states weigh most."""
     generator = torch.Generator().manual_seed(3)
 
     def normal(outputs: int, inputs: int, scale: float = 1.0) -> Tensor:
@@ -95,13 +95,18 @@ def random_tensors(form: Form) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Reference:
-    """A head over a whole text at once."""
+    """Reference head that computes a whole text at once."""
 
     form: Form
     tensors: dict[str, Tensor]
 
     def states(self, hidden: Tensor, tokens: list[int]) -> Tensor:
-        """hidden [num_tokens, num_layers, SIZE], tokens those after each -> [num_tokens, SIZE]"""
+        """Returns the head's states [num_tokens, SIZE].
+
+        Args:
+            hidden: [num_tokens, num_layers, SIZE] states of the target.
+            tokens: token after each state.
+        """
         return self.go_on(self.reduced(hidden), tokens)
 
     def reduced(self, hidden: Tensor) -> Tensor:
@@ -115,7 +120,7 @@ class Reference:
         return linear(flat, self.tensors["fc.weight"])
 
     def go_on(self, states: Tensor, tokens: list[int]) -> Tensor:
-        """One pass over all positions, each before its token."""
+        """Returns the states after one pass over all positions, each with the token after it."""
         normed = self._norm(FIRST + "hidden_norm", states)
         embeddings = embedding(torch.tensor(tokens), target_model().get_input_embeddings().weight)
         read = torch.cat([self._norm(FIRST + "input_layernorm", embeddings), normed], dim=-1)
@@ -138,11 +143,11 @@ class Reference:
     def chain(
         self, hidden: Tensor, tokens: list[int], depth: int, sampling: Sampling, length: int
     ) -> list[int]:
-        """Drafted tokens after a text.
+        """Returns the drafted tokens after a text.
 
         Args:
-            hidden: of all its tokens but the last, [num_tokens - 1, num_layers, SIZE].
-            length: of its prompt.
+            hidden: [num_tokens - 1, num_layers, SIZE] states of all tokens but the last.
+            length: tokens of the prompt.
         """
         path: list[int] = []
         while len(path) < depth:
@@ -152,9 +157,9 @@ class Reference:
     def best_after(
         self, hidden: Tensor, tokens: list[int], path: list[int], count: int, sampling: Sampling, length: int
     ) -> tuple[Tensor, Tensor]:
-        """The best tokens after a text and a path of drafted ones, and their perturbed logits, [count] each.
+        """Returns the best tokens after a text and drafted tokens, and their perturbed logits: [count] each.
 
-        Other arguments as of ``chain``.
+        The other arguments are those of ``chain``.
         """
         states, text = self.reduced(hidden), [*tokens, *path]
         if self.form.has_masks:
@@ -162,7 +167,7 @@ class Reference:
             states = torch.cat([states, mask.expand(len(path), -1)])
             after = self.go_on(states, [*tokens[1:], *[MASK] * len(path)])
         else:
-            # Where the target has been, its states; beyond, the head's own.
+            # States of the target as far as it has read, then the head's own states.
             for end in range(len(tokens), len(text) + 1):
                 after = self.go_on(states, text[1:end])
                 states = torch.cat([states, after[-1:]])
@@ -213,7 +218,7 @@ class Reference:
 
 
 def rotated(rows: Tensor) -> Tensor:
-    """Rotates rows [num_tokens, heads, dim], each by its place."""
+    """Rotates rows [num_tokens, heads, dim], each by its position."""
     dim = rows.shape[-1]
     angles = torch.outer(torch.arange(len(rows)).float(), 10000.0 ** (-torch.arange(0, dim, 2) / dim))
     cos, sin = (part.repeat(1, 2)[:, None] for part in (angles.cos(), angles.sin()))
@@ -221,7 +226,7 @@ def rotated(rows: Tensor) -> Tensor:
 
 
 def in_halves(rows: Tensor) -> Tensor:
-    """Puts the first numbers of all pairs before the second, which DeepSeek stores in turn."""
+    """Reorders rotary pairs from DeepSeek's interleaved layout to two halves."""
     return torch.cat([rows[..., ::2], rows[..., 1::2]], dim=-1)
 
 
@@ -232,14 +237,14 @@ def target_model() -> Any:
 
 @torch.inference_mode()
 def hidden_of(tokens: list[int], layers: tuple[int, ...]) -> Tensor:
-    """[num_tokens, num_layers, SIZE] what goes into these layers of the target."""
+    """Returns the inputs of these layers of the target: [num_tokens, num_layers, SIZE]."""
     states = target_model()(input_ids=torch.tensor([tokens]), output_hidden_states=True).hidden_states
     return torch.stack([states[layer][0] for layer in layers], dim=1)
 
 
 @cache
 def reference(form: Form = Form()) -> Reference:
-    """Random, but for its projection, which is fitted to texts of the target: some guesses are right."""
+    """Returns a random head. Its projection is fitted to the target's texts: some guesses are correct."""
     head = Reference(form, random_tensors(form))
     inputs, outputs = [], []
     for text in written_texts():
@@ -260,7 +265,7 @@ def reference(form: Form = Form()) -> Reference:
 
 
 def check_drafts(found: list[Drafted], form: Form, temperature: float) -> None:
-    """Each Draft of each text is what plain arithmetic drafts after the tokens that were committed then."""
+    """Asserts that each Draft equals the reference's Draft after the tokens that were committed then."""
     assert any(map(len, (draft for text in found for draft in text.drafts)))
     head, sampling = reference(form), Sampling(temperature=temperature)
     for kind, text in zip(KINDS, found, strict=True):
@@ -273,7 +278,7 @@ def check_drafts(found: list[Drafted], form: Form, temperature: float) -> None:
 
 
 def check_depths(found: list[Drafted], depth: int) -> None:
-    """None ended before its depth, or the end of the text."""
+    """Asserts that every Draft has its full depth, or ends with the text."""
     for kind, text in zip(KINDS, found, strict=True):
         end = len(prompt_of(kind)) + TOKENS
         expected = [min(depth, end - length - 1) for length in text.lengths]
@@ -291,12 +296,12 @@ LAYER = {
     "vocab_size": VOCABULARY,
     "rms_norm_eps": EPS,
     "rope_theta": 10000.0,
-    "max_position_embeddings": 64,  # fewer than the texts have: the target's count
+    "max_position_embeddings": 64,  # fewer than the texts have: the target's limit must apply
 }
 
 
 def write_eagle3(folder: Path, form: Form = Form(), kind: str = "speculators", **config: Any) -> Path:
-    """kind: speculators, safeailab or modelopt; config: put in the place of what is right."""
+    """Writes a checkpoint. kind: speculators, safeailab or modelopt; config: overrides of config.json."""
     folder.mkdir(exist_ok=True)
     tensors = reference(form).tensors
     options = {
@@ -339,9 +344,9 @@ def write_eagle3(folder: Path, form: Form = Form(), kind: str = "speculators", *
 def write_random_eagle3(
     folder: Path, model: Path, kind: str = "eagle3", layers: int = 1, **config: Any
 ) -> Path:
-    """Writes a random head of a small target. Its guesses depend on all that it is fed.
+    """Writes a random head for a small target. Its guesses depend on all of its inputs.
 
-    kind: drafter; config: in addition, or in the place of what is usual.
+    kind: name of the drafter; config: further fields and overrides of config.json.
     """
     folder.mkdir()
     layer: dict[str, Any] = {
@@ -365,7 +370,7 @@ def write_random_eagle3(
 
 
 def golden_forms() -> dict[str, Form]:
-    """Forms for which the speculators package has computed logits."""
+    """Returns the forms for which the speculators package has computed logits."""
     return {
         "3": Form(tokens=300, norm_before_residual=True),
         "3.1": Form(tokens=300, norm_before_fc=True, norm_output=True),
@@ -375,13 +380,13 @@ def golden_forms() -> dict[str, Form]:
 
 
 def golden_tensors(form: Form) -> dict[str, Tensor]:
-    """All random."""
+    """Returns random weights with a random vocabulary."""
     generator = torch.Generator().manual_seed(4)
     return {**random_tensors(form), **random_vocabulary(form.tokens, SIZE, generator)}
 
 
 def golden_inputs(form: Form) -> tuple[Tensor, list[int]]:
-    """States [12, num_layers, SIZE], and the token after each."""
+    """Returns states [12, num_layers, SIZE], and the token after each state."""
     generator = torch.Generator().manual_seed(5)
     hidden = torch.randn(12, len(form.layers), SIZE, generator=generator)
     return hidden, torch.randint(VOCABULARY, (12,), generator=generator).tolist()

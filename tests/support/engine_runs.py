@@ -1,4 +1,4 @@
-"""Runs of an engine until it has nothing left to do."""
+"""Runs of an engine until it has no work left."""
 
 from outrider.engine.loop.engine import Engine
 from outrider.engine.sequence import EngineSequence
@@ -6,7 +6,7 @@ from outrider.engine.work import Decoded, Result
 
 
 def run(engine: Engine) -> list[Result]:
-    """Takes steps while there is work. Returns all results, in their order."""
+    """Runs steps while there is work, and returns all results in order."""
     results: list[Result] = []
     while engine.has_work:
         results += engine.step()
@@ -14,7 +14,7 @@ def run(engine: Engine) -> list[Result]:
 
 
 def texts(results: list[Result], sequences: list[EngineSequence]) -> list[list[int]]:
-    """Returns what plain decoding said in each sequence."""
+    """Returns the tokens of each sequence from results of plain decoding."""
     return [
         [
             result.verdict.tokens[-1]

@@ -1,4 +1,4 @@
-"""Environments of other programs' own, made once and kept in .clients/."""
+"""Virtual environments for other programs, created once and kept in .clients/."""
 
 import hashlib
 import subprocess
@@ -12,18 +12,18 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TORCH = f"torch=={version('torch').partition('+')[0]}"
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
-# No client needs these, and those of PyPI fit another build of torch.
+# No client needs these, and PyPI's versions need another build of torch.
 OF_OTHER_BUILDS = ("torchvision", "torchaudio", "torchcodec")
-UNREACHABLE = "connection broken by"  # words of pip about an index that does not answer
+UNREACHABLE = "connection broken by"  # part of pip's message if an index does not answer
 
 
 def environment(name: str, *requirements: str) -> Path:
-    """Its folder of programs. What is required is pinned, so a folder that is there is as it should be.
+    """Returns the folder of an environment's programs. An existing folder is valid: versions are pinned.
 
-    The test is skipped if the index of packages cannot be reached.
+    The test is skipped if the package index is unreachable.
 
-    requirements: where TORCH is one, its build for processors goes in first, or pip would fetch several GB of
-        CUDA packages.
+    requirements: if TORCH is among them, its CPU build is installed first. Otherwise pip would download
+        several GB of CUDA packages.
     """
     said = hashlib.sha256("\n".join(requirements).encode()).hexdigest()[:8]
     folder = ROOT / ".clients" / f"{name}-{said}"
@@ -43,7 +43,7 @@ def environment(name: str, *requirements: str) -> Path:
 
 
 def _pip(folder: Path, *arguments: str) -> None:
-    """Runs pip, whose output is shown if it fails."""
+    """Runs pip, and shows its output if it fails."""
     pip = (folder / "bin" / "python", "-m", "pip", "--quiet", "--retries", "1")
     ran = subprocess.run(
         [*pip, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
@@ -54,5 +54,5 @@ def _pip(folder: Path, *arguments: str) -> None:
 
 
 def _tell(words: str) -> None:
-    """Prints past pytest, which would show nothing for minutes."""
+    """Prints in spite of pytest's capture, which would show nothing for minutes."""
     print(f"\n{words}", file=sys.__stderr__, flush=True)

@@ -1,4 +1,4 @@
-"""Compiled functions of this processor, which some tests need."""
+"""Compiled CPU functions, which some tests need."""
 
 import pytest
 import torch
@@ -10,9 +10,9 @@ needs_functions = pytest.mark.skipif(compiled() is None, reason="no compiled fun
 
 
 def are_equal(found: Tensor, expected: Tensor) -> bool:
-    """Whether two results have the same bits; without compiled functions, whether only rounding differs.
+    """Whether two results are bitwise equal; without compiled functions, equal up to rounding.
 
-    A product of torch adds up a row in an order that depends on the number of rows.
+    A matrix product of torch sums each row in an order that depends on the number of rows.
     """
     if compiled() is None:
         return torch.allclose(found, expected, rtol=1e-4, atol=1e-4)

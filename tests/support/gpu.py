@@ -1,4 +1,4 @@
-"""A GPU for tests of the engine: the machine's own, or a simulated one."""
+"""A GPU for tests of the engine: the machine's GPU, or a simulated GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,17 +19,17 @@ from tests.support.simulated_cuda.install import simulated_cuda
 
 @contextmanager
 def gpu() -> Iterator[SimulatedCuda | None]:
-    """Yields the simulated device, which knows what was launched; None where the machine has a real one."""
+    """Yields the simulated device, which counts launches; None if the machine has a real GPU."""
     if torch.cuda.is_available():
         yield None
     else:
-        # Triton's interpreter takes seconds for a pass of as many tokens as a GPU likes.
+        # A pass of the usual number of tokens takes seconds in Triton's interpreter.
         with simulated_cuda() as cuda, patch.dict(PASS_TOKENS, {"cuda": 16}):
             yield cuda
 
 
 def draft_of(folder: Path, device: str, **fields: Any) -> Engine:
-    """Returns a small draft's engine in float32."""
+    """Returns the engine of a small draft in float32."""
     return Engine.from_settings(
         EngineSettings(
             model=str(folder),
@@ -45,7 +45,7 @@ def draft_of(folder: Path, device: str, **fields: Any) -> Engine:
 
 
 def left_empty(engine: Engine) -> Iterator[Engine]:
-    """Yields an engine for a test, and closes its sequences afterwards: they must have freed all blocks."""
+    """Yields an engine for a test, then closes its sequences and asserts that all blocks are free."""
     yield engine
     for sequence in [*engine._sequences.values()]:
         engine.close(sequence)
@@ -53,7 +53,7 @@ def left_empty(engine: Engine) -> Iterator[Engine]:
 
 
 def counted(cuda: SimulatedCuda | None) -> SimulatedCuda:
-    """Returns the simulated device with its counts at 0; on a real device the test is skipped."""
+    """Returns the simulated device with its counts reset; skips the test on a real device."""
     if cuda is None:
         pytest.skip("only the simulated GPU counts waits")
     cuda.counts = Counts()

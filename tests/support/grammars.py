@@ -37,7 +37,7 @@ def lark_grammar(lark: str) -> str:
     return LLMatcher.grammar_from_lark(lark)
 
 
-# Free text, and after a mark that may lie anywhere in a Draft an object: what thinking before an answer is.
+# Free text like thinking, then a mark, which may be anywhere in a Draft, then an object.
 THINKING = lark_grammar(
     'start: /[a-z ]*/ "</think>" answer\nanswer: %json ' + json.dumps({"const": {"value": 7, "unit": "km"}})
 )

@@ -9,7 +9,7 @@ from tests.support.http_calls import TEMPLATE
 
 
 class Context:
-    """What was told through it."""
+    """Fake gRPC context that records what a handler sets."""
 
     code = details = None
 
@@ -35,7 +35,7 @@ class Context:
 
 
 def servicer_of(fleet, tokenizer, keys=(), **limits):
-    """limits: settings. Its chat template is that of ``app_of``."""
+    """Returns a servicer with the chat template of ``app_of``. limits: fields of GatewaySettings."""
     servicer = GenerationServicer()
     settings = GatewaySettings(model="m", tokenizer="unused", **limits)
     servicer.generation = Generation(settings, tokenizer, fleet)

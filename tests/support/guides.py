@@ -1,8 +1,8 @@
-"""Commands that a page of docs/ says to run, and what it shows of what they print.
+"""Runs the commands on a page of docs/, and compares their output with the output on the page.
 
-They stand in blocks marked ``console``: a command after ``$ ``, its further lines after ``> ``, then what it
-prints. There ``...`` stands for anything, alone on a line for any lines. Numbers with a point, or in powers
-of ten, are measured and may differ. All else is printed as it is shown, but for the width of columns.
+Commands are in blocks marked ``console``: a command after ``$ ``, its further lines after ``> ``, then its
+output. In the output, ``...`` matches anything, and alone on a line any lines. Numbers with a decimal point
+or an exponent are measured and may differ. Everything else must be equal, except for the width of columns.
 """
 
 import os
@@ -32,24 +32,24 @@ GUIDES = (  # pages with commands that are run
     "paired-runs.md",
     "rolling-out-a-draft.md",
 )
-COMMAND_S = 900.0 * PATIENCE  # longest time of a command
+COMMAND_S = 900.0 * PATIENCE  # time limit of a command, seconds
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.M | re.S)
 VARIES = re.compile(r"(\.{3})|(\d[\d,]*(?:\.\d+(?:e[+-]?\d+)?|e[+-]?\d+))")
 ANYTHING, NUMBER, ANY_LINES = r".*", r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?", r"(?:.*\n)*?"
 SERVE, EXPORT = "serve run ", "export "
-STARTED = ("A first request", "Submitted deploy config")  # the latter where a Serve config file is served
+STARTED = ("A first request", "Submitted deploy config")  # log lines; the second is for Serve config files
 
 
 @dataclass(frozen=True)
 class Command:
-    """Command for a shell, and the lines that the page shows on its standard output."""
+    """Shell command, and the lines of standard output that the page shows."""
 
     text: str
     shown: tuple[str, ...] = ()
 
 
 def commands(page: str) -> Iterator[Command]:
-    """Yields commands in the order of the page. Raises ValueError if a block begins otherwise."""
+    """Yields the commands of a page in order. Raises ValueError if a block does not begin with a command."""
     for block in BLOCK.findall(page):
         if not block.startswith("$ "):
             raise ValueError(f"a command begins with '$ ', not as {block[:40]!r}")
@@ -63,7 +63,7 @@ def commands(page: str) -> Iterator[Command]:
 
 
 def agrees(printed: str, shown: Sequence[str]) -> bool:
-    """Whether that was printed which is shown; empty lines count for nothing."""
+    """Whether the printed text matches the shown lines. Empty lines are ignored."""
     lines = "".join(f"{line}\n" for line in map(_evened, printed.splitlines()) if line)
     patterns = (_pattern(line) for line in map(_evened, shown) if line)
     return re.fullmatch("".join(patterns), lines) is not None
@@ -84,13 +84,13 @@ def _pattern(line: str) -> str:
 
 
 class Terminal:
-    """Runs a page's commands in turn, in a folder. A service runs until the next one begins, or the end.
+    """Runs the commands of a page in a folder. A service runs until the next service starts, or to the end.
 
-    Variables that are exported stay; nothing else of a shell does.
+    Exported variables are kept between commands; no other shell state is kept.
     """
 
     def __init__(self, folder: Path, of_ray: str, services: ExitStack) -> None:
-        """of_ray: where Ray reads what RAY_ADDRESS=auto means, if there are several clusters."""
+        """of_ray: folder in which Ray looks up RAY_ADDRESS=auto if there are several clusters."""
         self._folder = folder
         self._current_cluster = Path(of_ray, "ray", "ray_current_cluster")
         self._services = services
@@ -98,7 +98,7 @@ class Terminal:
         self._environment = {"PATH": path, "RAY_TMPDIR": of_ray}
 
     def run(self, command: Command) -> None:
-        """Raises AssertionError where it fails, or prints something else."""
+        """Runs a command. Raises AssertionError if it fails or its output does not match."""
         if command.text.startswith(SERVE):
             self._serve(command.text.removeprefix(SERVE).split())
             return
@@ -148,12 +148,12 @@ class Terminal:
         process = self._services.enter_context(started)
         words = (word for child in process.children(recursive=True) for word in _words_of(child))
         flag = "--gcs-address="  # option of a raylet
-        # `ray start` writes it, and a cluster that `serve run` starts is not noted anywhere.
+        # `ray start` writes this file, but `serve run` does not for the cluster that it starts.
         self._current_cluster.write_text(next(word for word in words if word.startswith(flag))[len(flag) :])
 
 
 def _words_of(process: psutil.Process) -> list[str]:
-    """Returns the arguments of a process; none if it has ended."""
+    """Returns the arguments of a process; empty if it has ended."""
     try:
         words: list[str] = process.cmdline()
     except psutil.NoSuchProcess:
@@ -163,6 +163,6 @@ def _words_of(process: psutil.Process) -> list[str]:
 
 @contextmanager
 def terminal(folder: Path) -> Iterator[Terminal]:
-    """What it has started is gone afterwards. Clusters of other tests are not seen."""
+    """Yields a terminal that does not see clusters of other tests, and ends what it has started."""
     with TemporaryDirectory(prefix="ray-") as of_ray, ExitStack() as services:
         yield Terminal(folder, of_ray, services)

@@ -1,4 +1,4 @@
-"""Heads for the demo target, in the forms in which heads are published. Some of their guesses are right."""
+"""Heads for the demo target in published formats. Some of their guesses are correct."""
 
 import json
 from functools import cache
@@ -27,7 +27,7 @@ RIDGE = 1e-2
 
 @cache
 def written_texts() -> list[list[int]]:
-    """Prompts, and what the target answers to them."""
+    """Returns prompts with the target's answers."""
     sampling = Sampling(max_tokens=100, ignore_eos=True, temperature=0.7)
     prompts = [prompt_of(kind, index) for kind in KINDS for index in range(3)]
     asked = [OfflineRequest(prompt, sampling, noise_key(1, 0, prompt)) for prompt in prompts]
@@ -37,7 +37,10 @@ def written_texts() -> list[list[int]]:
 
 @cache
 def projections() -> list[torch.Tensor]:
-    """[HEADS][vocab_size, hidden_size] by least squares: head k says the token k + 2 after its state's."""
+    """Returns [HEADS][vocab_size, hidden_size] fitted by least squares.
+
+    Head k predicts the token k + 2 positions after the token of its state.
+    """
     texts = written_texts()
     model = load_model(DEMO / "target").float().eval()
     with torch.inference_mode():
@@ -55,7 +58,7 @@ def projections() -> list[torch.Tensor]:
 
 
 def random_vocabulary(tokens: int, size: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """Tensors of a head that knows some of the target's tokens, with a random projection."""
+    """Returns tensors of a head whose vocabulary is a part of the target's, with a random projection."""
     token_ids = torch.randperm(2048, generator=generator)[:tokens].sort().values
     return {
         "lm_head.weight": torch.randn(tokens, size, generator=generator),
@@ -65,7 +68,7 @@ def random_vocabulary(tokens: int, size: int, generator: torch.Generator) -> dic
 
 
 def medusa_tensors() -> dict[str, torch.Tensor]:
-    """Weights by their authors' names: a residual layer, which does little, and a projection per head."""
+    """Returns weights with the authors' names: per head a residual layer close to zero, and a projection."""
     torch.manual_seed(0)
     tensors = {}
     for head, projection in enumerate(projections()):
@@ -76,7 +79,7 @@ def medusa_tensors() -> dict[str, torch.Tensor]:
 
 
 def write_medusa(folder: Path, form: str = "authors", **config: Any) -> Path:
-    """form: authors, safetensors, or vllm."""
+    """Writes a checkpoint. form: authors, safetensors, or vllm."""
     folder.mkdir(exist_ok=True)
     tensors = medusa_tensors()
     if form == "authors":
@@ -93,14 +96,14 @@ def write_medusa(folder: Path, form: str = "authors", **config: Any) -> Path:
                 tensor
             )
         save_file(renamed, folder / "model.safetensors")
-    # Its authors' configs leave out the vocabulary, and some misstate the heads.
+    # The authors' configs omit the vocabulary, and some have a wrong number of heads.
     told = {"medusa_num_heads": 2, "medusa_num_layers": 1, **config}
     (folder / "config.json").write_text(json.dumps(told))
     return folder
 
 
 def refusal_of(drafter: str, folder: Path, **given: Any) -> str:
-    """What is said of a head that does not suit the demo target; it names the folder."""
+    """Returns the error for a head that does not suit the demo target. Asserts that it names the folder."""
     usual = {"model": str(DEMO / "target"), "cache_memory": 2**22}
     settings = EngineSettings.model_validate({**usual, **drafters_with(drafter, folder, **given)})
     with pytest.raises(UnsupportedModelError) as caught:

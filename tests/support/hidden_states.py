@@ -1,4 +1,4 @@
-"""States of a model's layers: those that a forward pass of ours gives, and those that transformers gives."""
+"""Hidden states of a model's layers, from our forward pass and from transformers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ PROMPTS = ([5, 9, 33, 7, 100, 42, 8, 61, 17, 3, 90], [77, 12, 4, 200, 31])
 
 
 class Reader(TargetDrafter):
-    """Drafts nothing."""
+    """Target drafter that reads hidden states and never drafts."""
 
     def __init__(self, layers: tuple[int, ...]) -> None:
         self.hidden_layers = layers
@@ -36,12 +36,12 @@ class Reader(TargetDrafter):
 @dataclass(frozen=True)
 class Passed:
     states: Tensor  # [num_tokens, num_layers, hidden_size]
-    kept: list[int]  # layers of which the model gave states
+    kept: list[int]  # layers whose states the model returned
 
 
 @torch.inference_mode()
 def pass_of(folder: Path, layers: tuple[int, ...], **settings: object) -> Passed:
-    """Both prompts in one step."""
+    """Runs both prompts in one step."""
     given = {"block_size": BLOCK_SIZE, "cache_memory": 2**21, "self_check": False, **settings}
     passed = load_forward_pass(
         EngineSettings.model_validate({"model": str(folder), **given}),
@@ -65,7 +65,7 @@ def pass_of(folder: Path, layers: tuple[int, ...], **settings: object) -> Passed
 
 @torch.inference_mode()
 def transformers_states(folder: Path) -> list[Tensor]:
-    """[num_tokens, hidden_size] by layer, the last after the norm."""
+    """Returns the states by layer, [num_tokens, hidden_size]; the last after the final norm."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     by_prompt = [
         model(input_ids=torch.tensor([tokens]), output_hidden_states=True).hidden_states for tokens in PROMPTS

@@ -1,4 +1,4 @@
-"""OpenAI's HTTP API without a server, over workers whose answer is written down beforehand."""
+"""OpenAI's HTTP API without a server, over workers with scripted answers."""
 
 from contextlib import asynccontextmanager
 from typing import Any
@@ -25,7 +25,7 @@ TEMPLATE = ChatTemplate(
 
 @asynccontextmanager
 async def app_of(tokenizer, *workers, template=TEMPLATE, keys=(), defaults=None, store=None, **limits):
-    """defaults: of sampling. store: of adapters. limits: settings."""
+    """Yields the app. defaults: default sampling. store: adapter store. limits: fields of GatewaySettings."""
     settings = GatewaySettings(model="m", tokenizer="unused", **limits)
     authentication = Authentication(tuple(map(digest, keys)), anonymous=False)
     async with fleet_of(*workers) as fleet:
@@ -35,7 +35,7 @@ async def app_of(tokenizer, *workers, template=TEMPLATE, keys=(), defaults=None,
 
 @asynccontextmanager
 async def client_of(tokenizer, *workers, host="127.0.0.1", **given):
-    """host: that requests come from. given: as for ``app_of``."""
+    """Yields a client of an app. host: address of the client. given: arguments of ``app_of``."""
     async with app_of(tokenizer, *workers, **given) as app:
         transport = httpx.ASGITransport(app, client=(host, 1))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
@@ -47,5 +47,5 @@ def events_of(response):
 
 
 def bearer(key: str) -> dict[str, str]:
-    """The header of a caller with that API key."""
+    """Returns the header of a caller with an API key."""
     return {"Authorization": f"Bearer {key}"}

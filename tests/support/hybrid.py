@@ -1,4 +1,4 @@
-"""Requests to a model with recurrent states, answered in rounds that refuse, stop, begin anew and compete."""
+"""Requests to a model with recurrent states, answered in rounds with rejections, losses and preemptions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ TOKENS = 16  # tokens of an answer
 
 @dataclass(frozen=True)
 class Asked:
-    """A request with its seed in its sampling settings."""
+    """Request whose seed is in its sampling settings."""
 
     prompt: tuple[int, ...]
     sampling: Sampling
@@ -25,7 +25,7 @@ class Asked:
 
 
 def requests(count: int, seed: int = 0) -> list[Asked]:
-    """Requests over many lengths of prompts, some of which begin alike."""
+    """Returns requests with prompts of many lengths, some with a common prefix."""
     rng, made = Random(seed), list[Asked]()
     common = [rng.randrange(3, VOCAB_SIZE) for _ in range(40)]
     for number in range(count):
@@ -37,7 +37,7 @@ def requests(count: int, seed: int = 0) -> list[Asked]:
 
 
 def plain(engine: Engine, asked: Asked) -> tuple[int, ...]:
-    """The text of a request alone, in plain decoding."""
+    """Returns the answer to a request alone, by plain decoding."""
     sequence = engine.open(len(asked.prompt), asked.noise_key, asked.sampling)
     engine.submit(plain_decoding(sequence.number, 0, asked.prompt, TOKENS))
     text: tuple[int, ...] = ()
@@ -48,13 +48,13 @@ def plain(engine: Engine, asked: Asked) -> tuple[int, ...]:
 
 
 def chain(rest: Sequence[int], correct: int, wrong: int) -> Draft:
-    """A chain of which the first tokens are correct. rest: the text that follows."""
+    """Returns a chain whose first tokens are correct. rest: the following text."""
     refused = [(token + 1) % VOCAB_SIZE for token in rest[correct : correct + wrong]]
     return Draft.chain([*rest[:correct], *refused])
 
 
 def tree(rest: Sequence[int], correct: int) -> Draft:
-    """A tree whose correct path comes after wrong nodes on every level, and goes on wrongly."""
+    """Returns a tree with wrong nodes before the correct node on every level, and a wrong end."""
     tokens, parents, last = list[int](), list[int](), ROOT
     for token in rest[:correct]:
         place = len(tokens)
@@ -78,9 +78,12 @@ class _Run:
 def in_rounds(
     engine: Engine, asked: Sequence[Asked], expected: Sequence[tuple[int, ...]], seed: int
 ) -> tuple[list[tuple[int, ...]], int]:
-    """Texts of requests at once, with chosen Drafts, plain stretches and losses; and how many preemptions.
+    """Answers requests in one batch with random Drafts, plain decoding and losses.
 
-    A lost sequence is opened anew from its tokens alone, as after the loss of a worker.
+    A lost sequence is opened again from its tokens alone, as after the loss of a worker.
+
+    Returns:
+        Texts, and the number of preemptions.
     """
     rng, preemptions = Random(seed), 0
     runs = [_Run(*pair) for pair in zip(asked, expected, strict=True)]

@@ -1,4 +1,4 @@
-"""What lives in a Ray cluster, asked by a process of its own."""
+"""Contents of a Ray cluster, asked by a process of its own."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from tests.support.patience import START_S
 
 
 def left_in_ray(address: str) -> Any:
-    """Live actors by class, and placement groups that hold resources."""
+    """Returns the numbers of live actors by class, and of placement groups that hold resources by state."""
     return ask_ray(
         address,
         """
@@ -22,7 +22,7 @@ answer = Counter(kinds) + Counter(state for state in states if state != "REMOVED
 
 
 def ask_ray(address: str, script: str) -> Any:
-    """What ``answer`` is after the script, run by a process connected to that cluster."""
+    """Runs a script in a process that is connected to a cluster, and returns the script's ``answer``."""
     before = """
 import json, ray
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Instruments in the place of Ray's, which keep what they are told."""
+"""Fake Ray instruments that record values."""
 
 from collections import defaultdict
 
@@ -7,7 +7,7 @@ from outrider.telemetry.metrics import Metric
 
 
 class Told:
-    """Sums of counters and histograms and last values of gauges, by name and, where it has one, by path."""
+    """Sums of counters and histograms, and last values of gauges, by name and by the label path, if any."""
 
     def __init__(self) -> None:
         self.values: defaultdict[tuple[str, str], float] = defaultdict(float)

@@ -1,4 +1,4 @@
-"""A training that ends at a step as if it had been killed."""
+"""Training that ends at a step as if it were killed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from workshop.training.loop import Training
 
 @contextmanager
 def killed_at(step: int) -> Iterator[None]:
-    """The training within ends before that step; fails where it does not come so far."""
+    """Context in which a training ends before a step. Fails if the training does not reach the step."""
 
     class KilledError(Exception):
         pass

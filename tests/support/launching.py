@@ -1,4 +1,4 @@
-"""Engines whose steps are no replays: a simulated device counts each launch."""
+"""Engines without graphs: a simulated device counts each kernel launch."""
 
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ ASKED = [OfflineRequest((5, 9, 33), Sampling(max_tokens=6, temperature=0.9), 1)]
 
 
 def settings_of(folder: Path, **fields: Any) -> EngineSettings:
-    """Returns settings of a small model without graphs."""
+    """Returns the settings of a small model without graphs."""
     given = {"dtype": "float32", "cache_memory": 2**21, "graphs": False, "block_size": 8}
     return EngineSettings.model_validate({"model": str(folder), **given, **fields})
 
 
 def text(settings: EngineSettings) -> tuple[int, ...]:
-    """Returns the text that a model with these settings says."""
+    """Returns the tokens that a model with these settings generates."""
     [output] = generate(Engine.from_settings(settings), None, ASKED, 0)
     return output.tokens

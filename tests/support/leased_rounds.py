@@ -1,4 +1,4 @@
-"""Rounds under leases, and a target with a draft model beside it that resembles it."""
+"""Rounds under leases, and a target with a colocated draft model of nearly equal weights."""
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -29,25 +29,25 @@ SHARED: dict[str, Any] = {"temperature": 0.7, "max_tokens": 20, "ignore_eos": Tr
 
 @dataclass
 class Text:
-    """What the rounds of a sequence brought."""
+    """Results of the rounds of a sequence."""
 
-    verdicts: list[tuple[int, ...]] = field(default_factory=list)  # tokens of each
+    verdicts: list[tuple[int, ...]] = field(default_factory=list)  # tokens of each Verdict
     drafts: list[Draft | None] = field(default_factory=list)
-    off_chain: int = field(default=0, compare=False)  # accepted nodes off their Drafts' chains
-    of_host: int = field(default=0, compare=False)  # Drafts whose tokens a GPU's host chose
+    off_chain: int = field(default=0, compare=False)  # Verdicts with accepted nodes off the chain
+    of_host: int = field(default=0, compare=False)  # Drafts whose tokens the host of a GPU chose
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Text that is asked for."""
+    """Request for a text."""
 
     prompt: tuple[int, ...]
-    sampling: dict[str, Any] = field(default_factory=dict)  # beside SHARED
-    after: int = 0  # steps of the engine before it comes
+    sampling: dict[str, Any] = field(default_factory=dict)  # overrides of SHARED
+    after: int = 0  # steps of the engine before the request arrives
 
 
 def write_pair(folder: Path) -> Path:
-    """Writes a target, and a draft with nearly its weights; returns their folder."""
+    """Writes a target, and a draft with nearly equal weights; returns their folder."""
     target = write_checkpoint(folder / "target", "llama", num_hidden_layers=1)
     shutil.copytree(target, folder / "draft")
     tensors = load_file(target / "model.safetensors")
@@ -59,7 +59,7 @@ def write_pair(folder: Path) -> Path:
 
 
 def settings_of_pair(folder: Path, **more: Any) -> EngineSettings:
-    """Returns settings of the target with the draft beside it."""
+    """Returns the settings of the target with the colocated draft."""
     given = {
         **drafters_with("colocated", folder / "draft"),
         "model": str(folder / "target"),
@@ -76,7 +76,7 @@ def settings_of_pair(folder: Path, **more: Any) -> EngineSettings:
 
 @contextmanager
 def without_tokenizers() -> Iterator[None]:
-    """Context in which checkpoints without a tokenizer may be a pair."""
+    """Context in which checkpoints without tokenizers are accepted as a pair."""
     with patch.object(outrider.engine.colocated.colocated, "check_vocabulary", lambda *_: None):
         yield
 
@@ -88,7 +88,7 @@ def texts(
     leased: int = 64,
     before_step: Callable[[int], None] = lambda number: None,
 ) -> list[Text]:
-    """Answers under leases of some tokens, each of which is followed by the next lease."""
+    """Answers requests under leases. leased: tokens of a lease; another lease follows when it ends."""
     found, rounds, steps = dict[int, Text](), dict[int, int](), 0
     waiting = [*asked]
 

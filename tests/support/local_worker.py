@@ -1,4 +1,4 @@
-"""Draft and target workers behind real gRPC, without Ray: a frontend, and a real engine."""
+"""Draft and target workers behind real gRPC, without Ray: a frontend and a real engine."""
 
 import asyncio
 import socket
@@ -19,10 +19,10 @@ from tests.support.process_worker import frontend
 
 
 class LocalEngine:
-    """An engine in a thread of this process, in a test's reach, and the frontend's connection to it."""
+    """Engine in a thread of this process, which a test can access, with the frontend's connection to it."""
 
     def __init__(self, build: Callable[[], Engine]) -> None:
-        """Returns when it is built. Raises what building it raises."""
+        """Waits until the engine is built. Raises the error of ``build``."""
         self.failure: BaseException | None = None
         self.connection, theirs = socket.socketpair()
         built: Future[Engine] = Future()
@@ -31,7 +31,7 @@ class LocalEngine:
         self.engine = built.result()
 
     def join(self) -> None:
-        """Once it was told to stop."""
+        """Waits for the thread, after the engine was told to stop."""
         self.thread.join()
 
     def _run(self, build: Callable[[], Engine], built: "Future[Engine]", theirs: socket.socket) -> None:
@@ -51,7 +51,7 @@ class LocalEngine:
 
 @dataclass(frozen=True)
 class LocalWorker:
-    """What it publishes, what its frontend says to its engine, and the engine."""
+    """Worker: its published information, the frontend's client of the engine, and the engine."""
 
     published: WorkerInfo
     client: EngineClient
@@ -70,14 +70,14 @@ class LocalWorker:
         return self.behind.engine
 
     async def is_idle(self) -> bool:
-        """Nothing is open there, and every block of its cache can be given out again."""
+        """Whether no sequence is open and every cache block is free."""
         load = (await self.client.report()).load
         return self.client.open_sequences == 0 and load.free_blocks == load.total_blocks
 
 
 @asynccontextmanager
 async def local_engine(build: Callable[[], Engine]) -> AsyncIterator[tuple[EngineClient, LocalEngine]]:
-    """The engine, once it is built, and who speaks to it. It has stopped afterwards."""
+    """Yields an engine and its client after it was built, and stops it afterwards."""
     behind = await asyncio.to_thread(LocalEngine, build)
     client = EngineClient()
     await client.connect(behind.connection)
@@ -90,7 +90,7 @@ async def local_engine(build: Callable[[], Engine]) -> AsyncIterator[tuple[Engin
 
 @asynccontextmanager
 async def local_worker(role: Role, settings: EngineSettings) -> AsyncIterator[LocalWorker]:
-    """The worker, once it is ready; it trusts those who have TRUST. Its engine is gone afterwards."""
+    """Yields a ready worker, which trusts callers with TRUST, and stops its engine afterwards."""
     async with (
         local_engine(lambda: Engine.from_settings(settings)) as (client, behind),
         frontend(client, role) as address,

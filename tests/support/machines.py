@@ -1,4 +1,4 @@
-"""Several machines, each a raylet on this one, the service on them, and streams that are read from it."""
+"""Several machines, simulated by raylets on this machine, a service on them, and readers of its streams."""
 
 import contextlib
 import gc
@@ -33,28 +33,28 @@ TOKENS = 400
 
 @contextmanager
 def raylets(**head: Any) -> Iterator[Cluster]:
-    """A cluster of one raylet, with these arguments; more can be added while it runs."""
+    """Yields a cluster of one raylet with these arguments. More raylets can be added while it runs."""
     environment = {
-        # As our own start of Ray has them.
+        # As in our own start of Ray.
         "RAY_worker_niceness": "0",
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_PROXY_USE_GRPC": "1",
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": "-1",
-        # Proxies share the port of one machine, and those of machines without replicas close theirs.
+        # Proxies would share one port here, and a proxy of a machine without replicas would close it.
         "RAY_SERVE_WORKER_PROXY_HTTP_PORT": str(free_port()),
         "RAY_SERVE_WORKER_PROXY_GRPC_PORT": str(free_port()),
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        # Ray tries the dashboard's port even if none is wanted, and leaves its socket open if that is taken.
+        # Ray tries the dashboard's port even without a dashboard, and leaks a socket if the port is taken.
         no_dashboard: dict[str, Any] = {"include_dashboard": False, "dashboard_port": free_port()}
         cluster = Cluster(initialize_head=True, head_node_args={**no_dashboard, **head})
         try:
             yield cluster
         finally:
             cluster.shutdown()
-            with warnings.catch_warnings():  # else pytest would fail a later test for what Ray leaves open
+            with warnings.catch_warnings():  # otherwise a later test fails for what Ray leaves open
                 warnings.simplefilter("ignore", ResourceWarning)
                 gc.collect()
 
@@ -70,14 +70,14 @@ class Answer:
 
     @property
     def changes_of_target(self) -> int:
-        """Times that it went on at another target: its own was lost, or late before its loss was noticed."""
+        """Number of times the answer continued at another target, because its target was lost or late."""
         report = self.usage["speculation"]
         return int(report["lost_targets"] + report["moves"])
 
 
 @dataclass(frozen=True)
 class Running:
-    """A service, wherever it runs."""
+    """Running service."""
 
     http: str  # base URL
     grpc: str  # host:port
@@ -93,15 +93,15 @@ class Running:
         return [worker for worker in answer["workers"] if worker["role"] == role]
 
     def pids(self, role: str) -> set[int]:
-        """Process ids of the frontends of its workers that live."""
+        """Returns the process ids of the frontends of live workers."""
         return {worker["pid"] for worker in self.workers(role) if psutil.pid_exists(worker["pid"])}
 
     def engines(self, role: str) -> set[int]:
-        """Process ids of its workers' engines, of rank 0 where there are several."""
+        """Returns the process ids of the workers' engines; of rank 0 if there are several ranks."""
         return {worker["ranks"][0] for worker in self.workers(role)}
 
     def wait_for(self, role: str, count: int) -> None:
-        """Until so many live workers of the role have joined."""
+        """Waits until a number of live workers of a role have joined."""
         wait_until(lambda: len(self.pids(role)) == count, START_S)
 
     def loads(self) -> generation_pb2.Loads:
@@ -110,7 +110,7 @@ class Running:
             return stub.GetLoads(generation_pb2.GetLoadsRequest(), timeout=LIMIT_S)
 
     def busy_pids(self, role: str) -> list[int]:
-        """Process ids of the frontends of workers at which the gateway has streams open."""
+        """Returns the process ids of the frontends of workers at which the gateway has open streams."""
         return [worker["pid"] for worker in self.busy(role)]
 
     def busy(self, role: str) -> list[dict[str, Any]]:
@@ -118,7 +118,7 @@ class Running:
         return [worker for worker in self.workers(role) if worker["address"] in busy]
 
     def tokens(self, task: str) -> float:
-        """Tokens that requests of this task have had so far."""
+        """Returns the tokens of requests with this task so far."""
         return sum(totals.tokens for totals in self.loads().tasks if totals.task == task)
 
 
@@ -128,7 +128,7 @@ class Machines(Running):
 
 
 def body(seed: int, **fields: Any) -> dict[str, Any]:
-    """A request with penalties, min_tokens, logprobs and a stop string on."""
+    """Returns a request with penalties, min_tokens, logprobs and a stop string."""
     return {
         "prompt": prompts(KINDS[seed % len(KINDS)], 2)[0],
         "max_tokens": TOKENS,
@@ -139,7 +139,7 @@ def body(seed: int, **fields: Any) -> dict[str, Any]:
         "logprobs": 2,
         "stop": ["\x00never said"],
         "seed": seed,
-        "speculation": {"mode": "fixed", "depth": 4},  # also where the pace would not draft
+        "speculation": {"mode": "fixed", "depth": 4},  # rounds even if the pace would not draft
         **fields,
     }
 
@@ -147,7 +147,7 @@ def body(seed: int, **fields: Any) -> dict[str, Any]:
 def stream(
     machines: Running, request: dict[str, Any], after: int = 0, then: Callable[[], None] = lambda: None
 ) -> Answer:
-    """Reads a stream; ``then`` is called once ``after`` chunks have come."""
+    """Reads a stream, and calls ``then`` after ``after`` chunks."""
     answer = Answer()
     fields = {**request, "stream": True, "stream_options": {"include_usage": True}}
     fields["speculation"] = {**request.get("speculation", {}), "report": True}
@@ -202,7 +202,7 @@ def send(signal_number: int, pids: Callable[[], Any]) -> Callable[[], None]:
 
 @contextmanager
 def deployed(folder: Path, cluster: Cluster, application: Mapping[str, Any]) -> Iterator[Machines]:
-    """The service of a Serve config file with this application, once a worker of each role has joined."""
+    """Yields the service of a Serve config file with this application after it is ready."""
     http, grpc_port = free_port(), free_port()
     config = {
         "proxy_location": "EveryNode",
@@ -217,7 +217,7 @@ def deployed(folder: Path, cluster: Cluster, application: Mapping[str, Any]) -> 
 
 
 def deploy_again(folder: Path, machines: Machines, described: list[dict[str, Any]]) -> None:
-    """Deploys with the command of docs/rolling-out-a-draft.md."""
+    """Deploys applications with the command of docs/rolling-out-a-draft.md."""
     file = folder / "serve.yaml"
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "applications": described}))
     command = [str(Path(sys.executable).parent / "serve"), "run", "--non-blocking", file.name]

@@ -1,4 +1,4 @@
-"""Random Medusa heads for the demo target, and states that they read: for a comparison with others' code."""
+"""Random Medusa heads for the demo target, and states that they read, to compare with the authors' code."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ HEADS, LAYERS, ROWS = 3, 2, 4
 
 
 def golden_tensors() -> dict[str, Tensor]:
-    """Weights by the names of Medusa's authors: for each head residual layers, then a projection."""
+    """Returns weights with the names of Medusa's authors: residual layers and a projection for each head."""
     generator = torch.Generator().manual_seed(6)
     tensors = {}
     for head in range(HEADS):
@@ -22,5 +22,5 @@ def golden_tensors() -> dict[str, Tensor]:
 
 
 def golden_states() -> Tensor:
-    """[ROWS, SIZE]"""
+    """Returns random states, [ROWS, SIZE]."""
     return torch.randn(ROWS, SIZE, generator=torch.Generator().manual_seed(7))

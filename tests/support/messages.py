@@ -1,4 +1,4 @@
-"""Messages to a worker, and short conversations with one."""
+"""Messages to a worker, and short conversations with a worker."""
 
 from collections import deque
 from contextlib import suppress
@@ -44,7 +44,7 @@ def plain(turn: rounds_pb2.Turn, until: int) -> rounds_pb2.TargetWorkerRequest:
 
 
 class Conversation:
-    """One sequence over a stream of its own, with the name (0, 0) unless a request says otherwise."""
+    """Sequence over a stream of its own. Its number and epoch are 0 unless a request says otherwise."""
 
     def __init__(self, call: Any, requests: type[Message]) -> None:
         self._call = call
@@ -53,15 +53,15 @@ class Conversation:
         self._end: rounds_pb2.SequenceEnded | None = None
 
     async def write(self, *requests: Message) -> None:
-        """Puts requests into one message."""
+        """Sends requests in one message."""
         await self._call.write(self._requests(requests=requests))
 
     async def opened(self) -> None:
-        """Returns once the worker has said that it has read the opening, which it says before all else."""
+        """Waits for the worker's first message, which confirms that the sequence was opened."""
         assert (await self._call.read()).opened
 
     async def read(self) -> Any:
-        """The next reply; None after the last."""
+        """Returns the next reply; None after the last reply."""
         while not self._replies and self._end is None:
             told = await self._call.read()
             if not told:  # EOF
@@ -71,28 +71,28 @@ class Conversation:
         return self._replies.popleft() if self._replies else None
 
     async def told(self, sequence: int) -> Any:
-        """The next message with a reply to another sequence of the stream, whatever becomes of this one."""
+        """Returns the next message with a reply to a given sequence of the stream."""
         while True:
             told = await self._call.read()
             if any(reply.sequence == sequence for reply in told.replies):
                 return told
 
     async def ended(self) -> rounds_pb2.SequenceEnded:
-        """How the worker ended the sequence. Raises AssertionError where it ended the stream instead."""
+        """Returns how the worker ended the sequence. Raises AssertionError if it ended the stream instead."""
         while await self.read() is not None:
             pass
         assert self._end is not None, f"{await self._call.code()}: {await self._call.details()}"
         return self._end
 
     async def half_close(self) -> grpc.StatusCode:
-        """How the stream ends once nothing more is written."""
+        """Half-closes the stream and returns its status."""
         await self._call.done_writing()
         return await self.code()
 
     async def code(self) -> grpc.StatusCode:
-        """How the stream ends."""
+        """Returns the status of the stream after reading it to its end."""
         with suppress(grpc.RpcError):
-            while await self._call.read():  # gRPC tells no status before all is read
+            while await self._call.read():  # gRPC has no status before everything is read
                 pass
         return await self._call.code()
 

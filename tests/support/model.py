@@ -11,19 +11,19 @@ from outrider.engine.loop.runner import ModelRunner
 
 
 def model_of(engine: Engine) -> Any:
-    """The transformers model of an engine that was made from a checkpoint."""
+    """Returns the transformers model of an engine that was loaded from a checkpoint."""
     assert isinstance(engine.runner, ModelRunner)
     return engine.runner.model
 
 
 def forward_of(engine: Engine) -> ForwardPass:
-    """The passes of such an engine."""
+    """Returns the forward pass of an engine that was loaded from a checkpoint."""
     assert isinstance(engine.runner, ModelRunner)
     return engine.runner._forward
 
 
 def before_passes(engine: Engine, see: Callable[[Batch], None]) -> None:
-    """Has every forward pass shown to ``see`` first, which may raise."""
+    """Calls ``see`` before every forward pass; ``see`` may raise."""
     forward = forward_of(engine)
     compute = forward._compute
 

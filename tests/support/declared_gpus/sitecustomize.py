@@ -1,9 +1,10 @@
-"""GPUs that a node only declares, as torch and the driver would show them to processes of that node.
+"""Simulates declared GPUs of a node, as torch and the driver would show them to its processes.
 
-Python imports this file where its folder is on PYTHONPATH. A process that tells its place (actors/place.py)
-sees the GPUs of DECLARED_GPUS that its CUDA_VISIBLE_DEVICES leaves. Everything after that runs on the CPU.
+Python imports this file if its folder is on PYTHONPATH. While a process determines its place
+(actors/place.py), it sees the GPUs of DECLARED_GPUS that CUDA_VISIBLE_DEVICES allows. Everything else runs on
+the CPU.
 
-DECLARED_GPUS: accelerator types of a node's GPUs, behind the node's name: ``a:H100,H100``.
+DECLARED_GPUS: name of a node and accelerator types of its GPUs: ``a:H100,H100``.
 """
 
 import os
@@ -24,13 +25,13 @@ BYTES = {"H100": 80 * 10**9, "L4": 24 * 10**9}
 
 
 def declared() -> list[str]:
-    """Name of each GPU of this node: type, node and index."""
+    """Returns the name of each GPU of this node: type, node and index."""
     node, _, types = os.environ.get(DECLARED, "").partition(":")
     return [f"{kind} {node}{index}" for index, kind in enumerate(types.split(",")) if kind]
 
 
 def visible() -> list[str]:
-    """Names of the GPUs that CUDA would show this process: those before the first id that does not exist."""
+    """Returns the names of the GPUs that CUDA would show: all before the first id that does not exist."""
     there = declared()
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
@@ -46,7 +47,7 @@ def visible() -> list[str]:
 
 
 def tells(place_of: Any) -> Any:
-    """The function, with the declared GPUs in torch while it runs."""
+    """Wraps a function so that torch shows the declared GPUs while it runs."""
 
     @wraps(place_of)
     def telling(*arguments: Any) -> Any:
@@ -72,7 +73,7 @@ def tells(place_of: Any) -> Any:
 
 
 def computes_on_the_cpu(resolve_device: Any) -> Any:
-    """The function, which resolves every device to the CPU."""
+    """Wraps a function so that it resolves every device to the CPU."""
 
     @wraps(resolve_device)
     def resolved(name: str) -> Any:
@@ -88,7 +89,7 @@ CHANGES = {
 
 
 class Changing(MetaPathFinder, Loader):
-    """Changes a function of a module right after the module has been loaded, before anybody has its name."""
+    """Patches a function of a module after loading the module, before others import the function."""
 
     def __init__(self) -> None:
         self._loading: set[str] = set()
