@@ -1,4 +1,4 @@
-"""Small random targets that carry an MTP layer, and what that computes, written down: no cache, no batch."""
+"""Small random targets with an MTP layer, and a plain reference implementation: no cache, no batch."""
 
 import copy
 import json
@@ -61,16 +61,16 @@ KINDS: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 16, "layer_types": ["full_attention"] * LAYERS},
 }
 KINDS["glm4_moe_lite"] = {**KINDS["deepseek_v3"], "mlp_layer_types": ["dense", "sparse", "sparse"]}
-del KINDS["glm4_moe_lite"]["num_nextn_predict_layers"]  # which its config leaves out
-# Hybrids, whose last layer attends, as their MTP layer does. Their norms scale by 1 + weight.
+del KINDS["glm4_moe_lite"]["num_nextn_predict_layers"]  # the real config omits it
+# Hybrids. Their last layer and their MTP layer have full attention. Their norms scale by 1 + weight.
 _DELTA_NET = {
     **ARCHITECTURES["qwen3_next"],
     "layer_types": ["linear_attention"] * (LAYERS - 1) + ["full_attention"],
     "mlp_only_layers": [],
 }
 HYBRID_KINDS: dict[str, dict[str, Any]] = {"qwen3_5_text": _DELTA_NET, "qwen3_next": _DELTA_NET}
-APPENDED = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")  # models that store the layer after their own
-QWEN_NAMES = {  # names of the weights around the layer
+APPENDED = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")  # models that store the MTP layer after their layers
+QWEN_NAMES = {  # names of the weights around the MTP layer
     "enorm": "mtp.pre_fc_norm_embedding",
     "hnorm": "mtp.pre_fc_norm_hidden",
     "eh_proj": "mtp.fc",
@@ -88,17 +88,17 @@ TRAPS = {
 
 @dataclass(frozen=True)
 class Reference:
-    """A target and its MTP layer, over a whole text at once."""
+    """Target with its MTP layer, computed over a whole text at once."""
 
     kind: str
-    model: Any  # class of transformers
-    around: dict[str, Tensor]  # norms and projection, by the names of DeepSeek
-    block: nn.Module  # the decoder layer
-    trap: str | None = None  # what is read wrongly
+    model: Any  # model of transformers
+    around: dict[str, Tensor]  # norms and projection, with DeepSeek's names
+    block: nn.Module  # decoder layer
+    trap: str | None = None  # wrong input, of TRAPS
 
     @torch.inference_mode()
     def hidden(self, tokens: list[int]) -> Tensor:
-        """[num_tokens, SIZE] of the last layer, after the norm."""
+        """Returns the states of the last layer after the norm, [num_tokens, SIZE]."""
         given = torch.tensor([tokens])
         if self.trap == "the state before the target's norm":
             return self._before_norm(given)
@@ -114,7 +114,12 @@ class Reference:
 
     @torch.inference_mode()
     def after(self, states: Tensor, tokens: list[int]) -> Tensor:
-        """states [num_tokens, SIZE], each before its token -> those after it, before the norm"""
+        """Returns the MTP layer's states before its norm: [num_tokens, SIZE].
+
+        Args:
+            states: [num_tokens, SIZE] states before the tokens.
+            tokens: token after each state.
+        """
         embeddings = self.model.get_input_embeddings()(torch.tensor(tokens))
         parts = [self._norm("enorm", embeddings), self._norm("hnorm", states)]
         if self.trap == "the state before the embedding":
@@ -139,7 +144,7 @@ class Reference:
     def chain(
         self, hidden: Tensor, tokens: list[int], depth: int, sampling: Sampling, length: int
     ) -> list[int]:
-        """Drafted tokens after a text. Arguments as of ``best_after``."""
+        """Returns the drafted tokens after a text. The arguments are those of ``best_after``."""
         states, text = hidden, list(tokens)
         while len(text) < len(tokens) + depth:
             after = self.after(states, text[1:])[-1:]
@@ -151,11 +156,11 @@ class Reference:
     def best_after(
         self, hidden: Tensor, tokens: list[int], path: list[int], count: int, sampling: Sampling, length: int
     ) -> list[int]:
-        """The best tokens after a text and a path of drafted ones.
+        """Returns the best tokens after a text and drafted tokens.
 
         Args:
-            hidden: of all its tokens but the last, [num_tokens - 1, SIZE].
-            length: of its prompt.
+            hidden: [num_tokens - 1, SIZE] states of all tokens but the last.
+            length: tokens of the prompt.
         """
         states, text = hidden, [*tokens, *path]
         for end in range(len(tokens), len(text) + 1):
@@ -183,8 +188,10 @@ class Reference:
 
 @cache
 def reference(kind: str) -> Reference:
-    """Random, but a token leans on the one before it, in the target as in its MTP layer: guesses are right
-    often, and not always."""
+    """Returns a random target with an MTP layer, of which many guesses are correct.
+
+    In both, a token depends strongly on its predecessor.
+    """
     config = AutoConfig.for_model(
         kind, **{**COMMON, **(KINDS | HYBRID_KINDS)[kind], "tie_word_embeddings": False}
     )
@@ -197,7 +204,7 @@ def reference(kind: str) -> Reference:
 
 @cache
 def references(kind: str) -> tuple[Reference, ...]:
-    """Returns the target with one MTP layer after the other, SEVERAL together."""
+    """Returns the target with each of SEVERAL MTP layers."""
     first = reference(kind)
     generators = (torch.Generator().manual_seed(8 + layer) for layer in range(1, SEVERAL))
     return (first, *(_layer(kind, first.model, generator) for generator in generators))
@@ -205,7 +212,7 @@ def references(kind: str) -> tuple[Reference, ...]:
 
 def _layer(kind: str, model: Any, generator: torch.Generator) -> Reference:
     of_layer = copy.deepcopy(model.config)
-    of_layer.first_k_dense_replace = 0  # as the layer has experts where some of the target's have none
+    of_layer.first_k_dense_replace = 0  # the MTP layer has experts, unlike some layers of the target
     of_layer.layer_types, of_layer.mlp_layer_types = ["full_attention"], ["sparse"]
     if kind == "mellum":
         of_layer.layer_types = ["sliding_attention"]
@@ -228,7 +235,7 @@ def chain_of_layers(
     sampling: Sampling,
     length: int,
 ) -> list[int]:
-    """Returns the tokens that layers draft after a text, a token each. Arguments as of ``best_after``."""
+    """Returns the drafted tokens after a text, one per layer. The arguments are those of ``best_after``."""
     states, text = hidden, list(tokens)
     for number, layer in enumerate(layers[:depth]):
         after = layer.after(states, text[1 + number :])
@@ -239,7 +246,7 @@ def chain_of_layers(
 
 @torch.no_grad()
 def _randomize(module: nn.Module, generator: torch.Generator, attention: float = 0.3) -> None:
-    """attention: scale of what that adds."""
+    """Fills the weights with random numbers. attention: scale of attention's output weights."""
     for name, tensor in sorted(module.state_dict().items()):
         noise = torch.randn(tensor.shape, generator=generator)
         if "norm" in name:
@@ -252,7 +259,7 @@ def _randomize(module: nn.Module, generator: torch.Generator, attention: float =
 
 
 def published_layers(kind: str) -> dict[str, Tensor]:
-    """Returns the tensors of all of ``references``, of a kind that appends its layers."""
+    """Returns the tensors of all MTP layers of ``references``. kind: a kind of APPENDED."""
     return {
         name: tensor
         for number, made in enumerate(references(kind))
@@ -261,11 +268,11 @@ def published_layers(kind: str) -> dict[str, Tensor]:
 
 
 def published(kind: str, made: Reference | None = None, number: int = 0) -> dict[str, Tensor]:
-    """The layer's tensors as checkpoints have them: each expert by itself.
+    """Returns the MTP layer's tensors as in checkpoints, with separate experts.
 
     Args:
-        made: layer in the place of ``reference``.
-        number: its number among the MTP layers, of a kind that appends them.
+        made: layer to use instead of ``reference``.
+        number: index of the MTP layer, for a kind of APPENDED.
     """
     made = made or reference(kind)
     around = {f"{name}.weight": tensor for name, tensor in made.around.items()}
@@ -290,11 +297,11 @@ def published(kind: str, made: Reference | None = None, number: int = 0) -> dict
 
 
 def write_target(folder: Path, kind: str, layer: dict[str, Tensor] | None = None, **config: Any) -> Path:
-    """A checkpoint in several files.
+    """Writes a checkpoint in several files.
 
     Args:
-        layer: tensors in the place of ``published``.
-        config: put in the place of what is right.
+        layer: tensors to use instead of ``published``.
+        config: overrides of config.json.
     """
     made = reference(kind)
     made.model.save_pretrained(folder, max_shard_size="300KB")
@@ -311,7 +318,7 @@ def write_target(folder: Path, kind: str, layer: dict[str, Tensor] | None = None
 
 
 def write_demo(folder: Path) -> Path:
-    """The demo target with a random MTP layer beside it, as Qwen stores it."""
+    """Writes the demo target with a random MTP layer in Qwen's format."""
     shutil.copytree(DEMO / "target", folder, dirs_exist_ok=True)
     model = load_model(folder).float()
     block = copy.deepcopy(model.model.layers[0])
@@ -327,14 +334,14 @@ def write_demo(folder: Path) -> Path:
 
 
 def golden_inputs() -> tuple[Tensor, list[int]]:
-    """States [12, SIZE], and the token after each."""
+    """Returns states [12, SIZE], and the token after each state."""
     generator = torch.Generator().manual_seed(9)
     hidden = torch.randn(12, SIZE, generator=generator)
     return hidden, torch.randint(VOCAB_SIZE, (12,), generator=generator).tolist()
 
 
 def plain_texts(folder: Path, temperature: float) -> list[tuple[int, ...]]:
-    """Returns the texts after PROMPTS of a target in plain decoding."""
+    """Returns a target's answers to PROMPTS by plain decoding."""
     plain = Engine.from_settings(EngineSettings.model_validate({**SETTINGS, "model": str(folder)}))
     sampling = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
     asked = [OfflineRequest(prompt, sampling, noise_key(1, 0, prompt)) for prompt in PROMPTS]

@@ -1,4 +1,4 @@
-"""How close a choice was: rounding may turn a near-tie, and nothing else."""
+"""Margins of choices. Rounding may change a choice only at a near-tie."""
 
 import torch
 from torch import Tensor
@@ -11,17 +11,17 @@ from outrider.engine.offline.speculate import OfflineRequest
 from tests.support.demo_pair import engine
 from workshop.demo.pair import load_model
 
-NEAR_TIE = 1e-4  # distance of the two largest perturbed logits; rounding may swap closer ones
+NEAR_TIE = 1e-4  # difference between the two largest perturbed logits below which rounding may swap them
 
 
 def margin(logits: Tensor, row: ChoiceContext) -> float:
-    """How far apart the two largest perturbed logits of [1, vocab_size] are."""
+    """Returns the difference between the two largest perturbed logits. logits: [1, vocab_size]."""
     first, second = gumbel_max(process(logits, [row]), [row], 2)[1][0]
     return float(first - second)
 
 
 def margin_at(request: OfflineRequest, tokens: tuple[int, ...], place: int) -> float:
-    """The same where the demo target chose that token of its answer, by transformers' plain forward pass."""
+    """Returns the margin of a token in an answer of the demo target, by transformers' plain forward pass."""
     model = load_model(DEMO / "target").float().eval()
     generated = list(tokens[:place])
     with torch.inference_mode():
@@ -38,7 +38,7 @@ def margin_at(request: OfflineRequest, tokens: tuple[int, ...], place: int) -> f
 def near_ties(
     requests: list[OfflineRequest], expected: list[tuple[int, ...]], found: list[tuple[int, ...]]
 ) -> int:
-    """How many answers differ. Raises AssertionError where one does so first at what is no near-tie."""
+    """Returns the number of differing answers. Raises AssertionError if one starts at no near-tie."""
     differing = 0
     for number, (request, ours, theirs) in enumerate(zip(requests, expected, found, strict=True)):
         if ours == theirs:

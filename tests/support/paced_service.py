@@ -1,4 +1,4 @@
-"""Simulated service under a pace: loads and acceptance that jump, noise, bad hours."""
+"""Simulated service with a pace, under changes of load and acceptance, noise and failures."""
 
 import random
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from outrider.pace.step import Step, StepSize
 
 
 class Service:
-    """One target, one draft and ``streams`` sequences of one task, in rounds that all take part in."""
+    """One target, one draft and ``streams`` sequences of one task, which all take part in every round."""
 
     def __init__(
         self, streams: int = 1, settings: PaceSettings | None = None, drafter: str = "model"
@@ -24,20 +24,20 @@ class Service:
         self.drafter = registry.drafter(drafter)
         self.task = TaskAcceptance()
         self.drawn = random.Random(0)
-        self.rate = 0.8  # acceptance
-        self.further = 0  # correct tokens of a round beside the chain that was asked for
+        self.rate = 0.8  # acceptance rate
+        self.further = 0  # accepted tokens per round in addition to the requested chain
         self.noise = 0.0
-        self.foreseen = 0.0  # share of the verdicts
+        self.foreseen = 0.0  # share of Verdicts for which draft-ahead has prepared
         self.draft_step = 2e-3
         self.token = 0.3e-3  # seconds per token beyond 32
-        self.experts = NO_EXPERTS  # experts that a step reads
-        self.reading = 0.0  # seconds of reading all experts
-        self.deep_waiting = 0.0  # waiting of a Draft with more than 2 tokens
-        self.waiting = 0.0  # waiting of a Draft at the target, as a share of its step; not part of its costs
-        self.late = 0.0  # share of the Drafts that do not come in time, after a wait of a step
-        self.slowed = 0.0  # share of the target's step that a draft on its device adds
+        self.experts = NO_EXPERTS  # experts that steps read
+        self.reading = 0.0  # seconds to read all experts
+        self.deep_waiting = 0.0  # waiting of Drafts with more than 2 tokens, as a share of the target's step
+        self.waiting = 0.0  # waiting of a Draft at the target, as a share of its step; not in the costs
+        self.late = 0.0  # share of Drafts that are late, after a wait of one step
+        self.slowed = 0.0  # slowdown of the target's step by a draft on its device, as a share of the step
         self.steps = 0
-        self.seconds, self.tokens = 0.0, 0  # time of all steps, and what they decoded
+        self.seconds, self.tokens = 0.0, 0  # time of all steps, and decoded tokens
         self.sequences: list[PacedSequence] = []
         self.since_probe: dict[PacedSequence, int] = {}
         self.resize(streams)
@@ -68,20 +68,20 @@ class Service:
         return accepted, min(accepted + 1, depth)
 
     def run(self, rounds: int) -> list[float]:
-        """The mean depth of each round."""
+        """Runs rounds and returns the mean depth of each round."""
         return [self._round() for _ in range(rounds)]
 
     def _round(self) -> float:
         streams = len(self.sequences)
         depths = {sequence: self.pace.depth(sequence) for sequence in self.sequences}
-        self.pace.refresh()  # as soon as the drafter works: the verdict on its Draft is still to come
+        self.pace.refresh()  # refreshed while the drafter works, before the Verdict on its Draft
         tokens = streams + sum(depths.values())
         self.steps += 1
         seconds = self._about(self._step(tokens))
         seconds *= 1.0 + self.slowed * any(depths.values())
         read = float(self.experts.share(streams, tokens))
         step = Step(self.steps, StepSize(streams, tokens), seconds, read)
-        # Nobody decodes while a target drafter drafts between two steps.
+        # No sequence decodes while a target drafter drafts between two steps.
         between = 1e-3 + (max(depths.values()) + 0.5) * self.draft_step if any(depths.values()) else 0.0
         between *= self.drafter.waits_in_step
         self.seconds += seconds + between

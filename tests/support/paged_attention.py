@@ -1,4 +1,4 @@
-"""Attention over the paged cache in plain arithmetic: what kernels must say, and what stands in for them."""
+"""Reference attention over the paged cache, which also replaces kernels in tests."""
 
 import math
 from dataclasses import dataclass, replace
@@ -16,13 +16,13 @@ CPU = torch.device("cpu")
 def paged_input(
     feeds: list[Feed], block_size: int, spare_slot: int = 0, layout: PagedLayout | None = None
 ) -> PagedInput[torch.Tensor]:
-    """Returns the input of a batch on the CPU, with no more room than it takes, or with a layout's."""
+    """Returns the input of a batch on the CPU, in the smallest layout or in the given layout."""
     tables = tables_for(feeds, block_size, spare_slot)
     return laid_out(StepInput.of(tables, feeds), tables, layout)
 
 
 def moved(paged: PagedInput[torch.Tensor], device: torch.device) -> PagedInput[torch.Tensor]:
-    """Returns the input on a device, whose kernels take block tables of int32 if it is a GPU."""
+    """Returns the input on a device. A GPU gets block tables of int32, as its kernels need."""
     paged = PagedInput(**{name: field.to(device) for name, field in vars(paged).items()})
     return replace(paged, block_tables=paged.block_tables.int()) if device.type == "cuda" else paged
 
@@ -30,7 +30,7 @@ def moved(paged: PagedInput[torch.Tensor], device: torch.device) -> PagedInput[t
 def tables_for(
     feeds: list[Feed], block_size: int, spare_slot: int = 0, device: torch.device = CPU
 ) -> BlockTables:
-    """Returns block tables with a row for each feed, and room for the blocks of the longest."""
+    """Returns block tables with a row for each feed, and room for the blocks of the longest feed."""
     shape = max(len(feeds), 1), max((len(feed.blocks) for feed in feeds), default=1)
     return BlockTables(shape, block_size, spare_slot, device)
 
@@ -38,14 +38,14 @@ def tables_for(
 def laid_out(
     step: StepInput, tables: BlockTables, layout: PagedLayout | None = None
 ) -> PagedInput[torch.Tensor]:
-    """Returns the input of a step whose blocks are in the tables, in a layout that fits if none is given."""
+    """Returns the input of a step whose blocks are in the tables. layout: None for the smallest layout."""
     step = replace(step, new_blocks=NOTHING_NEW)
     return PagedInput.of(fill(layout or PagedLayout.of(step), step, tables).sent(), tables.on_device)
 
 
 @dataclass
 class PlainAttention:
-    """Computes what the kernels do (outrider/engine/forward/kernel.py)."""
+    """Computes the same as the kernels (outrider/engine/forward/kernel.py)."""
 
     block_size: int
     calls: int = 0
@@ -79,7 +79,7 @@ class PlainAttention:
         pass
 
     def slots(self, paged: PagedInput[torch.Tensor], tile: list[int]) -> torch.Tensor:
-        """int64 [end] of the tile's sequence, in order."""
+        """Returns the cache slots of the tile's sequence in order: int64 [end]."""
         lane, first, _, end, root = tile
         places = torch.arange(end)
         if paged.paths.shape[1] and root < end:
@@ -89,7 +89,7 @@ class PlainAttention:
 
 
 def visible_slots(paged: PagedInput[torch.Tensor], tile: list[int], window: int | None) -> torch.Tensor:
-    """bool [rows of the tile, end]"""
+    """Returns which slots each row of a tile attends to: bool [rows of the tile, end]."""
     _, first, count, end, root = tile
     own = slice(first, first + count)
     slots = torch.arange(end)

@@ -1,4 +1,4 @@
-"""The demo pair behind real gRPC, in this process, and answers by the gateway's own rounds."""
+"""The demo pair behind real gRPC in this process, and answers by the gateway's own loop."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ from tests.support.relay import relay
 from tests.support.trust import TRUST
 
 TOKENS = 40
-HELD_S = 0.1 * PATIENCE  # in which a Draft is prepared, also on a busy machine
+HELD_S = 0.1 * PATIENCE  # seconds that suffice to prepare a Draft, even on a busy machine
 FIXED = Speculation(mode="fixed", depth=4)
 OFF = Speculation(mode="off")
 
@@ -76,7 +76,7 @@ async def answer(
 ) -> tuple[list[int], Stats]:
     rounds = rounds_of(fleet, kind, temperature, speculation, generation, adapter)
     paced = rounds._source._policy.paced
-    paced.decision = replace(paced.decision, alternatives=alternatives)  # a fixed mode keeps it
+    paced.decision = replace(paced.decision, alternatives=alternatives)  # a fixed mode keeps the decision
     text = [token.id async for step in rounds.steps() for token in step.tokens]
     return text, rounds.stats
 
@@ -89,7 +89,7 @@ def rounds_of(
     generation: Span = INVALID_SPAN,
     adapter: Adapter = NO_ADAPTER,
 ) -> SequenceLoop:
-    """Returns the loop of one answer, which has not begun."""
+    """Returns the loop of one answer before its start."""
     prompt = prompt_of(kind)
     settings = Sampling(max_tokens=TOKENS, ignore_eos=True, temperature=temperature)
     sequence = GatewaySequence(prompt, settings, noise_key(1, 0, prompt), adapter=adapter)
@@ -110,6 +110,6 @@ def rounds_of(
 
 
 def _target_drafters(speculation: Speculation) -> tuple[str, ...]:
-    """Returns the target drafter that drafts, if any does."""
+    """Returns the target drafter of the speculation, if it names a target drafter."""
     rows = [row for row in drafters() if row.place is Place.TARGET_WORKER]
     return tuple(row.name for row in rows if row.name == split_name(speculation.drafter or "")[0])

@@ -1,7 +1,7 @@
-"""How long another process is waited for before it counts as hanging.
+"""Time limits after which another process counts as hanging.
 
-The limits cost nothing where all is well, so they are those of two busy cores. A slower machine raises them
-all with ``OUTRIDER_PATIENCE``, a factor.
+The limits cost nothing if all is well, so they are generous: they fit two busy cores. For a slower machine,
+``OUTRIDER_PATIENCE`` multiplies all limits.
 """
 
 import asyncio
@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 
 PATIENCE = float(os.environ.get("OUTRIDER_PATIENCE", "1"))
-LIMIT_S = 90.0 * PATIENCE  # for what runs already
-START_S = 300.0 * PATIENCE  # for processes that are to start, or to start again
+LIMIT_S = 90.0 * PATIENCE  # for processes that run already
+START_S = 300.0 * PATIENCE  # for processes that start or restart
 POLL_S = 0.05
 
 
@@ -20,7 +20,7 @@ def wait_until(
     seconds: float = LIMIT_S,
     what: Callable[[], str] = lambda: "it is not so",
 ) -> None:
-    """Raises TimeoutError, which says ``what`` is wrong, if the condition has not come about by then."""
+    """Waits until a condition is true. Raises TimeoutError with the words of ``what`` after some seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -29,14 +29,14 @@ def wait_until(
 
 
 async def eventually(condition: Callable[[], object], seconds: float = LIMIT_S) -> None:
-    """The same in an event loop, whose tasks run on meanwhile."""
+    """Waits until a condition is true, while the event loop runs other tasks. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.001)
 
 
 def patient(options: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """gRPC's, for a test in which no peer is to count as lost because other work has its processor."""
+    """Returns gRPC options with a long ping timeout, so that no peer counts as lost on a busy processor."""
     return tuple(
         (name, 1000 * round(LIMIT_S) if "ping_timeout" in name else value) for name, value in options
     )

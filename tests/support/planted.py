@@ -1,4 +1,4 @@
-"""Defects that somebody might ship, planted in one of two services that share a process."""
+"""Plausible defects, planted in one of two services that share a process."""
 
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -27,14 +27,14 @@ from workshop.checking.deployment import Deployment
 from workshop.checking.report import CheckReport
 from workshop.checking.settings import CheckSettings
 
-ONE_IN = 200  # rounds, of which the Draft is emitted unverified
+ONE_IN = 200  # in one of this number of rounds, the Draft is emitted unverified
 
 Planted = AbstractContextManager[None]
 
 
 @contextmanager
 def _only_in(worker: LocalWorker, owner: Any, name: str, wrong: Callable[..., Any]) -> Iterator[None]:
-    """There ``wrong`` takes the place of a function, which it is given before its arguments."""
+    """Replaces a function by ``wrong`` in one worker. ``wrong`` gets the original as its first argument."""
     right = getattr(owner, name)
 
     def either(*arguments: Any, **named: Any) -> Any:
@@ -78,7 +78,7 @@ def _top_p_at_draft_only(target: LocalWorker) -> Planted:
 def _shared_block(target: LocalWorker) -> Planted:
     def wrong(right: Any, cache: PagedCache, sequence: EngineSequence, index: int) -> bytes:
         right(cache, sequence, index)
-        sequence.hashes[:] = [bytes([digest[0] % 8]) for digest in sequence.hashes]  # too few for all blocks
+        sequence.hashes[:] = [bytes([digest[0] % 8]) for digest in sequence.hashes]  # so that blocks collide
         return sequence.hashes[index]
 
     return _only_in(target, PagedCache, "_digest", wrong)
@@ -96,15 +96,15 @@ def _unverified(target: LocalWorker) -> Planted:
 
 @dataclass(frozen=True)
 class Defect:
-    """What is wrong with B, and what is asked to find it."""
+    """Defect of service B, and the settings of the check that finds it."""
 
-    plant: Callable[[LocalWorker], Planted] = lambda target: nullcontext()  # in its target
-    b_target: Mapping[str, Any] = field(default_factory=dict)  # settings of its target
+    plant: Callable[[LocalWorker], Planted] = lambda target: nullcontext()  # plants the defect in B's target
+    b_target: Mapping[str, Any] = field(default_factory=dict)  # settings of B's target
     settings: Mapping[str, Any] = field(default_factory=dict)  # settings of the check
 
 
-SEEDED: dict[str, Any] = {"samples": 0}  # no test of distributions
-REJECTION = {"requests": 0, "verification": "rejection"}  # nothing else
+SEEDED: dict[str, Any] = {"samples": 0}  # without the test of distributions
+REJECTION = {"requests": 0, "verification": "rejection"}  # the test of distributions alone
 
 DEFECTS = {
     "residual": Defect(_residual_sign, settings=REJECTION),
@@ -118,13 +118,13 @@ DEFECTS = {
 
 @dataclass(frozen=True)
 class Services:
-    """Two of the same demo pair."""
+    """Two services of the demo pair."""
 
     a: Service
     b: Service
 
     async def checked(self, defect: Defect, **settings: Any) -> CheckReport:
-        """Runs the check with the defect in B. Both draft in every round, so that no pace hides it."""
+        """Runs the check with the defect in B. Both use a fixed depth, so that no pace hides it."""
         (target,) = self.b.of("target")
         asked = CheckSettings.model_validate({**defect.settings, **settings})
         sides = Deployment("A", self.a.http, "fixed"), Deployment("B", self.b.http, "fixed")
@@ -134,7 +134,7 @@ class Services:
 
 @asynccontextmanager
 async def services(b_target: Mapping[str, Any] = MappingProxyType({})) -> AsyncIterator[Services]:
-    """b_target: settings of B's target that differ."""
-    patient = {"propose_deadline_ms": 1e3 * LIMIT_S}  # no busy machine has rounds go without their Draft
+    """Yields two services. b_target: settings of B's target that differ from A's."""
+    patient = {"propose_deadline_ms": 1e3 * LIMIT_S}  # rounds must not lose their Drafts on a busy machine
     async with service_of(gateway=patient) as a, service_of(target=b_target, gateway=patient) as b:
         yield Services(a, b)

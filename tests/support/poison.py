@@ -1,4 +1,4 @@
-"""A token that harms whoever is fed it, beside prompts without it."""
+"""A token that makes an engine fail when it is fed, and prompts with and without the token."""
 
 from outrider.decoding.settings import Sampling
 from outrider.engine.loop.engine import Engine
@@ -8,7 +8,7 @@ from tests.support.engine_runs import run, texts
 
 BLOCK = 8
 COUNT = 8
-POISON = 250  # a token that harms whoever is fed it
+POISON = 250  # token that makes an engine fail when it is fed
 SAMPLING = Sampling(temperature=1.0, max_tokens=COUNT, bad_token_ids=(POISON,))
 PROMPTS = [tuple(range(start, start + 20)) for start in (3, 40, 80, 120, 160)]
 POISONED = (*range(200, 215), POISON, 216, 217)

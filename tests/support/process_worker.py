@@ -1,6 +1,6 @@
-"""A worker as users have it, without Ray: the engine in a process of its own, and a frontend without torch.
+"""Worker as in production, but without Ray: an engine process and a frontend without torch.
 
-The frontend is in this process, or in one of its own too.
+The frontend is in this process, or in a process of its own.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from tests.support.trust import TRUST
 
 @asynccontextmanager
 async def frontend(client: EngineClient, *roles: Role) -> AsyncIterator[str]:
-    """The address of a worker's server, of several roles if the engine is to serve them all."""
+    """Yields the address of a worker's server for one or several roles of its engine."""
 
     def add_servicers(server: Any) -> None:
         for role in roles:
@@ -42,9 +42,9 @@ async def frontend(client: EngineClient, *roles: Role) -> AsyncIterator[str]:
 async def process_worker(
     role: Role, settings: EngineSettings, ended: Callable[[str], object] = lambda reason: None
 ) -> AsyncIterator[WorkerInfo]:
-    """The worker, once it is ready; it trusts those who have TRUST. Its engine is gone afterwards.
+    """Yields a ready worker, which trusts callers with TRUST, and stops its engine afterwards.
 
-    ended: called with the reason when the engine's process has ended without being told to; in a thread.
+    ended: called in a thread with the reason if the engine's process ends unexpectedly.
     """
     async with drainable_worker(role, settings, ended) as (worker, _):
         yield worker
@@ -54,7 +54,7 @@ async def process_worker(
 async def drainable_worker(
     role: Role, settings: EngineSettings, ended: Callable[[str], object] = lambda reason: None
 ) -> AsyncIterator[tuple[WorkerInfo, EngineClient]]:
-    """The worker of ``process_worker``, and the client by which its frontend drains it."""
+    """Yields the worker of ``process_worker``, and the client by which its frontend drains the engine."""
     process = await asyncio.to_thread(EngineProcess, settings, ended)
     try:
         ready = await asyncio.to_thread(process.ready)
@@ -81,15 +81,15 @@ async def drainable_worker(
 
 @contextmanager
 def process_of(target: Callable[..., None], *arguments: Any) -> Iterator[Any]:
-    """Runs it in a process of its own, which says by its last argument, a pipe, what it is ready with.
+    """Runs a function in a process of its own, and yields what it sends when it is ready.
 
-    Raises EOFError where it ends before that.
+    Its last argument is the pipe to send to. Raises EOFError if the process ends before it is ready.
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(*arguments, sender), daemon=True)
     process.start()
-    sender.close()  # the process has its own
+    sender.close()  # the process has its own copy
     try:
         yield receiver.recv()
     finally:
@@ -99,14 +99,14 @@ def process_of(target: Callable[..., None], *arguments: Any) -> Iterator[Any]:
 
 @contextmanager
 def worker_process(role: Role, model: Path, **settings: Any) -> Iterator[WorkerInfo]:
-    """A worker, once it is ready. settings: of its engine."""
+    """Yields a ready worker in a process of its own. settings: settings of its engine."""
     complete = EngineSettings.model_validate({"model": str(model), **settings})
     with process_of(serve_worker, role, complete) as worker:
         yield worker
 
 
 def serve_worker(role: Role, settings: EngineSettings, ready: Connection) -> None:
-    """The process of a worker, until it is ended, or its engine is."""
+    """Runs a worker until this process or its engine ends."""
 
     async def serve() -> None:
         actors.server.SERVER_OPTIONS = patient(actors.server.SERVER_OPTIONS)

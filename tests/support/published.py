@@ -1,4 +1,4 @@
-"""What a gateway publishes, kept."""
+"""Fake instruments that record what a gateway publishes."""
 
 from collections import defaultdict
 
@@ -6,7 +6,7 @@ from outrider.telemetry.metrics import OF_GATEWAYS
 
 
 class Published:
-    """Stands in for Ray's instruments; refuses names that the table does not have."""
+    """Stub of Ray's instruments, which accepts only names and labels of the table of metrics."""
 
     def __init__(self):
         self._labels = {metric.name: {*metric.labels} for metric in OF_GATEWAYS}

@@ -1,4 +1,4 @@
-"""Small checkpoints in the formats that quantized models are published in, written as their libraries do."""
+"""Small checkpoints in the published formats of quantized models, written as their libraries write them."""
 
 import json
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
 LARGEST_FP8 = torch.finfo(FP8).max
-BLOCK = 16  # outputs and inputs that have a scale in common
-GROUP = 32  # inputs of one output that have a scale in common, in 4 bit
+BLOCK = 16  # outputs and inputs that share a scale
+GROUP = 32  # inputs of one output that share a scale, in 4 bit
 PER_INT32 = 8  # numbers of 4 bit
 MIDDLE_INT4 = 8
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # magnitudes of MXFP4
 
 Tensors = dict[str, Tensor]
-Quantize = Callable[[Tensor], tuple[Tensors, Tensor]]  # what is stored, by suffix; what it stands for
+Quantize = Callable[[Tensor], tuple[Tensors, Tensor]]  # result: stored tensors by suffix; dequantized weight
 
 
 def fp8_in_blocks(weight: Tensor) -> tuple[Tensors, Tensor]:
@@ -50,7 +50,7 @@ def _fp8(weight: Tensor, largest: Tensor) -> tuple[Tensors, Tensor]:
 
 
 def int4_packed(weight: Tensor) -> tuple[Tensors, Tensor]:
-    """Packs like compressed-tensors: eight numbers of one output, the first one lowest."""
+    """Packs like compressed-tensors: eight numbers of one output, the first in the lowest bits."""
     groups = weight.view(len(weight), -1, GROUP)
     scales = groups.abs().amax(-1) / (MIDDLE_INT4 - 1)
     codes = (groups / scales[..., None]).round().clamp(-MIDDLE_INT4, MIDDLE_INT4 - 1)
@@ -61,13 +61,13 @@ def int4_packed(weight: Tensor) -> tuple[Tensors, Tensor]:
 
 
 def _packed(codes: Tensor) -> Tensor:
-    """Along the last dimension, into int32."""
+    """Packs 4-bit codes along the last dimension into int32."""
     shifts = 4 * torch.arange(PER_INT32)
     return (codes.long().unflatten(-1, (-1, PER_INT32)) << shifts).sum(-1).to(torch.uint32).view(torch.int32)
 
 
 def mxfp4(weight: Tensor) -> tuple[Tensors, Tensor]:
-    """Experts of gpt-oss, [experts, inputs, outputs], two codes a byte, the first one lowest."""
+    """Packs experts of gpt-oss, [experts, inputs, outputs]: two codes per byte, the first in the low bits."""
     groups = weight.transpose(1, 2).unflatten(-1, (-1, GROUP))
     exponents = (groups.abs().amax(-1, keepdim=True) / E2M1[-1]).log2().ceil()
     scaled = groups / exponents.exp2()
@@ -86,7 +86,7 @@ def int8_by_output(weight: Tensor) -> tuple[Tensors, Tensor]:
 
 
 def int4_uneven(weight: Tensor) -> tuple[Tensors, Tensor]:
-    """Packs like compressed-tensors with a zero for each group, packed along the outputs."""
+    """Packs like compressed-tensors with a zero point for each group, packed along the outputs."""
     codes, zeros, scales, meant = _uneven(weight)
     stored = {
         "weight_packed": _packed(codes),
@@ -98,7 +98,7 @@ def int4_uneven(weight: Tensor) -> tuple[Tensors, Tensor]:
 
 
 def _uneven(weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Codes [outputs, inputs], zeros and scales [outputs, groups], and what they stand for."""
+    """Returns codes [outputs, inputs], zeros and scales [outputs, groups], and the dequantized weight."""
     groups = weight.view(len(weight), -1, GROUP)
     least, most = groups.amin(-1), groups.amax(-1)
     scales = ((most - least) / 15).half().float()
@@ -119,7 +119,7 @@ def gptq(weight: Tensor, less: int = 1) -> tuple[Tensors, Tensor]:
 
 
 def gptq_2(weight: Tensor) -> tuple[Tensors, Tensor]:
-    """Keeps zeros as they are."""
+    """Stores zero points without GPTQ's offset of 1."""
     return gptq(weight, 0)
 
 
@@ -135,7 +135,10 @@ def awq(weight: Tensor) -> tuple[Tensors, Tensor]:
 
 
 def _e2m1(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes, two a byte, the first lowest, and what they stand for. scales: [outputs, groups]"""
+    """Returns codes, two per byte, the first in the low bits, and dequantized weights.
+
+    scales: [outputs, groups].
+    """
     scaled = weight.view(*scales.shape, -1) / scales[..., None]
     codes = (scaled.abs()[..., None] - torch.tensor(E2M1)).abs().argmin(-1)
     meant = torch.tensor(E2M1)[codes] * scaled.sign() * scales[..., None]
@@ -144,7 +147,7 @@ def _e2m1(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def nvfp4(weight: Tensor) -> tuple[Tensors, Tensor]:
-    """Writes what modelopt writes: a scale in FP8 for 16 inputs, and one for all."""
+    """Packs like modelopt: an FP8 scale per 16 inputs, and a scale for the whole weight."""
     of_all = weight.abs().amax() / (E2M1[-1] * LARGEST_FP8)
     groups = weight.view(len(weight), -1, 16).abs().amax(-1)
     scales = (groups / E2M1[-1] / of_all).to(FP8)
@@ -153,7 +156,7 @@ def nvfp4(weight: Tensor) -> tuple[Tensors, Tensor]:
 
 
 def nvfp4_packed(weight: Tensor) -> tuple[Tensors, Tensor]:
-    """Writes what compressed-tensors writes: the scale for all divides."""
+    """Packs like compressed-tensors: the reciprocal of the scale for the whole weight is stored."""
     stored, meant = nvfp4(weight)
     of_all = stored["weight_scale_2"].reciprocal().view(1)
     return {
@@ -229,13 +232,14 @@ MXFP4 = {
 
 
 def quantize(folder: Path, name: str, into: Path) -> tuple[Path, Path]:
-    """
+    """Quantizes a checkpoint.
+
     Args:
-        folder: of a checkpoint that is not quantized.
-        name: of a format.
+        folder: checkpoint that is not quantized.
+        name: a key of FORMATS.
 
     Returns:
-        The checkpoint in that format, and one of the weights that it stands for, which is not quantized.
+        Folders of the quantized checkpoint, and of a checkpoint with its dequantized weights.
     """
     quantize_one, said = FORMATS[name]
     stored, meant = {}, {}
@@ -243,7 +247,7 @@ def quantize(folder: Path, name: str, into: Path) -> tuple[Path, Path]:
         for key, weight in load_file(file).items():
             module = key.removesuffix(".weight")
             stored[key] = meant[key] = weight
-            if module.endswith(("proj", ".w1", ".w2", ".w3")):  # Mixtral names its experts' weights so
+            if module.endswith(("proj", ".w1", ".w2", ".w3")):  # w1 to w3: names in Mixtral's experts
                 parts, meant[key] = quantize_one(weight)
                 del stored[key]
                 stored |= {f"{module}.{suffix}": part for suffix, part in parts.items()}
@@ -251,7 +255,7 @@ def quantize(folder: Path, name: str, into: Path) -> tuple[Path, Path]:
 
 
 def quantize_experts(folder: Path, into: Path) -> tuple[Path, Path]:
-    """The same in MXFP4, of a checkpoint of gpt-oss."""
+    """Quantizes the experts of a gpt-oss checkpoint to MXFP4. Returns the same as ``quantize``."""
     stored, meant = {}, {}
     for key, weight in load_file(folder / "model.safetensors").items():
         stored[key] = meant[key] = weight

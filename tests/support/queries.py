@@ -1,4 +1,4 @@
-"""What our Grafana dashboard, our Prometheus rules and Ray's "Serve LLM" dashboard ask for."""
+"""Queries of our Grafana dashboard, of our Prometheus rules and of Ray's "Serve LLM" dashboard."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def rules() -> list[dict[str, str]]:
 
 QUERIES = queries_of_the_dashboard() | {rule.get("alert") or rule["record"]: rule["expr"] for rule in rules()}
 
-# Series of vLLM that Outrider has none of, by the beginning of the name.
+# Reasons why Outrider has no equivalent of some vLLM series, by prefix of the series' name.
 NOT_OURS = {
     "ray_vllm_nixl_": "prompts and answers are computed at one place",
     "ray_vllm_kv_offload_": "the cache stays on the device",
@@ -35,7 +35,7 @@ NOT_OURS = {
 
 
 def queries_of_serve_llm() -> dict[str, str]:
-    """Returns the queries of all panels of Ray's dashboard, as Ray writes them, by title and number."""
+    """Returns Ray's own queries of all panels of its dashboard, by title and number."""
     from ray.dashboard.modules.metrics.dashboards.serve_llm_dashboard_panels import serve_llm_dashboard_config
 
     config = serve_llm_dashboard_config
@@ -48,7 +48,7 @@ def queries_of_serve_llm() -> dict[str, str]:
 
 
 def as_grafana_asks(query: str) -> str:
-    """Returns one of Ray's queries with everything chosen in the menus, over half a minute."""
+    """Returns a query of Ray as Grafana sends it, with everything selected in its menus, over 30 s."""
     filled = query.format(global_filters='ray_io_cluster=~".*"')
     for menu in ("vllm_model_name", "workerid", "deployment"):
         filled = filled.replace(f"${menu}", ".*")

@@ -1,4 +1,4 @@
-"""A tensor-parallel group of processes on this machine, on the CPU or on a simulated GPU each."""
+"""Tensor-parallel group of processes on this machine, each on the CPU or on a simulated GPU."""
 
 import multiprocessing
 import os
@@ -21,17 +21,17 @@ from outrider.engine.settings import EngineSettings
 from tests.support.patience import START_S
 from tests.support.simulated_cuda.install import simulated_cuda
 
-Part = Callable[..., Any]  # takes the group first; importable by name
+Part = Callable[..., Any]  # its first argument is the group; importable by name, to be pickled
 
 
 class Ranks:
-    """Processes of one group, which do one thing after another."""
+    """Processes of one group, which run one part after another."""
 
     def __init__(self, size: int, *, on_gpus: bool = False, are_apart: bool = False) -> None:
         """
         Args:
-            on_gpus: simulated ones.
-            are_apart: they share no memory.
+            on_gpus: whether each rank has a simulated GPU.
+            are_apart: whether ranks share no memory, as on several machines.
         """
         spawn = multiprocessing.get_context("spawn")
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -46,11 +46,11 @@ class Ranks:
             theirs.close()
 
     def run(self, lead: Part, follow: Part, *arguments: Any) -> list[Any]:
-        """What each rank answers: rank 0, which does ``lead``, then the others."""
+        """Runs ``lead`` at rank 0 and ``follow`` at the other ranks. Returns the results by rank."""
         return [self.lead(lead, follow, *arguments), *map(_answer, self._ends[1:])]
 
     def lead(self, lead: Part, follow: Part, *arguments: Any) -> Any:
-        """What rank 0 alone answers; the others may be gone by then."""
+        """Runs a part at each rank and returns the result of rank 0 alone; other ranks may have ended."""
         for rank, end in enumerate(self._ends):
             end.send((follow if rank else lead, arguments))
         return _answer(self._ends[0])
@@ -62,7 +62,7 @@ class Ranks:
 
 
 def follow_to_the_end(group: RankGroup, settings: EngineSettings, *_: object) -> None:
-    """Takes part in the steps of rank 0 until it shuts its engine down, whatever else rank 0 is given."""
+    """Follows the steps of rank 0 until rank 0 shuts its engine down. Further arguments are ignored."""
     follow(load_forward_pass(settings, group), group)
 
 
@@ -74,7 +74,7 @@ def _answer(end: Connection) -> Any:
 def _serve(orders: Connection, port: int, rank: int, size: int, on_gpus: bool, are_apart: bool) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(1)
-    # Each mesh has connections of its own, and gloo has threads look at each: one does for all models.
+    # Each mesh has its own connections, polled by threads of gloo, so all models share one mesh.
     dist.init_device_mesh = cache(device_mesh.init_device_mesh)  # type: ignore[assignment, attr-defined]
     nowhere = patch.object(step_channel, "_reached", return_value=None)
     with simulated_cuda() if on_gpus else nullcontext(), nowhere if are_apart else nullcontext():

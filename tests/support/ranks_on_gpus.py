@@ -1,4 +1,4 @@
-"""What ranks with a simulated GPU each do in many tests: tests/support/simulated_cuda/README.md."""
+"""Common parts of ranks with simulated GPUs: tests/support/simulated_cuda/README.md."""
 
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +19,7 @@ def few_graphs() -> Any:
 
 
 def follow_on(group: RankGroup, settings: EngineSettings) -> int:
-    """Returns how often it waited for its device."""
+    """Follows rank 0, and returns how often this rank waited for its device."""
     with few_graphs():
         forward = load_forward_pass(settings, group, TargetDrafters.of(settings))
     cuda = simulated()
@@ -29,6 +29,6 @@ def follow_on(group: RankGroup, settings: EngineSettings) -> int:
 
 
 def simulated() -> SimulatedCuda:
-    """This process's GPU."""
+    """Returns the simulated GPU of this process."""
     assert isinstance(SimulatedTensor.of, SimulatedCuda)
     return SimulatedTensor.of

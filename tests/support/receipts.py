@@ -1,4 +1,4 @@
-"""Keys of receipts, and what targets publish for them."""
+"""Keys of receipts, and the fields that targets publish for receipts."""
 
 from functools import cache
 from typing import Any

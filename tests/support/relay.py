@@ -1,4 +1,4 @@
-"""A TCP relay on loopback that makes every hop take longer, as a network would."""
+"""TCP relay on the loopback interface that adds a delay to every hop, like a network."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,7 +9,7 @@ CHUNK = 65536
 
 @asynccontextmanager
 async def relay(address: str, delay_s: float) -> AsyncIterator[str]:
-    """The address of a relay to ``address``; what goes through it, either way, arrives ``delay_s`` later."""
+    """Yields the address of a relay to ``address``, which delays data by ``delay_s`` in both directions."""
     host, port = address.split(":")
     tasks: set[asyncio.Task[None]] = set()
 
@@ -31,7 +31,7 @@ async def relay(address: str, delay_s: float) -> AsyncIterator[str]:
 
 
 async def _carry(source: asyncio.StreamReader, sink: asyncio.StreamWriter, delay_s: float) -> None:
-    """Sends pieces in order, each at its own time: a delay is not a limit of the rate."""
+    """Forwards pieces in order, each at its own due time, so that the delay does not limit the throughput."""
     loop = asyncio.get_running_loop()
     under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
 

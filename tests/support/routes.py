@@ -1,4 +1,4 @@
-"""Candidates that draft nothing, and a pace that says what they are worth: for tests of who drafts."""
+"""Candidate drafters that never draft, and a pace that rates them, to test the choice of drafters."""
 
 from dataclasses import dataclass, field
 
@@ -16,7 +16,7 @@ CODE, PROSE = TaskRule("code", "coupled"), TaskRule("prose", "coupled")
 
 @dataclass
 class Machine:
-    """A pace that weighs correct tokens of each drafter by its worth."""
+    """Pace that weights the correct tokens of each drafter by a given worth."""
 
     worth: dict[str, float] = field(default_factory=dict)  # key: drafter; 1 if missing
     is_known: bool = True

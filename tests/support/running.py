@@ -1,4 +1,4 @@
-"""A service of its own for a benchmark or a test: `serve run cluster.app`, ended by process id."""
+"""Runs a service for a benchmark or a test: `serve run cluster.app`, ended by process id."""
 
 import contextlib
 import ctypes
@@ -18,8 +18,8 @@ import psutil  # type: ignore[import-untyped]
 from tests.support.patience import LIMIT_S, START_S, wait_until
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-PORTS = range(20_000, 32_768)  # Linux deals out those above, Ray to its workers some below
-# Ray waits 30 s for its node, and a busy machine may need longer: the service is started once more.
+PORTS = range(20_000, 32_768)  # below Linux's ephemeral ports, above some ports of Ray's workers
+# Ray waits 30 s for its node. A busy machine may need longer, so the service is started once more.
 RAY_TIMED_OUT = "The current node timed out during startup"
 _untried_ports = iter(random.SystemRandom().sample(PORTS, len(PORTS)))
 
@@ -49,16 +49,16 @@ def serving(
     ray_address: str = "local",
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Service]:
-    """A service with these settings on free ports, once it is ready; leaves no process behind.
+    """Yields a ready service with these settings on free ports, and leaves no process behind.
 
     Args:
-        folder: it runs here, and leaves what it prints in serve.log.
-        settings: by their paths, as the command takes them.
-        environment: variables that it has beside those of this process.
+        folder: working directory of the service; its output is in serve.log.
+        settings: settings by path, as on the command line.
+        environment: variables in addition to the environment of this process.
 
     Raises:
-        StartError: with what the service printed.
-        LeftBehindError: with the processes that had to be killed.
+        StartError: the service did not start; the message is its output.
+        LeftBehindError: some processes had to be killed; the message names them.
     """
     http_port, grpc_port, direct_port, metrics_port = (free_port() for _ in range(4))
     ports = {
@@ -88,7 +88,7 @@ def serve_run(
     environment: Mapping[str, str],
     is_ready: Callable[[str], bool],
 ) -> Iterator[psutil.Process]:
-    """``serve run`` with these arguments, once ``is_ready`` of what it has printed; as ``serving``."""
+    """Yields the process of ``serve run`` once ``is_ready`` accepts its output. Raises like ``serving``."""
     log = folder / "serve.log"
 
     def start() -> subprocess.Popen[bytes]:
@@ -99,7 +99,7 @@ def serve_run(
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment, "RAY_ADDRESS": ray_address},
-                start_new_session=True,  # Ctrl-C is for the caller, which then ends the service
+                start_new_session=True,  # Ctrl-C must reach only the caller, which then ends the service
                 preexec_fn=_as_a_service,
             )
 
@@ -128,23 +128,23 @@ def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, is_ready: Cal
 
 
 def _as_a_service() -> None:
-    """A shell has what it starts in the background ignore Ctrl-C, and its children with it."""
+    """Restores Ctrl-C, which a shell disables for background processes and their children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     end_with_this_process()
 
 
 def end_with_this_process() -> None:
-    """Has the kernel send a child SIGTERM when whoever started it is gone, in whatever way.
+    """Makes the kernel send SIGTERM to a child process when its parent ends for any reason.
 
-    To be called in the child, as ``preexec_fn``.
+    Call it in the child, as ``preexec_fn``.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def free_port() -> int:
-    """Port that the system gives to nobody who asks for any port, as Ray does while the service starts.
+    """Returns a free port outside of the ephemeral range, from which Ray takes ports while a service starts.
 
-    No port is returned twice in a process: a service whose two listeners are given it cannot start.
+    No port is returned twice in a process: a service with one port for two listeners cannot start.
     """
     for port in _untried_ports:
         with socket.socket() as listener, contextlib.suppress(OSError):
@@ -154,7 +154,7 @@ def free_port() -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> list[str]:
-    """Ends it as Ctrl-C would; what is left of its session after that is named and killed."""
+    """Ends a process like Ctrl-C, then kills the rest of its session. Returns what had to be killed."""
     process.send_signal(signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(LIMIT_S)
@@ -168,7 +168,7 @@ def _end(process: subprocess.Popen[bytes]) -> list[str]:
 
 
 def _in_session(session: int) -> list[psutil.Process]:
-    """Its processes, those too whose parent has ended."""
+    """Returns the processes of a session, also processes whose parent has ended."""
     members = []
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Metrics as Prometheus sees them."""
+"""Metrics under Prometheus' names."""
 
 from outrider.telemetry.metrics import Metric
 
@@ -6,5 +6,5 @@ ENDINGS = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_co
 
 
 def series_of(metric: Metric) -> tuple[str, ...]:
-    """Names of its series as Ray's exporter writes them."""
+    """Returns the names of a metric's series in Ray's exporter."""
     return tuple(f"ray_{metric.name}{ending}" for ending in ENDINGS[metric.kind])

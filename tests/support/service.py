@@ -1,6 +1,6 @@
-"""The whole service in one process, without Ray: real engines with the demo pair behind real gRPC.
+"""Whole service in one process, without Ray: real engines with the demo pair behind real gRPC.
 
-The public APIs are there as their clients see them: HTTP over ASGI, gRPC over a channel.
+Tests use the public APIs like clients: HTTP over ASGI, gRPC over a channel.
 """
 
 import asyncio
@@ -30,16 +30,16 @@ from tests.support.local_worker import LocalWorker, local_worker
 from tests.support.patience import PATIENCE
 from tests.support.trust import TRUST
 
-MODEL = "m"  # the name by which clients know the target
-ANYBODY = Authentication((), anonymous=True)  # may ask
-QUIET_S = 20.0 * PATIENCE  # in which whatever clients have left is freed
+MODEL = "m"  # name of the target in requests
+ANYBODY = Authentication((), anonymous=True)  # allows all callers
+QUIET_S = 20.0 * PATIENCE  # seconds until everything that clients have left is freed
 
 
 @dataclass(frozen=True)
 class Service:
     app: FastAPI
     http: httpx.AsyncClient  # client of the app
-    channel: grpc.aio.Channel  # to the public gRPC API
+    channel: grpc.aio.Channel  # channel to the public gRPC API
     generation: Generation
     workers: list[LocalWorker]
     others: list[WorkerInfo] = field(default_factory=list)  # other workers that the gateway finds
@@ -48,7 +48,7 @@ class Service:
         return [worker for worker in self.workers if worker.role == role]
 
     async def quiet(self) -> None:
-        """Returns once all that was open is freed. Raises TimeoutError where something stays held."""
+        """Waits until everything that was open is freed. Raises TimeoutError."""
         async with asyncio.timeout(QUIET_S):
             for worker in self.workers:
                 while not await worker.is_idle():
@@ -64,14 +64,14 @@ async def service_of(
     draft: Mapping[str, Any] | None = None,
     gateway: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Service]:
-    """The service, ready to answer; whatever it holds is gone afterwards.
+    """Yields a ready service, and frees everything afterwards.
 
     Args:
-        targets: workers, each with an engine of its own.
-        drafts: the same for the draft model.
-        target: settings of the targets' engines that differ from a test's defaults.
-        draft: the same for the drafts.
-        gateway: the same for the gateway.
+        targets: number of target workers, each with an engine.
+        drafts: number of draft workers.
+        target: settings of the targets' engines that differ from the defaults of tests.
+        draft: settings of the drafts' engines that differ from the defaults of tests.
+        gateway: further settings of the gateway.
     """
     async with AsyncExitStack() as ending:
         settings: dict[Role, dict[str, Any]] = {"target": dict(target or {}), "draft": dict(draft or {})}
@@ -100,7 +100,7 @@ async def service_of(
 
 
 def engine_settings(role: Role, **settings: Any) -> EngineSettings:
-    """Settings of a test: float32, so that texts are equal exactly."""
+    """Returns engine settings for tests: float32, so that texts are exactly equal."""
     model = str(DEMO / role)
     defaults = {"model": model, "dtype": "float32", "device": "cpu", "threads": 1, "cache_memory": 2**25}
     return EngineSettings.model_validate({**defaults, **settings})
@@ -108,7 +108,7 @@ def engine_settings(role: Role, **settings: Any) -> EngineSettings:
 
 @asynccontextmanager
 async def public_grpc(generation: Generation, tokenizer: str) -> AsyncIterator[str]:
-    """host:port of the public API behind a server as Serve's proxy is one.
+    """Yields host:port of the public API behind a gRPC server, as in Serve's proxy.
 
     tokenizer: folder with the chat template.
     """

@@ -1,4 +1,4 @@
-"""Files of settings, and the settings that arguments give."""
+"""Settings from files and from arguments."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from cluster.settings import Settings
 
 
 def settings(**arguments: Any) -> Settings:
-    """Returns the settings of arguments by the names of their groups."""
+    """Returns the settings of arguments that are named by group."""
     return read_settings(arguments)
 
 

@@ -1,4 +1,4 @@
-"""A rank's share of a model of tensors without content, as transformers' plan and our layers leave it."""
+"""A rank's share of a model with meta tensors, after transformers' plan and our layers were applied."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from outrider.engine.parallel.layers import use_parallel_layers
 
 @contextmanager
 def group_of(size: int) -> Iterator[None]:
-    """A group of which this process is rank 0 and no other rank exists: what is exchanged is empty."""
+    """Context with a fake group: this process is rank 0, and the other ranks do not exist."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
         yield
@@ -28,7 +28,7 @@ def group_of(size: int) -> Iterator[None]:
 
 
 def sharded(config: Any, size: int) -> Any:
-    """Rank 0's share of the model, without content."""
+    """Returns rank 0's share of a model, with meta tensors."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
     plan, *_ = model._resolve_parallel_plans(DistributedConfig(tp_size=size))

@@ -1,4 +1,4 @@
-"""The smallest random model of any architecture that transformers itself can run."""
+"""Smallest random model of an architecture that transformers can run."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.support.checkpoints import COMMON
 
 LARGEST = 6_000_000  # parameters
-# Each model takes what it knows of these.
+# Each architecture uses the fields that it knows.
 FIELDS: dict[str, Any] = {
     **COMMON,
     "head_dim": 16,
@@ -29,7 +29,7 @@ FIELDS: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 16,
     "sliding_window": 24,
-    "full_attention_interval": 2,  # layers; the second of three attends
+    "full_attention_interval": 2,  # layers; the second of three has full attention
     "query_pre_attn_scalar": 16,
     "eos_token_id": 2,
 }
@@ -57,7 +57,7 @@ DROPPED = [
 
 
 def small(kind: str) -> Any:
-    """A random float32 model that transformers itself can run, None if none of this size is found."""
+    """Returns a random float32 model that transformers can run; None if no small model is found."""
     for extra in ({}, OTHER_NAMES):
         for dropped in DROPPED:
             fields = {name: value for name, value in {**FIELDS, **extra}.items() if name not in dropped}
@@ -70,7 +70,7 @@ def small(kind: str) -> Any:
                 model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
                 with torch.no_grad():
                     model(input_ids=torch.arange(3, 8)[None], use_cache=False)
-            except Exception:  # whatever this model has against these fields
+            except Exception:  # the architecture may reject the fields in any way
                 continue
             return model
     return None

@@ -1,4 +1,4 @@
-"""Stored weights of random codes, and their numbers one by one."""
+"""Stored weights with random codes, and their values computed one by one."""
 
 from typing import Any
 
@@ -21,11 +21,11 @@ FORMS: dict[str, tuple[Kind, set[str]]] = {
 
 def codes_of(kind: Kind, *shape: int) -> Tensor:
     codes = torch.randint(0, 2 ** BITS[kind], shape).to(torch.uint8)
-    return codes.where(codes & 127 < 127, 0) if kind == "e4m3" else codes  # two codes are no numbers
+    return codes.where(codes & 127 < 127, 0) if kind == "e4m3" else codes  # two codes are NaN
 
 
 def weight_of(form: str, seed: int = 0, outputs: int = OUTPUTS) -> tuple[StoredWeight, Tensor]:
-    """A weight, and its numbers one by one."""
+    """Returns a weight, and its values computed one by one."""
     torch.manual_seed(seed)
     kind, parts = FORMS[form]
     groups = INPUTS // GROUP
@@ -55,7 +55,7 @@ def moved(weight: StoredWeight, device: str) -> StoredWeight:
 
 
 def value_of(kind: Kind, code: int) -> float:
-    """The value of a code by the definition of its kind."""
+    """Returns the value of a code by the definition of its kind."""
     if kind == "int8":
         return code - 256 if code > 127 else code
     if kind == "int4":

@@ -1,4 +1,4 @@
-"""Rounds in this process with Drafts that come with the verdicts, on the demo target."""
+"""Rounds of the demo target in this process, with Drafts of a target drafter."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,17 +25,17 @@ KINDS = ("json", "stories", "code", "prose", "question_answer", "arithmetic")
 
 @dataclass
 class Drafted:
-    """What came of one request."""
+    """Result of one request."""
 
     tokens: tuple[int, ...] = ()
     accepted: int = 0
-    rounds: int = 0  # with a Draft
+    rounds: int = 0  # rounds with a Draft
     deepest: int = 0
     drafts: list[Draft] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)  # tokens of the text that each Draft follows
+    lengths: list[int] = field(default_factory=list)  # length of the text before each Draft
     preemptions: int = 0
     ranks: list[int | None] = field(default_factory=list)  # rank of each Verdict
-    of_host: int = field(default=0, compare=False)  # Drafts whose tokens a GPU's host chose
+    of_host: int = field(default=0, compare=False)  # Drafts whose tokens the host of a GPU chose
 
 
 def drafters_with(drafter: str, checkpoint: Path | None = None, **own: object) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def plain_texts(temperature: float) -> list[tuple[int, ...]]:
 def drafted_texts(
     target: Engine, temperature: float, depth: int, company: int, alternatives: int = 0, **sampling: Any
 ) -> list[Drafted]:
-    """A text of each kind, ``company`` of them at a time."""
+    """Returns the answers to a prompt of each kind, in batches of ``company``."""
     prompts = [prompt_of(kind) for kind in KINDS]
     found: list[Drafted] = []
     for start in range(0, len(prompts), company):
@@ -100,15 +100,15 @@ def rounds(
     texts: KnownTexts = NO_TEXTS,
     **sampling: object,
 ) -> list[Drafted]:
-    """What the gateway does, without it: each Verdict brings the Draft of the next round.
+    """Runs rounds as the gateway does: each Verdict comes with the Draft of the next round.
 
     Args:
-        plain: decoding is plain from the first number of tokens to the second.
+        plain: range of generated tokens, first to end, in which decoding is plain.
         drafter: name of a target drafter; empty: the target's first.
         seed: seed of the first prompt, one more for each further prompt that equals it.
-        own: further sampling settings of each prompt; none: all have the same.
-        least_survival: probability from which a node pays; 0: not known.
-        texts: texts that the indices of each sequence guess from.
+        own: further sampling settings of each prompt; empty: no further settings.
+        least_survival: least probability at which a node pays; 0: unknown.
+        texts: texts from which the indices of each sequence guess.
     """
     shared = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": temperature, **sampling}
     name = drafter or next(iter(target._drafting._in_use), "")
@@ -155,7 +155,7 @@ def rounds(
 
 
 def check_no_gap(target: Engine) -> None:
-    """Plain decoding between rounds changes no Draft after it."""
+    """Asserts that plain decoding between rounds does not change later Drafts."""
     always = rounds(target, [prompt_of("json")], 0.7, 4)[0]
     sometimes = rounds(target, [prompt_of("json")], 0.7, 4, plain=(10, 20))[0]
     assert sometimes.tokens == always.tokens

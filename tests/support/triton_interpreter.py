@@ -1,7 +1,7 @@
-"""Triton's interpreter without what it repeats, and with products whose rows are independent.
+"""Makes Triton's interpreter faster, and its matrix products independent of a row's position.
 
-Types, shapes and checks take nearly all the time of a small block, and are the same at each launch. Without
-them a launch takes a quarter of the time.
+Types, shapes and checks take nearly all the time of a small block, and are equal at each launch. Without
+recomputing them, a launch takes a quarter of the time.
 """
 
 import inspect
@@ -25,9 +25,9 @@ ALIKE = {"int1", "int32", "int64", "fp32"}
 
 
 def replacements() -> Iterator[tuple[Any, str, Any]]:
-    """Owner of a name, the name, and its replacement; nothing if kernels are compiled.
+    """Yields owner, name and replacement of each patched attribute; nothing if kernels are compiled.
 
-    The compiler shares some of these names, and a number of one kernel's code must not stand in another's.
+    The compiler also uses some of these functions, and must not share cached constants between kernels.
     """
     if not knobs.runtime.interpret:
         return
@@ -53,10 +53,10 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
 def patching_once(call: Callable[..., Any]) -> Callable[..., Any]:
     """Calls a function of a kernel as Triton does, in a quarter of the time.
 
-    Triton replaces the operations of its language by others that compute, when it launches a kernel and again
-    at each such call. Finding them takes most of the time, and nothing is left to be replaced.
+    Triton patches the operations of its language when it launches a kernel, and again at each such call. The
+    second search takes most of the time and finds nothing to patch.
 
-    call: InterpretedFunction.__call__
+    call: InterpretedFunction.__call__.
     """
 
     def call_function(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,15 +69,15 @@ def patching_once(call: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def _languages(function: Callable[..., Any]) -> tuple[ModuleType, ...]:
-    """The modules of the language that it sees."""
+    """Returns the modules of Triton's language among a function's globals."""
     seen = [module for module in function.__globals__.values() if inspect.ismodule(module)]
     return tuple(module for module in seen if module in (tl, tl.core))
 
 
 def looked_up_once(look_up: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Table of NumPy's types: Triton makes it anew for each look.
+    """Caches NumPy dtypes: Triton rebuilds the table at each lookup.
 
-    look_up: _get_np_dtype
+    look_up: _get_np_dtype.
     """
     known: dict[str, Any] = {}
     pointer = np.dtype(np.uint64)
@@ -94,9 +94,9 @@ def looked_up_once(look_up: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def at_first_glance(unwrap: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Unwraps what nearly always is a number, a type or a tensor.
+    """Adds a fast path for values that need no unwrapping: numbers, types and tensors.
 
-    unwrap: _unwrap_if_constexpr
+    unwrap: _unwrap_if_constexpr.
     """
     plain = {int, bool, str, type(None), core.tensor, core.dtype, core.block_type, core.pointer_type}
 
@@ -110,21 +110,21 @@ def at_first_glance(unwrap: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def by_identity_first(equals: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    """equals: of types of elements, which are mostly the same objects"""
+    """Compares element types by identity first. equals: dtype.__eq__."""
     return lambda one, other: one is other or equals(one, other)
 
 
 def of_known_shapes(initialize: Callable[..., None]) -> Callable[..., None]:
-    """Table of types of blocks.
+    """Caches the shapes of block types.
 
-    initialize: block_type.__init__
+    initialize: block_type.__init__.
     """
     known: dict[Shape, tuple[Any, int, str]] = {}
 
     def initialize_quickly(block: Any, element_ty: Any, shape: Any) -> None:
         sizes = tuple([core._unwrap_if_constexpr(size) for size in shape])
         if sizes not in known:
-            initialize(block, element_ty, list(sizes))  # refuses what is none
+            initialize(block, element_ty, list(sizes))  # raises for invalid shapes
             known[sizes] = block.shape, block.numel, str(block.shape)
         block.shape, block.numel, told = known[sizes]
         block.element_ty = element_ty
@@ -134,7 +134,7 @@ def of_known_shapes(initialize: Callable[..., None]) -> Callable[..., None]:
 
 
 def tensor_of_known_shapes() -> Callable[..., None]:
-    """Replaces tensor.__init__."""
+    """Replaces tensor.__init__ with a version that caches shapes."""
     known: dict[Shape, tuple[Any, Any]] = {}
     of_scalars = core.tuple([]), core.constexpr(1)
 
@@ -152,7 +152,7 @@ def tensor_of_known_shapes() -> Callable[..., None]:
 
 
 def calling_at_once() -> Callable[..., None]:
-    """Replaces _patch_attr, so that an operation is called by one function and not by three."""
+    """Replaces _patch_attr, so that an operation is called through one function instead of three."""
 
     def patch(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         operation = getattr(member, "__wrapped__", member)
@@ -167,9 +167,9 @@ def calling_at_once() -> Callable[..., None]:
 
 
 def unless_alike(check: Callable[..., Any]) -> Callable[..., Any]:
-    """Leaves two tensors of one shape and one type as they are, if that is the type of the result too.
+    """Skips type checking for two tensors of equal shape and type, if the result has that type too.
 
-    check: TritonSemantic.binary_op_type_checking_impl
+    check: TritonSemantic.binary_op_type_checking_impl.
     """
 
     def check_two(semantic: Any, one: Any, other: Any, *allowed: Any, **options: Any) -> Any:
@@ -186,10 +186,10 @@ def unless_alike(check: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def unless_asserted(semantic: type[TritonSemantic]) -> Callable[..., None]:
-    """Computes whether whole numbers overflow only if that is asserted, which is in debugging alone.
+    """Checks integer overflow only in debug mode, in which Triton asserts it.
 
-    Triton computes each sum, difference and product once more with 64 bits, and then asserts nothing: half of
-    the time of a kernel.
+    Otherwise Triton computes each sum, difference and product again in 64 bits without asserting anything,
+    which takes half of the time of a kernel.
     """
     check = semantic.binary_op_sanitize_overflow_impl
 
@@ -201,9 +201,9 @@ def unless_asserted(semantic: type[TritonSemantic]) -> Callable[..., None]:
 
 
 def decided_once(decide: Callable[..., Any]) -> Callable[..., Any]:
-    """Table of the types in which two types are computed.
+    """Caches the result type of two operand types.
 
-    decide: TritonSemantic.computation_type_impl
+    decide: TritonSemantic.computation_type_impl.
     """
     known: dict[tuple[str, bool, str, bool, bool], Any] = {}
 
@@ -219,9 +219,9 @@ def decided_once(decide: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def made_once(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Table of whole numbers, which no operation changes in place.
+    """Caches integer constants, which no operation changes in place.
 
-    make: TritonSemantic.scalar_constant
+    make: TritonSemantic.scalar_constant.
     """
     known: dict[tuple[int, str], Any] = {}
 
@@ -237,9 +237,9 @@ def made_once(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def unless_equal(broadcast: Callable[..., Any]) -> Callable[..., Any]:
-    """Tensors of one shape, which share it, are left as they are.
+    """Skips broadcasting for tensors that share one shape object.
 
-    broadcast: TritonSemantic.broadcast_impl_value
+    broadcast: TritonSemantic.broadcast_impl_value.
     """
 
     def broadcast_two(semantic: Any, one: Any, other: Any) -> Any:
@@ -249,14 +249,13 @@ def unless_equal(broadcast: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def added_by_halves(dot: Callable[..., Any]) -> Callable[..., Any]:
-    """Computes each number of a product of matrices by one order of additions, whatever row it stands in.
+    """Computes matrix products with a fixed order of additions, whatever a row's position.
 
-    Triton's interpreter leaves products to NumPy, and NumPy to a library. In what order that adds up depends
-    on the processor, and on some processors on a row's place among the others. On a GPU every row of a tile
-    is added up alike. Here products of numbers are added by halves, element by element, which no place and
-    no processor changes.
+    Triton's interpreter uses NumPy, which uses a BLAS library. There, the order of additions depends on the
+    processor, and on some processors also on the position of a row. On a GPU, all rows of a tile have the
+    same order. Here, products are added pairwise by halves, which is independent of position and processor.
 
-    dot: InterpreterBuilder.create_dot
+    dot: InterpreterBuilder.create_dot.
     """
 
     def create_dot(builder: Any, left: Any, right: Any, added: Any, *options: Any) -> Any:
@@ -265,7 +264,7 @@ def added_by_halves(dot: Callable[..., Any]) -> Callable[..., Any]:
             return dot(builder, left, right, added, *options)
         a, b = left.data.astype(kind, copy=False), right.data.astype(kind, copy=False)
         products = a[..., :, None] * b[..., None, :, :]
-        while (count := products.shape[-2]) > 1:  # a power of two, as all sizes in Triton
+        while (count := products.shape[-2]) > 1:  # a power of two, like all sizes in Triton
             products = products[..., : count // 2, :] + products[..., count // 2 :, :]
         return TensorHandle(products[..., 0, :] + added.data, added.dtype.scalar)
 

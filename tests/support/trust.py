@@ -1,4 +1,4 @@
-"""What workers and whoever asks them have in common in a test."""
+"""Shared secret of workers and their callers in tests."""
 
 from protos.trust import Trust
 

@@ -1,4 +1,4 @@
-"""Two raylets, as on two machines: gateway and targets on one, the draft on the other."""
+"""Two raylets as two machines: gateway and targets on the first, the draft on the second."""
 
 import contextlib
 import os
@@ -27,16 +27,16 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class TwoMachines(Machines):
-    draft_node: Any  # node of Ray
+    draft_node: Any  # Ray node
 
 
 def gateways() -> list[psutil.Process]:
-    """Process ids of the services that this process has started; other tests may have theirs."""
+    """Returns the gateway processes of services that this process has started, not of other tests."""
     return _named("ServeReplica:default:gateway")
 
 
 def proxies() -> list[psutil.Process]:
-    """Serve's, of the same services."""
+    """Returns the processes of Serve's proxies of services that this process has started."""
     return _named("ray::ProxyActor")
 
 
@@ -50,7 +50,7 @@ def _named(name: str) -> list[psutil.Process]:
 
 
 def application(pace: dict[str, Any]) -> dict[str, Any]:
-    """Text of a config file in which the gateway's user_config is ``pace``."""
+    """Returns the application of a config file in which the gateway's user_config is ``pace``."""
     return {
         "name": "default",
         "import_path": "cluster:app",
@@ -61,7 +61,7 @@ def application(pace: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def slowed(pids: set[int], share: float = 0.9, period_s: float = 0.05) -> Iterator[None]:
-    """The processes run for only the rest of every period."""
+    """Context in which processes are stopped for a share of every period."""
     ends = threading.Event()
 
     def run() -> None:

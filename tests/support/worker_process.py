@@ -1,6 +1,6 @@
-"""A target worker in a process of its own, without Ray: ``python -m tests.support.worker_process TOKEN``.
+"""Target worker in a process of its own, without Ray: ``python -m tests.support.worker_process TOKEN``.
 
-It prints what it publishes, and ends with its standard input, or at once where it is fed the token.
+It prints what it publishes. It ends when its standard input closes, or at once if it is fed the token.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ KILLED = 9  # exit status
 
 
 def killed_by(engine: Engine, token: int) -> None:
-    """Has the process end in the middle of a step, as a defect in a library's kernel would end it."""
+    """Makes the process end in the middle of a step, like a crash in a library's kernel."""
 
     def harmed(batch: Batch) -> None:
         if (batch.token_ids == token).any():

@@ -1,4 +1,4 @@
-"""NCCL between the simulated devices of several processes: gloo carries numbers, NCCL's rules are checked."""
+"""NCCL between simulated devices of several processes: gloo transports data, NCCL's rules are checked."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +16,13 @@ init_process_group = dist.init_process_group
 
 
 def init_group(backend: str, **options: Any) -> None:
-    """Stands for torch.distributed.init_process_group."""
+    """Replaces torch.distributed.init_process_group."""
     assert backend == "cpu:gloo,cuda:nccl", "what lies on a GPU travels by NCCL"
     init_process_group("gloo", **options)
 
 
 def collective(cuda: "SimulatedCuda", func: Any, args: Any, kwargs: Any) -> Any:
-    """A kernel at each rank. While a graph is captured it is only recorded: it runs when that is replayed."""
+    """Runs a collective. During the capture of a graph it is only recorded, and runs at each replay."""
     given = tensors_in(args)
     if not all(isinstance(tensor, SimulatedTensor) for tensor in given):
         raise RuntimeError("No backend type associated with device type cpu")
@@ -45,12 +45,12 @@ def collective(cuda: "SimulatedCuda", func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _inputs(func: Any, args: Any) -> list[torch.Tensor]:
-    """What each rank gives, alike at all of them."""
+    """Returns the inputs of a rank, whose shapes must be equal at all ranks."""
     return tensors_in(args[0] if func in IN_PLACE else args[1])
 
 
 def _check_order(called: object) -> None:
-    """Raises RuntimeError where ranks do not call the same: NCCL would wait forever, or mix their numbers."""
+    """Raises RuntimeError if ranks make different calls: NCCL would deadlock or mix up data."""
     others: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(others, called)
     if any(other != called for other in others):

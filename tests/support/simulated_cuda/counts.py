@@ -1,4 +1,4 @@
-"""What work on a simulated GPU costs, and which lines of ours it comes from."""
+"""Costs of work on a simulated GPU, by the lines of our code that cause it."""
 
 import sys
 from collections import Counter
@@ -13,21 +13,21 @@ ROOT = HERE.parents[2]
 
 @dataclass
 class Counts:
-    """How often each thing happened, by the line and the operation that caused it."""
+    """Numbers of launches, copies and waits, by the line and the operation that caused them."""
 
-    launches: Counter[str] = field(default_factory=Counter)  # key: kernel; a replayed graph is one launch
-    pinned_copies: Counter[str] = field(default_factory=Counter)  # to the device, out of pinned memory
-    pageable_copies: Counter[str] = field(default_factory=Counter)  # to the device, out of other memory
-    copies_out: Counter[str] = field(default_factory=Counter)  # from the device
-    waits: Counter[str] = field(default_factory=Counter)  # for what was launched
-    busy_waits: Counter[str] = field(default_factory=Counter)  # waits while the device had more to do
+    launches: Counter[str] = field(default_factory=Counter)  # kernels; a replayed graph is one launch
+    pinned_copies: Counter[str] = field(default_factory=Counter)  # copies to the device from pinned memory
+    pageable_copies: Counter[str] = field(default_factory=Counter)  # copies to the device from other memory
+    copies_out: Counter[str] = field(default_factory=Counter)  # copies from the device
+    waits: Counter[str] = field(default_factory=Counter)  # waits for launched work
+    busy_waits: Counter[str] = field(default_factory=Counter)  # waits while the device had later work queued
     bytes_in: int = 0  # bytes of all copies to the device
 
     def totals(self) -> dict[str, int]:
         return {name: counter.total() for name, counter in self._counters()}
 
     def report(self) -> str:
-        """Every line that caused something, the most expensive first."""
+        """Returns all lines with costs, the most frequent first in each category."""
         return "\n".join(
             f"{name}: {count} x {cause}"
             for name, counter in self._counters()
@@ -39,7 +39,7 @@ class Counts:
 
 
 def cause(operation: object) -> str:
-    """The newest line of the product that is being run, or else of a test, and what it does."""
+    """Returns the innermost running line of the product, or else of a test, with an operation."""
     frame: FrameType | None = sys._getframe(1)
     of_a_test = ""
     while frame is not None:
@@ -54,7 +54,7 @@ def cause(operation: object) -> str:
 
 @cache
 def _name_of(path: str) -> str:
-    """Returns the name of a file of ours; none for other files, and for those that simulate."""
+    """Returns the path of one of our files; empty for other files and for files of the simulation."""
     if not path.startswith(f"{ROOT}/") or path.startswith(f"{HERE}/") or "site-packages" in path:
         return ""
     return path.removeprefix(f"{ROOT}/")

@@ -18,7 +18,7 @@ from tests.support.simulated_cuda.transfers import Transfers
 aten = torch.ops.aten
 Rule = Callable[..., Any]  # takes the device, the operation, its arguments and its keyword arguments
 
-# Each learns on the host what lies on the device: a copy out, and a wait.
+# Operations whose result depends on values on the device: they need a copy to the host and a wait.
 ASKS = {
     aten._local_scalar_dense.default,
     aten._unique2.default,
@@ -30,7 +30,7 @@ ASKS = {
     aten.unique_consecutive.default,
     aten.unique_dim.default,
 }
-# Only find memory, or look at it in another way.
+# Operations that only allocate memory or make views.
 NO_LAUNCH = {
     aten._unsafe_view.default,
     aten.detach_.default,
@@ -40,12 +40,12 @@ NO_LAUNCH = {
     aten.new_empty.default,
     aten.new_empty_strided.default,
 }
-# The library has one kernel for each, though torch could take them apart.
+# Composite operations for which the library has a single kernel.
 WHOLE = {aten.scaled_dot_product_attention.default}
 
 
 class SimulatedCuda(Transfers, TorchDispatchMode):
-    """While it is in force, ``device="cuda"`` works: see install.py."""
+    """Simulated CUDA devices. While the mode is active, ``device="cuda"`` works: see install.py."""
 
     def __init__(self, guard: ctypes.CDLL, device_count: int, memory: int) -> None:
         """memory: bytes of each device."""
@@ -53,8 +53,8 @@ class SimulatedCuda(Transfers, TorchDispatchMode):
         Transfers.__init__(self)
         self.device_count = device_count
         self.memories = [Memory(memory) for _ in range(device_count)]
-        self.rules: dict[Any, Rule] = {}  # key: operation that does more than its name says
-        self.compiled: set[tuple[str, object]] = set()  # kernels of Triton, and for what arguments
+        self.rules: dict[Any, Rule] = {}  # special implementations by operation
+        self.compiled: set[tuple[str, object]] = set()  # Triton kernels with their specializations
         self._guard = guard
         self.Stream = type("Stream", (Stream,), {"cuda": self})
         self.Event = type("Event", (Event,), {"cuda": self})
@@ -63,7 +63,7 @@ class SimulatedCuda(Transfers, TorchDispatchMode):
 
     @property
     def current(self) -> torch.device:
-        """The device that "cuda" means."""
+        """Device to which "cuda" refers."""
         return torch.device("cuda", self._guard.current_device())
 
     @current.setter
@@ -71,7 +71,7 @@ class SimulatedCuda(Transfers, TorchDispatchMode):
         self._guard.set_device(device.index)
 
     def memory_of(self, device: Any = None) -> Memory:
-        """The memory of a device, by name or number; None: of the current one."""
+        """Returns the memory of a device. device: name or number; None: the current device."""
         return self.memories[self.device_of("cuda" if device is None else device).index]
 
     def device_of(self, name: Any) -> torch.device:
@@ -99,7 +99,7 @@ class SimulatedCuda(Transfers, TorchDispatchMode):
         return self.compute(func, args, kwargs, wanted)
 
     def compute(self, func: Any, args: Any, kwargs: Any, wanted: torch.device | None = None) -> Any:
-        """Runs an operation where the numbers are. wanted: where its results are, if it says so."""
+        """Runs an operation on the CPU numbers. wanted: device of its results, if an argument names it."""
         self.check_devices(func, args, kwargs)
         ours = _simulated(args, kwargs)
         device = wanted or ours[0].device
@@ -128,7 +128,7 @@ class SimulatedCuda(Transfers, TorchDispatchMode):
             return self._wrapped(results, ours, device)
 
     def check_devices(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Raises RuntimeError where tensors of several devices meet; a number from the CPU may take part."""
+        """Raises RuntimeError if tensors are on different devices. CPU scalars are allowed."""
         tensors = tensors_in((args, *kwargs.values()))
         found = {str(tensor.device) for tensor in tensors if tensor.device.type == "cuda" or tensor.dim()}
         if len(found) > 1:
@@ -136,7 +136,7 @@ class SimulatedCuda(Transfers, TorchDispatchMode):
             raise RuntimeError(f"Expected all tensors to be on the same device, but found {names}: {func}")
 
     def _wrapped(self, results: Any, ours: list[SimulatedTensor], device: torch.device) -> Any:
-        """The results on the device; what was changed in place is the tensor that was given."""
+        """Wraps results as tensors on the device; for in-place operations returns the given tensors."""
         given = {id(tensor.numbers): tensor for tensor in ours}
 
         def wrap(result: Any) -> Any:
@@ -153,7 +153,7 @@ class SimulatedCuda(Transfers, TorchDispatchMode):
 
     def _on_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func.namespace == "c10d":
-            self.must_not_capture(func)  # the host would wait for the other ranks, and a replay would not
+            self.must_not_capture(func)  # the host would wait for the other ranks, but a replay would not
         if not kwargs.get("pin_memory"):
             return func(*args, **kwargs)
         return self.pin(func(*args, **{**kwargs, "pin_memory": None}))
@@ -165,7 +165,7 @@ def _simulated(args: Any, kwargs: Any) -> list[SimulatedTensor]:
 
 @cache
 def is_composite(func: Any) -> bool:
-    """Whether it is made of other operations, on every device."""
+    """Whether an operation is composed of other operations on every device."""
     return func not in WHOLE and torch._C._dispatch_has_kernel_for_dispatch_key(
         func.name(), "CompositeImplicitAutograd"
     )
@@ -173,26 +173,26 @@ def is_composite(func: Any) -> bool:
 
 @cache
 def is_view(func: Any) -> bool:
-    """Whether its results are parts of what it is given."""
+    """Whether the results of an operation are views of its arguments."""
     return any(
         result.alias_info is not None and not result.alias_info.is_write for result in func._schema.returns
     )
 
 
 def is_inference(func: Any, ours: list[SimulatedTensor]) -> bool:
-    """Whether results are to be inference tensors: a part of a tensor is one where the whole is."""
+    """Whether results are inference tensors. A view of a tensor is one if the tensor is one."""
     return ours[0].is_inference() if is_view(func) else torch.is_inference_mode_enabled()
 
 
 def _write(kept: Any, anew: Any) -> None:
-    """Puts new results where the old ones lie."""
+    """Copies new results into the memory of the old results."""
     for old, new in zip(tensors_in(kept), tensors_in(anew), strict=True):
         if old.data_ptr() != new.data_ptr():
             old.copy_(new)
 
 
 def _copied(cuda: SimulatedCuda, func: Any, args: Any, kwargs: Any) -> Any:
-    """A tensor in another type, or on another device."""
+    """Converts a tensor to another dtype or device."""
     (source,) = args
     options = {name: value for name, value in kwargs.items() if name in ("dtype", "memory_format")}
     device = source.device if kwargs.get("device") is None else cuda.device_of(kwargs["device"])
@@ -213,7 +213,7 @@ def _copied(cuda: SimulatedCuda, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _copied_to(cuda: SimulatedCuda, func: Any, args: Any, kwargs: Any) -> Any:
-    """Between a tensor and another, of which one at least is on the device."""
+    """Copies between two tensors, of which at least one is on the device."""
     target, source, *rest = args
     non_blocking = bool(rest[0] if rest else kwargs.get("non_blocking"))
     if isinstance(target, SimulatedTensor) and isinstance(source, SimulatedTensor):
@@ -226,7 +226,7 @@ def _copied_to(cuda: SimulatedCuda, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _indexed(cuda: SimulatedCuda, func: Any, args: Any, kwargs: Any) -> Any:
-    """Reading or writing by indices: those from the CPU are copied first, a mask is turned into indices."""
+    """Reads or writes by indices. CPU indices are copied to the device, and masks are turned into indices."""
     target, indices, *rest = args
     given = [index for index in indices if index is not None]
     if not isinstance(target, SimulatedTensor):
@@ -236,7 +236,7 @@ def _indexed(cuda: SimulatedCuda, func: Any, args: Any, kwargs: Any) -> Any:
     is_number = bool(rest) and not isinstance(rest[0], SimulatedTensor) and not rest[0].dim()
     masks = [index for index in given if index.dtype in (torch.bool, torch.uint8)]
     if is_number and len(masks) == len(given):
-        return cuda.compute(func, args, kwargs)  # torch fills by the mask, which needs no indices
+        return cuda.compute(func, args, kwargs)  # torch uses masked_fill, which needs no indices
     there = {"device": target.device}
     moved = [
         index if index is None or isinstance(index, SimulatedTensor) else _copied(cuda, func, (index,), there)

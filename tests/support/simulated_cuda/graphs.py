@@ -1,4 +1,4 @@
-"""Streams, events and CUDA graphs of a simulated device. All streams are one: work is done in its order."""
+"""Streams, events and CUDA graphs of a simulated device. All streams share one order of work."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from tests.support.simulated_cuda.device import SimulatedCuda
 
 NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
-KERNEL_MS = 1e-6  # time of each kernel by the device's clock, in a graph too
+KERNEL_MS = 1e-6  # device time of each kernel, also in a graph
 INVALIDATED = "CUDA error: operation failed due to a previous error during capture"
 
 
 class Stream:
-    """Stands for torch.cuda.Stream."""
+    """Replaces torch.cuda.Stream."""
 
     cuda: "SimulatedCuda"  # set by a subclass
 
@@ -42,7 +42,7 @@ class Stream:
 
 
 class Event:
-    """Stands for torch.cuda.Event."""
+    """Replaces torch.cuda.Event."""
 
     cuda: "SimulatedCuda"  # set by a subclass
 
@@ -77,7 +77,7 @@ class Event:
 
 
 class Graph:
-    """Stands for torch.cuda.CUDAGraph: what was launched while it was captured, and where the results lie."""
+    """Replaces torch.cuda.CUDAGraph: holds the work that was launched during its capture."""
 
     cuda: "SimulatedCuda"  # set by a subclass
 
@@ -107,7 +107,7 @@ class Graph:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
         self.cuda.must_not_capture("graph.replay")
         self.cuda.launched("graph.replay")
-        with torch.inference_mode():  # numbers change wherever they were made
+        with torch.inference_mode():  # so that work may write to inference tensors too
             for work in self._work:
                 self.cuda.kernels_run += 1
                 work()
@@ -121,7 +121,7 @@ class Graph:
 
 
 class StreamContext:
-    """Stands for what torch.cuda.stream gives: only its exit puts back what was current before."""
+    """Replaces the context of torch.cuda.stream: its exit restores the previous stream and device."""
 
     def __init__(self, cuda: "SimulatedCuda", stream: Stream | None) -> None:
         self._cuda = cuda

@@ -1,5 +1,5 @@
-// Which simulated device is the current one, as C++ asks for it. A CPU build of torch has no such guard, so it
-// can be put in its place, and taken away again.
+// Guard that tells torch's C++ code the current simulated device. A CPU build of torch has no CUDA guard, so
+// this guard can be registered and removed again.
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 namespace {

@@ -1,4 +1,4 @@
-"""Builds and loads guard.cpp, which tells torch's C++ which CUDA device is the current one."""
+"""Builds and loads guard.cpp, which tells torch's C++ code the current CUDA device."""
 
 import ctypes
 import hashlib
@@ -18,7 +18,7 @@ MISSING = "the simulated GPU needs a C++ compiler: install g++ (apt-get install 
 
 @cache
 def load_guard() -> ctypes.CDLL:
-    """Compiled once for each version of its source and of torch."""
+    """Returns the guard, which is compiled once per version of its source and of torch."""
     version = hashlib.sha256(SOURCE.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     library = caches / "outrider" / f"simulated_cuda_{version}.so"
@@ -30,7 +30,7 @@ def load_guard() -> ctypes.CDLL:
 
 def _compile(library: Path) -> None:
     assert COMPILER is not None, MISSING
-    built = library.with_suffix(f".{os.getpid()}")  # another process may build it too
+    built = library.with_suffix(f".{os.getpid()}")  # another process may build it at the same time
     libraries = TORCH / "lib"
     subprocess.run(
         [

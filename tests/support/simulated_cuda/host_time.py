@@ -1,9 +1,9 @@
-"""What a step costs the host, beside torch and Triton: `python -m tests.support.simulated_cuda.host_time`
+"""Measures the host time of our Python code in a step: `python -m tests.support.simulated_cuda.host_time`
 
-Microseconds of a processor for our own Python in a step that verifies, by sequences and tokens of each. The
-process has settled as a worker's does: Python has seen each path many times, and no loaded object is looked
-at by the garbage collector. On a real GPU each launch and each copy costs the host some microseconds more;
-Counts tells how many there are.
+It prints CPU microseconds of a verifying step without torch and Triton, by sequences and tokens per sequence.
+The process is in the steady state of a worker: Python has warmed up every path, and the garbage collector
+skips loaded objects. On a real GPU, each launch and copy costs the host some microseconds more; Counts has
+their number.
 """
 
 import argparse
@@ -33,14 +33,14 @@ from tests.support.simulated_cuda.graphs import Event, Graph
 from tests.support.simulated_cuda.install import simulated_cuda
 
 SEQUENCES = (1, 8, 64, 256)
-TOKENS = (1, 5)  # tokens of each sequence: the last committed one, and drafted ones
+TOKENS = (1, 5)  # tokens per sequence: the last committed token, and drafted tokens
 PROMPT_LENGTH = 9
 ROUNDS = 4
-WARM_UPS = 16  # rounds of one sequence; Python makes a function faster once it was called eight times
+WARM_UPS = 16  # rounds of one sequence; Python specializes a function after eight calls
 
 
 class Apart:
-    """Sums up the seconds that some functions take; one that is called by another counts once."""
+    """Sums up the seconds of some functions; nested calls count once."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -62,7 +62,7 @@ class Apart:
 
 @contextmanager
 def device_apart() -> Iterator[tuple[Any, Apart]]:
-    """A simulated device whose own time is summed up: operations, kernels, replays and events."""
+    """Yields a simulated device, and the sum of its own time: operations, kernels, replays and events."""
     apart = Apart()
     with ExitStack() as undo:
         cuda = undo.enter_context(simulated_cuda())
@@ -74,7 +74,7 @@ def device_apart() -> Iterator[tuple[Any, Apart]]:
 
 
 def microseconds(engine: Engine, sequences: int, tokens: int, apart: Apart, rounds: int = ROUNDS) -> float:
-    """Least time of the host in ``rounds`` steps that verify ``tokens`` tokens of each sequence."""
+    """Returns the host's shortest step in ``rounds`` rounds that verify ``tokens`` tokens per sequence."""
     sampling = Sampling(max_tokens=TOKENS[-1] * (1 + WARM_UPS), ignore_eos=True, temperature=0.7)
     opened = [engine.open(PROMPT_LENGTH, number, sampling) for number in range(sequences)]
     texts = {sequence.number: [3 + sequence.number % 50] * PROMPT_LENGTH for sequence in opened}
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, nargs="+", default=SEQUENCES)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    # The interpreter takes minutes for all graphs that a GPU has.
+    # The interpreter would take minutes for all graph sizes of a GPU.
     shapes = [(sequences, tokens) for sequences in arguments.sequences for tokens in TOKENS]
     rows = sorted({*TOKENS, *(sequences * tokens for sequences, tokens in shapes)})
     sizes = patch.multiple(graphs, CAPTURED_SIZES=(*rows,), LEAST_CHUNK=rows[-1] + 1)

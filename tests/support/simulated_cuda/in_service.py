@@ -1,4 +1,4 @@
-"""Simulated GPUs for the processes of a service: those that Ray assigned, in the engine and in each rank."""
+"""Simulated GPUs for the processes of a service: an engine or a rank has the GPUs that Ray assigned."""
 
 import json
 import os
@@ -16,16 +16,16 @@ from tests.support.simulated_cuda.install import simulated_cuda
 
 ROOT = Path(__file__).parents[3]
 SITE = Path(__file__).with_name("site")
-GPUS = "SIMULATED_GPUS"  # GPUs of the machine
-NOTES = "SIMULATED_GPUS_NOTES"  # folder to which each process writes what it has loaded
-FOREVER = ExitStack()  # what would be undone if nothing held it
-GRAPH_ROWS = (1, 4, 8)  # Triton's interpreter takes seconds for a graph of as many rows as a GPU likes
+GPUS = "SIMULATED_GPUS"  # variable: number of the machine's GPUs
+NOTES = "SIMULATED_GPUS_NOTES"  # variable: folder of notes about loaded models, a file for each process
+FOREVER = ExitStack()  # keeps contexts from being closed
+GRAPH_ROWS = (1, 4, 8)  # few and small, because a graph of many rows takes seconds in Triton's interpreter
 
 
 @contextmanager
 def machine_with_gpus(count: int, notes: Path) -> Iterator[None]:
-    """While it lasts, processes that are started and hold a model find themselves on such a machine."""
-    load_guard()  # so that they need not compile it, all at once
+    """Context in which new processes that load a model have simulated GPUs."""
+    load_guard()  # so that the processes need not compile it concurrently
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (SITE, ROOT))))
         patch.setenv(GPUS, str(count))
@@ -34,9 +34,9 @@ def machine_with_gpus(count: int, notes: Path) -> Iterator[None]:
 
 
 def simulate(loop_load: Any) -> None:
-    """Puts simulated GPUs into this process, for as long as it lives. Called by site/sitecustomize.py.
+    """Simulates GPUs in this process for its lifetime. Called by site/sitecustomize.py.
 
-    loop_load: the module that loads forward passes, as it is imported.
+    loop_load: module outrider.engine.loop.load, which was just imported.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = int(os.environ[GPUS]) if visible is None else len([*filter(None, visible.split(","))])

@@ -1,4 +1,4 @@
-"""A machine with simulated GPUs, for as long as a test wants it."""
+"""Installs simulated GPUs for the duration of a test."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -37,9 +37,9 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason=MISSING)
 
 @contextmanager
 def simulated_cuda(device_count: int = 2) -> Iterator[SimulatedCuda]:
-    """While it lasts, torch has CUDA devices; after it everything is as it was.
+    """Context in which torch has CUDA devices; everything is restored afterwards.
 
-    A test is skipped on a machine with a GPU: the guard takes the place of torch's own for good.
+    A test is skipped on a machine with a GPU, because torch's own guard could not be restored.
     """
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU, so none is simulated")
@@ -48,7 +48,7 @@ def simulated_cuda(device_count: int = 2) -> Iterator[SimulatedCuda]:
     with ExitStack() as undo:
         guard.put_in_place(device_count)
         undo.callback(guard.take_away)
-        undo.enter_context(patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"}))  # threads know no mode
+        undo.enter_context(patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"}))  # modes are per thread
         for owner, name, value in _replacements(cuda):
             undo.enter_context(patch.object(owner, name, value, create=True))
         for setting, old in (
@@ -59,7 +59,7 @@ def simulated_cuda(device_count: int = 2) -> Iterator[SimulatedCuda]:
             ),
         ):
             undo.callback(setting, old)
-            setting(True)  # tensors and parameters come to the device by operations, which are seen here
+            setting(True)  # tensors and parameters are moved by operations, which the mode sees
         undo.callback(_forget_what_is_available)
         _forget_what_is_available()
         undo.enter_context(cuda)
@@ -67,14 +67,14 @@ def simulated_cuda(device_count: int = 2) -> Iterator[SimulatedCuda]:
 
 
 class _Generator(torch.Generator):
-    """A generator of the CPU, whatever device is asked for."""
+    """CPU generator, whatever device is requested."""
 
     def __new__(cls, device: object = "cpu") -> "_Generator":
         return super().__new__(cls, "cpu")  # type: ignore[call-arg]
 
 
 def _counting_floats(histc: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Counts integers too, as a GPU does; a CPU counts floating point alone."""
+    """Makes histc accept integers, as on a GPU; on a CPU it only accepts floating point."""
 
     def counted(numbers: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
         return histc(numbers.float(), *given, **named).to(numbers.dtype)
@@ -83,14 +83,14 @@ def _counting_floats(histc: Callable[..., torch.Tensor]) -> Callable[..., torch.
 
 
 def _forget_what_is_available() -> None:
-    """Which transformers remembers."""
+    """Clears transformers' caches of available devices and packages."""
     for function in vars(transformers.utils.import_utils).values():
         if hasattr(function, "cache_clear"):
             function.cache_clear()
 
 
 def _replacements(cuda: SimulatedCuda) -> Iterator[tuple[Any, str, Any]]:
-    """Owner of a name, the name, and its replacement."""
+    """Yields owner, name and replacement of each patched attribute."""
     for name, value in _torch_cuda(cuda).items():
         yield torch.cuda, name, value
     for name, value in _torch_accelerator(cuda).items():
@@ -129,7 +129,7 @@ def _torch_cuda(cuda: SimulatedCuda) -> dict[str, Any]:
             memory.empty_cache()
 
     def numbered(device: Any) -> Memory:
-        """Memory of a device that is named with its number, as torch wants it where shares are concerned."""
+        """Returns the memory of a device. Requires an index, as torch's functions for memory fractions do."""
         if device is not None and not isinstance(device, int) and torch.device(device).index is None:
             raise ValueError(f"Expected a torch.device with a specified index, but got:{device}")
         return cuda.memory_of(device)

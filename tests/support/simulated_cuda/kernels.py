@@ -1,4 +1,4 @@
-"""Triton's kernels on the simulated device: they run in Triton's interpreter."""
+"""Triton kernels on the simulated device, which run in Triton's interpreter."""
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import get_annotations
@@ -12,18 +12,18 @@ from tests.support.simulated_cuda.tensor import SimulatedTensor, numbers_of
 
 
 def launch(cuda: SimulatedCuda, name: str, kernel: Callable[[], None]) -> None:
-    """One kernel, which writes its results to memory that it was given."""
+    """Launches a kernel that writes its results to given memory."""
     cuda.launched(name)
     if cuda.capturing is not None:
         cuda.capturing.record(kernel)
     kernel()
 
 
-Specialized = tuple[tuple[str, object], ...]  # what of its arguments a kernel is compiled for
+Specialized = tuple[tuple[str, object], ...]  # properties of arguments for which a kernel is compiled
 
 
 def specialized(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Specialized:
-    """Returns what Triton specializes on: types, alignment, numbers that are 1 or 16 n, constants."""
+    """Returns what Triton specializes on: types, alignment, integers of 1 or 16 n, constants."""
     given = dict(zip(function.arg_names, args, strict=False)) | dict(kwargs)
     constants = {name for name, kind in get_annotations(function.fn).items() if kind is tl.constexpr}
     plain = function.kwargs["do_not_specialize"] or ()
@@ -41,9 +41,9 @@ def specialized(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def compiling(cuda: SimulatedCuda, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Replaces a method of Triton's interpreter: notes for what a kernel would be compiled.
+    """Wraps a method of Triton's interpreter to record the specializations of kernels.
 
-    run: InterpretedFunction.run
+    run: InterpretedFunction.run.
     """
 
     def compile_and_run(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -55,9 +55,9 @@ def compiling(cuda: SimulatedCuda, run: Callable[..., Any]) -> Callable[..., Any
 
 
 def interpreted(cuda: SimulatedCuda, run: Callable[..., None]) -> Callable[..., None]:
-    """Replaces a method of Triton's interpreter: launches a kernel, with simulated tensors or others.
+    """Wraps a method of Triton's interpreter to launch kernels on simulated or other tensors.
 
-    run: GridExecutor.__call__
+    run: GridExecutor.__call__.
     """
 
     def launch_kernel(executor: Any, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a process holds of a simulated device's memory, and what torch's allocator keeps beside it."""
+"""Memory of a simulated device: allocated by a process, and reserved by torch's allocator."""
 
 import weakref
 from collections import Counter
@@ -7,28 +7,28 @@ import torch
 
 
 class Memory:
-    """The memory of one device as one process sees it.
+    """Memory of one device from the view of one process.
 
-    A tensor has a piece of its own. A piece that is free again stays reserved, and is taken for a tensor of
-    its size. So pieces of other sizes than what comes later pile up, as they do in torch.
+    Each storage has its own block of memory. A freed block stays reserved, and is reused only for an equal
+    size. So unused blocks of other sizes accumulate, as fragmentation in torch.
     """
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self.held_by_others = 0  # bytes that other processes hold; a test may set it
+        self.held_by_others = 0  # bytes that other processes hold; set by tests
         self.fraction = 1.0  # share of the device that the allocator may use
         self.allocated = self.reserved = 0  # bytes
-        self._tensors: dict[int, tuple[int, int]] = {}  # how many there are over a piece, and its bytes
-        self._unused: Counter[int] = Counter()  # pieces that are free, by their bytes
+        self._tensors: dict[int, tuple[int, int]] = {}  # key: address; tensors on the block, its bytes
+        self._unused: Counter[int] = Counter()  # number of free blocks by size in bytes
         self._watched: dict[int, weakref.ref[torch.Tensor]] = {}
 
     @property
     def free(self) -> int:
-        """Bytes that no process has taken from the device."""
+        """Bytes that no process has reserved."""
         return self.total - self.held_by_others - self.reserved
 
     def hold(self, tensor: torch.Tensor, numbers: torch.Tensor) -> None:
-        """Counts the tensor's memory until the last tensor over it is gone. Raises OutOfMemoryError."""
+        """Counts a tensor's memory until its last tensor is deleted. Raises OutOfMemoryError."""
         storage = numbers.untyped_storage()
         size, piece = storage.nbytes(), storage.data_ptr()
         if not size:
@@ -46,7 +46,7 @@ class Memory:
         self._watched[name] = weakref.ref(tensor, forget)
 
     def empty_cache(self) -> None:
-        """Gives the pieces that are free back to the device."""
+        """Returns free blocks to the device."""
         self.reserved = self.allocated
         self._unused.clear()
 

@@ -1,4 +1,4 @@
-"""What a step of an engine costs on the simulated device in force."""
+"""Costs of an engine's step on the active simulated device."""
 
 import sys
 from collections import Counter
@@ -22,7 +22,7 @@ WARM_UPS = 1  # rounds
 MEASURED = 2
 FIRST_TOKEN = 3
 OURS = str(Path(outrider.__file__).parent)
-KERNELS = str(Path(OURS) / "engine" / "kernels")  # a device runs them
+KERNELS = str(Path(OURS) / "engine" / "kernels")  # code of kernels, which runs on the device
 
 T = TypeVar("T")
 
@@ -30,12 +30,12 @@ T = TypeVar("T")
 def counts_of_step(
     engine: Engine, sequences: int, tokens: int, sampling: Sampling, *, branches: bool = False
 ) -> Counts:
-    """Returns counts of a step that verifies tokens of several sequences, after other such steps.
+    """Returns the counts of a step that verifies several sequences, after a warm-up.
 
-    It is the cheaper one of two: in the other a graph may have been captured.
+    Two steps are measured and the cheaper step counts, because the other step may capture a graph.
 
-    tokens: of each sequence: the last committed one, and drafted ones in a chain.
-    branches: the drafted tokens are siblings instead.
+    tokens: tokens per sequence: the last committed token, and a chain of drafted tokens.
+    branches: the drafted tokens are siblings instead of a chain.
     """
     cuda = SimulatedTensor.of
     assert isinstance(cuda, SimulatedCuda)
@@ -50,7 +50,7 @@ def counts_of_step(
 
 
 def calls_of_step(engine: Engine, sequences: int, tokens: int, sampling: Sampling) -> Counter[str]:
-    """Returns how often our own code calls a function in such a step, by the place of the call."""
+    """Returns the number of function calls of our code in a verifying step, by function."""
 
     def counted(step: Callable[[], None]) -> Counter[str]:
         with _counting_calls() as calls:
@@ -63,7 +63,7 @@ def calls_of_step(engine: Engine, sequences: int, tokens: int, sampling: Samplin
 
 @contextmanager
 def _counting_calls() -> Iterator[Counter[str]]:
-    """Counts calls, and how often a generator goes on, of functions and by functions of our own code."""
+    """Counts calls of and by functions of our code. Each resumption of a generator is a call."""
     calls = Counter[str]()
 
     def count(frame: FrameType, event: str, _: Any) -> None:
@@ -85,7 +85,7 @@ def _measured(
     sampling: Sampling,
     measured: Callable[[Callable[[], None]], T],
 ) -> list[T]:
-    """Returns what ``measured`` makes of each of some rounds of a step, after other such rounds."""
+    """Returns the result of ``measured`` for each of MEASURED rounds, after a warm-up."""
     opened = [engine.open(PROMPT_LENGTH, number, sampling) for number in range(sequences)]
     texts = {sequence.number: [FIRST_TOKEN + sequence.number % 50] * PROMPT_LENGTH for sequence in opened}
     for of_round in (Draft(), *[draft] * WARM_UPS):
@@ -108,9 +108,9 @@ def _draft(nodes: int, *, branches: bool) -> Draft:
 def _verify(
     engine: Engine, texts: dict[int, list[int]], draft: Draft, measured: Callable[[Callable[[], None]], T]
 ) -> tuple[T, int]:
-    """Makes a round of all texts, which go on as it says.
+    """Runs a round of all texts and appends its tokens to the texts.
 
-    Returns what ``measured`` makes of its first step, and the number of its steps.
+    Returns the result of ``measured`` for the first step, and the number of steps.
     """
     for number, text in texts.items():
         base = len(engine.sequence(number).tokens)

@@ -1,4 +1,4 @@
-"""A tensor that says it is on a CUDA device; its numbers lie in a tensor on the CPU."""
+"""Tensor that claims to be on a CUDA device, while its numbers are in a CPU tensor."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -10,10 +10,10 @@ from tests.support.simulated_cuda.memory import Memory
 
 
 class SimulatedTensor(torch.Tensor):
-    """Made and used by a SimulatedCuda alone: without one there is nothing that could compute with it."""
+    """Tensor of a SimulatedCuda, which alone can compute with it."""
 
     numbers: torch.Tensor
-    of: ClassVar[TorchDispatchMode | None] = None  # the SimulatedCuda in force
+    of: ClassVar[TorchDispatchMode | None] = None  # the active SimulatedCuda
     memories: ClassVar[Sequence[Memory]] = ()  # memories of its devices
 
     @staticmethod
@@ -54,12 +54,12 @@ class SimulatedTensor(torch.Tensor):
 
 
 def numbers_of(value: Any) -> Any:
-    """What is behind a simulated tensor; anything else as it is."""
+    """Returns the CPU tensor of a simulated tensor; other values are returned unchanged."""
     return value.numbers if isinstance(value, SimulatedTensor) else value
 
 
 def tensors_in(values: Any) -> list[torch.Tensor]:
-    """Yields the tensors in an operation's arguments or results, in lists too."""
+    """Returns the tensors in an operation's arguments or results, also in nested lists."""
     found = []
     for value in values if isinstance(values, list | tuple) else [values]:
         if isinstance(value, torch.Tensor):
@@ -70,7 +70,7 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
 
 
 def mapped(change: Callable[[Any], Any], value: Any) -> Any:
-    """The value changed, or every one in a list."""
+    """Applies a function to a value, or to each value in nested lists."""
     if isinstance(value, list | tuple):
         return type(value)(mapped(change, item) for item in value)
     return change(value)

@@ -10,28 +10,28 @@ from tests.support.simulated_cuda.graphs import NOT_PERMITTED, Graph, Stream
 
 @dataclass(frozen=True)
 class _Arriving:
-    """A copy to the host that nobody has waited for yet."""
+    """Copy to the host whose end was not waited for yet."""
 
-    number: int  # in the order in which copies began
+    number: int  # order in which copies began
     target: torch.Tensor
     numbers: torch.Tensor
 
 
 @dataclass(frozen=True)
 class _Leaving:
-    """A copy to the device that may still be reading its source."""
+    """Copy to the device that may still read its source."""
 
     number: int
     source: torch.Tensor
-    numbers: torch.Tensor  # as they were when it began
+    numbers: torch.Tensor  # values when the copy began
     cause: str
 
 
 class Transfers:
-    """Counts what is launched, copied and waited for.
+    """Counts launches, copies and waits.
 
-    What is copied to the host without waiting arrives there when somebody waits, no sooner; and what is
-    copied to the device without waiting must not change before. So reading or writing too early shows.
+    A non-blocking copy to the host arrives only at the next wait. The source of a non-blocking copy to the
+    device must not change before the next wait. So race conditions between host and device become visible.
     """
 
     def __init__(self) -> None:
@@ -40,28 +40,28 @@ class Transfers:
         self.default_stream: Stream
         self.stream: Stream
         self.kernels_run = 0
-        self.issued = self.done = 0  # copies and events, by their numbers
+        self.issued = self.done = 0  # newest numbers of copies and events
         self._arriving: list[_Arriving] = []
         self._leaving: list[_Leaving] = []
-        self._pinned: dict[int, torch.Tensor] = {}  # key: address; held, so that no other memory takes it
+        self._pinned: dict[int, torch.Tensor] = {}  # key: address; held so that it is not reused
 
     def launched(self, operation: object) -> None:
         self.counts.launches[cause(operation)] += 1
         self.kernels_run += 1
 
     def begin(self) -> int:
-        """The number of a copy or an event, in the order of the stream."""
+        """Returns the number of a new copy or event, in the order of the stream."""
         self.issued += 1
         return self.issued
 
     def must_not_capture(self, operation: object) -> None:
-        """Raises where a graph is being captured, which is then lost."""
+        """Raises AcceleratorError during the capture of a graph, and invalidates the graph."""
         if self.capturing is not None:
             self.capturing.is_invalid = True
             raise torch.AcceleratorError(f"{NOT_PERMITTED}: {cause(operation)}")
 
     def wait(self, operation: object, issued: int | None = None) -> None:
-        """Waits until all that was launched is done, or the first ``issued`` copies and events."""
+        """Waits for all launched work, or for the first ``issued`` copies and events."""
         self.must_not_capture(operation)
         self.counts.waits[cause(operation)] += 1
         if issued is not None and issued < self.issued:
@@ -69,7 +69,7 @@ class Transfers:
         self.deliver(issued)
 
     def deliver(self, issued: int | None = None) -> None:
-        """Ends all that was issued, or the first ``issued`` copies and events."""
+        """Completes all issued work, or the first ``issued`` copies and events."""
         newest = self.issued if issued is None else issued
         self.done = max(self.done, newest)
         leaving = [copy for copy in self._leaving if copy.number <= newest]
@@ -84,7 +84,7 @@ class Transfers:
                 raise RuntimeError(f"pinned memory changed while it was still copied from: {copy.cause}")
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Has the CPU tensor's memory count as pinned."""
+        """Marks a CPU tensor's memory as pinned."""
         self._pinned[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
@@ -94,7 +94,7 @@ class Transfers:
     def copy_in(
         self, source: torch.Tensor, target: torch.Tensor, operation: object, *, non_blocking: bool
     ) -> None:
-        """Copies the CPU tensor into what lies on the device."""
+        """Copies a CPU tensor into a tensor on the device."""
         if self.capturing is None:
             self.counts.bytes_in += source.nbytes
         if not self.is_pinned(source):
@@ -113,7 +113,7 @@ class Transfers:
     def copy_out(
         self, source: torch.Tensor, target: torch.Tensor, operation: object, *, non_blocking: bool
     ) -> None:
-        """Copies what lies on the device into the CPU tensor."""
+        """Copies a tensor on the device into a CPU tensor."""
         if self.capturing is not None and non_blocking and self.is_pinned(target):
             self.capturing.record(lambda: self.copy_out(source, target, operation, non_blocking=True))
             return

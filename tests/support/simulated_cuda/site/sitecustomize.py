@@ -1,6 +1,6 @@
-"""Gives every process that holds a model simulated GPUs: Python runs this file at its start, if it finds it.
+"""Gives every process that loads a model simulated GPUs. Python runs this file at its start.
 
-The folder is on PYTHONPATH of a service, see in_service.py. What the service runs knows nothing of it.
+The folder is on PYTHONPATH of a service, see in_service.py. The service's own code is unchanged.
 """
 
 import importlib.util
