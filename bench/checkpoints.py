@@ -37,7 +37,7 @@ def llama_fields(size: Size, **others: Any) -> dict[str, Any]:
     }
 
 
-# Shapes of Llama 3, 8 B and 1 B, and of a tiny model, with which a benchmark is tried.
+# Shapes of Llama 3, 8 B and 1 B, and of a tiny model to try a benchmark.
 SMALL = Size(hidden=2048, layers=16, intermediate=8192, heads=32, kv_heads=8)
 TINY = Size(hidden=64, layers=2, intermediate=128, heads=4, kv_heads=2)
 LLAMAS = {

@@ -24,7 +24,7 @@ from outrider.engine.offline.speculate import OfflineRequest, Output, generate
 from outrider.engine.settings import EngineSettings
 
 TEMPERATURES = (0.0, 0.7, 1.0)
-PROMPTS = 40  # per kind
+PROMPTS = 40  # prompts per kind
 BATCH = 32
 # Values: drafter, depth, alternatives, requests at a time.
 WAYS: dict[str, tuple[str | None, int, int, int]] = {

@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 def summary(slices: Sequence[Slice]) -> Row:
-    """Returns the row of one mode: rates by slice, everything else over all requests."""
+    """Returns the row of one mode: the rate by slice, other values over all requests."""
     first_token = [1e3 * seconds for part in slices for seconds in part.first_token_s]
     per_token = [1e3 * seconds for part in slices for seconds in part.per_token_s]
     rounds, passes = sum(part.rounds for part in slices), sum(part.passes for part in slices)

@@ -49,7 +49,7 @@ SETTINGS = GatewaySettings(model="m", tokenizer="t", propose_deadline_ms=1e6, se
 
 @dataclass(frozen=True)
 class Pair:
-    """Steps of a target and of a draft."""
+    """Step costs of a target and of a draft."""
 
     target: Cost
     draft: Cost
@@ -108,7 +108,7 @@ def pairs(engine: str) -> dict[str, Pair]:
 
 
 ENGINES = ("before", "today", "repaired")
-ACCEPTANCE = {"code": 0.8}  # per position
+ACCEPTANCE = {"code": 0.8}  # acceptance rate per position
 MODES = {
     "plain": Speculation(mode="off"),
     "fixed 2": Speculation(mode="fixed", depth=2),

@@ -6,7 +6,7 @@ import torch
 
 
 def free_memory() -> None:
-    """Returns the memory of deleted models to the device."""
+    """Frees the memory of deleted models on the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -14,7 +14,7 @@ from outrider.engine.loading.quantized import Int4Linear, Int8Linear
 
 
 def allocated_weights(model: nn.Module) -> int:
-    """Returns the bytes of all weights and buffers. Shared tensors count once; oneDNN tells packed sizes."""
+    """Returns the bytes of all weights and buffers. Shared tensors count once; packed sizes are oneDNN's."""
     tensors = [*model.parameters(), *model.buffers()]
     for module in model.modules():
         if isinstance(module, PackedLinear | Int8Linear | Int4Linear):

@@ -8,7 +8,7 @@ from outrider.decoding.draft import Draft
 from outrider.drafters.occurrences import Continuation
 
 FIRST = 1  # index of the first drafted token of an answer; token 0 comes from the prefill
-NO_TOKEN = -1  # stands for a wrong guess
+NO_TOKEN = -1  # replaces a wrong guess
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class Paired:
 
     @property
     def difference(self) -> float:
-        """Effect of the change: the mean score at B less the mean score at A."""
+        """Effect of the change: the mean score at B minus the mean score at A."""
         return self.mean_b - self.mean_a
 
     @property

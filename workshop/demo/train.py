@@ -141,7 +141,7 @@ def write_streams(target: Any, streams: dict[str, Stream], schedule: Schedule) -
 
 
 def distill(target: Any, draft: Any, sources: list[dict[str, Stream]], phase: Phase) -> None:
-    """Trains the draft on KL + 2 * total variation to the finished target, on equal parts of every source."""
+    """Trains the draft on KL + 2 * total variation to the fixed target, on equal parts of every source."""
     generator = torch.Generator().manual_seed(SEED + 2)
     optimization = Optimization("distillation", [draft], phase.steps, phase.steps // 3)
     rows = phase.rows // len(sources)
