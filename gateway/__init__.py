@@ -1,1 +1,1 @@
-"""The gateway speaks to clients and decodes their sequences with the workers. It imports no torch."""
+"""Gateway: serves clients and generates their sequences with the workers. It imports no torch."""

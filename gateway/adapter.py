@@ -1,4 +1,4 @@
-"""Adapter of the target that a request chooses."""
+"""LoRA adapter of the target that a request chooses."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from protos import rounds_pb2
 
 @dataclass(frozen=True)
 class Adapter:
-    """Name and files of an adapter: a target that lacks it loads it when a sequence is opened."""
+    """Name and files of a LoRA adapter. A target that has not loaded it does so when a sequence is opened."""
 
     name: str = ""  # empty: none
     path: str = ""  # folder within target.adapter_folder; empty: the settings name the adapter
-    digest: bytes = b""  # digest of its files, once a target has loaded them
+    digest: bytes = b""  # digest of its files; empty until a target has loaded them
 
     def to_message(self) -> rounds_pb2.Adapter:
         return rounds_pb2.Adapter(name=self.name, path=self.path, digest=self.digest)

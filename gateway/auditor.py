@@ -1,4 +1,4 @@
-"""Auditor of answers: has a part of them computed again by another target, which finds a broken device."""
+"""Audits a share of the answers: another target recomputes them, so that a faulty device is found."""
 
 import asyncio
 import logging
@@ -18,8 +18,8 @@ from protos import rounds_pb2
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-WAITING = 64  # answers that wait for their audit; further answers are skipped
-LONGEST_S = 300.0  # seconds of one audit, which yields to all other work
+WAITING = 64  # audits queued or running; further answers are skipped
+LONGEST_S = 300.0  # seconds; timeout of an audit, which has a lower priority than all other work
 
 
 @dataclass
@@ -33,12 +33,12 @@ class AuditCounts:
 
 
 class Auditor:
-    """Draws answers, and audits one at a time."""
+    """Samples answers at random, and audits one answer at a time."""
 
     def __init__(
         self, settings: AuditSettings, fleet: Fleet, draw: Callable[[], float] = random.random
     ) -> None:
-        """draw: returns a number from 0 to 1; an answer is audited if that is below the fraction."""
+        """draw: returns a number from 0 to 1; an answer is audited if the number is below the fraction."""
         self._settings = settings
         self._fleet = fleet
         self._draw = draw
@@ -47,7 +47,7 @@ class Auditor:
         self.counts = AuditCounts()
 
     def offer(self, sequence: GatewaySequence) -> None:
-        """Takes a complete answer. Returns at once."""
+        """Queues a complete answer for an audit if it is sampled. Does not block."""
         if not (sequence.generated and sequence.is_coupled) or self._draw() >= self._settings.fraction:
             return
         if len(self._audits) >= WAITING:
@@ -58,7 +58,7 @@ class Auditor:
         audit.add_done_callback(self._audits.discard)
 
     def close(self) -> None:
-        """Gives up the audits under way."""
+        """Cancels the queued and the running audits."""
         for audit in self._audits:
             audit.cancel()
 
@@ -83,7 +83,7 @@ class Auditor:
             stream.send(rounds_pb2.TargetWorkerRequest(audit=audit))
             while len(margins) < len(sequence.generated):
                 reply = await stream.receive(1)
-                assert reply is not None  # there is no time limit
+                assert reply is not None  # no timeout was given
                 margins += reply.margins
         numerics = Numerics.of(stream.worker.settings)
         verdict = judged(margins, sequence.sampling, tolerance_of(numerics))

@@ -1,4 +1,4 @@
-"""The gateway as a Serve deployment: both APIs over one Generation."""
+"""Gateway as a Ray Serve deployment: the HTTP API and the gRPC API share one Generation."""
 
 import asyncio
 import logging
@@ -39,13 +39,13 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 def draft_deployment(name: str) -> str:
-    """Returns the name of the deployment that holds the draft of that name."""
+    """Returns the name of the Serve deployment of a draft."""
     return f"draft-{name}"
 
 
 def _handle_of(name: str) -> Any:
-    """Returns the handle of a draft that is its own application, which may be there or come later."""
-    from ray.serve.handle import DeploymentHandle  # takes a second, and is for replicas only
+    """Returns the handle of a draft that is a Serve application of its own, which may start later."""
+    from ray.serve.handle import DeploymentHandle  # imported here: takes a second, only replicas need it
 
     return DeploymentHandle(draft_deployment(name), name).options()
 
@@ -61,17 +61,17 @@ class Gateway(GenerationServicer):
     ) -> None:
         """
         Args:
-            start_tracing: starts tracing in this process and returns what ends it.
-            pace: settings of the start, in force until Serve hands over later settings.
+            start_tracing: starts tracing in this process; returns a function that ends it.
+            pace: initial settings, in force until ``reconfigure`` replaces them.
         """
         show_debug_lines()
-        bound_heads()  # with HAProxy in front, Serve reads HTTP in this process
+        bound_heads()  # with HAProxy as Serve's proxy, this process parses HTTP
         shorten_refusals()
-        self._leaving = AsyncExitStack()  # ends what was started, the newest first
+        self._leaving = AsyncExitStack()  # callbacks for the shutdown, run in reverse order
         self._leaving.callback(start_tracing())
-        # Serve fills the table of a handle's workers from the moment that the handle is set up.
+        # From ``options()`` on, Serve keeps the table of the handle's workers up to date.
         self._handles = [handle.options() for handle in worker_handles]
-        self._joined: dict[str, Any] = {}  # handles of drafts that came later
+        self._joined: dict[str, Any] = {}  # handles of drafts that joined the running service
         fleet = Fleet(registry.workers, trust)
         self.authentication = Authentication(settings.api_key_digests, anonymous=settings.allow_anonymous)
         self._template = load_chat_template(settings.tokenizer)
@@ -96,11 +96,11 @@ class Gateway(GenerationServicer):
             self._leaving.push_async_callback(server.stop, settings.request_deadline_s)
 
     def reconfigure(self, user_config: Any) -> None:
-        """Takes up the live settings that Serve hands over at start and whenever ``user_config`` changes.
+        """Applies the live settings; Serve calls it at the start and whenever ``user_config`` changes.
 
-        The pace applies to requests under way too. Serve ends a replica whose ``reconfigure`` raises, and
-        each replica that it starts instead. So refused settings are logged and shown by /health, and the
-        earlier settings stay in force.
+        A new pace applies to running requests too. If this raised, Serve would stop the replica, and then
+        each replacement of it. So invalid settings are only logged and shown by /health, and the earlier
+        settings stay in force.
         """
         try:
             live = LiveSettings.model_validate(user_config)
@@ -115,18 +115,19 @@ class Gateway(GenerationServicer):
             self._joined[name] = _handle_of(name)
 
     async def leave(self, within_s: float) -> int:
-        """Refuses new requests, and returns how many were under way once those have ended or been ended.
+        """Refuses new requests and waits for the running requests; returns how many there were.
 
-        ``cluster/stop.py`` calls this on every gateway before it shuts Serve down.
+        Requests that still run after ``within_s`` seconds end with an error. ``cluster/stop.py`` calls this
+        on every gateway before it shuts Serve down.
         """
         return await self.generation.leave(within_s)
 
     async def __del__(self) -> None:
-        """Serve awaits it before the replica ends."""
+        """Ends what the gateway has started. Serve awaits this before the replica ends."""
         await self._leaving.aclose()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        from ray import serve  # takes a second, and is for replicas only
+        from ray import serve  # imported here: takes a second, only replicas need it
 
         if serve.get_replica_context().world_size > 1:
             self.generation.answers = SharedAnswers()

@@ -2,23 +2,26 @@
 
 from grpc import StatusCode
 
-DEFECT = "a defect of the gateway, whose log tells more"  # message to callers for any other exception
+DEFECT = "a defect of the gateway, whose log tells more"  # message to callers for an error of any other type
 
 
 class GatewayError(Exception):
-    """Base of errors that the APIs turn into an answer; any other exception is a defect."""
+    """Base of the errors that the APIs turn into a response; any other exception is a defect."""
 
     http_status: int
     grpc_status: StatusCode
 
 
 class InvalidRequestError(GatewayError):
-    """The request is wrong: ``field`` is its own name of the field, the message says what is accepted."""
+    """The request is invalid.
+
+    ``field`` is the field's name in the request; the message says what is accepted.
+    """
 
     http_status, grpc_status = 400, StatusCode.INVALID_ARGUMENT
 
     def __init__(self, field: str, message: str) -> None:
-        super().__init__(field, message)  # both, so that Serve's proxy can unpickle it
+        super().__init__(field, message)  # both arguments, so that Serve's proxy can unpickle the error
         self.field = field
         self.message = message
 
@@ -27,7 +30,7 @@ class InvalidRequestError(GatewayError):
 
 
 class TooLongError(InvalidRequestError):
-    """The prompt, or the answer that it asks for, is longer than the context."""
+    """The prompt, or the prompt with the requested answer, is longer than the context."""
 
 
 class UnknownModelError(InvalidRequestError):
@@ -49,13 +52,13 @@ class UnauthenticatedError(GatewayError):
 
 
 class ForbiddenError(GatewayError):
-    """The settings keep every caller from what was asked for."""
+    """The settings allow no caller to do what the request asks for."""
 
     http_status, grpc_status = 403, StatusCode.PERMISSION_DENIED
 
 
 class OverloadedError(GatewayError):
-    """All permits are given, and the queue is full."""
+    """All permits are in use, and the queue is full."""
 
     http_status, grpc_status = 429, StatusCode.RESOURCE_EXHAUSTED
 
@@ -72,7 +75,7 @@ class LimitReachedError(OverloadedError):
 
     def __init__(self, limit: str, message: str, retry_after_s: float) -> None:
         super().__init__(message, retry_after_s)
-        self.args = limit, message, retry_after_s  # so that Serve's proxy can unpickle it
+        self.args = limit, message, retry_after_s  # so that Serve's proxy can unpickle the error
         self.limit = limit
 
     def __str__(self) -> str:
@@ -80,26 +83,26 @@ class LimitReachedError(OverloadedError):
 
 
 class DeadlineError(GatewayError):
-    """The answer was not finished within the deadline of requests."""
+    """The answer was not complete before the request's deadline."""
 
     http_status, grpc_status = 504, StatusCode.DEADLINE_EXCEEDED
 
 
 class GenerationFailedError(GatewayError):
-    """A target's engine failed the sequence, or too many targets were lost while they had it."""
+    """A target's engine could not continue the sequence, or too many targets were lost while they held it."""
 
     http_status, grpc_status = 500, StatusCode.INTERNAL
 
 
 class WorkerLostError(GatewayError):
-    """A stream to a worker ended before its sequence did, or could not be opened."""
+    """A stream to a worker could not be opened, or ended before its sequence did."""
 
     http_status, grpc_status = 503, StatusCode.UNAVAILABLE
 
 
 class SequenceLostError(WorkerLostError):
-    """The worker was lost, not drained, while it may have had the sequence, which may be the reason."""
+    """The worker was lost (not drained) while it may have held the sequence, which may be the cause."""
 
 
 class ParkedError(WorkerLostError):
-    """The stream was closed because the request lost its permit to a more urgent request, for a while."""
+    """The stream was closed because the request is parked: an urgent request has its permit for a while."""

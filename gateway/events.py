@@ -13,66 +13,66 @@ from protos import rounds_pb2
 
 @dataclass(frozen=True)
 class WithReason:
-    """Base of events that have a reason and nothing else."""
+    """Base of events that have only a reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RoundBegan:
-    """One Draft and its Verdict are under way."""
+    """A round has begun."""
 
     reason: str  # what decided the depth
-    waits: bool = False  # the round begins with waiting for its Draft
-    continued: bool = False  # the target has the Draft already
+    waits: bool = False  # whether the round first waits for its Draft
+    continued: bool = False  # whether the target already has the round's Draft
 
 
 class PlainBegan(WithReason):
-    """Plain decoding is under way."""
+    """Plain decoding has begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendingAhead:
-    """The next round's Draft is about to go to the target, before the Verdict that it follows."""
+    """The next round's Draft is about to be sent to the target, before the current round's Verdict."""
 
     proposal: Proposal
 
 
 class AheadDropped(WithReason):
-    """The target has continued with a Draft that was sent ahead; its Verdict is dropped."""
+    """The target verifies a next Draft that is no longer wanted; its Verdict will be dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """The drafter answered."""
+    """The drafter has returned a Draft, which may be empty."""
 
     proposal: Proposal
 
 
 @dataclass(frozen=True, slots=True)
 class DraftAwaited:
-    """The wait for the round's Draft is over, with a Draft or without."""
+    """The wait for the round's Draft is over, whether or not a Draft came."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class FellBack:
-    """The drafter failed or has nothing to say: there are no Drafts until it has recovered."""
+    """Drafting stops until the drafter has recovered: it is late or lost, or its Drafts are empty."""
 
     reason: str  # DepthReason LATE, LOST or EMPTY
     detail: str
-    is_fault: bool = True  # False: an index has nothing to say
-    waited_s: float | None = None  # seconds that the target waited for a late Draft; None: none was late
+    is_fault: bool = True  # False: an index finds no match, or the drafter is still silent
+    waited_s: float | None = None  # seconds that the target waited for a late Draft; None: no Draft is late
 
 
 class Resumed(WithReason):
-    """The drafter has a Draft again, and rounds pay."""
+    """Rounds begin again after plain decoding."""
 
 
 @dataclass(frozen=True)
 class VerdictReceived:
-    """The round is over, its tokens are committed."""
+    """The Verdict of a round has come, and its tokens are committed."""
 
     proposal: Proposal
     reply: rounds_pb2.TargetReply
@@ -85,23 +85,25 @@ class VerdictReceived:
     def overhead_s(self) -> float:
         """Seconds from turn to Verdict outside of the target worker; 0 if the target continued by itself.
 
-        They leave out time in which a slow client kept the gateway from waiting for the Verdict.
+        Time in which a slow client kept the gateway from waiting for the Verdict is not included.
         """
         return 0.0 if self.continued else max(self.target_s - self.reply.timings.total_ns / 1e9, 0.0)
 
-    # A drafted token that a grammar forced is no guess: neither drafted, nor reached, nor accepted. Several
-    # listeners ask, so what takes a loop is computed once.
+    # A drafted token that a grammar forced is no guess: it counts as neither drafted nor reached nor
+    # accepted.
+    # Properties that need a loop are cached, since several listeners read them.
 
     @property
     def drafted(self) -> int:
-        """Tokens of the Draft."""
+        """Number of drafted tokens."""
         return len(self.proposal.draft) - len(self.reply.forced_nodes)
 
     @cached_property
     def drafted_end(self) -> int | None:
-        """Node of the Draft that guessed the token with which the sequence ends; None: no node did.
+        """Node of the Draft that guessed the last token of the sequence; None: no node did.
 
-        The end is the target's own token, so the Verdict does not list the node, though it is correct.
+        The last token is the target's own, so the Verdict does not list the node as accepted, though it is
+        correct.
         """
         if not self.reply.finish_reason:
             return None
@@ -111,23 +113,23 @@ class VerdictReceived:
 
     @cached_property
     def correct(self) -> list[int]:
-        """Nodes of the Draft that equal what the target said, root first."""
+        """Nodes of the Draft that equal the target's tokens, in order from the root."""
         end = self.drafted_end
         return [*self.reply.accepted, *(() if end is None else (end,))]
 
     @property
     def accepted(self) -> int:
-        """Drafted tokens that are correct."""
+        """Number of drafted tokens that are correct."""
         return len(self.correct) - self.forced_nodes
 
     @property
     def reached(self) -> int:
-        """Drafted tokens that the target judged: the correct tokens, and the first refused token."""
+        """Number of drafted tokens that the target judged: the correct tokens and the first refused token."""
         return self.accepted + self.is_refused
 
     @cached_property
     def is_refused(self) -> bool:
-        """Whether a drafted token follows the correct tokens and is not what the target said there."""
+        """Whether the Draft continues after the correct tokens with a token that the target refused."""
         following = self._following
         tokens = {self.proposal.draft.tokens[node] for node in following}
         if self.reply.finish_reason and self.reply.tokens[-1] in tokens:
@@ -138,7 +140,8 @@ class VerdictReceived:
     def chain(self) -> Agreement:
         """Correct and reached tokens of the Draft's chain, without tokens that a grammar forced.
 
-        What an index adds beyond the depth that was asked for tells nothing of that depth's positions.
+        Tokens that an index adds beyond the requested depth say nothing about the positions within that
+        depth.
         """
         path, depth = self.reply.accepted, self.proposal.asked_length
         of_chain = [node for node in path if node < depth]
@@ -148,51 +151,51 @@ class VerdictReceived:
 
     @cached_property
     def _following(self) -> set[int]:
-        """Nodes after the last node that the Verdict lists."""
+        """Children of the last node that the Verdict lists."""
         path = self.reply.accepted
         end = path[-1] if path else ROOT
         return {node for node, parent in enumerate(self.proposal.draft.parents) if parent == end}
 
     @cached_property
     def forced_nodes(self) -> int:
-        """Correct tokens of the Draft to which a grammar left no alternative."""
+        """Number of correct tokens of the Draft that a grammar forced."""
         forced = self.reply.forced_nodes
         return sum(node in forced for node in self.reply.accepted) if forced else 0
 
     @property
     def forced(self) -> int:
-        """Tokens that a grammar forced, in the Draft or beyond it."""
+        """Number of tokens that a grammar forced, in the Draft or after it."""
         return self.forced_nodes + self.reply.forced
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDecoded:
-    """A token of plain decoding is committed, perhaps after the Draft of a round was sent."""
+    """A token of plain decoding is committed, possibly after the Draft of the next round was sent."""
 
     reply: rounds_pb2.TargetReply
     target_s: float  # seconds of the wait for the token
 
 
 class Overtaken(Agreement):
-    """The beginning of a Draft, and the tokens that the target decoded before the Draft came."""
+    """Comparison of a Draft's beginning with tokens that the target decoded before the Draft came."""
 
 
 class Compared(Agreement):
-    """A guess that was made during plain decoding and never verified, and the text that followed."""
+    """Comparison of an unverified guess, made during plain decoding, with the text that followed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """A drafter drafts from now on."""
+    """A drafter was chosen, and drafts from now on."""
 
     drafter: str
     reason: str
-    share: float | None = None  # part of the sequences that a new draft drafts; None: it is not new
+    share: float | None = None  # share of the sequences that a new draft gets; None: the drafter is not new
 
 
 @dataclass(frozen=True, slots=True)
 class GuessJudged:
-    """The text has judged a guess of a drafter that does not draft this sequence."""
+    """The guess of a drafter that does not draft this sequence was compared with the text."""
 
     drafter: str
     correct: int  # tokens
@@ -200,12 +203,12 @@ class GuessJudged:
 
     @property
     def reached(self) -> int:
-        """Tokens asked for that the text judges. A missing token counts as a wrong guess."""
+        """Number of requested tokens that the text judges. A missing token counts as a wrong guess."""
         return min(self.correct + 1, self.guess.wanted)
 
 
 class Ended(WithReason):
-    """Plain decoding is over, or a round that will have no Verdict."""
+    """Plain decoding has ended, or a round has ended without a Verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,27 +221,27 @@ class Switched:
 
 @dataclass(frozen=True, slots=True)
 class TargetLost:
-    """A target was lost, and the sequence goes on at another."""
+    """A target was lost, and the sequence continues at another target."""
 
     detail: str
     is_first: bool  # False: a target was lost before, and no token came in between
 
 
 class SecondOpened(WithReason):
-    """The sequence is opened at a second target, for a MoveReason."""
+    """The sequence was opened at a second target; the reason is a MoveReason."""
 
 
 @dataclass(frozen=True, slots=True)
 class SecondEnded:
-    """The second target goes on with the sequence, or has stopped."""
+    """The sequence continues at its second target, or was closed there."""
 
     reason: str  # MoveReason
     seconds: float  # time for which both targets had the sequence
-    goes_on: bool  # whether the sequence goes on there
+    goes_on: bool  # whether the sequence continues at the second target
 
 
 class SequenceFailed(WithReason):
-    """The sequence ends with an error."""
+    """The sequence has ended with an error."""
 
 
 Event = (
@@ -270,7 +273,7 @@ class EventListener(Protocol):
 
 
 class Events:
-    """Calls each listener for each event, in the order in which they were added."""
+    """Passes each event to all listeners, in the order in which they were added."""
 
     def __init__(self, listeners: Iterable[EventListener] = ()) -> None:
         self._listeners = [*listeners]

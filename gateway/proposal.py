@@ -10,11 +10,11 @@ from outrider.pace.step import Step
 
 @dataclass(frozen=True)
 class AheadReport:
-    """Tokens that a draft worker prepared before the Draft was asked for: those of use, and the rest."""
+    """Result of drafting ahead: tokens that a draft worker drafted before the Draft was requested."""
 
-    tokens: int  # prepared tokens of the Draft's chain; 0: the Verdict was not foreseen
+    tokens: int  # prepared tokens of the Draft's chain; 0: nothing was prepared for this Verdict
     rank: int | None  # rank of the target's own token among the guesses for it; 0 is the first; None: unknown
-    saved_s: float  # seconds of steps of the draft
+    saved_s: float  # seconds of draft steps that the Draft no longer needed
     wasted: int  # tokens that were drafted for other verdicts
 
 
@@ -25,37 +25,37 @@ async def nothing_follows() -> Draft | None:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A Draft, and how it came about."""
+    """A Draft with its origin and its timings."""
 
     draft: Draft
-    base: int = 0  # tokens of the sequence that it follows
-    worker: str = ""  # address of the draft worker; empty: none made it
-    step: Step | None = None  # newest step of the drafter's model; None: it has none
+    base: int = 0  # length of the sequence that it continues, in tokens
+    worker: str = ""  # address of the draft worker; empty: no worker made the Draft
+    step: Step | None = None  # newest step of the drafter's model; None: the drafter has no model
     step_s: float = 0.0  # seconds of the model's steps for this Draft
-    worker_s: float = 0.0  # seconds in the draft worker, from question to answer
+    worker_s: float = 0.0  # seconds in the draft worker, from request to reply
     ahead: AheadReport | None = None  # None: nothing was prepared
-    ahead_hit: bool | None = None  # whether it was prepared; None: nothing was
-    # Waits for the Draft with what follows its likely verdicts; returns None if that never comes.
+    ahead_hit: bool | None = None  # whether the Draft had been prepared; None: nothing had been prepared
+    # Waits for the Draft extended by the Drafts for its likely verdicts; returns None if these never come.
     following: Callable[[], Awaitable[Draft | None]] = nothing_follows
-    seconds: float = 0.0  # time that a round waited for it
-    drafter: str = ""  # drafter that made it
-    asked: str = ""  # drafter that was asked for it: a mixed drafter asks another
-    because: str = ""  # why that drafter drafts; a RouteReason
-    wanted: int = 0  # depth that was asked for, tokens
-    is_of_host: bool = False  # the host of the target's GPU chose its tokens, position by position
+    seconds: float = 0.0  # seconds that a round waited for the Draft
+    drafter: str = ""  # drafter that made the Draft
+    asked: str = ""  # drafter that was asked; a mixed drafter passes the request on to another drafter
+    because: str = ""  # reason why that drafter drafts; a RouteReason
+    wanted: int = 0  # requested depth, tokens
+    is_of_host: bool = False  # whether the host of the target's GPU chose the tokens, position by position
 
     @property
     def overhead_s(self) -> float:
-        """Seconds of the wait outside of the draft worker."""
+        """Seconds of the wait that were spent outside of the draft worker."""
         return self.seconds - self.worker_s
 
     @property
     def asked_length(self) -> int:
-        """Nodes of the chain that are within the depth that was asked for; an index may guess deeper."""
+        """Length of the chain up to the requested depth; an index may guess deeper."""
         return min(self.draft.chain_length, self.wanted or self.draft.chain_length)
 
     def trimmed(self, sequence: GatewaySequence) -> "Proposal":
-        """Returns the part that still follows the committed tokens."""
+        """Returns the part of the proposal that follows the committed tokens."""
         tokens = sequence.since(self.base)
         if not tokens:
             return self

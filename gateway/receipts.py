@@ -32,11 +32,11 @@ class ReceiptIssuer:
 
         Args:
             sequence: the complete answer.
-            told: tokens of it that the caller gets: a stop string may end it earlier.
+            told: number of its tokens that the caller gets; a stop string may cut the rest.
             choice: index among the answers to its prompt.
         """
-        plain = {"logprobs": None, "logprobs_of": "raw"}  # what is told beside the tokens decides none
-        receipt = Receipt.model_construct(  # checked already
+        plain = {"logprobs": None, "logprobs_of": "raw"}  # log-probabilities do not influence the tokens
+        receipt = Receipt.model_construct(  # validated already
             model=self.model,
             weights=self.weights,
             tokenizer=self.tokenizer,
@@ -58,7 +58,7 @@ class ReceiptSigner:
     """Signs receipts, if the deployment has a key."""
 
     def __init__(self, pem: str | None, fleet: Fleet) -> None:
-        """pem: private key; None: no receipts. Raises ValueError if it is none of Ed25519."""
+        """pem: private key; None: no receipts. Raises ValueError unless it is an Ed25519 key."""
         self._key = None if pem is None else private_key(pem.encode())
         self._fleet = fleet
 
@@ -66,7 +66,7 @@ class ReceiptSigner:
         """Returns the issuer of a request's receipts.
 
         Raises:
-            InvalidRequestError: there are no receipts of such an answer, or of none.
+            InvalidRequestError: such an answer cannot have a receipt, or there are no receipts at all.
             WorkerLostError: there is no target.
         """
         if self._key is None:

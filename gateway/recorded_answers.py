@@ -1,7 +1,7 @@
-"""Answers that a gateway records, so that a draft can be fitted to them: token ids, no text.
+"""Recorded answers, to which a draft can be fitted: token ids, no text.
 
-A file has a line of JSON for each answer. Files have the suffix ``.jsonl``, in a folder and those below it;
-their names begin with the time of their first line, in milliseconds since 1970.
+A file has a line of JSON for each answer. Files have the suffix ``.jsonl`` and lie in a folder or its
+subfolders. Their names begin with the time of their first line, in milliseconds since 1970.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def read_folder(folder: Path, most: int) -> list[RecordedAnswer]:
     """Returns at most ``most`` answers of all files in a folder, the newest first.
 
     Raises:
-        ValueError: the folder has no answer, or a line is something else; the message names its file.
+        ValueError: the folder has no answer, or a line is not an answer; the message names its file.
     """
     files = sorted(folder.rglob(f"*{SUFFIX}"), key=lambda file: file.name, reverse=True)
     recorded = (answer for file in files for answer in reversed(list(_answers(file))))
@@ -48,12 +48,12 @@ def read_folder(folder: Path, most: int) -> list[RecordedAnswer]:
 
 
 def read_file(file: Path) -> list[RecordedAnswer]:
-    """Returns the answers of one file, in their order. Raises ValueError as ``read_folder`` does."""
+    """Returns the answers of a file in their order. Raises ValueError as ``read_folder`` does."""
     return list(_answers(file))
 
 
 def _answers(file: Path) -> Iterator[RecordedAnswer]:
-    """Yields nothing if the file was deleted meanwhile."""
+    """Yields the answers of a file; none if the file was deleted meanwhile."""
     try:
         written = file.read_bytes()
     except FileNotFoundError:
@@ -72,5 +72,5 @@ def _read(line: bytes, place: str) -> RecordedAnswer:
 
 
 def whole_lines(written: bytes) -> list[bytes]:
-    """Returns lines with their ends, without a last line that was cut off or is being written."""
+    """Returns the complete lines with their line ends; an incomplete last line is left out."""
     return written[: written.rfind(b"\n") + 1].splitlines(keepends=True)

@@ -1,44 +1,44 @@
-"""The drafters of one deployment, by the names that its settings and its requests give them."""
+"""Drafters of a deployment, by the names that settings and requests use."""
 
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 
 from outrider.drafters.registry import DrafterInfo, Place, drafters, mixed, row_of, split_name
 
-INDICES = ("suffix", "ngram")  # indices that need no prediction; of equal guesses the first is the source
-BY_TASK = "auto"  # stands for a name: for each task the fastest drafter
+INDICES = ("suffix", "ngram")  # indices that need no prediction; equal guesses count for the first index
+BY_TASK = "auto"  # in place of a drafter's name: for each task the fastest drafter
 
 
 class Roster:
-    """A draft goes by its own name, every other drafter by the name of its row in the registry.
+    """Drafters by name: a draft has its own name, every other drafter has the name of its registry row.
 
-    A mixed drafter has both names: ``code+suffix`` if a draft is named ``code``. Each of the target's own
-    drafters can be united with suffixes, ``eagle3+suffix``, and with n-grams too: ``eagle3+suffix+ngram``.
+    A mixed drafter has both names: ``code+suffix`` if a draft is named ``code``. Each target drafter can be
+    united with suffixes, ``eagle3+suffix``, and with n-grams too: ``eagle3+suffix+ngram``.
     """
 
     def __init__(self, drafts: Mapping[str, str], target_drafters: Iterable[str] = ()) -> None:
         """
         Args:
-            drafts: rows by the names of the drafts, each as a setting names it.
-            target_drafters: rows of the target's own drafters, each as a setting names it.
+            drafts: registry row of each draft, as a setting names it; key: name of the draft.
+            target_drafters: registry rows of the target drafters, as a setting names them.
         """
         self._drafts = {name: row_of(setting).name for name, setting in drafts.items()}
         self._target_drafters = [row_of(setting).name for setting in target_drafters]
         self._there = {row.name: row for row in self._rows()}
 
     def __iter__(self) -> Iterator[DrafterInfo]:
-        """Yields every drafter that there is. Worker drafters have the name of their draft."""
+        """Yields every drafter of the deployment. Worker drafters have the name of their draft."""
         return iter(self._there.values())
 
     @property
     def names(self) -> Set[str]:
-        """Names of all drafters that there are."""
+        """Names of all drafters of the deployment."""
         return self._there.keys()
 
     def _rows(self) -> Iterator[DrafterInfo]:
         for row in drafters():
             if row.reads_prediction:
-                continue  # a request brings it along
+                continue  # only a request with a prediction has it
             if row.place is Place.DRAFT_WORKER:
                 yield from (_renamed(row, name) for name, kind in self._drafts.items() if kind == row.asked)
             elif row.place is Place.GATEWAY:
@@ -47,7 +47,7 @@ class Roster:
                 yield from (row, mixed(row.name), mixed(row.name, *INDICES))
 
     def find(self, name: str) -> DrafterInfo:
-        """Returns a row. Raises ValueError naming the drafters that there are."""
+        """Returns the row of a drafter. Raises ValueError, naming all drafters, if there is none."""
         if name in self._there:
             return self._there[name]
         reason = f"there is no drafter {name!r}"

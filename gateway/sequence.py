@@ -1,4 +1,4 @@
-"""The gateway's copy of a sequence, which is the truth; workers hold caches of it."""
+"""Sequence in the gateway: the authoritative copy, of which workers hold caches."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -48,42 +48,42 @@ class GatewaySequence:
     sampling: Sampling
     noise_key: int
     generated: list[int] = field(default_factory=list)  # committed token ids after the prompt
-    finish_reason: str | None = None  # "stop" or "length" once nothing more is wanted
-    round: int = 0  # number of the newest turn; never restarts
-    epoch: int = 0  # number of the newest stream to a worker; never restarts
-    scope: Scope = NOBODYS  # API key and task whose past answers it may be drafted from
+    finish_reason: str | None = None  # "stop" or "length"; None: not finished
+    round: int = 0  # number of the newest turn; never reset
+    epoch: int = 0  # number of the newest stream to a worker; never reset
+    scope: Scope = NOBODYS  # caller and task whose past answers may be used for drafting
     number: int = field(default_factory=count(1).__next__)  # unique in this gateway
-    is_scored: bool = False  # the log-probabilities of its prompt's tokens are wanted
-    scores: list[TokenLogprobs] = field(default_factory=list)  # tokens of the prompt, from the second on
-    generates: bool = True  # False: nothing follows the prompt
+    is_scored: bool = False  # whether log-probabilities of the prompt's tokens are wanted
+    scores: list[TokenLogprobs] = field(default_factory=list)  # prompt tokens from the second on
+    generates: bool = True  # False: nothing is generated after the prompt
     adapter: Adapter = NO_ADAPTER
-    prediction: tuple[int, ...] = ()  # token ids that the answer probably has; empty: nothing is predicted
-    past: list[tuple[int, ...]] = field(default_factory=list)  # past answers that its targets guess from
-    queued_s: float = 0.0  # time in the gateway's queue
-    cached_tokens: int = 0  # tokens of the prompt that its first target had cached before
+    prediction: tuple[int, ...] = ()  # token ids that the request predicts for the answer; empty: none
+    past: list[tuple[int, ...]] = field(default_factory=list)  # past answers, from which its targets draft
+    queued_s: float = 0.0  # seconds in the gateway's queue
+    cached_tokens: int = 0  # prompt tokens that were in the KV cache of its first target
     served_by: list[str] = field(default_factory=list)  # addresses of its targets, the newest last
-    draft: VerdictDraft | None = None  # Draft that came with the newest Verdict; None: it is taken
+    draft: VerdictDraft | None = None  # Draft that came with the newest Verdict; None: taken, or none came
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.generated)
 
     @property
     def limit(self) -> int:
-        """Length at which max_tokens ends it."""
+        """Length at which max_tokens ends the sequence, in tokens."""
         return len(self.prompt) + self.sampling.max_tokens
 
     @property
     def is_coupled(self) -> bool:
-        """Whether its text shows which guesses were correct: other rules may accept a wrong guess."""
+        """Whether the text shows which guesses were correct: other rules may accept a wrong guess."""
         return self.sampling.verification == "coupled"
 
     @property
     def unscored(self) -> int:
-        """Tokens of the prompt whose log-probabilities are still missing; the first token never has one."""
+        """Number of prompt tokens whose log-probabilities are still missing; the first token has none."""
         return len(self.prompt) - 1 - len(self.scores) if self.is_scored else 0
 
     def since(self, base: int) -> list[int]:
-        """Committed tokens from position ``base`` on."""
+        """Returns the committed tokens from position ``base`` on."""
         generated_from = base - len(self.prompt)
         if generated_from >= 0:
             return self.generated[generated_from:]

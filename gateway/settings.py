@@ -10,9 +10,9 @@ from outrider.decoding.settings import Verification
 from outrider.drafters.name import TargetDrafterName, WorkerDrafterName
 from outrider.pace.settings import MAX_DEPTH, PaceSettings
 
-BODIES_AT_ONCE = 64  # bodies of requests that one gateway reads at a time
-PREPARED_AT_ONCE = 64  # requests that one gateway parses, tokenizes and compiles grammars of at a time
-SPARE_REQUESTS = 64  # at a time beyond those: health, models, refusals
+BODIES_AT_ONCE = 64  # request bodies that a gateway reads at a time
+PREPARED_AT_ONCE = 64  # requests that a gateway prepares at a time: parsing, tokenization, grammars
+SPARE_REQUESTS = 64  # further requests at a time: health, models, refusals
 NAMES = ["model", "ngram", "suffix", "model+suffix"]  # names of the drafters that most deployments have
 Priority = Literal["interactive", "batch"]
 
@@ -156,7 +156,7 @@ class RequestSettings(BaseModel):
 
     @property
     def most_at_once(self) -> int:
-        """Requests that a gateway may hold at the same time: all that it bounds itself, and some to spare."""
+        """Number of requests that a gateway may hold at a time: all that it limits itself, and a reserve."""
         answered = self.max_requests + 2 * self.max_waiting
         return BODIES_AT_ONCE + PREPARED_AT_ONCE + self.max_waiting + answered + SPARE_REQUESTS
 
@@ -186,7 +186,7 @@ class TenantSettings(BaseModel):
 
     @property
     def is_limited(self) -> bool:
-        """Whether there is a limit of requests or tokens."""
+        """Whether there is a limit on requests or tokens."""
         limits = (self.requests_per_minute, self.tokens_per_minute, self.parallel_requests)
         return any(limit is not None for limit in limits)
 
@@ -241,19 +241,19 @@ class GatewaySettings(RequestSettings, CallerSettings):
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """Names of the drafters for a request that names none, new drafts last."""
+        """Names of the drafters for a request that names no drafter, new drafts last."""
         return (*self.drafters, *self.new_drafts)
 
     @property
     def usual_drafter(self) -> str:
-        """Drafter of a request that names none."""
+        """Name of the drafter for a request that names no drafter."""
         return self.drafters[0] if len(self.candidates) == 1 else BY_TASK
 
     def changed(self, live: "LiveSettings") -> "GatewaySettings":
-        """Returns the settings of the start with live settings in place.
+        """Returns the initial settings with live settings applied.
 
         Raises:
-            ValueError: a draft has a name that is taken, or a drafter a name that is unknown.
+            ValueError: a draft has a name that is taken, or a drafter has a name that is unknown.
         """
         taken = {BY_TASK, *self.roster.names}
         if wrong := next((name for name in live.drafts if name in taken), None):
@@ -270,7 +270,7 @@ class GatewaySettings(RequestSettings, CallerSettings):
 
     @property
     def roster(self) -> Roster:
-        """The drafters that there are."""
+        """Drafters of the deployment."""
         return Roster(self.drafts, self.target_drafters)
 
 
@@ -288,12 +288,12 @@ class LiveSettings(PaceSettings):
 
     @property
     def pace(self) -> PaceSettings:
-        """Settings of the pace among them."""
+        """Settings of the pace, without the drafts and drafters."""
         return PaceSettings.model_validate(self.model_dump(include=set(PaceSettings.model_fields)))
 
 
 def live_refusal(error: ValidationError) -> str:
-    """Returns name, value and accepted values of each live setting that is not accepted."""
+    """Returns a message with the name and value of each invalid live setting, and with what is accepted."""
     known = list(LiveSettings.model_fields)
     refusals = []
     for found in error.errors(include_url=False):

@@ -19,11 +19,11 @@ from outrider.drafters.past_answers import Scope
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-FILES = 16  # least number of files that share size and age: a deletion frees a 16th
+FILES = 16  # smallest number of files that share max_bytes and days: a deletion frees a 16th
 LONGEST_FILE_S = 3600.0
-CLEAN_EVERY_S = 60.0  # while nothing is written
-CLEAN_WITHIN_S = 1.0  # seconds until files of other gateways count
-WAITING = 1024  # answers not written yet; further answers are not recorded
+CLEAN_EVERY_S = 60.0  # seconds between clean-ups while nothing is written
+CLEAN_WITHIN_S = 1.0  # seconds between clean-ups during writes: other gateways write too
+WAITING = 1024  # answers queued for writing; further answers are not recorded
 END_WITHIN_S = 5.0
 DIGEST_DIGITS = 12  # digits of an API key's digest in the name of its folder
 
@@ -36,10 +36,10 @@ class Offered(NamedTuple):
 
 
 class TrafficRecorder:
-    """Draws which answers are recorded, and writes them in a thread of its own."""
+    """Samples answers at random, and writes them in a thread of its own."""
 
     def __init__(self, settings: RecordSettings, gateway: str) -> None:
-        """gateway: name in the files, since several gateways may write into one folder."""
+        """gateway: part of the file names, since several gateways may share a folder."""
         self._settings = settings
         self._folder = RecordFolder(settings, gateway)
         self._random = random.Random()
@@ -49,10 +49,10 @@ class TrafficRecorder:
         logger.info("records %g of all answers, as token ids, in %s", settings.fraction, settings.folder)
 
     def offer(self, sequence: GatewaySequence) -> None:
-        """Takes a complete answer. Returns at once."""
+        """Queues a complete answer for writing if it is sampled. Does not block."""
         if not sequence.generated or not self._wants(sequence.scope):
             return
-        answer = RecordedAnswer.model_construct(  # checked already
+        answer = RecordedAnswer.model_construct(  # validated already
             prompt=sequence.prompt,
             answer=tuple(sequence.generated),
             temperature=sequence.sampling.temperature,
@@ -64,7 +64,7 @@ class TrafficRecorder:
             logger.warning("record: %d answers wait to be written, so more are not recorded", WAITING)
 
     def close(self) -> None:
-        """Returns once what was offered is written, or has taken too long."""
+        """Waits until the queued answers are written, or a timeout passes."""
         with suppress(queue.Full):
             self._offered.put(None, timeout=END_WITHIN_S)
             self._thread.join(END_WITHIN_S)
@@ -94,7 +94,7 @@ class TrafficRecorder:
 
 
 class RecordFolder:
-    """Folder whose files stay below the settings' bytes and days."""
+    """Folder whose files are kept within the size and the age of the settings."""
 
     def __init__(
         self, settings: RecordSettings, gateway: str, clock: Callable[[], float] = time.time
@@ -105,11 +105,11 @@ class RecordFolder:
         self._file_bytes = settings.max_bytes // FILES
         self._file_s = min(LONGEST_FILE_S, self._max_age_s / FILES)
         self._open_files: dict[Path, Path] = {}  # key: folder; value: the file that is written to
-        self._room, self._cleaned_at = 0, -math.inf  # bytes that may be written before the next look
+        self._room, self._cleaned_at = 0, -math.inf  # room: bytes that may be written until the next clean-up
         self._is_failing = False
 
     def write(self, offered: Offered) -> None:
-        """Writes an answer. If that fails, it is lost and the log says so once."""
+        """Writes an answer. If that fails, the answer is lost, and the first failure is logged."""
         line = offered.answer.line().encode()
         if len(line) > self._max_bytes:
             return
@@ -125,7 +125,7 @@ class RecordFolder:
             self._room -= len(line)
 
     def tidy(self) -> None:
-        """Deletes old files. If that fails, they stay and the log says so once."""
+        """Deletes old files. If that fails, the files stay, and the first failure is logged."""
         with self._failing_once():
             self._clean()
 
@@ -155,7 +155,7 @@ class RecordFolder:
         self._room = self._max_bytes - total + wanted
 
     def _file_in(self, folder: Path) -> Path:
-        """Returns the file for the next line: each gateway has its own, until it is large or old enough."""
+        """Returns the file for the next line: the gateway's newest, or a new file if that is large or old."""
         file, now = self._open_files.get(folder), self._clock()
         if file is None or _size(file) >= self._file_bytes or now - _began(file) >= self._file_s:
             file = folder / f"{1000 * now:.0f}-{self._gateway}{SUFFIX}"
@@ -164,13 +164,13 @@ class RecordFolder:
 
 
 def _began(file: Path) -> float:
-    """Returns seconds since 1970 from the file's name; 0 if the name has none."""
+    """Returns the time in the file's name, in seconds since 1970; 0 if the name has none."""
     digits = file.name.partition("-")[0]
     return int(digits) / 1000 if digits.isdecimal() else 0.0
 
 
 def _size(file: Path) -> int:
-    """Returns the bytes of a file; 0 if it was deleted."""
+    """Returns the size of a file in bytes; 0 if it was deleted."""
     try:
         return file.stat().st_size
     except FileNotFoundError:
