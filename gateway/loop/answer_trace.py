@@ -1,9 +1,9 @@
 """Spans of an answer: a span for every round, and for every run of plain decoding.
 
-A round's span begins when its Draft is asked for, and ends with its own Verdict. If the target had the Draft
-before the last round was over, the span begins when the Draft was sent. The span of plain decoding ends with
-its last token, which may come when the next round has begun. Attributes of a span count what the answer's
-Stats gained for it, so over an answer they sum up to the usage that the client gets.
+A round's span begins when its Draft is requested, and ends with its own Verdict. If the target got the Draft
+before the previous round was over, the span begins when the Draft was sent. The span of plain decoding ends
+with its last token, which may arrive after the next round has begun. The counters of a span are its part of
+the answer's Stats, so their sums over an answer equal the usage that the client gets.
 """
 
 import time
@@ -42,14 +42,14 @@ ROUND, PLAIN, ABANDONED = "round", "plain", "abandoned round"
 
 
 class NoTrace:
-    """Trace of an answer that is not recorded: nothing is computed, nothing crosses to the workers."""
+    """Trace of an answer that is not recorded: a no-op, and workers get no trace context."""
 
     request = ""  # traceparent for work that no round waits for
     current = ""  # traceparent of the round or plain decoding under way
     ahead = ""  # traceparent of the round whose Draft is sent before it begins
 
     def on(self, event: Event) -> None:
-        """Records what happened to the answer."""
+        """Records an event."""
 
 
 NO_TRACE = NoTrace()
@@ -68,15 +68,13 @@ class AnswerTrace(NoTrace):
             "outrider.drafter": speculation.drafter or "",
             "outrider.verification": speculation.verification,
         }
-        self._counted = Stats()  # since the newest span ended
+        self._counted = Stats()  # counted since the previous span ended
         self._span: Span = INVALID_SPAN
-        self._next: Span = INVALID_SPAN  # next round; dropped unless the target continues with it
+        self._next: Span = INVALID_SPAN  # span of the next round; dropped unless the target continues with it
         self._started_ns = 0
         self._waits = self._continued = False
         self._plain: _PlainTimes | None = None  # None: a round is under way
-        self._late: _LatePlain | None = (
-            None  # plain decoding before that round, if tokens of it may still come
-        )
+        self._late: _LatePlain | None = None  # earlier plain decoding whose tokens may still arrive
 
     def on(self, event: Event) -> None:
         if self._late is not None and isinstance(event, TokenDecoded):
@@ -129,7 +127,10 @@ class AnswerTrace(NoTrace):
                 self._add_event("moved", event.reason)
 
     def _enter(self, name: str, started: Span | None, reason: str) -> None:
-        """started: the span, if it has begun already."""
+        """Begins the span of a round or of plain decoding.
+
+        started: the span, if it was started before.
+        """
         self._started_ns = time.time_ns()  # read once: the parts of a span must sum up to its length
         self._span = self._started(name, self._started_ns) if started is None else started
         self._next = INVALID_SPAN
@@ -154,7 +155,7 @@ class AnswerTrace(NoTrace):
         _finish(*self._leave(), tokens, times, verdict.reply, ended_ns)
 
     def _end(self, reason: str) -> None:
-        """Ends plain decoding, or a round that has no Verdict for this reason."""
+        """Ends the span of plain decoding, or of a round without a Verdict."""
         if not self._span.is_recording():
             return
         ended_ns, plain = time.time_ns(), self._plain
@@ -168,13 +169,13 @@ class AnswerTrace(NoTrace):
             self._late = _LatePlain(*self._leave(), plain, times, ended_ns)
 
     def _leave(self) -> tuple[Span, Stats]:
-        """Returns the span under way, and what was counted for it. No span is under way after that."""
+        """Returns the current span and what was counted for it; afterwards there is no current span."""
         left = self._span, self._counted
         self._span, self._counted, self.current = INVALID_SPAN, Stats(), ""
         return left
 
     def _finish_late(self) -> None:
-        """Ends the span of plain decoding: no token of it comes any more."""
+        """Ends the span of earlier plain decoding: all of its tokens have arrived."""
         if (late := self._late) is not None:
             _finish(late.span, late.counted, late.plain.tokens, late.times, late.plain.newest, late.ended_ns)
             self._late = None
@@ -189,7 +190,10 @@ class AnswerTrace(NoTrace):
         return (ended_ns - self._started_ns) / 1e6
 
     def _round_times(self, verdict: VerdictReceived, lasted: float) -> "Times":
-        """Returns parts that sum up to the milliseconds since the round or the last Verdict began."""
+        """Returns the parts of the ``lasted`` milliseconds since the round began.
+
+        If the target continued by itself, the round begins with the previous Verdict here.
+        """
         proposal, reply = verdict.proposal, verdict.reply
         step, total = reply.timings.step_ns / 1e6, reply.timings.total_ns / 1e6
         if self._continued:
@@ -212,9 +216,9 @@ class Times:
     """Milliseconds of the parts of a span; their sum is its length."""
 
     gateway: float = 0.0
-    wire: float = 0.0  # with the event loops at its ends
+    wire: float = 0.0  # network, with the event loops at both ends
     draft: float = 0.0  # steps of the draft
-    wait: float = 0.0  # for a step to begin, or for a Draft that never came
+    wait: float = 0.0  # until a step begins, or for a Draft that never came
     target: float = 0.0  # steps of the target
 
 
@@ -235,12 +239,12 @@ class _PlainTimes:
 
 @dataclass
 class _LatePlain:
-    """Plain decoding that is over. Tokens of it may come as long as the round after it has no Verdict."""
+    """Plain decoding that has ended, but whose last tokens may arrive until the next round's Verdict."""
 
     span: Span
     counted: Stats
     plain: _PlainTimes
-    times: Times  # parts of the time until the round began, which has what follows
+    times: Times  # parts of the time until the next round began; later time belongs to that round
     ended_ns: int  # end of the span, as read from time.time_ns
 
     def add(self, event: TokenDecoded) -> None:

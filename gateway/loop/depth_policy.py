@@ -1,4 +1,4 @@
-"""How deep the next Draft of one sequence is, and which drafter makes it, while the drafter is well."""
+"""Depth of a sequence's next Draft, and the drafter that makes it, as long as the drafter can be asked."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +17,12 @@ from outrider.telemetry.reasons import DepthReason
 
 
 class DepthPolicy:
-    """Asks the request, the pace of the target, and the route. Nothing changes by asking for a depth."""
+    """Combines the request's settings, the target's pace and the route. ``depth`` is a query."""
 
     def __init__(
         self, sequence: GatewaySequence, route: Route, speculation: Speculation, events: Events
     ) -> None:
-        """speculation: resolved."""
+        """speculation: resolved settings of the request."""
         self._sequence = sequence
         self._route = route
         self._mode = speculation.mode
@@ -31,7 +31,7 @@ class DepthPolicy:
 
     @contextmanager
     def at(self, pace: Pace) -> Iterator[None]:
-        """Lets a pace decide while its target has the sequence."""
+        """Lets a target's pace decide while the target has the sequence."""
         self._observer.pace = pace
         if self._mode == "off":
             yield
@@ -47,21 +47,24 @@ class DepthPolicy:
 
     @property
     def paced(self) -> PacedSequence:
-        """The sequence as the pace sees it with the drafter that drafts now."""
+        """State of the sequence in the pace, with the current drafter."""
         return self._route.current().paced
 
     @property
     def info(self) -> DrafterInfo:
-        """Row of the drafter that drafts now."""
+        """Row of the current drafter."""
         return self._route.current().info
 
     @property
     def room(self) -> int:
-        """Tokens that a Draft may have: the Verdict adds the target's own token."""
+        """Number of tokens that a Draft may have: the Verdict adds the target's own token."""
         return max(self._sequence.limit - len(self._sequence) - 1, 0)
 
     def depth(self) -> tuple[int, str]:
-        """Tokens of the next Draft, 0 for plain decoding; and the DepthReason, or the pace's own."""
+        """Returns the depth of the next Draft, 0 for plain decoding, and its reason.
+
+        The reason is a DepthReason, or a reason of the pace.
+        """
         if self._observer.pace is None:
             return 0, DepthReason.OFF  # no target has had the sequence yet
         if self.room == 0:
@@ -78,18 +81,18 @@ class DepthPolicy:
             return tried
         depth = self.paced.max_depth if self._mode == "fixed" else self.pace.depth_in_rounds(self.paced)
         decision, drafter = self.paced.decision, tried.drafter or self.info.name
-        # A round that is only tried shows all guesses.
+        # A trial shows all guesses, likely or not.
         least_survival = decision.least_survival if decision.depth and not tried.drafter else 0.0
         return Lease(0, depth, decision.alternatives, drafter, least_survival)
 
     @property
     def asked_depth(self) -> int:
-        """Depth that the drafter was asked for; a united Draft may be deeper."""
+        """Requested depth of a target's Draft; an index that is united with it may guess deeper."""
         return self.wanted_with_verdict.depth if self.info.is_united else MAX_DEPTH
 
     @property
     def target_may_continue(self) -> bool:
-        """Whether the target makes all Drafts, and they are wanted for more than a trial."""
+        """Whether the target makes all Drafts, and the next Draft is more than a trial."""
         depth = self.paced.max_depth if self._mode == "fixed" else self.paced.depth
         return self.info.comes_with_verdicts and depth > 0
 
@@ -100,10 +103,10 @@ class DepthPolicy:
 
     @property
     def starts_with_drafts(self) -> bool:
-        """Whether the drafter must take in the prompt while the target does."""
+        """Whether the drafter must prefill the prompt at the same time as the target."""
         return self._mode != "auto" or self.pace.may_pay(self.paced)
 
     def pays(self) -> bool:
-        """Whether the next turn should be a round, by what the pace has observed until now."""
+        """Returns whether the next turn should be a round, by the pace's newest observations."""
         self.pace.refresh()
         return self._mode == "fixed" or self.pace.may_pay(self.paced)

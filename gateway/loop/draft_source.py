@@ -1,4 +1,4 @@
-"""Drafts of one sequence: how deep the next Draft is, and asking the drafter for it."""
+"""Source of a sequence's Drafts: decides the depth of the next Draft, and requests it from the drafter."""
 
 import asyncio
 import math
@@ -25,7 +25,7 @@ from outrider.pace.tuning import TUNING
 
 
 class DraftSource:
-    """Answers how deep the next Draft is, and gets it. ``depth`` is a query: nothing changes by asking."""
+    """Decides how deep the next Draft is, and gets it. ``depth`` is a query: it changes nothing."""
 
     def __init__(
         self,
@@ -37,9 +37,9 @@ class DraftSource:
     ) -> None:
         """
         Args:
-            route: knows which drafter drafts.
-            speculation: resolved.
-            longest_wait_s: limit of the wait for a Draft, even if the pace allows more.
+            route: chooses the drafter.
+            speculation: resolved settings of the request.
+            longest_wait_s: longest wait for a Draft, seconds, even if the pace allows more.
         """
         self._sequence = sequence
         self._route = route
@@ -48,42 +48,49 @@ class DraftSource:
         self._longest_wait_s = longest_wait_s
         self._growth = Growth(sequence, events, self._policy.pays)
         self._health = DrafterHealth(sequence, route, events, self._growth, speculation.mode == "off")
-        self._drafting: asyncio.Task[Proposal | None] | None = None  # the newest Draft that was asked for
+        self._drafting: asyncio.Task[Proposal | None] | None = None  # newest request for a Draft
         self._newest = NO_PROPOSAL
 
     @contextmanager
     def at(self, pace: Pace) -> Iterator[None]:
-        """Lets a pace decide while its target has the sequence."""
+        """Lets a target's pace decide while the target has the sequence."""
         with self._policy.at(pace):
             if self._policy.starts_with_drafts:
-                # Both workers take the prompt in at the same time: the first token never waits for the draft.
+                # Target and drafter prefill the prompt at the same time: the first token never waits for the
+                # drafter.
                 self._health.start()
             yield
 
     def depth(self) -> tuple[int, str]:
-        """Tokens of the next Draft, 0 for plain decoding; and the DepthReason, or the pace's own."""
+        """Returns the depth of the next Draft, 0 for plain decoding, and its reason.
+
+        The reason is a DepthReason, or a reason of the pace.
+        """
         return self._policy.depth() if self._health.reason is None else (0, self._health.reason)
 
     def lease(self) -> Lease:
-        """Returns the lease of a target in rounds: it ends with the Verdict, unless it makes all Drafts."""
+        """Returns the target's lease during rounds.
+
+        It ends with the Verdict, unless the target makes all Drafts.
+        """
         wanted = self._policy.wanted_with_verdict
         may_continue = wanted.depth > 0 and self._target_may_continue
         return longest_lease(self._sequence, wanted) if may_continue else wanted
 
     @property
     def _target_may_continue(self) -> bool:
-        """Whether the target may verify its own Drafts before they were seen here."""
+        """Whether the target may verify its own Drafts before the gateway has received them."""
         return self._policy.target_may_continue and self._health.reason is None
 
     async def _follow(self) -> None:
-        """Changes to another drafter, if that is faster."""
+        """Switches to another drafter if that is faster."""
         if await self._route.follow():
             self._health.changed()
 
     # Drafts for rounds.
 
     def begin(self, depth: int, traceparent: str) -> None:
-        """Asks for a Draft that follows the committed tokens, unless it came with the Verdict.
+        """Requests a Draft that follows the committed tokens, unless such a Draft came ahead of its request.
 
         traceparent: span of the round that waits for the Draft, or of the request if no round does.
         """
@@ -93,18 +100,18 @@ class DraftSource:
         self._drafting = asyncio.create_task(self._after(self._drafting, depth, traceparent))
 
     async def proposal(self) -> Proposal | None:
-        """Returns the Draft that ``begin`` asked for; None: there is none, and ``resume`` is next."""
+        """Waits for the Draft that ``begin`` requested; None: there is none, and ``resume`` must follow."""
         assert self._drafting is not None
         return await self._drafting
 
     @property
     def may_prepare(self) -> bool:
-        """Whether the newest Draft may come with what follows its likely verdicts."""
+        """Whether Drafts for the likely verdicts may follow the newest Draft."""
         is_drafting = self._drafting is not None and not self._drafting.done()
         return is_drafting or self._newest.following is not nothing_follows
 
     async def prepared(self) -> Proposal | None:
-        """Returns the newest Draft with what follows its likely verdicts, once prepared; None: never."""
+        """Waits for the newest Draft extended by the Drafts for its likely verdicts; None: none come."""
         if self._drafting is not None:
             await asyncio.wait({self._drafting})
         newest = self._newest
@@ -125,7 +132,7 @@ class DraftSource:
         )
 
     def continued(self) -> Proposal | None:
-        """Returns the Draft with which the target continues alone; None if another drafter should draft."""
+        """Returns the target's own Draft that it verifies already; None if another drafter should draft."""
         came = self._sequence.draft
         is_wanted = self._target_may_continue and self._route.stays
         if came is None or not is_wanted:
@@ -137,7 +144,7 @@ class DraftSource:
         return proposal
 
     def overtaken(self, proposal: Proposal) -> Proposal:
-        """Returns the part of a Draft that follows the committed tokens; the text judges the part before."""
+        """Returns the part of a Draft that follows the committed tokens; the text judges the earlier part."""
         text = self._sequence.since(proposal.base)
         guessed = proposal.draft.tokens[: min(proposal.draft.chain_length, len(text))]
         if guessed and self._sequence.is_coupled:
@@ -158,10 +165,10 @@ class DraftSource:
         return await self._propose(depth, is_awaited=True)
 
     async def _propose(self, depth: int, *, is_awaited: bool) -> Proposal | None:
-        """Returns the Draft, or None.
+        """Requests a Draft and returns it; None if it is late or lost, or the drafter has fallen silent.
 
-        is_awaited: whether the target waits for the Draft. If it does not, plain decoding may be what keeps
-            the drafter's device busy: such a Draft may take its time.
+        is_awaited: whether the target waits for the Draft. If not, only ``longest_wait_s`` limits the wait:
+            plain decoding may keep the drafter's device busy.
         """
         loop = asyncio.get_running_loop()
         drafter, decision = self._route.current().drafter, self._policy.paced.decision
@@ -182,9 +189,9 @@ class DraftSource:
         return None if self._health.fall_silent() else proposal
 
     def _received(self, proposal: Proposal, depth: int) -> Proposal:
-        """Returns the proposal with its drafter and the depth that was asked for, and emits Drafted."""
+        """Returns the proposal with its drafter and the requested depth, and emits Drafted."""
         current, because = self._route.current(), self._route.reason
-        # A target drafter that is tried makes a Draft in the place of the current drafter.
+        # A target drafter on trial may make the Draft in place of the current drafter.
         is_tried = proposal.asked not in ("", current.info.name)
         asked = self._route.candidate(proposal.asked).name if is_tried else current.name
         drafter = proposal.drafter or current.name
@@ -196,20 +203,18 @@ class DraftSource:
     # Plain decoding.
 
     async def resume(self, traceparent: str) -> tuple[Proposal, str]:
-        """Returns once rounds pay, with the Draft to begin them and what decided its depth.
+        """Waits until rounds pay; returns the Draft to begin with and the reason of its depth.
 
-        Meanwhile the sequence is in plain decoding.
+        Meanwhile the sequence is in plain decoding. Now and then the drafter makes a guess, which also keeps
+        its KV cache up to date. The text judges the guess: it is what the target would have answered.
 
-        The drafter guesses now and then, which also keeps its cache up to date. The text judges the guesses:
-        it is what the target would have answered.
-
-        traceparent: span of the request: no round waits for the Drafts.
+        traceparent: span of the request, since no round waits for the Drafts.
         """
         TRACEPARENT.set(traceparent)
         if self._health.is_off:
             await wait_forever()
         if self._drafting is not None:
-            await asyncio.wait({self._drafting})  # a plain await would cancel the task with the present task
+            await asyncio.wait({self._drafting})  # a plain await would pass a cancellation on to the task
         while True:
             await self._health.recovered()
             await self._growth.wait_for_tokens(self._policy.pace.probe_tokens(self._policy.paced))
@@ -217,12 +222,13 @@ class DraftSource:
                 await wait_forever()
             if not self._policy.may_draft:
                 continue
-            if self._health.is_cold:  # plain until now: it took no time of the draft
+            if self._health.is_cold:  # until now the sequence has cost the drafter no time
                 await self._health.catch_up()
             await self._follow()
             depth, reason = self.depth()
             if self._policy.info.probes_by_rounds:
-                # Its Draft comes with the Verdict on an empty Draft, and only a round can judge it.
+                # The Draft of such a drafter comes with the Verdict on an empty Draft; only a round can judge
+                # it.
                 self._policy.paced.try_round()
                 return self._resumed(NO_PROPOSAL, reason)
             proposal = await self._propose(depth or min(TUNING.probe_depth, room), is_awaited=False)
@@ -246,7 +252,7 @@ class DraftSource:
         self._events.emit(Compared(found.correct, found.reached))
 
     async def aclose(self) -> None:
-        """Ends what is under way and frees what the drafters hold."""
+        """Cancels the pending requests, and frees what the drafters hold for the sequence."""
         tasks = [task for task in (self._drafting, self._health.taking_in) if task is not None]
         for task in tasks:
             task.cancel()

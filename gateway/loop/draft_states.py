@@ -1,4 +1,4 @@
-"""States of a sequence's drafter, as the sequence sees it: values, between which DraftSource moves."""
+"""States of a sequence's drafter: immutable values. DrafterHealth moves from state to state."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,10 +8,10 @@ from outrider.telemetry.reasons import DepthReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftState:
-    """What every state knows."""
+    """Base of the states."""
 
-    losses: int = 0  # draft workers that were lost with the sequence since its newest Draft
-    reason: ClassVar[DepthReason | None] = None  # why there are no Drafts; None: there may be some
+    losses: int = 0  # draft workers lost while they had the sequence, since its newest Draft
+    reason: ClassVar[DepthReason | None] = None  # why there are no Drafts; None: there may be Drafts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +23,14 @@ class DraftsOff(DraftState):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftsCold(DraftState):
-    """The drafter was not given the prompt yet."""
+    """The drafter has not been given the prompt yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftsReady(DraftState):
-    """The drafter may be asked."""
+    """The drafter can be asked for Drafts."""
 
-    empty: int = 0  # Drafts without a token, in a row
+    empty: int = 0  # consecutive Drafts without a token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +43,16 @@ class DraftsLate(DraftState):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftsSilent(DraftState):
-    """Many Drafts in a row had no token: the text has to go on first."""
+    """Many consecutive Drafts had no token: the drafter is asked again once the text is longer."""
 
-    until_length: int  # tokens of the sequence
-    empty: int  # Drafts without a token, in a row
+    until_length: int  # length of the sequence at which the drafter is asked again, in tokens
+    empty: int  # consecutive Drafts without a token
     reason: ClassVar[DepthReason] = DepthReason.EMPTY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftsLost(DraftState):
-    """The drafter's worker was lost: another has to catch up first."""
+    """The drafter's worker was lost: another worker has to catch up first."""
 
     retry_at: float  # the event loop's time
     reason: ClassVar[DepthReason] = DepthReason.LOST

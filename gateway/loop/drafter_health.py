@@ -1,7 +1,7 @@
-"""Health of a sequence's drafter: whether it may be asked, and its recovery if not.
+"""Health of a sequence's drafter: whether it can be asked for Drafts, and its recovery if not.
 
 ``draft_states`` has the states. A drafter that is late, silent or lost only means plain decoding until it has
-recovered: nothing here fails a request.
+recovered: it never fails a request.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ from outrider.telemetry.reasons import DepthReason
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-MANY_EMPTY = 4  # Drafts without a token, in a row, that end rounds
+MANY_EMPTY = 4  # consecutive Drafts without a token that end rounds
 SILENCE = Backoff(16, 1024)  # tokens of plain decoding before a silent drafter is asked again
-MOST_LOSSES = 3  # draft workers lost in a row, without a Draft: the sequence may be the reason
-RECOVERY = Backoff(0.25, 30.0)  # seconds before attempts to recover, from the second in a row on
+MOST_LOSSES = 3  # draft workers lost in a row without a Draft: the sequence may be the cause
+RECOVERY = Backoff(0.25, 30.0)  # seconds before an attempt to recover, from the second attempt in a row on
 
 
 class DrafterHealth:
-    """Moves the drafter from state to state, and emits an event if there are no Drafts for a while."""
+    """State machine of a sequence's drafter. Emits an event whenever Drafts stop for a while."""
 
     def __init__(
         self, sequence: GatewaySequence, route: Route, events: Events, growth: Growth, is_off: bool
@@ -48,12 +48,12 @@ class DrafterHealth:
         self._events = events
         self._growth = growth
         self._state: DraftState = DraftsOff() if is_off else DraftsCold()
-        self._attempts = 0  # to recover, since the newest Draft
-        self.taking_in: asyncio.Task[None] | None = None  # the drafter takes in the prompt
+        self._attempts = 0  # attempts to recover since the newest Draft
+        self.taking_in: asyncio.Task[None] | None = None  # the drafter prefills the prompt
 
     @property
     def reason(self) -> DepthReason | None:
-        """Why there are no Drafts; None: there may be some."""
+        """Reason why there are no Drafts; None: there may be Drafts."""
         return self._state.reason
 
     @property
@@ -63,38 +63,39 @@ class DrafterHealth:
 
     @property
     def is_cold(self) -> bool:
-        """Whether the drafter was not given the prompt yet."""
+        """Whether the drafter has not been given the prompt yet."""
         return isinstance(self._state, DraftsCold)
 
     def start(self) -> None:
-        """Hands the prompt over, once; nothing waits for it."""
+        """Sends the prompt to the drafter once; does not wait for the prefill."""
         if self.is_cold:
             self._become(DraftsReady())
             self.taking_in = asyncio.create_task(self._take_in(self._route.current().drafter))
 
     async def stop_taking_in(self) -> None:
-        """Stops waiting for the prompt alone: a Draft is wanted, which needs the prompt too."""
+        """Cancels the request to prefill the prompt: a request for a Draft follows, which includes that."""
         if self.taking_in is not None:
             self.taking_in.cancel()
             await asyncio.wait({self.taking_in})
             self.taking_in = None
 
     def changed(self) -> None:
-        """Forgets the empty Drafts of the drafter before."""
+        """Resets the count of empty Drafts, which the previous drafter made."""
         if isinstance(self._state, DraftsReady):
             self._become(replace(self._state, empty=0))
 
     def drafted(self, draft: Draft) -> None:
-        """Counts an answer of the drafter."""
+        """Records a Draft of the drafter, which may be empty."""
         self._attempts = 0
         self._become(DraftsReady(empty=0 if draft else self._empty + 1))
 
     def fall_silent(self) -> bool:
-        """Ends rounds after too many Drafts without a token; returns whether it does."""
+        """Ends rounds after too many consecutive empty Drafts; returns whether it does."""
         empty, is_index = self._empty, self._route.current().info.is_index
         if empty < MANY_EMPTY:
             return False
-        # Most often the context or the cache of a draft is full; a text without repeats is no fault.
+        # A draft worker is mostly silent because its context or cache is full. An index is silent if the text
+        # has no repeats, which is no fault.
         is_fault = empty == MANY_EMPTY and not is_index
         pause = 1 if is_index else int(SILENCE.after(empty - MANY_EMPTY))
         silent = DraftsSilent(until_length=len(self._sequence) + pause, empty=empty)
@@ -102,9 +103,9 @@ class DrafterHealth:
         return True
 
     def late(self, patience_s: float, *, is_awaited: bool) -> None:
-        """Ends rounds: no Draft came within that many seconds.
+        """Ends rounds, since no Draft came within ``patience_s`` seconds.
 
-        is_awaited: whether the target waited for it.
+        is_awaited: whether the target waited for the Draft.
         """
         state = DraftsLate(retry_at=self._retry_at(), losses=self._state.losses)
         self._fall_back(
@@ -112,12 +113,12 @@ class DrafterHealth:
         )
 
     def lost(self, lost: WorkerLostError) -> None:
-        """Ends rounds, if they have not ended: a draft worker was lost."""
+        """Ends rounds if they have not ended yet, since a draft worker was lost."""
         if self.reason is None:
             self._fall_back(self._after_loss(lost), str(lost))
 
     async def recovered(self) -> None:
-        """Returns once the drafter may be asked again."""
+        """Waits until the drafter can be asked again."""
         match self._state:
             case DraftsSilent(until_length=length, empty=empty):
                 await self._growth.wait_for_length(length)
@@ -128,10 +129,10 @@ class DrafterHealth:
                 await self.catch_up()
 
     async def catch_up(self) -> None:
-        """Returns once the drafter has taken in what is committed, however long that takes.
+        """Waits until the drafter has processed the committed tokens, however long that takes.
 
-        The first attempt follows at once, later attempts after growing pauses, by another drafter if there
-        is another. After MOST_LOSSES it never returns: the sequence may be the reason of the losses.
+        The first attempt starts at once. Later attempts follow after growing pauses, with another drafter if
+        possible. After MOST_LOSSES this never returns, since the sequence may be the cause of the losses.
         """
         await self.stop_taking_in()
         while True:
@@ -155,7 +156,7 @@ class DrafterHealth:
 
     @property
     def _empty(self) -> int:
-        """Drafts without a token, in a row."""
+        """Number of consecutive Drafts without a token."""
         return self._state.empty if isinstance(self._state, DraftsReady) else 0
 
     async def _take_in(self, drafter: SequenceDrafter) -> None:
@@ -169,7 +170,10 @@ class DrafterHealth:
         return DraftsLost(retry_at=self._retry_at(), losses=losses)
 
     def _retry_at(self) -> float:
-        """When to try to recover, in the event loop's time; each time in a row later."""
+        """Returns the time of the next attempt to recover, in the event loop's time.
+
+        The pause grows with each attempt in a row.
+        """
         pause_s = RECOVERY.after(self._attempts - 1) if self._attempts else 0.0
         self._attempts += 1
         return asyncio.get_running_loop().time() + pause_s

@@ -22,7 +22,7 @@ from outrider.drafters.registry import DrafterInfo, drafters, mixed
 
 
 class LoopFactory:
-    """Makes the loops of one gateway's sequences."""
+    """Builds the loops of a gateway's sequences."""
 
     def __init__(self, fleet: Fleet, paces: Paces, settings: GatewaySettings) -> None:
         self._fleet = fleet
@@ -33,7 +33,7 @@ class LoopFactory:
         self.use(settings)
 
     def use(self, settings: GatewaySettings) -> None:
-        """Puts settings in force for sequences that begin from now on; only what concerns drafters."""
+        """Applies the settings of drafters to the sequences that begin from now on."""
         self._settings = settings
         self._roster = self._drafters.roster = settings.roster
         self.router.roll_out(settings.new_drafts)
@@ -51,16 +51,16 @@ class LoopFactory:
         """Returns the loop of one sequence.
 
         Args:
-            speculation: resolved.
+            speculation: resolved settings of the request.
             deadline: when to give up, in the event loop's time.
             task: label under which acceptance is counted.
             trace: listener that makes the spans of its rounds.
-            parking: what parks the sequence; None: nothing does.
+            parking: parks the sequence; None: it is never parked.
         """
         stats = Stats()
         events = Events([stats, trace])
         assert speculation.drafter is not None
-        is_named = speculation.drafter in self._roster.names  # it may have left while the request waited
+        is_named = speculation.drafter in self._roster.names  # it may have left while the request was queued
         names = (speculation.drafter,) if is_named else self._settings.candidates
         rows = [self._roster.find(name) for name in names]
         if sequence.prediction and not is_named:
@@ -91,14 +91,17 @@ class LoopFactory:
         )
 
     def _is_ready(self, drafter: DrafterInfo) -> bool:
-        """Whether there is a worker, if it asks one."""
+        """Returns whether a drafter can be asked: a worker drafter needs a worker."""
         if not drafter.asks_worker:
             return True
         return any(worker.draft == drafter.asked for worker in self._fleet.workers("draft"))
 
 
 def _with_prediction(rows: Sequence[DrafterInfo]) -> Iterator[DrafterInfo]:
-    """Yields the drafters of a prediction: itself, and the target's own drafters united with all indices."""
+    """Yields the drafters that use a prediction: the prediction's index, and unions of target drafters.
+
+    Each target drafter is united with all indices.
+    """
     for prediction in drafters():
         if prediction.reads_prediction:
             yield prediction

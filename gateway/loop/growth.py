@@ -1,4 +1,4 @@
-"""Waiting for a sequence to have more tokens."""
+"""Lets a task wait until a sequence has more tokens."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,30 +9,30 @@ from gateway.sequence import GatewaySequence
 
 
 class Growth:
-    """Lets one task at a time wait for a length of the sequence."""
+    """Lets one task at a time wait until the sequence has a given length."""
 
     def __init__(self, sequence: GatewaySequence, events: Events, pays: Callable[[], bool]) -> None:
-        """pays: whether rounds pay by now."""
+        """pays: returns whether rounds pay now."""
         self._sequence = sequence
         self._pays = pays
-        self._awaited = 0  # tokens of the sequence that a task waits for
+        self._awaited = 0  # length that a task waits for, in tokens
         self._is_woken = asyncio.Event()
         events.add(self)
 
     def on(self, event: Event) -> None:
-        """Wakes the task if the sequence is long enough, or rounds pay."""
+        """Wakes the task if the sequence is long enough, or if rounds pay."""
         if isinstance(event, VerdictReceived | TokenDecoded) and (
             len(self._sequence) >= self._awaited or self._pays()
         ):
             self._is_woken.set()
 
     async def wait_for_length(self, length: int) -> None:
-        """Returns once the sequence has that many tokens."""
+        """Waits until the sequence has ``length`` tokens."""
         while len(self._sequence) < length:
             await self._next(length)
 
     async def wait_for_tokens(self, count: int) -> None:
-        """Returns once the sequence has that many tokens more, or rounds pay."""
+        """Waits until the sequence has ``count`` more tokens, or rounds pay."""
         end = min(len(self._sequence) + count, self._sequence.limit)
         while len(self._sequence) < end and not self._pays():
             await self._next(end)

@@ -8,7 +8,7 @@ Rules:
 - A drafter's ``propose`` may be cancelled at any await.
 - ``DraftSource.depth`` is a query.
 
-The loss of a target is handled here, the loss of a drafter in ``DraftSource``. docs/architecture.md has the
+The loop handles the loss of a target, and ``DraftSource`` the loss of a drafter. docs/architecture.md has the
 table of states.
 """
 
@@ -42,11 +42,11 @@ from outrider.telemetry.reasons import DepthReason, FailureReason, SpanReason
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-RETRY = Backoff(0.08, 1.0)  # seconds from a second failed attempt in a row to open a target to the next
+RETRY = Backoff(0.08, 1.0)  # seconds before an attempt to open a target, from the second failure in a row on
 
 
 class SequenceLoop:
-    """Generates one sequence; ``steps`` can be run once."""
+    """Generates one sequence; ``steps`` can be called once."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class SequenceLoop:
         Args:
             stats, trace: listeners to the events.
             deadline: when to give up, in the event loop's time.
-            max_losses: targets lost in a row, without a token in between, after which it gives up.
-            parking: what parks the sequence.
+            max_losses: consecutive lost targets, without a token in between, after which it gives up.
+            parking: parks the sequence.
             second_targets: decides when the sequence is opened at a second target.
         """
         self._sequence = sequence
@@ -83,24 +83,24 @@ class SequenceLoop:
         self._second_targets = second_targets
 
     def depth(self) -> tuple[int, str]:
-        """Tokens of the next Draft, 0 for plain decoding; and what decides it."""
+        """Returns the depth of the next Draft, 0 for plain decoding, and its reason."""
         return self._source.depth()
 
     async def steps(self) -> AsyncGenerator[Committed, None]:
-        """Yields what each reply of the target adds, once committed. It ends early if the sequence is parked.
+        """Yields what each reply of the target adds, once committed. Ends early if the sequence is parked.
 
-        When a target is lost, another target continues from the committed tokens. Keyed noise gives it the
-        text that the first target would have given. The sequence may be the reason of the loss. So it is
-        opened isolated from other suspects, and at most max_losses targets are tried. The sequence also
-        changes to a second target that is better; see ``WatchedTarget``.
+        When a target is lost, another target continues from the committed tokens; keyed noise makes it
+        generate the same text. The sequence may be the cause of the loss. So it is opened isolated from other
+        suspects, and at most max_losses targets are tried. The sequence also moves to a second target if that
+        is better; see ``WatchedTarget``.
 
         Raises:
             DeadlineError: the deadline passed first.
             InvalidRequestError: no target can serve such a sequence.
-            GenerationFailedError: a target's engine cannot go on with it, or max_losses targets were lost.
+            GenerationFailedError: a target's engine cannot continue it, or max_losses targets were lost.
         """
-        failures = losses = 0  # in a row: attempts that failed, and targets lost that had the sequence
-        second: Second | None = None  # target at which the sequence is open already
+        failures = losses = 0  # consecutive: failed attempts, and lost targets that had the sequence
+        second: Second | None = None  # second target, at which the sequence is already open
         self._sequence.round += 1
         try:
             while self._sequence.finish_reason is None:
@@ -120,7 +120,7 @@ class SequenceLoop:
                     second = moved.second
                     self._events.emit(Ended(SpanReason.MOVED))
                 except ParkedError:
-                    self._sequence.draft = None  # another drafter may go on
+                    self._sequence.draft = None  # another drafter may continue
                     self._events.emit(Ended(SpanReason.PARKED))
                     return
                 except WorkerLostError as lost:
@@ -147,7 +147,7 @@ class SequenceLoop:
         )
 
     async def _before_retry(self, failures: int, lost: WorkerLostError) -> None:
-        """Waits before all attempts but the first, each time for longer."""
+        """Waits before a retry: not before the first, then for longer each time. Raises DeadlineError."""
         if failures == 1:
             return
         pause_s = RETRY.after(failures - 2)
@@ -164,7 +164,7 @@ class SequenceLoop:
         return WatchedTarget(stream, self._sequence, self._fleet, self._second_targets, self._events)
 
     def _goes_on_at(self, second: Second) -> bool:
-        """Begins the round in which the sequence goes on; returns whether the target has answered it."""
+        """Begins the round in which the second target continues; returns whether it is answered already."""
         self._sequence.round = second.next_round(self._sequence)
         self._sequence.served_by.append(second.stream.address)
         return self._sequence.round == second.round
@@ -172,9 +172,9 @@ class SequenceLoop:
     async def _phases(
         self, stream: TargetStream, watched: WatchedTarget, *, is_answered: bool
     ) -> AsyncGenerator[Committed, None]:
-        """Runs the prompt phase if it is wanted, then rounds while they pay, else plain decoding.
+        """Runs the phases at one target: the prompt if it is scored, then rounds or plain decoding.
 
-        is_answered: whether the next token of plain decoding is there already.
+        is_answered: whether the target has already sent the next token of plain decoding.
         """
         sequence = self._sequence
         turns = TargetTurns(stream, watched, sequence, self._trace, self._deadline, self._fleet.vocab_size)

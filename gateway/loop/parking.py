@@ -1,4 +1,4 @@
-"""Parking of a request: its sequences leave their targets for a while, and go on later with the same text."""
+"""Parking of a request: its sequences leave their targets, and continue later with the same text."""
 
 import asyncio
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from gateway.workers.fleet import TargetStream
 
 
 class Parking:
-    """Says whether the sequences of one request may be at targets."""
+    """Controls whether the sequences of one request may be at targets."""
 
     def __init__(self) -> None:
         self._streams: set[TargetStream] = set()
@@ -17,20 +17,20 @@ class Parking:
         self._may_run.set()
 
     def park(self) -> None:
-        """Closes the streams to the targets, which free the sequences. Their loops end when they notice."""
+        """Closes the streams to the targets, which free the sequences. Their loops end at the next reply."""
         self._may_run.clear()
         for stream in self._streams:
             stream.park()
 
     def resume(self) -> None:
-        """Lets the sequences go on."""
+        """Lets the sequences continue."""
         self._may_run.set()
 
     async def resumed(self, deadline: float) -> None:
-        """Returns once the sequences may go on.
+        """Waits until the sequences may continue.
 
         Raises:
-            DeadlineError: they may not before ``deadline``, a time of the event loop.
+            DeadlineError: they are still parked at ``deadline``, in the event loop's time.
         """
         try:
             async with asyncio.timeout_at(deadline):
@@ -40,7 +40,7 @@ class Parking:
 
     @contextmanager
     def at(self, stream: TargetStream) -> Iterator[None]:
-        """Lasts while a sequence is at a target. Raises ParkedError if it may not be there."""
+        """Registers a stream while a sequence is at its target. Raises ParkedError while parked."""
         if not self._may_run.is_set():
             raise ParkedError("the request is parked")
         self._streams.add(stream)

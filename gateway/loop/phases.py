@@ -46,7 +46,7 @@ class Parts:
 class SequencePhase(ABC):
     """Base of the three phases."""
 
-    reason: str  # what decides the depth now
+    reason: str  # reason of the current depth
 
     def __init__(self, parts: Parts) -> None:
         self._sequence = parts.sequence
@@ -59,7 +59,7 @@ class SequencePhase(ABC):
 
     @abstractmethod
     def run(self) -> AsyncGenerator[Committed, None]:
-        """Yields each commit. Raises as ``TargetTurns.reply`` and ``commit``."""
+        """Yields each commit. Raises what ``TargetTurns.reply`` and ``commit`` raise."""
 
     def _plain_token(self, reply: rounds_pb2.TargetReply, target_s: float) -> Committed:
         tokens = self._turns.commit(reply, Origin.PLAIN)
@@ -68,7 +68,7 @@ class SequencePhase(ABC):
 
 
 class PromptPhase(SequencePhase):
-    """Log-probabilities of the prompt. After a loss another target scores the tokens that are left."""
+    """Log-probabilities of the prompt. After a loss another target scores the remaining tokens."""
 
     reason = ""
 
@@ -88,7 +88,7 @@ class PromptPhase(SequencePhase):
 class PlainPhase(SequencePhase):
     """Plain decoding without a turn per token, until there is a Draft and rounds pay.
 
-    A client that does not read stops the renewals of the lease.
+    Backpressure: the lease is not renewed while the client does not read.
     """
 
     def __init__(self, parts: Parts, reason: str) -> None:
@@ -117,9 +117,9 @@ class PlainPhase(SequencePhase):
             await asyncio.gather(resuming, return_exceptions=True)
 
     def _plain_tokens(self, reply: rounds_pb2.TargetReply, target_s: float) -> Committed:
-        """Returns the token of a reply, with the tokens of replies that came while the gateway was busy.
+        """Commits a reply, and the replies that came while the gateway was busy; returns all their tokens.
 
-        They travel to the client together. So a busy gateway has less work for a token, and catches up.
+        The tokens are sent to the client together, so a busy gateway has less work per token and catches up.
         """
         committed = self._plain_token(reply, target_s)
         while committed.finish_reason is None and (more := self._turns.arrived()) is not None:
@@ -140,24 +140,24 @@ class Verifying:
 
 @dataclass(frozen=True, slots=True)
 class VerifyingAhead:
-    """The target judges a Draft, and continues with ``ahead`` as far as the Verdict leaves it."""
+    """The target judges a Draft, then continues with the part of ``ahead`` that follows the Verdict."""
 
     ahead: Proposal
 
 
 class RoundPhase(SequencePhase):
-    """Rounds, until the sequence is finished, they no longer pay, or there is no Draft.
+    """Rounds, until the sequence is finished, rounds no longer pay, or there is no Draft.
 
-    The target may be at the next round already. Then it was sent a Draft before the Verdict, or it continues
-    alone with the Draft of its own drafter.
+    The target may already be in the next round. Then it was sent a Draft before the Verdict, or it continues
+    by itself with the Draft of its own drafter.
     """
 
     def __init__(self, parts: Parts, first: Proposal, reason: str, plain_round: int | None = None) -> None:
         """
         Args:
-            reason: what decided the depth of the first Draft.
-            plain_round: round of the plain decoding before, some of whose tokens may still come; None: none
-                that counts.
+            reason: reason of the depth of the first Draft.
+            plain_round: round of the plain decoding before, whose last tokens may still arrive; None: such
+                tokens are dropped.
         """
         super().__init__(parts)
         self.reason = reason
@@ -178,7 +178,7 @@ class RoundPhase(SequencePhase):
             with self._sending_ahead(proposal):
                 reply, target_s = await self._turns.reply(self._plain_round)
                 while reply.round == self._plain_round:
-                    yield self._plain_token(reply, 0.0)  # the wait counts as a part of the Verdict's wait
+                    yield self._plain_token(reply, 0.0)  # the wait is counted in the Verdict's wait
                     if sequence.finish_reason is not None:
                         self._events.emit(Ended(self.reason))
                         return
@@ -194,7 +194,7 @@ class RoundPhase(SequencePhase):
             following = self._following(depth)
             is_continued = following is not None
             if depth > 0:
-                # Drafting goes on while this Verdict's tokens travel to the client.
+                # The next Draft is made while this Verdict's tokens travel to the client.
                 sequence.round += not is_continued
                 self._events.emit(RoundBegan(self.reason, waits=not is_continued, continued=is_continued))
                 self._source.begin(depth, self._trace.request if is_continued else self._trace.current)
@@ -226,7 +226,7 @@ class RoundPhase(SequencePhase):
         return Committed(tokens, self._sequence.finish_reason, verdict if has_draft else None)
 
     def _following(self, depth: int) -> Proposal | None:
-        """Returns the Draft with which the target is at the next round already; None: it waits.
+        """Returns the Draft that the target already verifies in the next round; None: the target waits.
 
         depth: tokens of the next Draft; 0: no Draft is wanted.
         """
@@ -243,7 +243,7 @@ class RoundPhase(SequencePhase):
 
     @contextmanager
     def _sending_ahead(self, proposal: Proposal) -> Iterator[None]:
-        """Runs a task until the Verdict comes, which sends the target what may follow it."""
+        """Runs ``_send_ahead`` as a task until the Verdict comes."""
         sending = None
         if proposal.draft and self._source.may_prepare:
             sending = asyncio.create_task(self._send_ahead())
@@ -254,7 +254,7 @@ class RoundPhase(SequencePhase):
                 sending.cancel()
 
     async def _send_ahead(self) -> None:
-        """Sends the target what follows the likely verdicts, while it verifies the Draft."""
+        """Sends the target the Drafts for the likely verdicts while it verifies the current Draft."""
         prepared = await self._source.prepared()
         prepared = None if prepared is None else prepared.trimmed(self._sequence)
         if prepared is None or not prepared.draft:
@@ -263,11 +263,11 @@ class RoundPhase(SequencePhase):
         self._events.emit(SendingAhead(prepared))
         try:
             self._turns.decode(self._trace.ahead, prepared.draft)
-        except GatewayError:  # the wait for the Verdict ends with the same error
+        except GatewayError:  # the wait for the Verdict raises the same error
             self._state = Verifying()
 
     def _renew(self) -> None:
-        """Extends the lease of a target that continues alone, or changes its depth and alternatives."""
+        """Extends the lease of a target that continues by itself, or changes the depth and alternatives."""
         before, lease = self._lease, self._source.lease()
         if not lease.until or (lease.asks_like(before) and not is_used_up(before, self._sequence)):
             return

@@ -1,10 +1,10 @@
 """Budget and patience for second targets: when a sequence is opened at another target too.
 
-A target is late if a reply takes longer than nearly all of its replies, and than a second target usually
-takes to answer. How long a stall will last is unknown: as long again as it has lasted is a fair guess. Second
-targets may cost a share of the time that targets have worked. Each is charged its steps until it has
-answered, though other sequences share them, or the whole time until it was stopped. Long stalls may spend
-what is not saved yet.
+A target is late if a reply takes longer than nearly all of its replies, and longer than a second target
+usually takes to answer. How long a stall will last is unknown: a fair guess is as long again as it has
+lasted. Second targets may cost a share of the time that targets have worked. Each is charged the time of its
+steps until its answer, although other sequences share these steps. A second target that is stopped before its
+answer is charged the whole time. Long stalls may overdraw the budget.
 """
 
 import asyncio
@@ -20,38 +20,38 @@ from outrider.telemetry.reasons import MoveReason
 from protos import rounds_pb2
 
 # Chosen, not measured.
-TIMELY = 0.99  # share of a target's replies that are in time
-LATER = 1.5  # times the tail of all replies, from which on a reply is late
-LEAST_PATIENCE_S = 0.05  # seconds; a shorter stall is over before a second target has read the text
-REMEMBERED = 512  # newest replies of a target, whose times count
-RENEWED_AFTER = 32  # replies after which their tail is computed anew
-START_S = 1.0  # seconds of second targets that a new gateway may spend
-MOST_S = 30.0  # seconds that a gateway may save up
-DEBT_S = 10.0  # seconds that long stalls may spend before they are saved
-LONG = 5.0  # times its patience for which a sequence has waited in a long stall
-USUAL_S = 0.1  # seconds in which a second target is expected to answer, and to work, before any was seen
-MEMORY = 8.0  # second targets; the expectations follow the newest
+TIMELY = 0.99  # quantile of a target's reply times: p99
+LATER = 1.5  # multiple of the p99 reply time; a slower reply is late
+LEAST_PATIENCE_S = 0.05  # seconds; a shorter stall is over before a second target has prefilled the text
+REMEMBERED = 512  # newest replies of a target that the p99 is computed from
+RENEWED_AFTER = 32  # replies after which the p99 is computed anew
+START_S = 1.0  # seconds; budget of a new gateway
+MOST_S = 30.0  # seconds; largest budget that a gateway may save up
+DEBT_S = 10.0  # seconds by which long stalls may overdraw the budget
+LONG = 5.0  # multiple of the patience; a longer wait is a long stall
+USUAL_S = 0.1  # seconds; prior for the time of a second target's answer, and for its work
+MEMORY = 8.0  # second targets; memory of the exponential moving averages
 LEAST_LEFT = 32  # tokens; a sequence that is nearly finished is not moved
-HALF_FREE = 0.5  # share of a target's cache that is free, if it takes sequences of a full one
+HALF_FREE = 0.5  # least free share of a target's KV cache, for it to take sequences of a full target
 
 
 class SecondTargets:
-    """Decides for all sequences of a gateway."""
+    """Policy of a gateway: when a sequence is opened at a second target."""
 
     def __init__(self, fleet: Fleet, share: float) -> None:
-        """share: part of the targets' time that second targets may take; 0: none, but for drained targets."""
+        """share: share of the targets' time that second targets may take; 0: only drained targets get any."""
         self._fleet = fleet
         self._share = share
         self._tails: defaultdict[str, Tail] = defaultdict(
             lambda: Tail(TIMELY, REMEMBERED, RENEWED_AFTER)
         )  # key: address
-        self._saved_s = START_S if share else 0.0  # what second targets may spend
+        self._saved_s = START_S if share else 0.0  # seconds; budget of second targets
         self._answer_s = Mean(USUAL_S, MEMORY)
         self._work_s = Mean(USUAL_S, MEMORY)
-        self._under_way = 0  # second targets that nobody was charged for yet
+        self._under_way = 0  # second targets that are not charged yet
 
     def observe(self, link: Link, reply: rounds_pb2.TargetReply, waited_s: float) -> None:
-        """Learns from a reply of a first target, which was waited for so long."""
+        """Records the time that a reply of the first target took, and adds to the budget."""
         if not self._share:
             return
         self._tails[link.worker.address].observe(waited_s)
@@ -60,7 +60,7 @@ class SecondTargets:
         self._saved_s = min(self._saved_s + self._share * worked_s, MOST_S)
 
     def patience_s(self, link: Link) -> float:
-        """Returns the seconds after which a reply of that target is late; infinite if that is unknown."""
+        """Returns the seconds after which a reply of the target is late; infinite if unknown."""
         if not self._share or (tail := self._tails[link.worker.address].value) is None:
             return math.inf
         return max(LATER * tail, LEAST_PATIENCE_S, self._answer_s.value)
@@ -73,14 +73,14 @@ class SecondTargets:
         waited_s: seconds that the sequence has waited for its first target.
         """
         if reason is not MoveReason.LATE and self._under_way:
-            return None  # moves wait for each other: texts taken in together would stop a target's sequences
+            return None  # one move at a time: two prefills would stall a target's other sequences
         found = self._fleet.second_targets(sequence, first)
         is_long = waited_s > LONG * self.patience_s(first) and self._saved_s > -DEBT_S
         may = reason is MoveReason.DRAINED or self._may_spend or is_long
         return found[0] if found and may else None
 
     def why_move(self, sequence: GatewaySequence, first: Link) -> MoveReason | None:
-        """Returns why the sequence would be better off at another target; None: it would not."""
+        """Returns why the sequence should move to another target; None: it should stay."""
         if first.is_leaving:
             return MoveReason.DRAINED
         if sequence.limit - len(sequence) < LEAST_LEFT or not self._may_spend:
@@ -96,11 +96,11 @@ class SecondTargets:
         return None
 
     def began(self) -> None:
-        """Reserves what a second target usually takes."""
+        """Reserves the usual cost of a second target."""
         self._under_way += 1
 
     def ended(self, worked_s: float, answered_s: float | None) -> None:
-        """Charges a second target, which has gone on or stopped.
+        """Charges a second target, which has taken the sequence over or was stopped.
 
         answered_s: seconds from its opening to its answer; None: unknown.
         """

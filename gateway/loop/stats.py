@@ -1,4 +1,4 @@
-"""Counters of what speculation did for sequences."""
+"""Counters of speculation for one sequence or several."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -34,34 +34,34 @@ class Stats:
 
     rounds: int = 0  # verdicts on Drafts that were not empty
     drafted: int = 0  # tokens
-    reached: int = 0  # drafted tokens whose position was reached
-    forced: int = 0  # tokens to which a grammar left no alternative; they count as nothing else
-    ends: int = 0  # accepted tokens that end an answer; they are the target's own as well
+    reached: int = 0  # drafted tokens that the target judged
+    forced: int = 0  # tokens that a grammar forced; no other counter of tokens includes them
+    ends: int = 0  # accepted tokens that end an answer; each is also the target's own token
     lengths: Counter[int] = field(default_factory=Counter)  # rounds by accepted tokens
-    prepared_for: int = 0  # verdicts for which a draft worker had prepared something
-    ahead_hits: Counter[int] = field(default_factory=Counter)  # foreseen verdicts by rank of their last token
-    continued: int = 0  # rounds whose Draft the target had before the last round was over
-    saved_s: float = 0.0  # seconds of draft steps that were over when the Draft was asked for
+    prepared_for: int = 0  # verdicts before which a draft worker had drafted ahead
+    ahead_hits: Counter[int] = field(default_factory=Counter)  # prepared verdicts by rank of their last token
+    continued: int = 0  # rounds whose Draft the target had before the previous round was over
+    saved_s: float = 0.0  # seconds of draft steps that were over when the Draft was requested
     wasted: int = 0  # tokens that were drafted for other verdicts
     host_drafts: int = 0  # rounds whose Draft the host of the target's GPU chose, position by position
     target_passes: int = 0  # verdicts, with a Draft or without
     draft_s: float = 0.0  # seconds in which rounds waited for a Draft
     target_s: float = 0.0  # seconds in which the sequence waited for verdicts
     drafted_by: CountsByName = field(default_factory=_by_name)  # rounds and tokens by drafter
-    routed: CountsByName = field(default_factory=_by_name)  # times by drafter, then by RouteReason
-    judged: CountsByName = field(default_factory=_by_name)  # tokens by drafter that did not draft
+    routed: CountsByName = field(default_factory=_by_name)  # choices by drafter, then by RouteReason
+    judged: CountsByName = field(default_factory=_by_name)  # guessed tokens by drafter that did not draft
     transitions: Counter[tuple[str, str]] = field(default_factory=Counter)  # ("on" or "off", reason)
     late_drafts: int = 0  # times that a Draft missed its deadline
     lost_drafts: int = 0  # times that the draft worker was lost
     empty_drafts: int = 0  # times that a draft worker sent many empty Drafts in a row
     lost_targets: int = 0  # times that the target worker was lost
-    hedges: int = 0  # times that a second target was asked since the first was late
-    moves: int = 0  # times that the sequence went on at a second target
+    hedges: int = 0  # times that a second target was asked because the first was late
+    moves: int = 0  # times that the sequence moved to a second target
     second_s: float = 0.0  # seconds for which two targets had the sequence
     failures: Counter[str] = field(default_factory=Counter)  # failed sequences by FailureReason
 
     def on(self, event: Event) -> None:
-        """Counts what happened."""
+        """Counts an event."""
         match event:
             case VerdictReceived():
                 self.target_passes += 1
@@ -114,7 +114,7 @@ class Stats:
 
     @property
     def accepted(self) -> int:
-        """Drafted tokens that are correct."""
+        """Number of drafted tokens that are correct."""
         return sum(length * rounds for length, rounds in self.lengths.items())
 
     @property
@@ -123,16 +123,16 @@ class Stats:
 
     @property
     def tokens(self) -> int:
-        """Committed tokens. Every Verdict adds the target's own token, even if the end was drafted."""
+        """Number of committed tokens. ``ends`` are subtracted: they are the target's own tokens too."""
         return self.accepted - self.ends + self.forced + self.target_passes
 
     @property
     def fallbacks(self) -> int:
-        """Changes to plain decoding because there were no Drafts."""
+        """Number of changes to plain decoding because there were no Drafts."""
         return self.late_drafts + self.lost_drafts + self.empty_drafts
 
     def accepted_at(self, position: int) -> int:
-        """Returns the correct tokens at this position of their Draft; the first is 0."""
+        """Returns the number of correct tokens at a position of their Drafts; the first position is 0."""
         return sum(rounds for length, rounds in self.lengths.items() if length > position)
 
     @property
@@ -147,11 +147,11 @@ class Stats:
 
     @property
     def ahead_hit_ranks(self) -> list[int]:
-        """Verdicts prepared for that ended with the draft's first guess, its second, ..."""
+        """Verdicts drafted ahead for that ended with the draft's first guess, its second guess, ..."""
         return _listed(self.ahead_hits)
 
     def add(self, other: "Stats") -> None:
-        """Counts another sequence in."""
+        """Adds the counters of another sequence."""
         for name, value in vars(other).items():
             if isinstance(value, Counter):
                 getattr(self, name).update(value)

@@ -1,4 +1,4 @@
-"""The turns of one sequence at one target: requests out, replies in, tokens committed."""
+"""Turns of one sequence at one target: sends requests, receives replies, commits tokens."""
 
 import asyncio
 from collections.abc import Callable
@@ -27,11 +27,11 @@ class Committed:
     tokens: tuple[Token, ...]
     finish_reason: str | None  # "stop" or "length"
     round: VerdictReceived | None = None  # None: plain decoding
-    scores: tuple[TokenLogprobs, ...] = ()  # for the prompt; they come before any token
+    scores: tuple[TokenLogprobs, ...] = ()  # log-probabilities of the prompt; they come before any token
 
 
 class TargetTurns:
-    """Sends and commits. At most one turn per round is unanswered."""
+    """Sends turns and commits their replies. At most one turn per round is unanswered."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class TargetTurns:
     ) -> None:
         """
         Args:
-            watched: what receives the replies of the stream.
+            watched: receives the replies of the stream.
             deadline: when to give the request up, in the event loop's time.
-            vocab_size: number of the token ids that all workers know.
+            vocab_size: returns the number of token ids that all workers know.
         """
         self._stream = stream
         self._watched = watched
@@ -56,17 +56,19 @@ class TargetTurns:
         self._vocab_size = vocab_size
 
     def score(self, start: int) -> None:
-        """Asks for the log-probabilities of the prompt's tokens from position ``start`` on."""
+        """Requests the log-probabilities of the prompt's tokens from position ``start`` on."""
         score = rounds_pb2.Score(turn=self._turn(self._trace.request), start=start)
         self._stream.send(rounds_pb2.TargetWorkerRequest(score=score))
 
     def decode(self, traceparent: str, draft: Draft = NO_DRAFT, lease: Lease | None = None) -> None:
-        """Has the target decode on from the committed tokens, or changes the turn under way.
+        """Lets the target decode from the committed tokens on, or changes the current turn.
 
         Args:
             traceparent: span that waits for the reply.
-            draft: Draft to be judged; in the turn under way a larger Draft, which begins with the first.
-            lease: how far the target may decode alone; None: as before in a turn under way, else not at all.
+            draft: Draft to be judged; in the current turn a larger Draft that begins with the Draft sent
+                first.
+            lease: how far the target may decode by itself; None: unchanged in the current turn, else not at
+                all.
         """
         decode = rounds_pb2.Decode(
             turn=self._turn(traceparent),
@@ -81,12 +83,12 @@ class TargetTurns:
     async def reply(self, plain_round: int | None = None) -> tuple[rounds_pb2.TargetReply, float]:
         """Returns the next reply to the newest turn, and the seconds of the wait.
 
-        plain_round: round of the plain decoding before, some of whose replies may still come.
+        plain_round: round of the plain decoding before, whose last replies may still arrive.
 
         Raises:
             DeadlineError: the request's deadline passed first.
             GatewayError: the stream ended; see ``WorkerStream.receive``.
-            MovedError: the sequence goes on at a second target.
+            MovedError: the sequence continues at a second target.
         """
         clock = asyncio.get_running_loop().time
         started = clock()
@@ -97,7 +99,7 @@ class TargetTurns:
         return reply, clock() - started
 
     def arrived(self) -> rounds_pb2.TargetReply | None:
-        """Returns the next reply to the newest turn, if it has come and ``commit`` cannot refuse it."""
+        """Takes the next reply to the newest turn, if it has arrived and ``commit`` cannot refuse it."""
         reply = self._stream.arrived(self._sequence.round)
         if reply is None or reply.HasField("draft"):
             return None
@@ -105,10 +107,10 @@ class TargetTurns:
         return reply
 
     def commit_scores(self, reply: rounds_pb2.TargetReply) -> None:
-        """Keeps the log-probabilities of the prompt's tokens that a reply has.
+        """Stores the log-probabilities of the prompt's tokens in a reply.
 
         Raises:
-            WorkerLostError: the reply has tokens, or other scores than were asked for.
+            WorkerLostError: the reply has tokens, or other scores than were requested.
         """
         sequence = self._sequence
         if reply.tokens or not 0 < len(reply.logprobs) <= sequence.unscored:
@@ -116,12 +118,12 @@ class TargetTurns:
         sequence.scores += reply.logprobs
 
     def commit(self, reply: rounds_pb2.TargetReply, own: Origin) -> tuple[Token, ...]:
-        """Appends a reply's tokens to the sequence. Nothing else does.
+        """Appends a reply's tokens to the sequence. No other function does.
 
         own: origin of the last token, the target's own.
 
         Raises:
-            WorkerLostError: other targets would refuse its Draft; nothing of the reply is committed.
+            WorkerLostError: targets would refuse the reply's Draft; nothing of the reply is committed.
         """
         draft, rule = None, self._sequence.sampling.verification
         try:
@@ -135,7 +137,7 @@ class TargetTurns:
         origins = [Origin.FORCED if node in of_grammar else Origin.ACCEPTED for node in reply.accepted]
         origins += [Origin.FORCED] * reply.forced + [own]
         logprobs = reply.logprobs or [None] * len(reply.tokens)
-        if not self._sequence.generated:  # a target that takes it over may have cached what was said
+        if not self._sequence.generated:  # a later target may also have cached tokens of the answer
             self._sequence.cached_tokens = reply.timings.cached_tokens
         self._sequence.generated.extend(reply.tokens)
         self._sequence.finish_reason = reply.finish_reason or None

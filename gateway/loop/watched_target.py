@@ -1,4 +1,4 @@
-"""Target of a sequence, whose replies are awaited, with a second target beside it if that may be better."""
+"""Receives the replies of a sequence's target, and opens a second target if that may be better."""
 
 import asyncio
 import math
@@ -16,11 +16,11 @@ from outrider.telemetry.reasons import MoveReason
 from protos import rounds_pb2
 from protos.conversions import lease_to_message
 
-SETTLED = 32  # replies of a target after which a sequence may move for the sake of balance
+SETTLED = 32  # replies of a target between two checks of its load against other targets
 
 
 class MovedError(Exception):
-    """Raised when the sequence goes on at its second target."""
+    """Raised when the sequence continues at its second target."""
 
     def __init__(self, second: "Second") -> None:
         super().__init__(second.reason)
@@ -29,18 +29,18 @@ class MovedError(Exception):
 
 @dataclass(frozen=True)
 class Second:
-    """Second target of a sequence. It takes the text in, and answers with the next token."""
+    """Second target of a sequence. It prefills the text, and answers with the next token."""
 
     stream: TargetStream
     round: int  # round of its turn
-    length: int  # tokens of the sequence in that turn
+    length: int  # length of the sequence in that turn, tokens
     reason: MoveReason
     opened_at: float  # event loop's time
 
     def next_round(self, sequence: GatewaySequence) -> int:
-        """Returns the round in which the sequence goes on here.
+        """Returns the round in which the sequence continues at this target.
 
-        If it has grown meanwhile, the answer is of no use, so the round is a later one.
+        If the sequence has grown meanwhile, the target's answer is useless, so a later round is begun.
         """
         if len(sequence) == self.length:
             return max(sequence.round + 1, self.round)
@@ -50,9 +50,9 @@ class Second:
 class WatchedTarget:
     """Receives replies. While the first target is late, the second target may answer first.
 
-    Both say the same token, so it does not matter which. A second target that is to take the sequence over
-    has it from the token after its answer. There is no second target before the first has answered: a
-    sequence that ends workers would end both.
+    Both answer with the same token, so it does not matter which answer is taken. A second target that takes
+    the sequence over continues from the token after its answer. No second target is opened before the first
+    has answered: a sequence that crashes workers would crash both.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class WatchedTarget:
     async def receive(
         self, round_number: int, timeout_s: float, plain_round: int | None = None
     ) -> rounds_pb2.TargetReply | None:
-        """Returns as ``WorkerStream.receive`` does.
+        """Returns the next reply, as ``WorkerStream.receive`` does.
 
         Raises:
-            MovedError: the sequence goes on at its second target.
-            GatewayError: the first target's stream ended, and no second target can go on.
+            MovedError: the sequence continues at its second target.
+            GatewayError: the first target's stream ended, and no second target can continue.
         """
         clock = asyncio.get_running_loop().time
         started = clock()
@@ -92,7 +92,7 @@ class WatchedTarget:
                 patience_s = min(self._patience_s(), left_s)
                 reply = await self._stream.receive(round_number, patience_s, plain_round)
                 if reply is None and patience_s < left_s:
-                    self._open(MoveReason.LATE, clock() - started)  # again if there was none, or it was lost
+                    self._open(MoveReason.LATE, clock() - started)  # tried again later if it fails
             if reply is not None or left_s == 0:
                 break
             left_s = max(timeout_s - (clock() - started), 0.0)
@@ -101,19 +101,19 @@ class WatchedTarget:
         return reply
 
     def close(self) -> None:
-        """Ends a second target that does not go on."""
+        """Closes a second target that has not taken the sequence over."""
         if self._second is not None:
             self._end_second(goes_on=False).stream.close()
 
     def _received(self, reply: rounds_pb2.TargetReply, waited_s: float) -> None:
         self._replies += 1
-        if self._replies > 1:  # the wait for the first contains the prompt
+        if self._replies > 1:  # the wait for the first reply includes the prefill
             self._second_targets.observe(self._stream.link, reply, waited_s)
         if self._second is not None and self._second.reason is MoveReason.LATE:
             self.close()  # the first target was faster after all
 
     def _why_move(self) -> MoveReason | None:
-        """Returns why to move; balance is looked at now and then."""
+        """Returns why the sequence should move; None: it should stay. Balance is checked now and then."""
         link = self._stream.link
         if self._may_move and (link.is_leaving or self._replies % SETTLED == 0):
             return self._second_targets.why_move(self._sequence, link)
@@ -124,18 +124,18 @@ class WatchedTarget:
 
     @property
     def _may_move(self) -> bool:
-        """Whether the first target has answered, and the sequence's text hangs on the tokens alone."""
+        """Whether the first target has answered, and another target would generate the same text."""
         return bool(self._replies) and self._sequence.is_coupled and not self._sequence.unscored
 
     def _open(self, reason: MoveReason, waited_s: float = 0.0) -> None:
-        """Opens the sequence at a second target, if there is any that may take it."""
+        """Opens the sequence at a second target, if a suitable target exists."""
         sequence, now = self._sequence, asyncio.get_running_loop().time()
         link = self._second_targets.choose(sequence, self._stream.link, reason, waited_s)
         if link is None:
             return
         stream = self._fleet.open_second(sequence, link)
         second = Second(stream, sequence.round + 1, len(sequence), reason, now)
-        # A late target's place is taken at once; a move begins with the token after this.
+        # A second target replaces a late target at once. In a move, it takes over after one token.
         lease = longest_lease(sequence) if reason is MoveReason.LATE else Lease(until=len(sequence) + 1)
         decode = rounds_pb2.Decode(turn=stream.turn(second.round), lease=lease_to_message(lease))
         try:
@@ -163,7 +163,7 @@ class WatchedTarget:
     async def _receive_from_either(
         self, round_number: int, timeout_s: float, plain_round: int | None
     ) -> rounds_pb2.TargetReply | None:
-        """Returns the first target's reply; None if the time is over, or the second target is lost.
+        """Returns the first target's reply; None after the timeout, or if the second target is lost.
 
         Raises MovedError if the second target answers first.
         """
@@ -173,7 +173,8 @@ class WatchedTarget:
             await self._wait_for_either(first, self._second)
             return first.result() if first.done() else None
         except WorkerLostError as lost:
-            # A drained target ends what it has. The second target, which reads the text already, goes on.
+            # A drained target ends its sequences. The second target, which already prefills the text,
+            # continues.
             if self._second is None or isinstance(lost, SequenceLostError | ParkedError):
                 raise
             raise MovedError(self._end_second(goes_on=True)) from lost
@@ -184,7 +185,10 @@ class WatchedTarget:
     async def _wait_for_either(
         self, first: "asyncio.Future[rounds_pb2.TargetReply | None]", second: Second
     ) -> None:
-        """Returns if the first target answers first, or the second target is lost."""
+        """Waits until the first target answers, or the second target is lost.
+
+        Raises MovedError if the second target answers first.
+        """
         other = asyncio.ensure_future(second.stream.answered(second.round))
         try:
             either: list[asyncio.Future[Any]] = [first, other]
