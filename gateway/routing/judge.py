@@ -20,7 +20,7 @@ from outrider.learning.agreement import agreement
 from outrider.pace.tuning import TUNING as PACE_TUNING
 
 PROBE_DEPTH = PACE_TUNING.probe_depth  # tokens of a guess
-UNKNOWN = -TUNING.small_lag - 1  # length that a drafter knows which has taken nothing in
+UNKNOWN = -TUNING.small_lag - 1  # value of ``taken_in`` for a drafter that has read nothing: it always lags
 
 
 @dataclass
@@ -28,12 +28,12 @@ class _Watch:
     """A drafter that guesses for the sequence now and then."""
 
     candidate: CandidateDrafter
-    is_judged: bool  # or else it only takes the text in
+    is_judged: bool  # False: it only reads the text, and makes no guesses
     asking: asyncio.Task[None] | None = None
     guess: Proposal = NO_PROPOSAL  # newest guess, until it is compared
-    taken_in: int = UNKNOWN  # tokens of the sequence that it knows
-    asked_at: int = 0  # length of the sequence when it was asked last
-    is_given_up: bool = False  # a worker was lost with the sequence, which may be what ended that
+    taken_in: int = UNKNOWN  # tokens of the sequence that it has read
+    asked_at: int = 0  # length of the sequence at its newest request
+    is_given_up: bool = False  # its worker was lost with the sequence, which may be the cause
 
 
 class Judge:
@@ -42,46 +42,47 @@ class Judge:
     def __init__(
         self, sequence: GatewaySequence, events: Events, period: Callable[[CandidateDrafter], int]
     ) -> None:
-        """period: tokens from one guess of a drafter to its next."""
+        """period: returns the number of tokens between two guesses of a drafter."""
         self._sequence = sequence
         self._events = events
         self._period = period
         self._watches: dict[str, _Watch] = {}
 
     def watch(self, candidates: Iterable[CandidateDrafter]) -> None:
-        """Lets these drafters guess now and then, from now on."""
+        """Starts to ask these drafters for guesses now and then."""
         for candidate in candidates:
             self._watches.setdefault(candidate.name, _Watch(candidate, self._sequence.is_coupled))
 
     @property
     def tried_with_verdict(self) -> Lease:
-        """Drafter and depth of a Draft that the target must send with its next Verdict, to be judged."""
+        """Drafter and depth of a Draft that the target must send with its next Verdict, as a guess."""
         wanted = next(filter(self._wants_of_target, self._watches.values()), None)
         return NO_LEASE if wanted is None else Lease(depth=PROBE_DEPTH, drafter=wanted.candidate.name)
 
     def is_warm(self, candidate: CandidateDrafter) -> bool:
-        """Whether the drafter's cache is nearly up to date. A drafter without its own worker always is."""
+        """Returns whether the drafter's KV cache is nearly up to date; always True if it asks no worker."""
         if not candidate.info.asks_worker:
             return True
         watch = self._watches.get(candidate.name)
         return watch is not None and len(self._sequence) - watch.taken_in <= TUNING.small_lag
 
     async def release(self, candidate: CandidateDrafter) -> None:
-        """Ends the watch of a drafter that drafts from now on; it is asked nothing more once this returns."""
+        """Stops watching a drafter that drafts from now on, and waits for the end of its pending request."""
         watch = self._watches.pop(candidate.name, None)
         if watch is not None and watch.asking is not None:
             watch.asking.cancel()
             await asyncio.gather(watch.asking, return_exceptions=True)
 
     def has_drafted(self, name: str) -> None:
-        """Takes note that a watched drafter has made a Draft of the sequence, which a Verdict judges."""
+        """Records that a watched drafter has made a Draft, which a Verdict judges."""
         if (watch := self._watches.get(name)) is not None:
             watch.asked_at = len(self._sequence)
 
     def on_tokens(self, *, takes_drafts: bool) -> None:
-        """Judges guesses, and asks for new guesses: the sequence has more tokens.
+        """Judges guesses by the sequence's new tokens, and requests new guesses.
 
-        takes_drafts: whether a Draft that came with the Verdict is a guess, as no target drafter drafts now.
+        takes_drafts: whether a Draft that came with the Verdict is a guess, because no target drafter drafts
+            now.
         """
         for watch in self._watches.values():
             comes_with_verdicts = watch.candidate.info.comes_with_verdicts
@@ -93,7 +94,7 @@ class Judge:
                 watch.asking = asyncio.create_task(self._ask(watch))
 
     async def aclose(self) -> None:
-        """Ends all watches."""
+        """Stops watching all drafters."""
         for watch in [*self._watches.values()]:
             await self.release(watch.candidate)
 
@@ -106,7 +107,7 @@ class Judge:
         return watch.candidate.info.comes_with_verdicts and watch.is_judged and self._is_due(watch)
 
     def _take_from_target(self, watch: _Watch) -> None:
-        """Makes the Draft of the newest Verdict the drafter's guess: the target will not verify it."""
+        """Takes the Draft of the newest Verdict as the drafter's guess: the target will not verify it."""
         came = self._sequence.draft
         if came is not None and came.drafter == watch.candidate.name and not watch.guess.wanted:
             self._sequence.draft = None
@@ -126,7 +127,7 @@ class Judge:
             watch.asking = None
 
     def _compare(self, watch: _Watch) -> None:
-        """Compares the newest guess once the text is longer than it."""
+        """Compares the newest guess with the text, once the text is longer than the guess."""
         guess = watch.guess
         if not guess.wanted:
             return

@@ -1,4 +1,4 @@
-"""Paces of this gateway, one for each target, and the acceptance that all of them share."""
+"""Paces of this gateway, a pace for each target, and the acceptance that they share."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -32,12 +32,12 @@ from protos.conversions import step_from_message
 
 
 class Paces:
-    """Makes the pace of each target, and of each sequence."""
+    """Creates the pace of each target, and the state of each sequence in a pace."""
 
     def __init__(
         self, settings: PaceSettings, workers: Callable[[], Iterable[WorkerInfo]] = lambda: ()
     ) -> None:
-        """workers: returns the workers that exist, which have told what their steps take."""
+        """workers: returns the workers, each with the step times that it measured before it served."""
         self._settings = settings
         self._workers = workers
         self._of_target: dict[str, Pace] = {}  # key: address
@@ -48,7 +48,7 @@ class Paces:
         return self._settings
 
     def use(self, settings: PaceSettings) -> None:
-        """Puts settings in force from the next round on."""
+        """Applies settings from the next round on."""
         self._settings = settings
         for pace in self._of_target.values():
             pace.use(settings)
@@ -61,9 +61,10 @@ class Paces:
     def _surveyed(self, target: str, name: str) -> Sequence[Step]:
         """Returns the steps that a drafter of a target timed before it served.
 
-        A draft worker on the target's own GPU takes longer beside it than alone, so its steps tell nothing.
+        A draft worker on the target's own GPU was timed alone and is slower beside the target, so its steps
+        are not used.
 
-        name: the drafter's; empty: the target's own steps.
+        name: name of the drafter; empty: the target's own steps.
         """
         workers = [*self._workers()]
         targets = [worker for worker in workers if worker.address == target]
@@ -76,13 +77,13 @@ class Paces:
         return ()
 
     def plain_rate(self, sequences: Mapping[str, int]) -> float | None:
-        """Tokens per second that plain decoding would give these sequences.
+        """Returns the tokens per second that plain decoding would give these sequences.
 
         Args:
             sequences: number of sequences, by address of their target.
 
         Returns:
-            None while it is not known for a target that has sequences.
+            None while the rate is unknown for a target that has sequences.
         """
         rates = [self.of_target(address).plain_rate(count) for address, count in sequences.items() if count]
         known = [rate for rate in rates if rate is not None]
@@ -91,7 +92,7 @@ class Paces:
     def sequence(
         self, drafter: DrafterInfo, speculation: Speculation, task: str | None, priority: Priority
     ) -> PacedSequence:
-        """Begins the pace of one answer; ``speculation`` is resolved."""
+        """Returns the state of a new answer in a pace; ``speculation`` is resolved."""
         acceptance = self._acceptance.get((task, drafter.name, speculation.verification), TaskAcceptance)
         return PacedSequence(
             drafter,
@@ -102,7 +103,7 @@ class Paces:
 
 
 class PaceObserver:
-    """Lets the pace learn from what happens to one sequence."""
+    """Passes what happens to one sequence to the pace, which learns from it."""
 
     def __init__(self, route: Route, sequence: GatewaySequence) -> None:
         self._route = route
@@ -136,7 +137,7 @@ class PaceObserver:
 
     @property
     def _paced(self) -> PacedSequence:
-        """The sequence with the drafter that drafts now."""
+        """State of the sequence in the pace, with the current drafter."""
         return self._route.current().paced
 
     def _observe_judged(self, pace: Pace, event: GuessJudged) -> None:
@@ -147,7 +148,7 @@ class PaceObserver:
 
     @staticmethod
     def _observe_drafting(pace: Pace, paced: PacedSequence, proposal: Proposal) -> None:
-        """Learns from a drafter's step; a Draft that an index made has none, and no worker."""
+        """Learns from a drafter's step. A Draft of an index has neither a step nor a worker."""
         paced.worker = proposal.worker or paced.worker
         if proposal.step is not None:
             pace.observe_drafting(paced, proposal.step)
@@ -158,7 +159,7 @@ class PaceObserver:
             pace.observe_target(step_from_message(reply.timings.last_step), reply.load.decoding)
 
     def _observe_round(self, pace: Pace, event: VerdictReceived) -> None:
-        """Learns from the chain alone, without tokens that a grammar forced."""
+        """Learns from the Draft's chain, without tokens that a grammar forced."""
         proposal, chain, depth = event.proposal, event.chain, event.proposal.asked_length
         paced = self._route.candidate(proposal.asked).paced
         if paced.drafter.comes_with_verdicts and event.reply.HasField("rank"):
@@ -174,7 +175,7 @@ class PaceObserver:
         pace.observe_round(paced, chain.correct, chain.reached, times, further)
 
     def _observe_plain(self, pace: Pace, reply: rounds_pb2.TargetReply) -> None:
-        """Learns from all but the first token of plain decoding, which waited for more than a step."""
+        """Learns from the tokens of plain decoding but the first, which waited for more than a step."""
         if reply.round == self._plain_round:
             pace.observe_plain(self._paced, reply.timings.total_ns / 1e9)
         self._plain_round = reply.round

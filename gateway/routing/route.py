@@ -1,7 +1,8 @@
 """Route of a sequence: which drafter drafts it.
 
-The loop asks for the ``current`` drafter. It says ``at`` which target the sequence is, and when another
-drafter may ``follow`` or has to ``replace_lost`` workers. All else comes from the events.
+The loop asks for the ``current`` drafter. It says ``at`` which target the sequence is, when another drafter
+may ``follow``, and when a lost worker's drafter must be replaced (``replace_lost``). The route learns
+everything else from events.
 """
 
 import logging
@@ -33,7 +34,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 class Route:
-    """Lets the router decide again and again among several candidates; a single candidate always drafts."""
+    """Asks the router repeatedly to choose among several candidates; a single candidate always drafts."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class Route:
         sequence: GatewaySequence,
         events: Events,
     ) -> None:
-        """candidates: the first drafts until more is known, and is not new."""
+        """candidates: possible drafters; the first drafts until more is known, and is not new."""
         self._candidates = candidates
         self._established = [candidate for candidate in candidates if not candidate.is_new] or candidates
         self._router = router
@@ -53,20 +54,20 @@ class Route:
         self._judge = Judge(sequence, events, self._period)
         self._now = candidates[0]
         self._pace: Pace
-        self._is_paced = False  # the pace counts the sequence in
+        self._is_paced = False  # whether the pace counts the sequence
         self._has_started = False
         self.reason: str = RouteReason.NAMED  # why the current drafter drafts
         events.add(self)
 
     def current(self) -> CandidateDrafter:
-        """Drafter that drafts now."""
+        """Returns the drafter that drafts now."""
         return self._now
 
     @contextmanager
     def at(self, pace: Pace, is_paced: bool) -> Iterator[None]:
-        """Lasts while the sequence is verified by the target with that pace.
+        """Uses a target's pace while the target has the sequence.
 
-        is_paced: whether the pace counts the sequence in.
+        is_paced: whether the pace counts the sequence.
         """
         self._pace, self._is_paced = pace, is_paced
         if not self._has_started:
@@ -82,24 +83,24 @@ class Route:
             self._is_paced = False
 
     def candidate(self, name: str) -> CandidateDrafter:
-        """Candidate with that name, or else a candidate that asks the drafter with that name."""
+        """Returns the candidate of that name, or else a candidate that asks the drafter of that name."""
         named = [candidate for candidate in self._candidates if candidate.name == name]
         return (named or [candidate for candidate in self._candidates if candidate.info.asked == name])[0]
 
     @property
     def stays(self) -> bool:
-        """Whether no other drafter should take over now."""
+        """Whether the current drafter should continue."""
         return self._better() is None
 
     async def follow(self) -> bool:
-        """Changes to another drafter if that is faster; returns whether it did."""
+        """Switches to another drafter if that is faster; returns whether it did."""
         if (better := self._better()) is None:
             return False
         await self._take(*better)
         return True
 
     async def replace_lost(self) -> None:
-        """Changes to an established drafter after the loss of a worker, if there is another drafter."""
+        """Switches to another established drafter, if there is any, after the loss of a worker."""
         if self._now.is_new:
             self._router.lost(self._kind, self._now.name)
             await self._take(self._established[0], RouteReason.LOST)
@@ -109,16 +110,16 @@ class Route:
 
     @property
     def tried_with_verdict(self) -> Lease:
-        """Another drafter's Draft that the target must send with its next Verdict, to be judged."""
+        """Drafter and depth of a Draft that the target must send with its next Verdict, as a guess."""
         return self._judge.tried_with_verdict
 
     def on(self, event: Event) -> None:
-        """Lets the router learn which guesses are correct, and watched drafters be judged by more tokens."""
+        """Tells the router which guesses are correct, and lets new tokens judge the watched drafters."""
         match event:
             case VerdictReceived():
                 if event.proposal.draft:
                     chain = event.chain
-                    # A Draft that is shorter than was asked for guesses nothing at the next position.
+                    # A Draft shorter than requested counts as a wrong guess at the next position.
                     is_short = event.proposal.draft.chain_length < event.proposal.wanted
                     reached = max(chain.reached, chain.correct + is_short)
                     self._learn(event.proposal.asked, chain.correct, reached)
@@ -129,7 +130,7 @@ class Route:
                 self._judge.has_drafted(event.proposal.asked)
                 if event.proposal.wanted and not event.proposal.draft:
                     self._learn(event.proposal.asked, 0, 1)
-            case FellBack(reason=DepthReason.LATE):  # a late Draft is worth nothing
+            case FellBack(reason=DepthReason.LATE):  # a late Draft counts as a wrong guess
                 self._learn(self._now.name, 0, 1)
             case Overtaken() | Compared():
                 self._learn(self._now.name, event.correct, event.reached)
@@ -137,21 +138,21 @@ class Route:
                 self._learn(event.drafter, event.correct, event.reached)
 
     def _learn(self, name: str, correct: int, reached: int) -> None:
-        """Learns how many of the tokens that a drafter was asked for are correct."""
+        """Tells the router how many of a drafter's requested tokens are correct."""
         self._router.observe(self._kind, name, correct, reached)
 
     def _judge_watched(self) -> None:
-        """Lets watched drafters be judged: the sequence has more tokens."""
+        """Judges the watched drafters by the sequence's new tokens."""
         self._judge.on_tokens(takes_drafts=not self._now.info.comes_with_verdicts)
 
     async def aclose(self) -> None:
         """Frees what all drafters hold for the sequence."""
         for candidate in self._candidates:
-            candidate.drafter.close()  # a task that waits for what follows may be cancelled
+            candidate.drafter.close()  # before the first await: this task may be cancelled there
         await self._judge.aclose()
 
     def _begin(self) -> None:
-        """Chooses the first drafter, at the first target."""
+        """Chooses the first drafter, once the sequence is at its first target."""
         if len(self._candidates) > 1:
             name, self.reason = self._router.choice(self._kind, self._established, self._pace)
             self._now = self.candidate(name)
@@ -162,9 +163,9 @@ class Route:
         self._report()
 
     def _better(self) -> tuple[CandidateDrafter, str] | None:
-        """Another drafter that should draft from now on, and why.
+        """Returns another drafter that should draft from now on, and the reason; None: no change.
 
-        A drafter that has not taken the text in is watched from now on, and may take over later.
+        A drafter that has not read the text is watched first, and may take over later.
         """
         if len(self._candidates) == 1 or self._sequence.limit - len(self._sequence) < TUNING.least_left:
             return None
@@ -197,5 +198,5 @@ class Route:
         self._events.emit(Routed(self._now.name, self.reason, share))
 
     def _period(self, candidate: CandidateDrafter) -> int:
-        """Tokens from one guess of a watched drafter to its next."""
+        """Returns the number of tokens between two guesses of a watched drafter."""
         return watch_tokens(self._pace.settings, self._router.is_known(self._kind, candidate.name))

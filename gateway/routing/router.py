@@ -1,4 +1,4 @@
-"""Choice of the drafter: for each task the fastest at the present load, in tokens per second."""
+"""Choice of the drafter: for each task the drafter with the most tokens per second at the present load."""
 
 import asyncio
 import logging
@@ -27,8 +27,8 @@ class CandidateDrafter:
     """A drafter that may draft one sequence."""
 
     drafter: SequenceDrafter
-    paced: PacedSequence  # the sequence as the pace sees it with this drafter
-    is_new: bool = False  # it is being rolled out: it drafts a share of the sequences alone
+    paced: PacedSequence  # state of the sequence in the pace, with this drafter
+    is_new: bool = False  # it is being rolled out, and gets only a share of the sequences
 
     @property
     def info(self) -> DrafterInfo:
@@ -43,7 +43,7 @@ class CandidateDrafter:
 
 @dataclass(frozen=True)
 class TaskRule:
-    """Sequences for which drafters are judged together: task label and verification rule."""
+    """Task label and verification rule: drafters are judged for each pair separately."""
 
     task: str | None
     rule: Verification
@@ -51,7 +51,7 @@ class TaskRule:
 
 @dataclass
 class _Decision:
-    """Drafter in force for one task and rule at one target."""
+    """Drafter chosen for one task and rule at one target."""
 
     name: str
     reason: str = RouteReason.FIRST
@@ -59,42 +59,42 @@ class _Decision:
 
 
 class Router:
-    """Learns from all sequences of a gateway, and decides for sequences whose request names no drafter."""
+    """Learns from all sequences of a gateway, and chooses the drafter if a request names no drafter."""
 
     def __init__(self, is_ready: Callable[[DrafterInfo], bool]) -> None:
-        """is_ready: whether a drafter can be asked now."""
+        """is_ready: returns whether a drafter can be asked now."""
         self._is_ready = is_ready
-        # Unlike the pace's acceptance: to guess nothing counts as a wrong guess here.
+        # Unlike in the pace's acceptance, an empty guess counts as wrong here.
         self._acceptances = Lru[tuple[TaskRule, str], TaskAcceptance](TUNING.most_kinds)
         self._decisions = Lru[tuple[TaskRule, Pace, str], _Decision](TUNING.most_kinds)
         self._rollouts: dict[str, Lru[TaskRule, Rollout]] = {}  # key: new draft
         self._watches = Watches()
 
     def observe(self, kind: TaskRule, name: str, correct: int, reached: int) -> None:
-        """Learns how many of the tokens that a drafter was asked for are correct, of those reached."""
+        """Learns how many of a drafter's requested tokens were reached, and how many of these are correct."""
         self._own_acceptance(kind, name).observe(correct, reached)
         if name in self._rollouts:
             self._rollout(kind, name).seen += 1
 
     def roll_out(self, names: Iterable[str]) -> None:
-        """Begins to roll these drafts out. A draft that was new before keeps its shares."""
+        """Sets the drafts to roll out. A draft that is among them already keeps its shares."""
         self._rollouts = {name: self._rollouts.get(name, Lru(TUNING.most_kinds)) for name in names}
 
     @property
     def rollouts(self) -> Iterator[tuple[TaskRule, str, Rollout]]:
-        """Roll-out of each new draft, for each task and rule that there was."""
+        """Roll-outs of all new drafts, each with its task and rule and the draft's name."""
         for name, of_draft in self._rollouts.items():
             for kind, rollout in of_draft.items():
                 yield kind, name, rollout
 
     def is_known(self, kind: TaskRule, name: str) -> bool:
-        """Whether enough is known about a drafter to choose it."""
+        """Returns whether enough is known about a drafter to choose it."""
         return _is_known(self._own_acceptance(kind, name))
 
     def choice(self, kind: TaskRule, candidates: Sequence[CandidateDrafter], pace: Pace) -> tuple[str, str]:
-        """Name of the drafter, and why it is chosen.
+        """Returns the name of the chosen drafter, and the reason.
 
-        candidates: none is new; the first drafts until more is known.
+        candidates: drafters that are not new; the first drafts until more is known.
         """
         first = candidates[0].name
         decision = self._decisions.get((kind, pace, first), lambda: _Decision(first))
@@ -107,7 +107,7 @@ class Router:
     def admitted(
         self, kind: TaskRule, candidates: Sequence[CandidateDrafter], pace: Pace
     ) -> CandidateDrafter | None:
-        """New draft to whose share a beginning sequence belongs; None: no new draft's."""
+        """Returns the new draft to whose share a new sequence belongs; None: it belongs to none."""
         new = [
             candidate
             for candidate in candidates
@@ -118,7 +118,7 @@ class Router:
     def keeps(
         self, kind: TaskRule, candidate: CandidateDrafter, candidates: Sequence[CandidateDrafter], pace: Pace
     ) -> bool:
-        """Whether a new draft may go on with a sequence of its share."""
+        """Returns whether a new draft may keep a sequence of its share."""
         return self._decided_share(kind, candidate, candidates, pace) > 0.0
 
     def lost(self, kind: TaskRule, name: str) -> None:
@@ -130,15 +130,16 @@ class Router:
             _log_change(kind, name, before, rollout)
 
     def share(self, kind: TaskRule, name: str) -> float:
-        """Share of the sequences that a new draft drafts."""
+        """Returns the share of the sequences that a new draft gets."""
         return self._rollout(kind, name).share if name in self._rollouts else 0.0
 
     def watched(
         self, kind: TaskRule, others: Sequence[CandidateDrafter], settings: PaceSettings
     ) -> list[CandidateDrafter]:
-        """Drafters that guess for a new sequence while another drafter drafts it.
+        """Returns the drafters that make guesses for a new sequence while another drafter drafts it.
 
-        An index costs next to nothing, so it always guesses. Other drafters share the budget of exploration.
+        A guess of an index costs next to nothing, so an index always guesses. Other drafters share the budget
+        of exploration.
         """
         if not settings.explores:
             return []
@@ -154,9 +155,9 @@ class Router:
     def _decided_share(
         self, kind: TaskRule, new: CandidateDrafter, candidates: Sequence[CandidateDrafter], pace: Pace
     ) -> float:
-        """Share of a new draft, decided anew if the newest decision is old."""
+        """Returns the share of a new draft, decided again if the newest decision is old."""
         if new.name not in self._rollouts:
-            return 0.0  # it has left, or is new no more
+            return 0.0  # it has left the service, or is no longer new
         rollout, now = self._rollout(kind, new.name), asyncio.get_running_loop().time()
         if now - rollout.decided_at >= TUNING.decided_for_s:
             rollout.decided_at, before = now, rollout.share
@@ -194,7 +195,7 @@ class Router:
         )
 
     def _rates(self, kind: TaskRule, candidates: Sequence[CandidateDrafter], pace: Pace) -> dict[str, float]:
-        """Tokens per second of each drafter whose acceptance is known; 0 if costs are not known."""
+        """Returns the tokens per second of each drafter with known acceptance; 0 if costs are unknown."""
         return {
             candidate.name: pace.rate(candidate.info, acceptance.rates(), candidate.paced.max_depth)
             for candidate in candidates
@@ -203,10 +204,10 @@ class Router:
         }
 
     def _acceptance(self, kind: TaskRule, name: str) -> TaskAcceptance:
-        """Acceptance under a rule, or under coupled verification until that is known.
+        """Returns the acceptance under a rule, or under coupled verification until that is known.
 
-        The text cannot judge guesses under other rules. They probably accept more often what coupled
-        verification accepts more often.
+        The text cannot judge guesses under other rules. But a drafter with a higher acceptance under coupled
+        verification probably has a higher acceptance under them too.
         """
         own = self._own_acceptance(kind, name)
         if kind.rule == "coupled" or _is_known(own):

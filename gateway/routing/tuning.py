@@ -1,6 +1,6 @@
-"""Numbers of the routing that no user sets, in one table.
+"""Constants of the routing that no user sets, in one table.
 
-Each was chosen, and none was found by a sweep. ``tests/gateway/routing`` pins them.
+All were chosen by hand, none by a sweep. ``tests/gateway/routing`` pins them.
 """
 
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RoutingTuning:
-    """The unit comes first in each comment."""
+    """Constants of the routing; each comment begins with the unit."""
 
     # Choice of the drafter
     decided_for_s: float = 0.5  # seconds that a decision holds
-    known_guesses: float = 24.0  # guesses; with fewer, what is assumed about a drafter weighs too much
-    least_left: int = 64  # tokens that are left to generate if another drafter takes over
-    small_lag: int = 32  # tokens that a drafter may be behind and still be asked for Drafts
-    most_kinds: int = 4096  # pairs of task and drafter that are remembered: labels come from clients
-    most_tasks: int = 1024  # pairs of task and drafter for which the pace knows acceptance
+    known_guesses: float = 24.0  # guesses; with fewer, the prior about a drafter weighs too much
+    least_left: int = 64  # tokens; with fewer left to generate, no other drafter takes over
+    small_lag: int = 32  # tokens by which a drafter's KV cache may lag if it is asked for Drafts
+    most_kinds: int = 4096  # entries of each table, which is bounded since labels come from clients
+    most_tasks: int = 1024  # entries of the pace's table of acceptance, for the same reason
 
     # Roll-out of a new draft
     shares: tuple[float, ...] = (0.0, 0.125, 0.25, 0.5, 1.0)  # shares of the sequences, step by step
     drafts: int = 48  # Drafts that have to be judged before the share grows
-    doublings: int = 4  # doublings of that number at most, one for each time that the draft went back
+    doublings: int = 4  # doublings of that number at most; it doubles each time the share returns to 0
 
 
 TUNING = RoutingTuning()
