@@ -1,1 +1,1 @@
-"""Drafters of one sequence, seen from the gateway: in a draft worker, in the target, in an index here."""
+"""Drafters of one sequence, as the gateway sees them: in a draft worker, in the target, or an index here."""

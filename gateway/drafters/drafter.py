@@ -1,4 +1,4 @@
-"""Interface of a drafter for one sequence: one method."""
+"""Interface of a drafter for one sequence."""
 
 from abc import ABC, abstractmethod
 
@@ -10,15 +10,15 @@ class SequenceDrafter(ABC):
 
     @abstractmethod
     async def propose(self, depth: int, alternatives: int = 0) -> Proposal:
-        """Returns a Draft that follows the committed tokens. It is cancelled if it takes too long.
+        """Returns a Draft that follows the committed tokens. The caller cancels it if it takes too long.
 
         Args:
-            depth: tokens of its chain, at most; 0 only takes the committed tokens in.
-            alternatives: tokens next to the chain, at most.
+            depth: most tokens of its chain; 0: the drafter only reads the committed tokens.
+            alternatives: most tokens next to the chain.
 
         Raises:
-            WorkerLostError: there will be none; asking again may succeed.
+            WorkerLostError: there will be no Draft; another request may succeed.
         """
 
     def close(self) -> None:  # noqa: B027  most hold nothing
-        """Frees what is held for the sequence."""
+        """Frees what the drafter holds for the sequence."""

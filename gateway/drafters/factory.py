@@ -14,22 +14,22 @@ from outrider.drafters.past_answers import PastAnswers
 from outrider.drafters.registry import DrafterInfo, drafter
 from outrider.learning.lru import Lru
 
-RECALLED = 2048  # tokens of past answers that a target is told, in some 6 KB and four steps; chosen
-MAX_TASKS = 1024  # labels come from clients; the least recently seen is forgotten
+RECALLED = 2048  # tokens of past answers for a target: some 6 KB, read in four steps; chosen
+MAX_TASKS = 1024  # entries; bounded since labels come from clients
 
 
 class Drafters:
-    """Makes the drafters of one sequence."""
+    """Creates the drafters of sequences."""
 
     def __init__(self, fleet: Fleet, roster: Roster, past: PastAnswers | None = None) -> None:
-        """past: store for drafters that remember; None: nothing is kept."""
+        """past: store of past answers; None: no answer is kept."""
         self._fleet = fleet
         self.roster = roster
         self._past = PastAnswers() if past is None else past
         self._promises = Lru[tuple[str | None, str, str], Promises](MAX_TASKS)
 
     def of(self, info: DrafterInfo, sequence: GatewaySequence) -> SequenceDrafter:
-        """Returns the drafter of a row. Raises ValueError if it mixes drafters that are not there."""
+        """Returns the drafter of a row. Raises ValueError if the deployment lacks a drafter that it mixes."""
         if info.mixes is not None and not info.is_united:
             return self._mixed(info.name, info.mixes, sequence)
         if info.asks_worker:
@@ -54,7 +54,7 @@ class Drafters:
         return VerdictDrafter(sequence, self._past)
 
     def _index(self, info: DrafterInfo, sequence: GatewaySequence) -> tuple[SequenceDrafter, Any]:
-        """Returns what drafts from an index, and the index."""
+        """Returns the gateway drafter of an index, and the index."""
         if info.remembers:
             index = info.load()(self._past, sequence.scope)
             return GatewayDrafter(index, sequence, self._past), index

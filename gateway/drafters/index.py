@@ -1,4 +1,4 @@
-"""Gateway drafters: indices over text that is there. No worker and no hop, never late and never lost."""
+"""Gateway drafters: indices over known text. They need no worker, so they are never late or lost."""
 
 import asyncio
 
@@ -8,20 +8,20 @@ from gateway.sequence import GatewaySequence
 from outrider.drafters.index import Index, as_drawn
 from outrider.drafters.past_answers import PastAnswers
 
-NOTED_AT_A_TIME = 512  # tokens, about a millisecond of the event loop
+NOTED_AT_A_TIME = 512  # tokens; they take about a millisecond of the event loop
 
 
 class GatewayDrafter(SequenceDrafter):
-    """Drafts chains from an index, whatever number of alternatives is asked for."""
+    """Drafts chains from an index, whatever number of alternatives is requested."""
 
     def __init__(self, index: Index, sequence: GatewaySequence, past: PastAnswers | None = None) -> None:
-        """past: store that gets the answer in the end; None: nothing is kept."""
+        """past: store to which the answer is added at the end; None: the answer is not kept."""
         self._index = index
         self._sequence = sequence
         self._past = past
 
     async def propose(self, depth: int, alternatives: int = 0) -> Proposal:
-        """Looks up a Draft. A long prompt enters the index in parts, between which other tasks run."""
+        """Looks up a Draft. A long prompt enters the index in parts, so that other tasks run in between."""
         new = self._sequence.since(len(self._index))
         for begin in range(0, len(new), NOTED_AT_A_TIME):
             if begin:
@@ -31,7 +31,7 @@ class GatewayDrafter(SequenceDrafter):
         return Proposal(draft, len(self._index))
 
     def close(self) -> None:
-        """Hands the answer to the store of past answers."""
+        """Adds the answer to the store of past answers, once."""
         past, self._past = self._past, None
         if past is not None:
             past.add(self._sequence.scope, self._sequence.generated)

@@ -1,4 +1,4 @@
-"""Drafts of two drafters: each comes from the drafter that promises more tokens."""
+"""Mix of a drafter and an index: each Draft comes from whichever promises more tokens."""
 
 from dataclasses import replace
 
@@ -12,27 +12,30 @@ from outrider.learning.agreement import agreement
 from outrider.learning.mean import Rate
 from outrider.pace.acceptance import TaskAcceptance, expected_tokens_by_position
 
-PRIOR_SAMPLES = 8.0  # tokens; weight of an index's own probabilities before they are measured
-INDEX_MEMORY = 200.0  # guesses of an index: 1/e after these
+PRIOR_SAMPLES = 8.0  # tokens; weight of the prior that an index's own probabilities are right
+INDEX_MEMORY = 200.0  # guesses of an index; an observation weighs 1/e after these
 
 
 class Promises:
     """Predicts how many tokens of a Draft will be correct, from the earlier guesses of one task.
 
-    A guess is correct if it equals what the target said. So the text judges every guess of the index, whether
-    the target was asked about it or not, and every Draft of the other drafter.
+    A guess is correct if it equals what the target said. So the text judges every guess of the index, even if
+    the target never verified it, and every Draft of the other drafter.
     """
 
     def __init__(self) -> None:
         self._other = TaskAcceptance()
-        self._index = Rate(INDEX_MEMORY, PRIOR_SAMPLES, PRIOR_SAMPLES)  # correct / expected tokens
+        self._index = Rate(INDEX_MEMORY, PRIOR_SAMPLES, PRIOR_SAMPLES)  # ratio of correct to expected tokens
 
     def of_other(self, depth: int) -> float:
-        """Returns the expected correct tokens of the other drafter's Draft."""
+        """Returns the expected number of correct tokens in a Draft of the other drafter."""
         return expected_tokens_by_position(self._other.rates()[:depth]) - 1.0
 
     def of_index(self, guess: Continuation) -> float:
-        """Returns the expected correct tokens: its score, corrected by how often it was wrong."""
+        """Returns the expected number of correct tokens in a guess of the index.
+
+        The index's own probabilities are corrected by how often the index was wrong.
+        """
         factor = min(self._index.value(1.0), 1.0)
         return sum(
             factor**length * probability for length, probability in enumerate(guess.probabilities, start=1)
@@ -53,10 +56,10 @@ class Promises:
 
 
 class MixedDrafter(SequenceDrafter):
-    """Another drafter, which is not even asked if an index promises more.
+    """Asks the index or the other drafter, whichever promises more tokens.
 
-    The decision comes before the other drafter is asked. So a Draft does not depend on what was drawn, which
-    rejection sampling and block verification need.
+    The decision comes before the other drafter is asked, so it does not depend on tokens that were sampled.
+    Rejection sampling and block verification need this.
     """
 
     def __init__(
@@ -70,18 +73,18 @@ class MixedDrafter(SequenceDrafter):
         """
         Args:
             names: name of the other drafter, name of the index.
-            index: what takes the sequence's tokens in, and the index that it fills.
+            index: drafter that adds the sequence's tokens to the index, and the index.
         """
         self._names = names
         self._other = other
         self._taking_in, self._index = index
         self._promises = promises
         self._sequence = sequence
-        self._base = 0  # tokens that the newest guesses follow
+        self._base = 0  # length of the sequence that the newest guesses continue
         self._guess, self._draft = Continuation(), Draft()
 
     async def propose(self, depth: int, alternatives: int = 0) -> Proposal:
-        """Returns a Draft; the index's has no alternatives."""
+        """Returns a Draft; a Draft of the index has no alternatives."""
         await self._taking_in.propose(0)
         self._judge()
         if depth == 0:
@@ -96,7 +99,7 @@ class MixedDrafter(SequenceDrafter):
         return replace(proposal, drafter=self._names[0])
 
     def _judge(self) -> None:
-        """Learns from the newest guesses, as far as the text has come, and drops them."""
+        """Learns from the newest guesses by the text so far, and drops them."""
         text = self._sequence.since(self._base)
         self._promises.observe_index(self._guess, text)
         self._promises.observe_other(self._draft, text)
@@ -104,6 +107,6 @@ class MixedDrafter(SequenceDrafter):
         self._guess, self._draft = Continuation(), Draft()
 
     def close(self) -> None:
-        """Closes both."""
+        """Closes both drafters."""
         self._other.close()
         self._taking_in.close()

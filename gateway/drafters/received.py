@@ -1,4 +1,4 @@
-"""Checks of a Draft that a worker sent."""
+"""Validation of a Draft that a worker sent."""
 
 from outrider.decoding.draft import MAX_NODES, Draft
 from outrider.decoding.settings import Verification
@@ -7,15 +7,15 @@ from protos.conversions import draft_from_message
 
 
 def received_draft(message: rounds_pb2.Draft, rule: Verification, vocab_size: int) -> Draft:
-    """Returns the Draft. What a target would refuse is found here, before it ends the request.
+    """Returns the Draft, after checks for all that would make a target refuse it and so end the request.
 
-    It runs once a round, so it must be quick.
+    It runs once per round, so it must be fast.
 
     Args:
-        vocab_size: number of the token ids that all workers know.
+        vocab_size: number of token ids that all workers know.
 
     Raises:
-        ValueError: a target would refuse it; the message says why.
+        ValueError: a target would refuse the Draft; the message says why.
     """
     tokens = message.tokens
     if len(tokens) > MAX_NODES:

@@ -8,10 +8,10 @@ from outrider.drafters.registry import split_name
 
 
 class VerdictDrafter(SequenceDrafter):
-    """Hands out the Draft of the newest Verdict; the turn before asked for it, so nothing waits."""
+    """Returns the Draft of the newest Verdict. The turn before has requested it, so there is no wait."""
 
     def __init__(self, sequence: GatewaySequence, past: PastAnswers | None = None) -> None:
-        """past: store that gets the answer in the end; None: nothing is kept."""
+        """past: store to which the answer is added at the end; None: the answer is not kept."""
         self._sequence = sequence
         self._past = past
 
@@ -21,16 +21,16 @@ class VerdictDrafter(SequenceDrafter):
         return NO_PROPOSAL if came is None or depth == 0 else from_verdict(came, self._sequence, depth)
 
     def close(self) -> None:
-        """Hands the answer to the store of past answers."""
+        """Adds the answer to the store of past answers, once."""
         past, self._past = self._past, None
         if past is not None:
             past.add(self._sequence.scope, self._sequence.generated)
 
 
 def from_verdict(came: VerdictDraft, sequence: GatewaySequence, depth: int) -> Proposal:
-    """Returns the Draft that came with the newest Verdict, as its drafter's answer for that depth."""
+    """Returns the Draft of a Verdict as its drafter's answer to a request for that depth."""
     draft, maker = came.draft, came.drafter
-    if not split_name(maker)[1]:  # an index may guess deeper than was asked for
+    if not split_name(maker)[1]:  # an index may guess deeper than requested
         draft = draft.up_to(depth)
     return Proposal(
         draft,

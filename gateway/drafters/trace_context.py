@@ -1,4 +1,4 @@
-"""Trace context of the span that a task drafts for: workers make their spans below it."""
+"""Trace context of the span that a Draft is made for: spans of workers become its children."""
 
 from contextvars import ContextVar
 

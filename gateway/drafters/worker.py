@@ -24,7 +24,7 @@ REFUSALS = (WorkerLostError, InvalidRequestError, GenerationFailedError)
 
 
 class WorkerDrafter(SequenceDrafter):
-    """Opens a stream for its sequence when it is first asked, and another stream after a loss."""
+    """Opens a stream for its sequence at the first request, and another stream after a loss."""
 
     def __init__(self, fleet: Fleet, draft: str, sequence: GatewaySequence) -> None:
         """draft: name of the draft to ask."""
@@ -32,12 +32,12 @@ class WorkerDrafter(SequenceDrafter):
         self._name = draft
         self._sequence = sequence
         self._stream: DraftStream | None = None
-        self._is_isolated = False  # a worker was lost with the sequence
-        self._vocab_size = 0  # number of the token ids that all workers know
-        self._asked = 0  # number of the newest Propose; one turn of the target may have several
+        self._is_isolated = False  # whether a worker was lost with the sequence
+        self._vocab_size = 0  # number of token ids that all workers know
+        self._asked = 0  # number of the newest Propose; there may be several in one turn of the target
 
     async def propose(self, depth: int, alternatives: int = 0) -> Proposal:
-        """Sends a Propose, which voids whatever the worker was asked before."""
+        """Sends a Propose, which replaces all earlier requests to the worker, and waits for the Draft."""
         if self._stream is None:
             self._vocab_size = self._fleet.vocab_size()
             self._stream = self._fleet.open_draft(self._name, self._sequence, is_isolated=self._is_isolated)
@@ -75,7 +75,7 @@ class WorkerDrafter(SequenceDrafter):
             reply = await stream.receive(asked)
         except REFUSALS as error:
             raise self._lost(stream, error) from error
-        assert reply is not None  # there is no limit to the wait
+        assert reply is not None  # no timeout was given
         return reply
 
     def _draft(self, stream: DraftStream, message: rounds_pb2.Draft) -> Draft:
@@ -85,7 +85,7 @@ class WorkerDrafter(SequenceDrafter):
             raise self._lost(stream, error) from error
 
     def _lost(self, stream: DraftStream, error: Exception) -> WorkerLostError:
-        """Returns what to raise, and gives the stream up unless there is a newer one already."""
+        """Returns the error to raise, and closes the stream unless a newer stream has replaced it."""
         logger.debug("sequence %d lost %s: %s", self._sequence.number, stream.address, error)
         if stream is self._stream:
             self.close()
@@ -94,7 +94,7 @@ class WorkerDrafter(SequenceDrafter):
         return (SequenceLostError if had_it else WorkerLostError)(str(error))
 
     def close(self) -> None:
-        """Closes the stream; asking again opens another."""
+        """Closes the stream; the next request opens another stream."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
