@@ -1,1 +1,1 @@
-"""Publishers of what the gateway counts: metrics, and the loads that the page and GetLoads show."""
+"""Publishers of the gateway's counters: metrics, and the loads that the page and GetLoads show."""

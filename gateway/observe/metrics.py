@@ -1,4 +1,4 @@
-"""Publishes the metrics of this gateway once a second, so that rounds and tokens cost nothing."""
+"""Publishes the metrics of this gateway once a second, so that no round or token pays for them."""
 
 import asyncio
 
@@ -43,7 +43,7 @@ async def publish_always(generation: Generation, instruments: Instruments) -> No
 
 
 def publish(generation: Generation, instruments: Instruments) -> None:
-    """Publishes all counters, and the requests answered since the last call."""
+    """Publishes all counters, and the timings of the requests that were answered since the last call."""
     totals, admission = generation.totals, generation.admission
     for kind, stats in totals.stats().items():
         _count(instruments, kind, stats, vllm_labels(generation))

@@ -1,4 +1,4 @@
-"""Publishes vLLM's metrics of requests, by which dashboards for vLLM show a service."""
+"""Publishes metrics of requests under vLLM's names, so that dashboards for vLLM show the service."""
 
 from collections.abc import Iterable
 from statistics import fmean
@@ -8,7 +8,7 @@ from gateway.generation.totals import Timing
 from gateway.workers.fleet import Fleet
 from outrider.telemetry.instruments import Instruments
 
-ENGINE = "0"  # label of vLLM's first engine; a gateway's targets are one to its callers
+ENGINE = "0"  # label of vLLM's first engine; to callers all targets of a gateway are one engine
 
 
 def vllm_labels(generation: Generation) -> dict[str, str]:
@@ -17,7 +17,7 @@ def vllm_labels(generation: Generation) -> dict[str, str]:
 
 
 def publish_as_vllm(generation: Generation, instruments: Instruments, answered: Iterable[Timing]) -> None:
-    """Publishes the load, and requests that were answered since the last call."""
+    """Publishes the load, and the requests that were answered since the last call."""
     labels = vllm_labels(generation)
     tokens = sum(stats.tokens for stats in generation.totals.stats().values())
     instruments.total("vllm_generation_tokens", tokens, **labels)
@@ -42,7 +42,7 @@ def _observe(instruments: Instruments, timing: Timing, labels: dict[str, str]) -
     prefill_s, decode_s = timing.first_token_s - timing.queue_s, timing.total_s - timing.first_token_s
     instruments.observe("vllm_request_prefill_time_seconds", prefill_s, **labels)
     if timing.error is not None:
-        return  # vLLM observes whole answers alone by what follows
+        return  # vLLM observes the metrics below for complete answers only
     instruments.observe("vllm_request_decode_time_seconds", decode_s, **labels)
     instruments.observe("vllm_e2e_request_latency_seconds", timing.total_s, **labels)
     instruments.observe("vllm_request_prompt_tokens", timing.prompt_tokens, **labels)
@@ -52,9 +52,9 @@ def _observe(instruments: Instruments, timing: Timing, labels: dict[str, str]) -
 
 
 def _cache_usage(fleet: Fleet) -> float | None:
-    """Returns the mean share of the targets' caches in use; None: no target has reported yet.
+    """Returns the mean used share of the targets' KV caches; None: no target has reported yet.
 
-    Idle targets report nothing, and then their last reports hold.
+    An idle target reports nothing, so its last report counts.
     """
     loads = [link.load for link in fleet.links() if link.worker.role == "target" and link.load]
     shares = [1 - load.free_blocks / load.total_blocks for load in loads if load.total_blocks]
