@@ -1,1 +1,1 @@
-"""Tenants of a service: keys with names, the limits of their requests, and what each has used."""
+"""Tenants of a service: named API keys, the limits of their requests, and their usage."""

@@ -1,4 +1,4 @@
-"""What is left of a tenant's limits."""
+"""Remaining allowance of a tenant."""
 
 import math
 from collections.abc import Callable
@@ -9,29 +9,29 @@ from gateway.settings import TenantSettings
 from gateway.tenants.bucket import Bucket
 
 PARALLEL_RETRY_S = 1.0
-ELSEWHERE = "elsewhere"  # stands for all other gateways
+ELSEWHERE = "elsewhere"  # key for the requests of all other gateways
 
 
 @dataclass(frozen=True)
 class Levels:
-    """State of an allowance, as another process is told it."""
+    """State of an allowance, as sent to another process."""
 
-    requests: float  # requests that can be given now; without a limit 0
-    tokens: float  # tokens that can be given now; without a limit 0
-    elsewhere: int  # requests under way at other gateways than the process
+    requests: float  # requests that can be given now; 0 without a limit
+    tokens: float  # tokens that can be given now; 0 without a limit
+    elsewhere: int  # requests under way at other gateways than the receiver
 
 
 class Allowance:
-    """Limits of one tenant, and what requests have taken of them.
+    """Limits of one tenant, and what requests have used of them.
 
-    Each gateway tells its own number of requests under way, so what was told before does not matter.
+    Each gateway reports its own number of requests under way, which replaces its earlier reports.
     """
 
     def __init__(self, tenant: str, settings: TenantSettings, clock: Callable[[], float]) -> None:
         """
         Args:
-            tenant: its name.
-            clock: seconds.
+            tenant: name of the tenant.
+            clock: returns seconds.
         """
 
         def bucket(limit: int | None) -> Bucket | None:
@@ -43,13 +43,13 @@ class Allowance:
         self._under_way: dict[str, int] = {}  # requests by gateway
 
     def take(self, gateway: str, tokens: float, under_way: int) -> None:
-        """Charges a request that is expected to use that many tokens.
+        """Charges a request with the tokens that it is expected to use.
 
         Args:
             under_way: requests of the tenant at this gateway, with this request.
 
         Raises:
-            LimitReachedError: a limit is reached; the request is charged to none.
+            LimitReachedError: a limit is reached; the request is charged to no limit.
         """
         self.hear(gateway, under_way - 1)
         self._check(tokens)
@@ -60,7 +60,7 @@ class Allowance:
             self.tokens.give(tokens)
 
     def settle(self, gateway: str, tokens: float, under_way: int) -> None:
-        """Charges what a request used beyond what was expected, below 0 if it used less.
+        """Charges the difference between used and expected tokens, negative if fewer were used.
 
         under_way: requests of the tenant at this gateway, without this request.
         """
@@ -69,21 +69,21 @@ class Allowance:
             self.tokens.give(tokens)
 
     def hear(self, gateway: str, under_way: int) -> None:
-        """Takes up how many requests a gateway has under way."""
+        """Records how many requests a gateway has under way."""
         self._under_way[gateway] = under_way
 
     def forget(self, gateway: str) -> None:
-        """Leaves out the requests of a gateway that was lost."""
+        """Drops the requests of a lost gateway."""
         self._under_way.pop(gateway, None)
 
     def levels(self, gateway: str) -> Levels:
-        """Returns the state as a gateway has to know it."""
+        """Returns the state as sent to a gateway."""
         elsewhere = sum(self._under_way.values()) - self._under_way.get(gateway, 0)
         requests, tokens = [0.0 if each is None else each.level for each in (self.requests, self.tokens)]
         return Levels(requests, tokens, elsewhere)
 
     def use(self, levels: Levels) -> None:
-        """Takes up the state of the allowance that all gateways share."""
+        """Applies the state of the allowance that all gateways share."""
         self.hear(ELSEWHERE, levels.elsewhere)
         if self.requests is not None:
             self.requests.level = levels.requests

@@ -1,4 +1,4 @@
-"""Limit of so much in a minute: what is used up comes back evenly over time."""
+"""Token bucket: a limit per minute, whose used units are refilled evenly over time."""
 
 import math
 from collections.abc import Callable
@@ -7,13 +7,13 @@ MINUTE_S = 60.0
 
 
 class Bucket:
-    """Allowance that is full at first. What it gives fills up again within a minute."""
+    """Token bucket that is full at first, and is refilled within a minute."""
 
     def __init__(self, limit: int, clock: Callable[[], float]) -> None:
         """
         Args:
-            limit: units that it gives in a minute, and at most at once.
-            clock: seconds.
+            limit: units per minute, and most units at once.
+            clock: returns seconds.
         """
         self.limit = limit
         self._clock = clock
@@ -21,7 +21,7 @@ class Bucket:
 
     @property
     def level(self) -> float:
-        """Units that it holds now; below 0: it owes some."""
+        """Units in the bucket now; negative: it has given more than it had."""
         more = (self._clock() - self._filled_at) * self.limit / MINUTE_S
         return min(self._level + more, float(self.limit))
 
@@ -34,18 +34,19 @@ class Bucket:
         self.level -= units
 
     def wait_s(self, units: float) -> float:
-        """Returns the seconds until that many units can be given, 0 if they can be given now.
+        """Returns the seconds until that many units can be given; 0: they can be given now.
 
-        A full bucket gives more than it holds, and owes the rest: any request is possible once in a while.
+        A full bucket gives more than it holds and owes the rest, so a request of any size is possible at
+        times.
         """
         return max(min(units, self.limit) - self.level, 0.0) * MINUTE_S / self.limit
 
     @property
     def left(self) -> int:
-        """Units that can be given now."""
+        """Number of whole units that can be given now."""
         return max(math.floor(self.level), 0)
 
     @property
     def full_in_s(self) -> float:
-        """Seconds until it is full again."""
+        """Seconds until the bucket is full again."""
         return self.wait_s(self.limit)

@@ -1,4 +1,4 @@
-"""Limits of all tenants in one place, so that each gateway can give all of a limit and none gives more."""
+"""Limits of all tenants in one actor: any gateway can give all of a limit, all together give no more."""
 
 import asyncio
 import logging
@@ -12,9 +12,9 @@ from gateway.settings import TenantSettings
 from gateway.tenants.allowance import Allowance, Levels
 
 LIMITS = "limits"  # name of the actor that Serve keeps for the deployment of the gateway
-BEAT_S = 1.0  # seconds between two messages that a gateway is there
-SILENT_S = 5.0  # seconds without a message, five beats, after which a gateway counts as lost
-ANSWER_S = 0.5  # seconds; an actor that is there answers within milliseconds
+BEAT_S = 1.0  # seconds between two heartbeats of a gateway
+SILENT_S = 5.0  # seconds (five heartbeats) without a message, after which a gateway counts as lost
+ANSWER_S = 0.5  # seconds; timeout of a call, which a live actor answers within milliseconds
 AWAY_S = 5.0  # seconds for which an actor that does not answer is not asked again
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
@@ -26,7 +26,7 @@ class AllLimits:
     def __init__(
         self, tenants: Mapping[str, TenantSettings], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """clock: seconds."""
+        """clock: returns seconds."""
         self._allowances = {name: Allowance(name, own, clock) for name, own in tenants.items()}
         self._clock = clock
         self._heard: dict[str, float] = {}  # time of the last message by gateway
@@ -34,7 +34,7 @@ class AllLimits:
     async def take(
         self, gateway: str, tenant: str, tokens: float, under_way: int
     ) -> tuple[LimitReachedError | None, Levels]:
-        """Charges a request as ``Allowance.take`` does. Returns why it is refused, and what is left."""
+        """Charges a request as ``Allowance.take`` does. Returns the refusal, or None, and the new state."""
         self._hear(gateway)
         allowance = self._allowances[tenant]
         refusal: LimitReachedError | None = None
@@ -45,12 +45,12 @@ class AllLimits:
         return refusal, allowance.levels(gateway)
 
     async def settle(self, gateway: str, tenant: str, tokens: float, under_way: int) -> None:
-        """Charges what a request used as ``Allowance.settle`` does."""
+        """Charges used tokens as ``Allowance.settle`` does."""
         self._hear(gateway)
         self._allowances[tenant].settle(gateway, tokens, under_way)
 
     async def beat(self, gateway: str, under_way: Mapping[str, int]) -> None:
-        """Hears that a gateway is there. under_way: its requests under way by tenant."""
+        """Receives a gateway's heartbeat. under_way: its requests under way by tenant."""
         self._hear(gateway)
         for tenant, count in under_way.items():
             self._allowances[tenant].hear(gateway, count)
@@ -65,10 +65,10 @@ class AllLimits:
 
 
 class SharedLimits:
-    """The actor with the limits, as a gateway asks it."""
+    """Client of the actor that holds the limits."""
 
     def __init__(self, actor: Callable[[], Any]) -> None:
-        """actor: returns its handle, or raises ValueError if it is lost."""
+        """actor: returns the actor's handle, or raises ValueError if the actor is lost."""
         self._find = actor
         self._actor: Any = None
         self._away_until = 0.0  # the event loop's time
@@ -79,7 +79,7 @@ class SharedLimits:
     async def take(
         self, tenant: str, tokens: float, under_way: int
     ) -> tuple[LimitReachedError | None, Levels] | None:
-        """Returns what ``AllLimits.take`` does; None if the actor is lost, which Serve replaces."""
+        """Returns what ``AllLimits.take`` does; None if the actor is lost, until Serve has replaced it."""
         loop = asyncio.get_running_loop()
         if self._beating is None:
             self._beating = loop.create_task(self._beat_always())
@@ -96,11 +96,11 @@ class SharedLimits:
         return told
 
     def settle(self, tenant: str, tokens: float, under_way: int) -> None:
-        """Tells what a request used, without waiting."""
+        """Reports what a request used. Does not wait."""
         self._send("settle", tenant, tokens, under_way)
 
     def close(self) -> None:
-        """Ends the messages that this gateway is there."""
+        """Ends the heartbeats of this gateway."""
         if self._beating is not None:
             self._beating.cancel()
 
@@ -111,7 +111,7 @@ class SharedLimits:
                 actor.beat.remote(self._gateway, {**self._under_way})
 
     def _send(self, method: str, tenant: str, tokens: float, under_way: int) -> Any:
-        """Returns the answer to be awaited; None if the actor is lost."""
+        """Calls a method of the actor. Returns an awaitable answer; None if the actor is lost."""
         self._under_way[tenant] = under_way
         if (actor := self._found()) is None:
             return None

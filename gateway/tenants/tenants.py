@@ -1,4 +1,4 @@
-"""All tenants of a service, by the callers that they are."""
+"""Tenants of a service, by the API keys of callers."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -15,24 +15,24 @@ class Tenants:
     """Finds the tenant of a caller. Callers whose key has no name share the tenant UNNAMED."""
 
     def __init__(self, settings: GatewaySettings, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: seconds."""
+        """clock: returns seconds."""
         self._unnamed = Tenant(UNNAMED)
         named = {name: Tenant(name, own, clock) for name, own in settings.tenants.items()}
         self._all = [self._unnamed, *named.values()]
         self._by_key: Mapping[str, Tenant] = {key: named[name] for key, name in settings.tenant_keys.items()}
 
     def of(self, caller: str | None) -> Tenant:
-        """Returns the tenant of a caller, whose name ``Authentication.check`` has returned."""
+        """Returns the tenant of a caller, as ``Authentication.check`` names the caller."""
         return self._unnamed if caller is None else self._by_key.get(caller, self._unnamed)
 
     def share(self, limits: SharedLimits) -> None:
-        """Makes limits those of all gateways together."""
+        """Applies the limits that all gateways share to every tenant with a limit."""
         for tenant in self._all:
             if tenant.is_limited:
                 tenant.shared = limits
 
     def counts(self) -> dict[str, TenantCounts]:
-        """Returns the counts since the gateway's start, by the labels of the tenants."""
+        """Returns the counts since the gateway's start, by the tenants' labels."""
         by_label: dict[str, TenantCounts] = {}
         for place, tenant in enumerate(self._all):
             label = tenant.name if place < MAX_LABELS else OTHER
