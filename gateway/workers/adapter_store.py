@@ -1,6 +1,6 @@
-"""Adapters that requests have loaded, as all gateways find them: among the keys that Ray's head keeps.
+"""Adapters that requests have loaded, in the key-value store of Ray's head, which all gateways share.
 
-Nothing is told from gateway to gateway, and a gateway that starts later knows them as well.
+So gateways need no messages among them, and a gateway that starts later has the adapters too.
 """
 
 from collections.abc import Awaitable
@@ -12,27 +12,27 @@ from gateway.adapter import Adapter
 from gateway.errors import WorkerLostError
 
 NAMESPACE = b"outrider"
-ANSWER_S = 1.0  # seconds after which Ray's head is taken for lost
+ANSWER_S = 1.0  # seconds; timeout after which Ray's head counts as lost
 
 
 class AdapterStore(Protocol):
-    """Adapters by name. Changes raise WorkerLostError unless they are kept."""
+    """Adapters by name. Changes raise WorkerLostError if they were not stored."""
 
     async def all(self) -> dict[str, Adapter]:
         """Returns the adapters in the order of their names."""
 
     async def put(self, adapter: Adapter, *, replaces: bool) -> bool:
-        """Keeps an adapter; returns False if its name is taken, which it must not replace."""
+        """Stores an adapter; returns False if its name is taken and ``replaces`` is False."""
 
     async def delete(self, name: str) -> bool:
-        """Forgets an adapter; returns False if there was none."""
+        """Removes an adapter; returns False if there was none."""
 
 
 class RayAdapterStore:
-    """Store of the cluster that this process is in. It knows what it knew last while Ray's head is lost."""
+    """Store in the Ray cluster of this process. While Ray's head is lost, it returns what it knew last."""
 
     def __init__(self, service: str) -> None:
-        """service: text that sets the service apart from others of the cluster."""
+        """service: text that sets the service apart from other services of the cluster."""
         self._prefix = f"{service}\n".encode()
         self._known: dict[str, Adapter] = {}
 
@@ -62,8 +62,8 @@ class RayAdapterStore:
 
 
 def _head() -> Any:
-    """Returns the client of Ray's head that this process has."""
-    from ray.experimental.internal_kv import internal_kv_get_gcs_client  # takes a second, for replicas only
+    """Returns this process's client of Ray's head."""
+    from ray.experimental.internal_kv import internal_kv_get_gcs_client  # takes a second; for replicas only
 
     return internal_kv_get_gcs_client()
 

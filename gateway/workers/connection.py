@@ -1,4 +1,4 @@
-"""gRPC stream from this gateway to a worker. It carries all sequences between them."""
+"""gRPC stream from this gateway to a worker, which carries all sequences between them."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from protos import rounds_pb2
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-SEND_TIMEOUT_S = 2.0  # a worker that takes no message for so long counts as lost
+SEND_TIMEOUT_S = 2.0  # seconds; a worker that accepts no message for longer counts as lost
 _BROKEN = (grpc.RpcError, asyncio.InvalidStateError, TimeoutError)
 _LEFT = rounds_pb2.SequenceEnded(
     cause=rounds_pb2.SequenceEnded.LEAVING, details="the worker ended the stream"
@@ -25,31 +25,32 @@ class StreamListener(Protocol):
     """The gateway's end of one sequence's stream."""
 
     def opened(self) -> None:
-        """Called when the worker has read its opening."""
+        """Called when the worker has read the sequence's Open message."""
 
     def put(self, reply: Any) -> None:
-        """Called with each reply to it."""
+        """Called with each reply to the sequence."""
 
     def ended(self, end: rounds_pb2.SequenceEnded) -> None:
-        """Called when the worker ended the sequence; nothing more comes."""
+        """Called when the worker ended the sequence; no reply comes after that."""
 
     def broken(self, reason: str) -> None:
-        """Called when the connection broke; nothing more comes."""
+        """Called when the connection broke; no reply comes after that."""
 
 
 class WorkerConnection:
-    """Opens at once, and is over for good when it breaks: ``is_over``.
+    """Stream to a worker, opened at once. It is not opened again after it breaks: ``is_over``.
 
     ``has_sent``: the worker exists, and may have read requests that it did not answer.
-    ``is_leaving``: the worker is being drained. Draft workers do not tell.
+    ``is_leaving``: the worker is being drained. Draft workers do not report it.
 
-    Requests that are sent in one turn of the event loop, or while a message is on its way, travel together.
+    Requests travel in one message if they are sent in one turn of the event loop, or while another message is
+    being written.
     """
 
     def __init__(self, call: Any, requests: type[Message]) -> None:
         """
         Args:
-            call: the stream.
+            call: gRPC call of the stream.
             requests: type of the message that holds several requests.
         """
         self._call = call
@@ -62,7 +63,7 @@ class WorkerConnection:
         self._running = asyncio.create_task(self._run())
 
     def listen(self, name: Name, listener: StreamListener) -> None:
-        """Hands replies to the sequence to a listener from now on."""
+        """Passes replies to the sequence to a listener from now on."""
         self._listeners[name] = listener
 
     def forget(self, name: Name) -> None:
@@ -70,7 +71,7 @@ class WorkerConnection:
         self._listeners.pop(name, None)
 
     def send(self, request: Message) -> None:
-        """Puts a request into the outbox. Drops it if the connection is over."""
+        """Adds a request to the outbox; drops it if the connection is over."""
         if not self.is_over:
             self._outbox.append(request)
 
@@ -101,7 +102,7 @@ class WorkerConnection:
                     listener.ended(_LEFT)
 
     async def _write(self) -> str:
-        """Returns why it cannot go on."""
+        """Writes requests until the stream breaks; returns the reason."""
         try:
             while True:
                 outgoing = await self._outbox.woken()
@@ -114,11 +115,11 @@ class WorkerConnection:
             return await self._why(error)
 
     async def _read(self) -> str:
-        """Returns why it cannot go on; empty if the worker ended the stream."""
+        """Reads replies until the stream ends; returns the reason, empty if the worker ended the stream."""
         try:
             while isinstance(replies := await self._call.read(), Message):
                 self._on_message(replies)
-            if replies is None:  # The status never comes while messages behind this message are unread.
+            if replies is None:  # no status follows while later messages are unread
                 return "the worker sent a message that cannot be read"
         except _BROKEN as error:
             return await self._why(error)

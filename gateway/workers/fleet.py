@@ -1,4 +1,4 @@
-"""Workers that exist, and streams to them. Nothing polls: Serve pushes the table."""
+"""Workers that exist, and streams to them. There is no polling: Serve pushes the table of workers."""
 
 import asyncio
 import logging
@@ -20,17 +20,17 @@ TargetStream = WorkerStream[rounds_pb2.TargetWorkerRequest, rounds_pb2.TargetRep
 DraftStream = WorkerStream[rounds_pb2.DraftWorkerRequest, rounds_pb2.DraftReply]
 
 TARGET = ""  # in place of a draft's name
-IMBALANCE = 4  # sequences that a worker with the prefix may have more than the least busy worker
+IMBALANCE = 4  # sequences by which a worker with the prefix may exceed the least busy worker
 
 
 class Fleet:
-    """Chooses workers. ``workers`` returns what exists at the moment of asking."""
+    """Chooses workers and opens streams. ``workers`` returns the workers that exist at that moment."""
 
     def __init__(self, workers: Callable[[], Iterable[WorkerInfo]], trust: Trust) -> None:
         self._workers = workers
         self._trust = trust
         self._links: dict[str, Link] = {}  # key: address
-        # Key: WorkerInfo.draft, and at a target the adapter, as caches of different adapters are apart.
+        # Key: WorkerInfo.draft, and for a target the adapter, since each adapter has its own prefix cache.
         self._prefixes: dict[tuple[str, Adapter], Prefixes] = defaultdict(Prefixes)
         self._closing: set[asyncio.Task[None]] = set()
         self._isolated: dict[str, TargetStream] = {}  # key: address
@@ -49,7 +49,7 @@ class Fleet:
         return targets
 
     def links(self) -> list[Link]:
-        """Returns a link to every worker that exists, and closes idle links to workers that are gone."""
+        """Returns a link to every existing worker, and closes idle links to workers that are gone."""
         workers = {worker.address: worker for worker in self._workers()}
         for address in self._links.keys() - workers.keys():
             if self._links[address].streams == 0:
@@ -63,11 +63,11 @@ class Fleet:
     def open_target(self, sequence: GatewaySequence, *, is_isolated: bool = False) -> TargetStream:
         """Opens the sequence at a target.
 
-        is_isolated: the sequence was running when a target was lost, and may be the cause. A target gets
-            at most one isolated sequence until its first token, so another loss hits no other such sequence.
+        is_isolated: the sequence was running when a target was lost, and may be the cause. A target gets at
+            most one isolated sequence until its first token, so another loss affects no other such sequence.
 
         Raises:
-            WorkerLostError: there is no target, or none without an isolated sequence.
+            WorkerLostError: there is no target, or every target has an isolated sequence.
         """
         link = self._choose(TARGET, sequence, self._with_isolated() if is_isolated else ())
         stream = _target_stream(link, sequence, is_isolated=is_isolated)
@@ -77,11 +77,11 @@ class Fleet:
         return stream
 
     def open_second(self, sequence: GatewaySequence, link: Link) -> TargetStream:
-        """Opens the sequence at a second target, while the first target has it too."""
+        """Opens the sequence at a second target, while it stays open at the first target."""
         return _target_stream(link, sequence)
 
     def second_targets(self, sequence: GatewaySequence, first: Link) -> list[Link]:
-        """Returns the targets that would go on with the same text as the first, the least busy first."""
+        """Returns the targets that would continue with the same text, the least busy target first."""
         now = asyncio.get_running_loop().time()
         isolated = self._with_isolated()
         found = [
@@ -99,7 +99,7 @@ class Fleet:
         return sorted(found, key=lambda link: link.num_sequences(now))
 
     def open_audit(self, sequence: GatewaySequence) -> TargetStream | None:
-        """Opens a complete answer at the least busy target that has not served it; None: there is none."""
+        """Opens a complete answer at the least busy target that has not served it; None if there is none."""
         others = [
             link
             for link in self._target_links()
@@ -119,10 +119,11 @@ class Fleet:
         """Loads an adapter at all targets; returns it with the digest of its files.
 
         Raises:
-            InvalidRequestError: a target refuses it, or targets find different files. All drop it then.
-            WorkerLostError: there is no target, or one does not answer. All others drop it then.
+            InvalidRequestError: a target refuses it, or targets find different files. Then all targets drop
+                it.
+            WorkerLostError: there is no target, or a target does not answer. Then all other targets drop it.
         """
-        self.targets()  # raises if there is none
+        self.targets()  # raises WorkerLostError if there is no target
         loads = await asyncio.gather(
             *[link.load_adapter(adapter) for link in self._target_links()], return_exceptions=True
         )
@@ -156,7 +157,7 @@ class Fleet:
         return self._isolated
 
     def open_draft(self, draft: str, sequence: GatewaySequence, *, is_isolated: bool = False) -> DraftStream:
-        """Opens the sequence at a worker that holds the draft. Raises WorkerLostError if none does.
+        """Opens the sequence at a worker that holds the draft. Raises WorkerLostError if there is none.
 
         is_isolated: a worker was lost with the sequence, which may be the cause.
         """
@@ -165,22 +166,22 @@ class Fleet:
         return DraftStream(link, rounds_pb2.DraftWorkerRequest, sequence, sampling, is_isolated=is_isolated)
 
     def vocab_size(self) -> int:
-        """Returns how many token ids all workers know; 0 without workers."""
+        """Returns the number of token ids that all workers know; 0 without workers."""
         return min((worker.vocab_size for worker in self._workers()), default=0)
 
     def _choose(self, draft: str, sequence: GatewaySequence, excluded: Collection[str] = ()) -> Link:
-        """Returns the worker that caches the prompt's beginning, or a much less busy worker.
+        """Returns the worker that caches the prompt's prefix, or a much less busy worker.
 
         Args:
             draft: name of the draft that the worker must hold, or TARGET.
-            excluded: addresses of workers that must not get it.
+            excluded: addresses of workers that must not get the sequence.
         """
         links = [link for link in self.links() if link.worker.draft == draft]
         links = [link for link in links if link.worker.address not in excluded]
         if not links:
             kind = f"worker of draft {draft!r}" if draft else "target worker"
             raise WorkerLostError(f"no {kind} is ready{' that has no isolated sequence' if excluded else ''}")
-        # If workers differ, the sequence goes to a worker whose context holds all of it.
+        # If the workers' contexts differ, the sequence goes to a worker whose context holds all of it.
         links = [link for link in links if link.worker.max_length >= sequence.limit] or links
         now = asyncio.get_running_loop().time()
         well = [link for link in links if link.suspect_until <= now and not link.is_leaving]
@@ -196,12 +197,12 @@ class Fleet:
         return chosen
 
     async def close(self) -> None:
-        for link in [*self._links.values()]:  # streams that are still read may add some meanwhile
+        for link in [*self._links.values()]:  # a copy: streams that are still read may add links meanwhile
             await link.aclose()
 
 
 def _target_stream(link: Link, sequence: GatewaySequence, *, is_isolated: bool = False) -> TargetStream:
-    """Opens the sequence at a target, with its own settings and its adapter."""
+    """Opens the sequence at a target, with the sequence's own settings and adapter."""
     return TargetStream(
         link,
         rounds_pb2.TargetWorkerRequest,
@@ -215,7 +216,7 @@ def _target_stream(link: Link, sequence: GatewaySequence, *, is_isolated: bool =
 def _as_drafted(sampling: Sampling, only_drafts: range) -> Sampling:
     """Returns the settings for a draft: no log-probabilities, and no token that the target lacks.
 
-    only_drafts: ids that only the draft has: its embeddings may be padded further than the target's.
+    only_drafts: token ids that only the draft has: its embeddings may be padded further than the target's.
     """
     banned = (*sampling.bad_token_ids, *only_drafts)
     return sampling.model_copy(update={"logprobs": None, "bad_token_ids": banned})

@@ -1,4 +1,4 @@
-"""Beginnings of prompts, and the worker that took each in: it probably still caches them."""
+"""Prefixes of prompts, and the worker that prefilled each: it probably still caches them."""
 
 import hashlib
 from array import array
@@ -6,23 +6,23 @@ from collections.abc import Iterator
 
 from outrider.learning.lru import Lru
 
-SPAN = 64  # tokens; beginnings are multiples of it
-REMEMBERED = 65536  # beginnings
+SPAN = 64  # tokens; the lengths of prefixes are multiples of it
+REMEMBERED = 65536  # prefixes
 
 
 class Prefixes:
-    """Remembers the newest address for every beginning, and forgets the least recently used."""
+    """Remembers the newest address for every prefix, and forgets the least recently used prefix."""
 
     def __init__(self) -> None:
         self._address_of: Lru[bytes, str] = Lru(REMEMBERED)
 
     def note(self, prompt: tuple[int, ...], address: str) -> None:
-        """Records that the worker at ``address`` takes this prompt in."""
+        """Records that the worker at ``address`` prefills this prompt."""
         for digest in _beginnings(prompt):
             self._address_of.put(digest, address)
 
     def holder(self, prompt: tuple[int, ...]) -> str | None:
-        """Returns the address of the worker that was last given the longest known beginning of the prompt."""
+        """Returns the address of the worker that was last given the longest known prefix of the prompt."""
         address = None
         for digest in _beginnings(prompt):
             if (holder := self._address_of.peek(digest)) is None:

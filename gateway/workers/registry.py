@@ -9,7 +9,7 @@ _BY_DEPLOYMENT: dict[str, tuple[WorkerInfo, ...]] = {}
 
 
 def put(deployment: str, metadata: Iterable[Mapping[str, Any]]) -> None:
-    """Replaces a deployment's workers by the workers that published this metadata."""
+    """Replaces the workers of a deployment, given the metadata that its workers have published."""
     _BY_DEPLOYMENT[deployment] = tuple(WorkerInfo(**fields) for fields in metadata)
 
 

@@ -1,7 +1,7 @@
-"""Serve pushes every change of the workers to the router of a handle: so a gateway learns of them.
+"""Router of a Serve handle, to which Serve pushes every change of the workers: so a gateway learns of it.
 
-Serve pickles this module by value, so the table itself lives in gateway/workers/registry.py, which every
-reader imports.
+Serve pickles this module by value, so the table itself is in gateway/workers/registry.py, which every reader
+imports.
 """
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
@@ -10,7 +10,7 @@ from gateway.workers.registry import put
 
 
 class TableRouter(RequestRouter):  # type: ignore[misc]
-    """Records the workers. They take no requests through Serve, so nothing is ever routed."""
+    """Records the workers. They take no requests through Serve, so it never routes a request."""
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)

@@ -1,4 +1,4 @@
-"""Stream of a sequence to a worker: turns out, replies in."""
+"""Stream of a sequence to a worker: sends turns, receives replies."""
 
 import asyncio
 from collections import deque
@@ -31,11 +31,11 @@ RequestT = TypeVar("RequestT", rounds_pb2.DraftWorkerRequest, rounds_pb2.TargetW
 ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
 Role = Literal["target", "draft"]
 
-LOAD_AGE_S = 2.0  # an older reported load is not believed
-ADAPTER_S = 60.0  # seconds for a target to load an adapter
+LOAD_AGE_S = 2.0  # seconds; an older reported load is ignored
+ADAPTER_S = 60.0  # seconds; timeout for loading or dropping an adapter at a target
 FINGERPRINT_BYTES = 4  # enough to tell apart the targets of one service over time
 VERSION = version("outrider")
-SUSPECT_S = 5.0  # after it was lost, a worker is the last choice
+SUSPECT_S = 5.0  # seconds after its loss for which a worker is the last choice
 _REFUSED = {
     rounds_pb2.SequenceEnded.INVALID: "prompt",
     rounds_pb2.SequenceEnded.TOO_LARGE: "max_tokens",
@@ -47,8 +47,8 @@ _SERVICES: dict[Role, tuple[Any, Any]] = {
     "draft": (rounds_pb2_grpc.DraftWorkerStub, rounds_pb2.DraftWorkerRequests),
 }
 
-# A silent peer counts as lost after the sum of the first two. It is the ping's own time-out that acts: gRPC
-# gives it a minute, and keepalive_timeout_ms does not shorten it.
+# A silent peer counts as lost after the sum of the first two values. The ping's own timeout decides: gRPC's
+# default is a minute, and keepalive_timeout_ms does not shorten it.
 CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.http2.ping_timeout_ms", 1000),
@@ -69,32 +69,32 @@ class WorkerInfo:
     vocab_size: int
     max_length: int  # tokens of context
     ranks: tuple[int, ...] = ()  # process ids of its engine, rank 0 first
-    gpus: tuple[str, ...] = ()  # ids of the GPUs that Ray has set aside for that process
+    gpus: tuple[str, ...] = ()  # ids of the GPUs that Ray has reserved for that process
     places: tuple[dict[str, Any], ...] = ()  # device, memory and threads of each rank
-    slow_because: tuple[str, ...] = ()  # why steps on its GPU are slower than they could be
+    slow_because: tuple[str, ...] = ()  # reasons why steps on its GPU are slower than they could be
     promise: str = ""  # how far the same seed gives the same text, if it holds the target
-    is_exact: bool = False  # whether it does so whatever the batch
-    settings: dict[str, Any] = field(default_factory=dict)  # how its engine runs
+    is_exact: bool = False  # whether the same seed gives the same text, whatever the batch
+    settings: dict[str, Any] = field(default_factory=dict)  # settings of its engine
     weights: str = ""  # digest of its model's weights, if receipts are made; see outrider/receipts/digests.py
     tokenizer: str = ""  # digest of its model's tokenizer, if receipts are made
     draft: str = ""  # name of its draft; empty: it holds the target
-    # Steps that it timed before it served; key: its target drafter, or empty for its own model.
+    # Steps timed before it served; key: its target drafter, or empty for its own model.
     survey: Mapping[str, tuple[Step, ...]] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
-        """Short name of version, model and numerics. If it changes, the same seed may give another text."""
+        """Short hash of version, model and numerics. If it changes, the same seed may give another text."""
         told = "\n".join((self.model, self.promise, str(self.settings.get("quantization")))).encode()
         return f"outrider-{VERSION}-{blake2b(told, digest_size=FINGERPRINT_BYTES).hexdigest()}"
 
 
 def shares_gpu(one: WorkerInfo, other: WorkerInfo) -> bool:
-    """Returns whether both workers have been given the same GPU."""
+    """Returns whether both workers have the same GPU."""
     return one.node == other.node and not set(one.gpus).isdisjoint(other.gpus)
 
 
 class Link:
-    """This gateway's connection to one worker, with the load that the worker reported last."""
+    """Connection of this gateway to one worker, with the load that the worker reported last."""
 
     def __init__(self, worker: WorkerInfo, trust: Trust) -> None:
         self.worker = worker
@@ -109,17 +109,20 @@ class Link:
 
     @property
     def place(self) -> str:
-        """Name for messages."""
+        """Name of the worker in messages."""
         return f"{self.worker.role} worker {self.worker.address}"
 
     def num_sequences(self, now: float) -> int:
-        """Returns the number of sequences there: our own, or more if other gateways had some just now."""
+        """Returns the number of sequences at the worker, as this gateway knows it.
+
+        A recent report also counts the sequences of other gateways.
+        """
         if self.load is None or now - self.replied_at > LOAD_AGE_S:
             return self.streams
         return max(self.streams, self.load.running + self.load.waiting)
 
     def connection(self) -> WorkerConnection:
-        """Returns the connection, made anew if it has ended."""
+        """Returns the connection, opened again if it has ended."""
         if self._connection is None or self._connection.is_over:
             stub, requests = _SERVICES[self.worker.role]
             call = stub(self._channel).Stream(metadata=self._trust.metadata)
@@ -165,7 +168,7 @@ class Link:
 
     @property
     def no_drafts_because(self) -> dict[str, str]:
-        """Reasons by name for this target's drafters that are out of use, as far as is known here."""
+        """Reasons why drafters of this target are out of use, by drafter, as last reported."""
         return {} if self.load is None else dict(self.load.no_drafts_because)
 
     async def aclose(self) -> None:
@@ -176,7 +179,7 @@ class Link:
 
 
 class WorkerStream(Generic[RequestT, ReplyT]):
-    """``send`` and ``receive`` raise WorkerLostError once the stream is broken."""
+    """Stream of one sequence to one worker. ``send`` and ``receive`` raise WorkerLostError once it breaks."""
 
     def __init__(
         self,
@@ -191,9 +194,9 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         """
         Args:
             sampling: settings of the sequence for this worker.
-            adapter: its adapter there.
-            is_isolated: the sequence may be the reason of an earlier loss. Its work waits until the worker
-                has read the opening: a loss before that has another reason.
+            adapter: adapter of the sequence at this worker.
+            is_isolated: the sequence may be the cause of an earlier loss. Its requests wait until the worker
+                has read the Open message: a loss before that has another cause.
         """
         self._sampling, self._adapter = sampling, adapter
         self._link = link
@@ -201,7 +204,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         self._sequence = sequence
         self._opened = False
         self._waiting: list[RequestT] | None = [] if is_isolated else None  # None: requests do not wait
-        self._known = 0  # tokens of the sequence that the worker was sent
+        self._known = 0  # tokens of the sequence that the worker has been sent
         self._replies: deque[ReplyT] = deque()
         self._has_reply = asyncio.Event()
         self._end: Callable[[], GatewayError] | None = None
@@ -225,11 +228,11 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         return self._link
 
     def turn(self, round_number: int, traceparent: str = "") -> rounds_pb2.Turn:
-        """Returns the newest turn: the length that the worker knows, and the tokens since then.
+        """Returns a new turn: the length that the worker knows, and the tokens since then.
 
         Args:
             round_number: number that its replies carry: a higher number, or that of the turn to be replaced.
-            traceparent: span that waits for the reply; empty if none is recorded.
+            traceparent: span that waits for the reply; empty if no span is recorded.
         """
         base, self._known = self._known, len(self._sequence)
         return rounds_pb2.Turn(
@@ -245,7 +248,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         Raises:
             WorkerLostError: the stream is broken.
             InvalidRequestError: the worker cannot serve such a sequence.
-            GenerationFailedError: its engine cannot go on with it.
+            GenerationFailedError: the worker's engine cannot continue the sequence.
         """
         if self._end is not None:
             raise self._end()
@@ -275,14 +278,14 @@ class WorkerStream(Generic[RequestT, ReplyT]):
     async def receive(
         self, round_number: int, timeout: float | None = None, plain_round: int | None = None
     ) -> ReplyT | None:
-        """Returns the next reply to that round; None if it is not there within ``timeout`` seconds.
+        """Returns the next reply to that round; None if it does not come within ``timeout`` seconds.
 
-        Replies to older rounds are dropped on the way. Raises as ``send`` does.
+        Replies to older rounds are dropped. Raises what ``send`` raises.
 
         plain_round: an older round whose replies are wanted too.
         """
         rounds = plain_round, round_number
-        if (reply := self._next(rounds)) is not None:  # a timer costs as much as all else here
+        if (reply := self._next(rounds)) is not None:  # avoids a timer, which costs as much as all else here
             return reply
         try:
             async with asyncio.timeout(timeout):
@@ -294,7 +297,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         return reply
 
     async def answered(self, round_number: int) -> bool:
-        """Returns True once a reply to that round has come, which stays the next reply; False at the end."""
+        """Waits for a reply to that round, which stays the next reply; returns False if the stream ends."""
         while self.arrived(round_number) is None:
             if self._end is not None:
                 return False
@@ -309,7 +312,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         return self._replies[0] if self._replies else None
 
     def take(self) -> None:
-        """Takes the reply that ``arrived`` has returned."""
+        """Removes the reply that ``arrived`` has returned."""
         self._replies.popleft()
 
     def _next(self, rounds: tuple[int | None, int]) -> ReplyT | None:
@@ -322,18 +325,18 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         return None
 
     def lost(self, reason: str) -> GatewayError:
-        """Returns what to raise if a reply makes no sense; the worker is suspect for a while."""
+        """Returns the error to raise for an invalid reply, and makes the worker suspect for a while."""
         self.broken(reason)
         assert self._end is not None
         return self._end()
 
     def park(self) -> None:
-        """Closes the stream, and tells whoever reads it that the sequence is parked."""
+        """Closes the stream; its reader gets a ParkedError."""
         self._finish(lambda: ParkedError(f"{self._link.place}: the request is parked"))
         self.close()
 
     def close(self) -> None:
-        """Ends the stream: the worker frees the sequence. A second call changes nothing."""
+        """Closes the stream, so the worker frees the sequence. Idempotent."""
         if self.is_closed:
             return
         self._link.streams -= 1
@@ -343,10 +346,10 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         if self._opened:
             self._send(self._request(close=rounds_pb2.Close()))
 
-    # What the connection calls.
+    # Callbacks of the connection.
 
     def opened(self) -> None:
-        """Sends what has waited: the worker has read the opening."""
+        """Sends the requests that have waited until the worker read the Open message."""
         waiting, self._waiting = self._waiting, None
         for request in waiting or ():
             self._send(request)
@@ -360,7 +363,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
         self._has_reply.set()
 
     def ended(self, end: rounds_pb2.SequenceEnded) -> None:
-        """Ends the stream, as the worker ended the sequence."""
+        """Ends the stream because the worker ended the sequence."""
         place = self._link.place
         if end.cause in _REFUSED:
             self._finish(lambda: InvalidRequestError(_REFUSED[end.cause], end.details))
@@ -371,7 +374,7 @@ class WorkerStream(Generic[RequestT, ReplyT]):
             self._finish(lambda: WorkerLostError(f"{place}: {end.details}"))
 
     def broken(self, reason: str) -> None:
-        """Ends the stream, as the connection broke."""
+        """Ends the stream because the connection broke."""
         self._link.mark_suspect()
         may_be_reason = self._opened and self._waiting is None and self._connection.has_sent
         kind = SequenceLostError if may_be_reason else WorkerLostError
