@@ -1,1 +1,1 @@
-"""One request from its validation to its last text: admission, tokens, forms and streaming."""
+"""Generation of a request, from its validation to its last text: admission, tokens, forms and streaming."""

@@ -1,4 +1,4 @@
-"""Adapters that requests may choose: those of the settings, and those that requests have loaded."""
+"""LoRA adapters that requests may choose: adapters of the settings, and adapters that requests loaded."""
 
 import re
 
@@ -12,7 +12,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 
 
 class ServedAdapters:
-    """Adapters by name. No gateway remembers them between requests, so an adapter that is gone is refused."""
+    """Adapters by name. A gateway does not cache them, so a removed adapter is refused at once."""
 
     def __init__(self, settings: GatewaySettings, fleet: Fleet, store: AdapterStore | None) -> None:
         """store: adapters that requests have loaded; None: requests load none."""
@@ -48,7 +48,7 @@ class ServedAdapters:
             in_place: whether it may replace an adapter that was loaded under its name.
 
         Raises:
-            ForbiddenError: requests load no adapters here.
+            ForbiddenError: requests may not load adapters.
             InvalidRequestError: the name is taken or malformed, too many are loaded, or a target refuses it.
             WorkerLostError: a target, or Ray's head, does not answer.
         """
@@ -62,11 +62,11 @@ class ServedAdapters:
         if name not in loaded:
             self._check_count(name, len(loaded) + 1)
         adapter = await self._fleet.load_adapter(Adapter(name, path))
-        if not await store.put(adapter, replaces=in_place):  # another request was faster
+        if not await store.put(adapter, replaces=in_place):  # another request has taken the name first
             await self._fleet.drop_adapter(adapter)
             raise _taken(name)
         now = await store.all()
-        if len(now) > self._settings.max_loaded_adapters:  # others were loaded at the same time
+        if len(now) > self._settings.max_loaded_adapters:  # other adapters were loaded meanwhile
             await store.delete(name)
             await self._fleet.drop_adapter(adapter)
             self._check_count(name, len(now))
@@ -75,10 +75,10 @@ class ServedAdapters:
             await self._fleet.drop_adapter(before)
 
     async def unload(self, name: str) -> None:
-        """Refuses the adapter to new requests; targets drop it once its last sequence has closed.
+        """Withdraws an adapter from new requests; targets drop it once its last sequence has closed.
 
         Raises:
-            ForbiddenError: requests load no adapters here.
+            ForbiddenError: requests may not load or unload adapters.
             InvalidRequestError: the settings name it.
             UnknownModelError: no adapter has the name.
             WorkerLostError: Ray's head does not answer.

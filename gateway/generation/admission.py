@@ -1,4 +1,4 @@
-"""How many requests are worked on at a time, and how many may wait for their turn."""
+"""Admission control: how many requests run at a time, and how many may wait."""
 
 import asyncio
 import logging
@@ -13,17 +13,17 @@ from outrider.learning.mean import Mean
 
 STOPPING = "the service is being stopped: ask again later, with the seed"
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
-DURATION_MEMORY = 10.0  # requests: 1/e after these in the mean duration
-LEAST_TURN = 256  # tokens of a request that was parked, before it may be parked again
+DURATION_MEMORY = 10.0  # requests; memory of the moving average of durations
+LEAST_TURN = 256  # tokens that a request must get after it was parked, before it may be parked again
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 class Permit(Waiting):
-    """Permit of one request, from its arrival on."""
+    """Permit of one request, or its place in the queue for a permit."""
 
     def __init__(self, claim: Claim, parking: Parking | None) -> None:
-        """parking: what parks the request; None: it keeps its permit."""
+        """parking: parks the request; None: the request keeps its permit."""
         super().__init__(claim)
         self.parking = parking
         self.is_served = asyncio.get_running_loop().create_future()
@@ -33,7 +33,7 @@ class Permit(Waiting):
 
     @property
     def may_be_parked(self) -> bool:
-        """Whether an interactive request may take its permit."""
+        """Whether an interactive request may take this permit."""
         is_due = self.turn_tokens >= LEAST_TURN or not self.was_parked
         return self.parking is not None and self.claim.priority == "batch" and is_due
 
@@ -41,8 +41,8 @@ class Permit(Waiting):
 class Admission:
     """Bounded queue before a bounded number of permits. Parked requests are in the queue as well.
 
-    A batch request may lose its permit to an interactive request, and goes on later. All other requests
-    leave early only if the queue is closed.
+    A batch request may lose its permit to an interactive request, and continues later. Any other accepted
+    request is ended early only if the queue is closed.
     """
 
     def __init__(self, max_requests: int, max_waiting: int) -> None:
@@ -60,28 +60,28 @@ class Admission:
 
     @property
     def running(self) -> int:
-        """Requests that have a permit."""
+        """Number of requests that have a permit."""
         return len(self._running)
 
     @property
     def under_way(self) -> int:
-        """Requests that were accepted and have not ended."""
+        """Number of requests that were accepted and have not ended."""
         return self.running + self.waiting + self.parked
 
     @asynccontextmanager
     async def permit(
         self, deadline: float, claim: Claim | None = None, parking: Parking | None = None
     ) -> AsyncIterator[Permit]:
-        """Holds a permit for a request, in the order of the queue, at most until ``deadline``.
+        """Waits for a permit in the order of the queue, and holds it at most until ``deadline``.
 
         Args:
-            claim: None: the request waits in order of arrival.
-            parking: what parks the request; None: it keeps its permit.
+            claim: claim of the request; None: requests are served in order of arrival.
+            parking: parks the request; None: the request keeps its permit.
 
         Raises:
             OverloadedError: the queue is full.
-            DeadlineError: no permit was free before ``deadline``, a time of the event loop.
-            WorkerLostError: the queue is closed, or was while the request waited.
+            DeadlineError: no permit was free before ``deadline``, in the event loop's time.
+            WorkerLostError: the queue is closed, or was closed while the request waited.
         """
         if self._is_closed:
             raise WorkerLostError(STOPPING)
@@ -107,7 +107,7 @@ class Admission:
                 raise DeadlineError("the request waited in the queue until its deadline") from error
             if self._is_closed:
                 raise WorkerLostError(STOPPING)
-            leaving = loop.call_at(deadline, self._leave, permit)  # a slow reader may hold the request up
+            leaving = loop.call_at(deadline, self._leave, permit)  # a slow reader may delay the request
             try:
                 yield permit
             finally:
@@ -116,7 +116,10 @@ class Admission:
             self._leave(permit)
 
     def _waiting_before(self, permit: Permit) -> int:
-        """Returns how many requests in the queue are as urgent: batch refuses nothing interactive."""
+        """Returns how many requests in the queue count against this request's admission.
+
+        Only interactive requests count for an interactive request, so batch requests never get it refused.
+        """
         if permit.claim.priority == "batch":
             return len(self._queue)
         return sum(waiting.claim.priority == "interactive" for waiting in self._queue)
@@ -130,14 +133,14 @@ class Admission:
             self._make_room()
 
     def _serve(self) -> None:
-        """Gives free permits to the requests that are next."""
+        """Gives free permits to the next requests of the queue."""
         now = asyncio.get_running_loop().time()
         while self._queue and self.running < self._max_requests:
             permit = self._queue.pop(now)
             if permit.began is None:
                 self.waiting -= 1
                 if permit.is_served.done():
-                    continue  # it is about to leave
+                    continue  # it was cancelled, and is about to leave
                 permit.is_served.set_result(None)
                 permit.began = now
                 permit.claim.begin(now - permit.since)
@@ -150,7 +153,7 @@ class Admission:
             self._idle.set()
 
     def _make_room(self) -> None:
-        """Parks the batch request with the fewest tokens since it was served, if a request needs a permit."""
+        """Parks the batch request with the fewest tokens in its turn, if an interactive request waits."""
         waits = any(
             permit.claim.priority == "interactive" and not permit.is_served.done() for permit in self._queue
         )
@@ -169,7 +172,7 @@ class Admission:
         self._serve()
 
     def _leave(self, permit: Permit) -> None:
-        """Ends a request, wherever it is. A second call changes nothing."""
+        """Ends a request, whether it runs, waits or is parked. Idempotent."""
         now = asyncio.get_running_loop().time()
         is_running = permit in self._running
         if is_running:
@@ -186,7 +189,7 @@ class Admission:
         self._serve()
 
     def close(self) -> None:
-        """Refuses all requests that wait, and all later requests. Parked requests keep their place."""
+        """Refuses all waiting requests and all later requests. Parked requests keep their place."""
         self._is_closed = True
         for permit in self._queue:
             if permit.began is None:
@@ -195,10 +198,10 @@ class Admission:
                     permit.is_served.set_result(None)
 
     async def idle(self) -> None:
-        """Returns once no request runs, waits or is parked."""
+        """Waits until no request runs, waits or is parked."""
         await self._idle.wait()
 
     def retry_after_s(self) -> float:
-        """Returns the seconds in which the present queue is about served."""
+        """Returns the estimated seconds until the present queue is served."""
         estimate = self._duration_s.value * (len(self._queue) + 1) / self._max_requests
         return min(max(estimate, SHORTEST_RETRY_S), LONGEST_RETRY_S)

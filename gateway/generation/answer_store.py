@@ -1,6 +1,6 @@
-"""Store of answers: what ``draft_from``, ``previous_response_id`` and GET of /v1/responses find again.
+"""Store of answers for ``draft_from``, ``previous_response_id`` and GET of /v1/responses.
 
-It is memory, bounded in bytes, and shared by all gateways of a service. Nothing is written to a disk.
+It is in memory, bounded in bytes, and shared by all gateways of a service. No answer is written to a disk.
 """
 
 import logging
@@ -16,16 +16,16 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 class AnswerStore(Protocol):
-    """Entries of answers by their id. A caller finds its own answers alone."""
+    """Entries of answers by their id. A caller finds only its own answers."""
 
     async def put(self, caller: str, name: str, entry: bytes) -> None:
-        """Keeps an entry, in place of the oldest if there are too many bytes."""
+        """Stores an entry; drops the oldest entries if there are too many bytes."""
 
     async def get(self, caller: str, name: str) -> bytes | None:
         """Returns the entry of an id; None if there is none."""
 
     async def delete(self, caller: str, name: str) -> bool:
-        """Forgets an entry; returns False if there was none."""
+        """Removes an entry; returns False if there was none."""
 
 
 class LocalAnswers:
@@ -37,7 +37,7 @@ class LocalAnswers:
         self._entries: OrderedDict[tuple[str, str], bytes] = OrderedDict()  # oldest first
 
     async def put(self, caller: str, name: str, entry: bytes) -> None:
-        """Keeps an entry that is not longer than the whole store."""
+        """Stores an entry unless it is larger than the whole store."""
         if len(entry) > self._most_bytes:
             return
         self._entries[caller, name] = entry
@@ -56,7 +56,7 @@ class LocalAnswers:
 
 
 class SharedAnswers:
-    """Store of the actor that all gateways share. An answer does not fail if the actor is lost."""
+    """Client of the store that all gateways share. No request fails if the store is lost."""
 
     async def put(self, caller: str, name: str, entry: bytes) -> None:
         await self._asked("put", caller, name, entry)
@@ -69,7 +69,7 @@ class SharedAnswers:
         return bool(await self._asked("delete", caller, name))
 
     async def _asked(self, method: str, *given: Any) -> Any:
-        """Returns the actor's answer; None if it is lost. Serve starts another, which is empty."""
+        """Returns the actor's answer; None if the actor is lost. Serve starts another, empty actor."""
         from ray import serve
         from ray.exceptions import RayError
 
@@ -85,7 +85,7 @@ def answers_entry(answers: Iterable[Sequence[int]], **parts: Any) -> bytes:
 
     Args:
         answers: token ids of each answer to a request, in their order.
-        parts: whatever else is kept beside them.
+        parts: further values to store with the answers.
     """
     return to_json({"answers": [list(answer) for answer in answers], **parts})
 

@@ -1,8 +1,9 @@
 """Order of the requests that wait for a permit.
 
-Interactive requests come before batch requests. Among requests of a priority the tenant is next that was
-served the fewest tokens by its weight (virtual token counters, arXiv 2401.00588). Of its requests the lowest
-number is next, then the oldest request. With a single tenant and no numbers that is the order of arrival.
+Interactive requests come before batch requests. Within a priority, the next tenant is the tenant with the
+fewest served tokens relative to its weight (virtual token counters, arXiv 2401.00588). Of its requests, the
+request with the lowest order number is next, then the oldest request. With a single tenant and no order
+numbers, requests are served in order of arrival.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Generic, TypeVar
 
 from gateway.tenants.tenant import Claim, Tenant
 
-PROMOTED_AFTER_S = 30.0  # a batch request that has waited for longer counts as interactive
+PROMOTED_AFTER_S = 30.0  # seconds; a batch request that has waited for longer counts as interactive
 
 
 class Waiting:
@@ -20,11 +21,11 @@ class Waiting:
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
         self.since = 0.0  # seconds of the queue's clock when it began to wait
-        self.number: int | None = None  # order of arrival; None: it never waited
-        self.charge = claim.expected  # tokens that count for its tenant once it is served
+        self.number: int | None = None  # order of arrival; None: not queued yet
+        self.charge = claim.expected  # tokens that are charged to its tenant once it is served
 
     def place(self, now: float) -> tuple[bool, float, int, int]:
-        """Returns its place in the queue at that time; the lowest is served first."""
+        """Returns its sort key in the queue at that time; the lowest key is served first."""
         assert self.number is not None
         is_promoted = now - self.since > PROMOTED_AFTER_S
         is_behind = self.claim.priority == "batch" and not is_promoted
@@ -36,7 +37,7 @@ WaitingT = TypeVar("WaitingT", bound=Waiting)
 
 
 class FairQueue(Generic[WaitingT]):
-    """Requests that wait. Times are seconds of one clock."""
+    """Queue of requests. All times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._waiting: list[WaitingT] = []
@@ -50,9 +51,9 @@ class FairQueue(Generic[WaitingT]):
         return iter([*self._waiting])
 
     def put(self, waiting: WaitingT, now: float) -> None:
-        """Adds a request. One that was in the queue before keeps its number.
+        """Adds a request. A request that was in the queue before keeps its number.
 
-        A tenant that returns is lifted to the least served tenant that waits: a pause saves up nothing.
+        A tenant that returns is lifted to the least served tenant that waits, so a pause earns no credit.
         """
         tenant = waiting.claim.tenant
         tenants = [other.claim.tenant for other in self._waiting]
@@ -72,7 +73,7 @@ class FairQueue(Generic[WaitingT]):
         return is_there
 
     def pop(self, now: float) -> WaitingT:
-        """Removes and returns the request that is next, and counts its charge for its tenant."""
+        """Removes and returns the next request, and charges its tenant."""
         served = min(self._waiting, key=lambda waiting: waiting.place(now))
         self._waiting.remove(served)
         self._newest = tenant = served.claim.tenant

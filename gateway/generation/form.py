@@ -1,4 +1,4 @@
-"""Forms that an answer can be held to, and the grammars that they stand for."""
+"""Forms that an answer must have, and their grammars."""
 
 import asyncio
 import json
@@ -20,19 +20,19 @@ from outrider.decoding.settings import Sampling
 from outrider.learning.lru import Lru
 
 MAX_CHOICES = 4096
-AT_ONCE = 8  # grammars that are checked at a time: a slow grammar holds up no other
-MAX_KEPT = 1024  # grammars that are known to be good or bad
+AT_ONCE = 8  # grammars that are checked at a time, so a slow grammar does not delay all others
+MAX_KEPT = 1024  # grammars whose check is cached
 
 
 @dataclass(frozen=True)
 class Thoughts:
-    """Free text before the form of an answer begins."""
+    """Free text (reasoning) before the form of an answer begins."""
 
-    opening: str | None  # mark before them, if there are any, as Lark has it; None: they have begun
-    close: str  # mark after them; newlines around the marks belong to these
+    opening: str | None  # mark before the thoughts in Lark's notation; None: they have begun in the prompt
+    close: str  # mark after the thoughts; newlines around a mark belong to the mark
 
     def rules(self) -> list[str]:
-        """Returns the rules of thoughts, the first of which is named ``thoughts``."""
+        """Returns the rules of thoughts; the first rule is named ``thoughts``."""
         text, rule = up_to(self.close, "TEXT", "closed")
         begin = f"{text} NEWLINES?"
         if self.opening is not None:
@@ -42,18 +42,18 @@ class Thoughts:
 
 @dataclass(frozen=True)
 class Form:
-    """Form of an answer, in the words of its request."""
+    """Form of an answer, as the request gives it."""
 
     kind: Literal["json_schema", "regex", "lark"]
     source: str
-    field: str  # the request's own name for it
-    thoughts: Thoughts | None = None  # free text that may come before
-    ends_itself: bool = True  # its end is the answer's; False: free text, which may end anywhere
-    opening: str = ""  # mark before the answer, as Lark has it
-    calls: str = ""  # grammar of calls in Lark, which the answer may be instead; empty: none
+    field: str  # name of the field in the request
+    thoughts: Thoughts | None = None  # free text that may come before the form
+    ends_itself: bool = True  # whether the answer ends with the form; False: free text may end anywhere
+    opening: str = ""  # mark before the answer, in Lark's notation
+    calls: str = ""  # grammar of tool calls in Lark, as an alternative to the answer; empty: none
 
     def check(self, sampling: Sampling, stop: Sequence[str]) -> None:
-        """Raises InvalidRequestError if other settings may end the answer before its form does."""
+        """Raises InvalidRequestError if other settings may end the answer before its form is complete."""
         contradicted = {"ignore_eos": sampling.ignore_eos}
         if self.ends_itself:
             contradicted["stop"] = bool(stop)
@@ -65,7 +65,7 @@ class Form:
             )
 
     def grammar(self) -> str:
-        """Returns the grammar as llguidance takes it. Raises GrammarError."""
+        """Returns the grammar in llguidance's notation. Raises GrammarError."""
         grammar = self._of_answer()
         if self.thoughts is None and not self.opening and not self.calls:
             return grammar
@@ -90,17 +90,19 @@ class Form:
             return LLMatcher.grammar_from_lark(self.source)
         try:
             schema = json.dumps(fitted(json.loads(self.source)))
-            return LLMatcher.grammar_from_json_schema(schema, defaults=AS_WRITTEN)  # its own x-guidance wins
+            return LLMatcher.grammar_from_json_schema(
+                schema, defaults=AS_WRITTEN
+            )  # the schema's x-guidance wins
         except (ValueError, RecursionError) as error:
             raise GrammarError(f"is no JSON schema: {error}") from error
 
 
 def mark(text: str, added: Mapping[str, int]) -> str:
-    """Returns a text between the parts of an answer in Lark's notation, with ids for the marks in it.
+    """Returns a text around the parts of an answer in Lark's notation, with token ids for the marks in it.
 
-    added: ids of added tokens by their text; only their ids can name them.
+    added: ids of added tokens by their text; a grammar can name them by id only.
     """
-    # Added tokens of a character or two, or of whitespace, are no marks: models write them as text.
+    # Added tokens of one or two characters, or of whitespace, are no marks: models write them as text.
     marks = sorted(
         (token for token in added if len(token.strip()) > 2 and token in text), key=len, reverse=True
     )
@@ -113,11 +115,11 @@ def mark(text: str, added: Mapping[str, int]) -> str:
 
 
 def up_to(mark: str, pattern: str, name: str) -> tuple[str, str]:
-    """Returns text of a pattern up to the first mark, in Lark's notation, and the rule that it needs.
+    """Returns a Lark expression for text of a pattern up to the first mark, and the rule that it needs.
 
     Args:
-        mark: mark in Lark's notation; if it has a token, text before the token cannot be mistaken.
-        name: free name for the rule.
+        mark: mark in Lark's notation; if it has a token, the end of the text is unambiguous.
+        name: unused name, for the rule.
     """
     words, token, rest = mark.partition("<[")
     if not token:
@@ -137,7 +139,7 @@ def json_schema(schema: str, field: str) -> Form:
 
 
 def choice(texts: Sequence[str], field: str) -> Form:
-    """Returns a form that allows these texts alone. Raises InvalidRequestError."""
+    """Returns a form that allows only these texts. Raises InvalidRequestError."""
     if not 1 <= len(texts) <= MAX_CHOICES or "" in texts:
         raise InvalidRequestError(field, f"1 to {MAX_CHOICES} texts are accepted, none of them empty")
     literals = (json.dumps(text, ensure_ascii=False) for text in texts)
@@ -147,14 +149,14 @@ def choice(texts: Sequence[str], field: str) -> Form:
 @dataclass
 class _Check:
     outcome: Future[GrammarError | None]
-    waiting: int = 0  # requests
+    waiting: int = 0  # requests that wait for the outcome
 
 
 class GrammarChecks:
-    """Checks the grammars of requests: a bad grammar is refused before anything reaches a worker."""
+    """Checks the grammars of requests: an invalid grammar is refused before it reaches a worker."""
 
     def __init__(self, tokenizer: Tokenizer, compile_s: int) -> None:
-        """compile_s: seconds of processor time that one grammar may take."""
+        """compile_s: seconds of processor time that the compilation of one grammar may take."""
         size = tokenizer.get_vocab_size(with_added_tokens=True)
         self._sandbox = GrammarSandbox(SandboxVocabulary(tokenizer.to_str(), size))
         self._compile_s = compile_s
@@ -162,7 +164,7 @@ class GrammarChecks:
         self._checks: Lru[bytes, _Check] = Lru(MAX_KEPT)  # key: SHA-256 of the grammar
 
     def warm_up(self) -> None:
-        """Starts the sandbox. Returns at once."""
+        """Starts the sandbox. Does not block."""
         self._sandbox.start()
 
     def close(self) -> None:
@@ -171,14 +173,14 @@ class GrammarChecks:
         self._sandbox.close()
 
     async def grammar(self, form: Form, deadline: float) -> str:
-        """Returns the grammar that the form stands for.
+        """Returns the grammar of a form, after its check.
 
         Args:
-            deadline: time of the running event loop.
+            deadline: in the event loop's time.
 
         Raises:
-            InvalidRequestError: it cannot be compiled, or takes too much.
-            DeadlineError: that was not known before the deadline.
+            InvalidRequestError: the grammar cannot be compiled, or takes too much time or memory.
+            DeadlineError: the check did not end before the deadline.
         """
         try:
             grammar = form.grammar()
@@ -190,7 +192,10 @@ class GrammarChecks:
         return grammar
 
     async def _error(self, grammar: str, deadline: float) -> GrammarError | None:
-        """Waits for a check, which requests of the same grammar share; a check that nobody waits for ends."""
+        """Waits for the check of a grammar, which requests with an equal grammar share.
+
+        A check that has not begun is cancelled once no request waits for it.
+        """
         key = sha256(grammar.encode()).digest()
         check = self._checks.get(key, lambda: _Check(self._threads.submit(self._outcome, grammar)))
         check.waiting += 1

@@ -1,4 +1,4 @@
-"""Entry of both APIs: a request in, its answers out piece by piece."""
+"""Entry point of both APIs: prepares requests and streams their answers."""
 
 import asyncio
 import secrets
@@ -50,9 +50,9 @@ from outrider.decoding.settings import Sampling
 from outrider.drafters.past_answers import Scope
 from outrider.pace.settings import PaceSettings
 
-CONTEXT_TOKENS = 8  # last tokens of the prompt; they decide how the answer's first token is written
-ERROR_S = 2.0  # for readers to take the error that ends their answer
-DRAWN_SEED_BITS = 53  # such a seed survives JSON readers that keep numbers as doubles
+CONTEXT_TOKENS = 8  # last tokens of the prompt; the text of the answer's first token depends on them
+ERROR_S = 2.0  # seconds for readers to receive the error that ends their answer
+DRAWN_SEED_BITS = 53  # bits of a random seed; JSON readers that keep numbers as doubles preserve it
 
 
 class Generation:
@@ -68,11 +68,11 @@ class Generation:
     ) -> None:
         """
         Args:
-            sampling_defaults: values of settings that a request does not name, by name.
+            sampling_defaults: values by name for settings that a request does not name.
             adapter_store: adapters that requests have loaded; None: requests load none.
         """
         self._started_with = settings
-        self.settings = settings  # in force
+        self.settings = settings  # settings in force, with live settings
         self.refused_live: str | None = None  # why the newest live settings are not in force; None: they are
         self.fleet = fleet
         self.sampling_defaults = sampling_defaults
@@ -92,8 +92,8 @@ class Generation:
         self.tenants = Tenants(settings)
         self.admission = Admission(settings.max_requests, settings.max_waiting)
         self.readiness = Readiness(fleet, settings.drafts)
-        self._cut = asyncio.Event()  # set when requests under way have had their time to end
-        # The work before that: bodies to parse, texts to tokenize, grammars to compile.
+        self._cut = asyncio.Event()  # set once running requests have had their time to end
+        # Admission to the work before generation: parsing, tokenization, compilation of grammars.
         self.preparations = Admission(PREPARED_AT_ONCE, settings.max_waiting)
         self._grammars = GrammarChecks(tokenizer, settings.grammar_compile_s)
         self.recorder: TrafficRecorder | None = None
@@ -105,20 +105,20 @@ class Generation:
         self._signer = ReceiptSigner(settings.receipt_key, fleet)
 
     def warm_up(self) -> None:
-        """Starts what only some requests need, so that they do not wait for it. Returns at once."""
+        """Starts the grammar sandbox, so that the first request with a form need not wait. Does not block."""
         self._grammars.warm_up()
 
     def close(self) -> None:
-        """Ends the process, the threads and the audits that were started here."""
+        """Ends the processes, threads and audits that were started here."""
         self._grammars.close()
         if self.auditor is not None:
             self.auditor.close()
 
     def use(self, live: LiveSettings) -> None:
-        """Puts settings in force: the pace for requests under way too, drafters for later requests.
+        """Applies live settings: the pace to running requests too, drafters to later requests.
 
         Raises:
-            ValueError: what was in force stays.
+            ValueError: the settings are invalid; the earlier settings stay in force.
         """
         self.settings = self._started_with.changed(live)
         self._loops.use(self.settings)
@@ -126,11 +126,11 @@ class Generation:
 
     @property
     def rollouts(self) -> Iterator[tuple[TaskRule, str, Rollout]]:
-        """Roll-outs of each new draft, for each kind of sequences that there were."""
+        """Roll-outs of all new drafts, each with its task and rule and the draft's name."""
         return self._loops.router.rollouts
 
     def deadline(self) -> float:
-        """The deadline of a request that arrives now, in the event loop's time."""
+        """Returns the deadline of a request that arrives now, in the event loop's time."""
         return asyncio.get_running_loop().time() + self.settings.request_deadline_s
 
     async def prepare(
@@ -140,10 +140,10 @@ class Generation:
 
         Args:
             caller: name of the caller, from ``Authentication.check``.
-            deadline: the event loop's time; None: the request arrives now.
+            deadline: in the event loop's time; None: the request arrives now.
 
         Raises:
-            InvalidRequestError: naming the field.
+            InvalidRequestError: the request is invalid; the error names the field.
             WorkerLostError: there is no target.
             DeadlineError: the request's form was not compiled in time.
         """
@@ -208,9 +208,9 @@ class Generation:
         )
 
     async def chunks(self, prepared: Prepared, store_as: str = "") -> AsyncGenerator[Chunk, None]:
-        """Yields the answers, a chunk per Verdict. Chunks of several choices come as they are ready.
+        """Yields the answers, a chunk per commit. Chunks of several choices come as they are ready.
 
-        store_as: id under which the answers are stored before the last chunk; empty: they are not.
+        store_as: id under which the answers are stored before the last chunk; empty: they are not stored.
 
         Raises:
             OverloadedError: the queue is full, or a limit of the caller's tenant is reached.
@@ -265,14 +265,14 @@ class Generation:
                     return
 
     async def _until_cut(self) -> AsyncGenerator[Chunk, None]:
-        """Raises WorkerLostError if the service is stopped before the answers end; yields nothing."""
+        """Raises WorkerLostError if the service is stopped before the answers end; yields no chunk."""
         await self._cut.wait()
         for _ in ():
             yield _
         raise WorkerLostError(STOPPING)
 
     async def leave(self, within_s: float) -> int:
-        """Refuses new requests, waits for those under way, and returns how many there were.
+        """Refuses new requests, waits for the accepted requests, and returns how many there were.
 
         Requests that have not ended after ``within_s`` seconds end with an error.
         """
@@ -296,7 +296,7 @@ class Generation:
             )
 
     async def _store(self, prepared: Prepared, name: str) -> None:
-        """Stores the answers. Nobody can be told from other callers without a name, so theirs are not."""
+        """Stores the answers, unless the caller has no name: such callers cannot be told apart."""
         if (caller := prepared.sequences[0].scope.caller) is not None:
             entry = answers_entry(sequence.generated for sequence in prepared.sequences)
             await self.answers.put(caller, name, entry)
@@ -351,7 +351,7 @@ class Generation:
                         )
                         if sequence.finish_reason is not None:
                             return
-            total.add(loop.stats)  # until it was parked; another loop goes on
+            total.add(loop.stats)  # until it was parked; another loop continues
             await parking.resumed(prepared.deadline)
 
     def _check_drafter(self, name: str) -> None:
@@ -363,7 +363,7 @@ class Generation:
             raise InvalidRequestError("speculation.drafter", str(error)) from error
 
     def plain_rate(self) -> float | None:
-        """Tokens per second that plain decoding would give, by the costs; None until they are known."""
+        """Returns the tokens per second that plain decoding would give now, by the costs; None: unknown."""
         streams = {link.worker.address: link.streams for link in self.fleet.links() if not link.worker.draft}
         return self.paces.plain_rate(streams)
 
@@ -374,7 +374,7 @@ class Generation:
 
 
 def _task(task: str | None, adapter: str) -> str | None:
-    """Returns the label under which acceptance is counted: adapters move the text away from drafters."""
+    """Returns the label under which acceptance is counted, with the adapter: acceptance depends on it."""
     return "/".join(filter(None, (adapter, task))) or None
 
 
@@ -386,7 +386,7 @@ def _sequences(
     adapter: Adapter,
     predictions: Iterable[tuple[int, ...]],
 ) -> tuple[GatewaySequence, ...]:
-    """Returns a sequence per answer. Its noise depends on its own prompt at most, not on other prompts."""
+    """Returns a sequence per answer. Its noise key does not depend on other prompts of the request."""
     return tuple(
         GatewaySequence(
             prompt,

@@ -1,32 +1,32 @@
-"""JSON schemas as callers send them, made fit for the compiler of grammars."""
+"""Adapts callers' JSON schemas to the compiler of grammars."""
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-# One line, as json.dumps and chat templates write JSON: so names and punctuation are forced, and no model can
-# go on with spaces for ever. Alternatives that overlap are read as anyOf.
+# JSON is on one line, as json.dumps and chat templates write it. So names and punctuation are forced tokens,
+# and a model cannot generate spaces for ever. Overlapping alternatives of oneOf are read as anyOf.
 AS_WRITTEN: "JsonCompileOptions" = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
     "coerce_one_of": True,
 }
-# Formats that a text is held to; JSON Schema calls every format an annotation.
+# Formats that are enforced; in JSON Schema every format is only an annotation.
 FORMATS = {
     "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid",
 }  # fmt: skip
-MAPS = {"properties", "patternProperties", "$defs", "definitions"}  # words whose values are schemas by name
+MAPS = {"properties", "patternProperties", "$defs", "definitions"}  # keywords with schemas by name
 LISTS = {"anyOf", "oneOf", "allOf", "prefixItems"}
 SINGLE = {"items", "additionalItems", "additionalProperties"}
 
 
 def fitted(schema: Any) -> Any:
-    """Returns the schema without words that ask for nothing.
+    """Returns the schema without keywords that constrain nothing.
 
     Raises:
-        ValueError: drafts of JSON Schema disagree on what it means.
+        ValueError: versions of JSON Schema disagree on what the schema means.
     """
     if not isinstance(schema, dict):
         return schema
@@ -44,7 +44,7 @@ def _part(word: str, value: Any) -> Any:
 
 
 def _asks_nothing(word: str, value: Any) -> bool:
-    """Whether a word allows every value: names of properties are texts, and unknown formats annotations."""
+    """Returns whether a keyword allows every value: an unknown format is only an annotation."""
     if word == "propertyNames":
         return value in (True, {}, {"type": "string"})
     return word == "format" and not (isinstance(value, str) and value in FORMATS)

@@ -1,4 +1,4 @@
-"""What a request may ask for: its texts, token ids and counts are checked before any worker is asked."""
+"""Limits of a request: texts, token ids and counts are checked before the request reaches a worker."""
 
 from collections.abc import Collection
 
@@ -14,7 +14,7 @@ TOKEN_ID_FIELDS = ("logit_bias", "stop_token_ids", "allowed_token_ids", "bad_tok
 
 
 class Limits:
-    """Bounds of settings, tokenizer and targets. Each check raises InvalidRequestError and names the field.
+    """Limits by settings, tokenizer and targets. Each check raises InvalidRequestError, naming the field.
 
     Methods that need the context length raise WorkerLostError if there is no target.
     """
@@ -28,11 +28,11 @@ class Limits:
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
 
     def max_length(self) -> int:
-        """Tokens of context that every target has."""
+        """Returns the context length that every target has, in tokens."""
         return min(worker.max_length for worker in self._fleet.targets())
 
     def room(self, prompt_tokens: int) -> int:
-        """Tokens that an answer to such a prompt may have, at least 1."""
+        """Returns the most tokens that an answer to such a prompt may have, at least 1."""
         context = self.max_length()
         return max(1, min(self._settings.max_output_tokens or context, context - prompt_tokens))
 
@@ -46,7 +46,7 @@ class Limits:
         return prompt[max(len(prompt) - (fitting if truncate_prompt < 0 else truncate_prompt), 0) :]
 
     def check_counts(self, prompts: int, n: int) -> None:
-        """Checks the number of prompts, and of answers to each."""
+        """Checks the number of prompts, and the number of answers to each prompt."""
         most = self._settings.max_choices
         if not 1 <= n <= most:
             raise InvalidRequestError("n", f"{n} answers, 1 to {most} are accepted")
@@ -83,7 +83,7 @@ class Limits:
             raise self._too_long(field, f"{least} tokens or more, at most {longest} are accepted")
 
     def check_length(self, field: str, token_ids: Collection[int]) -> None:
-        """Checks that a context holds the token ids."""
+        """Checks that the token ids fit into the context."""
         if len(token_ids) > (longest := self.max_length()):
             raise self._too_long(field, f"{len(token_ids)} token ids, at most {longest} are accepted")
 
@@ -102,7 +102,7 @@ class Limits:
             )
 
     def _too_long(self, field: str, message: str) -> TooLongError:
-        """Returns the error, in words by which clients know it: LiteLLM reads no code."""
+        """Returns the error in the words by which clients recognize it: LiteLLM reads no error code."""
         context = f"this model's maximum context length is {self.max_length()} tokens"
         return TooLongError(field, f"{message}; {context}")
 

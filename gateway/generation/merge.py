@@ -21,12 +21,12 @@ class End:
 async def merged(
     streams: Iterable[AsyncGenerator[ItemT, None]], deadline: float | None = None
 ) -> AsyncGenerator[ItemT, None]:
-    """Yields items as they come. An error of a stream ends all streams; a reader that pauses pauses them.
+    """Yields items as they come. An error in a stream ends all streams; a slow reader pauses them.
 
-    Each stream runs in a task of its own and so cleans up undisturbed: a web framework that cancels a reader
-    does so again at every await until the reader is gone.
+    Each stream runs in a task of its own, so nothing disturbs its clean-up. A web framework that cancels a
+    reader cancels it again at every await until the reader is gone.
 
-    deadline: the event loop's time.
+    deadline: in the event loop's time.
 
     Raises:
         DeadlineError: the reader did not take an item before the deadline; its stream was closed.

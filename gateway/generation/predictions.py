@@ -1,4 +1,4 @@
-"""What each answer of a request probably says: given by the request, or stored as a past answer."""
+"""Predictions of a request's answers: given by the request, or stored as a past answer."""
 
 from collections.abc import Iterable, Sequence
 
@@ -18,13 +18,13 @@ async def predictions_of(
     limits: Limits,
     tokenization: Tokenization,
 ) -> Sequence[tuple[int, ...]]:
-    """Returns the predicted token ids of each answer, in the order of the answers; empty: none are known.
+    """Returns the predicted token ids of each answer, in the order of the answers; empty: no prediction.
 
-    A stored answer may be gone, or have had fewer choices. A Draft never fails a request, so what is not
-    there drafts nothing.
+    A stored answer may be gone, or may have had fewer choices. That is no error: a missing prediction only
+    means fewer Drafts.
 
     Raises:
-        InvalidRequestError: naming the field.
+        InvalidRequestError: the request is invalid; the error names the field.
         WorkerLostError: there is no target.
     """
     count, given = request.n * len(request.prompts), request.prediction
@@ -45,7 +45,7 @@ async def predictions_of(
 
 
 def predicted_tokens(sequences: Iterable[GatewaySequence]) -> tuple[int, int]:
-    """Returns the predicted tokens that the answers have, and those that they do not have."""
+    """Returns the number of predicted tokens that the answers have, and the number that they lack."""
     accepted = predicted = 0
     for sequence in sequences:
         if sequence.prediction:

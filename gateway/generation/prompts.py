@@ -1,4 +1,4 @@
-"""Prompts of requests as token ids, within the limits."""
+"""Turns the prompts of requests into token ids, within the limits."""
 
 from gateway.generation.limits import Limits
 from gateway.generation.request import Prompt
@@ -6,19 +6,19 @@ from gateway.generation.tokenization import Tokenization
 
 
 class Prompts:
-    """Tokenizes prompts. What is too long is refused before it is tokenized, as far as that is known."""
+    """Tokenizes prompts. A text that is certainly too long is refused before its tokenization."""
 
     def __init__(self, tokenization: Tokenization, limits: Limits) -> None:
         self._tokenization = tokenization
         self._limits = limits
 
     async def checked(self, prompt: Prompt, max_tokens: int, truncate_prompt: int | None) -> tuple[int, ...]:
-        """Returns the token ids of a prompt that an answer of ``max_tokens`` can follow.
+        """Returns the token ids of a prompt that leaves room for an answer of ``max_tokens``.
 
         truncate_prompt: as ``Request.truncate_prompt``.
 
         Raises:
-            InvalidRequestError: naming the field.
+            InvalidRequestError: the prompt is invalid; the error names the field.
             WorkerLostError: there is no target.
         """
         if isinstance(prompt, str):
@@ -31,12 +31,12 @@ class Prompts:
         return prompt
 
     async def of_chat(self, pieces: tuple[str, ...], *, may_be_long: bool = False) -> tuple[int, ...]:
-        """Returns the token ids of a chat, in which no mark crosses from piece to piece.
+        """Returns the token ids of a chat; no token spans two pieces.
 
         may_be_long: whether its length is not checked.
 
         Raises:
-            InvalidRequestError: naming the field.
+            InvalidRequestError: the chat is too long; the error names the field.
             WorkerLostError: there is no target.
         """
         if not may_be_long:

@@ -1,4 +1,4 @@
-"""Whether a gateway answers requests as well as its deployment can."""
+"""Readiness of a gateway: whether it has the workers that its deployment starts with."""
 
 import asyncio
 from collections.abc import Collection
@@ -7,7 +7,7 @@ from typing import Literal
 from gateway.errors import DeadlineError
 from gateway.workers.fleet import Fleet
 
-DRAFTS_WITHIN_S = 60.0  # after the first target: a draft that fails must not keep the service down
+DRAFTS_WITHIN_S = 60.0  # seconds after the first target; a failing draft must not keep the service down
 
 POLL_S = 0.02
 
@@ -18,11 +18,11 @@ NO_DRAFT_YET: Missing = "a draft worker is not ready yet"
 
 
 class Readiness:
-    """Shows balancers and operators when to send requests.
+    """Tells load balancers and operators when to send requests.
 
-    A gateway is ready once it has a target and every draft of its start, or ``DRAFTS_WITHIN_S`` after it has
-    a target. The later loss of a draft does not change that. A request that comes earlier is refused
-    if there is no target, with a delay after which to ask again. If only a draft is missing, it waits.
+    A gateway is ready once it has a target and every draft that the deployment starts with, or
+    ``DRAFTS_WITHIN_S`` after it has a target. It stays ready if a draft is lost later. A request that comes
+    before is refused with a retry delay if there is no target. If only a draft is missing, the request waits.
     """
 
     def __init__(self, fleet: Fleet, drafts: Collection[str]) -> None:
@@ -33,7 +33,7 @@ class Readiness:
         self.is_leaving = False
 
     def missing(self) -> Missing | None:
-        """What the gateway needs to be ready; None: nothing."""
+        """Returns why the gateway is not ready; None: it is ready."""
         if self.is_leaving:
             return "the service is being stopped"
         workers = self._fleet.workers()
@@ -48,14 +48,14 @@ class Readiness:
         return None
 
     async def wait_for_drafts(self, deadline: float) -> None:
-        """Returns once no draft of the start is awaited, or the service is being stopped.
+        """Waits until no initial draft is missing, or the service is being stopped.
 
-        A new service would otherwise answer its first request plainly, and so at its slowest.
+        Otherwise a new service would answer its first request by plain decoding, its slowest mode.
 
-        deadline: the event loop's time.
+        deadline: in the event loop's time.
 
         Raises:
-            DeadlineError: a draft was awaited until then.
+            DeadlineError: a draft was still missing at the deadline.
         """
         try:
             async with asyncio.timeout_at(deadline):

@@ -23,27 +23,27 @@ Prompt = str | tuple[int, ...]  # text, or token ids
 class Request:
     """Prompts, and how to answer them."""
 
-    prompts: tuple[Prompt, ...]  # each is answered as if it were alone
+    prompts: tuple[Prompt, ...]  # each is answered independently of the others
     sampling: Sampling
     stop: tuple[str, ...] = ()
     speculation: Speculation = field(default_factory=Speculation)
     model: str | None = None
     n: int = 1  # answers to each prompt
-    truncate_prompt: int | None = None  # newest tokens of each prompt that are kept; -1: those that fit
+    truncate_prompt: int | None = None  # newest tokens of each prompt that are kept; -1: as many as fit
     shown: frozenset[str] = frozenset()  # special tokens that the answer's text shows
-    shows_special: bool = False  # the text shows all special tokens
+    shows_special: bool = False  # whether the text shows all special tokens
     keeps_stop: bool = False  # the stop string that ends an answer belongs to its text
-    scores_prompts: bool = False  # log-probabilities of the prompts' tokens; their number: sampling.logprobs
+    scores_prompts: bool = False  # whether prompt tokens get log-probabilities, sampling.logprobs for each
     generates: bool = True  # False: only the prompts are scored
     task: str | None = None  # label under which acceptance is counted
     priority: Priority = "interactive"
-    order: int = 0  # place among the caller's requests of this priority that wait; the lowest is first
+    order: int = 0  # place among the caller's waiting requests of this priority; the lowest is first
     form: Form | None = None  # form of the answer
-    ends: frozenset[int] = frozenset()  # tokens that end a turn, as the chat template has it
-    continues_text: bool = True  # False: the answer is a text of its own
-    receipt: bool = False  # each answer comes with a receipt
-    prediction: Prompt | None = None  # what the answer probably says; None: nothing is predicted
-    draft_from: str | None = None  # id of a stored answer, which is taken for the prediction
+    ends: frozenset[int] = frozenset()  # ids of tokens that end a turn in the chat template
+    continues_text: bool = True  # False: the answer is a separate text, as in a chat
+    receipt: bool = False  # whether each answer comes with a receipt
+    prediction: Prompt | None = None  # predicted answer; None: no prediction
+    draft_from: str | None = None  # id of a stored answer that serves as the prediction
 
 
 @dataclass(frozen=True)
@@ -57,26 +57,26 @@ class AnswerUsage:
     answers: int = 1
     accepted_prediction_tokens: int = 0  # tokens of the request's prediction that the answers have
     rejected_prediction_tokens: int = 0  # tokens of the request's prediction that they do not have
-    cached_tokens: int = 0  # tokens of the prompts that the target had cached before the request
+    cached_tokens: int = 0  # prompt tokens that were in the target's KV cache before the request
 
 
 @dataclass(frozen=True)
 class Chunk:
     """Next part of one answer."""
 
-    choice: int  # index of the answer; answers to one prompt are neighbours
+    choice: int  # index of the answer; answers to one prompt are adjacent
     tokens: tuple[Token, ...]
     pieces: tuple[Piece, ...]  # per token, whole characters only
     finish_reason: str | None = None  # "stop" or "length", on the choice's last chunk
     usage: AnswerUsage | None = None  # on the last chunk of all
     round: VerdictReceived | None = None  # round that the tokens come from; None: plain decoding
-    scores: tuple[TokenLogprobs, ...] = ()  # for the prompt, from its second token on; before any token
+    scores: tuple[TokenLogprobs, ...] = ()  # log-probabilities of the prompt from its second token on
     stop: str | None = None  # stop string that ended the answer, on the choice's last chunk
     receipt: dict[str, Any] | None = None  # JSON of the receipt, on the choice's last chunk
 
     @property
     def texts(self) -> list[str]:
-        """What each token adds to the text."""
+        """Text that each token adds."""
         return [piece.text for piece in self.pieces]
 
     @property
@@ -86,20 +86,20 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that was checked, with its sequences."""
+    """A validated request with its sequences."""
 
-    sequences: tuple[GatewaySequence, ...]  # one per answer; answers to one prompt are neighbours
+    sequences: tuple[GatewaySequence, ...]  # one per answer; answers to one prompt are adjacent
     n: int  # answers to each prompt
     stop: tuple[str, ...]
     speculation: Speculation
     task: str | None
-    claim: Claim  # to a permit
+    claim: Claim  # claim to a permit
     continues_text: bool
     shown: frozenset[str]
     deadline: float  # in the event loop's time
     server_span: Span  # span of the request, recorded or not
     model: str  # name of the served model, or of its adapter
-    fingerprint: str  # short name of version, target and numerics
+    fingerprint: str  # hash of version, target and numerics
     issuer: ReceiptIssuer | None = None  # None: the request wants no receipts
     keeps_stop: bool = False  # the stop string that ends an answer belongs to its text
 
@@ -115,7 +115,10 @@ class Prepared:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of all prompts that the target had cached before. Of equal prompts the first tells."""
+        """Number of prompt tokens that the target had cached before the request.
+
+        Several answers to one prompt share a cache, so the lowest number among them counts.
+        """
         starts = range(0, len(self.sequences), self.n)
         return sum(
             min(sequence.cached_tokens for sequence in self.sequences[start : start + self.n])

@@ -1,38 +1,39 @@
-"""Token ids to the text of an answer, a token at a time."""
+"""Turns token ids into the text of an answer, token by token."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from gateway.generation.vocabulary import Vocabulary
 
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoding gives for bytes that are no character yet
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # result of decoding bytes that are no complete character
 
 
 class Detokenizer:
-    """Token ids to text as they come. Joined, the pieces are what decoding all ids at once gives.
+    """Incremental detokenizer: its joined pieces equal the text of all token ids decoded at once.
 
-    ``before`` are the tokens before the text: the space between them and a first word is kept.
+    ``before`` are the tokens before the text: they keep the space before its first word.
     """
 
     def __init__(self, vocabulary: Vocabulary, before: Sequence[int] = ()) -> None:
         self._vocabulary = vocabulary
-        # Decoding depends on what comes before: the last piece is decoded again with what is new.
+        # Decoding depends on the tokens before, so the tokens of the last piece are decoded again with new
+        # tokens.
         self._context: list[int] = []
-        self._context_text = ""  # its text that was certain
+        self._context_text = ""  # certain part of the context's text
         text_before = vocabulary.decode(list(before))
         if before and before[-1] not in vocabulary.run_ids and not text_before.endswith(REPLACEMENT):
             self._context, self._context_text = list(before), text_before
         self._new: list[int] = []
         self._in_run = False  # whether the next token may change how the newest tokens are decoded
-        self._length = 0  # characters that are certain
+        self._length = 0  # number of characters that are certain
         self.start = 0  # offset of the newest token's own text, characters
 
     def add(self, token_id: int) -> str:
-        """Returns the text that is certain now; "" while a character is incomplete."""
+        """Returns the text that has become certain; "" while a character is incomplete."""
         self.start = self._length
         if self._in_run and token_id not in self._vocabulary.run_ids:
             self.start += len(self._decode()) - len(self._context_text)
-        if token_id in self._vocabulary.special_ids:  # they are left out before runs are formed
+        if token_id in self._vocabulary.special_ids:  # special tokens are removed before runs are formed
             return ""
         self._new.append(token_id)
         self._in_run = token_id in self._vocabulary.run_ids
@@ -44,7 +45,7 @@ class Detokenizer:
         piece = text[len(self._context_text) : len(text) - incomplete]
         self._length += len(piece)
         if piece:
-            # A character that is incomplete now began after the piece, thus within what is kept.
+            # A character that is now incomplete began after the piece, so all its tokens are in the context.
             self._context, self._new = self._new, []
             context_text = self._vocabulary.decode(self._context)
             self._context_text = context_text[: len(context_text) - incomplete]
@@ -65,19 +66,20 @@ class StopStrings:
     """Cuts text at the first stop string, even if it comes in several pieces."""
 
     def __init__(self, stops: Sequence[str], *, keeps: bool = False) -> None:
-        """keeps: the stop string belongs to the text."""
+        """keeps: whether the stop string belongs to the text."""
         self._stops = stops
         self._keeps = keeps
-        self._held = ""  # end of the text that may begin a stop string
+        self._held = ""  # end of the text that may be the beginning of a stop string
         self.found: str | None = None  # stop string that ends the answer
 
     def add(self, piece: str, *, may_end: bool = True) -> str:
-        """Returns text that is certain to belong to the answer. Sets ``found`` when the answer ends here.
+        """Returns text that is certain to belong to the answer. Sets ``found`` if the answer ends here.
 
-        may_end: whether a stop string that this piece completes counts. A later piece cannot complete it.
+        may_end: whether a stop string that this piece completes counts. If not, no later piece can complete
+            it.
         """
         text = self._held + piece
-        first = len(self._held) + 1  # a stop string ends in the new text
+        first = len(self._held) + 1  # first possible end of a stop string: it ends in the new piece
         found = [text.find(stop, max(first - len(stop), 0)) for stop in self._stops] if may_end else []
         starts = [(start, stop) for start, stop in zip(found, self._stops, strict=False) if start >= 0]
         if starts:
@@ -89,27 +91,27 @@ class StopStrings:
         return text[: len(text) - held]
 
     def end(self) -> str:
-        """Returns the text that was held back, once nothing more can follow."""
+        """Returns the text that was held back, at the end of the answer."""
         text, self._held = self._held, ""
         return text
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that begins ``stop``."""
+    """Returns the length of the longest suffix of ``text`` that is a prefix of ``stop``."""
     return next(
         (size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0
     )
 
 
 class Piece(NamedTuple):
-    """What a token adds to the answer."""
+    """Text that a token adds to the answer."""
 
-    text: str  # text that is certain with the token; may include text of earlier tokens
-    start: int  # offset of its own text in the answer, characters
+    text: str  # text that becomes certain with the token; may include text of earlier tokens
+    start: int  # offset of the token's own text in the answer, characters
 
 
 class AnswerText:
-    """Committed tokens in, the text of the answer out. It does not depend on how tokens are grouped."""
+    """Turns committed tokens into the text of an answer, which does not depend on how tokens are grouped."""
 
     def __init__(
         self,
@@ -123,16 +125,16 @@ class AnswerText:
         """
         Args:
             before: tokens before the answer.
-            min_tokens: tokens whose text no stop string may end.
-            keeps_stop: the stop string that ends the text belongs to it.
+            min_tokens: number of first tokens whose text does not end at a stop string.
+            keeps_stop: whether the stop string that ends the text belongs to it.
         """
         self._detokenizer = Detokenizer(vocabulary, before)
         self._stops = StopStrings(stops, keeps=keeps_stop)
-        self._unstoppable = min_tokens  # tokens left of them
+        self._unstoppable = min_tokens  # tokens left of min_tokens
 
     @property
     def stop(self) -> str | None:
-        """Stop string that was found and ends the answer; None: none was."""
+        """Stop string that ended the answer; None: no stop string was found."""
         return self._stops.found
 
     def add(self, token_ids: Sequence[int], *, ends: bool) -> list[Piece]:

@@ -1,4 +1,4 @@
-"""Prompts to token ids and back, out of the event loop's way, which all streams of a gateway share."""
+"""Tokenizes prompts and decodes token ids. Threads do long work, so that the event loop is not blocked."""
 
 import asyncio
 import json
@@ -10,9 +10,9 @@ from tokenizers import Encoding, Tokenizer
 
 from gateway.generation.vocabulary import BYTE_OF, decoder_of
 
-# Longer work goes to a thread: it takes about a millisecond, ten times as long as handing it over.
+# Longer work goes to a thread: it takes about a millisecond, ten times as long as the hand-over.
 LONG_TEXT = 2048  # characters
-LONG_AT_ONCE = 4  # texts: a text of 4 MB takes 440 MB of memory meanwhile
+LONG_AT_ONCE = 4  # threads; tokenizing a text of 4 MB takes 440 MB of memory
 LONG_LIST = 2**14  # token ids
 LOSSLESS = {
     "Sequence",
@@ -31,7 +31,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Tokenization:
-    """Runs a tokenizer, on long texts in a thread of its own."""
+    """Runs a tokenizer; long texts are processed in threads."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -39,22 +39,22 @@ class Tokenization:
         self._threads = ThreadPoolExecutor(LONG_AT_ONCE, "tokenization")
 
     def least_tokens(self, text: str) -> int:
-        """Returns a lower bound of the text's tokens without tokenizing it; 0 if nothing is certain."""
+        """Returns a lower bound of a text's number of tokens without tokenizing it; 0 if none is known."""
         return -(-len(text.encode()) // self._bytes_per_token) if self._bytes_per_token else 0
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
         """Returns token ids and tokens, without offsets."""
 
         def encode() -> Encoding:
-            # For one text alone the library would not let other threads run.
+            # In its call for a single text the library would not let other threads run.
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
         return await self._in_thread(encode) if len(text) > LONG_TEXT else encode()
 
     async def encode_apart(self, pieces: Sequence[str], *, add_special_tokens: bool = False) -> list[int]:
-        """Returns the token ids of the joined pieces; no token crosses from piece to piece.
+        """Returns the token ids of the joined pieces; no token spans two pieces.
 
-        add_special_tokens: whether special tokens are put at the ends of the whole.
+        add_special_tokens: whether special tokens are added around the whole.
         """
 
         def encode() -> list[int]:
@@ -77,15 +77,15 @@ class Tokenization:
 
 
 def _bytes_per_token(tokenizer: Tokenizer) -> int | None:
-    """Returns the most bytes of text that one token can stand for; None if that is not certain.
+    """Returns the most bytes of text that one token can stand for; None if unknown.
 
-    It is certain for vocabularies that can spell any text, byte by byte if need be.
+    The number is known for vocabularies that can spell any text, byte by byte if necessary.
     """
     vocabulary, decoder = tokenizer.get_vocab(with_added_tokens=True), decoder_of(tokenizer)
     is_byte_level = "ByteLevel" in decoder
     alphabet = set(BYTE_OF) if is_byte_level else {f"<0x{byte:02X}>" for byte in range(256)}
     added = tokenizer.get_added_tokens_decoder().values()
-    swallows = any(token.lstrip or token.rstrip for token in added)  # any number of spaces
+    swallows = any(token.lstrip or token.rstrip for token in added)  # absorbs any number of spaces
     kinds = {*_kinds(tokenizer.normalizer), *_kinds(tokenizer.pre_tokenizer)}
     if swallows or not alphabet <= vocabulary.keys() or not kinds <= LOSSLESS:
         return None
@@ -95,7 +95,7 @@ def _bytes_per_token(tokenizer: Tokenizer) -> int | None:
 
 
 def _kinds(part: Any) -> Iterator[str]:
-    """Kinds of steps of a normalizer or pre-tokenizer, with what each step leaves out."""
+    """Yields the kinds of steps of a normalizer or pre-tokenizer, with what a step replaces or splits."""
     steps = [json.loads(part.__getstate__())] if part is not None else []
     for step in steps:
         inner = step.get("normalizers", []) + step.get("pretokenizers", [])

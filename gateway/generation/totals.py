@@ -15,14 +15,14 @@ from gateway.settings import Speculation
 
 MAX_TASKS = 64  # labels come from clients; further labels count as OTHER
 OTHER, UNLABELLED, NO_DRAFTER = "other", "none", "none"
-MAX_KEPT = 2**14  # answered requests that were not collected
-CANCELLED = "cancelled"  # error of a request whose reader has left
-LEFT = (asyncio.CancelledError, GeneratorExit)  # how the answer ends then
+MAX_KEPT = 2**14  # answered requests that were not published yet
+CANCELLED = "cancelled"  # error of a request whose reader has disconnected
+LEFT = (asyncio.CancelledError, GeneratorExit)  # exceptions that a disconnected reader raises in the answer
 
 
 @dataclass
 class Timing:
-    """Times of a request in seconds from its arrival; None: it did not get so far."""
+    """Times of a request in seconds from its arrival; None: not reached."""
 
     operation: str  # "text_completion" or "chat"
     arrived: float  # time.monotonic()
@@ -32,11 +32,11 @@ class Timing:
     tokens: int = 0
     error: str | None = None  # class of the exception that ended it, or CANCELLED
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # prompt tokens that the target had cached before
-    ends: Counter[str] = field(default_factory=Counter)  # answers by how they ended
+    cached_tokens: int = 0  # prompt tokens that were in the target's KV cache before
+    ends: Counter[str] = field(default_factory=Counter)  # answers by finish reason, or abort or error
 
     def admitted(self, prepared: Prepared) -> None:
-        """Takes the time in the queue, which targets are told."""
+        """Records the time in the queue, which is also sent to targets."""
         self.queue_s = time.monotonic() - self.arrived
         for sequence in prepared.sequences:
             sequence.queued_s = self.queue_s
@@ -47,13 +47,13 @@ class Timing:
         self.tokens += tokens
 
     def settle(self, prepared: Prepared) -> None:
-        """Takes over what the request's sequences tell once it has ended."""
+        """Records what is known of the request's sequences once it has ended."""
         self.prompt_tokens, self.cached_tokens = prepared.prompt_tokens, prepared.cached_tokens
         unfinished = "abort" if self.error == CANCELLED else "error"
         self.ends.update(sequence.finish_reason or unfinished for sequence in prepared.sequences)
 
     def end(self) -> None:
-        """Sets the end: the last token is there. How its chunk is read changes nothing."""
+        """Records the end, once the last token is there. The time to read its chunk does not count."""
         if self.total_s is None:
             self.total_s = time.monotonic() - self.arrived
 
@@ -67,7 +67,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class StatsKey:
-    """Key of the counters: what acceptance depends on."""
+    """Key of the counters: labels on which acceptance depends."""
 
     task: str
     drafter: str
@@ -75,14 +75,14 @@ class StatsKey:
 
 @dataclass(frozen=True)
 class InForce:
-    """Depths of the sequences under way that one reason decides."""
+    """Running sequences whose depth has the same reason: their number and mean depth."""
 
     sequences: int
     mean_depth: float  # tokens
 
 
 class Totals:
-    """Counts what sequences and requests add, while they run and after they have ended."""
+    """Counters of sequences and requests, while they run and after they have ended."""
 
     def __init__(self) -> None:
         self._ended: dict[StatsKey, Stats] = {}
@@ -90,7 +90,7 @@ class Totals:
         self._tasks: set[str] = set()
         self.gateway = secrets.token_hex(4)  # unique name of this gateway
         self.began = time.monotonic()
-        self.answered: deque[Timing] = deque(maxlen=MAX_KEPT)  # to be collected
+        self.answered: deque[Timing] = deque(maxlen=MAX_KEPT)  # requests to be published
 
     @contextmanager
     def timing(self, operation: str, prepared: Prepared) -> Iterator[Timing]:
@@ -120,7 +120,7 @@ class Totals:
             self._ended.setdefault(kind, Stats()).add(loop.stats)
 
     def stats(self) -> dict[StatsKey, Stats]:
-        """Returns the counters since the start, with sequences under way."""
+        """Returns the counters since the start, running sequences included."""
         by_kind: dict[StatsKey, Stats] = {}
         for kind, stats in [
             *self._ended.items(),

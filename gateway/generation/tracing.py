@@ -1,7 +1,7 @@
-"""The spans of a request: the server's, the generation's. The spans of rounds are in answer_trace.py.
+"""Spans of a request: the server's span and the generation's. answer_trace.py has the spans of rounds.
 
-Only the OpenTelemetry API is used here. Without a set-up (cluster/tracing.py), and for requests that are
-not sampled, its spans record nothing, and nothing is computed for them.
+Only the OpenTelemetry API is used here. Spans are no-ops if tracing is not set up (cluster/tracing.py) or a
+request is not sampled, and then no attribute is computed.
 """
 
 import json
@@ -28,7 +28,7 @@ SAMPLING_FIELDS = (
 
 @contextmanager
 def served(name: str, traceparent: str, attributes: Mapping[str, AttributeValue]) -> Iterator[Span]:
-    """Server's span of a request, a child of its client's. It does not become the current span."""
+    """Makes the server's span of a request, a child of its client's span. It is not the current span."""
     span = TRACER.start_span(name, context_of(traceparent), SpanKind.SERVER, attributes=attributes)
     try:
         yield span
@@ -41,18 +41,18 @@ def served(name: str, traceparent: str, attributes: Mapping[str, AttributeValue]
 
 @contextmanager
 def untraced() -> Iterator[Span]:
-    """Stands for ``served`` if a request generates nothing."""
+    """Replaces ``served`` if a request generates nothing."""
     yield INVALID_SPAN
 
 
 def failed(span: Span, error: Exception) -> None:
-    """Sets the span's status to the error. Messages of our errors hold no prompts."""
+    """Sets the span's status to the error. Messages of our errors contain no prompts."""
     span.set_status(StatusCode.ERROR, str(error))
     span.set_attribute("error.type", type(error).__name__)
 
 
 class GenerationTrace:
-    """The span of a generation, from its place in the queue to its last token: all answers together."""
+    """Span of a generation, from its place in the queue to its last token, for all answers together."""
 
     def __init__(self, prepared: Prepared, model: str) -> None:
         chats = not prepared.continues_text
@@ -84,7 +84,7 @@ class GenerationTrace:
         return AnswerTrace(self._span, choice, speculation) if self.is_recording else NO_TRACE
 
     def admitted(self) -> None:
-        """Records that it has left the queue."""
+        """Records that the request has left the queue."""
         if self.is_recording:
             self._span.set_attribute("outrider.queue_ms", 1e3 * (time.perf_counter() - self._started))
 
@@ -97,7 +97,7 @@ class GenerationTrace:
                 self._span.set_attribute("gen_ai.response.time_to_first_chunk", passed_s)
 
     def finished(self, usage: AnswerUsage, finish_reasons: list[str]) -> None:
-        """Records that all answers are complete: a reader that leaves now has read all."""
+        """Records that all answers are complete: a reader that leaves now has not cancelled them."""
         self._is_finished = True
         if self.is_recording:
             self._span.set_attributes(
@@ -141,6 +141,6 @@ def _asked(prepared: Prepared, operation: str, model: str) -> dict[str, Attribut
         attributes["outrider.task"] = prepared.task
     for field in SAMPLING_FIELDS:
         value = getattr(sampling, field)
-        # What needs 64 bits without a sign does not fit into an attribute's integer.
+        # Integers of attributes are signed and have 64 bits: larger values become text.
         attributes[f"gen_ai.request.{field}"] = str(value) if value >= MAX_INTEGER else value
     return attributes

@@ -1,4 +1,4 @@
-"""Tokenizers and their tokens, without transformers, which would bring torch."""
+"""Tokenizers and their tokens, without transformers, which would import torch."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ def load_tokenizer(source: str) -> Tokenizer:
         ValueError: neither exists; the message names the source.
     """
     tokenizer = _load(source)
-    # A checkpoint may ask for what training needs, which would cut or fill prompts here silently.
+    # A checkpoint may set truncation and padding for training, which would silently change prompts here.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -36,7 +36,7 @@ def _load(source: str) -> Tokenizer:
 
 
 class Vocabulary:
-    """A tokenizer, with the kinds of tokens that matter for decoding them singly."""
+    """Tokenizer, with the kinds of tokens that matter for decoding token by token."""
 
     def __init__(self, tokenizer: Tokenizer, shown: Collection[str] = ()) -> None:
         """shown: special tokens that are part of the text."""
@@ -46,8 +46,8 @@ class Vocabulary:
         }
         self.special_ids = frozenset(i for i, content in special.items() if content not in shown)
         self._shows_any = len(self.special_ids) < len(special)
-        # Such a vocabulary spells what it has no token for in single bytes, and a run of them is decoded at
-        # once: a byte that does not fit turns all of the run into replacement characters.
+        # A vocabulary with byte fallback spells unknown characters in single-byte tokens. A run of such
+        # tokens is decoded as a whole: an invalid byte turns the whole run into replacement characters.
         falls_back = "ByteFallback" in decoder_of(tokenizer)
         ids = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)) if falls_back else ()
         self.run_ids = frozenset(id_ for id_ in ids if id_ is not None)
@@ -66,7 +66,7 @@ def decoder_of(tokenizer: Tokenizer) -> str:
 
 
 class TokenBytes:
-    """Bytes of tokens, for byte-level vocabularies and for SentencePiece's with single-byte tokens."""
+    """Bytes of tokens, for byte-level vocabularies and SentencePiece vocabularies with byte fallback."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -85,7 +85,7 @@ class TokenBytes:
         return token.replace(SPACE_MARK, " ").encode()
 
     def text(self, token_id: int) -> str:
-        """Returns the token's text, or the numbers of its bytes in OpenAI's notation if they are no text."""
+        """Returns the token's text, or its bytes in OpenAI's notation if they are not valid UTF-8."""
         value = self.of(token_id)
         try:
             return value.decode()
@@ -94,7 +94,7 @@ class TokenBytes:
 
 
 def _byte_level_alphabet() -> dict[str, bytes]:
-    """Returns GPT-2's alphabet: printable bytes are themselves, all further bytes characters from 256 on."""
+    """Returns GPT-2's byte alphabet: printable bytes stand for themselves, other bytes follow from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     characters = {chr(byte): bytes([byte]) for byte in printable}
