@@ -1,4 +1,4 @@
-"""Checks of callers: API keys, compared in constant time; without keys the caller's own machine."""
+"""Access control: API keys, compared in constant time; without keys only callers on this machine."""
 
 import hashlib
 import hmac
@@ -14,7 +14,7 @@ NEEDED = "an API key is needed: send it as 'Authorization: Bearer <key>'"
 
 
 def digest(key: str) -> str:
-    """Returns the SHA-256 of an API key in hexadecimal, which is all that a gateway keeps of the key."""
+    """Returns the SHA-256 of an API key in hexadecimal. A gateway keeps nothing else of the key."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -31,7 +31,7 @@ class Authentication:
     """Admits callers by their key, or by their address if no keys are configured."""
 
     def __init__(self, key_digests: tuple[str, ...], *, anonymous: bool) -> None:
-        """anonymous: without configured keys, callers on other machines are admitted too."""
+        """anonymous: whether callers on other machines are admitted too if no keys are configured."""
         self.policy = who_is_answered(bool(key_digests), anonymous=anonymous)
         self._key_digests = key_digests
         self._anonymous = anonymous
@@ -39,12 +39,13 @@ class Authentication:
     def check(
         self, authorization: str | None, host: str | None, foreign_name: str | None = None
     ) -> str | None:
-        """Returns the caller: the digest of a key, LOCAL for this machine without a key, None for any other.
+        """Returns the caller's name: the digest of its key, LOCAL for this machine, None for other callers.
 
         Args:
             authorization: value of the header or of the metadata.
             host: address of the caller; None: unknown.
-            foreign_name: result of ``foreign_name``; the caller may be a browser with another site's page.
+            foreign_name: result of ``foreign_name``; not None if another site's page may be calling from a
+                browser.
 
         Raises:
             UnauthenticatedError: the caller is refused; the message says what is accepted.
@@ -59,7 +60,7 @@ class Authentication:
             raise UnauthenticatedError("without API keys only callers on this machine are answered")
         scheme, _, key = (authorization or "").partition(" ")
         presented = digest(key.strip())
-        # All keys are compared, so that the time taken does not tell which key came close.
+        # All keys are compared, so that the time taken does not reveal which key is similar.
         matches = [hmac.compare_digest(presented, known) for known in self._key_digests]
         if scheme.lower() != "bearer" or not any(matches):
             raise UnauthenticatedError(NEEDED)
@@ -69,10 +70,10 @@ class Authentication:
 def foreign_name(headers: Mapping[str, str], allowed_origins: Collection[str] = ()) -> str | None:
     """Returns the header that names another machine, with its value; None if no header does.
 
-    allowed_origins: pages of other sites that may ask.
+    allowed_origins: other sites whose pages may send requests.
 
-    A page of another site can let its name resolve to a loopback address, and then seem to ask from this
-    machine (DNS rebinding). Host and Origin still have that name.
+    The name of a site can resolve to a loopback address, so that its page seems to call from this machine
+    (DNS rebinding). Host and Origin still have the site's name.
     """
     addresses = {
         "Host": f"//{headers.get('host', 'localhost')}",
@@ -91,7 +92,7 @@ def foreign_name(headers: Mapping[str, str], allowed_origins: Collection[str] = 
 
 
 def peer_host(peer: str) -> str | None:
-    """Returns the host of gRPC's peer: ``ipv4:127.0.0.1:5000``, ``ipv6:%5B::1%5D:5000``, ``unix:...``."""
+    """Returns the host of a gRPC peer: ``ipv4:127.0.0.1:5000``, ``ipv6:%5B::1%5D:5000``, ``unix:...``."""
     kind, _, rest = unquote(peer).partition(":")
     if kind == "unix":
         return "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Endpoints that load and unload adapters of the target, with the names and fields of vLLM."""
+"""Endpoints that load and unload LoRA adapters of the target, with the names and fields of vLLM."""
 
 from typing import Annotated, Any
 
@@ -40,7 +40,7 @@ def add_adapters(app: FastAPI, generation: Generation, is_known: Any, entrance: 
 
     @app.post(UNLOAD_ADAPTER, dependencies=[Depends(is_known)])
     async def unload_adapter(request: HttpRequest) -> PlainTextResponse:
-        """Refuses an adapter to later requests, and drops it once its last request has ended."""
+        """Withdraws an adapter from later requests, and drops it once its last request has ended."""
         async with entrance.body(request) as came:
             body = (await parsed(UnloadAdapterRequest, came.text, unknown)).body
             await generation.adapters.unload(body.lora_name)

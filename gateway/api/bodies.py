@@ -1,4 +1,4 @@
-"""Reader of the bodies of HTTP requests, with bounds on their length, time and number."""
+"""Reads the bodies of HTTP requests, with limits on their length, time and number."""
 
 import asyncio
 import zlib
@@ -14,8 +14,8 @@ from gateway.errors import InvalidRequestError
 from gateway.generation.generation import Generation
 from gateway.settings import BODIES_AT_ONCE
 
-GZIP = 16 + zlib.MAX_WBITS  # form of zlib's streams that has the header of gzip
-CLOSE = {"Connection": "close"}  # a client that has not sent all of its body must not go on sending
+GZIP = 16 + zlib.MAX_WBITS  # zlib's value of wbits for streams with a gzip header
+CLOSE = {"Connection": "close"}  # a client that has not sent its whole body must stop sending
 
 
 @dataclass(frozen=True)
@@ -25,24 +25,24 @@ class Body:
 
 
 class Bodies:
-    """Reads bodies. Slow bodies, or many of them, do not keep a gateway from further requests."""
+    """Reads bodies, so that slow or numerous bodies do not block a gateway."""
 
     def __init__(self, max_bytes: int, within_s: float) -> None:
         """within_s: seconds within which a body must arrive."""
         self._max_bytes = max_bytes
         self._within_s = within_s
-        self._reading: dict[asyncio.Timeout, None] = {}  # oldest reading first
+        self._reading: dict[asyncio.Timeout, None] = {}  # timeouts of the reads under way, oldest first
 
     async def read(self, request: HttpRequest) -> bytes:
         """Returns the whole body.
 
         Raises:
             InvalidRequestError: its content type is not JSON.
-            HTTPException: it is too long, too slow, incomplete or packed in an unknown way. When too many
-                bodies are read, the oldest reading is given up.
+            HTTPException: it is too long, too slow or incomplete, or has an unknown encoding. If too many
+                bodies are read at a time, the oldest read is aborted.
         """
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        # A page in a browser may send any type but JSON to a service on the same machine unasked.
+        # Browsers let a page of another site send any type but JSON to this machine without a CORS preflight.
         if content_type != "application/json":
             raise InvalidRequestError("body", "Content-Type: application/json is accepted")
         try:
@@ -56,7 +56,7 @@ class Bodies:
             raise HTTPException(
                 408, f"the body came too slowly: {self._within_s:g} s are accepted, less under load", CLOSE
             ) from error
-        except ClientDisconnect as error:  # the log would show a defect otherwise
+        except ClientDisconnect as error:  # otherwise the log would show a defect
             raise HTTPException(400, "the client left while it sent the body") from error
 
     def _begin(self, limit: asyncio.Timeout) -> None:
@@ -71,7 +71,8 @@ class Bodies:
         body = bytearray()
         try:
             async for part in request.stream():
-                # One byte more than is accepted tells that the body is too long, however small it is packed.
+                # Decompression stops a byte beyond the limit, so a small compressed body cannot fill the
+                # memory.
                 body += part if unpacks is None else unpacks.decompress(part, self._max_bytes + 1 - len(body))
                 if len(body) > self._max_bytes:
                     raise HTTPException(413, f"the body exceeds {self._max_bytes} bytes", CLOSE)
@@ -83,7 +84,7 @@ class Bodies:
 
 
 def _unpacker(request: HttpRequest) -> "zlib._Decompress | None":
-    """Returns what unpacks the body; None if it is not packed. Raises HTTPException."""
+    """Returns the decompressor of the body; None if it is not compressed. Raises HTTPException."""
     packing = request.headers.get("content-encoding", "identity").strip().lower()
     if packing not in ("identity", "gzip"):
         raise HTTPException(415, "Content-Encoding: gzip or identity is accepted", CLOSE)
@@ -91,7 +92,7 @@ def _unpacker(request: HttpRequest) -> "zlib._Decompress | None":
 
 
 class Entrance:
-    """Entrance of every request with a body."""
+    """Entry of every HTTP request with a body."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
@@ -100,7 +101,7 @@ class Entrance:
 
     @asynccontextmanager
     async def body(self, request: HttpRequest) -> AsyncIterator[Body]:
-        """Reads the body, and holds a permit for preparing the answer while the context is open.
+        """Reads the body, and holds a permit for the request's preparation while the context is open.
 
         Raises:
             OverloadedError, DeadlineError: there is no permit.

@@ -1,4 +1,4 @@
-"""Server of the gRPC API at a port of the gateway itself, without Serve's proxy."""
+"""gRPC server at a port of the gateway itself, without Serve's proxy."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -19,11 +19,11 @@ NO_MESSAGE = "request: its bytes are no message that this method takes"
 def direct_server(servicer: Any, address: str, max_message_bytes: int) -> tuple[grpc.aio.Server, int]:
     """Returns a server that is not started, and its port, which all gateways of a machine share.
 
-    The kernel distributes calls among the gateways.
+    The kernel distributes connections among the gateways (SO_REUSEPORT).
 
     Args:
         servicer: servicer of the Generation service, which also answers grpc.health.v1.
-        address: host:port; 0 as the port stands for any free port.
+        address: host:port; port 0 means any free port.
 
     Raises:
         RuntimeError: another program has the port.

@@ -1,4 +1,4 @@
-"""Types of the request and the answer of each path of the HTTP API."""
+"""Types of the request and the response of each path of the HTTP API."""
 
 from dataclasses import dataclass
 from typing import Any, Final

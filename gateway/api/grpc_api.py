@@ -1,4 +1,4 @@
-"""The Generation service of protos/generation.proto."""
+"""gRPC service Generation of protos/generation.proto."""
 
 import json
 import re
@@ -33,7 +33,7 @@ RETRY_DELAY = "retry-after-ms"  # trailing metadata of RESOURCE_EXHAUSTED
 ORIGINS = {origin: generation_pb2.Origin.Value(f"ORIGIN_{origin.name}") for origin in Origin}
 SERVICE = "outrider.v1.Generation"
 RPC = {"rpc.system": "grpc", "rpc.service": SERVICE}
-TRACED = ("Generate", "Complete")  # methods that do work; spans of the rest would only fill the traces
+TRACED = ("Generate", "Complete")  # methods that generate; other spans would only clutter the traces
 REQUEST_FIELDS = ("n", "task", "model")
 INTEGER = re.compile(r"-?[0-9]{1,18}")
 
@@ -42,7 +42,7 @@ ReplyT = TypeVar("ReplyT")
 
 
 class Context(Protocol):
-    """Methods in use of the context that Serve's proxy passes in place of grpc's own."""
+    """Methods of the call's context that are used here; Serve's proxy passes its own kind of context."""
 
     def set_code(self, code: grpc.StatusCode) -> None: ...
     def set_details(self, details: str) -> None: ...
@@ -68,7 +68,7 @@ def guarded(method: Method[RequestT, ReplyT]) -> Method[RequestT, ReplyT]:
 
 
 def guarded_stream(method: StreamMethod[RequestT, ReplyT]) -> ServedStream[RequestT, ReplyT]:
-    """Guards a method that streams its replies as ``guarded`` does."""
+    """Guards a method that streams its replies, as ``guarded`` does for a single reply."""
 
     @wraps(method)
     async def guard(
@@ -86,7 +86,7 @@ def guarded_stream(method: StreamMethod[RequestT, ReplyT]) -> ServedStream[Reque
 
 @contextmanager
 def _call(servicer: "GenerationServicer", method: str, message: Message, context: Context) -> Iterator[Span]:
-    """Traces a call, admits it, and sets its status if it fails: Serve would send a traceback as INTERNAL."""
+    """Traces and admits a call, and sets its status if it fails; Serve would send a traceback as INTERNAL."""
     with _span(method, context) as span:
         try:
             servicer.admit(message, context)
@@ -96,7 +96,7 @@ def _call(servicer: "GenerationServicer", method: str, message: Message, context
             if isinstance(error, OverloadedError):
                 context.set_trailing_metadata([(RETRY_DELAY, str(round(error.retry_after_s * 1e3)))])
             raise
-        except Exception:  # the log has the traceback, which may hold a prompt
+        except Exception:  # the log has the traceback, which may contain a prompt
             _set_status(context, span, grpc.StatusCode.INTERNAL, DEFECT)
             raise
 
@@ -125,14 +125,14 @@ class GenerationServicer(HealthMethods):
     chat_prompts: ChatPrompts
 
     def admit(self, message: Message, context: Context) -> None:
-        """Checks caller and length. Raises UnauthenticatedError or InvalidRequestError."""
+        """Checks the caller and the message's length. Raises UnauthenticatedError or InvalidRequestError."""
         self._caller(context)
         limit = self.generation.settings.max_message_bytes
         if message.ByteSize() > limit:
             raise InvalidRequestError("request", f"{message.ByteSize()} bytes, at most {limit} are accepted")
 
     def _caller(self, context: Context) -> str | None:
-        """Returns the caller. Raises as ``Authentication.check`` does."""
+        """Returns the caller's name. Raises UnauthenticatedError as ``Authentication.check`` does."""
         metadata = dict(context.invocation_metadata())
         return self.authentication.check(metadata.get("authorization"), peer_host(context.peer()))
 
@@ -240,7 +240,7 @@ class GenerationServicer(HealthMethods):
 
 
 def _request(message: generation_pb2.GenerateRequest) -> Request:
-    """Returns the request of a message, but for a chat. Raises InvalidRequestError naming the field."""
+    """Returns the request of a message, without its chat. Raises InvalidRequestError, naming the field."""
     if len(message.stop) > MAX_STOPS:
         raise InvalidRequestError("stop", f"{len(message.stop)} strings, at most {MAX_STOPS} are accepted")
     if any(len(stop) > MAX_STOP_LENGTH for stop in message.stop):
@@ -288,7 +288,7 @@ def _place_in_queue(priority: str) -> dict[str, Any]:
 
 
 def _form(message: generation_pb2.StructuredOutputs) -> Form:
-    """Returns the form that an answer must have. Raises InvalidRequestError naming the field."""
+    """Returns the form that an answer must have. Raises InvalidRequestError, naming the field."""
     field = message.WhichOneof("form")
     if field is None or (field == "json_object" and not message.json_object):
         raise InvalidRequestError("structured_outputs", "needs one of its fields")

@@ -1,4 +1,4 @@
-"""Chats of the gRPC API: messages of text, which the model's chat template writes into a prompt."""
+"""Chats of the gRPC API: text messages, which the model's chat template turns into a prompt."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from protos.conversions import set_fields
 
 
 class TextChat(Strict):
-    """Chat whose messages are texts."""
+    """Chat of text messages."""
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
 
@@ -24,10 +24,10 @@ class TextChat(Strict):
 async def in_chat(
     request: Request, chat: generation_pb2.TextMessages, prompts: ChatPrompts, generation: Generation
 ) -> Request:
-    """Returns the request with the chat as its prompt, and as many tokens as fit unless it names a number.
+    """Returns the request with the chat as its prompt. Without max_tokens, the answer may fill the context.
 
     Raises:
-        InvalidRequestError: a message is wrong, or the chat template refuses the chat.
+        InvalidRequestError: a message is invalid, or the chat template refuses the chat.
     """
     try:
         read = TextChat.model_validate({"messages": [_fields(message) for message in chat.messages]})

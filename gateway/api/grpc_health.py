@@ -1,4 +1,4 @@
-"""The health service of gRPC, ``grpc.health.v1``, as one gateway answers it."""
+"""gRPC health service, ``grpc.health.v1``, of one gateway."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,17 +12,17 @@ from gateway.generation.generation import Generation
 from gateway.settings import SPARE_REQUESTS
 
 SERVICES = ("", "outrider.v1.Generation")  # names that may be asked about; empty: the whole server
-LOOK_EVERY_S = 0.2  # seconds between two looks for a change
-# Watches need no key, so they must not take the places of Check and /health.
+LOOK_EVERY_S = 0.2  # seconds between two checks for a change
+# Watches need no API key, so they must leave some of the spare requests to Check and /health.
 MOST_WATCHES = SPARE_REQUESTS // 2
-RETRY_AFTER_S = 1.0  # seconds after which a Watch beyond the most may be asked for again
-# A replica that Serve replaces waits for its calls to end, and is not told that it is replaced. So a Watch
-# ends by itself, and its client opens the next.
+RETRY_AFTER_S = 1.0  # seconds after which a client may open a Watch again if there are too many
+# A replica that Serve replaces waits for its calls to end, but does not know that it is being replaced. So a
+# Watch ends after this time, and its client opens another Watch.
 WATCH_S = 60.0
 
 
 class HealthMethods:
-    """Methods of the service, named as in its proto, for probes and balancers, which have no key."""
+    """Methods of the service, named as in its proto, for probes and load balancers, which have no API key."""
 
     generation: Generation
     _watches = 0
@@ -39,7 +39,7 @@ class HealthMethods:
     async def Watch(  # noqa: N802
         self, message: health_pb2.HealthCheckRequest, grpc_context: Any
     ) -> AsyncIterator[Any]:
-        """Yields the status now and after each change. It ends after WATCH_S, and when the gateway leaves.
+        """Yields the status now and after each change. Ends after WATCH_S, or when the gateway leaves.
 
         Raises:
             OverloadedError: MOST_WATCHES are open at this gateway.

@@ -1,4 +1,4 @@
-"""OpenAI-compatible HTTP."""
+"""HTTP API, compatible with OpenAI's API."""
 
 import asyncio
 import time
@@ -47,9 +47,9 @@ from gateway.generation.vocabulary import TokenBytes
 from gateway.observe.loads import loads
 
 HEALTH = TypeAdapter(Health)
-SECRET = {"api_key_digests", "tenants", "tenant_keys", "receipt_key"}  # settings that /health does not tell
-OTHER_KEY = "x-api-key"  # header that clients of Anthropic's API put a key into
-GENERATING = (COMPLETIONS, CHATS, RESPONSES, MESSAGES)  # other paths would only fill the traces
+SECRET = {"api_key_digests", "tenants", "tenant_keys", "receipt_key"}  # settings that /health does not show
+OTHER_KEY = "x-api-key"  # header in which clients of Anthropic's API send a key
+GENERATING = (COMPLETIONS, CHATS, RESPONSES, MESSAGES)  # other paths would only clutter the traces
 TELEMETRY: TelemetryConfig = {
     "operation_spans": False,
     "metrics": False,
@@ -67,7 +67,7 @@ def build(
 ) -> FastAPI:
     """Returns the app.
 
-    recorded: returns the gateway's metrics as Prometheus text; default: nothing is recorded.
+    recorded: returns the gateway's metrics as Prometheus text; default: no metrics.
     """
     app = FastAPI(
         title="Outrider",
@@ -110,7 +110,7 @@ def build(
                 return JSONResponse(answer.whole(answered), headers=headers)
 
             return await asyncio.to_thread(whole) if is_long(answered) else whole()
-        first = await anext(chunks)  # until then the status can still report an error
+        first = await anext(chunks)  # until the first chunk, an error can still set the status
         stream = events(first, chunks, answer, body.stream_options, tokens, prepared.prompt_tokens)
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
@@ -188,12 +188,12 @@ def build(
 
     @app.get("/loads", dependencies=[Depends(is_known)])
     async def get_loads() -> dict[str, Any]:
-        """Returns the JSON of what GetLoads of the gRPC API returns."""
+        """Returns the reply of the gRPC API's GetLoads as JSON."""
         return as_json(loads(generation))
 
     @app.get("/metrics", dependencies=[Depends(is_known)])
     async def metrics() -> Response:
-        """Returns what this gateway has recorded, as Prometheus text."""
+        """Returns the metrics of this gateway as Prometheus text."""
         return Response(recorded(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     add_responses(app, generation, prompts, is_known, entrance)

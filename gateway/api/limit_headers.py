@@ -1,4 +1,4 @@
-"""Limits of a tenant in the headers of answers, as clients of OpenAI's and of Anthropic's API read them."""
+"""Limits of a tenant in response headers, as clients of OpenAI's and of Anthropic's API read them."""
 
 import math
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ TENANT = "outrider.tenant"  # key of the ASGI scope
 
 
 class LimitHeaders:
-    """ASGI middleware that tells a tenant what is left of its limits, with answers and with refusals."""
+    """ASGI middleware that adds what is left of a tenant's limits to its responses, refusals included."""
 
     def __init__(self, app: ASGIApp, anthropic: str) -> None:
-        """anthropic: beginning of the paths whose clients read Anthropic's headers."""
+        """anthropic: prefix of the paths whose clients read Anthropic's headers."""
         self._app = app
         self._anthropic = anthropic
 
@@ -34,7 +34,7 @@ class LimitHeaders:
 
 
 def openai_headers(tenant: Tenant) -> dict[str, str]:
-    """Returns OpenAI's headers: limit, what is left, and the time until all of it is back."""
+    """Returns OpenAI's headers: limit, remaining units, and time until the limit is full again."""
     headers = {}
     for unit, bucket in _limits(tenant):
         headers[f"x-ratelimit-limit-{unit}"] = str(bucket.limit)
@@ -44,7 +44,7 @@ def openai_headers(tenant: Tenant) -> dict[str, str]:
 
 
 def anthropic_headers(tenant: Tenant) -> dict[str, str]:
-    """Returns Anthropic's headers: limit, what is left, and the time of day when all of it is back."""
+    """Returns Anthropic's headers: limit, remaining units, and time of day when the limit is full again."""
     headers = {}
     for unit, bucket in _limits(tenant):
         reset = datetime.now(UTC) + timedelta(seconds=math.ceil(bucket.full_in_s))
@@ -55,7 +55,7 @@ def anthropic_headers(tenant: Tenant) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """Returns a time as OpenAI writes it: ``12ms``, ``1s``, ``6m0s``."""
+    """Returns a duration in OpenAI's notation: ``12ms``, ``1s``, ``6m0s``."""
     if seconds < 1.0:
         return f"{math.ceil(seconds * 1e3)}ms"
     minutes, rest = divmod(math.ceil(seconds), 60)

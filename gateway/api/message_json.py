@@ -1,4 +1,4 @@
-"""JSON of messages, with which HTTP answers, and its schema."""
+"""JSON of protobuf messages for HTTP responses, and its schema."""
 
 from typing import Any, Final
 
@@ -6,7 +6,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
-# Integers of 64 bits are strings in JSON; no message here has such a field.
+# 64-bit integers would be strings in JSON; no message here has such a field.
 TYPES: Final = {
     FieldDescriptor.CPPTYPE_INT32: "integer",
     FieldDescriptor.CPPTYPE_UINT32: "integer",
@@ -18,12 +18,12 @@ TYPES: Final = {
 
 
 def as_json(message: Message) -> dict[str, Any]:
-    """Returns all fields of a message under their own names, but for optional fields that are not set."""
+    """Returns all fields of a message under their own names, without optional fields that are not set."""
     return MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
 def json_schema_of(kind: Descriptor, **instead: dict[str, Any]) -> dict[str, Any]:
-    """Returns the JSON schema of what ``as_json`` makes of a message.
+    """Returns the JSON schema of what ``as_json`` returns for a type of message.
 
     instead: schemas by field that replace the schema of its value, or of the items of a repeated field.
     """

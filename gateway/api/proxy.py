@@ -1,4 +1,4 @@
-"""Handlers of the gRPC API in Serve's proxy: they pass every cancellation and refuse malformed messages."""
+"""Handlers of the gRPC API in Serve's proxy: they pass cancellations on and refuse malformed messages."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -16,14 +16,14 @@ from protos.generation_pb2_grpc import add_GenerationServicer_to_server
 
 Handler = Callable[[Any, Any], Awaitable[bytes]]
 StreamHandler = Callable[[Any, Any], AsyncGenerator[bytes, None]]
-MALFORMED = object()  # stands for a request whose bytes are no message of its type
+MALFORMED = object()  # sentinel in place of a request whose bytes cannot be parsed
 
 
 def add_generation_servicer(servicer: Any, server: Any) -> None:
     """Registers the service at Serve's own server, which routes every method to a gateway.
 
-    Serve calls no other function of ours in the proxy, so the bound on HTTP heads is set here too. Serve's
-    HTTP server chooses its protocol later.
+    Serve calls no other function of ours in the proxy, so the limit on HTTP heads is set here too. That is
+    early enough: Serve's HTTP server chooses its protocol later.
     """
     bound_heads()
     shorten_refusals()
@@ -50,7 +50,7 @@ def _add(add: Callable[[Any, Any], None], servicer: Any, server: Any) -> None:
 
 
 class _LenientServer:
-    """Registers methods that get MALFORMED for unreadable bytes: grpc would end the call as UNKNOWN."""
+    """Registers methods that get MALFORMED for unreadable bytes; gRPC would end the call with UNKNOWN."""
 
     def __init__(self, server: Any) -> None:
         self._server = server
@@ -95,10 +95,10 @@ async def _refuse_malformed(request: Any, context: Any) -> None:
 
 
 def cancellable(handler: StreamHandler) -> StreamHandler:
-    """Returns a handler of streams that passes every cancellation on, and refuses malformed messages.
+    """Returns a stream handler that passes on every cancellation, and refuses malformed messages.
 
-    Serve's handler passes a cancellation on only while it waits for the next reply. A cancellation while a
-    reply is written to the client is lost, and the answer is generated to its end.
+    Serve's handler passes on a cancellation only while it waits for the next reply. A cancellation while a
+    reply is being written to the client would be lost, and the answer would be generated to its end.
     """
 
     @wraps(handler)
@@ -110,7 +110,7 @@ def cancellable(handler: StreamHandler) -> StreamHandler:
                 yield reply
         except GeneratorExit:  # the call ended while a reply was written
             waiting = asyncio.ensure_future(anext(replies, None))
-            await asyncio.sleep(0)  # until the handler waits
+            await asyncio.sleep(0)  # lets the handler begin its wait
             waiting.cancel()
             await asyncio.wait({waiting})
             raise
@@ -119,7 +119,7 @@ def cancellable(handler: StreamHandler) -> StreamHandler:
 
 
 class LastingContext:
-    """Context that tells the peer even after the call's end: grpc's own would crash the process."""
+    """Context that knows the peer even after the call's end; gRPC's own context would crash the process."""
 
     def __init__(self, context: Any) -> None:
         self._context = context

@@ -1,16 +1,16 @@
-"""Bound on the head of an HTTP request, in the proxy process of Serve."""
+"""Limit on the size of an HTTP request's head, in Serve's proxy process."""
 
 from uvicorn import config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-MAX_HEAD_BYTES = 2**16  # request line and headers together; usual servers take 8 to 64 KiB
+MAX_HEAD_BYTES = 2**16  # request line and headers together; common servers accept 8 to 64 KiB
 
 
 class BoundedHttp(HttpToolsProtocol):
     """Refuses endless headers before a body, and endless chunk heads and trailers after it.
 
     The parser keeps a header until its end, and copies all of it with each piece that arrives. Without a
-    bound one connection could take all memory and all time of the process.
+    limit one connection could use all memory and all processor time of the process.
     """
 
     _held = 0  # bytes since the parser last completed a part of the request
@@ -35,5 +35,5 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 def bound_heads() -> None:
-    """Bounds the heads in all servers of uvicorn that start in this process later."""
+    """Sets the limit for all uvicorn servers that start in this process later."""
     config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{BoundedHttp.__name__}"

@@ -1,6 +1,6 @@
 """X-Request-Id: the caller's own id of a request, or a random id from Serve's proxy.
 
-The proxy puts the header on every answer, so the app does not: the answer would have it twice.
+The proxy adds the header to every response, so the app must not add it a second time.
 """
 
 import re
@@ -16,7 +16,7 @@ KEY = "outrider.request_id"  # key of the ASGI scope
 
 
 class RequestIds:
-    """ASGI middleware that keeps the request's id in its scope, fit for traces and logs."""
+    """ASGI middleware that keeps the request's id in its scope, made safe for traces and logs."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

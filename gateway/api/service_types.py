@@ -1,4 +1,4 @@
-"""Types of answers about the service itself, as /openapi.json describes them."""
+"""Types of responses about the service itself, as /openapi.json describes them."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NotRequired
@@ -35,7 +35,7 @@ class Models(TypedDict):
 
 @dataclass(frozen=True)
 class WorkerHealth(WorkerInfo):
-    no_drafts_because: dict[str, str] = field(default_factory=dict)  # reason by target drafter out of use
+    no_drafts_because: dict[str, str] = field(default_factory=dict)  # reasons by target drafter out of use
 
 
 class Health(TypedDict):

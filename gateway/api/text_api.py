@@ -104,5 +104,5 @@ def add_texts(
 
     @app.get("/ping")
     async def ping() -> Response:
-        """Answers 200 when a request can be answered now, and else 503; without a body."""
+        """Answers 200 if a request can be answered now, else 503; without a body."""
         return Response(status_code=503 if generation.readiness.missing() else 200)

@@ -90,9 +90,8 @@ class Form:
             return LLMatcher.grammar_from_lark(self.source)
         try:
             schema = json.dumps(fitted(json.loads(self.source)))
-            return LLMatcher.grammar_from_json_schema(
-                schema, defaults=AS_WRITTEN
-            )  # the schema's x-guidance wins
+            # Options in the schema's own x-guidance take precedence over these defaults.
+            return LLMatcher.grammar_from_json_schema(schema, defaults=AS_WRITTEN)
         except (ValueError, RecursionError) as error:
             raise GrammarError(f"is no JSON schema: {error}") from error
 

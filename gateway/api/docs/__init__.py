@@ -1,4 +1,4 @@
-"""OpenAPI description at /openapi.json, and a page that shows it without resources from elsewhere."""
+"""OpenAPI description at /openapi.json, and a page that shows it without resources of other sites."""
 
 import asyncio
 from pathlib import Path
@@ -19,6 +19,6 @@ def add_docs(app: FastAPI) -> None:
 
     @app.get("/openapi.json", include_in_schema=False)
     async def description() -> JSONResponse:
-        return JSONResponse(await asyncio.to_thread(described, app))  # the first time takes half a second
+        return JSONResponse(await asyncio.to_thread(described, app))  # the first call takes half a second
 
     app.mount("/docs-page", PageFiles(directory=FILES))

@@ -1,4 +1,4 @@
-"""OpenAPI document: the routes of the app with the schemas of their requests and answers."""
+"""OpenAPI document: the routes of the app with the schemas of their requests and responses."""
 
 from collections.abc import Mapping
 from functools import cache

@@ -1,4 +1,4 @@
-"""The live page at the gateway's root: its files as they are, and no resource from elsewhere."""
+"""Live page at the gateway's root: static files, without resources of other sites."""
 
 import os
 from pathlib import Path, PurePath
@@ -8,7 +8,7 @@ from fastapi.responses import FileResponse
 from starlette.staticfiles import StaticFiles
 
 FILES = Path(__file__).parent
-# The page holds nothing secret. What it shows it asks for with the visitor's own key.
+# The page contains no secrets: it requests what it shows with the visitor's own API key.
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -16,11 +16,11 @@ HEADERS = {
 }
 
 
-SERVED = (".html", ".css", ".js")  # beside them lie modules of the gateway
+SERVED = (".html", ".css", ".js")  # the folders also hold Python modules
 
 
 class PageFiles(StaticFiles):
-    """What a browser reads of a folder; whatever else lies in it is not found."""
+    """Static files of a folder for a browser; files with other suffixes are not found."""
 
     def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
         return super().lookup_path(path) if PurePath(path).suffix in SERVED else ("", None)
