@@ -1,1 +1,1 @@
-"""The HTTP API in the forms of OpenAI: completions, chat completions and responses."""
+"""OpenAI's HTTP API: completions, chat completions and responses."""

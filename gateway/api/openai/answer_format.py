@@ -1,7 +1,7 @@
-"""Format in which a model writes its answers: which part is text, which is thinking, which calls a tool.
+"""Format of a model's answers: which part is text, which part is thinking, which part calls a tool.
 
-The response template of a tokenizer describes it for transformers. For tokenizers without one, it is made of
-what many models share, recognized by marks in the chat template.
+The response template of a tokenizer describes it in transformers' notation. For tokenizers without a response
+template, the format is made of what many models share, recognized by marks in the chat template.
 """
 
 import json
@@ -22,7 +22,7 @@ from gateway.api.openai.calls.formats import (
 from gateway.generation.form import Form, Thoughts, mark
 
 CALLS = "tool_calls"
-THINKING = ("reasoning_content", "reasoning", "thinking")  # names of the field, as templates have it
+THINKING = ("reasoning_content", "reasoning", "thinking")  # names of the field for thinking in templates
 TURN = (
     r"<\|(im_start|start_header_id)\|>assistant(<\|end_header_id\|>\n)?\n|\[/INST\]|<\|assistant\|>"
     r"|<｜Assistant｜>|<\|im_assistant\|>assistant<\|im_middle\|>|\]~b\]ai\n|<\|turn>model\n"
@@ -30,7 +30,7 @@ TURN = (
     r"|<\|header_start\|>assistant<\|header_end\|>\n\n|<\|start_of_role\|>assistant[^<\n]*<\|end_of_role\|>"
 )
 THOUGHTS = {"open": "<think>", "close": "</think>"}
-# Marks of thoughts by a text in the chat template.
+# Marks of thoughts; key: text in the chat template by which they are recognized.
 MARKS = {
     "[THINK]": {"open": "[THINK]", "close": "[/THINK]"},
     "<think>": THOUGHTS,
@@ -40,9 +40,10 @@ MARKS = {
 
 @dataclass(frozen=True)
 class Channels:
-    """Marks around the parts of an answer, if a family has marks around its words too.
+    """Marks around the parts of an answer, for a family of models that marks its text too.
 
-    ``text`` and ``thoughts`` are fields of a response template; the rest is as in ``AnswerFormat``.
+    ``text`` and ``thoughts`` are fields of a response template; the other attributes are as in
+    ``AnswerFormat``.
     """
 
     text: dict[str, Any]
@@ -51,7 +52,7 @@ class Channels:
     before_text: str
 
 
-# The text of harmony's answers is the last channel, and words to the user between calls.
+# The text of harmony's answers is the final channel, and commentary to the user between calls.
 HARMONY_CHANNELS = Channels(
     {
         "open_pattern": r"<\|channel\|>(?:final|commentary)\s*(?:<\|constrain\|>\s*\w+)?\s*<\|message\|>",
@@ -72,16 +73,16 @@ CHANNELS = {HARMONY: HARMONY_CHANNELS, KIMI_3: KIMI_3_CHANNELS}
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """How answers are read, and how their parts are held to a form."""
+    """Format by which answers are parsed, and their parts are constrained to a form."""
 
-    template: dict[str, Any]  # response template, as transformers takes it
-    calls: CallFormat | None = None  # None: no grammar knows how the model writes calls, if it writes any
+    template: dict[str, Any]  # response template in transformers' notation
+    calls: CallFormat | None = None  # None: no grammar knows the format of calls, or the model makes no calls
     after_thoughts: str = ""  # text between thoughts and the answer
     before_text: str = ""  # marks before the text of an answer
 
     @property
     def thoughts(self) -> dict[str, Any]:
-        """Marks of thoughts, as the field of a response template; empty: the model has none."""
+        """Marks of thoughts, as the field of a response template; empty: the model has no thoughts."""
         fields = self.template["fields"]
         return next((fields[name] for name in THINKING if name in fields), {})
 
@@ -91,11 +92,12 @@ class AnswerFormat:
         return CALLS in self.template["fields"]
 
     def held(self, form: Form, answer_start: str, added: Mapping[str, int], *, is_text: bool = True) -> Form:
-        """Returns the form with what stands before it in an answer: thoughts, and the mark of the text.
+        """Returns the form with what precedes it in an answer: thoughts, and the mark of the text.
 
         Args:
             answer_start, added: as for ``thoughts_before``.
-            is_text: the form may be that of a text; False: it is that of calls, which have their own marks.
+            is_text: whether the form may be that of a text; False: it is that of calls, which have their own
+                marks.
         """
         begins = (answer_start, self.after_thoughts)
         is_written = any(text.endswith(self.before_text) for text in begins)
@@ -103,7 +105,12 @@ class AnswerFormat:
         return replace(form, thoughts=self.thoughts_before(answer_start, added), opening=opening)
 
     def thoughts_before(self, answer_start: str, added: Mapping[str, int]) -> Thoughts | None:
-        """Returns marks of thoughts; None if there are none, they end in the prompt, or their marks vary."""
+        """Returns the marks of thoughts; None: no thoughts come, they end in the prompt, or their marks vary.
+
+        Args:
+            answer_start: end of the prompt that already belongs to the answer.
+            added: ids of added tokens by their text.
+        """
         opening, close = self.thoughts.get("open"), self.thoughts.get("close")
         if not isinstance(opening, str) or not isinstance(close, str):
             return None
@@ -161,7 +168,7 @@ def thinking_marks(answers: AnswerFormat | None) -> set[str]:
 
 
 def with_raw_calls(template: dict[str, Any]) -> dict[str, Any]:
-    """Returns the template with calls as text, so that malformed calls and parts of calls are not lost."""
+    """Returns the template with calls kept as text, so that malformed and partial calls are not lost."""
     raw = deepcopy(template)
     calls = raw["fields"].get(CALLS)
     if calls is not None:
@@ -172,7 +179,7 @@ def with_raw_calls(template: dict[str, Any]) -> dict[str, Any]:
 
 
 def marks(answers: AnswerFormat, special_tokens: list[str]) -> frozenset[str]:
-    """Returns the special tokens that answers are read by, which their text must contain."""
+    """Returns the special tokens by which answers are parsed, so that their text must contain them."""
     calls = "" if answers.calls is None else f"{answers.calls}"
     written = (json.dumps(answers.template, ensure_ascii=False) + calls).replace("\\", "")
     return frozenset(token for token in special_tokens if token in written)

@@ -1,4 +1,4 @@
-"""Parser that splits the text of an answer, as it comes, into content, thoughts and tool calls."""
+"""Streaming parser that splits the text of an answer into content, thoughts and tool calls."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,10 +18,10 @@ from gateway.api.openai.calls.reader import Begun, CallReader
 
 
 class AnswerParser:
-    """Turns text into deltas. Together they make the message, however the text was cut into pieces.
+    """Turns text into deltas. Joined, they make the same message however the text was cut into pieces.
 
-    Calls in a known format come as they are written, before they are complete. Calls in another format, which
-    transformers reads, come when they are complete.
+    Calls in a known format are streamed before they are complete. Calls in another format, which transformers
+    parses, come when they are complete.
     """
 
     def __init__(
@@ -37,10 +37,10 @@ class AnswerParser:
         Args:
             answers: format of the model's answers.
             prefix: end of the prompt that already belongs to the answer, such as the mark of thinking.
-            tools: tools that may be called; if empty, a call is mere text.
-            most_calls: further calls are left out; None: no limit.
-            earlier_calls: calls in the conversation so far.
-            shows_thoughts: thoughts are a part of the message.
+            tools: tools that may be called; if empty, a call is plain text.
+            most_calls: number of calls after which further calls are left out; None: no limit.
+            earlier_calls: number of calls in the conversation so far.
+            shows_thoughts: whether thoughts are a part of the message.
         """
         from transformers.utils.chat_parsing import ResponseParser  # takes a second, and only chats need it
 
@@ -57,23 +57,23 @@ class AnswerParser:
         self._text = ""  # text of the answer so far
         self._region: str | None = None  # text between the marks of calls so far; None: outside
         self._reader: CallReader | None = None  # None: the format of calls is not known
-        self._index: int | None = None  # index of the call that is written; None: it is left out
-        self._parsed = 0  # calls that were read
+        self._index: int | None = None  # index of the current call; None: the call is left out
+        self._parsed = 0  # number of calls that were parsed
         begun = [event["type"] for event in self._parser.initial_events if event["field"] in THINKING]
         self._thinks = bool(begun) and begun[-1] != "region_close"
-        self._undecided = 0  # newest tokens, whose text may begin a mark
-        # Newlines next to the marks of thoughts belong to the marks, unless the answer goes on with a text.
+        self._undecided = 0  # number of newest tokens whose text may begin a mark
+        # Newlines next to the marks of thoughts belong to the marks, unless the answer continues a text.
         self._is_at_mark = bool(answers.thoughts and prefix)
         self._ids: set[str] = set()  # ids of calls that the model wrote
-        self.calls = 0  # tool calls that were returned
+        self.calls = 0  # number of tool calls that were returned
         self.thought_tokens = 0  # tokens of thoughts and of their marks
 
     def feed(self, pieces: Iterable[str], *, ends: bool) -> list[ChatDelta]:
         """Returns the deltas that are certain now.
 
         Args:
-            pieces: what each token adds to the text.
-            ends: no text follows.
+            pieces: text that each token adds.
+            ends: whether no text follows.
         """
         events: list[dict[str, Any]] = []
         for event in self._events(pieces, ends=ends):
@@ -93,7 +93,7 @@ class AnswerParser:
             yield from self._parser.finalize()[1]
 
     def _count(self, events: Sequence[dict[str, Any]]) -> None:
-        """Counts a token, from which these events came, if it belongs to thoughts."""
+        """Counts a token if it belongs to thoughts, by the events that its text caused."""
         self._undecided += 1
         is_thought = self._thinks
         for event in events:
@@ -140,7 +140,7 @@ class AnswerParser:
         return deltas
 
     def _of_pieces(self, pieces: Iterable[Begun | str]) -> list[ChatDelta]:
-        """Returns a delta for each call that begins, with what is known of its arguments, or that goes on."""
+        """Returns a delta for each call that begins or continues, with the new part of its arguments."""
         deltas: list[ToolCallDelta] = []
         for piece in pieces:
             if isinstance(piece, Begun):
@@ -168,14 +168,14 @@ class AnswerParser:
         ]
 
     def _id(self, call: Begun, number: int) -> str:
-        """Returns the id that the model wrote, unless it wrote the id before, and else a new id."""
+        """Returns the id that the model wrote, or a new id if it wrote none or wrote the id before."""
         if call.id is not None and call.id not in self._ids:
             self._ids.add(call.id)
             return call.id
         return new_id("any" if self._format.calls is None else self._format.calls.ids, call.name, number)
 
     def _read(self, text: str) -> list[ChatDelta]:
-        """Returns calls in another format, which transformers reads; unreadable calls stay text."""
+        """Returns calls in another format, which transformers parses; unreadable calls stay text."""
         from transformers.utils.chat_parsing import parse_response
 
         try:
@@ -195,7 +195,7 @@ class AnswerParser:
 
 
 def _goes_on(earlier: dict[str, Any], event: dict[str, Any]) -> bool:
-    """Whether a piece of a region continues the piece of the earlier event."""
+    """Returns whether a piece of a region continues the piece of the earlier event."""
     return (earlier["type"], earlier["field"]) == (event["type"], event["field"])
 
 
@@ -204,12 +204,12 @@ def _as_json(arguments: Any) -> str:
 
 
 def _whole(text: str) -> str:
-    """Returns the text without halves of surrogate pairs, which JSON can spell and UTF-8 cannot."""
+    """Returns the text with lone surrogates replaced: JSON can contain them, UTF-8 cannot."""
     return text.encode(errors="replace").decode()
 
 
 def joined(deltas: Sequence[ChatDelta]) -> ChatMessage:
-    """Returns the message that the deltas make together."""
+    """Returns the message that the deltas make."""
     message: ChatMessage = {"role": "assistant", "refusal": None, "content": None}
     calls: dict[int, ToolCall] = {}
     for delta in deltas:

@@ -1,4 +1,4 @@
-"""Types of answers to completions and chats, as /openapi.json describes them."""
+"""Types of responses to completions and chats, as /openapi.json describes them."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, NotRequired
@@ -39,7 +39,7 @@ class CompletionDetails(ReasoningTokens):
 
 
 def _speculation_schema(name: str, counters: Iterable[SpeculationCounter], **more: Any) -> WithJsonSchema:
-    """Returns the schema of ``usage.speculation`` with these counters; ``more`` are types of other fields."""
+    """Returns the schema of ``usage.speculation`` with these counters. more: types of other fields."""
     counted: dict[str, Any] = {
         counter.name: (counter.type, Field(description=counter.meaning)) for counter in counters
     }
@@ -146,7 +146,7 @@ class EventExtras(TypedDict):
     """Fields that only some events of a stream have."""
 
     outrider: NotRequired[EventDetails]
-    usage: NotRequired[Usage | TokenCounts | None]  # None: the last event has it, as in OpenAI's API
+    usage: NotRequired[Usage | TokenCounts | None]  # None: only the last event has it, as in OpenAI's API
     metrics: NotRequired[Metrics]
 
 
@@ -167,7 +167,8 @@ class PromptLogprob(TypedDict):
     decoded_token: str
 
 
-# By place of the prompt: entries by token id, the prompt's own token first; null for the first place.
+# An item for each position of the prompt: entries by token id, the prompt's own token first; null for the
+# first position.
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
@@ -248,7 +249,7 @@ class ChatChoice(EndedChoice):
 
 
 class PromptDetails(TypedDict):
-    """Fields of a chat's answer that tell of the prompt."""
+    """Fields of a chat's answer about the prompt."""
 
     prompt_token_ids: NotRequired[list[int]]
     prompt_logprobs: NotRequired[PromptLogprobs]

@@ -1,4 +1,4 @@
-"""Parser of request bodies: from JSON to the model of an endpoint."""
+"""Parses request bodies from JSON to the model of an endpoint."""
 
 import asyncio
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ from gateway.generation.request import Prepared
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
 LONGEST_HEADER = 2048  # characters
-LONG_BODY = 2**16  # bytes, about a millisecond; a thread parses longer bodies
+LONG_BODY = 2**16  # bytes, parsed in about a millisecond; a thread parses longer bodies
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,14 @@ class Parsed(Generic[RequestT]):
 
 
 async def parsed(kind: type[RequestT], text: bytes, unknown: UnknownFields) -> Parsed[RequestT]:
-    """Returns the body that the text describes.
+    """Returns the parsed body of a request.
 
     Args:
         unknown: whether unknown fields are refused or ignored.
 
     Raises:
-        InvalidRequestError: a field is wrong, which it names, or the text is no JSON: "body".
+        InvalidRequestError: a field is invalid, or the text is not JSON. The error names the field, or
+            "body".
     """
     parse = partial(_parsed, kind, text, unknown)
     return await asyncio.to_thread(parse) if len(text) > LONG_BODY else parse()
@@ -70,16 +71,16 @@ def _parsed(kind: type[RequestT], text: bytes, unknown: UnknownFields) -> Parsed
 
 
 def reported_seed(body: GenerationRequest, prepared: Prepared) -> int:
-    """Returns the seed as the caller sent it, which may be negative, or else the drawn seed."""
+    """Returns the seed as the caller sent it, which may be negative, or else the random seed."""
     return prepared.seed if body.seed is None else body.seed
 
 
 def headers_of(asked: Parsed[Any], seed: int) -> dict[str, str]:
-    """Returns the headers that tell the seed, and what was ignored."""
+    """Returns the headers with the seed and with the names of ignored fields."""
     headers = {SEED_HEADER: str(seed)}
     return headers | {IGNORED_HEADER: _listed(asked.ignored)} if asked.ignored else headers
 
 
 def _listed(names: list[str]) -> str:
-    """Returns the names as text that a header can hold: callers chose the names of unknown fields."""
+    """Returns the names as text that a header may hold: callers choose the names of unknown fields."""
     return ", ".join(name.encode("unicode_escape").decode() for name in names)[:LONGEST_HEADER]

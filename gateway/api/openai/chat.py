@@ -20,8 +20,8 @@ from gateway.generation.generation import Generation
 from gateway.generation.request import Prepared, Request
 
 EFFORT = "reasoning_effort"
-EFFORTS = (EFFORT, "thinking_effort")  # variables by which chat templates tell how much a model thinks
-THINKS = ("enable_thinking", "thinking")  # variables by which chat templates let a model think
+EFFORTS = (EFFORT, "thinking_effort")  # template variables that set how much a model thinks
+THINKS = ("enable_thinking", "thinking")  # template variables that let a model think
 UNKNOWN = (
     "how the model writes calls is not known: its chat template has no marks of a known family, and its"
     " tokenizer no response_template"
@@ -32,19 +32,19 @@ MAX_KWARGS = 32  # arguments of a chat template
 
 @dataclass(frozen=True)
 class Chat:
-    """Chat as the model reads it, and how its answer must be read."""
+    """Chat as the model reads it, and how its answer must be parsed."""
 
     prompt: Rendered
     tools: list[dict[str, Any]]
     answers: AnswerFormat | None
-    most_calls: int | None  # tool calls in one answer
+    most_calls: int | None  # most tool calls in one answer; None: no limit
     shows_thoughts: bool
     form: Form | None  # form of an answer whose calls must be valid
     ends: frozenset[int]  # tokens that end a turn
 
     @property
     def _parsed_by(self) -> AnswerFormat | None:
-        """Format that the parser needs; None: answers are mere text."""
+        """Format that the parser needs; None: answers are plain text."""
         answers = self.answers
         return answers if answers is not None and (self.tools or answers.thoughts) else None
 
@@ -54,7 +54,7 @@ class Chat:
         return frozenset() if answers is None else marks(answers, special_tokens)
 
     def parser(self) -> AnswerParser | None:
-        """Returns a parser for one answer; None if answers are mere text."""
+        """Returns a parser for one answer; None if answers are plain text."""
         answers, prompt = self._parsed_by, self.prompt
         if answers is None:
             return None
@@ -85,7 +85,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def offered(self) -> list[dict[str, Any]]:
-        """Tools that may be called, as templates and parsers take them."""
+        """Tools that may be called, in the form that templates and parsers accept."""
         return [] if self.tool_choice == "none" else [tool.plain() for tool in self.tools]
 
     async def prepared(
@@ -97,9 +97,9 @@ class ChatRequest(GenerationRequest):
         *,
         fits: bool = False,
     ) -> Prepared:
-        """Returns the prepared request. Raises as ``Generation.prepare`` does.
+        """Returns the prepared request. Raises what ``Generation.prepare`` raises.
 
-        fits: an answer longer than the context has room for is cut, and not refused.
+        fits: whether max_tokens is reduced to the room in the context; False: too many tokens are refused.
         """
         try:
             request = await self._request(generation, chat, fits=fits)
@@ -137,14 +137,14 @@ class ChatRequest(GenerationRequest):
             continues=self.continue_final_message,
             more=more,
         )
-        if EFFORT not in self.chat_template_kwargs:  # the request has it under its own name
+        if EFFORT not in self.chat_template_kwargs:  # the request has a field of its own for it
             left_out = tuple(name.replace(f"{KWARGS}.{EFFORT}", EFFORT) for name in prompt.left_out)
             prompt = replace(prompt, left_out=left_out)
         most_calls = None if self.parallel_tool_calls else 1
         return Chat(prompt, tools, known, most_calls, self.include_reasoning, form, prompts.ends)
 
     def _effort(self, variables: Collection[str]) -> dict[str, Any]:
-        """Returns the effort as the chat template takes it; ``none`` lets the model not think."""
+        """Returns the template's variables for the effort; ``none`` switches thinking off."""
         if self.reasoning_effort is None:
             return {}
         if self.reasoning_effort == "none" and (switches := [name for name in THINKS if name in variables]):
@@ -154,7 +154,10 @@ class ChatRequest(GenerationRequest):
     def _form(
         self, tools: list[dict[str, Any]], answers: AnswerFormat, added: Mapping[str, int]
     ) -> Form | None:
-        """Returns the form of an answer that must call, or whose calls must follow a schema; None: any."""
+        """Returns the form of an answer that must call a tool, or whose calls must follow a schema.
+
+        None: any form.
+        """
 
         def grammar(field: str) -> CallGrammar:
             if answers.calls is None:

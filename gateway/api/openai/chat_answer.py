@@ -1,4 +1,4 @@
-"""Answers of /v1/chat/completions: whole, or as the events of a stream."""
+"""Responses of /v1/chat/completions: whole, or as the events of a stream."""
 
 import time
 import uuid
@@ -61,7 +61,7 @@ class ChatAnswer:
         return [{**events[0], "outrider": {"seed": self.seed}}, *events[1:]]
 
     def chunk(self, chunk: Chunk) -> list[ChatEvent]:
-        """Returns the events of a chunk; none if it brings nothing yet."""
+        """Returns the events of a chunk; none if the chunk adds nothing yet."""
         logprobs = self._logprobs(chunk.tokens)
         deltas = self._deltas(chunk)
         ids = [token.id for token in chunk.tokens] if self._body.return_token_ids else []
@@ -144,7 +144,7 @@ class ChatAnswer:
         }
 
     def _prompt_details(self, chunks: Sequence[Chunk]) -> PromptDetails:
-        """Returns what the request asks for of the prompt, which all choices share."""
+        """Returns the details of the prompt that the request asks for; all choices share them."""
         details: PromptDetails = {}
         if self._body.return_token_ids:
             details["prompt_token_ids"] = [*self._prompt]

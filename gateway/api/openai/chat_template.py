@@ -21,16 +21,16 @@ from gateway.errors import InvalidRequestError
 from outrider.decoding.checkpoint_files import TOKENIZER_CONFIG, read, read_json, special_tokens
 
 TEMPLATE, OF_TOOLS = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
-OF_PROCESSOR = "chat_template.json"  # file of models that also take pictures
+OF_PROCESSOR = "chat_template.json"  # file of models that also accept images
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 DEVELOPER = re.compile(r"""["']developer["']""")
-WRITTEN_OUT = re.compile(r"""["']type["']:\s*["']text["']""")  # a list of parts, as text
-# Texts that show whether a template takes a content as text, and as a list of parts.
+WRITTEN_OUT = re.compile(r"""["']type["']:\s*["']text["']""")  # a list of parts, printed as it is
+# Texts of probes, which show whether a template accepts a content as text, and as a list of parts.
 TRIED = ("first word", "second word")
-# Arguments that show whether a template takes them as text, which is then shown as it is.
+# Arguments of probes, which show whether a template accepts them as text and prints them unchanged.
 ARGUMENTS = '{"key":  "value"}'
 CALL = {"id": "call00001", "type": "function", "function": {"name": "try", "arguments": {}}}
 # Names under which templates look for an assistant's thoughts.
@@ -40,7 +40,7 @@ TOOL = {"type": "function", "function": {"name": "try", "description": "", "para
 
 
 class AssistantText(Extension):
-    """Block ``{% generation %}``, by which templates mark an assistant's words for training; ignored here."""
+    """Block ``{% generation %}``, which marks an assistant's words in templates for training; a no-op."""
 
     tags = {"generation"}  # noqa: RUF012 (declared so by jinja)
 
@@ -60,10 +60,10 @@ class ChatTemplate:
     ) -> None:
         """
         Args:
-            source: the template's text; None if the model has none.
-            special_tokens: tokens by the names that templates know: bos_token, eos_token, ...
+            source: the template's text; None if the model has no template.
+            special_tokens: tokens by the names that templates use: bos_token, eos_token, ...
             with_tools: the template for chats that offer tools; None: source.
-            response_template: how the model writes its answers; None: the chat template's format.
+            response_template: format of the model's answers; None: derived from the chat template.
         """
         self._special_tokens = special_tokens
         of_tools = with_tools or source
@@ -81,13 +81,13 @@ class ChatTemplate:
         self._template = None if source is None else environment.from_string(source)
         self._with_tools = None if of_tools is None else environment.from_string(of_tools)
         self.sources = f"{source or ''}{with_tools or ''}"
-        # Names that the template reads, by whether a chat offers tools.
+        # Variables that the template reads; key: whether a chat offers tools.
         self.asks_for = {
             with_tools: find_undeclared_variables(environment.parse(text or ""))
             for with_tools, text in ((False, source), (True, of_tools))
         }
         self.knows_tools = "tools" in self.asks_for[True]
-        # Templates that do not name the role developer are older than the role: they have system instead.
+        # Templates that do not name the role developer are older than the role: they use system instead.
         self.knows_developer = bool(DEVELOPER.search(self.sources))
         named = self.asks_for[False] - special_tokens.keys()
         for name in sorted(name for name in named if name.endswith("_token")):
@@ -108,7 +108,7 @@ class ChatTemplate:
 
         Args:
             tools: tools that may be called.
-            begin_answer: the text ends with the beginning of the model's turn.
+            begin_answer: whether the text ends with the beginning of the model's turn.
             more: further variables of the template.
 
         Raises:
@@ -124,20 +124,20 @@ class ChatTemplate:
         assert template is not None
         try:
             text = template.render(**given, **more)
-            text.encode()  # JSON can spell half of a surrogate pair
+            text.encode()  # raises for lone surrogates, which JSON can contain
             return text
         except TemplateError as error:
             raise InvalidRequestError(
                 "messages", f"the model's chat template refuses them: {error}"
             ) from error
         except Exception as error:  # a template is a program: it can fail in any way
-            kind = type(error).__name__  # its message may repeat a prompt
+            kind = type(error).__name__  # the error's message may repeat a prompt
             raise InvalidRequestError("messages", f"the model's chat template fails with {kind}") from error
 
     def content(self, role: Role, texts: Sequence[str], *, with_tools: bool) -> str | list[dict[str, str]]:
-        """Returns a message's text parts as the template takes them.
+        """Returns a message's text parts in a form that the template accepts.
 
-        They are a list if the template reads lists, and else a text with a line per part, as in vLLM.
+        That is a list if the template reads lists, else a text with a line per part, as in vLLM.
         """
         key = role, with_tools
         if key not in self._takes:
@@ -149,20 +149,20 @@ class ChatTemplate:
 
     @cached_property
     def takes_text_arguments(self) -> bool:
-        """Whether the template shows the arguments of a call as it is given them, in JSON."""
+        """Whether the template prints the arguments of a call unchanged if they are JSON text."""
         shown = [self._with_call(arguments) for arguments in (ARGUMENTS, json.loads(ARGUMENTS))]
         is_json = not shown[1] or json.dumps(json.loads(ARGUMENTS)) in shown[1]
         return ARGUMENTS in shown[0] and is_json
 
     def _with_call(self, arguments: Any) -> str:
-        """Returns a chat with a call of these arguments; nothing if the template refuses it."""
+        """Returns a rendered chat with a call of these arguments; empty if the template refuses it."""
         call = {**CALL, "function": {"name": "try", "arguments": arguments}}
         return self._shown(
             [*_chat_with("user", "x"), {"role": "assistant", "content": "", "tool_calls": [call]}], TOOL
         )
 
     def _described(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the tools as the template takes them: many fail at a tool without a description."""
+        """Returns the tools as the template accepts them: many templates fail without a description."""
         if not tools or self._takes_bare_tools:
             return [*tools]
         functions = [tool["function"] for tool in tools]
@@ -171,7 +171,7 @@ class ChatTemplate:
 
     @cached_property
     def _takes_bare_tools(self) -> bool:
-        """Whether the template shows a tool that has no description."""
+        """Whether the template accepts a tool that has no description."""
         assert self._with_tools is not None
         try:
             given = {"messages": _chat_with("user", "x"), "tools": [BARE_TOOL], **self._special_tokens}
@@ -181,14 +181,14 @@ class ChatTemplate:
         return True
 
     def _shown(self, chat: list[dict[str, Any]], *tools: dict[str, Any]) -> str:
-        """Returns the chat as the template writes it; nothing if the template refuses it."""
+        """Returns the rendered chat; empty if the template refuses it."""
         try:
             return self.render(chat, tools=tools, begin_answer=False)
         except InvalidRequestError:
             return ""
 
     def end_of_turn(self, added: Collection[str]) -> str | None:
-        """Returns the token that the template writes behind an assistant's words; None if it writes none.
+        """Returns the token that the template writes after an assistant's words; None if there is none.
 
         added: texts of the tokenizer's added tokens.
         """
@@ -199,7 +199,10 @@ class ChatTemplate:
         return max((token for token in added if token and behind.startswith(token)), key=len, default=None)
 
     def _tried(self, role: Role, with_tools: bool) -> tuple[bool, bool]:
-        """Returns whether the template shows a text, and whether it shows a list's parts without markup."""
+        """Returns whether the template renders a text, and whether it renders the parts of a list.
+
+        The parts must be rendered without markup.
+        """
         tools = (TOOL,) if with_tools else ()
         parts = [{"type": "text", "text": text} for text in TRIED]
         rendered = [self._shown(_chat_with(role, content), *tools) for content in (TRIED[0], parts)]
@@ -238,10 +241,10 @@ def _refuse(message: str) -> NoReturn:
 
 
 def load_chat_template(source: str) -> ChatTemplate:
-    """Returns the template of the tokenizer in a local folder or of a hub id, as transformers has it."""
+    """Returns the chat template of a tokenizer in a local folder or of a hub id, as transformers finds it."""
     config = read_json(source, TOKENIZER_CONFIG)
     template, with_tools = read(source, TEMPLATE) or config.get("chat_template"), None
-    if isinstance(template, list):  # several, by name
+    if isinstance(template, list):  # several templates, by name
         named = {entry["name"]: entry["template"] for entry in template}
         template, with_tools = named.get("default"), named.get("tool_use")
     return ChatTemplate(

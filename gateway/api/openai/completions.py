@@ -27,11 +27,11 @@ from gateway.generation.vocabulary import TokenBytes
 from gateway.sequence import GatewaySequence
 from protos.generation_pb2 import TokenLogprobs
 
-LONG_ECHO = 128  # token ids, whose places in the text take about a millisecond to find
+LONG_ECHO = 128  # token ids; finding their places in the text takes about a millisecond
 
 
 def _prompts(value: Any) -> tuple[Prompt, ...]:
-    """Returns the prompts of a text, of a list of token ids, or of a list of either. Raises ValueError."""
+    """Returns the prompts, given as a text, as token ids, or as a list of these. Raises ValueError."""
     several = isinstance(value, list) and value and not are_ids(value)
     return tuple(map(_prompt, value)) if several else (_prompt(value),)
 
@@ -56,7 +56,7 @@ class Echo:
 
     text: str
     token_ids: tuple[int, ...] = ()  # empty unless log-probabilities are wanted
-    starts: tuple[int, ...] = ()  # characters from the beginning to each token's text
+    starts: tuple[int, ...] = ()  # offset of each token's text, characters
 
 
 NO_ECHO = Echo("")
@@ -65,8 +65,8 @@ NO_ECHO = Echo("")
 class CompletionRequest(GenerationRequest):
     prompt: Prompts
     echo: bool = False
-    best_of: int | None = None  # as many as are returned: no answer is better than another
-    max_tokens: int = Field(default=16, ge=0, validate_default=True)  # 0: prompts alone
+    best_of: int | None = None  # must be n: no answer is better than another
+    max_tokens: int = Field(default=16, ge=0, validate_default=True)  # 0: no answer, only the prompt
 
     def prepared(self) -> Request:
         """Returns the request. Raises InvalidRequestError if its fields contradict each other."""
@@ -86,7 +86,7 @@ class CompletionRequest(GenerationRequest):
         return replace(request, scores_prompts=is_echoed or request.scores_prompts)
 
     async def echoes(self, prepared: Prepared, generation: Generation) -> list[Echo]:
-        """Returns what comes before the answers, per prompt."""
+        """Returns the text that precedes the answers, per prompt."""
         if not self.echo:
             return [NO_ECHO] * len(self.prompt)
         sequences = prepared.sequences[:: prepared.n]
@@ -164,7 +164,7 @@ class CompletionAnswer:
         return []
 
     def chunk(self, chunk: Chunk) -> list[CompletionEvent]:
-        """Returns the events of a chunk; none if it brings nothing yet.
+        """Returns the events of a chunk; none if the chunk adds nothing yet.
 
         The first event has the seed, with which a client can repeat a stream that broke.
         """
@@ -237,7 +237,7 @@ class CompletionAnswer:
         return choice
 
     def _logprobs(self, choice: int, chunks: Iterable[Chunk]) -> CompletionLogprobs | None:
-        """Returns log-probabilities of the answer, and of an echoed prompt; None: not asked for."""
+        """Returns log-probabilities of the answer and of an echoed prompt; None: not requested."""
         if self._body.logprobs is None:
             return None
         echo = self._echoes[choice]
@@ -263,7 +263,7 @@ class CompletionAnswer:
     def _add(
         self, body: CompletionLogprobs, token_id: int, logprobs: TokenLogprobs | None, start: int
     ) -> None:
-        """Adds a token. logprobs: None for the first token of a prompt, which follows nothing."""
+        """Adds a token. logprobs: None for the first token of a prompt, which has none."""
         name, logprob, top = self._name(token_id), None, None
         if logprobs is not None:
             most = shown_at_most(self._body, self._body.logprobs)

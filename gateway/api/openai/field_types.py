@@ -8,7 +8,7 @@ MAX_FIELDS = 128  # fields of one object
 
 
 def checked_text(value: str) -> str:
-    """Returns the text. Raises ValueError for half of a surrogate pair: JSON can spell it, UTF-8 cannot."""
+    """Returns the text. Raises ValueError for a lone surrogate: JSON can contain it, UTF-8 cannot."""
     value.encode()
     return value
 

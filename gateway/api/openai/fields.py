@@ -1,7 +1,7 @@
 """Fields of a request that are not served: some change nothing, some would change the answer.
 
 Fields of OpenAI's API that cannot change the answer are Ignored. Fields that would change it are refused by
-name, unless their value asks for nothing. A setting decides whether unknown fields are refused.
+name, unless their value is neutral. A setting decides whether unknown fields are refused.
 """
 
 from collections.abc import Collection
@@ -18,8 +18,8 @@ MANY_UNKNOWN = 100  # fields of one request; removing more would take long
 IGNORED_HEADER = "outrider-ignored"  # names of ignored fields
 SEED_HEADER = "outrider-seed"  # repeating the request with this seed gives the same text
 
-# Fields by the values that ask for nothing: OpenAI's, vLLM's, SGLang's, llama.cpp's, TGI's, and fields of
-# services whose clients may be pointed at Outrider. Some are served at one endpoint and not at another.
+# Fields by their neutral values: fields of OpenAI, vLLM, SGLang, llama.cpp and TGI, and of services whose
+# clients may be pointed at Outrider. Some fields are served at one endpoint and not at another.
 _BY_NEUTRAL_VALUES: tuple[tuple[tuple[Any, ...], str], ...] = (
     (
         (),
@@ -95,7 +95,7 @@ UNSERVED = {name: values for values, names in _BY_NEUTRAL_VALUES for name in nam
 
 
 def served(fields: Any, known: Collection[str]) -> Any:
-    """Returns the fields without unserved fields, whose values must ask for nothing.
+    """Returns the fields without unserved fields, whose values must be neutral.
 
     Args:
         known: names of the fields that the endpoint serves.
@@ -113,7 +113,7 @@ def served(fields: Any, known: Collection[str]) -> Any:
 
 
 def without_unknown(fields: Any, error: ValidationError) -> tuple[Any, list[str]]:
-    """Returns the fields without unknown fields, and the names of these; unchanged if they are too many."""
+    """Returns the fields without unknown fields, and their names; unchanged if there are too many."""
     if error.error_count() > MANY_UNKNOWN:
         return fields, []
     wrong = error.errors(include_url=False, include_context=False, include_input=False)
@@ -124,7 +124,7 @@ def without_unknown(fields: Any, error: ValidationError) -> tuple[Any, list[str]
 
 
 def _without(part: Any, place: tuple[int | str, ...]) -> Any:
-    """Returns the part without what lies at the place, whose steps may include names of union members."""
+    """Returns the part without the value at a path, whose steps may include names of union members."""
     step, rest = place[0], place[1:]
     if isinstance(part, dict) and step in part:
         if not rest:

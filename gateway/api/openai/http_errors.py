@@ -1,4 +1,4 @@
-"""Answers to failed requests over HTTP: a status, and a body in OpenAI's shape."""
+"""HTTP responses to failed requests: a status, and a body in OpenAI's format."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ def error_body(
 
 
 def error_answer(error: GatewayError) -> Error:
-    """Returns the body of the answer to a failed request."""
+    """Returns the body of the response to a failed request."""
     status = error.http_status
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     field = error.field if isinstance(error, InvalidRequestError) else None
@@ -49,16 +49,16 @@ def error_answer(error: GatewayError) -> Error:
 
 @dataclass(frozen=True)
 class Shape:
-    """Errors of another API."""
+    """Format of errors in another API."""
 
-    body: Callable[[int, str], Any]  # function from the status and the message
+    body: Callable[[int, str], Any]  # makes the body from the status and the message
     id_header: str  # header with the request's id
 
 
 def answer_errors(app: FastAPI, shapes: Mapping[str, Shape]) -> None:
-    """Turns every exception of an endpoint into an answer.
+    """Turns every exception of an endpoint into a response.
 
-    shapes: other shapes of errors, by the beginning of the paths that have them.
+    shapes: other formats of errors; key: prefix of the paths that use them.
     """
 
     def answered(

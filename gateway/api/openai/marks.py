@@ -1,7 +1,8 @@
-"""Finds text of a caller that looks like a mark of the model, and keeps it from becoming the mark.
+"""Keeps a caller's text that looks like a mark of the model from becoming the mark.
 
-A mark is a token that ends turns, begins thoughts or calls tools. Its text in a message is cut behind the
-first character by a sign that the caller did not send. Tokenized piece by piece, it stays text.
+A mark is a token that ends turns, begins thoughts or calls tools. Its text in a message is cut after the
+first character by a sign that the caller did not send. The pieces are tokenized separately, so the text stays
+text.
 """
 
 import re
@@ -11,12 +12,12 @@ from typing import Any
 
 from gateway.errors import InvalidRequestError
 
-# Unicode reserves these characters for use inside programs: texts do not need them.
+# Unicode reserves these characters (noncharacters) for use inside programs: texts do not need them.
 SIGNS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 
 
 class Marks:
-    """Texts of tokens that callers must not write."""
+    """Texts of tokens that callers must not inject."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         """tokens: tokens of a single character cannot be cut, and are left out."""
@@ -26,7 +27,7 @@ class Marks:
         self._begin = re.compile("|".join(parts)) if parts else None
 
     def cut(self, value: Any, sign: str) -> Any:
-        """Returns the value with every text in it cut, keys of objects included."""
+        """Returns the value with every mark in its texts cut, keys of objects included."""
         if self._begin is None:
             return value
         if isinstance(value, str):
@@ -37,7 +38,7 @@ class Marks:
 
 
 def _any_of(texts: list[str]) -> str:
-    """Returns a pattern for sorted texts that branches at each character, so that it fails early."""
+    """Returns a pattern for sorted texts that branches at each character (a trie), so that it fails early."""
     if "" in texts:
         return ""
     branches = [
@@ -48,7 +49,7 @@ def _any_of(texts: list[str]) -> str:
 
 
 def free_signs(value: Any, count: int) -> list[str]:
-    """Returns signs that occur in no text of the value, neither raw nor as JSON spells them.
+    """Returns signs that occur in no text of the value, neither raw nor as JSON escapes them.
 
     Raises:
         InvalidRequestError: the value has nearly all signs.
@@ -62,12 +63,12 @@ def free_signs(value: Any, count: int) -> list[str]:
 
 
 def spelled(sign: str) -> str:
-    """Returns a sign as Python's ``repr`` and ASCII JSON write it."""
+    """Returns a sign's escape sequence in Python's ``repr`` and in ASCII JSON."""
     return f"\\u{ord(sign):x}"
 
 
 def raw(text: str, sign: str) -> str:
-    """Returns the text with the sign itself in place of its spelling by a template."""
+    """Returns the text with the sign in place of its escape sequences, which a template may write."""
     return re.sub(rf"\\+u{ord(sign):x}", sign, text) if spelled(sign) in text else text
 
 

@@ -1,4 +1,4 @@
-"""Messages of a chat, as callers send them and as chat templates take them."""
+"""Messages of a chat, as callers send them and as chat templates accept them."""
 
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ MAX_MESSAGES, MAX_PARTS = 4096, 256  # messages of a chat, parts of a message
 class TextPart(Strict):
     type: Literal["text"]
     text: Text
-    cache_control: Ignored = None  # Anthropic's, which some clients put into chats
+    cache_control: Ignored = None  # Anthropic's field, which some clients put into chats
 
 
 def as_parts(content: Any) -> Any:
@@ -39,7 +39,7 @@ class Message(NullIsLeftOut):
     reasoning_content: Text | None = None
     reasoning: Text | None = None  # vLLM's name for reasoning_content
     thinking_blocks: Ignored = None  # LiteLLM's copy of reasoning_content
-    # An answer holds this list; callers send it back with the message.
+    # Answers have this list, so callers send it back with the message.
     annotations: Nothing = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -51,7 +51,7 @@ class Message(NullIsLeftOut):
         return self
 
     def plain(self) -> dict[str, Any]:
-        """Returns the message as chat templates take it, but for its content: the texts of its parts."""
+        """Returns the message for chat templates, except that its content is the list of its parts' texts."""
         message: dict[str, Any] = {"role": self.role, "content": [part.text for part in self.content]}
         if self.name is not None:
             message["name"] = self.name

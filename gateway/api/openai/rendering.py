@@ -22,30 +22,28 @@ LEFT_OUT = "the model's chat template leaves it out, so the model would not see 
 CONTINUES = "continue_final_message"
 CLOSED = "the model's chat template does not show the last message as it is, so it cannot be continued"
 KWARGS = "chat_template_kwargs"
-SEEN = 32  # characters of a text that are looked for if a template drops the number after it
+SEEN = 32  # characters of a text that are searched for if a template drops the text's number
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """Chat as its template writes it."""
+    """Chat as rendered by its template."""
 
-    pieces: tuple[str, ...]  # pieces are tokenized apart, so that no text of a caller becomes a mark
-    answer_start: (
-        str  # text after the last message, or mark before its open text: the beginning of the answer
-    )
-    left_out: tuple[str, ...] = ()  # names of fields that the template does not show
+    pieces: tuple[str, ...]  # tokenized separately, so that no text of a caller becomes a mark
+    answer_start: str  # beginning of the answer: text after the last message, or mark before its open text
+    left_out: tuple[str, ...] = ()  # names of fields that the template does not render
     calls: int = 0  # calls in the conversation so far
 
 
 class _Text(NamedTuple):
     name: str
-    seen: tuple[str, ...]  # beginnings; any of them shows that the template has the text
+    seen: tuple[str, ...]  # prefixes; any of them shows that the template has the text
     is_needed: bool
 
 
 @dataclass
 class _Numbered:
-    """Texts of a caller in a chat, each with a number behind it."""
+    """Texts of a caller in a chat, each followed by a number."""
 
     sign: str
     texts: list["_Text"] = field(default_factory=list)
@@ -53,7 +51,7 @@ class _Numbered:
     def of(self, text: str, name: str, *, is_needed: bool = True, or_shown: str = "") -> str:
         """Returns the text with its number before trailing space; a blank text is unchanged.
 
-        or_shown: text that the template may show instead.
+        or_shown: text that the template may render instead.
         """
         if not (words := text.rstrip()):
             return text
@@ -67,7 +65,7 @@ class _Numbered:
 
 
 class ChatPrompts:
-    """Makes prompts of chats."""
+    """Renders chats into prompts."""
 
     def __init__(
         self,
@@ -80,9 +78,9 @@ class ChatPrompts:
         """
         Args:
             special_tokens: special tokens of the tokenizer.
-            added: ids of all added tokens. Added tokens that are not special count as marks if the template
-                names them: the rest stand for tags or runs of spaces.
-            allow_special_tokens: text of callers may become special tokens.
+            added: ids of all added tokens by their text. An added token that is not special counts as a mark
+                if the template contains it: other such tokens are tags or runs of spaces.
+            allow_special_tokens: whether text of callers may become special tokens.
         """
         self.template = template
         self.added = added
@@ -95,12 +93,12 @@ class ChatPrompts:
         named = {token for token in added if token.strip() and token in template.sources}
         marks = set() if allow_special_tokens else {*special_tokens, *named}
         self._marks = Marks(marks)
-        # Templates find an assistant's thoughts in its content by these marks.
+        # An assistant's content keeps the marks of thoughts, by which templates find the thoughts in it.
         self._marks_of_assistant = Marks(marks - thinking_marks(template.answers))
 
     @classmethod
     def of(cls, template: ChatTemplate, generation: Generation) -> "ChatPrompts":
-        """Returns what makes the prompts of a gateway's chats."""
+        """Returns the renderer of a gateway's chats."""
         return cls(
             template,
             generation.special_tokens,
@@ -117,11 +115,11 @@ class ChatPrompts:
         continues: bool = False,
         more: Mapping[str, Any] = MappingProxyType({}),
     ) -> Rendered:
-        """Returns the chat.
+        """Returns the rendered chat.
 
         Args:
-            begin_answer: the chat ends with the beginning of the model's turn.
-            continues: the chat ends with the text of its last message, which the answer continues.
+            begin_answer: whether the prompt ends with the beginning of the model's turn.
+            continues: whether the prompt ends with the text of the last message, which the answer continues.
 
         Raises:
             InvalidRequestError: the template refuses the chat, or leaves a part out.
@@ -158,7 +156,7 @@ class ChatPrompts:
         text, numbered = written(messages, tools), _Numbered(sign)
         try:
             marked = written(*_with_numbers(messages, tools, numbered))
-        except InvalidRequestError:  # the template reads what the numbers changed
+        except InvalidRequestError:  # the template depends on what the numbers changed
             if continues:
                 raise InvalidRequestError(CONTINUES, CLOSED) from None
             return Rendered(_pieces(text, cut), text, unread)
@@ -178,7 +176,7 @@ class ChatPrompts:
         return result
 
     def _shaped(self, message: dict[str, Any], with_tools: bool) -> dict[str, Any]:
-        """Returns the message as the template takes it."""
+        """Returns the message in a form that the template accepts."""
         role: Role = message["role"]
         shaped = {
             **message,
@@ -189,15 +187,17 @@ class ChatPrompts:
             shaped["tool_calls"] = [_with_object(call) for call in calls]
         if "reasoning_content" in shaped:
             thoughts, names = shaped.pop("reasoning_content"), self.template.thought_names
-            # The template of gpt-oss, which alone names them so, refuses thoughts beside words and calls.
+            # Only the template of gpt-oss uses this name alone, and it refuses thoughts next to both words
+            # and calls.
             if names != ["thinking"] or not (calls and any(message["content"])):
                 shaped |= dict.fromkeys(names, thoughts)
         return shaped
 
     def _with_known_roles(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the messages, with role system for developers if the template does not know developers.
+        """Returns the messages, with the role system for developers if the template lacks the role developer.
 
-        A developer's message after the system's becomes a part of it: most templates take a single one.
+        A developer's message after the system message becomes a part of it: most templates accept only one
+        system message.
         """
         known: list[dict[str, Any]] = []
         for message in messages:
@@ -229,10 +229,10 @@ def _with_numbers(
 
 
 def _message_with_numbers(message: dict[str, Any], name: str, numbered: _Numbered) -> dict[str, Any]:
-    """Returns the message with numbers behind its texts.
+    """Returns the message with numbers after its texts.
 
-    Many templates leave out an assistant's names, thoughts, and words next to calls: their models were
-    trained so, and the caller learns of it. Calls and all other words are needed.
+    Many templates leave out an assistant's name, thoughts, and words next to calls, because their models were
+    trained so. That is only reported to the caller. Calls and all other words are needed.
     """
     is_needed = message["role"] != "assistant"
     marked = dict(message)
@@ -257,7 +257,7 @@ def _message_with_numbers(message: dict[str, Any], name: str, numbered: _Numbere
 
 
 def _left_out(numbered: _Numbered, marked: str, text: str) -> tuple[str, ...]:
-    """Returns the names of texts that are not shown. Raises InvalidRequestError for a needed text."""
+    """Returns the names of texts that are not rendered. Raises InvalidRequestError for a needed text."""
     shown = {int(found[1]) for found in numbered.number.finditer(marked)}
     missing = [
         each
@@ -271,7 +271,7 @@ def _left_out(numbered: _Numbered, marked: str, text: str) -> tuple[str, ...]:
 
 
 def _is_open_text(message: dict[str, Any]) -> bool:
-    """Whether an answer can continue the text of a message."""
+    """Returns whether an answer can continue the text of a message."""
     texts = message["content"]
     return (
         message["role"] == "assistant" and bool(texts and texts[-1].strip()) and not message.get("tool_calls")
@@ -281,10 +281,10 @@ def _is_open_text(message: dict[str, Any]) -> bool:
 def _opened(numbered: _Numbered, marked: str, text: str, space: str) -> str:
     """Returns the chat up to the end of its last message's text, which has the highest number.
 
-    space: what follows that text in the message; a template may leave it out.
+    space: whitespace at the end of that text; a template may leave it out.
 
     Raises:
-        InvalidRequestError: the template does not show that text as it is.
+        InvalidRequestError: the template does not render that text unchanged.
     """
     *_, last = [None, *numbered.number.finditer(marked)]
     if last is not None and int(last[1]) == len(numbered.texts) - 1:

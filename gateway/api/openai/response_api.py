@@ -1,4 +1,4 @@
-"""Endpoints of OpenAI's newer API: answers, and the answers that are kept."""
+"""Endpoints of OpenAI's Responses API: responses, and stored responses."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -41,16 +41,16 @@ def add_responses(
     Caller = Annotated[str | None, Depends(is_known)]  # noqa: N806  a type
 
     async def kept(caller: str | None, name: str) -> dict[str, Any]:
-        """Returns what is kept of a response. Raises UnknownResponseError."""
+        """Returns the stored entry of a response. Raises UnknownResponseError."""
         entry = None if caller is None else await generation.answers.get(caller, name)
         found: dict[str, Any] = {} if entry is None else from_json(entry)
-        if "response" not in found:  # an answer of another endpoint is none
+        if "response" not in found:  # an answer of another endpoint is no response
             raise UnknownResponseError("response_id", NOT_KEPT.format(name))
         return found
 
     @app.post(RESPONSES)
     async def responses(request: HttpRequest, caller: Caller) -> Response:
-        """Answers a conversation in the form of OpenAI's newer API, and keeps it unless told not to."""
+        """Answers a conversation in the form of OpenAI's Responses API, and stores it if `store` is true."""
         async with entrance.body(request) as body:
             asked = await parsed(ResponseRequest, body.text, settings.unknown_fields)
             earlier: list[Item] = []
@@ -68,7 +68,7 @@ def add_responses(
                 raise renamed(error) from error
         prepared.server_span.set_attribute(KEY, request.scope[KEY])
         seed, chunks = reported_seed(asked.body, prepared), generation.chunks(prepared)
-        # Nobody can be told from other callers without a name, so nothing is kept for them.
+        # Callers without a name cannot be told apart, so nothing is stored for them.
         keeps = asked.body.store and caller is not None and settings.stored_answer_bytes > 0
         asked = replace(asked, body=asked.body.model_copy(update={"store": keeps}))
         answer = ResponseAnswer(
@@ -92,18 +92,18 @@ def add_responses(
 
     @app.get(RESPONSE)
     async def response(name: str, caller: Caller) -> JSONResponse:
-        """Returns a response that is kept."""
+        """Returns a stored response."""
         return JSONResponse((await kept(caller, name))["response"])
 
     @app.get(ITEMS)
     async def input_items(name: str, caller: Caller) -> ResponseItems:
-        """Returns the items that a kept response was asked with, the newest first."""
+        """Returns the input items of a stored response, the newest first."""
         items = (await kept(caller, name))["input"][::-1]
         return {"object": "list", "data": items, "has_more": False}
 
     @app.delete(RESPONSE)
     async def delete(name: str, caller: Caller) -> DeletedResponse:
-        """Forgets a response, or another answer that is kept."""
+        """Deletes a stored response, or another stored answer."""
         if caller is None or not await generation.answers.delete(caller, name):
             raise UnknownResponseError("response_id", NOT_KEPT.format(name))
         return {"id": name, "object": "response", "deleted": True}
@@ -123,7 +123,7 @@ def _keeping(
     answer: ResponseAnswer,
     prepared: Prepared,
 ) -> Callable[[], Awaitable[None]]:
-    """Returns a function that keeps the answer, once it is complete, with the conversation up to its end."""
+    """Returns a function that stores the answer, once complete, with the conversation up to its end."""
 
     async def keep() -> None:
         response = answer.response

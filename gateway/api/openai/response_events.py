@@ -1,4 +1,4 @@
-"""Answers of /v1/responses, whole or event by event: items are added, grow and are completed."""
+"""Responses of /v1/responses, whole or event by event: items are added, grow and are completed."""
 
 import json
 import logging
@@ -31,13 +31,13 @@ class ResponseAnswer:
     ) -> None:
         """
         Args:
-            parser: None: the answer is mere text.
+            parser: parser of the answer; None: the answer is plain text.
             seed: seed that the caller gets.
             repeated: fields of the request that the response repeats.
         """
         self._parser = parser
         self._seed = seed
-        self._items: list[dict[str, Any]] = []  # items of the output; the last may be growing
+        self._items: list[dict[str, Any]] = []  # items of the output; the last item may be growing
         self._is_open = False
         self._call: int | None = None  # index of the growing call in the answer
         self._number = 0  # number of the next event
@@ -84,7 +84,7 @@ class ResponseAnswer:
             yield self._event(f"response.{status}", response=self.response)
 
     def failed(self, status: int, message: str) -> Event:
-        """Returns the event that ends a response which failed."""
+        """Returns the event that ends a failed response."""
         code = "server_error" if status >= 500 else "invalid_prompt"
         self.response |= {"status": "failed", "error": {"code": code, "message": message}}
         return self._event("response.failed", response=self.response)
@@ -117,7 +117,7 @@ class ResponseAnswer:
         yield from self._done("completed")
         self._items.append(item)
         self._is_open = True
-        added = {**item, "content": []} if "content" in item else {**item}  # the item itself grows
+        added = {**item, "content": []} if "content" in item else {**item}  # a copy: the item itself grows
         yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=added)
 
     def _done(self, status: str) -> Iterator[Event]:
@@ -172,7 +172,7 @@ class NamedAnswer(Protocol):
         """Yields the events of a chunk."""
 
     def failed(self, status: int, message: str) -> Event:
-        """Returns the event that ends an answer which failed. status: that of its error in HTTP."""
+        """Returns the event that ends a failed answer. status: HTTP status of the error."""
 
 
 async def streamed(
@@ -181,8 +181,8 @@ async def streamed(
     headers: dict[str, str],
     keep: Callable[[], Awaitable[None]] | None = None,
 ) -> StreamingResponse:
-    """Returns the answer as events, once its first chunk is there. keep: as for ``named_events``."""
-    first = await anext(chunks)  # until then the status can still report an error
+    """Returns the answer as events, once it has its first chunk. keep: as for ``named_events``."""
+    first = await anext(chunks)  # until the first chunk, an error can still set the status
     stream = named_events(first, chunks, answer, keep)
     return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
@@ -201,9 +201,9 @@ async def named_events(
     answer: NamedAnswer,
     keep: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[str]:
-    """Yields server-sent events, each with its name. An error on the way is the last event.
+    """Yields server-sent events, each with its name. If an error occurs, it is the last event.
 
-    keep: keeps the whole answer, before the caller can know that it is complete.
+    keep: stores the whole answer, before the caller can know that it is complete.
     """
     chunk = first
     async with aclosing(chunks):

@@ -1,4 +1,4 @@
-"""Bodies of /v1/responses: each becomes a chat."""
+"""Bodies of /v1/responses: each is translated to a chat."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from gateway.api.openai.tools import MAX_TOOLS, Name
 from gateway.errors import InvalidRequestError
 from outrider.decoding.settings import Sampling
 
-# The response's own name of a field, by the chat's name.
+# Names of fields at this endpoint; key: name in a chat.
 NAMES = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
@@ -39,7 +39,7 @@ Parts = Annotated[
 
 
 class InputItem(NullIsLeftOut):
-    """Base of items, which callers may send back as an answer has them."""
+    """Base of items, which callers may copy from an earlier answer."""
 
     id: Ignored = None
     status: Ignored = None
@@ -83,7 +83,7 @@ class FunctionTool(NullIsLeftOut):
     name: Name
     description: Text | None = None
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
-    strict: bool = False  # whether arguments must follow the schema, which not every schema can promise
+    strict: bool = False  # whether arguments must follow the schema; not every schema can be enforced
 
     def as_chat(self) -> dict[str, Any]:
         return {"type": "function", "function": self.model_dump(exclude={"type"})}
@@ -172,18 +172,18 @@ TRANSLATED = {"tools", "tool_choice", "max_tokens", "max_completion_tokens", "lo
 
 
 def renamed(error: InvalidRequestError) -> InvalidRequestError:
-    """Renames the field of an error to the name that this endpoint has for it."""
+    """Returns the error with the field's name at this endpoint."""
     return type(error)(own_name(error.field), error.message)
 
 
 def own_name(field: str) -> str:
-    """Returns the response's own name for a chat's field."""
+    """Returns the name that a chat's field has at this endpoint."""
     first, dot, rest = field.partition(".")
     return f"{NAMES.get(first, first)}{dot}{rest}"
 
 
 def _messages(items: Iterable[Item]) -> list[dict[str, Any]]:
-    """Returns messages of a chat: words, calls and thoughts of an assistant share a message."""
+    """Returns the items as messages of a chat: adjacent items of an assistant share a message."""
     messages: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, FunctionCallOutput):

@@ -33,7 +33,7 @@ ID_LISTS = ("stop_token_ids", "allowed_token_ids", "bad_token_ids")
 
 
 def checked_ids(ids: Any) -> Any:
-    """Returns the ids. Raises ValueError. It checks all at once, since there may be a million."""
+    """Returns the ids. Raises ValueError. All ids are checked in one pass, since there may be a million."""
     if not isinstance(ids, list) or not are_ids(ids):
         raise ValueError("a list of token ids is accepted")
     return ids
@@ -72,7 +72,7 @@ class StreamOptions(Strict):
 
 
 class Prediction(Strict):
-    """What the answer probably says. It drafts the answer, and never changes it."""
+    """Predicted text of the answer. It is used for drafting, and never changes the answer."""
 
     type: Literal["content"]
     content: Content
@@ -87,12 +87,12 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
 
     top_k: int = Field(default=0, ge=0, lt=2**32)  # 32 bits on the wire
     seed: int | None = Field(default=None, ge=-(2 ** (SEED_BITS - 1)), lt=2**SEED_BITS)
-    max_completion_tokens: int | None = Field(default=None, ge=1)  # wins over max_tokens, as in vLLM
+    max_completion_tokens: int | None = Field(default=None, ge=1)  # overrides max_tokens, as in vLLM
     model: Text | None = None
     n: int = Field(default=1, ge=1)
     stop: Stops = Field(default_factory=list)
     include_stop_str_in_output: bool = False  # whether the text ends with the stop string that ended it
-    skip_special_tokens: bool = True  # False: the text shows them, the end of the sequence too
+    skip_special_tokens: bool = True  # False: the text shows them, with the end of the sequence
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     response_format: ResponseFormat = ResponseFormat()
@@ -101,15 +101,15 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
     task: Label | None = None
     priority: QueuePriority = 0  # an integer orders the caller's own requests, the lowest first
     service_tier: Literal["auto", "default", "flex", "priority", "scale", "fast"] | None = None
-    truncate_prompt_tokens: int | None = Field(default=None, ge=-1, lt=2**32)  # newest tokens; -1: what fits
-    prompt_logprobs: int | None = Field(default=None, ge=0, le=20)  # likeliest tokens at each place
+    truncate_prompt_tokens: int | None = Field(default=None, ge=-1, lt=2**32)  # newest tokens; -1: as fits
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=20)  # most likely tokens per position
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False  # whether log-probabilities name tokens by their ids
-    receipt: bool = False  # each choice comes with a signed receipt
+    receipt: bool = False  # whether each choice comes with a signed receipt
     prediction: Prediction | None = None
-    draft_from: Label | None = None  # id of an answer that was stored; it drafts this answer
+    draft_from: Label | None = None  # id of a stored answer that serves as the prediction
     store: bool = False
-    # Fields of OpenAI's that change nothing: labels and hints.
+    # Fields of OpenAI's API that change nothing: labels and hints.
     metadata: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
@@ -134,13 +134,13 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
     @field_validator("top_k", mode="before")
     @classmethod
     def _all_are_kept(cls, top_k: Any) -> Any:
-        """Returns 0 for -1: both keep all tokens, in the words of vLLM and of transformers."""
+        """Returns transformers' 0 for vLLM's -1: both keep all tokens."""
         return 0 if top_k == -1 else top_k
 
     @field_validator("top_p", mode="before")
     @classmethod
     def _likeliest_is_kept(cls, top_p: Any) -> Any:
-        """Returns the least share for 0, with which OpenAI's clients ask for the likeliest token."""
+        """Returns LEAST_TOP_P for 0, by which clients of OpenAI's API request the most likely token."""
         return LEAST_TOP_P if top_p == 0 and not isinstance(top_p, bool) else top_p
 
     @field_validator(*ID_LISTS, mode="before")
@@ -157,20 +157,20 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
 
     @property
     def asked_form(self) -> Form | None:
-        """Form that the request asks for; None: any. Raises InvalidRequestError."""
+        """Form that the request asks for; None: any form. Raises InvalidRequestError."""
         return form_of(self.response_format, self.structured_outputs)
 
     @property
     def _class(self) -> Priority:
-        """Priority that is asked for: by its word, or else by the tier."""
+        """Requested priority: by its word, or else by the service tier."""
         if not isinstance(self.priority, int):
             return self.priority
         return "batch" if self.service_tier == "flex" else "interactive"
 
     def told_tier(self, priority: Priority) -> ToldTier:
-        """Returns the tier that the answer tells, if the request names one.
+        """Returns the service tier for the answer, if the request names a tier.
 
-        priority: priority with which it is served.
+        priority: priority with which the request is served.
         """
         if self.service_tier is None:
             return {}
@@ -179,7 +179,7 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
         return {"service_tier": "priority" if self.service_tier == "priority" else "default"}
 
     def request(self, prompts: tuple[Prompt, ...], **sampling: Any) -> Request:
-        """Returns the request. ``sampling`` are settings for which the endpoint has fields of its own."""
+        """Returns the request. sampling: settings for which the endpoint has fields of its own."""
         if self.max_completion_tokens is not None:
             sampling["max_tokens"] = self.max_completion_tokens
         if self.seed is not None:
@@ -216,7 +216,7 @@ class GenerationRequest(RequestedSampling, NullIsLeftOut):
 
 
 def invalid(error: ValidationError) -> InvalidRequestError:
-    """Returns the first error, which names its field as the request does: speculation.depth.
+    """Returns the first error, with the field's path in the request, such as speculation.depth.
 
     The message repeats numbers but no text, which may be a prompt.
     """
@@ -232,7 +232,7 @@ def invalid(error: ValidationError) -> InvalidRequestError:
 
 
 def are_ids(values: list[Any]) -> bool:
-    """Whether all values are integers of at least 0, and no booleans."""
+    """Returns whether all values are integers of at least 0, and no booleans."""
     return set(map(type, values)) <= {int} and min(values, default=0) >= 0
 
 

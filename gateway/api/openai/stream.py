@@ -1,4 +1,4 @@
-"""An answer as server-sent events."""
+"""Server-sent events of an answer."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ Event = CompletionEvent | ChatEvent
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-LONG_ANSWER = 1024  # tokens, or log-probabilities of tokens, which take about a millisecond to write
+LONG_ANSWER = 1024  # tokens, or log-probabilities; writing them takes about a millisecond
 
 
 async def events(
@@ -33,11 +33,14 @@ async def events(
     tokens: TokenBytes,
     prompt_tokens: int,
 ) -> AsyncIterator[str]:
-    """Yields server-sent events, the last of which is [DONE]. An error on the way is an event as well."""
+    """Yields server-sent events, the last of which is [DONE]. An error is sent as an event too."""
     chunk, written = first, 0
 
     def counted(body: Event) -> Event:
-        """Adds the token counts so far to an event, null for later events, if the request asks for usage."""
+        """Adds usage to an event if the request asks for it.
+
+        These are the counts so far with continuous_usage_stats, else null until the last event.
+        """
         if options.include_usage:
             counts = token_counts(prompt_tokens, written) if options.continuous_usage_stats else None
             body["usage"] = counts
@@ -89,7 +92,7 @@ def _details(chunk: Chunk, tokens: TokenBytes) -> EventDetails:
 
 
 def is_long(chunks: list[Chunk]) -> bool:
-    """Whether a thread should write the chunks as JSON, because that takes more than about a millisecond."""
+    """Returns whether a thread should write the chunks as JSON, as that takes more than a millisecond."""
     scored = [token.logprobs for chunk in chunks for token in chunk.tokens]
     scored += [logprobs for chunk in chunks for logprobs in chunk.scores]
     return len(scored) + sum(len(logprobs.token_ids) for logprobs in scored if logprobs) > LONG_ANSWER

@@ -1,4 +1,4 @@
-"""Fields that ask for the form of an answer: OpenAI's and vLLM's."""
+"""Fields that request the form of an answer: OpenAI's and vLLM's."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -22,7 +22,7 @@ class ResponseFormat(NullIsLeftOut):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchema | None = None
-    # Schema of a JSON object, as llama.cpp and services of open models take it.
+    # Schema of a JSON object, as in llama.cpp and in services of open models.
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
 
     @model_validator(mode="after")
@@ -34,7 +34,7 @@ class ResponseFormat(NullIsLeftOut):
         return self
 
     def form(self) -> Form | None:
-        """Returns the form; None: any."""
+        """Returns the form; None: any form."""
         if self.json_schema is not None:
             return json_schema(json.dumps(self.json_schema.schema_), "response_format.json_schema.schema")
         if self.schema_ is not None:

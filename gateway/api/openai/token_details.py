@@ -1,4 +1,4 @@
-"""Fields of answers that tell of single tokens, as vLLM names and shapes them."""
+"""Fields of answers about single tokens, with vLLM's names and formats."""
 
 from collections.abc import Iterable, Sequence
 
@@ -18,27 +18,27 @@ def stop_reason(body: GenerationRequest, chunk: Chunk) -> str | int | None:
 
 
 def shown_at_most(body: GenerationRequest, asked: int | None) -> int | None:
-    """Returns how many likeliest tokens an answer shows at a place; None: all that the target tells.
+    """Returns how many likely tokens an answer shows per position; None: all that the target sends.
 
-    asked: number for the answer; the target tells more if the prompt's number is larger.
+    asked: number for the answer; the target sends more tokens if the number for the prompt is larger.
     """
     return None if body.prompt_logprobs is None else asked
 
 
 def token_name(body: GenerationRequest, tokens: TokenBytes, token_id: int) -> str:
-    """Returns a token as log-probabilities name it: by its text, or by its id alone."""
+    """Returns a token as log-probabilities name it: by its text, or only by its id."""
     return f"token_id:{token_id}" if body.return_tokens_as_token_ids else tokens.text(token_id)
 
 
 def prompt_logprobs(
     tokens: TokenBytes, prompt: Sequence[int], scores: Iterable[TokenLogprobs], most: int
 ) -> list[dict[str, PromptLogprob] | None]:
-    """Returns the log-probabilities of a prompt's tokens; the first token follows nothing.
+    """Returns the log-probabilities of a prompt's tokens; the first token has none.
 
     Args:
         prompt: token ids.
         scores: log-probabilities, from the second token on.
-        most: likeliest tokens at each place, beside the prompt's own.
+        most: number of likely tokens per position, next to the prompt's own token.
     """
     told: list[dict[str, PromptLogprob] | None] = [None]
     for token_id, scored in zip(prompt[1:], scores, strict=True):
@@ -52,5 +52,5 @@ def prompt_logprobs(
 
 
 def _logprob(tokens: TokenBytes, token_id: int, logprob: float, rank: int | None) -> PromptLogprob:
-    """Returns an entry. rank: place among the likeliest tokens; None: further behind, and not counted."""
+    """Returns an entry. rank: place among the likely tokens; None: the token is not among them."""
     return {"logprob": finite(logprob), "rank": rank, "decoded_token": tokens.text(token_id)}

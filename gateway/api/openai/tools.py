@@ -1,4 +1,4 @@
-"""Tools that a chat offers, and calls of them that are sent back."""
+"""Tools that a chat offers, and past calls of tools that callers send back."""
 
 import json
 from collections.abc import Collection
@@ -26,7 +26,7 @@ class Tool(NullIsLeftOut):
     function: Function
 
     def plain(self) -> dict[str, Any]:
-        """Returns the tool as chat templates take it."""
+        """Returns the tool in the form that chat templates accept."""
         function = self.function
         named = function.model_dump(include={"name", "description"}, exclude_none=True)
         return {"type": self.type, "function": {**named, "parameters": function.parameters}}
@@ -91,6 +91,6 @@ class Call(NullIsLeftOut):
     index: int | None = None  # index among a stream's deltas, which callers may send back
 
     def plain(self) -> dict[str, Any]:
-        """Returns the call as chat templates take it, but for its arguments: the text of an object."""
+        """Returns the call for chat templates, except that its arguments are JSON text."""
         function = {"name": self.function.name, "arguments": self.function.arguments or "{}"}
         return {"id": self.id, "type": self.type, "function": function}

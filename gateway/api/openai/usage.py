@@ -51,12 +51,12 @@ def final_usage(usage: AnswerUsage, seed: int, thought_tokens: int = 0) -> Final
 
 
 def has_metrics(usage: AnswerUsage) -> bool:
-    """Whether the request asks for a report on a single answer: a mean over several answers means little."""
+    """Returns whether the request asks for a report on a single answer: a mean over several means little."""
     return usage.speculation.report and usage.answers == 1
 
 
 def metrics_body(usage: AnswerUsage) -> Metrics:
-    """Returns the acceptance of one answer under the names and in the shapes that AIPerf reads.
+    """Returns the acceptance of one answer, with the names and formats that AIPerf reads.
 
     An index may guess deeper than the request allows.
     """
