@@ -20,7 +20,7 @@ from gateway.generation.request import AnswerUsage, Chunk
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 Event = dict[str, Any]
-TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}  # types of the text in an item, by its type
+TEXTS = {"message": "output_text", "reasoning": "reasoning_text"}  # type of the text, by type of the item
 
 
 class ResponseAnswer:

@@ -1,1 +1,1 @@
-"""Calls of tools: how families of models write them, how they are read and how they are held to a form."""
+"""Tool calls: the formats of model families, parsers of calls, and grammars that constrain calls."""

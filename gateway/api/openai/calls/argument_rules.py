@@ -1,4 +1,4 @@
-"""Rules of a grammar for a call's arguments, in each way in which families of models write them."""
+"""Grammar rules for the arguments of a call, in each notation of the model families."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -14,12 +14,12 @@ TERMINALS = ("TEXT: /(.|\\n)*/", "KEY: /[A-Za-z_][A-Za-z0-9_.-]*/", "NUMBER: /[0
 SAID = {"title", "description", "$schema", "default", "examples", "$comment", "format", "nullable"}
 OBJECT = {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 TEXTUAL = {"type", "enum", "const", "pattern", "minLength", "maxLength"}
-NOT_TEXT = frozenset({"array", "boolean", "null", "number", "object"})  # types in JSON
-DEEPEST = 16  # objects and lists inside each other, if the grammar is ours
+NOT_TEXT = frozenset({"array", "boolean", "null", "number", "object"})  # JSON types other than string
+DEEPEST = 16  # levels of nested objects and lists in a grammar that is built here
 
 
 class ArgumentRules:
-    """Collects the rules of the arguments of all tools."""
+    """Collects the grammar rules of the arguments of all tools."""
 
     def __init__(self, text: Callable[[str], str], field: str) -> None:
         """
@@ -32,10 +32,10 @@ class ArgumentRules:
         self.lines = [*TERMINALS]
 
     def of(self, written: Json | Parameters | Bare | Keywords, function: dict[str, Any], name: str) -> str:
-        """Returns the expression of a function's arguments. name: free name for its rules.
+        """Returns the expression of a function's arguments. name: unused name, for its rules.
 
         Raises:
-            InvalidRequestError: they cannot be held to their schema, as the family writes them.
+            InvalidRequestError: the notation of the family cannot enforce the schema of the arguments.
         """
         schema = function["parameters"]
         try:
@@ -54,7 +54,7 @@ class ArgumentRules:
                 f"the tool {function['name']!r} cannot be held to {unread}, as this model writes arguments",
             ) from None
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            # Words of a schema may hold anything, and here they are read before they are compiled.
+            # Keywords of a schema may have any value, and here they are read before they are compiled.
             reason = f"the schema of the tool {function['name']!r} is no JSON schema: {error}"
             raise InvalidRequestError(self._field, reason) from error
 
@@ -86,12 +86,12 @@ class ArgumentRules:
         return _listed(members, '", "', name, self.lines)
 
     def _free(self, written: Parameters, name: str) -> str:
-        """Returns a value of any kind, with its marks."""
+        """Returns the expression of a value of any type, with its marks."""
         before = " | ".join([self._text(written.before_value), *self._before_json(written, NOT_TEXT)])
         return f"({before}) {_newline(written)} {self._up_to_mark(written, 'TEXT', f'{name}_free')}"
 
     def _values(self, written: Parameters, schema: Any, root: dict[str, Any], name: str) -> Iterator[str]:
-        """Yields the kinds of a value, each with its marks: text as it is, everything else as JSON."""
+        """Yields the alternatives of a value, each with its marks: text unquoted, other values as JSON."""
         padding = _newline(written)
         for number, variant in enumerate(_variants(schema, root)):
             types = types_of(variant, root)
@@ -111,26 +111,26 @@ class ArgumentRules:
                 yield f"{begin} {self._up_to_mark(written, _pattern(variant), f'{name}_text_{number}')}"
 
     def _before_json(self, written: Parameters, kinds: frozenset[str]) -> list[str]:
-        """Returns the marks before a value of these types; none if they are those before a text."""
+        """Returns the marks before a JSON value of these types; none if they equal the mark before a text."""
         texts = {written.before_json.replace("{type}", kind) for kind in kinds}
         return [self._text(text) for text in sorted(texts) if text]
 
     def _up_to_mark(self, written: Parameters, pattern: str, name: str) -> str:
-        """Returns text of a pattern up to the mark behind a value."""
+        """Returns the expression of text of a pattern up to the mark after a value."""
         text, rule = up_to(f"{_newline(written)} {self._text(written.after_value)}", pattern, name)
         self.lines.append(rule)
         return text
 
 
 class _BareRules:
-    """Rules of objects with bare, sorted keys and marks around texts."""
+    """Grammar rules of objects with unquoted, sorted keys and with marks around texts."""
 
     def __init__(self, quote: str, lines: list[str], root: dict[str, Any]) -> None:
         """
         Args:
             quote: mark around texts, in Lark's notation.
             lines: list that rules are added to.
-            root: schema that references are from.
+            root: schema in which references are resolved.
         """
         self._lines = lines
         self._quote = quote
@@ -173,7 +173,7 @@ class _BareRules:
         return _json(schema, self._root)
 
     def _object(self, schema: dict[str, Any], name: str, depth: int) -> str:
-        """Returns an object: members in the order of their keys, and commas between present members."""
+        """Returns the expression of an object: members in the order of their keys, commas between them."""
         properties = schema.get("properties", {})
         if not properties:
             return "any_object"
@@ -193,17 +193,17 @@ class _BareRules:
 
 
 class _UnreadError(ValueError):
-    """Part of a schema that the grammar of a family cannot say."""
+    """Raised for a part of a schema that the grammar of a family cannot express."""
 
 
 def _listed(members: Sequence[tuple[str, bool]], separator: str, name: str, lines: list[str]) -> str:
-    """Returns members in their order, with separators between those that are there.
+    """Returns the expression of members in their order, with separators between present members.
 
     Args:
-        members: each with whether it is needed.
-        name: free name for rules, which are added to the lines.
+        members: expressions of the members, each with whether it is required.
+        name: unused name for rules, which are added to the lines.
     """
-    rest, whole = '""', '""'  # members behind the present member, and members from it on
+    rest, whole = '""', '""'  # members after the present member, and members from it on
     for index, (member, is_needed) in reversed([*enumerate(members)]):
         behind = f"{name}_{index}_rest"
         lines.append(f"{behind}: {rest}")
@@ -214,24 +214,24 @@ def _listed(members: Sequence[tuple[str, bool]], separator: str, name: str, line
 
 
 def _kinds(types: frozenset[str] | None) -> frozenset[str]:
-    """Returns the types of values that are no text, as marks name them; all if the schema has none."""
+    """Returns the types of values other than text, as marks name them; all if the schema has no type."""
     named = {"number" if kind == "integer" else kind for kind in types or ()}
     return frozenset(named & NOT_TEXT) or NOT_TEXT
 
 
 def _newline(written: Parameters) -> str:
-    """Returns the newline next to each value, which must be there: it could belong to the value as well."""
+    """Returns the newline next to each value. It is required, as it could belong to the value otherwise."""
     return quoted(written.padding) if written.padding else ""
 
 
 def _check(schema: dict[str, Any], known: set[str]) -> None:
-    """Raises _UnreadError if the schema has words that are not known."""
+    """Raises _UnreadError if the schema has unknown keywords."""
     if odd := sorted(schema.keys() - known - SAID):
         raise _UnreadError(f"its schema's {', '.join(odd)}")
 
 
 def _variants(schema: Any, root: dict[str, Any]) -> list[Any]:
-    """Returns the schemas of which a value must fit one, without references, unions and lists of types."""
+    """Returns the alternatives of a schema, without references, unions and lists of types."""
     schema = resolved(schema, root)
     if not isinstance(schema, dict):
         return [schema]
@@ -248,7 +248,7 @@ def _variants(schema: Any, root: dict[str, Any]) -> list[Any]:
 
 
 def _choices(schema: dict[str, Any]) -> list[Any] | None:
-    """Returns the only values that the schema allows; None: there are more."""
+    """Returns the values that const or enum allows; None: the schema has neither."""
     if "const" in schema:
         return [schema["const"]]
     values: list[Any] | None = schema.get("enum")
@@ -261,7 +261,7 @@ def _pattern(schema: dict[str, Any]) -> str:
     if "pattern" in schema:
         if least or most is not None:
             raise _UnreadError("a pattern and a length together")
-        # JSON Schema finds a pattern anywhere in a text, unless it is anchored.
+        # In JSON Schema a pattern may match anywhere in a text, unless it is anchored.
         found = schema["pattern"].replace("/", "\\/")
         before = "" if found.startswith("^") else "(.|\\n)*"
         behind = "" if found.endswith("$") else "(.|\\n)*"
@@ -272,7 +272,7 @@ def _pattern(schema: dict[str, Any]) -> str:
 
 
 def _json(schema: Any, root: dict[str, Any]) -> str:
-    """Returns a value in JSON, with the definitions that the schema may refer to."""
+    """Returns the expression of a value in JSON, with the definitions that its schema may refer to."""
     if not isinstance(schema, dict):
         schema = {}
     known = {name: root[name] for name in ("$defs", "definitions") if name in root}

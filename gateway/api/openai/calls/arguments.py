@@ -1,4 +1,4 @@
-"""Readers of a call's arguments: each turns what a model writes into the text of a JSON object."""
+"""Streaming readers of a call's arguments: each turns a model's notation into the text of a JSON object."""
 
 import ast
 import json
@@ -12,17 +12,17 @@ TYPES = {bool: "boolean", dict: "object", float: "number", int: "integer", list:
 CONSTANTS = {"true": True, "false": False, "null": None}  # as JSON names them
 STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 TEXT_ALONE = frozenset({"string"})
-PYTHON = {"True": "true", "False": "false", "None": "null"}  # as models write them now and then
+PYTHON = {"True": "true", "False": "false", "None": "null"}  # Python's names, which models use now and then
 
 
 class ArgumentsReader(Protocol):
     """Reader of the arguments of one call."""
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Returns JSON text that is certain now, and the text behind the arguments; None: they go on."""
+        """Returns JSON text that is certain now, and the text after the arguments; None: incomplete."""
 
     def close(self) -> str:
-        """Returns the rest of the JSON text: the call has ended."""
+        """Returns the rest of the JSON text, at the end of the call."""
 
 
 def reader_of(written: Json | Parameters | Bare | Keywords, schema: dict[str, Any]) -> ArgumentsReader:
@@ -38,14 +38,14 @@ def reader_of(written: Json | Parameters | Bare | Keywords, schema: dict[str, An
 
 
 class JsonReader:
-    """Reads a JSON object, which stays as it is written."""
+    """Reads a JSON object and returns it unchanged."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._in_string = self._is_escaped = False
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Returns the text up to the object's end, and the text behind it."""
+        """Returns the text up to the object's end, and the text after it; None: incomplete."""
         for place, char in enumerate(text):
             if self._in_string:
                 ends = char == '"' and not self._is_escaped
@@ -62,12 +62,12 @@ class JsonReader:
         return text, None
 
     def close(self) -> str:
-        """Returns nothing: an object that was cut off stays so."""
+        """Returns an empty text: a truncated object stays truncated."""
         return ""
 
 
 class ParametersReader:
-    """Reads arguments between marks. Texts come in pieces, other values when they are complete."""
+    """Reads arguments between marks. Texts are streamed; other values come when they are complete."""
 
     def __init__(self, written: Parameters, schema: dict[str, Any]) -> None:
         self._schema = schema
@@ -83,14 +83,14 @@ class ParametersReader:
         self._end = re.compile(rf"\s*{re.escape(written.end)}") if written.end else None
         self._marks = (written.padding + written.after_value, written.after_value)
         self._after_value = re.compile("|".join(map(re.escape, self._marks)))
-        self._rest = ""  # text that nothing is certain of yet
-        self._begun = ""  # JSON text before the next key
-        self._types: frozenset[str] | None = None  # types of the value that is read; None: any
+        self._rest = ""  # text that is not certain yet
+        self._begun = ""  # separator before the next key; empty: nothing was read yet
+        self._types: frozenset[str] | None = None  # types of the current value; None: any
         self._searched = 0  # characters of the rest in which no mark begins
-        self._is_inside = self._is_text = False  # whether a value is read, and whether it is text
+        self._is_inside = self._is_text = False  # whether a value is being read, and whether it is text
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Returns new JSON text, and the text behind the arguments."""
+        """Returns new JSON text, and the text after the arguments; None: incomplete."""
         self._rest += text
         made = "" if self._begun else "{"
         self._begun = self._begun or " "
@@ -108,7 +108,7 @@ class ParametersReader:
                 return made, None
 
     def close(self) -> str:
-        """Returns the object's end, unless a value was cut off."""
+        """Returns the object's end, unless a value was truncated."""
         return "" if self._is_inside else ("}" if self._begun else "{}")
 
     def _begin(self, key: re.Match[str]) -> str:
@@ -126,7 +126,7 @@ class ParametersReader:
         return f"{separator}{json.dumps(name, ensure_ascii=False)}: " + ('"' if self._is_text else "")
 
     def _value(self) -> str | None:
-        """Returns the end of the value; None: it goes on."""
+        """Returns the end of the value; None: it is incomplete."""
         ended = self._after_value.search(self._rest, self._searched)
         if ended is None:
             self._searched = max(len(self._rest) - len(self._marks[0]), 0)
@@ -136,7 +136,7 @@ class ParametersReader:
         return f'{escaped(value)}"' if self._is_text else self._as_json(value)
 
     def _certain(self) -> str:
-        """Returns the part of a text that cannot belong to the mark behind it."""
+        """Returns the part of a text that cannot belong to the mark after it."""
         if not self._is_text:
             return ""
         ends = len(self._rest) - held(self._rest, self._marks)
@@ -144,7 +144,7 @@ class ParametersReader:
         return made
 
     def _as_json(self, value: str) -> str:
-        """Returns the value as it is written if it is JSON of a type in the schema, and else as text."""
+        """Returns the value unchanged if it is JSON of a type in the schema, else as a JSON string."""
         words = value.strip()
         if self._types is None or self._types & {"boolean", "null"}:
             words = PYTHON.get(words, words)
@@ -161,7 +161,7 @@ class ParametersReader:
 
 
 class BareReader:
-    """Reads an object whose keys are bare and whose texts stand between marks."""
+    """Reads an object with unquoted keys and with marks around texts."""
 
     WORD = re.compile(r"[^\s,:{}\[\]<]+(?=[\s,:{}\[\]<])")
 
@@ -172,7 +172,7 @@ class BareReader:
         self._in_text = False
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Returns new JSON text, and the text behind the object."""
+        """Returns new JSON text, and the text after the object; None: incomplete."""
         self._rest += text
         made = ""
         while self._rest:
@@ -196,11 +196,11 @@ class BareReader:
                 if self._depth == 0:
                     return made, self._rest
             else:
-                break  # a word that may go on
+                break  # a word that may continue
         return made, None
 
     def close(self) -> str:
-        """Returns nothing: an object that was cut off stays so."""
+        """Returns an empty text: a truncated object stays truncated."""
         return ""
 
     def _word(self, word: re.Match[str]) -> str:
@@ -209,9 +209,9 @@ class BareReader:
 
 
 class KeywordsReader:
-    """Reads the keywords of a call in Python, and returns them when they are complete."""
+    """Reads keyword arguments of Python, and returns them when they are complete."""
 
-    # Texts, texts that go on, and brackets.
+    # Complete strings, incomplete strings, and brackets.
     PARTS = re.compile(rf"{STRING.pattern}|(?P<open>['\"].*)|[()\[\]{{}}]", re.DOTALL)
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ class KeywordsReader:
         self._depth = 1  # open brackets
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Returns the whole JSON object, and the text behind the parenthesis."""
+        """Returns the whole JSON object, and the text after the parenthesis; None: incomplete."""
         self._text += text
         for found in self.PARTS.finditer(self._text, self._read):
             if found["open"]:
@@ -232,12 +232,12 @@ class KeywordsReader:
         return "", None
 
     def close(self) -> str:
-        """Returns the text of keywords that were cut off."""
+        """Returns the text of truncated keywords."""
         return self._text
 
 
 def _of_keywords(text: str) -> str:
-    """Returns keywords as a JSON object; text that is no Python stays, so that the caller sees it."""
+    """Returns keywords as a JSON object; text that is no valid Python is unchanged: the caller sees it."""
     try:
         call = ast.parse(f"f({STRING.sub(_in_python, text)})", mode="eval").body
         assert isinstance(call, ast.Call)
@@ -245,13 +245,13 @@ def _of_keywords(text: str) -> str:
         if call.args or None in values:
             return text
         made = json.dumps(values, ensure_ascii=False, allow_nan=False)
-        return made.encode(errors="replace").decode()  # a text may spell half of a surrogate pair
+        return made.encode(errors="replace").decode()  # a string may contain a lone surrogate
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return text
 
 
 def _in_python(text: re.Match[str]) -> str:
-    """Returns a text as Python writes it: escapes of JSON mean something else there, or nothing."""
+    """Returns a JSON string as a Python literal: some escapes of JSON have another meaning in Python."""
     try:
         return repr(json.loads(text[0]))
     except ValueError:
@@ -272,7 +272,7 @@ def _literal(node: ast.expr) -> Any:
 
 
 def types_of(schema: Any, root: dict[str, Any]) -> frozenset[str] | None:
-    """Returns the JSON types that a schema allows; None: any. root: schema that its references are from."""
+    """Returns the JSON types that a schema allows; None: any. root: schema that resolves references."""
     schema = resolved(schema, root)
     if not isinstance(schema, dict):
         return None
@@ -286,13 +286,13 @@ def types_of(schema: Any, root: dict[str, Any]) -> frozenset[str] | None:
             variants = [types_of(variant, root) for variant in given]
             known = [types for types in variants if types is not None]
             return frozenset().union(*known) if len(known) == len(variants) else None
-    # A schema without constraints is a text's: models write texts most often.
+    # A schema without constraints counts as text, which models write most often.
     return None if schema.keys() & {"allOf", "$ref", "not", "if"} else TEXT_ALONE
 
 
 def resolved(schema: Any, root: dict[str, Any]) -> Any:
-    """Returns the schema that a reference to the root's definitions stands for, and others as they are."""
-    for _ in range(8):  # steps, since references may run in a circle
+    """Returns the schema that a reference to the root's definitions means, and other schemas unchanged."""
+    for _ in range(8):  # steps, since references may be circular
         reference = schema.get("$ref") if isinstance(schema, dict) and len(schema) == 1 else None
         _, kind, name = [*str(reference).split("/"), "", ""][:3]
         found = _part(_part(root, kind), name) if kind in ("$defs", "definitions") else {}
@@ -303,7 +303,7 @@ def resolved(schema: Any, root: dict[str, Any]) -> Any:
 
 
 def _part(schema: Any, word: str) -> Any:
-    """Returns what a schema says of a word; an empty schema if it says nothing, or is none itself."""
+    """Returns the value of a schema's keyword; an empty schema if there is no such value or no schema."""
     return schema.get(word, {}) if isinstance(schema, dict) else {}
 
 
@@ -315,12 +315,12 @@ def held(text: str, marks: tuple[str, ...]) -> int:
 
 
 def escaped(text: str) -> str:
-    """Returns the text as a JSON string has it, without the quotes."""
+    """Returns the text with the escapes of a JSON string, without the quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _loose(text: str) -> str:
-    """Returns a pattern of the text in which whitespace may be missing or more."""
+    """Returns a pattern of the text in which any amount of whitespace, or none, stands for whitespace."""
     return r"\s*".join(re.escape(part) for part in re.split(r"\s+", text))
 
 

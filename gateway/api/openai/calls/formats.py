@@ -1,7 +1,8 @@
-"""How families of models write calls of tools: a row for each family, found by marks in the chat template.
+"""Formats of tool calls: a row for each family of models, found by marks in the chat template.
 
-A row says twice how a call looks: as texts, which a grammar holds the model to, and as patterns, which
-forgive what models write differently. The layouts are those of the families' published chat templates.
+A row describes a call twice: as texts, for the grammar that constrains the model, and as patterns, for the
+parser. Patterns also accept common deviations. The formats are those of the families' published chat
+templates.
 """
 
 import html
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 PYTHON_TAG = "<|python_tag|>"
-# An object that has the name first, then the arguments; the items of a list are such objects as well.
+# JSON object with the name first, then the arguments; the items of a list are such objects as well.
 OBJECT = (
     r'[\s\[,;}]*\{\s*"name"\s*:\s*(?P<quoted>"(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
@@ -25,68 +26,69 @@ class Json:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Arguments one by one between marks: text as it is, every other value as JSON."""
+    """Arguments one by one between marks: text unquoted, all other values as JSON."""
 
     before_key: str
     before_value: str
     after_value: str
-    end: str = ""  # mark behind the last argument; empty: the call's end is also theirs
+    end: str = ""  # mark after the last argument; empty: the end of the call ends the arguments
     between: str = ""  # whitespace between two arguments
     padding: str = ""  # newline around each value, or nothing
-    # Replaces before_value if the value is no text; empty: nothing does. {type} in it stands for JSON's type.
+    # Replaces before_value if the value is not text; empty: before_value is kept. {type} is replaced by the
+    # JSON type.
     before_json: str = ""
-    escapes_keys: bool = False  # & and " of a key are written &amp; and &quot;, since it stands in quotes
+    escapes_keys: bool = False  # whether & and " in a key are written &amp; and &quot;, as the key is quoted
 
     def escaped(self, key: str) -> str:
-        """Returns a key as it stands between its marks."""
+        """Returns a key as it is written between its marks."""
         return key.replace("&", "&amp;").replace('"', "&quot;") if self.escapes_keys else key
 
     def unescaped(self, key: str) -> str:
-        """Returns the key that stands so between its marks."""
+        """Returns the key that is written between its marks."""
         return html.unescape(key) if self.escapes_keys else key
 
 
 @dataclass(frozen=True)
 class Bare:
-    """Arguments as an object with keys that are not quoted, in alphabetical order."""
+    """Arguments as an object with unquoted keys in alphabetical order."""
 
-    quote: str  # mark before and behind each text
+    quote: str  # mark before and after each text
 
 
 @dataclass(frozen=True)
 class Keywords:
-    """Arguments as keywords of a call in Python, between parentheses."""
+    """Arguments as keyword arguments of Python, between parentheses."""
 
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How one family writes calls, between two marks."""
+    """Format of a family's calls, between two marks."""
 
-    mark: str  # begins calls
-    last: str  # ends calls; empty: the next mark does, or the end of the answer
+    mark: str  # mark that begins calls
+    last: str  # mark that ends calls; empty: the next mark or the end of the answer ends them
     head: str  # pattern of everything before arguments, with the group name, or quoted for a JSON string
     before_name: str
-    after_name: str  # 0 in it stands for any number
+    after_name: str  # in it, 0 stands for any number
     arguments: Json | Parameters | Bare | Keywords = Json()
     after_arguments: str = ""
     tail: str = r"\s*"  # pattern of everything that may follow arguments
-    alone: str = ""  # pattern of a whole call without arguments, if nothing but its end tells so
-    # Calls between the two marks: one each time, or all of them; or the answer has a single call.
+    alone: str = ""  # pattern of a whole call without arguments, if only its end shows that
+    # Calls between the two marks: one call each time, or all calls; or the answer has a single call.
     marked: Literal["each", "all", "single"] = "each"
     first: str = ""  # text before the first call between the marks
     between: str = ""  # text between two calls
-    end: str = ""  # text behind the last call between the marks
+    end: str = ""  # text after the last call between the marks
     key: str = ""  # name of the arguments if a call is a JSON object
     needs_mark: bool = True  # False: calls may begin an answer without their mark
-    opens: str = ""  # pattern that replaces the mark in a model's answer
-    closes: str = ""  # pattern that replaces the last mark in a model's answer
-    stop: str = ""  # token that ends an answer behind calls, as the end token does behind words
-    after_text: str = ""  # marks behind an answer without calls, before the token that ends it
-    # Ids that the family's templates take: any, nine letters and digits, or functions.NAME:NUMBER.
+    opens: str = ""  # pattern of the mark in a model's answer; empty: exactly the mark
+    closes: str = ""  # pattern of the last mark in a model's answer; empty: exactly the last mark
+    stop: str = ""  # token that ends an answer after calls, as the end token does after text
+    after_text: str = ""  # marks after an answer without calls, before the token that ends it
+    # Ids that the family's templates accept: any, nine letters and digits, or functions.NAME:NUMBER.
     ids: Literal["any", "nine", "counted"] = "any"
 
     def region(self) -> dict[str, Any]:
-        """Returns where calls stand in an answer, as the field of a response template."""
+        """Returns the field of a response template that describes where calls are in an answer."""
         region: dict[str, Any] = {
             "open_pattern": self.opens or rf"\s*{re.escape(self.mark)}",
             "repeats": True,
@@ -202,7 +204,7 @@ def _python(mark: str, last: str, first: str, between: str, end: str, **more: An
 
 
 def _llama(mark: str, ends: str) -> CallFormat:
-    """Returns the format of Llama's calls in JSON. ends: pattern of what ends them."""
+    """Returns the format of Llama's calls in JSON. ends: pattern of the tokens that end them."""
     return _of_objects(
         mark,
         "",
@@ -219,7 +221,7 @@ MISTRAL = _of_list("[TOOL_CALLS]", "", closes="</s>", ids="nine")
 GRANITE = _of_list("<|tool_call|>", "", closes=r"<\|end_of_text\|>")
 LLAMA = _llama(PYTHON_TAG, r"<\|eom_id\|>|<\|eot_id\|>")
 LLAMA_4 = _llama("<|python_start|>", r"<\|python_end\|>|<\|eom\|>|<\|eot\|>")
-# Calls of Llama 3.2 and 4 if their template asks for Python; the answer is a list of calls and nothing else.
+# Calls of Llama 3.2 and 4 if their template asks for Python; the answer has only a list of calls.
 PYTHONIC = _python(
     "<|python_start|>",
     "",
@@ -276,7 +278,7 @@ KIMI = CallFormat(
     ids="counted",
 )
 KIMI_3 = CallFormat(
-    # Words come first, if only none: their channel ends before that of calls begins.
+    # Text comes first, even if it is empty: its channel ends before the channel of calls begins.
     "<|close|>response<|sep|><|open|>tools<|sep|>",
     "<|close|>tools<|sep|><|close|>message<|sep|>",
     r'(?:\s|<\|close\|>call<\|sep\|>)*<\|open\|>call tool="(?P<name>[^"\n]+)"[^<]*<\|sep\|>',
@@ -318,7 +320,7 @@ DEEPSEEK_31 = _deepseek(r"(?P<name>[^<]+?)\s*<｜tool▁sep｜>", "", "<｜tool�
 GEMMA_4 = _gemma("<|tool_call>", "<tool_call|>", '<|"|>')
 FUNCTION_GEMMA = _gemma("<start_function_call>", "<end_function_call>", "<escape>")
 
-# Formats by what the chat template holds; the first row counts whose texts all occur.
+# Formats by texts in the chat template; the first row is taken whose texts all occur.
 ROWS: tuple[tuple[tuple[str, ...], CallFormat | None], ...] = (
     (("<|channel|>", "<|call|>"), HARMONY),
     (("<|tool_call>", '<|"|>'), GEMMA_4),
@@ -347,11 +349,11 @@ ROWS: tuple[tuple[tuple[str, ...], CallFormat | None], ...] = (
 
 
 def found_in(source: str) -> CallFormat | None:
-    """Returns the format of the family that a chat template is of; None: unknown."""
+    """Returns the format of the family to which a chat template belongs; None: unknown."""
     return next((row for texts, row in ROWS if all(text in source for text in texts)), None)
 
 
-# Arguments of a call, as response templates name them: of one object, and of the items of a list.
+# Arguments of a call, as response templates name them: for a single object, and for the items of a list.
 WRITTEN: dict[str, tuple[str, Callable[..., CallFormat]]] = {
     "{content.arguments}": ("arguments", _of_objects),
     "{content.parameters}": ("parameters", _of_objects),
@@ -361,7 +363,7 @@ WRITTEN: dict[str, tuple[str, Callable[..., CallFormat]]] = {
 
 
 def of_response_template(calls: dict[str, Any]) -> CallFormat | None:
-    """Returns the format that a response template's field of calls describes; None: no row can hold it."""
+    """Returns the format that a response template's field of calls describes; None: not supported."""
     transform = calls.get("transform")
     written = transform.get("function", {}).get("arguments") if isinstance(transform, dict) else None
     opening, close = calls.get("open"), calls.get("close")

@@ -1,4 +1,4 @@
-"""Grammars of answers that call tools: calls alone, or text in which every call is valid."""
+"""Grammars of answers that call tools: only calls, or text in which every call is valid."""
 
 import json
 import re
@@ -16,7 +16,7 @@ class CallGrammar:
     def __init__(self, format_: CallFormat, added: Mapping[str, int], field: str) -> None:
         """
         Args:
-            added: ids of tokens that stand for exactly their text.
+            added: ids of added tokens by their text.
             field: name of the request's field that asks for a form.
         """
         self._format = format_
@@ -24,18 +24,20 @@ class CallGrammar:
         self._field = field
 
     def only_calls(self, tools: Sequence[dict[str, Any]], *, several: bool) -> Form:
-        """Returns the form of calls to these tools. several: more than one, if the format allows it.
+        """Returns the form of an answer that has only calls to these tools.
+
+        several: whether several calls are allowed, if the format allows them.
 
         Raises:
-            InvalidRequestError: the format cannot say what a tool's schema asks for.
+            InvalidRequestError: the format cannot express a tool's schema.
         """
         return Form("lark", f"start: {self._calls(several)}\n{self._rules(tools)}", "tools")
 
     def valid_calls(self, tools: Sequence[dict[str, Any]]) -> Form:
-        """Returns the form of any text with calls of these tools in it, each by its schema.
+        """Returns the form of any text with calls to these tools in it, each valid by its schema.
 
         Raises:
-            InvalidRequestError: the format cannot say what a tool's schema asks for.
+            InvalidRequestError: the format cannot express a tool's schema.
         """
         written, begin = self._format, self._text(self._format.mark)
         calls = "call" if written.marked != "all" else self._between_marks(several=True)
@@ -60,7 +62,7 @@ class CallGrammar:
         return Form("lark", f"start: {start}\n{rules}", "tools", ends_itself=False)
 
     def _calls(self, several: bool) -> str:
-        """Returns calls with their marks."""
+        """Returns the expression of calls with their marks."""
         written = self._format
         begin, end = self._text(written.mark), self._text(written.last)
         if not written.needs_mark:
@@ -73,7 +75,7 @@ class CallGrammar:
         return f"{one} ({self._text(written.between)} {one})*"
 
     def _between_marks(self, several: bool) -> str:
-        """Returns calls that stand together between two marks, with the last of these."""
+        """Returns the expression of calls between two marks, with the second mark."""
         written = self._format
         more = f" ({self._text(written.between)} call)*" if several else ""
         return f"{self._text(written.first)} call{more} {self._text(written.end + written.last)}"

@@ -1,4 +1,4 @@
-"""Ids of calls, as the chat templates of each family take them back."""
+"""Ids of calls, in the form that the chat templates of each family accept."""
 
 import re
 import uuid
@@ -12,7 +12,7 @@ NINE = re.compile("[a-zA-Z0-9]{9}")  # the only ids that Mistral's templates acc
 
 
 def new_id(style: Style, name: str, number: int) -> str:
-    """Returns the id of a new call. number: calls before it in the conversation."""
+    """Returns the id of a new call. number: number of earlier calls in the conversation."""
     if style == "counted":
         return f"functions.{name}:{number}"
     made = uuid.uuid4().hex
@@ -20,7 +20,7 @@ def new_id(style: Style, name: str, number: int) -> str:
 
 
 def with_own_ids(messages: Sequence[dict[str, Any]], style: Style) -> list[dict[str, Any]]:
-    """Returns the messages with ids that the template takes, the same for a call and for its result."""
+    """Returns the messages with ids that the template accepts, equal for a call and its result."""
     if style == "any":
         return list(messages)
     ids: dict[str, str] = {}
@@ -42,7 +42,7 @@ def with_own_ids(messages: Sequence[dict[str, Any]], style: Style) -> list[dict[
 
 
 def count_calls(messages: Sequence[dict[str, Any]]) -> int:
-    """Returns how many calls a conversation has."""
+    """Returns the number of calls in a conversation."""
     return sum(len(message.get("tool_calls", ())) for message in messages)
 
 

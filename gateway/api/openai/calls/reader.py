@@ -1,4 +1,4 @@
-"""Reader of calls as a model writes them, between the marks of its format."""
+"""Streaming reader of a model's calls, between the marks of their format."""
 
 import json
 import re
@@ -15,11 +15,11 @@ class Begun:
     """Beginning of a call, whose arguments follow."""
 
     name: str
-    id: str | None  # id that the model wrote; None: it writes none
+    id: str | None  # id that the model wrote; None: it wrote none
 
 
 class CallReader:
-    """Reads the text between the marks, in any pieces: names at once, arguments as they come."""
+    """Reads the text between the marks, in pieces of any size. Names come at once, arguments are streamed."""
 
     def __init__(self, format_: CallFormat, schemas: Mapping[str, dict[str, Any]]) -> None:
         """schemas: JSON schemas of the parameters by the tool's name."""
@@ -29,7 +29,7 @@ class CallReader:
         self._tail = re.compile(format_.tail)
         self._arguments: ArgumentsReader | None = None
         self._rest = ""  # text that is not read yet
-        self.calls = 0  # calls that have begun
+        self.calls = 0  # number of calls that have begun
 
     def feed(self, text: str) -> Iterator[Begun | str]:
         """Yields the beginnings of calls, and after each its arguments as pieces of a JSON object."""
@@ -53,7 +53,7 @@ class CallReader:
             self._arguments = None
 
     def close(self) -> Iterator[Begun | str]:
-        """Yields what is left at the end of the text."""
+        """Yields the rest, at the end of the text."""
         if self._arguments is not None:
             if made := self._arguments.close():
                 yield made
@@ -65,12 +65,12 @@ class CallReader:
 
     @property
     def unread(self) -> str:
-        """Text that is no call of the format."""
+        """Text that is no call in the format."""
         return "" if self._arguments is not None or self._tail.fullmatch(self._rest) else self._rest
 
 
 def _begun(head: re.Match[str]) -> Begun | None:
-    """Returns the call that begins; None: its name is no JSON string."""
+    """Returns the call that begins; None: its name is not a JSON string."""
     groups = head.groupdict()
     if "quoted" not in groups:
         return Begun(head["name"].strip(), groups.get("id"))
