@@ -1,1 +1,1 @@
-"""Anthropic's Messages API, which agents such as Claude Code speak: each request becomes a chat."""
+"""Anthropic's Messages API, which agents such as Claude Code use: each request is translated to a chat."""

@@ -1,4 +1,4 @@
-"""Answers of /v1/messages, whole or event by event: blocks of text, thoughts and calls follow one another."""
+"""Responses of /v1/messages, whole or event by event: a series of blocks of text, thoughts and calls."""
 
 import json
 import uuid
@@ -13,7 +13,7 @@ from gateway.api.openai.response_events import Event
 from gateway.api.openai.usage import usage_body
 from gateway.generation.request import AnswerUsage, Chunk, Prepared
 
-# Clients send thoughts back only with a signature. Nothing verifies it.
+# Clients send thoughts back only with a signature, which is never verified.
 SIGNATURE = "outrider"
 
 
@@ -32,10 +32,10 @@ class MessageAnswer:
     ) -> None:
         """
         Args:
-            parser: None: the answer is mere text.
+            parser: parser of the answer; None: the answer is plain text.
             seed: seed that the caller gets.
-            context: tokens of the target's context.
-            tier: tier that the answer tells; None: it tells none.
+            context: context length of the target, tokens.
+            tier: service tier for the answer; None: no tier.
         """
         self._parser = parser
         self._prepared = prepared
@@ -43,11 +43,11 @@ class MessageAnswer:
         self._context = context
         self._tier = tier
         self._shows_thoughts = shows_thoughts
-        self._blocks: list[dict[str, Any]] = []  # blocks of the message; the last may be growing
+        self._blocks: list[dict[str, Any]] = []  # blocks of the message; the last block may be growing
         self._is_open = False
         self._call: int | None = None  # index of the growing call in the answer
         self._arguments = ""  # text of the growing call's arguments
-        self._blank = ""  # blank text of a block to come, which begins once words follow
+        self._blank = ""  # whitespace that begins a block, held back until other text follows
         self._blank_kind = ""  # type of that block
         self.message: dict[str, Any] = {
             "id": f"msg_{uuid.uuid4().hex}",
@@ -84,7 +84,7 @@ class MessageAnswer:
             yield {"type": "message_stop"}
 
     def failed(self, status: int, message: str) -> Event:
-        """Returns the event that ends a message which failed."""
+        """Returns the event that ends a failed message."""
         return {**message_error(status, message)}
 
     def _deltas(self, chunk: Chunk) -> list[ChatDelta]:
@@ -93,7 +93,7 @@ class MessageAnswer:
         return self._parser.feed(chunk.texts, ends=chunk.finish_reason is not None)
 
     def _said(self, kind: str, text: str) -> Iterator[Event]:
-        """Yields the events of words or thoughts. Blank text alone makes no block."""
+        """Yields the events of text or thoughts. Whitespace alone makes no block."""
         if not self._is_open or self._blocks[-1]["type"] != kind:
             text = self._blank + text if self._blank_kind == kind else text
             self._blank, self._blank_kind = text, kind
@@ -147,7 +147,7 @@ class MessageAnswer:
         return "tool_use" if self._parser is not None and self._parser.calls else "end_turn"
 
     def _counts(self, output_tokens: int) -> MessageUsage:
-        """Returns the token counts. This API counts cached tokens of the prompt apart from all others."""
+        """Returns the token counts. This API counts cached tokens of the prompt separately."""
         cached = self._prepared.cached_tokens
         thought_tokens = 0 if self._parser is None else self._parser.thought_tokens
         counts: MessageUsage = {
@@ -161,7 +161,7 @@ class MessageAnswer:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Returns the arguments of a call; empty if the answer ended before them."""
+    """Returns the arguments of a call; empty if they are incomplete or no JSON object."""
     try:
         read = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

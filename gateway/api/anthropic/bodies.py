@@ -1,6 +1,6 @@
-"""Bodies of /v1/messages and /v1/messages/count_tokens: each becomes a chat.
+"""Bodies of /v1/messages and /v1/messages/count_tokens: each is translated to a chat.
 
-Source: the types of Anthropic's Python package, and what Claude Code sends to a service of another name.
+Sources: the types of Anthropic's Python package, and requests that Claude Code sends to other services.
 """
 
 import json
@@ -22,10 +22,10 @@ from gateway.settings import Priority, Speculation
 from outrider.decoding.settings import SEED_BITS
 
 MAX_STOPS = 16  # strings
-# Claude Code tells the service by this line who pays. It is no instruction, and would differ by conversation.
+# Claude Code sends billing information in this line. It is no instruction, and would differ by conversation.
 BILLING = "x-anthropic-billing-header"
-FAILED = "Error: "  # begins the result of a tool that failed: no chat template has a place for that
-# This API's own name of a field, by the chat's name.
+FAILED = "Error: "  # prefix of a failed tool's result: chat templates have no field for failures
+# Names of fields in this API; key: name in a chat.
 NAMES = {
     "stop": "stop_sequences",
     "reasoning_effort": "output_config.effort",
@@ -37,7 +37,7 @@ NAMES = {
 
 
 class Hinted(NullIsLeftOut):
-    """Base of blocks and tools, which may say what should be cached: here every prefix is."""
+    """Base of blocks and tools, which may have hints about caching; here every prefix is cached."""
 
     cache_control: Ignored = None
 
@@ -157,7 +157,7 @@ class CountRequest(Hinted):
     tool_choice: ToolChoice = ToolChoice(type="auto")
     thinking: ThinkingSettings = ThinkingSettings(type="disabled")
     output_config: OutputSettings = OutputSettings()
-    # Fields of Anthropic's that change nothing: labels and hints.
+    # Fields of Anthropic's API that change nothing: labels and hints.
     betas: Ignored = None
     container: Ignored = None
     context_management: Ignored = None
@@ -171,7 +171,7 @@ class CountRequest(Hinted):
         variables: variables that the chat template reads.
 
         Raises:
-            InvalidRequestError: naming the field as this API does.
+            InvalidRequestError: the request is invalid; the error names the field as this API does.
         """
         try:
             return ChatRequest.model_validate(self._fields(variables))
@@ -217,9 +217,9 @@ class MessagesRequest(CountRequest):
     service_tier: Literal["auto", "standard_only"] | None = None
 
     def told_tier(self, priority: Priority) -> MessageTier | None:
-        """Returns the tier that the answer tells; None: the request names none.
+        """Returns the service tier for the answer; None: the request names no tier.
 
-        priority: priority with which it is served.
+        priority: priority with which the request is served.
         """
         if self.service_tier is None:
             return None
@@ -233,12 +233,12 @@ class MessagesRequest(CountRequest):
 
 
 def renamed(error: InvalidRequestError) -> InvalidRequestError:
-    """Renames the field of an error to the name that this API has for it."""
+    """Returns the error with the field's name in this API."""
     return type(error)(own_name(error.field), error.message)
 
 
 def own_name(field: str) -> str:
-    """Returns this API's own name for a chat's field. Messages have other places in the chat."""
+    """Returns the name that a chat's field has in this API. Positions of messages differ, so they are cut."""
     first, dot, rest = field.partition(".")
     if first in ("messages", "prompt"):
         return "messages"
@@ -248,8 +248,8 @@ def own_name(field: str) -> str:
 def _messages(system: Iterable[TextBlock], given: Sequence[GivenMessage]) -> list[dict[str, Any]]:
     """Returns the messages of the chat.
 
-    All instructions become one message, since most templates take a single one, and that first. Neighbours of
-    one role become one message, too. Results of tools are messages of their own.
+    All instructions are merged into one message at the beginning, since most templates accept no other.
+    Adjacent messages of one role are merged too. Results of tools are separate messages.
     """
     said = [block for message in given if message.role == "system" for block in message.content]
     instructions = [
@@ -260,7 +260,7 @@ def _messages(system: Iterable[TextBlock], given: Sequence[GivenMessage]) -> lis
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": _parts(instructions)})
-    names: dict[str, str] = {}  # tools by the ids of their calls
+    names: dict[str, str] = {}  # names of tools; key: id of the call
     for message in given:
         if message.role == "system":
             continue
@@ -297,7 +297,7 @@ def _add(messages: list[dict[str, Any]], role: str, block: Block, names: dict[st
 
 
 def _last(messages: list[dict[str, Any]], role: str) -> dict[str, Any]:
-    """Returns the last message if it has this role, or else a new message."""
+    """Returns the last message if it has this role, else a new message."""
     if not messages or messages[-1]["role"] != role:
         messages.append({"role": role, "content": []})
     return messages[-1]

@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape."""
+"""Errors in Anthropic's format."""
 
 from gateway.api.anthropic.types import ErrorType, MessageError
 
@@ -14,6 +14,6 @@ TYPES: dict[int, ErrorType] = {
 
 
 def message_error(status: int, message: str) -> MessageError:
-    """Returns the body of an error with that status in HTTP."""
+    """Returns the body of an error with that HTTP status."""
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}

@@ -1,4 +1,4 @@
-"""Types of answers to /v1/messages, as /openapi.json describes them."""
+"""Types of responses to /v1/messages, as /openapi.json describes them."""
 
 from typing import Annotated, Any, Literal, NotRequired
 
