@@ -14,12 +14,12 @@ from protos import generation_pb2, rounds_pb2
 
 
 def sampling_to_message(sampling: Sampling) -> generation_pb2.Sampling:
-    """Returns the message, with fields that differ from the defaults: an unset field keeps its default."""
+    """Returns the message with the fields that differ from the defaults: an unset field keeps its default."""
     return generation_pb2.Sampling(**sampling.model_dump(exclude_defaults=True))
 
 
 def sampling_from_message(message: generation_pb2.Sampling) -> Sampling:
-    """Returns the settings. Raises pydantic.ValidationError naming a wrong field."""
+    """Returns the settings. Raises pydantic.ValidationError, naming an invalid field."""
     return Sampling.model_validate(set_fields(message))
 
 
@@ -75,7 +75,7 @@ def lease_from_message(message: rounds_pb2.Lease) -> Lease:
 
 
 def _plain(value: Any) -> Any:
-    """Returns the list or dict of a container of protobuf."""
+    """Returns a protobuf container as a list or dict, and other values unchanged."""
     if hasattr(value, "items"):
         return dict(value)
     return list(value) if hasattr(value, "extend") else value

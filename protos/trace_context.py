@@ -9,7 +9,7 @@ _KEY = "traceparent"
 
 
 def traceparent_of(span: Span) -> str:
-    """Returns the text that makes the receiver's spans children of this span; empty: it is not recorded."""
+    """Returns the text that makes the receiver's spans children of this span; empty: nothing is recorded."""
     if not span.is_recording():
         return ""
     carrier: dict[str, str] = {}
@@ -18,5 +18,5 @@ def traceparent_of(span: Span) -> str:
 
 
 def context_of(traceparent: str) -> Context:
-    """Returns the context of the parent for new spans; without a parent if the text is no trace context."""
+    """Returns the parent's context for new spans; without a parent if the text is not a trace context."""
     return _W3C.extract({_KEY: traceparent}, Context())
