@@ -1,4 +1,4 @@
-// Shows what /openapi.json says: each path with what it takes and gives, and the parts that these are made of.
+// Shows /openapi.json: each path with its request and its responses, and the schemas that these consist of.
 const description = await (await fetch("openapi.json")).json();
 
 function element(name, text, ...children) {

@@ -9,7 +9,7 @@ function headers() {
 
 byId("access").addEventListener("submit", (event) => event.preventDefault());
 
-// Returns what went wrong in the service's words, and what helps.
+// Returns an error with the service's message, and with advice if the service is full.
 async function refusal(response) {
   const { message } = (await response.json()).error;
   if (response.status !== 429) return new Error(message);

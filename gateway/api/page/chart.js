@@ -3,7 +3,7 @@
 
 export const KEPT = 120; // points, one a second
 const SVG = "http://www.w3.org/2000/svg";
-const [WIDTH, HEIGHT, TOP] = [KEPT - 1, 100, 6]; // of the drawing; the largest value is at TOP
+const [WIDTH, HEIGHT, TOP] = [KEPT - 1, 100, 6]; // size of the drawing; the largest value is at TOP
 const STEPS = { ArrowLeft: 1, ArrowRight: -1 }; // seconds further back
 
 function svgElement(name, attributes) {
@@ -27,7 +27,7 @@ function path(points, max) {
     const y = HEIGHT - ((HEIGHT - TOP) * value) / max;
     const starts = (points[index - 1] ?? null) === null;
     drawn += `${starts ? "M" : "L"}${x} ${y.toFixed(2)}`;
-    // A point between two gaps is a short line, else it would not be seen.
+    // A point between two gaps is drawn as a short line, since it would be invisible otherwise.
     if (starts && (points[index + 1] ?? null) === null) drawn += "h0.7";
   });
   return drawn;

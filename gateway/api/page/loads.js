@@ -1,18 +1,18 @@
-// Answers of /loads as numbers and as series to draw. Each of several gateways knows only its own: what those
-// heard lately say is added up.
+// Replies of /loads as numbers and as series for charts. Each gateway reports only its own numbers, so the
+// newest replies of all gateways are summed.
 import { KEPT } from "./chart.js";
 
 const MAX_TASKS = 5;
-const BY_TASK = "auto"; // in place of a drafter: the gateway chooses one for each task
-const FORGOTTEN_MS = 10_000; // after which a gateway that was not heard is gone
+const BY_TASK = "auto"; // in place of a drafter's name: the gateway chooses a drafter for each task
+const FORGOTTEN_MS = 10_000; // milliseconds after which a silent gateway counts as gone
 
 const total = (items, of) => items.reduce((sum, item) => sum + of(item), 0);
 const totalIfKnown = (items, of) => (items.some((item) => of(item) === undefined) ? null : total(items, of));
 
 export class Loads {
   constructor() {
-    this.heard = new Map(); // by gateway: when, its newest answer, and the one before
-    this.series = new Map(); // by chart and name: the newest values
+    this.heard = new Map(); // key: gateway; value: time, newest reply, and the reply before
+    this.series = new Map(); // key: chart and name; value: the newest points
     this.length = 0;
   }
 
@@ -47,7 +47,7 @@ export class Loads {
     };
   }
 
-  // By task and drafter.
+  // Returns rates per second by task and drafter.
   perSecond() {
     const found = {};
     for (const { newest, before } of this.heard.values()) {
@@ -61,7 +61,7 @@ export class Loads {
     return found;
   }
 
-  // Where tasks are routed: which drafter drafted each, why, and how good those were that only guessed.
+  // Returns which drafters drafted each task and why, and how good the guesses of other drafters were.
   routes() {
     const found = new Map();
     for (const { newest } of this.heard.values())
@@ -80,7 +80,7 @@ export class Loads {
     return [...found.values()].sort((a, b) => a.task.localeCompare(b.task) || b.rounds - a.rounds);
   }
 
-  // How far new drafts have come, each gateway by itself: `several` names it where there are others.
+  // Returns the roll-outs of new drafts at each gateway, with the gateway's name if there are several gateways.
   rollouts() {
     const several = this.heard.size > 1;
     return [...this.heard.values()]
@@ -90,7 +90,7 @@ export class Loads {
       .sort((a, b) => a.task.localeCompare(b.task) || a.draft.localeCompare(b.draft));
   }
 
-  // Each as the gateway tells it that heard it last, with the streams of all gateways.
+  // Returns the newest report on each worker, with the streams of all gateways.
   workers() {
     const found = new Map();
     for (const { newest } of this.heard.values())

@@ -1,4 +1,4 @@
-// The live page: asks over the HTTP API like any other client, and looks at /loads and /health once a second.
+// Live page: sends requests over the HTTP API like any other client, and polls /loads and /health once a second.
 import { completion, fetched } from "./api.js";
 import { Chart } from "./chart.js";
 import { Loads } from "./loads.js";
@@ -9,7 +9,7 @@ import { settingsOf } from "./settings.js";
 const LOOK_MS = 1000;
 const SHOWN_ROUNDS = 200;
 const byId = (id) => document.getElementById(id);
-let asking = null; // the AbortController of the answer under way
+let asking = null; // AbortController of the current answer
 
 // ---- one answer ----
 
@@ -34,7 +34,7 @@ function request() {
   };
 }
 
-// None where the box is empty. Throws what the page then shows.
+// Returns undefined if the box is empty. Throws an error, which the page shows, if the text is not JSON.
 function responseFormat() {
   const text = byId("schema").value.trim();
   if (!text) return undefined;
@@ -211,7 +211,7 @@ function showRollouts(rollouts) {
 function showSettings(health) {
   byId("model").textContent = health.gateway.model;
   const [shown, settings] = [byId("settings"), settingsOf(health)];
-  // What has not changed is left alone, so that it can be selected.
+  // Unchanged settings are not replaced, so that their text can be selected.
   if (!settings.isEqualNode(shown)) shown.replaceWith(settings);
 }
 
@@ -230,7 +230,7 @@ function showStatus(text, well) {
   byId("status").className = well ? "well" : "ill";
 }
 
-const charts = new Map(); // by title
+const charts = new Map(); // key: title
 
 function showCharts() {
   for (const shown of loads.charts()) {

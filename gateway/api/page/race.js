@@ -1,4 +1,4 @@
-// The race: a prompt and a seed, answered by plain decoding and then with speculation.
+// Race: a prompt and a seed, answered by plain decoding and then with speculation.
 import { completion, fetched } from "./api.js";
 import { asCurl, asPython, rate, verdict, whyNotFaster } from "./race_result.js";
 
@@ -11,7 +11,7 @@ const PROMPTS = {
   arithmetic: "Add to 15:\n15 + 1 = 16",
 };
 const byId = (id) => document.getElementById(id);
-let racing = null; // the AbortController of the race under way
+let racing = null; // AbortController of the current race
 
 class Side {
   constructor(name) {
@@ -102,7 +102,7 @@ async function race() {
   }
 }
 
-// Without TLS a page may not write to the clipboard: the text is then selected.
+// Without TLS a page may not write to the clipboard, so the text is selected instead.
 async function offer(text) {
   const box = byId("race-copy");
   box.hidden = false;

@@ -1,13 +1,13 @@
-// What a race shows in words: its speeds, whether the texts are equal, and why speculation gained nothing.
+// Result of a race in words: speeds, whether the texts are equal, and why speculation was not faster.
 
-const FEW = 0.5; // acceptance below which Drafts seldom pay
+const FEW = 0.5; // acceptance rate below which Drafts seldom pay
 
 // Tokens per second from the first token to the last; null for fewer than two tokens.
 export function rate(times) {
   return times.length < 2 ? null : (1000 * (times.length - 1)) / (times.at(-1) - times[0]);
 }
 
-// The number of characters before the texts differ; null for equal texts.
+// Number of characters before the texts differ; null for equal texts.
 export function parting(one, other) {
   if (one === other) return null;
   let index = 0;
@@ -25,7 +25,7 @@ export function verdict(plain, speculation) {
   return { ratio, isSame: false, text: `THE TEXTS DIFFER. ${parts}. ${speed}` };
 }
 
-// usage: what the answer with speculation reports; health: what /health told.
+// Parameters: the usage of the answer with speculation, and the reply of /health.
 export function whyNotFaster({ completion_tokens: tokens, speculation: report }, { workers = [], drafters = {} }) {
   const { rounds, drafted, reached, accepted, target_passes, late_drafts: late, lost_drafts: lost } = report;
   if (lost) return "The draft worker was lost on the way.";

@@ -1,4 +1,4 @@
-// One round as a row: its Draft, what stands of it, the target's own token; and where its time went.
+// A round as a row: its Draft with the accepted tokens, the target's own token, and a time line.
 
 function token(text, className) {
   const span = document.createElement("span");
@@ -7,7 +7,7 @@ function token(text, className) {
   return span;
 }
 
-// A node was reached if what it follows stands. The target then said what stands in its place.
+// A node was reached if its parent was accepted. If a reached node was not accepted, the target refused it.
 function kindOf(node, { parents, accepted }) {
   if (accepted.includes(node)) return "accepted";
   return parents[node] === -1 || accepted.includes(parents[node]) ? "refused" : "unreached";

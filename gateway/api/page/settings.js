@@ -1,4 +1,4 @@
-// The running configuration: what /health tells of workers, gateway and pace.
+// Running configuration: settings of workers, gateway and pace from /health.
 
 function element(tag, text = "") {
   const made = document.createElement(tag);
@@ -16,7 +16,7 @@ function group(title, settings) {
   return section;
 }
 
-// Workers that run with the same settings are told of together.
+// Groups workers that have equal settings.
 function alike(workers) {
   const groups = new Map();
   for (const { role, model, settings, address } of workers) {
