@@ -40,7 +40,7 @@ class UnknownModelError(InvalidRequestError):
 
 
 class UnknownResponseError(InvalidRequestError):
-    """The path names a response that is not kept."""
+    """The path names a response that is not stored."""
 
     http_status, grpc_status = 404, StatusCode.NOT_FOUND
 

@@ -36,7 +36,7 @@ class VerdictDraft:
 
     draft: Draft
     drafter: str
-    step: Step | None  # a step that made it
+    step: Step | None  # step of the drafter's model for it; None: there is none
     is_of_host: bool  # the host of a GPU chose its tokens, position by position
 
 

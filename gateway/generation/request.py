@@ -32,7 +32,7 @@ class Request:
     truncate_prompt: int | None = None  # newest tokens of each prompt that are kept; -1: as many as fit
     shown: frozenset[str] = frozenset()  # special tokens that the answer's text shows
     shows_special: bool = False  # whether the text shows all special tokens
-    keeps_stop: bool = False  # the stop string that ends an answer belongs to its text
+    keeps_stop: bool = False  # whether an answer's text includes the stop string that ended it
     scores_prompts: bool = False  # whether prompt tokens get log-probabilities, sampling.logprobs for each
     generates: bool = True  # False: only the prompts are scored
     task: str | None = None  # label under which acceptance is counted
@@ -55,8 +55,8 @@ class AnswerUsage:
     speculation: Speculation  # as resolved from request and settings
     stats: Stats
     answers: int = 1
-    accepted_prediction_tokens: int = 0  # tokens of the request's prediction that the answers have
-    rejected_prediction_tokens: int = 0  # tokens of the request's prediction that they do not have
+    accepted_prediction_tokens: int = 0  # predicted tokens that the answers contain
+    rejected_prediction_tokens: int = 0  # predicted tokens that the answers do not contain
     cached_tokens: int = 0  # prompt tokens that were in the target's KV cache before the request
 
 
@@ -68,7 +68,7 @@ class Chunk:
     tokens: tuple[Token, ...]
     pieces: tuple[Piece, ...]  # per token, whole characters only
     finish_reason: str | None = None  # "stop" or "length", on the choice's last chunk
-    usage: AnswerUsage | None = None  # on the last chunk of all
+    usage: AnswerUsage | None = None  # on the last chunk of all choices
     round: VerdictReceived | None = None  # round that the tokens come from; None: plain decoding
     scores: tuple[TokenLogprobs, ...] = ()  # log-probabilities of the prompt from its second token on
     stop: str | None = None  # stop string that ended the answer, on the choice's last chunk
@@ -101,11 +101,11 @@ class Prepared:
     model: str  # name of the served model, or of its adapter
     fingerprint: str  # hash of version, target and numerics
     issuer: ReceiptIssuer | None = None  # None: the request wants no receipts
-    keeps_stop: bool = False  # the stop string that ends an answer belongs to its text
+    keeps_stop: bool = False  # whether an answer's text includes the stop string that ended it
 
     @property
     def priority(self) -> Priority:
-        """Priority with which it is served."""
+        """Priority with which the request is served."""
         return self.claim.priority
 
     @property

@@ -213,7 +213,7 @@ class AnswerTrace(NoTrace):
 
 @dataclass
 class Times:
-    """Milliseconds of the parts of a span; their sum is its length."""
+    """Milliseconds of the parts of a round or of plain decoding, from its beginning to its end."""
 
     gateway: float = 0.0
     wire: float = 0.0  # network, with the event loops at both ends

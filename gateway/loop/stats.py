@@ -37,7 +37,7 @@ class Stats:
     reached: int = 0  # drafted tokens that the target judged
     forced: int = 0  # tokens that a grammar forced; no other counter of tokens includes them
     ends: int = 0  # accepted tokens that end an answer; each is also the target's own token
-    lengths: Counter[int] = field(default_factory=Counter)  # rounds by accepted tokens
+    lengths: Counter[int] = field(default_factory=Counter)  # rounds by number of accepted tokens
     prepared_for: int = 0  # verdicts before which a draft worker had drafted ahead
     ahead_hits: Counter[int] = field(default_factory=Counter)  # prepared verdicts by rank of their last token
     continued: int = 0  # rounds whose Draft the target had before the previous round was over

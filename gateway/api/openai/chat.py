@@ -77,7 +77,7 @@ class ChatRequest(GenerationRequest):
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedChoice = "auto"
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[Label, Any] = Field(default_factory=dict, max_length=MAX_KWARGS)
-    reasoning_effort: Label | None = None  # for templates that know it
+    reasoning_effort: Label | None = None  # only for templates that read it
     include_reasoning: bool = True  # False: thoughts are left out of the answer
     add_generation_prompt: bool = True  # unless the last message is continued
     continue_final_message: bool = False

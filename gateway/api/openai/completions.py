@@ -52,7 +52,7 @@ Prompts = Annotated[
 
 @dataclass(frozen=True)
 class Echo:
-    """Prompt as its answers repeat it."""
+    """Echo of a prompt in its answers."""
 
     text: str
     token_ids: tuple[int, ...] = ()  # empty unless log-probabilities are wanted

@@ -48,7 +48,7 @@ class CallGrammar:
             onward = self._text("<|end|><|start|>assistant")
             start = f"({said} TEXT {onward})? ({final} TEXT | {self._calls(several=False)})"
         elif not written.needs_mark:
-            first = (written.first + written.before_name)[0]  # text that does not begin so is no call
+            first = (written.first + written.before_name)[0]  # text that begins otherwise is no call
             start = f"NO_CALL ({begin} {calls})? | ({begin})? {calls}"
             rules += f"\nNO_CALL: /([^ \\t\\r\\n\\{first}](.|\\n)*)?/"
         elif written.marked == "all":
