@@ -35,6 +35,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return scheduling
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks a test as slow for each of its parameters after the first, if it is ``slow_beyond_first``."""
+    begun = set[str]()
+    for item in items:
+        if item.get_closest_marker("slow_beyond_first"):
+            name = item.nodeid.partition("[")[0]
+            if name in begun:
+                item.add_marker("slow")
+            begun.add(name)
+
+
 # How long an example takes says more of what else the machine does.
 hypothesis.settings.register_profile("outrider", deadline=None)
 hypothesis.settings.load_profile("outrider")

@@ -41,6 +41,7 @@ def settings_of(folder: Path | None) -> EngineSettings:
     )
 
 
+@pytest.mark.slow
 async def test_loaded_adapter_outlives_its_end_and_its_worker_under_a_sequence(tmp_path: Path) -> None:
     """The second target is told of the adapter by the sequence alone. Engines are processes of their own."""
     write_adapter(tmp_path / "a", DEMO / "target", 1, strength=0.6)
@@ -67,6 +68,7 @@ async def test_loaded_adapter_outlives_its_end_and_its_worker_under_a_sequence(t
         await fleet.close()
 
 
+@pytest.mark.slow
 async def test_adapter_that_one_target_cannot_load_is_loaded_nowhere(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     write_adapter(here / "a", DEMO / "target", 1)

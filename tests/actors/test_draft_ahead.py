@@ -48,6 +48,7 @@ async def test_many_at_a_time_say_what_each_says_alone():
     assert [text for text, _ in together] == [expected(kind, 1.0) for kind in kinds]
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("branches", [0, 12])
 async def test_draft_tree_is_walked_and_alternatives_are_sometimes_correct(branches):
     async with pair(branches, shortest_step_s=HELD_S if branches else 0.0) as fleet:

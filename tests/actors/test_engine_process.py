@@ -65,6 +65,7 @@ def test_engine_process_writes_debug_lines_of_the_rooms_that_its_environment_nam
     assert "shares" not in written  # outrider.engine.cache
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("gpus", [(), ("2",), ("GPU-3f2a", "GPU-77b0")], ids=str)
 def test_engine_process_sees_the_gpus_that_it_is_given_and_no_launcher_and_spins_little(
     tmp_path: Path, reasons: queue.Queue[str], monkeypatch: pytest.MonkeyPatch, gpus: tuple[str, ...]
@@ -91,6 +92,7 @@ def test_engine_process_that_was_given_a_gpu_and_sees_none_is_refused(
     process.join()
 
 
+@pytest.mark.slow
 def test_engine_process_tells_its_place_before_it_is_ready(
     process: EngineProcess, settings: EngineSettings
 ) -> None:
@@ -101,6 +103,7 @@ def test_engine_process_tells_its_place_before_it_is_ready(
     assert place.may_take == place.memory > 0
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
 def test_engine_process_killed_or_stopped_is_lost(
     process: EngineProcess, reasons: queue.Queue[str], kind: signal.Signals
@@ -110,6 +113,7 @@ def test_engine_process_killed_or_stopped_is_lost(
     assert "ended by signal 9" in reasons.get(timeout=LIMIT_S)
 
 
+@pytest.mark.slow
 def test_engine_process_continued_in_time_is_not_lost(
     process: EngineProcess, reasons: queue.Queue[str]
 ) -> None:
@@ -122,6 +126,7 @@ def test_engine_process_continued_in_time_is_not_lost(
     assert reasons.empty()
 
 
+@pytest.mark.slow
 def test_engine_process_failing_to_load_raises_in_the_frontend(
     tmp_path: Path, reasons: queue.Queue[str]
 ) -> None:

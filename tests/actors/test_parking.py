@@ -37,6 +37,7 @@ def tokens_of(chunks: list[Chunk]) -> list[int]:
     return [token.id for chunk in chunks for token in chunk.tokens]
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("mode", ["off", "fixed"])
 async def test_parked_request_has_the_sampled_text_of_an_undisturbed_request(mode: str) -> None:
     asked = Request(

@@ -56,6 +56,7 @@ async def read(loop: SequenceLoop, said: list[int]) -> None:
         said += [token.id for token in step.tokens]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speculation", SPECULATIONS, ids=lambda each: each.mode)
 async def test_streams_of_an_engine_that_hangs_go_on_at_the_second_target(
     monkeypatch: pytest.MonkeyPatch, speculation: Speculation
@@ -85,6 +86,7 @@ async def test_streams_of_an_engine_that_hangs_go_on_at_the_second_target(
     assert [loop.stats.lost_targets for loop in loops] == [0] * len(loops)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("speculation", SPECULATIONS, ids=lambda each: each.mode)
 async def test_streams_of_a_drained_target_move_before_it_ends_them(speculation: Speculation) -> None:
     expected = [list(text_of(prompt_of(kind), TOKENS, temperature=0.7)) for kind in KINDS]

@@ -248,6 +248,7 @@ def test_tree_is_cut_to_a_depth():
     assert Draft((1, 2, 3, 4), (-1, 0, 1, 0)).up_to(2) == Draft((1, 2, 4), (-1, 0, 0))
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("settings", [of_medusa, of_eagle3, of_early_exit, of_colocated])
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.7])
 async def test_target_drafter_behind_a_real_worker_gives_the_expected_text(settings, temperature, tmp_path):
@@ -261,6 +262,7 @@ async def test_target_drafter_behind_a_real_worker_gives_the_expected_text(setti
         assert (stats.rounds > 0, stats.lost_drafts, stats.late_drafts) == (True, 0, 0)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("settings", [of_medusa, of_eagle3, of_early_exit])
 async def test_heads_draft_trees_as_wide_as_the_pace_says_and_tell_it_of_their_guesses(
     settings, tmp_path, monkeypatch

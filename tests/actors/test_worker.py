@@ -45,10 +45,12 @@ def worker(tmp_path: Path) -> Iterator[Unserved]:
     gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_loaded_objects_are_frozen_out_of_garbage_collection(worker: Unserved) -> None:
     assert gc.get_freeze_count() > len(gc.get_objects())
 
 
+@pytest.mark.slow
 async def test_open_sequences_and_blocks_in_use_are_what_autoscaling_sees(worker: Unserved) -> None:
     worker._client = client = EngineClient()
     await client.connect(worker._engine.connection)
@@ -67,6 +69,7 @@ async def test_open_sequences_and_blocks_in_use_are_what_autoscaling_sees(worker
     await client.stop()
 
 
+@pytest.mark.slow
 async def test_reasons_of_a_slow_gpu_engine_are_published(
     worker: Unserved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +89,7 @@ async def test_reasons_of_a_slow_gpu_engine_are_published(
     await Worker.__del__(worker)
 
 
+@pytest.mark.slow
 async def test_reconfigure_of_a_worker_refuses_live_settings_and_goes_on(
     worker: Unserved, caplog: pytest.LogCaptureFixture
 ) -> None:

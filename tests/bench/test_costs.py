@@ -31,6 +31,7 @@ def test_other_measurements_are_predicted_as_far_as_is_said(what: str, least: fl
     assert max(ratios) < most
 
 
+@pytest.mark.slow
 def test_rounds_are_faster_with_each_stage_of_repairs() -> None:
     of_contexts = {row["context"] for row in rounds()}
     for context in of_contexts:

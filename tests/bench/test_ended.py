@@ -23,6 +23,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_end_with_this_process_ends_what_an_ended_benchmark_has_started(number: signal.Signals) -> None:
     program = textwrap.dedent(PROGRAM)

@@ -101,12 +101,14 @@ def test_figures_of_parts_that_fail_or_hang_say_why_and_the_rest_goes_on(tmp_pat
     ]
 
 
+@pytest.mark.slow
 def test_engine_script_on_a_cpu_measures_every_part(tiny_pair: Path, tmp_path: Path) -> None:
     lines = told(engine_script, tmp_path, "--pair", str(tiny_pair), "--device", "cpu", "--small")
     assert {line["part"] for line in lines} == {*engine_script.PARTS}
     assert [line for line in lines if "skipped" in line and line.get("weights") != "compressed fp8"] == []
 
 
+@pytest.mark.slow
 def test_checks_of_tests_that_fail_tell_each_failure_and_the_counts(tmp_path: Path) -> None:
     tests = tmp_path / "test_some.py"
     tests.write_text("def test_good(): pass\n\ndef test_bad(): assert 1 == 2\n")

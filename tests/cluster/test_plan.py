@@ -175,6 +175,7 @@ def test_cache_that_just_fits_is_the_largest():
     assert plan_with(cache + target.plan.block).devices[0].left < 0
 
 
+@pytest.mark.slow
 def test_model_too_large_for_any_setting_is_named():
     with pytest.raises(
         ValueError, match=r"target='.*target' takes .* of a device with 0.10 GB: more target\.tensor_par"
@@ -269,6 +270,7 @@ def test_command_tells_the_plan_and_other_drafts_without_a_gpu(tmp_path, capsys)
     assert "the target in int4" in weights
 
 
+@pytest.mark.slow
 def test_plan_gives_each_rank_and_draft_a_device_of_the_named_memory(tmp_path, capsys):
     file = tmp_path / "outrider.yaml"
     file.write_text(
@@ -284,6 +286,7 @@ def test_plan_gives_each_rank_and_draft_a_device_of_the_named_memory(tmp_path, c
     assert told.count("A device with 80.00 GB has 1 x ") == 2
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -317,6 +320,7 @@ def test_plan_is_checked_before_a_start(monkeypatch, capsys):
     assert capsys.readouterr().out.count("GB on each device") == 1
 
 
+@pytest.mark.slow
 def test_plan_tells_what_a_step_takes_on_accelerators_that_are_named(capsys):
     arguments = [
         "plan",
@@ -337,6 +341,7 @@ def test_plan_tells_what_a_step_takes_on_accelerators_that_are_named(capsys):
     assert "ms, draft on" not in printed
 
 
+@pytest.mark.slow
 def test_plan_tells_from_which_acceptance_on_drafts_pay_for_a_mixture(tmp_path, capsys):
     """A few sequences read ever more experts with each token; many read them all in a plain step."""
     config = Qwen3MoeConfig(

@@ -53,6 +53,7 @@ SOME = [case if case in OFTEN else pytest.param(*case, marks=pytest.mark.slow) f
 RULES = {"token-wise": verify_rejection, "block-wise": verify_block}
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(("pair", "settings"), SOME)
 @pytest.mark.parametrize("width", [1, 2], ids=["chain", "tree"])
 def test_coupled_texts_are_the_plain_ones_and_have_their_probabilities(
@@ -85,6 +86,7 @@ def unions() -> Callable[[int, Text, Draft], Draft]:
     return unite
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(("pair", "settings"), SOME)
 def test_texts_by_united_drafts_are_the_plain_ones_and_have_their_probabilities(
     pair: str, settings: str
@@ -96,6 +98,7 @@ def test_texts_by_united_drafts_are_the_plain_ones_and_have_their_probabilities(
     assert p_value(texts, text_probabilities(target, sampling, LENGTH)) > FALSE_ALARM
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(("pair", "settings"), SOME)
 @pytest.mark.parametrize("rule", RULES)
 def test_rejection_or_block_give_texts_their_probabilities(pair: str, settings: str, rule: str) -> None:

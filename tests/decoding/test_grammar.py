@@ -58,6 +58,7 @@ def drawn(grammar: str, generated: list[int], draw: random.Random) -> Draft:
     return draft
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_mask_is_the_same_whatever_was_looked_at_before(name: str) -> None:
     grammar, draw = GRAMMARS[name], random.Random(name)

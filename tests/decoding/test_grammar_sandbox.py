@@ -93,6 +93,7 @@ def test_run_grammar_deeper_than_the_stack_is_refused_and_the_next_passes(sandbo
     assert sandbox.run(GRAMMARS["regex"], TIME_S) > 0
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("kind", DEEP)
 def test_run_deep_grammar_that_passes_overflows_no_thread_that_compiles_or_follows(
     sandbox: GrammarSandbox, kind: str

@@ -69,6 +69,7 @@ def test_write_out_that_is_cut_off_leaves_no_target_and_is_made_good(
     assert not [*cache_folder.glob(".*.partial")]
 
 
+@pytest.mark.slow
 def test_write_out_by_two_processes_at_once_is_done_by_one() -> None:
     program = (
         "from outrider.demo import written_out;"
@@ -96,6 +97,7 @@ def test_write_out_in_a_folder_that_cannot_be_written_says_what_to_do() -> None:
         written_out.write_out(f"/dev/null/outrider/{'/'.join(written_out.target().parts[-2:])}")
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("head", ["early_exit", "eagle3", "medusa"])
 def test_written_out_head_is_right_as_often_as_the_small_targets_head(head: str, cache_folder: Path) -> None:
     written_out.write_out(str(written_out.target()))

@@ -117,6 +117,7 @@ def test_other_passes_copy_and_wait_as_often(
     assert {kind: totals[kind] for kind in BUDGET} == BUDGET, counts.report()
 
 
+@pytest.mark.slow
 def test_step_with_a_chunk_of_a_prompt_beside_decoding_replays_a_graph(
     engines: dict[int, Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +186,7 @@ def test_plan_counts_the_kernels_of_a_pass(engines: dict[int, Engine]) -> None:
         assert planned == counts.launches.total(), counts.report()
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("case", FLAT, ids=" ".join)
 def test_larger_step_launches_nothing_more(measured, case: tuple[str, str]) -> None:
     smaller, larger = (measured(shape, case[1]) for shape in FLAT[case])

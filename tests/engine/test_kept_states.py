@@ -93,6 +93,7 @@ def logits_of(engine: Engine, asked: Asked) -> tuple[tuple[int, ...], torch.Tens
     return text, torch.cat(seen.logits)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("chunk", [7, 16, 512])
 def test_second_request_with_a_prompt_computes_its_last_tokens_alone_with_the_same_logits(
     engine_with: Callable[..., Engine], unshared: Engine, chunk: int
@@ -125,6 +126,7 @@ def test_third_request_goes_on_at_the_place_at_which_the_second_branched_off(
         assert are_equal(logits, alone)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("kind", ["plain", "chain", "tree"])
 @pytest.mark.parametrize("correct", [0, 2, 4])
 def test_next_turn_goes_on_in_the_answer_that_drafts_have_made(
@@ -260,6 +262,7 @@ def test_waiting_sequence_whose_state_is_evicted_computes_it(
     assert [(*sequence.tokens[97:],) for sequence in sequences] == texts
 
 
+@pytest.mark.slow
 def test_eviction_of_states_breaks_no_running_sequence(
     engine_with: Callable[..., Engine], unshared: Engine
 ) -> None:
@@ -334,6 +337,7 @@ def test_sequence_that_goes_back_before_what_it_adopted_replays_nothing_that_is_
     assert tuple(sequence.tokens[len(other) :]) == plain(unshared, of(other))[:8]
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("back", [1, 2, 8, 15, 20])
 def test_sequence_that_goes_back_into_a_published_block_keeps_its_text(
     engine_with: Callable[..., Engine], unshared: Engine, back: int
@@ -401,6 +405,7 @@ def test_states_of_a_sequence_that_fails_are_never_kept(engine_with: Callable[..
     assert len(plain(engine, of(LONG))) > 0
 
 
+@pytest.mark.slow
 def test_requests_with_common_beginnings_in_rounds_keep_their_texts(
     engine_with: Callable[..., Engine], unshared: Engine
 ) -> None:

@@ -135,6 +135,7 @@ def launched(cuda: SimulatedCuda | None, name: str) -> bool:
     return cuda is None or any(name in cause for cause in cuda.counts.launches)
 
 
+@pytest.mark.slow_beyond_first
 @EVERY_SAMPLING
 def test_text_is_the_cpu_s(folder: Path, way: Way, sampling: dict[str, Any]) -> None:
     with gpu() as cuda:
@@ -148,6 +149,7 @@ def test_text_is_the_cpu_s(folder: Path, way: Way, sampling: dict[str, Any]) -> 
     assert [way.slow_because in reason for reason in reasons] == [True] * bool(way.slow_because)
 
 
+@pytest.mark.slow_beyond_first
 def test_drafter_gets_the_states_that_the_cpu_computes(folder: Path, way: Way) -> None:
     layers = (-1, 0, 1)
     with gpu() as cuda:
@@ -191,6 +193,7 @@ class Guesses(Drafter):
         pass
 
 
+@pytest.mark.slow_beyond_first
 @EVERY_SAMPLING
 @pytest.mark.parametrize(
     "siblings", [pytest.param(0, id="chains", marks=pytest.mark.slow), pytest.param(1, id="trees")]
@@ -333,6 +336,7 @@ def test_self_check_passes_and_a_second_gpu_will_do(folder: Path) -> None:
         assert texts_of(generate(engine, None, requests(**SIMPLE), 0)) == on_the_cpu(folder, **SIMPLE)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(HAS_GPU, reason="only the simulated GPU tells what was compiled")
 def test_no_kernel_is_compiled_once_the_engine_is_loaded(folder: Path) -> None:
     """A request would wait for seconds."""

@@ -117,6 +117,7 @@ def check(count: int, modes: list[str]) -> None:
     print(f"{compared} requests compared, {differing} near-ties")
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode not in MANY_DEPTHS])
 def test_mode_changes_no_token(mode: str) -> None:
     check(6, [mode])

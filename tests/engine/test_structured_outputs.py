@@ -85,6 +85,7 @@ DRAFTERS = {
 }
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_grammar_gives_equal_text_with_any_drafter(name: str) -> None:
     drafter, depth, alternatives = DRAFTERS[name]

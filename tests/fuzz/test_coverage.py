@@ -111,6 +111,7 @@ def test_body_with_an_added_field_says_it() -> None:
     assert never_said({("unheard_of",)}, body_of(Added).extreme) == set()
 
 
+@pytest.mark.slow
 def test_messages_have_every_field_of_the_request() -> None:
     descriptor = descriptor_of(generation_pb2.GenerateRequest)
     assert never_said(fields_in(descriptor), graded(message_of(descriptor))) == set()

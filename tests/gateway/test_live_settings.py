@@ -106,6 +106,7 @@ async def until_share(generation: Generation, share: float) -> list[Stats]:
     return stats
 
 
+@pytest.mark.slow
 async def test_draft_that_is_better_takes_over_step_by_step(tokenizer: Tokenizer) -> None:
     old, new = ScriptedDraft(ANSWER, wrong=WRONG), ScriptedDraft(ANSWER, name="next")
     async with generating(tokenizer, old, new) as generation:
@@ -142,6 +143,7 @@ async def test_draft_that_is_worse_never_drafts(tokenizer: Tokenizer) -> None:
     assert told.seen > told.needed
 
 
+@pytest.mark.slow
 async def test_draft_that_becomes_worse_goes_back_within_its_sequences(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def _closed(schema: Any) -> Any:
     return {"additionalProperties": False} | closed if named else closed
 
 
+@pytest.mark.slow_beyond_first
 def test_kinds_of_kubernetes_are_valid(manifests: list[Manifest]) -> None:
     assert validate_core(manifests) >= 15
 

@@ -69,6 +69,7 @@ def deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return deployed
 
 
+@pytest.mark.slow_beyond_first
 def test_application_is_built_from_it(manifests: list[Manifest], deploy: Any) -> None:
     config, application = deploy(manifests)
     by_name = {deployment.name: deployment for deployment in application.deployments}
@@ -119,6 +120,7 @@ def test_pace_takes_its_user_config(manifests: list[Manifest]) -> None:
         PaceSettings.model_validate({**gateway["user_config"], "of_below": 0.5})
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(
     ("place", "old", "new", "error", "told"),
     [

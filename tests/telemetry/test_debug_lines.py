@@ -60,6 +60,7 @@ def logger_names(path: Path) -> list[str]:
     return [ast.unparse(call.args[0]) for call in calls if ast.unparse(call.func).endswith("getLogger")]
 
 
+@pytest.mark.slow
 def test_loggers_have_the_names_of_their_modules() -> None:
     """Only so a room can be named. Serve's own logger, and this room, are the exceptions."""
     files = [

@@ -29,6 +29,7 @@ def test_target_killed_under_a_stream(machines: Machines) -> None:
     machines.wait_for("target", 2)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("process", ["frontend", "engine"])
 def test_stream_of_plain_decoding_outlives_the_loss_of_all_targets(machines: Machines, process: str) -> None:
     request = body(1)
@@ -64,6 +65,7 @@ def resumed(pids: list[int]) -> Iterator[None]:
                 os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("process", ["frontend", "engine"])
 @pytest.mark.parametrize("role", ["target", pytest.param("draft", marks=pytest.mark.slow)])
 def test_worker_that_hangs_under_a_stream(machines: Machines, role: str, process: str) -> None:

@@ -10,6 +10,7 @@ from tests.support.patience import START_S, wait_until
 from tests.support.two_machines import TwoMachines, slowed
 
 
+@pytest.mark.slow
 def test_controller_killed_under_a_stream(machines: Machines) -> None:
     request = body(9)
     expected = plain(machines, request)

@@ -54,6 +54,7 @@ def of_prompt(adapter: int, tokens: list[int] = PROMPT, blocks: Any = BLOCKS) ->
     return Feed([*tokens], len(tokens), 0, blocks, None, adapter)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("fields", [{"dtype": "float32"}, {"dtype": "bfloat16"}], ids=str)
 @pytest.mark.parametrize("config", [{}, {"use_rslora": True}], ids=str)
 @pytest.mark.parametrize("kind", ARCHITECTURES)

@@ -167,6 +167,7 @@ def test_colocated_under_other_rules_sends_the_distributions_of_its_tokens(targe
     assert all(len(draft.draft_probs) == len(draft) for draft in found.drafts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.slow)])
 def test_colocated_under_other_rules_gives_the_distribution_of_the_target(target: Engine, rule: str) -> None:
     """1,280 texts against the model's probabilities: their second token is drafted and judged."""

@@ -109,6 +109,7 @@ def rounds(engine: Engine, is_interrupted: Callable[[], bool] | None = None) -> 
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_interrupted", [None, always])
 def test_prepared_drafts_of_the_device_are_those_of_the_cpu(
     engine: Engine, folder: Path, is_interrupted: Callable[[], bool] | None

@@ -75,6 +75,7 @@ def check_drafts(found: list[Drafted], form: Form, temperature: float) -> None:
             assert list(draft.tokens) == draft_model.chain(*before, len(draft), sampling, len(prompt))
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW * (name not in QUICK)) for name in FORMS])
 @torch.inference_mode()
 def test_drafts_are_those_of_plain_arithmetic_after_partly_refused_blocks_too(
@@ -258,6 +259,7 @@ def test_config_that_names_no_layers_reads_them_at_even_distances(tmp_path: Path
     assert found == expected
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -30,6 +30,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return engine_with("eagle3", write_eagle3(tmp_path_factory.mktemp("heads") / "eagle3"))
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK_FORMS else pytest.mark.slow) for name in FORMS]
 )
@@ -54,6 +55,7 @@ def test_text_is_the_same_with_drafts_and_without(target: Engine, temperature: f
     assert sum(text.accepted for text in found) > 0
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("kind", ["safeailab", "modelopt"])
 def test_other_forms_hold_the_same_head(tmp_path: Path, target: Engine, kind: str) -> None:
     """Their configs count layers by their outputs."""

@@ -38,6 +38,7 @@ def target_with(kind: str, folder: Path) -> Engine:
     return engine_with("eagle3", write_eagle3(folder, FEW if kind == "eagle3 of few tokens" else Form()))
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(
     "kind",
     ["medusa", "eagle3", "eagle3 of few tokens", "peagle", "dflash", "mtp", "early_exit", "colocated"],

@@ -152,6 +152,7 @@ def check_budget(counts: Counts, launches: int, are_begun: bool) -> None:
     assert totals["pageable_copies"] == 0, counts.report()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", QUICK)
 def test_draft_copies_and_waits_once_however_deep_and_for_however_many(
     drafter: str, settings: dict[str, Any]

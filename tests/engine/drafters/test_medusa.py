@@ -46,6 +46,7 @@ def test_guesses_are_right_much_more_often_than_by_chance(target: Engine) -> Non
     assert accepted > 0.2 * rounds
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("form", FORMS)
 def test_every_published_form_holds_the_same_heads(tmp_path: Path, target: Engine, form: str) -> None:
     other = engine_with("medusa", write_medusa(tmp_path / form, form))

@@ -64,6 +64,7 @@ SLOW = ("glm4_moe", "glm4_moe_lite", "mellum", "qwen3_next")
 EVERY_KIND = (*KINDS, *HYBRID_KINDS)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in EVERY_KIND]
 )
@@ -79,6 +80,7 @@ def test_drafts_are_those_of_plain_arithmetic_after_partly_refused_chains_too(
     assert any(0 < text.accepted < 4 * text.rounds for text in found)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("trap", sorted(TRAPS))
 def test_layer_that_is_read_a_little_wrong_drafts_otherwise(target: Engine, trap: str) -> None:
     """It raises nothing: the comparison above must see it."""

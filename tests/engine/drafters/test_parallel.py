@@ -125,6 +125,7 @@ def test_alternatives_are_the_second_guesses_of_the_pass() -> None:
     draft.close(sequence)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("branches", [1, 6, 20])
 def test_however_verdicts_fall_drafts_are_those_of_a_fresh_sequence(branches: int) -> None:
     """Also where they were prepared: what masks left in the cache is never read."""

@@ -48,6 +48,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 @torch.inference_mode()
 def test_drafts_are_those_of_plain_arithmetic_after_partly_refused_chains_too(
@@ -60,6 +61,7 @@ def test_drafts_are_those_of_plain_arithmetic_after_partly_refused_chains_too(
     assert any(0 < text.accepted < 4 * text.rounds for text in found)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(("temperature", "company", "depth"), [(0.0, 6, 1), (1.0, 1, 7)])
 def test_text_is_the_same_with_drafts_and_without(
     target: Engine, temperature: float, company: int, depth: int
@@ -84,6 +86,7 @@ def test_form_that_names_another_mask_token_holds_the_same_head(tmp_path: Path, 
     assert found == expected
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_chunked_prompts_shared_prefixes_and_lost_caches_change_no_draft(tmp_path: Path) -> None:
     form = FORMS["two layers"]

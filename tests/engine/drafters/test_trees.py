@@ -233,6 +233,7 @@ def test_eagle_tree_is_that_of_plain_arithmetic(tmp_path: Path, temperature: flo
     assert compared > 3  # had a branch that goes on
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("kind", TARGETS)
 @pytest.mark.parametrize(
     "temperature", [0.7, *(pytest.param(temperature, marks=pytest.mark.slow) for temperature in (0.0, 1.0))]

@@ -195,6 +195,7 @@ def nothing_waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatc
         yield patched
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(
     "blocks", [pytest.param(400, marks=pytest.mark.slow, id="room"), pytest.param(22, id="preempted")]
 )

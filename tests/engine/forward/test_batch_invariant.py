@@ -206,6 +206,7 @@ def test_with_windows_capped_scores_and_few_slots_a_block_too(
     assert not recorder.differing
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize(
     ("kind", "count", "extent", "layers"),

@@ -32,6 +32,7 @@ def load(folder: Path, **fields: Any) -> ForwardPass:
     return load_forward_pass(EngineSettings.model_validate(settings))
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
 @pytest.mark.parametrize("kind", FAMILY)
 def test_decoder_computes_what_the_model_computes(

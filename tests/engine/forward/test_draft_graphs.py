@@ -128,6 +128,7 @@ def rounds(
     return found
 
 
+@pytest.mark.slow
 def test_draft_finds_its_kernels_compiled(engine: Engine, cuda: SimulatedCuda) -> None:
     """The first test of this file: the others may compile more."""
     loaded = set(cuda.compiled)
@@ -135,6 +136,7 @@ def test_draft_finds_its_kernels_compiled(engine: Engine, cuda: SimulatedCuda) -
     assert not cuda.compiled - loaded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("samplings", "depths", "long"),
     [
@@ -158,6 +160,7 @@ def test_drafts_of_the_device_are_those_made_position_by_position(
 LAUNCHES = {"greedy": 4, "plain": 4, "all": 5}  # truncation takes a launch more
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("depth", [2, *(pytest.param(depth, marks=pytest.mark.slow) for depth in (4, 8))])
 @pytest.mark.parametrize(
     ("count", "sampling"),

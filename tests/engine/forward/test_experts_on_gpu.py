@@ -28,6 +28,7 @@ def test_text_on_a_gpu_is_that_of_a_cpu(kind: str, tmp_path: Path) -> None:
     assert found == text(settings_of(folder, device="cpu"))
 
 
+@pytest.mark.slow
 def test_text_of_stored_experts_on_a_gpu_is_that_of_their_numbers(tmp_path: Path) -> None:
     plain = write_checkpoint(tmp_path / "plain", "qwen3_moe", num_hidden_layers=2)
     quantized, meant = quantize(plain, "fp8", tmp_path)
@@ -37,6 +38,7 @@ def test_text_of_stored_experts_on_a_gpu_is_that_of_their_numbers(tmp_path: Path
 
 
 # The survey of an engine with graphs captures each of them in the interpreter.
+@pytest.mark.slow
 @pytest.mark.parametrize("graphs", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_step_on_a_gpu_tells_the_share_of_experts_that_it_read(graphs: bool, tmp_path: Path) -> None:
     """A graph's rows of padding choose experts too, so three rows may read more than they chose."""
@@ -48,6 +50,7 @@ def test_step_on_a_gpu_tells_the_share_of_experts_that_it_read(graphs: bool, tmp
     assert all(2 / 8 <= step.experts_read <= 1.0 for step in steps)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_pass_launches_the_kernels_that_are_planned(kind: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, kind, num_hidden_layers=2)

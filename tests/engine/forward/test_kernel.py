@@ -92,6 +92,7 @@ def expected(checkpoint):
     return texts_of(engine_of(checkpoint))
 
 
+@pytest.mark.slow_beyond_first
 def test_kernels_and_graphs_say_the_same(checkpoint, expected, capture):
     engine = engine_of(checkpoint)
     assert capture.captured == 4
@@ -103,6 +104,7 @@ def test_kernels_and_graphs_say_the_same(checkpoint, expected, capture):
     assert capture.replayed > 30
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(("least", "ways"), [(64, {"graph"}), (65, {"graph", "kernels"})])
 def test_steps_with_a_chunk_of_a_prompt_are_replays_from_the_least_size_on(
     checkpoint, expected, capture, monkeypatch, least, ways

@@ -69,6 +69,7 @@ def kernel_of(kind: str):
     return triton.PagedAttention(BLOCK_SIZE, 96, 100_000, programs=6)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("kind", ["gathered", "compiled", "of Triton"])
 @pytest.mark.parametrize("layout", ["as large as the step", "of a graph"])
 @pytest.mark.parametrize("window", [None, 12])

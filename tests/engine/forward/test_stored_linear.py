@@ -28,6 +28,7 @@ def checkpoints(folder: Path, name: str) -> tuple[Path, Path]:
     return quantize(write_checkpoint(folder / "plain", "llama", num_hidden_layers=1), name, folder)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("name", ["fp8", "compressed int8", "compressed int4, zeros", "modelopt nvfp4"])
 def test_text_on_a_gpu_is_that_of_the_weights_numbers(tmp_path: Path, name: str) -> None:
     quantized, meant = quantize(

@@ -119,6 +119,7 @@ def test_kernel_finds_what_a_cpu_finds_in_prompts_chains_and_trees(net: DeltaNet
     torch.testing.assert_close(kept.all_tails, expected_kept.all_tails)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_sequence_has_the_same_bits_alone_and_beside_others(net: DeltaNet) -> None:
     alone, together = Memory(net, by_kernel=True), Memory(net, by_kernel=True)

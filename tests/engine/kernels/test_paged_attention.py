@@ -177,6 +177,7 @@ def with_long_context(slots):
     return keys, values, torch.randn(24, 2, 16, generator=generator)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("boundary", [*BOUNDARIES[:2], pytest.param(BOUNDARIES[2], marks=pytest.mark.slow)])
 def test_triton_row_at_a_boundary_of_parts_is_the_same_alone_in_company_in_a_chain_and_in_a_chunk(
     monkeypatch, boundary

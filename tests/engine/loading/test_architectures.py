@@ -48,6 +48,7 @@ def references(checkpoint: Path, prompts: list[list[int]]) -> list[Reference]:
     return reference(checkpoint, prompts, COUNT)
 
 
+@pytest.mark.slow_beyond_first
 def test_plain_decoding_in_a_ragged_batch_with_staggered_arrivals(
     engine: Engine, prompts: list[list[int]], references: list[Reference]
 ) -> None:

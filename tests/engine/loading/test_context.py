@@ -49,6 +49,7 @@ def test_long_text_with_longrope_is_that_of_transformers(folder: Path) -> None:
     assert not differences(reference(folder, [list(LONG)], COUNT), texts(engine_of(folder), LONG))
 
 
+@pytest.mark.slow_beyond_first
 def test_short_text_with_longrope_does_not_depend_on_a_long_one_beside_it(folder: Path) -> None:
     shorts = [LONG[start : start + len(SHORT)] for start in range(8)]
     alone = [texts(engine_of(folder), short)[0] for short in shorts]

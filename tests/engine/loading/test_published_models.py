@@ -78,6 +78,7 @@ def cache_bytes_per_token(model: ModelSkeleton, settings: EngineSettings) -> int
     )
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16])
 def test_70b_is_planned_as_its_tensors_are_shared(tmp_path: Path, ranks: int) -> None:
     settings = settings_of(tmp_path, LLAMA_70B, ranks)
@@ -108,6 +109,7 @@ def test_gpt_oss_120b_is_planned_as_large_as_it_becomes(tmp_path: Path) -> None:
         assert cache_bytes_per_token(model, settings) == 2 * 36 * 8 * 64 * 2
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(("device", "shape"), [("cpu", (1, 512 + 64, 0)), ("cuda", (128, 128 + 64, 128))])
 def test_deepseek_v3_on_a_cpu_is_planned_with_a_cache_of_latents(
     tmp_path: Path, device: str, shape: tuple[int, int, int]
@@ -121,6 +123,7 @@ def test_deepseek_v3_on_a_cpu_is_planned_with_a_cache_of_latents(
     assert cache_bytes_per_token(model, settings) == 2 * 61 * heads * (key_dim + value_dim)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_gpt_oss_120b_is_shared_by_a_plan_of_ours(tmp_path: Path, ranks: int) -> None:
     settings = settings_of(tmp_path, GPT_OSS_120B, ranks)

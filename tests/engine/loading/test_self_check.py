@@ -50,6 +50,7 @@ def break_attention() -> Iterator[Callable[[Change], None]]:
 
 
 # In float32 they do in test_architectures.py, whose engines check themselves too.
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_right_model_passes(folders: dict[str, Path], kind: str, dtype: str) -> None:
@@ -80,6 +81,7 @@ def no_sinks(layer: int, given: dict[str, Any]) -> None:
     given["s_aux"] = None
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("kind", "change", "named"),

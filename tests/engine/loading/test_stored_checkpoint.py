@@ -52,6 +52,7 @@ def stored_layers(model: Any) -> list[StoredLinear]:
     return [module for module in model.modules() if isinstance(module, StoredLinear)]
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("name", FORMATS)
 def test_format_keeps_its_codes_and_computes_what_they_stand_for(tmp_path: Path, name: str) -> None:
     quantized, meant = quantize(write_checkpoint(tmp_path / "plain", "llama"), name, tmp_path)
@@ -67,6 +68,7 @@ def test_format_keeps_its_codes_and_computes_what_they_stand_for(tmp_path: Path,
     assert allocated_weights(model) == skeleton(settings).weight_bytes(on_cuda=False)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("name", ["fp8", "compressed int4", "modelopt nvfp4"])
 def test_text_of_a_quantized_target_is_that_of_its_weights_with_and_without_drafts(
     tmp_path: Path, name: str
@@ -85,6 +87,7 @@ def test_quantized_target_checks_itself_in_16_bit(tmp_path: Path, dtype: str) ->
     assert [len(output.tokens) for output in generate(engine, None, REQUESTS, 0)] == [16, 16]
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("name", ["fp8", "compressed int4", "compressed nvfp4", "gptq"])
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
 def test_experts_stay_as_they_are_stored(tmp_path: Path, kind: str, name: str) -> None:

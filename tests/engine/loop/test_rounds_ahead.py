@@ -74,6 +74,7 @@ def cuda(loaded: tuple[Engine, SimulatedCuda | None]) -> SimulatedCuda:
     return counted(loaded[1])
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("alternatives", [0, 3])
 def test_rounds_that_begin_on_the_device_are_those_of_the_host(
     engine: Engine, cuda: SimulatedCuda, on_cpu: Engine, alternatives: int
@@ -91,6 +92,7 @@ def test_rounds_that_begin_on_the_device_are_those_of_the_host(
     assert rounds_begun(cuda) > 3, cuda.counts.report()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alternatives", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_device_has_the_next_round_before_the_host_reads_a_verdict(
     engine: Engine, cuda: SimulatedCuda, alternatives: int
@@ -111,6 +113,7 @@ def test_device_has_the_next_round_before_the_host_reads_a_verdict(
     assert totals["launches"] <= LAUNCHES + 8 * bool(alternatives), step.report()
 
 
+@pytest.mark.slow
 def test_sequence_that_needs_the_host_keeps_rounds_there_and_says_so(
     engine: Engine, cuda: SimulatedCuda, on_cpu: Engine
 ) -> None:
@@ -124,6 +127,7 @@ def test_sequence_that_needs_the_host_keeps_rounds_there_and_says_so(
     assert begun[together] == 0 < begun[-1]
 
 
+@pytest.mark.slow
 def test_round_under_way_of_a_sequence_that_is_closed_harms_no_other(engine: Engine, on_cpu: Engine) -> None:
     """Its blocks go to a sequence that comes at once."""
     asked = [Asked(PROMPTS[0]), Asked(PROMPTS[2], after=4)]
@@ -149,6 +153,7 @@ def test_round_under_way_of_a_sequence_that_is_closed_harms_no_other(engine: Eng
         assert texts(engine, asked, alternatives=2, before_step=close_another) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alternatives", [0, 3])
 def test_rounds_that_cannot_be_launched_begin_at_the_host(
     engine: Engine, on_cpu: Engine, monkeypatch: pytest.MonkeyPatch, alternatives: int
@@ -169,12 +174,14 @@ def test_rounds_that_cannot_be_launched_begin_at_the_host(
     assert found == texts(on_cpu, asked, alternatives)
 
 
+@pytest.mark.slow
 def test_rounds_go_as_far_as_their_lease(engine: Engine, cuda: SimulatedCuda, on_cpu: Engine) -> None:
     asked = [Asked(PROMPTS[0]), Asked(PROMPTS[1])]
     assert texts(engine, asked, leased=8) == texts(on_cpu, asked, leased=8)
     assert rounds_begun(cuda) > 0
 
 
+@pytest.mark.slow
 def test_new_sequence_reads_its_prompt_while_the_other_drafts_begin(
     engine: Engine, on_cpu: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def test_survey_of_engine_with_too_short_sequences_is_empty(folder):
     assert survey(engine) == {}
 
 
+@pytest.mark.slow
 def test_survey_of_slow_engine_ends_with_the_size_at_which_its_time_is_over(folder):
     found = survey(engine_of(folder, shortest_step_s=LONGEST_S / 4))
     assert sizes(found) == {(1, 1), (1, 5)}

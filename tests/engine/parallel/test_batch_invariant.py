@@ -46,6 +46,7 @@ def test_four_processes_that_share_a_model_do_too(four_ranks: Ranks, tmp_path: P
     assert len(set(alone)) > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [pytest.param("int8", marks=pytest.mark.slow), "int4"])
 def test_two_processes_may_share_a_quantized_model(ranks: Ranks, bits: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, "llama")

@@ -70,6 +70,7 @@ def follow_to_the_end(group: RankGroup, settings: EngineSettings, how: str) -> s
     return "dismissed"
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("how", HARMS)
 def test_only_the_sequence_that_harms_fails_and_both_ranks_stay(
     ranks: Ranks, tmp_path: Path, how: str
@@ -107,6 +108,7 @@ def follow_and_leave(group: RankGroup, settings: EngineSettings) -> None:
     follow(forward, group)
 
 
+@pytest.mark.slow
 def test_rank_that_leaves_in_the_middle_of_a_pass_is_not_the_sequences_fault(tmp_path: Path) -> None:
     """Which then goes on with another target."""
     folder = write_checkpoint(tmp_path, "llama")

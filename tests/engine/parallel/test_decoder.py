@@ -93,6 +93,7 @@ def logits_and_passes(group: RankGroup, settings: EngineSettings) -> tuple[torch
     return by_decoder, by_layers, passes
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(("kind", "fields"), CASES, ids=str)
 def test_decoder_of_two_ranks_computes_what_their_layers_compute(
     ranks: Ranks, tmp_path: Path, kind: str, fields: dict[str, Any]

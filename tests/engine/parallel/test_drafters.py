@@ -76,10 +76,12 @@ def check(ranks: Ranks, drafter: str, head: Path | None, *temperatures: float, *
         assert sum(text.accepted for text in found) > 0
 
 
+@pytest.mark.slow
 def test_colocated_model_at_rank_0_drafts_what_it_drafts_in_one_process(ranks: Ranks) -> None:
     check(ranks, "colocated", DEMO / "draft", 0.7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["eagle3", "medusa"])
 @pytest.mark.parametrize("temperatures", [(0.7,), pytest.param((0.0, 1.0), marks=pytest.mark.slow)], ids=str)
 def test_drafts_and_text_are_those_of_one_process(
@@ -89,11 +91,13 @@ def test_drafts_and_text_are_those_of_one_process(
     check(ranks, drafter, DRAFTERS / drafter, *temperatures)
 
 
+@pytest.mark.slow
 def test_block_draft_of_two_ranks_drafts_what_it_drafts_in_one_process(ranks: Ranks, tmp_path: Path) -> None:
     """Its own vocabulary is shared, and knows a part of the target's."""
     check(ranks, "dflash", write_dflash(tmp_path, BlockForm(tokens=300)), 0.7)
 
 
+@pytest.mark.slow
 def test_p_eagle_head_of_two_ranks_drafts_what_it_drafts_in_one_process(ranks: Ranks, tmp_path: Path) -> None:
     """Each rank has a share of both layers, and of the head's own vocabulary."""
     check(ranks, "peagle", write_eagle3(tmp_path, P_EAGLE), 0.7)
@@ -108,6 +112,7 @@ def lead_both(group: RankGroup | None, settings: EngineSettings) -> dict[str, li
     return found
 
 
+@pytest.mark.slow
 def test_each_of_two_heads_drafts_from_its_own_share(ranks: Ranks) -> None:
     heads = {name: {"checkpoint": str(DRAFTERS / name)} for name in ("medusa", "eagle3")}
     shared, alone = (settings_of("medusa", None, count, drafters=heads) for count in (2, 1))
@@ -198,6 +203,7 @@ def lead_mtp(group: RankGroup, settings: EngineSettings) -> list[Drafted]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [
@@ -239,6 +245,7 @@ def hold(group: RankGroup, settings: EngineSettings) -> Held:
     return Held(forward.cache.pool.num_blocks, weights, cache, cached_heads)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(
     ("drafter", "kind", "cached_heads"),
     [("eagle3", None, 4), ("medusa", None, 0), ("mtp", "qwen3", 2), ("mtp", "glm4_moe", 2)],

@@ -80,6 +80,7 @@ def shared_by_two(folder: Path) -> tuple[EngineSettings, EngineSettings]:
     return EngineSettings.model_validate(fields), EngineSettings.model_validate(on_gpus)
 
 
+@pytest.mark.slow
 def test_ranks_are_given_the_next_step_before_the_host_knows_the_tokens_of_this_one(
     gpu_ranks: Ranks, tmp_path: Path
 ) -> None:

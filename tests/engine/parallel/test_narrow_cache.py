@@ -72,6 +72,7 @@ def check(found: tuple[Texts, dict[str, Texts]]) -> None:
         assert answers == alone, mode
 
 
+@pytest.mark.slow_beyond_first
 @needs_functions
 @pytest.mark.parametrize("kind", ["llama", "mistral"])  # mistral has a window shorter than the texts
 def test_narrow_cache_in_every_mode_gives_the_same_text(tmp_path: Path, kind: str) -> None:
@@ -83,6 +84,7 @@ def test_narrow_cache_in_every_mode_gives_the_same_text(tmp_path: Path, kind: st
     assert found[0] != [generate(wide, None, [request], 0)[0].tokens for request in requests()]
 
 
+@pytest.mark.slow
 @needs_functions
 def test_narrow_cache_over_two_ranks_gives_the_same_text_in_every_mode(ranks: Ranks, tmp_path: Path) -> None:
     alone = settings_of(write_checkpoint(tmp_path, "llama"), cache_memory=2**16)

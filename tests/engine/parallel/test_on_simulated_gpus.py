@@ -64,6 +64,7 @@ def answer(group: RankGroup, settings: EngineSettings) -> tuple[Any, ...]:
     return said, engine.runner.slow_because, engine.last_step.path, counts.totals()
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_ranks_replay_graphs_and_say_what_one_process_says(
     gpu_ranks: Ranks, tmp_path: Path, batch_invariant: bool
@@ -125,6 +126,7 @@ def launches_of_a_layer(gpu_ranks: Ranks, folder: Path, *given: Any, **fields: A
     return found
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(("batch_invariant", "budget"), [(False, 12), (True, 18)])
 def test_layer_of_a_rank_stays_within_its_budget_of_launches(
     gpu_ranks: Ranks, tmp_path: Path, batch_invariant: bool, budget: int
@@ -132,6 +134,7 @@ def test_layer_of_a_rank_stays_within_its_budget_of_launches(
     assert max(launches_of_a_layer(gpu_ranks, tmp_path, batch_invariant=batch_invariant)) <= budget
 
 
+@pytest.mark.slow
 def test_kernel_that_sums_ranks_saves_launches_and_changes_no_bit(gpu_ranks: Ranks, tmp_path: Path) -> None:
     assert max(launches_of_a_layer(gpu_ranks, tmp_path, True, batch_invariant=True)) <= 12
     settings = settings_of_layers(tmp_path, 2, batch_invariant=True)

@@ -55,6 +55,7 @@ def expected_logits(folder: Path) -> torch.Tensor:
 
 
 # Fused projections, norms over all heads, biases, a projection of queries, keys and values by heads.
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("kind", ["phi3", "olmo2", "glm4", "gpt_neox"])
 @pytest.mark.parametrize("batch_invariant", [False, pytest.param(True, marks=needs_functions)])
 def test_ranks_of_a_plan_that_gathers_give_logits_of_one_process(
@@ -77,6 +78,7 @@ def test_ranks_that_share_attention_and_experts_give_logits_of_one_process(
 
 
 # Biases of keys and values, and norms of each head and of all heads, beside the plain kind.
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "minimax_m2", "gpt_oss"])
 def test_ranks_that_outnumber_key_value_heads_give_logits_of_one_process(
     four_ranks: Ranks, tmp_path: Path, kind: str

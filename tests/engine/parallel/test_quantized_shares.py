@@ -44,6 +44,7 @@ def say(group: RankGroup, settings: EngineSettings) -> list[tuple[int, ...]]:
     return said
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
@@ -102,6 +103,7 @@ def load(group: RankGroup | None, settings: EngineSettings) -> Loaded:
     return Loaded(numbers, allocated_weights(model))
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_rank_keeps_its_share_as_it_is_stored(ranks: Ranks, tmp_path: Path, name: str) -> None:
     quantized, _ = quantize(write_checkpoint(tmp_path / "plain", "llama"), name, tmp_path)

@@ -103,6 +103,7 @@ def channel_here(group: object) -> str:
     return type(group._channel).__name__  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_ranks_of_one_node_share_memory_and_of_several_nodes_use_gloo(ranks: Ranks, apart: Ranks) -> None:
     assert ranks.run(channel_here, channel_here) == [OverSharedMemory.__name__] * 2
     assert apart.run(channel_here, channel_here) == [OverGloo.__name__] * 2

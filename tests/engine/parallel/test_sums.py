@@ -37,6 +37,7 @@ def check_in_order(ranks: Ranks, size: int) -> None:
         assert torch.equal(sums, expected.to(torch.bfloat16).expand(ROWS, -1))
 
 
+@pytest.mark.slow
 def test_sums_in_order_of_equal_rows_at_three_ranks_are_equal(three_ranks: Ranks) -> None:
     check_in_order(three_ranks, 3)
 

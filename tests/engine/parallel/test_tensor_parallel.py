@@ -334,6 +334,7 @@ def hold(group: RankGroup, settings: EngineSettings) -> tuple[int, int]:
     return allocated_weights(forward.model), allocated_cache(forward.cache)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("size", [2, 4])  # each rank has one of two key/value heads
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_each_rank_holds_what_the_memory_plan_says(

@@ -81,6 +81,7 @@ def test_memory_beyond_a_whole_device_stays_torchs_error(memory: Memory) -> None
         torch.empty(2 * MIB, dtype=torch.uint8, device=GPU)
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(
     ("given", "share", "has_mps", "expected"),
     [
@@ -155,6 +156,7 @@ def test_cache_left_open_is_as_planned_where_others_hold_their_own_share(memory:
     assert room.plannable == room.memory
 
 
+@pytest.mark.slow
 def test_nothing_that_was_joined_or_checked_is_kept_from_the_cache(
     memory: Memory, fields: dict[str, Any]
 ) -> None:

@@ -81,6 +81,7 @@ def plan(settings: EngineSettings) -> MemoryPlan:
     return plan_memory(skeleton(settings), settings, MEMORY)
 
 
+@pytest.mark.slow_beyond_first
 def test_weights_and_cache_take_what_was_planned(engine: Engine, plan: MemoryPlan) -> None:
     assert plan.cache == allocated_cache(engine._cache)
     assert plan.num_blocks == engine._cache.pool.num_blocks
@@ -133,6 +134,7 @@ def test_without_packed_layers_a_tied_embedding_is_planned_once(
     assert plan.weights == pytest.approx(allocated_weights(model_of(engine)), rel=0.01)
 
 
+@pytest.mark.slow_beyond_first
 def test_largest_step_takes_no_more_than_was_planned(settings: EngineSettings) -> None:
     check_largest_step(settings)
 
@@ -182,6 +184,7 @@ def with_drafter(folder: Path, kind: str | None, **own: int) -> EngineSettings:
     )
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(
     "kind",
     [
@@ -224,6 +227,7 @@ def test_largest_step_with_a_head_takes_no_more_than_was_planned(tmp_path: Path,
     check_largest_step(with_drafter(tmp_path, kind).model_copy(update=small))
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(
     "kind",
     [
@@ -297,6 +301,7 @@ def large() -> ModelSkeleton:
     return ModelSkeleton(config, "70B")
 
 
+@pytest.mark.slow
 def test_large_model_over_several_devices(large: ModelSkeleton) -> None:
     assert large.parameters == 70_553_706_496  # as its card says: 70.6 B
     whole = large.weight_bytes()

@@ -88,6 +88,7 @@ def costs_of_a_mixture(devices: int = 1) -> StepCosts:
     return step_costs(model, EngineSettings(model="m", tensor_parallel=devices))
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(("tokens", "different"), [(1, 2), (2, 3.75), (5, 7.794), (1000, 16)])
 def test_step_of_a_mixture_reads_the_different_experts_of_its_tokens(tokens: int, different: float) -> None:
     step = costs_of_a_mixture()

@@ -94,6 +94,7 @@ async def test_http_too_long_body_is_refused_while_it_is_read(tokenizer):
         assert "5000" in response.json()["error"]["message"]
 
 
+@pytest.mark.slow
 async def test_http_full_queue_gives_a_retry_delay(tokenizer):
     silent = ScriptedTarget(ANSWER, lost_at=range(2, 10_000), lost_with=Cause.LEAVING)
     async with client_of(tokenizer, silent, max_requests=1, max_waiting=0, request_deadline_s=6.0) as client:

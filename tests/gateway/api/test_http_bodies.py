@@ -43,6 +43,7 @@ FIELDS = sorted(CompletionRequest.model_fields.keys() | ChatRequest.model_fields
 bodies = st.dictionaries(st.sampled_from(FIELDS), values, max_size=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "base"), [("/v1/completions", ASK), ("/v1/chat/completions", CHAT)])
 def test_http_random_body_is_never_a_defect(tokenizer, path, base):
     async def check(body):
@@ -72,6 +73,7 @@ EXTREMES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "base"), [("/v1/completions", ASK), ("/v1/chat/completions", CHAT)])
 async def test_http_extreme_value_is_never_a_defect(tokenizer, path, base):
     target, headers = ScriptedTarget(ANSWER), {"content-type": "application/json"}

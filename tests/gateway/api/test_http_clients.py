@@ -157,6 +157,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("name", FORMS)
 async def test_schemas_that_clients_send_are_followed(asked, tokenizer, name):
     client, target = asked
@@ -190,6 +191,7 @@ def allowed(mode, *names):
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(
     ("mode", "said", "is_held"),
     [

@@ -11,6 +11,7 @@ from tests.fakes.scripted import ScriptedTarget
 from tests.support.http_calls import ANSWER, ASK, CHAT, TEXT, client_of, events_of
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(
     ("logprob", "said"), [(math.nan, -9999.0), (-math.inf, -9999.0), (math.inf, 0.0), (-1e300, -9999.0)]
 )

@@ -112,6 +112,7 @@ BAD_CALL = {"id": "1", "function": {"name": "f", "arguments": "[1]"}}
 ARGUMENTS = "messages.0.tool_calls.0.function.arguments"
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(
     ("wrong", "field"),
     [

@@ -126,6 +126,7 @@ async def test_openai_client_raises_its_own_errors(client, tokenizer):
             await alone.completions.create(model="m", prompt="x")
 
 
+@pytest.mark.slow
 async def test_openai_client_full_queue_is_a_rate_limit(tokenizer):
     target = ScriptedTarget(ANSWER, lost_at=range(2, 10_000), lost_with=Cause.LEAVING)
     async with client_of(tokenizer, target, max_requests=1, max_waiting=0, request_deadline_s=6.0) as client:

@@ -189,6 +189,7 @@ async def test_openapi_failed_stream_matches_its_description(tokenizer, path, as
             description.check(event, description.schema(path, content="text/event-stream"))
 
 
+@pytest.mark.slow
 async def test_openapi_answer_of_real_engines_matches_its_description():
     async with service_of() as service:
         description = await described(service.http)

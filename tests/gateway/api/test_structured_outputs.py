@@ -79,6 +79,7 @@ async def complete(service: Service, **body: Any) -> dict[str, Any]:
     return {**body["choices"][0], "usage": body["usage"]["speculation"]}
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("form", FORMS)
 async def test_answer_with_a_form_is_equal_under_every_drafter(service: Service, form: str) -> None:
     fields, is_right = FORMS[form]
@@ -98,6 +99,7 @@ async def test_answer_with_a_form_is_equal_under_every_drafter(service: Service,
 CHAIN = "\n".join(["start: r0", *(f"r{rule}: r{rule + 1}" for rule in range(7000)), 'r7000: "a"'])
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(
     ("form", "reason"),
     [
@@ -307,6 +309,7 @@ async def test_forced_tokens_are_counted_apart_from_drafted_ones(service: Servic
     assert len(said.token_ids) == plain["usage"]["forced"] + plain["usage"]["target_passes"]
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("speculation", [{"mode": "off"}, {"mode": "fixed", "depth": 3}])
 async def test_answer_with_a_form_survives_the_loss_of_its_target(
     speculation: dict[str, Any],

@@ -19,6 +19,7 @@ from tests.support.relay import relay
 ANSWER = [*range(100)]
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("delay_ms", [0.3, 2.0, 10.0])
 @pytest.mark.parametrize("mode", ["off", "fixed"])
 async def test_loop_delay_per_hop_changes_no_token(delay_ms, mode):

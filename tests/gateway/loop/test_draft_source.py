@@ -152,6 +152,7 @@ async def test_source_cold_drafter_at_a_trial_begins_rounds(monkeypatch):
     assert rounds.stats.rounds > 0
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("gone_after", range(3, 9))
 @pytest.mark.parametrize("wrong", [range(0), range(len(ANSWER))], ids=["in rounds", "while plain"])
 async def test_source_worker_lost_in_the_background_fails_no_request(gone_after, wrong):

@@ -90,6 +90,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafter_health, "RECOVERY", Backoff(0.001, 30.0))
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 async def test_text_with_drafters_that_change_is_unchanged(
     temperature: float, tmp_path: Path, restless: None
@@ -138,6 +139,7 @@ async def test_heads_that_do_not_draft_are_judged_by_unverified_drafts(tmp_path:
         assert name not in rounds.stats.drafted_by
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(
     ("drafts", "tried"), [HEADS, HEADS[::-1], ("eagle3", "eagle3+suffix"), ("eagle3+suffix", "eagle3")]
 )

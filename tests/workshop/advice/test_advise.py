@@ -105,6 +105,7 @@ def test_advise_judges_every_kind_of_candidate() -> None:
     }
 
 
+@pytest.mark.slow
 def test_model_with_another_tokenizer_is_refused_by_name() -> None:
     refused = advised().refused
     assert [*refused] == ["stranger", "stranger + suffix"]
@@ -225,6 +226,7 @@ def test_candidate_is_given_up_when_its_time_is_up() -> None:
     assert {judgement.name for judgement in advice.judgements} == {"ngram", "suffix"}
 
 
+@pytest.mark.slow
 def test_command_advises_from_its_arguments_to_its_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

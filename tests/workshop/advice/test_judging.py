@@ -100,6 +100,7 @@ def head_in(folder: Path, name: str) -> Path | None:
             return None
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("name", ["medusa", "eagle3", "early_exit"])
 def test_drafts_beside_the_target_are_those_of_serving(name: str, tmp_path: Path) -> None:
     head, depth = head_in(tmp_path, name), 3

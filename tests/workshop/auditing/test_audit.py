@@ -97,6 +97,7 @@ def test_answer_at_another_temperature_differs(audit: Any) -> None:
     assert "nats from the choice" in said
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 FEW = ["--requests", "4", "--answer-tokens", "24", "--samples", "0"]
 
 
+@pytest.mark.slow
 async def test_drafts_on_against_off_are_the_same(
     addresses: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ def target_with(head: str) -> Engine:
     return engine_with(head, DRAFTERS / head, {"layers": 3} if head == "early_exit" else {})
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize("head", ["early_exit", "eagle3", "medusa"])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_heads_give_the_text_of_plain_decoding(head: str, temperature: float) -> None:

@@ -54,6 +54,7 @@ def progress(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / PROGRESS).read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_acceptance_on_held_out_prompts_rises(fitted: Path) -> None:
     told = progress(fitted)
     assert [line["step"] for line in told] == [0, 8, 16, 24]

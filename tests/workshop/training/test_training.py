@@ -86,6 +86,7 @@ def test_training_that_is_killed_ends_as_if_it_had_not_been(text: Path, tmp_path
     assert all(torch.equal(tensor, killed[name]) for name, tensor in whole.items())
 
 
+@pytest.mark.slow_beyond_first
 @pytest.mark.parametrize(
     ("command", "options"),
     [
