@@ -1,4 +1,4 @@
-"""Classifies exceptions of a step: either a single sequence cannot go on, or the whole process cannot."""
+"""Classifies exceptions of a step: they are the fault of a single sequence, or the process is broken."""
 
 from typing import NoReturn
 
@@ -8,7 +8,7 @@ from outrider.decoding.grammar import GrammarError
 from outrider.engine.errors import CacheLostError, RankLostError
 from outrider.engine.sequence import EngineSequence
 
-NO_MEMORY = ("can't allocate memory", "not enough memory")  # torch's words on a CPU, in a plain RuntimeError
+NO_MEMORY = ("can't allocate memory", "not enough memory")  # torch raises a plain RuntimeError on a CPU
 BROKEN = (RankLostError, CacheLostError, torch.AcceleratorError, torch.distributed.DistError)
 
 
@@ -20,7 +20,7 @@ class NotFiniteError(Exception):
 
 
 class BlamedError(Exception):
-    """Error whose cause came from work for a single sequence."""
+    """Error that is the fault of a single sequence; its cause is the original exception."""
 
     def __init__(self, sequence: EngineSequence) -> None:
         super().__init__(f"sequence {sequence.number}")
@@ -28,7 +28,7 @@ class BlamedError(Exception):
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns the reason for the client in our own words: a library's message may repeat the prompt."""
+    """Returns the reason to tell the client, without a library's message, which may quote the prompt."""
     return (
         str(error)
         if isinstance(error, NotFiniteError | GrammarError)
@@ -37,7 +37,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def blame(sequence: EngineSequence, error: Exception) -> NoReturn:
-    """Blames the sequence for an exception that is handled, unless it means a broken process.
+    """Raises BlamedError for a caught exception, unless it means that the process is broken.
 
     Raises:
         BlamedError: the sequence cannot continue.
@@ -49,12 +49,12 @@ def blame(sequence: EngineSequence, error: Exception) -> NoReturn:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device's memory was too small: a smaller step may fit."""
+    """Whether the error means out of memory, so that a smaller step may succeed."""
     if isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY):
         return True
     return isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def says_broken(error: BaseException) -> bool:
-    """Whether no sequence can go on in this process, whatever is fed."""
+    """Whether the error means that this process can no longer serve any sequence."""
     return isinstance(error, BROKEN) or is_out_of_memory(error)

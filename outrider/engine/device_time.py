@@ -1,4 +1,4 @@
-"""Times of a device's work: a GPU's own events, since a launch returns before its work begins."""
+"""Timing of a device's work: by CUDA events on a GPU, whose kernel launches are asynchronous."""
 
 import time
 
@@ -8,7 +8,7 @@ Mark = float | torch.cuda.Event
 
 
 def mark(device: torch.device) -> Mark:
-    """Returns a mark of the moment when the device has done all work that it was given until now."""
+    """Returns a mark that the device reaches when it has finished all work submitted so far."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -17,20 +17,21 @@ def mark(device: torch.device) -> Mark:
 
 
 def wait_for(moment: Mark) -> None:
-    """Until the device has come as far."""
+    """Blocks until the device has reached the mark."""
     if isinstance(moment, torch.cuda.Event):
         moment.synchronize()
 
 
 def is_over(moment: Mark) -> bool:
-    """Whether the device has come as far; nothing waits."""
+    """Whether the device has reached the mark; does not block."""
     return not isinstance(moment, torch.cuda.Event) or bool(moment.query())  # type: ignore[no-untyped-call]
 
 
 def seconds_between(started: Mark, ended: Mark) -> float:
-    """
+    """Returns the seconds between two marks.
+
     Raises:
-        RuntimeError: the device has not come as far as ``ended``; something must have waited for it.
+        RuntimeError: the device has not reached ``ended`` yet.
     """
     if isinstance(started, torch.cuda.Event):
         assert isinstance(ended, torch.cuda.Event)

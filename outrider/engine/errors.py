@@ -2,55 +2,55 @@
 
 EngineError
 ├── UnsupportedModelError      the checkpoint cannot be served, with the reason
-├── IncompleteCheckpointError  a file of it is missing or cut off
-├── VocabularyMismatchError    draft and target do not read token ids alike
-├── DeviceTooSmallError        weights or cache do not fit into the engine's part of its device
-├── NoDeviceError              the device of the engine is missing
-├── CacheTooSmallError         one sequence alone would not fit into the whole cache
-├── SequenceFailedError        a step cannot go on with a sequence; other sequences go on
-├── CacheLostError             the content of the cache is uncertain: the engine ends
-└── RankLostError              a process of the group is gone: the engine ends
+├── IncompleteCheckpointError  a file of the checkpoint is missing or truncated
+├── VocabularyMismatchError    draft and target have different vocabularies
+├── DeviceTooSmallError        weights or cache do not fit into the engine's share of its device
+├── NoDeviceError              the process was assigned a GPU and sees none
+├── CacheTooSmallError         the whole cache is too small for one sequence, or for one block
+├── SequenceFailedError        one sequence cannot continue; other sequences continue
+├── CacheLostError             the content of the cache is unknown: the engine stops
+└── RankLostError              a process of the group is gone: the engine stops
 
-A message that contradicts the sequence it names (a base beyond its length, a token outside the vocabulary) is
-a plain ValueError: the sender is wrong, the engine is well.
+A message that contradicts the sequence it names (a base beyond its length, a token outside the vocabulary)
+raises a plain ValueError: the fault is the sender's, and the engine keeps working.
 """
 
 
 class EngineError(Exception):
-    """Anything the engine refuses by itself."""
+    """Base class of the engine's own errors."""
 
 
 class UnsupportedModelError(EngineError):
-    """Refusal of a checkpoint whose architecture cannot run on the paged cache."""
+    """Error: the checkpoint cannot be served; the message gives the reason."""
 
 
 class IncompleteCheckpointError(EngineError):
-    """A checkpoint folder lacks a file, or part of one."""
+    """Error: a file of a checkpoint folder is missing or truncated."""
 
 
 class VocabularyMismatchError(EngineError):
-    """Draft and target have different tokenizers."""
+    """Error: draft and target have different vocabularies."""
 
 
 class DeviceTooSmallError(EngineError):
-    """Refusal: weights or cache do not fit into the engine's part of a device."""
+    """Error: weights or cache do not fit into the engine's share of a device."""
 
 
 class NoDeviceError(EngineError):
-    """Refusal: the process should take a GPU and sees none."""
+    """Error: the process was assigned a GPU and sees none."""
 
 
 class CacheTooSmallError(EngineError):
-    """Refusal of a sequence that may outgrow the whole cache."""
+    """Error: the whole cache is too small for one sequence, or its budget for one block."""
 
 
 class SequenceFailedError(EngineError):
-    """The engine cannot go on with one sequence, and has closed it. Says nothing of its text."""
+    """Error: one sequence could not continue and was closed. The message reveals nothing of its text."""
 
 
 class CacheLostError(EngineError):
-    """Error: a change of the cache was made in part."""
+    """Error: a change of the cache failed halfway, so that its content is unknown."""
 
 
 class RankLostError(EngineError):
-    """Another rank of the group does not answer any more."""
+    """Error: another rank of the group no longer responds."""

@@ -10,14 +10,14 @@ LEAST_ROOM = 8  # blocks
 
 
 class HeldBlocks:
-    """Blocks of a sequence in the order of its slots, and the row that the block tables have for them.
+    """Blocks of a sequence in the order of its slots, and its row in the block tables.
 
-    ``count`` is their number. outrider/engine/inputs/block_tables.py sets ``row``, None until the sequence is
-    fed, and ``known``, the number of leading blocks that the row has.
+    ``count`` is the number of blocks. outrider/engine/inputs/block_tables.py sets ``row``, which is None
+    until the sequence is first fed, and ``known``, the number of leading blocks that the row contains.
     """
 
     def __init__(self, blocks: Sequence[int] | NDArray[np.int64] = ()) -> None:
-        self._numbers = np.zeros(LEAST_ROOM, np.int64)  # blocks, then room to grow
+        self._numbers = np.zeros(LEAST_ROOM, np.int64)  # block numbers, then spare capacity
         self.count = 0
         self.row: int | None = None
         self.known = 0
@@ -31,11 +31,11 @@ class HeldBlocks:
         return iter(blocks)
 
     def __getitem__(self, places: Any) -> Any:
-        """Returns blocks as numpy's indexing does."""
+        """Returns block numbers, indexed like a numpy array."""
         return self._numbers[: self.count][places]
 
     def push(self, blocks: Sequence[int] | NDArray[np.int64]) -> None:
-        """Appends blocks; the room for them grows by doubling."""
+        """Appends blocks; the capacity grows by doubling."""
         end = self.count + len(blocks)
         if end > len(self._numbers):
             self._numbers = np.resize(self._numbers, max(end, 2 * len(self._numbers)))
@@ -43,7 +43,7 @@ class HeldBlocks:
         self.count = end
 
     def drop(self, keep: int) -> list[int]:
-        """Forgets all blocks but the first ``keep``, and returns the forgotten blocks."""
+        """Removes all blocks after the first ``keep``, and returns the removed blocks."""
         dropped: list[int] = self._numbers[keep : self.count].tolist()
         self.count, self.known = min(self.count, keep), min(self.known, keep)
         return dropped

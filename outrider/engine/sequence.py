@@ -1,4 +1,4 @@
-"""Generation as the engine sees it: tokens, and the cached part of them."""
+"""Generation in an engine: its tokens, and how many of them are cached."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,15 +18,15 @@ from outrider.engine.held_state import HeldState
 from outrider.engine.row_settings import row_settings
 
 NO_DRAFT = Draft()
-UNKNOWN = 0  # placeholder of a token whose position alone counts
+UNKNOWN = 0  # placeholder for a token of which only the position matters
 
 
 @dataclass(frozen=True)
 class SequenceAdapter:
-    """Adapter of a sequence."""
+    """LoRA adapter of a sequence."""
 
-    number: int = 0  # number at the engine; 0: none
-    digest: bytes = b""  # what it has cached differs from what other weights have cached
+    number: int = 0  # number within the engine; 0: no adapter
+    digest: bytes = b""  # part of the digests of cached blocks: adapters do not share cached prefixes
 
 
 NO_ADAPTER = SequenceAdapter()
@@ -34,22 +34,22 @@ NO_ADAPTER = SequenceAdapter()
 
 @dataclass
 class DraftSequenceState:
-    """State of a sequence that only a draft needs."""
+    """State of a sequence that only the engine of a draft needs."""
 
     # Top tokens after a pending node or ROOT, best first, if known.
     top_tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    acceptance_rate: float = 0.0  # acceptance of its latest chains
+    acceptance_rate: float = 0.0  # acceptance rate of its latest chains
     drafted: Draft = NO_DRAFT  # its newest Draft
-    in_rounds: bool = False  # its newest tokens came as the Verdict on its last Draft
+    in_rounds: bool = False  # whether its newest tokens are the Verdict on its newest Draft
 
 
 @dataclass
 class TargetSequenceState:
-    """State of a sequence that only a target needs."""
+    """State of a sequence that only the engine of a target needs."""
 
-    round: int | None = None  # round of its newest Decode; None: its newest work was no Decode
-    is_plain: bool = False  # whether that began plain decoding
-    ahead: tuple[int, Draft] | None = None  # the next Drafts, and the length of the sequence that they follow
+    round: int | None = None  # round of its newest Decode; None: its newest work was not a Decode
+    is_plain: bool = False  # whether its newest Decode began plain decoding
+    ahead: tuple[int, Draft] | None = None  # a committed length, and the Drafts sent ahead to follow it
 
 
 @dataclass(eq=False)
@@ -57,37 +57,35 @@ class EngineSequence:
     """Tokens of one generation and its place in the cache.
 
     The cache holds ``tokens[:cached]`` at slots 0, 1, ... and after them the nodes of ``pending`` in order.
-    What lies beyond is garbage. Nodes are pending only while every committed token is cached.
+    The content of later slots is undefined. Nodes are pending only while every committed token is cached.
     """
 
-    number: int  # order of opening: the youngest has the highest
+    number: int  # number in order of opening: the youngest sequence has the highest
     prompt_length: int
     noise_key: int
     sampling: Sampling
     end_token_ids: frozenset[int]
-    limit: int  # tokens at which the generation ends, prompt included
-    clock: Callable[[], float] = time.perf_counter  # the engine's, seconds
+    limit: int  # length at which the generation ends, in tokens, prompt included
+    clock: Callable[[], float] = time.perf_counter  # clock of the engine, seconds
     adapter: SequenceAdapter = NO_ADAPTER
-    texts: KnownTexts = NO_TEXTS  # texts that its indices guess from
-    lists: TokenLists = field(init=False)  # what the sampling settings name
-    needs_no_text: bool = field(init=False)  # as a ChoiceContext has it
-    row_settings: NDArray[np.float64] = field(init=False)  # settings of its rows, as kernels read them
-    noise_origin: int = field(init=False)  # position at which its noise begins to count
+    texts: KnownTexts = NO_TEXTS  # texts from which its index drafters guess
+    lists: TokenLists = field(init=False)  # token ids that the sampling settings name
+    needs_no_text: bool = field(init=False)  # as in ChoiceContext
+    row_settings: NDArray[np.float64] = field(init=False)  # sampling settings as numbers for kernels
+    noise_origin: int = field(init=False)  # position from which its keyed noise is counted
     prompt: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    tokens: list[int] = field(default_factory=list)  # committed
-    cached: int = 0
+    tokens: list[int] = field(default_factory=list)  # committed tokens
+    cached: int = 0  # number of leading tokens in the cache
     pending: Draft = NO_DRAFT  # drafted tokens that may still be correct: their cache is kept
     draft: DraftSequenceState = field(default_factory=DraftSequenceState)
     target: TargetSequenceState = field(default_factory=TargetSequenceState)
-    matcher: Matcher | None = None  # matcher of its grammar, once that is compiled
+    matcher: Matcher | None = None  # matcher of its grammar; None: no grammar, or not compiled yet
     blocks: HeldBlocks = field(default_factory=HeldBlocks)
-    state: HeldState = field(default_factory=HeldState)  # empty without recurrent layers
-    preemptions: int = 0  # since its last result
-    adopted: int = 0  # prompt tokens that were cached before it came, until a result tells
-    digests: list[bytes] = field(default_factory=list)  # digests of the leading blocks that are published
-    hashes: list[bytes] = field(
-        default_factory=list
-    )  # hashes of leading blocks of tokens, as far as they were asked for
+    state: HeldState = field(default_factory=HeldState)  # unused without recurrent layers
+    preemptions: int = 0  # preemptions since its last result
+    adopted: int = 0  # prompt tokens that were found in the cache; 0 after a result has reported them
+    digests: list[bytes] = field(default_factory=list)  # digests of the leading blocks that were published
+    hashes: list[bytes] = field(default_factory=list)  # digests of leading blocks, computed on demand
 
     def __post_init__(self) -> None:
         self.lists = TokenLists.of(self.sampling, self.end_token_ids)
@@ -99,15 +97,16 @@ class EngineSequence:
 
     @property
     def is_special(self) -> bool:
-        """Whether its settings ask for more than noise.
+        """Whether choosing its tokens needs more than logits, keyed noise and row settings.
 
-        They change or ban single tokens, want log-probabilities, or judge by distributions.
+        That is so if it has a grammar, or if its settings change or ban single tokens, want log-probabilities
+        or verify by distributions.
         """
         return self._asks_for_more or self.matcher is not None
 
     @property
     def written(self) -> int:
-        """Slots that hold something: the next token fed goes here."""
+        """Number of slots in use, and so the slot of the next fed token."""
         return self.cached + len(self.pending)
 
     def row(self, generated: Sequence[int], path: tuple[int, ...], mask: Mask | None = None) -> ChoiceContext:
@@ -115,8 +114,8 @@ class EngineSequence:
 
         Args:
             generated: its committed tokens after the prompt.
-            path: drafted tokens that follow them.
-            mask: of its grammar there.
+            path: drafted tokens that follow ``generated``.
+            mask: mask of its grammar at this position.
         """
         return ChoiceContext(
             sampling=self.sampling,
@@ -140,7 +139,7 @@ class EngineSequence:
     def check_next_token(self) -> None:
         """Raises GrammarError if the caller's lists leave no token that the grammar allows next.
 
-        An end that the grammar allows is never in the way: the answer has its form there.
+        It does not raise if the grammar allows the answer to end here, since the answer is complete then.
         """
         if self.matcher is None or not self.names_tokens_beside_a_form:
             return
@@ -156,7 +155,7 @@ class EngineSequence:
             )
 
     def ends_in_form(self, told: Sequence[int], token: int) -> bool:
-        """Whether the grammar lets the answer end with ``token``, after the tokens ``told``."""
+        """Whether the grammar lets the answer end with ``token``, after the new tokens ``told``."""
         if self.matcher is None or not self.names_tokens_beside_a_form:
             return True
         return self.matcher.may_end([*self.tokens[self.prompt_length :], *told], token)
@@ -171,7 +170,10 @@ class EngineSequence:
         return self.finish_of(self.tokens[-1], len(self.tokens)) is not None
 
     def finish_of(self, token: int, length: int) -> str | None:
-        """Why the generation ends with ``token`` as its ``length``-th: "stop", "length" or None."""
+        """Returns why the generation ends with ``token``, "stop" or "length"; None: it does not end.
+
+        length: tokens of the sequence, including ``token``.
+        """
         if token in self.end_token_ids:
             return "stop"
         return "length" if length >= self.limit else None

@@ -146,7 +146,7 @@ class TargetModelSettings(ModelSettings):
     @field_validator("drafters", mode="before")
     @classmethod
     def _without_settings(cls, given: Any) -> Any:
-        """YAML gives None for a drafter without settings."""
+        """Replaces None, which YAML gives for a drafter without settings, by empty settings."""
         if not isinstance(given, dict):
             return given
         return {name: {} if own is None else own for name, own in given.items()}

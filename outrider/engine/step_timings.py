@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-# Attention gathers its blocks; it reads them where they lie; the whole pass is replayed besides.
+# gathered: attention copies the blocks of the cache together; kernels: it reads them in place; graph: a CUDA
+# graph replays the whole pass, with the same kernels.
 Path = Literal["gathered", "kernels", "graph"]
 
 
@@ -11,9 +12,9 @@ Path = Literal["gathered", "kernels", "graph"]
 class StepTimings:
     """Seconds of the parts of a step, and its size."""
 
-    build: float  # packing the items
-    forward: float  # the model: on a GPU by the device's own time
-    sample: float  # choosing tokens, until the host knows them
+    build: float  # packing of the items
+    forward: float  # forward pass; on a GPU by CUDA events
+    sample: float  # choice of tokens, until they are known on the host
     total: float
     sequences: int
     tokens: int

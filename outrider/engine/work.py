@@ -1,6 +1,7 @@
 """Work of an engine for a sequence, and its results. Torch-free.
 
-Every piece of work says what the sender holds committed: the engine's tokens up to ``base``, then ``tokens``.
+Each piece of work states the committed tokens that its sender knows: the engine's first ``base`` tokens, then
+``tokens``.
 """
 
 from collections.abc import Mapping
@@ -15,19 +16,19 @@ from outrider.pace.step import Step
 
 
 class Decode(Struct, frozen=True, tag=True):
-    """Decode on from the committed tokens.
+    """Request to decode after the committed tokens.
 
-    With a Draft, or with a lease whose depth is not 0, each answer is a Verdict. Without both, and with a
-    lease, decoding is plain: one answer for each token until the lease ends. Without anything there is one
-    token. After plain decoding under keyed noise the tokens that are known already stand, even if the sender
-    had not seen them: what is left of the Draft after them is judged.
+    With a Draft, or with a lease whose depth is not 0, each answer is a Verdict. With a lease of depth 0 and
+    no Draft, decoding is plain: one answer for each token until the lease ends. With neither, one token is
+    decoded. After plain decoding under keyed noise, the engine keeps tokens that it has decoded and that the
+    sender did not know yet. It then judges only the rest of the Draft after these tokens.
 
-    A Decode of the round under way is no new work. Its Draft is that of the round once more, and after it
-    what follows its likely verdicts: what a Verdict leaves of that tree is verified at once, with no lease.
-    Its lease takes the place of the lease before; None leaves that as it is.
+    A Decode of the current round updates this round. Its Draft repeats the round's Draft and extends it by
+    Drafts for likely verdicts. The part of this tree that follows the Verdict is verified at once, without a
+    lease. A new lease replaces the current lease; None keeps it.
     """
 
-    sequence: int  # its number
+    sequence: int  # number of the sequence
     base: int
     tokens: tuple[int, ...]
     draft: Draft
@@ -36,22 +37,23 @@ class Decode(Struct, frozen=True, tag=True):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it asks for plain decoding."""
+        """Whether the request is for plain decoding."""
         return not self.draft and self.lease is not None and self.lease.until > 0 and not self.lease.depth
 
 
 def plain_decoding(sequence: int, base: int, tokens: tuple[int, ...], count: int, round: int = 0) -> Decode:
-    """Returns the work of plain decoding, up to ``count`` tokens beyond the committed tokens."""
+    """Returns a request for plain decoding of up to ``count`` tokens after the committed tokens."""
     return Decode(sequence, base, tokens, Draft(), round, Lease(base + len(tokens) + count))
 
 
 class Propose(Struct, frozen=True, tag=True):
-    """Draft a chain of up to ``depth`` tokens beyond the committed tokens; 0: fill the cache.
+    """Request to draft a chain of up to ``depth`` tokens after the committed tokens; 0: only fill the cache.
 
-    Next to it up to ``alternatives`` tokens, each for a position of the chain, the likeliest to be correct.
+    The Draft may also have up to ``alternatives`` alternatives, at the positions of the chain where they are
+    likeliest to be correct.
     """
 
-    sequence: int  # its number
+    sequence: int  # number of the sequence
     base: int
     tokens: tuple[int, ...]
     depth: int
@@ -60,21 +62,21 @@ class Propose(Struct, frozen=True, tag=True):
 
 
 class Score(Struct, frozen=True, tag=True):
-    """Tell the log-probabilities of the committed tokens from a position on; nothing is chosen."""
+    """Request for the log-probabilities of the committed tokens from ``start`` on; no token is chosen."""
 
-    sequence: int  # its number
+    sequence: int  # number of the sequence
     base: int
     tokens: tuple[int, ...]
-    start: int  # position of the first of them, at least 1: nothing comes before the token at 0
+    start: int  # position, at least 1: the token at position 0 has no context
 
 
 class Audit(Struct, frozen=True, tag=True):
-    """Tell how far each committed token after the prompt is from the choice under keyed noise.
+    """Request to compare each committed token after the prompt with the choice under keyed noise.
 
-    It yields to all other work.
+    All other work has priority over it.
     """
 
-    sequence: int  # its number
+    sequence: int  # number of the sequence
     base: int
     tokens: tuple[int, ...]
 
@@ -86,35 +88,33 @@ Work = Decode | Propose | Score | Audit
 class AskedAdapter:
     """Adapter that a sequence asks for."""
 
-    name: str = ""  # empty: none
+    name: str = ""  # empty: no adapter
     path: str = ""  # folder within ``adapter_folder``; empty: the settings name the adapter
-    digest: bytes = (
-        b""  # digest of its files when it was loaded first; empty: it is loaded for the first time
-    )
+    digest: bytes = b""  # digest of its files at the first load; empty: this is the first load
 
 
 NONE_ASKED = AskedAdapter()
 
 
 class Timings(Struct, frozen=True):
-    """Seconds of the parts of a piece of work."""
+    """Times of a piece of work, in seconds, and counts."""
 
-    queue: float  # before its first forward pass
-    forward: float  # in forward passes that it took part in
-    sample: float  # in choosing tokens after these
-    step: float  # in steps that it took part in, from building the batch to token ids on the host
-    total: float  # from submission to result
-    last_step: Step  # the last of these steps
+    queue: float  # wait before the first forward pass
+    forward: float  # forward passes that the work took part in
+    sample: float  # choice of tokens after these passes
+    step: float  # steps that the work took part in, from building the batch to token ids on the host
+    total: float  # time from submission to result
+    last_step: Step  # newest of these steps
     steps: int
     preemptions: int  # times that its sequence lost its cache to an older sequence
-    adopted: int = 0  # prompt tokens that were cached before the sequence came; the first result tells
+    adopted: int = 0  # prompt tokens that were found in the cache; the first result reports them
 
 
 @dataclass(frozen=True)
 class Forced:
-    """Part of the sequence's grammar in a Verdict."""
+    """Tokens of a Verdict that the sequence's grammar has forced."""
 
-    tokens: int = 0  # number of forced tokens after the accepted nodes, which no Draft held
+    tokens: int = 0  # number of forced tokens after the accepted nodes that were not drafted
     nodes: tuple[int, ...] = ()  # nodes of the Draft whose tokens were the only allowed tokens
 
 
@@ -124,38 +124,38 @@ NOTHING_FORCED = Forced()
 class Decoded(Struct, frozen=True, tag=True):
     """Tokens that a step added: a Verdict on a Draft, or tokens of plain decoding."""
 
-    sequence: int  # its number
+    sequence: int  # number of the sequence
     round: int
     verdict: Verdict
     logprobs: tuple[TokenLogprobs, ...]  # a value per token of the Verdict; empty unless asked for
     finish: str | None  # "stop" or "length" when the generation ends here
     timings: Timings
-    length: int  # tokens of the sequence, these included
-    is_plain: bool = False  # tokens of plain decoding
-    draft: Draft | None = None  # Draft that follows these tokens, as the lease asked
+    length: int  # tokens of the sequence, including these tokens
+    is_plain: bool = False  # whether these are tokens of plain decoding
+    draft: Draft | None = None  # Draft that follows these tokens, if the lease asks for it
     drafter: str = ""  # target drafter that made the Draft
     forced: Forced = NOTHING_FORCED
-    draft_step: Step | None = None  # a step that made the Draft
-    # Whether the host of a GPU chose the Draft's tokens position by position, where the device makes chains.
+    draft_step: Step | None = None  # drafter step that made the Draft
+    # Whether the host chose the Draft's tokens position by position, although the engine has a GPU.
     is_draft_of_host: bool = False
-    # Place of the target's own token among the guesses of the target drafter, if the chain was wrong there.
-    # 0 is the first; None: unknown.
+    # Rank of the target's own token among the target drafter's guesses, from 0, where the chain was wrong.
+    # None: unknown.
     rank: int | None = None
-    continues: bool = False  # the Draft is being verified: another Verdict of this round follows
+    continues: bool = False  # whether the Draft is being verified: another Verdict of this round follows
 
 
 @dataclass(frozen=True)
 class AheadOutcome:
-    """Outcome of draft-ahead: what was prepared for a Draft before it was asked for."""
+    """Outcome of draft-ahead: how much of a Draft was prepared before it was requested."""
 
-    tokens: int  # tokens of the Draft's chain; 0: the Verdict was not foreseen
-    rank: int | None  # place of the target's own token among the guesses, from 0; None: unknown
-    saved: float  # seconds of steps
+    tokens: int  # prepared tokens of the chain; 0: nothing was prepared for this Verdict
+    rank: int | None  # rank of the target's own token among the guesses, from 0; None: unknown
+    saved: float  # saved seconds of steps
     wasted: int  # tokens that were drafted for other verdicts
 
 
 class Proposed(Struct, frozen=True, tag=True):
-    sequence: int  # its number
+    sequence: int  # number of the sequence
     round: int
     draft: Draft
     timings: Timings
@@ -163,38 +163,38 @@ class Proposed(Struct, frozen=True, tag=True):
 
 
 class PreparedTree(Struct, frozen=True, tag=True):
-    """Draft of a round once more, and after it the Drafts that follow its likely verdicts."""
+    """Draft of a round, extended by Drafts for its likely verdicts."""
 
-    sequence: int  # its number
+    sequence: int  # number of the sequence
     round: int
     draft: Draft
     timings: Timings
 
 
 class Scored(Struct, frozen=True, tag=True):
-    """Part of the result of a Score, in order."""
+    """Part of the result of a Score; the parts come in order."""
 
-    sequence: int  # its number
+    sequence: int  # number of the sequence
     start: int  # position of its first token
     logprobs: tuple[TokenLogprobs, ...]  # raw log-probabilities, a value per token
     timings: Timings
 
 
 class Audited(Struct, frozen=True, tag=True):
-    """Part of the result of an Audit, in order."""
+    """Part of the result of an Audit; the parts come in order."""
 
-    sequence: int  # its number
+    sequence: int  # number of the sequence
     start: int  # position of its first token
     margins: tuple[float, ...]  # nats, a value per token; see outrider/decoding/margins.py
     timings: Timings
 
 
 class Failed(Struct, frozen=True, tag=True):
-    """Notice that the sequence was closed because a step could not go on with it. It is the last result."""
+    """Last result of a sequence that could not continue and was closed."""
 
     sequence: int
-    reason: str  # without anything of its text
-    is_grammars: bool = False  # the fault of its grammar
+    reason: str  # reason, which reveals nothing of the text
+    is_grammars: bool = False  # whether its grammar caused the failure
 
 
 Answered = Decoded | Proposed | PreparedTree | Scored | Audited
@@ -205,9 +205,11 @@ Result = Answered | Failed
 class EngineLoad:
     """Load of an engine."""
 
-    decoding: int  # open sequences beyond their prompt, also between two rounds
+    decoding: int  # open sequences past their prompt, also between two rounds
     running: int  # sequences with work that hold cache
     waiting: int  # sequences with work that hold none yet
     free_blocks: int
     total_blocks: int
-    no_drafts_because: Mapping[str, str] = field(default_factory=dict)  # reasons by target drafter
+    no_drafts_because: Mapping[str, str] = field(
+        default_factory=dict
+    )  # why target drafters are disabled, by name
