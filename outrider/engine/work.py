@@ -210,6 +210,4 @@ class EngineLoad:
     waiting: int  # sequences with work that hold none yet
     free_blocks: int
     total_blocks: int
-    no_drafts_because: Mapping[str, str] = field(
-        default_factory=dict
-    )  # why target drafters are disabled, by name
+    no_drafts_because: Mapping[str, str] = field(default_factory=dict)  # reasons by disabled drafter

@@ -1,4 +1,4 @@
-"""Search for the sequence to blame: if a step fails, its parts are run instead."""
+"""Search for the sequence that makes a step fail, by running parts of the step."""
 
 import logging
 from collections.abc import Sequence
@@ -23,15 +23,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Outcome:
-    """Outcome of a step, and of its parts if it failed."""
+    """Outcome of a step, or of its parts if it failed."""
 
     chosen: list[tuple[Task, Item, Choices]] = field(default_factory=list)
-    blamed: list[tuple[EngineSequence, Exception]] = field(default_factory=list)  # they cannot continue
-    passes: list[tuple[Step, list[Task]]] = field(default_factory=list)  # each with its participants
+    blamed: list[tuple[EngineSequence, Exception]] = field(default_factory=list)  # cannot continue
+    passes: list[tuple[Step, list[Task]]] = field(default_factory=list)  # forward passes with their tasks
     next_step: Launched | None = None  # next step, if it was launched early
 
     def with_own_memory(self) -> "Outcome":
-        """Keeps the output for a later pass: the next replay of a graph writes over it."""
+        """Returns the outcome with copied outputs, which the next replay of a CUDA graph would overwrite."""
         chosen = [(task, item, choices.with_own_memory()) for task, item, choices in self.chosen]
         return replace(self, chosen=chosen)
 
@@ -43,7 +43,7 @@ class Outcome:
 
 
 class BlameSearch:
-    """Runs steps; if a step fails, runs its parts, down to the sequence to blame."""
+    """Runs steps; if a step fails, runs smaller and smaller parts of it to find the sequence to blame."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -55,7 +55,7 @@ class BlameSearch:
         following: Sequence[DecodeTask] = (),
         reach: Reach = ONE_POSITION,
     ) -> Outcome:
-        """Runs a step. Arguments: those of Runner.run. Parts of a step that failed draft one position.
+        """Runs a step. Arguments as for Runner.run; parts of a failed step draft one position.
 
         Raises:
             Exception: the device or the process is broken; see engine.blame.
@@ -67,7 +67,7 @@ class BlameSearch:
         return self._checked(selected, finished)
 
     def _in_parts(self, selected: Selected, error: Exception) -> Outcome:
-        """Handles an error of the step: runs its parts, or blames its only sequence."""
+        """Handles an error of a step: runs its parts, or blames its only sequence."""
         outcome, parts = Outcome(), _parts(selected)
         if is_out_of_memory(error) and parts:
             logger.warning("out of memory with %d sequences in a step: less is tried", len(selected))
@@ -81,9 +81,9 @@ class BlameSearch:
         return outcome
 
     def _checked(self, selected: Selected, finished: Finished) -> Outcome:
-        """Runs sequences whose numbers are not finite once more.
+        """Runs sequences again if their numbers are not finite.
 
-        First each runs alone, as another sequence may have spoilt its numbers, and then without its Draft.
+        Each first runs alone, as another sequence may have caused its numbers, and then without its Draft.
         """
         outcome = Outcome(passes=[(finished.step, [task for task, _ in selected])])
         if finished.are_finite is None:
@@ -101,7 +101,7 @@ class BlameSearch:
         if not doubtful:
             outcome.next_step = finished.next_step
             return outcome
-        # The next step is dropped: the second try may choose other tokens than the step has fed.
+        # The next step is dropped: it was fed tokens that the second try may not choose.
         outcome = outcome.with_own_memory()
         for task, item in doubtful:
             if len(selected) > 1:
@@ -119,9 +119,9 @@ class BlameSearch:
 
 
 def _parts(selected: Selected) -> list[Selected]:
-    """Returns halves of the sequences, or half of a single sequence's prompt, the rest of which comes later.
+    """Returns the two halves of the sequences, or the first half of a single sequence's committed tokens.
 
-    Empty if a single sequence feeds no prompt.
+    Later steps feed the other half. Empty if there are no committed tokens to halve.
     """
     if len(selected) > 1:
         middle = len(selected) // 2

@@ -46,10 +46,10 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Engine of a target or a draft: one model, on one device or as rank 0 of several.
 
-    One thread makes it and drives it.
+    It is not thread-safe: one thread creates and drives it.
 
-    ``submit`` work, call ``step`` while ``has_work``, close what was opened. A sequence has one piece of
-    work at a time: new work voids the old work.
+    ``open`` a sequence, ``submit`` work for it, call ``step`` while ``has_work``, and ``close`` the sequence.
+    A sequence has one piece of work at a time: new work cancels the old work.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Engine:
     ) -> None:
         """
         Args:
-            runner: the model; see ``from_settings`` for one of a checkpoint.
-            drafters: drafters of this target; None: it has none.
+            runner: runner of the model; ``from_settings`` makes it from a checkpoint.
+            drafters: target drafters; None: no target drafters.
             grammars: grammars over the model's vocabulary; None: a sequence with a grammar is refused.
-            clock: in seconds.
-            adapters: adapters of this target; None: it has none.
+            clock: returns the time in seconds.
+            adapters: LoRA adapters; None: no adapters.
         """
         self.runner = runner
         self._search = BlameSearch(runner)
@@ -81,7 +81,7 @@ class Engine:
         by_checkpoint = "model" if runner.mask_token is None else "parallel"
         row = row_of(self.settings.worker_drafter or by_checkpoint)
         branches = self.settings.draft_ahead
-        assert branches is not None  # in settings in force nothing is left open
+        assert branches is not None  # the load has resolved all settings
         self._draft_ahead = DraftAhead(branches, row.load()(runner.mask_token), goes_on=runner.launches_early)
         self._queue = WorkQueue(
             self._cache, self._draft_ahead, self._batch_delay, self.vocab_size, self.max_length, clock
@@ -105,7 +105,7 @@ class Engine:
 
         Raises:
             UnsupportedModelError: the checkpoint cannot run here, with the reason.
-            CacheTooSmallError: the memory budget buys no block.
+            CacheTooSmallError: the memory budget is smaller than one block.
         """
         drafters = TargetDrafters.of(settings)
         forward = load_forward_pass(settings, group, drafters)
@@ -122,16 +122,16 @@ class Engine:
         adapter: AskedAdapter = NONE_ASKED,
         texts: KnownTexts = NO_TEXTS,
     ) -> EngineSequence:
-        """Opens a sequence without tokens. It takes up cache once work is submitted for it.
+        """Opens a sequence without tokens. It holds no cache until work is submitted for it.
 
         Args:
-            number: number by which work names it, above those of all sequences before; None: the next number.
-            adapter: its adapter, which is loaded if it is missing.
-            texts: texts that its indices guess from.
+            number: number of the sequence, above all numbers before it; None: the next number.
+            adapter: adapter of the sequence, which is loaded if it is missing.
+            texts: texts from which its index drafters guess.
 
         Raises:
-            ValueError: the sampling settings do not suit this model's vocabulary, or no adapter of the
-                settings has the name.
+            ValueError: the sampling settings do not fit the model's vocabulary, or the adapter's name is
+                unknown.
             UnsupportedModelError: the adapter cannot be loaded.
         """
         eos = frozenset[int]() if sampling.ignore_eos else self.runner.end_token_ids
@@ -161,11 +161,11 @@ class Engine:
         return sequence
 
     def sequence(self, number: int) -> EngineSequence:
-        """Returns an open sequence. Raises KeyError."""
+        """Returns the open sequence with this number. Raises KeyError if there is none."""
         return self._sequences[number]
 
     def close(self, sequence: EngineSequence) -> None:
-        """Voids its work and frees its cache. Closing twice does nothing more."""
+        """Cancels a sequence's work and frees its cache. Closing is idempotent."""
         if self._sequences.pop(sequence.number, None) is not None:
             self._batch_delay.left(sequence)
             self._grammars.forget(sequence)
@@ -180,12 +180,12 @@ class Engine:
         """Loads an adapter at all ranks; returns the digest of its files.
 
         Raises:
-            UnsupportedModelError: it cannot be used, with the reason.
+            UnsupportedModelError: the adapter cannot be used, with the reason.
         """
         return self._adapters.load(asked)
 
     def drop_adapter(self, digest: bytes) -> None:
-        """Drops an adapter as soon as no open sequence has it."""
+        """Drops an adapter as soon as no open sequence uses it."""
         self._adapters.drop(digest)
 
     def fail(self, sequence: EngineSequence, error: BaseException) -> Failed:
@@ -196,11 +196,11 @@ class Engine:
         return Failed(sequence.number, reason_of(error), isinstance(error, GrammarError))
 
     def warm_up(self) -> None:
-        """Starts the sandbox of grammars, so that no grammar waits for it. Returns at once."""
+        """Starts the grammar sandbox early, so that no grammar has to wait for it. Does not block."""
         self._grammars.warm_up()
 
     def shut_down(self) -> None:
-        """Ends the threads of grammars and dismisses the other ranks, after the last step."""
+        """Stops the grammar threads and dismisses the other ranks, after the last step."""
         self._grammars.shut_down()
         self.runner.shut_down()
 
@@ -214,11 +214,11 @@ class Engine:
         return bool(self._queue.tasks or self._queue.ready or self._draft_ahead.unfinished)
 
     def alternatives(self, sequence: EngineSequence, depth: int, count: int) -> list[Branch]:
-        """Returns the alternatives of a sequence's next Draft, as many as are wanted."""
+        """Returns at most ``count`` alternatives for a sequence's next Draft, the likeliest to be correct."""
         return self._draft_ahead.alternatives(sequence, depth, count)
 
     def works_on(self, sequence: EngineSequence) -> bool:
-        """Whether it has work of this sequence."""
+        """Whether the sequence has unfinished work."""
         return sequence.number in self._queue.tasks
 
     def load(self) -> EngineLoad:
@@ -238,20 +238,21 @@ class Engine:
         )
 
     def patience(self) -> float:
-        """Returns the seconds that the next step should wait for sequences between two rounds."""
+        """Returns how many seconds the next step should wait for sequences that are between two rounds."""
         tasks = [task for task in self._queue.tasks.values() if not task.yields]
         if self._launched or self._queue.ready or not (tasks and all(map(_verifies, tasks))):
-            return 0.0  # a step is under way, or plain decoding would lose what rounds gain
+            return 0.0  # a step is launched or has results, or waiting would slow down plain decoding
         return self._batch_delay.patience([task.num_tokens for task in tasks])
 
     def submit(self, work: Work, arrived: float | None = None) -> None:
-        """Takes on work for an open sequence.
+        """Queues work for an open sequence.
 
-        arrived: time of the request by the engine's clock, from which timings count; None: now.
+        arrived: arrival time of the request by the engine's clock, at which its timings start; None: now.
 
         Raises:
             ValueError: the work contradicts its sequence; the message says how.
-            CacheTooSmallError: the sequence may outgrow the whole cache. (A Propose gets an empty Draft.)
+            CacheTooSmallError: the sequence may outgrow the whole cache. (A Propose gets an empty Draft
+                instead.)
         """
         sequence = self._sequences.get(work.sequence)
         if sequence is None:
@@ -266,14 +267,14 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, is_interrupted: Callable[[], bool] | None = None) -> list[Result]:
-        """Runs a forward pass over all tasks that can take part, and returns the results that it completed.
+        """Runs a forward pass over all tasks that can take part, and returns the completed results.
 
-        A sequence for which the pass raises, or whose numbers are not finite, fails alone. If all tasks draft
-        chains, the step drafts further positions: on a GPU all that each chain has left, else as many as the
-        shortest of them has left.
+        If the pass raises for a sequence, or computes numbers that are not finite, only this sequence fails.
+        If all tasks draft chains, the step drafts several positions: on a GPU all remaining positions of each
+        chain, on a CPU as many as the shortest chain has left.
 
-        is_interrupted: whether other work has come, which waits for the step: it drafts no further positions.
-            None: no work comes meanwhile.
+        is_interrupted: returns whether new work waits for the end of the step, which then drafts no further
+            positions. None: no work can arrive during the step.
 
         Raises:
             Exception: the device or the process is broken; see engine.blame.
@@ -314,7 +315,7 @@ class Engine:
         return results + [self.fail(sequence, error) for sequence, error in outcome.blamed]
 
     def _begin_drafts(self, selected: Selected, launched: Launched) -> RoundsAhead | None:
-        """Begins Drafts on the device; returns the rounds after them that may begin there too."""
+        """Starts Drafts on the device; returns the next rounds if they can start on the device as well."""
         under_way = self._drafting.begin(selected, launched)
         if under_way is None or not self.runner.launches_early or len(selected) < len(self._queue.tasks):
             return None
@@ -331,7 +332,7 @@ class Engine:
                 self._batch_delay.stepped(step)
 
     def _select(self) -> Selected:
-        """Selects the items of the step under way, else of requested work, else of work ahead."""
+        """Selects the items of the step launched early, or else of requested work, or else of draft-ahead."""
         if self._launched is not None:
             if selected := self._scheduler.still_wanted(self._launched.tasks, self._queue.tasks):
                 return selected
@@ -340,11 +341,11 @@ class Engine:
             return self._scheduler.select(tasks, self._sequences)
         selected = self._scheduler.select_idle(self._draft_ahead.unfinished)
         if not selected:
-            self._draft_ahead.unfinished.clear()  # there is no cache to spare
+            self._draft_ahead.unfinished.clear()  # there is no spare cache for draft-ahead
         return selected
 
     def _take(self, chosen: list[tuple[Task, Item, Choices]]) -> list[Result]:
-        """Gives each task its tokens, and returns the results. Work that follows a finished task begins."""
+        """Gives each task its tokens, starts work that follows finished tasks, and returns the results."""
         results: list[Result] = []
         for task, item, choices in chosen:
             try:
@@ -356,7 +357,7 @@ class Engine:
         return results
 
     def _continued(self, outcome: Outcome, results: list[Result]) -> list[Result]:
-        """Begins rounds with the Drafts that come with Verdicts, if they may begin; returns the results."""
+        """Starts the next rounds with the Drafts of these results, if allowed; returns the results."""
         following = outcome.next_step.tasks if outcome.next_step else ()
         launched = {task.sequence: task for task in following if isinstance(task, DecodeTask)}
         verified = {
@@ -380,9 +381,9 @@ class Engine:
             sequence.pending = task.tree()
             results = task.take(choices, self._cache)
         elif item.num_logits:
-            results = task.take(choices, self._cache)  # choices of a part of its prompt
+            results = task.take(choices, self._cache)  # a Score or an Audit, in the middle of its tokens
         self._cache.publish(sequence)
-        if not all(choices.are_valid):  # the cache of drafted tokens is not read again
+        if not all(choices.are_valid):  # drafted tokens with numbers that are not finite leave the cache
             self._cache.roll_back(sequence, sequence.cached)
             self._cache.clear(sequence, sequence.cached)
         if task.done:
@@ -391,7 +392,7 @@ class Engine:
 
 
 def _verifies(task: Task) -> bool:
-    """Whether the task is the verification of one Draft."""
+    """Whether the task decodes in rounds, not plainly."""
     return isinstance(task, DecodeTask) and not task.is_plain
 
 

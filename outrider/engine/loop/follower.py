@@ -1,4 +1,4 @@
-"""Loop of ranks other than 0: they run the passes of target and drafter that rank 0 orders."""
+"""Loop of the ranks other than 0, which run the passes of target and drafters that rank 0 sends."""
 
 import logging
 
@@ -15,14 +15,14 @@ logger = logging.getLogger(__name__)
 
 @torch.inference_mode()
 def follow(forward: ForwardPass, group: RankGroup) -> None:
-    """Runs passes over this rank's share of model and drafter until rank 0 dismisses its group.
+    """Runs passes over this rank's share of model and drafters until rank 0 dismisses its group.
 
-    A pass that raises here has raised at rank 0 too, which finds the sequence to blame. If rank 0 did not
-    raise, the two ranks are at different exchanges. The next step detects it, or the limit on a step's time
-    ends both.
+    A pass that raises here usually raises at rank 0 too, which finds the sequence to blame. If rank 0 does
+    not raise, the collective operations of the two ranks no longer match. The next step detects this, or the
+    step timeout ends both processes.
 
     Raises:
-        RankLostError: rank 0 or another rank is gone, or a rank has failed alone.
+        RankLostError: rank 0 or another rank is gone, or a pass has failed at one rank only.
         Exception: the device is broken, or out of memory.
     """
     while (received := group.receive(forward.tables)) is not None:

@@ -1,4 +1,4 @@
-"""Forward passes of a model over its paged cache, which are alike at all ranks of a group."""
+"""Forward passes of a model over its paged cache; all ranks of a group run the same passes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -57,14 +57,14 @@ if TYPE_CHECKING:
 
 
 class ForwardPass:
-    """Passes of a model, or of a rank's share of it, over the keys and values that they compute.
+    """Forward passes of a model, or of a rank's share of it, over its paged cache.
 
-    outrider/engine/loop/load.py makes it and gives it its cache.
+    outrider/engine/loop/load.py creates it and sets its cache.
     """
 
     cache: PagedCache
     tables: BlockTables
-    slow_because: tuple[str, ...]  # on a GPU: a sentence for each thing that could be faster
+    slow_because: tuple[str, ...]  # on a GPU: a sentence for each missing optimization
 
     def __init__(
         self,
@@ -79,32 +79,32 @@ class ForwardPass:
     ) -> None:
         """
         Args:
-            model: model of transformers, whose attention goes through ours (weights.attach).
-            settings: settings in force: nothing is left open.
-            kernel: kernel of attention; None: blocks are gathered.
+            model: transformers model whose attention calls ours (weights.attach).
+            settings: settings with all open values resolved.
+            kernel: attention kernel; None: attention gathers blocks.
             group: group of this rank; None: the model is whole.
             drafters: drafters of the target.
             promise: how far the same seed gives the same text.
-            load_timings: times of the load so far.
+            load_timings: timings of the load so far.
             adapters: adapters of the target, whose weights may still be loaded.
         """
         self.model, self.settings, self.kernel, self.group = model, settings, kernel, group
         self.drafters, self.promise, self.load_timings = drafters, promise, load_timings
         self.adapters = adapters
-        # transformers walks through the weights to find these, so a step does not ask it.
+        # Read once: transformers searches the weights for these properties at each access.
         self.dtype, self.device = model.dtype, model.device
         self.is_asynchronous = kernel is not None and kernel.is_asynchronous
-        self._is_leader = group is None or group.rank == 0  # states are read there alone
+        self._is_leader = group is None or group.rank == 0  # only rank 0 reads hidden states
         self._hidden_layers = drafters.hidden_layers if self._is_leader else ()
         self._graphs: Graphs | None = None
-        self._chunk_graphs: Graphs | None = None  # graphs for steps that take prompts along
+        self._chunk_graphs: Graphs | None = None  # graphs for steps that include prompts
         self.draft_graphs: DraftGraphs | None = None
         self._decoder: Decoder | None = None
-        self._experts_read: torch.Tensor | None = None  # int32 [1] count of a pass; None: not counted
-        self.num_experts = 0  # experts of all layers together, if they are counted
+        self._experts_read: torch.Tensor | None = None  # int32 [1] experts read by a pass; None: not counted
+        self.num_experts = 0  # experts of all layers together; 0: not counted
 
     def use_cache(self, cache: PagedCache) -> None:
-        """Computes over this cache from now on."""
+        """Sets the cache of all later passes."""
         self.cache = cache
         sequences, size = self.settings.max_sequences, cache.block_size
         shape = shape_of_tables(sequences, context_length(self.model), cache.capacity, size)
@@ -112,7 +112,7 @@ class ForwardPass:
         self._chain_batches = ChainBatches(self.tables, self.dtype)
 
     def step_of(self, feeds: Sequence[Feed], rounds: ForeseenRounds = NO_ROUNDS) -> StepInput:
-        """Returns the input of a step with these feeds, after all pending changes of the cache.
+        """Returns the input of a step with these feeds, and with all pending changes of the cache.
 
         Raises:
             ValueError: there are too many feeds, or a recurrent state is missing.
@@ -121,9 +121,9 @@ class ForwardPass:
         return StepInput.of(self.tables, feeds, self.cache.take_changes(), uses, rounds)
 
     def prepare(self, step: StepInput, choice: ChoiceInput | None = None) -> Batch | Passes:
-        """Makes the step's changes of the cache; returns its tensors. Raises CacheLostError.
+        """Applies the step's changes of the cache; returns the step's tensors. Raises CacheLostError.
 
-        choice: input of the choice of tokens, to be copied with the step; comes back as Batch.choice.
+        choice: input of the choice of tokens, copied with the step and returned as Batch.choice.
         """
         self.change_cache(step)
         if self.settings.batch_invariant:
@@ -140,7 +140,7 @@ class ForwardPass:
         return replace(batch, recurrences=order, state_program=program)
 
     def change_cache(self, step: StepInput) -> None:
-        """Makes the step's changes of the cache. Raises CacheLostError."""
+        """Applies the step's changes of the cache. Raises CacheLostError."""
         try:
             self.cache.make(step.changes)
         except Exception as error:
@@ -148,14 +148,14 @@ class ForwardPass:
 
     def _graph_of(self, step: StepInput, choice: ChoiceInput | None) -> GraphBatch | None:
         if [feed for feed in step.feeds if feed.adapter]:
-            return None  # graphs are captured without adapters, whose rows differ from step to step
+            return None  # graphs are captured without adapters, whose rows differ between steps
         for graphs in (self._graphs, self._chunk_graphs):
             if graphs is not None and (batch := graphs.batch(step, choice)) is not None:
                 return batch
         return None
 
     def _pass_of(self, step: StepInput, choice: ChoiceInput | None) -> Batch:
-        """Returns a pass of batch-invariant numerics."""
+        """Returns the tensors of a pass with batch-invariant numerics."""
         return self._with_new_blocks(padded_pass(step, self.tables, self.dtype, choice))
 
     def lay_out(self, step: StepInput, choice: ChoiceInput | None = None) -> Batch:
@@ -176,7 +176,7 @@ class ForwardPass:
         return self._with_new_blocks(paged_batch(given, given.logit_rows, tables.block_size, dtype, rows))
 
     def _with_new_blocks(self, batch: Batch) -> Batch:
-        """Brings the new blocks of a batch into the tables on the device."""
+        """Writes the new blocks of a batch into the block tables on the device; returns the batch."""
         if self.kernel is not None and batch.paged is not None and len(batch.paged.new_blocks):
             self.kernel.take_in(batch.paged)
         return batch
@@ -197,12 +197,15 @@ class ForwardPass:
         return self._output_of_sent(batch)
 
     def _move_behind_verdicts(self, batch: Batch, chosen: torch.Tensor) -> None:
-        """Has the leading sequences go on after their Verdicts. chosen: as StepInput.rounds says."""
+        """Moves the leading feeds behind their Verdicts, which only the device knows.
+
+        chosen: chosen tokens, led by what the Verdicts tell (see ForeseenRounds).
+        """
         from outrider.engine.kernels.rounds_ahead import move_behind_verdicts
 
         assert batch.paged is not None
         if isinstance(batch, GraphBatch):
-            self._with_new_blocks(batch)  # the graph itself brings them too late
+            self._with_new_blocks(batch)  # the graph writes them too late for this kernel
         told = chosen[: batch.rounds.count * len(TOLD)]
         moves = move_behind_verdicts(batch.paged, batch.choice, told, self.cache.block_size)
         if batch.rounds.may_branch:
@@ -216,28 +219,28 @@ class ForwardPass:
     def drafted_after(
         self, feeds: Sequence[Feed], choice: ChoiceInput, result: StepResult[torch.Tensor], positions: int
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Makes chains after the Verdicts of a target, without a wait; returns None if there is no graph.
+        """Drafts chains after the Verdicts of a target without waiting; returns None if there is no graph.
 
         Args:
-            feeds: feeds that end with the Verdicts, as ``read_verdicts`` takes them.
-            choice: choosing rows, at the positions for which nothing is accepted.
+            feeds: feeds that end with placeholders for the tokens of the Verdicts (see ``read_verdicts``).
+            choice: input of the choice of tokens, for the positions that follow if nothing is accepted.
             result: result of the target's choice of tokens, on the device.
             positions: positions of the longest chain.
 
         Returns:
-            ``DraftChains.found``, and what ``read_verdicts`` has told.
+            ``DraftChains.found``, and the numbers [num_sequences, len(TOLD)] of ``read_verdicts``.
         """
         graphs = self.draft_graphs
         if graphs is None or not graphs.fits(feeds):
             return None
         batch = self.prepare(self.step_of(feeds), choice)
-        assert isinstance(batch, Batch)  # a draft has no batch-invariant numerics
+        assert isinstance(batch, Batch)  # a draft never uses batch-invariant numerics
         if isinstance(batch, GraphBatch):
             batch.send()
         ends, told = verdicts_in(batch, result, self.group)
         batch.logit_rows.copy_(ends)
         output = self._output_of_sent(batch)
-        # What is fed after the end of a Verdict says nothing about the chain.
+        # Placeholders after the end of a Verdict are fed as well; their numbers do not matter to the chain.
         finite = torch.ones_like(output.are_finite)
         return graphs.drafted(batch, replace(output, are_finite=finite), positions), told
 
@@ -260,7 +263,7 @@ class ForwardPass:
             position_ids=batch.position_ids,
             use_cache=False,
             logits_to_keep=batch.logit_rows,
-            output_hidden_states=self._hidden_layers or False,  # states of other layers are not kept
+            output_hidden_states=self._hidden_layers or False,  # hidden states of other layers are not kept
             outrider=paged,
         )
         return output.logits[0], states_of(output.hidden_states, self._hidden_layers)
@@ -269,7 +272,7 @@ class ForwardPass:
         """Returns bool [num_tokens]: whether all keys, values and kept states are finite, at all ranks."""
         are_finite = self.cache.are_finite(batch.slots)
         for recurrence in batch.recurrences:
-            if recurrence.use.ends:  # no keys and values follow the last recurrent layers of some models
+            if recurrence.use.ends:  # keys and values show no NaN of recurrent layers at the model's end
                 assert self.cache.states is not None
                 kept_are_finite = self.cache.states.kept.are_finite([*recurrence.use.ends.values()])
                 are_finite[recurrence.rows].logical_and_(kept_are_finite)
@@ -278,7 +281,7 @@ class ForwardPass:
         return are_finite
 
     def pass_over(self, part: Any) -> Callable[[Paged], torch.Tensor]:
-        """Returns the pass of a part of the model to logits [num_logits, vocab_size]."""
+        """Returns a function that runs a part of the model and returns logits [num_logits, vocab_size]."""
         decoder = None if self._decoder is None else self._decoder_of(part, ())
 
         def run(paged: Paged) -> torch.Tensor:
@@ -301,24 +304,24 @@ class ForwardPass:
         return decoder_of(model, hidden_layers, layer_operations(self.kernel, self.device, self.dtype))
 
     def count_experts(self) -> None:
-        """Counts from now on the experts that passes read, if the model has any and is no draft.
+        """Starts to count the experts that each pass reads, if the model has experts and is a target.
 
-        A draft's further positions tell the host nothing but their tokens.
+        Further positions of a draft return only their tokens to the host.
         """
         if not self.settings.is_draft and (counted := count_read(self.model, self.device)) is not None:
             self._experts_read, self.num_experts = counted
 
     def use_decoder(self) -> bool:
-        """Computes by the fast decoder from now on; returns False if the model has none."""
+        """Switches to the fast decoder; returns False if the model has none."""
         self._decoder = self._decoder_of(self.model, self._hidden_layers)
         return self._decoder is not None
 
     def use_layers(self) -> None:
-        """Computes by transformers' layers from now on."""
+        """Switches to transformers' layers."""
         self._decoder = None
 
     def capture_graphs(self) -> tuple[str, ...]:
-        """Captures the graphs of steps and of drafters; returns why graphs are missing."""
+        """Captures the CUDA graphs of steps and of drafters; returns the reasons why some are missing."""
         settings = self.settings
         if not settings.graphs:
             return ("no step has a CUDA graph: graphs are off in the settings",)
@@ -341,12 +344,12 @@ class ForwardPass:
         return reasons + self.drafters.capture()
 
     def _capture_draft_graphs(self) -> tuple[str, ...]:
-        """Captures the positions of Drafts; returns why some are missing."""
+        """Captures the graphs of a Draft's positions; returns the reasons why some are missing."""
         self.draft_graphs = self.draft_graphs_of(self._compute)
         return self.draft_graphs.capture()
 
     def draft_graphs_of(self, compute: Callable[[Batch], ForwardOutput]) -> "DraftGraphs":
-        """Returns graphs of positions of Drafts, each of which ``compute`` passes over."""
+        """Returns graphs of a Draft's positions. compute: runs the forward pass of one position."""
         from outrider.engine.forward.draft_graphs import DraftGraphs
 
         return DraftGraphs(
@@ -360,11 +363,11 @@ class ForwardPass:
         )
 
     def graphs_of(self, compute: Callable[[Batch], ForwardOutput]) -> Graphs:
-        """Returns graphs for passes of the target drafter."""
+        """Returns graphs for passes of a target drafter."""
         return self._graphs_of(compute, drafting_sizes(self.settings), as_chains=False)
 
     def row_graphs_of(self, functions: Sequence[ByRows], size: int) -> list[RowGraphs]:
-        """Returns graphs for functions of rows of the target drafter."""
+        """Returns graphs for a target drafter's functions of rows."""
         model, sizes = self.model, drafting_sizes(self.settings)
         # Other ranks choose no tokens, so they keep no logits.
         kept = model.config.get_text_config().vocab_size if self._is_leader else 0

@@ -1,7 +1,7 @@
-"""Grammars of sequences, compiled in threads of their own: no step waits for one.
+"""Grammars of sequences, compiled in background threads: no step waits for a compilation.
 
-A caller with the deployment's token can send any grammar, past the gateways. So each grammar is tried in a
-process that may be lost, before this process compiles it.
+A caller who has the deployment's token can bypass the gateways and send any grammar. So each grammar is tried
+in a sandbox process, which may crash, before this process compiles it.
 """
 
 import logging
@@ -25,22 +25,22 @@ from outrider.learning.lru import Lru
 logger = logging.getLogger(__name__)
 
 MAX_KEPT = 64  # compiled grammars; the least recently used is dropped
-MAX_KEPT_BYTES = 2**30  # memory that the kept grammars took to compile
+MAX_KEPT_BYTES = 2**30  # memory that compiling the kept grammars took
 AT_ONCE = 4  # grammars that are compiled at a time
-# Seconds of processor time, twice what a gateway can be set to allow: this machine may be the slower one.
+# CPU seconds. They are twice the largest limit of a gateway, as this machine may be slower.
 LONGEST_COMPILE_S = 20
-COMPILE_STACK = 4 * STACK  # bytes: what passed the sandbox cannot overflow it
-LONGEST_WAIT_S = 0.001  # longest step that only waits for grammars
+COMPILE_STACK = 4 * STACK  # bytes; a grammar that passed the sandbox cannot overflow this stack
+LONGEST_WAIT_S = 0.001  # longest duration of a step that only waits for grammars
 
 
 @dataclass(frozen=True)
 class Compiled:
-    matcher: LLMatcher  # at the beginning of an answer
+    matcher: LLMatcher  # matcher at the beginning of an answer
     bytes: int  # memory that compiling took
 
 
 class Grammars:
-    """Grammars of one engine, whose thread calls the methods."""
+    """Grammars of one engine. Only the engine's thread calls the methods."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class Grammars:
     ) -> None:
         """
         Args:
-            tokens: tokens of the vocabulary; None: there is no tokenizer, and no grammar.
-            end_token_ids: ids of the model's ends.
-            sandbox: sandbox over these tokens; None exactly if ``tokens`` is.
+            tokens: tokens of the vocabulary; None: without a tokenizer, grammars are refused.
+            end_token_ids: ids of the model's end-of-sequence tokens.
+            sandbox: sandbox with these tokens; None if and only if ``tokens`` is None.
         """
         self._tokens = tokens
         self._vocab_size = vocab_size
@@ -65,7 +65,10 @@ class Grammars:
 
     @classmethod
     def of_checkpoint(cls, model: str, vocab_size: int, end_token_ids: frozenset[int]) -> "Grammars":
-        """model: local folder or hub id. A model without a tokenizer takes no grammars."""
+        """Returns the grammars of a checkpoint. Without a tokenizer they refuse every grammar.
+
+        model: local folder or hub id.
+        """
         tokenizer = _tokenizer(model)
         if tokenizer is None or not end_token_ids:
             return cls(None, vocab_size, end_token_ids)
@@ -75,7 +78,7 @@ class Grammars:
         return cls(token_table(text, size, end_token_ids), vocab_size, end_token_ids, sandbox)
 
     def warm_up(self) -> None:
-        """Starts the sandbox. Returns at once."""
+        """Starts the sandbox. Does not block."""
         if self._sandbox is not None:
             self._sandbox.start()
 
@@ -83,7 +86,7 @@ class Grammars:
         """Submits the sequence's grammar, if any, to be compiled.
 
         Raises:
-            GrammarError: this model takes no grammar.
+            GrammarError: the model has no tokenizer, or the sequence ignores the end of sequence.
         """
         grammar = sequence.sampling.grammar
         if grammar is None:
@@ -95,7 +98,7 @@ class Grammars:
         self._drop()
 
     def _submit(self, grammar: str) -> "Future[Compiled]":
-        with _stack(COMPILE_STACK):  # submitting starts a thread
+        with _stack(COMPILE_STACK):  # submitting may start a thread
             return self._threads.submit(self._compile, grammar)
 
     def _compile(self, grammar: str) -> "Compiled":
@@ -116,7 +119,7 @@ class Grammars:
         _, compiling = self._waiting.pop(sequence.number, (None, None))
         if compiling is None or any(compiling is other for _, other in self._waiting.values()):
             return
-        if compiling.cancel():  # it had not begun
+        if compiling.cancel():  # compiling had not begun
             assert sequence.sampling.grammar is not None
             self._compiled.drop(sequence.sampling.grammar)
 
@@ -141,25 +144,25 @@ class Grammars:
         return failed
 
     def wait(self) -> None:
-        """Waits for a moment, or until a grammar is compiled."""
+        """Waits until a grammar is compiled, at most LONGEST_WAIT_S."""
         wait([compiling for _, compiling in self._waiting.values()], LONGEST_WAIT_S, FIRST_COMPLETED)
 
     def shut_down(self) -> None:
-        """Ends the threads and the sandbox."""
+        """Stops the threads and the sandbox."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._sandbox is not None:
             self._sandbox.close()
 
 
 def _bytes(compiling: Future[Compiled]) -> int:
-    """Returns the memory that compiling took, 0 while it is not known."""
+    """Returns the memory that compiling took; 0: not known yet, or failed."""
     is_there = compiling.done() and not compiling.cancelled() and compiling.exception() is None
     return compiling.result().bytes if is_there else 0
 
 
 @contextmanager
 def _stack(size: int) -> Iterator[None]:
-    """Sets the bytes of stack of threads that start inside this context."""
+    """Sets the stack size, in bytes, of threads that start inside this context."""
     before = threading.stack_size(size)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Steps that a device was given, and steps whose tokens are known."""
+"""Steps that were launched on a device, and finished steps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,32 +21,32 @@ from outrider.pace.step import Step
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a step drafts before the host reads its tokens."""
+    """Limits of how far a step drafts before the host reads its tokens."""
 
-    # Most positions of each sequence, each after the best token of the position before; none: 1 of each.
+    # Most positions of each sequence; each feeds the best token of the position before. Empty: one each.
     positions: Sequence[int] = ()
-    # Whether other work has come: the step ends with what a device has been given. None: no work can come.
+    # Returns whether other work has arrived, so that no further position is launched. None: none can arrive.
     is_interrupted: Callable[[], bool] | None = None
-    # Begins Drafts on the device before the host knows the step's tokens, and returns the rounds that follow
-    # there. None: nothing follows.
+    # Starts Drafts on the device before the host knows the step's tokens, and returns the rounds that can
+    # follow on the device. None: no Drafts are started.
     begin_drafts: "Callable[[Launched], RoundsAhead | None] | None" = None
 
     @property
     def shortest(self) -> int:
-        """Positions of the sequence with the fewest."""
+        """Smallest number of positions of a sequence."""
         return min(self.positions) if self.positions else 1
 
     @property
     def longest(self) -> int:
-        """Positions of the sequence with the most."""
+        """Largest number of positions of a sequence."""
         return max(self.positions) if self.positions else 1
 
     def is_interrupted_before(self, newest: Mark) -> bool:
-        """Whether other work has come before the device has done the newest position.
+        """Waits for the newest position; returns whether other work has arrived meanwhile.
 
-        No position is launched in advance, so whoever comes waits for one position at most.
+        No position is launched in advance, so that new work waits for one position at most.
 
-        newest: end of the newest position that is launched.
+        newest: mark at the end of the newest launched position.
         """
         if self.is_interrupted is None:
             return False
@@ -61,29 +61,29 @@ ONE_POSITION = Reach()
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward pass that a device was given."""
+    """A forward pass that was launched on a device."""
 
     batch: Batch | Passes
     output: ForwardOutput
-    built: float  # seconds of the host's clock when it was packed
+    built: float  # time on the host's clock at which packing ended, seconds
     started: Mark
     ended: Mark
 
 
 class LogitRows:
-    """Rows of a step's logits: some choose a token, the rows of a Score only rate tokens that are there."""
+    """Rows of a step's logits: some choose a token, and the rows of a Score only rate given tokens."""
 
     def __init__(self, counts: Sequence[int], choosing: Sequence[int]) -> None:
         """
         Args:
             counts: rows of each item.
-            choosing: rows of each item that choose: all, or none.
+            choosing: rows of each item that choose a token: all its rows, or 0.
         """
         self._counts, self._choosing = counts, choosing
         self._all = counts == choosing
 
     def choosing(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns the choosing rows of ``rows``, which is [num_rows, ...]."""
+        """Returns those of ``rows``, [num_rows, ...], that choose a token."""
         if self._all:
             return rows
         parts = zip(rows.split_with_sizes([*self._counts]), self._choosing, strict=True)
@@ -108,21 +108,21 @@ class LogitRows:
 
 @dataclass(frozen=True)
 class Launched:
-    """A step that a device was given."""
+    """A step that was launched on a device."""
 
     tasks: Sequence[Task]
     counts: list[int]  # tokens that each task feeds
     forward: Pass
     choosing: Choosing | DraftedTokens
-    started: float  # seconds of the host's clock when packing began
-    before: Mark | None = None  # end of the step before, if this step was launched early
+    started: float  # time on the host's clock at which packing began, seconds
+    before: Mark | None = None  # end of the previous step, if this step was launched early
     logit_rows: LogitRows | None = None  # None: all rows choose a token
-    reached: Sequence[int] = ()  # positions that the step drafts for each task; none: a position for each
-    further: Sequence["Launched"] = ()  # positions after the first, unless ``choosing`` has them
+    reached: Sequence[int] = ()  # positions that the step drafts for each task; empty: one each
+    further: Sequence["Launched"] = ()  # further positions, unless ``choosing`` contains them
 
     @property
     def positions(self) -> int:
-        """Positions of the task with the most."""
+        """Largest number of positions of a task."""
         return max(self.reached, default=1)
 
     @property
@@ -149,15 +149,15 @@ class Launched:
         return found
 
     def timings(self, now: float) -> StepTimings:
-        """Returns the timings of a finished step. An early one begins with the end of the step before."""
+        """Returns a finished step's timings. A step launched early begins when the previous step ends."""
         passes = [self.forward, *[position.forward for position in self.further]]
         forward = sum([seconds_between(each.started, each.ended) for each in passes])
         if self.before is None:
             build, total = self.forward.built - self.started, now - self.started
         else:
-            build = seconds_between(self.before, self.forward.started)  # the device waited for this step
+            build = seconds_between(self.before, self.forward.started)  # the device was idle
             total = seconds_between(self.before, self.choosing.arrival)
-        sample = total - build - forward  # choosing tokens has waited for the device
+        sample = total - build - forward  # includes the wait for the device
         num_tokens = self.forward.batch.num_tokens + sum(self.reached) - len(self.reached)
         path = self.forward.batch.path
         return StepTimings(build, forward, sample, total, len(self.tasks), num_tokens, path)
@@ -165,10 +165,10 @@ class Launched:
 
 @dataclass(frozen=True)
 class Finished:
-    """A step whose tokens are known."""
+    """A finished step, whose tokens the host knows."""
 
     step: Step
     choices: list[Choices]  # choices of each item
-    # For each item: whether the cache of each token that it fed is finite. None: all numbers of the step are.
+    # For each item: whether the cached numbers of each fed token are finite. None: all of them are.
     are_finite: list[list[bool]] | None
     next_step: Launched | None = None  # next step, if it was launched early

@@ -56,7 +56,7 @@ def load_forward_pass(
 
     Raises:
         UnsupportedModelError: the checkpoint cannot run here, with the reason.
-        CacheTooSmallError: the memory budget buys no block.
+        CacheTooSmallError: the memory budget is smaller than one block.
         DeviceTooSmallError: the weights or the cache do not fit into the device.
     """
     if settings.threads is not None:
@@ -81,7 +81,7 @@ def load_forward_pass(
         settings = _in_force(settings, model, room)
     forward = ForwardPass(model, settings, kernel, group, drafters, promise, timings, adapters)
     _check_and_optimize(forward, layers)
-    empty_cache(room.device)  # joined weights and checks leave pieces that are too small for the cache
+    empty_cache(room.device)  # joining and checking leave freed pieces, each too small for the cache
     with timings.timed("weights"):
         drafters.load(forward)
     with timings.timed("cache"):
@@ -100,7 +100,7 @@ def load_forward_pass(
 def _kernel_of(
     settings: EngineSettings, model: Any, shapes: Mapping[int, LayerShape]
 ) -> tuple[Kernel | None, str | None]:
-    """Returns the kernel of attention, or None, and why the device has none for these shapes."""
+    """Returns the attention kernel, or None and the reason why the device has none for these shapes."""
     found = find_kernel(
         shapes,
         model.dtype,
@@ -110,7 +110,7 @@ def _kernel_of(
     )
     if isinstance(found, str):
         return None, found
-    # On a CPU it is slower than gathering if a sequence feeds several tokens in bfloat16.
+    # On a CPU the kernel is slower than gathering if a sequence feeds several tokens in bfloat16.
     is_slower = model.device.type == "cpu" and model.dtype == torch.bfloat16
     return (found if settings.batch_invariant or not is_slower else None), None
 
@@ -133,7 +133,7 @@ def _promise_of(settings: EngineSettings, model: Any, why_no_kernel: str | None)
 
 
 def _in_force(settings: EngineSettings, model: Any, room: DeviceRoom) -> EngineSettings:
-    """Returns the settings with what the load has found: nothing is left open. Raises CacheTooSmallError."""
+    """Returns the settings with all open values resolved. Raises CacheTooSmallError."""
     found = {
         "dtype": _name_of(model.dtype),
         "device": str(model.device),
@@ -152,10 +152,10 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
-    """Checks the model with a cache of its own, before there is much else in memory.
+    """Checks the model over a small temporary cache, then replaces its layers by faster layers.
 
     Raises:
-        UnsupportedModelError: it does not compute what transformers computes.
+        UnsupportedModelError: the model does not compute what transformers computes.
     """
     model, settings, timings = forward.model, forward.settings, forward.load_timings
     limit = context_length(model)
@@ -166,7 +166,7 @@ def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
 
     if settings.self_check:
         with timings.timed("self_check"):
-            # A narrow type's rounding would hide what is looked for.
+            # This cache is never narrow: rounding to 8 bit would hide other differences.
             blocks = blocks_needed(settings.block_size)
             forward.use_cache(_cache_of(forward, layers, blocks, TEXTS, forward.dtype))
             check.check(settings.model, logits)
@@ -197,14 +197,14 @@ def _check_and_optimize(forward: ForwardPass, layers: Probe) -> None:
 
 
 def _sum_of(settings: EngineSettings, *, has_states: bool) -> Sum | None:
-    """Returns the sum of the ranks' parts of experts; None: there is a single rank."""
+    """Returns the function that sums the ranks' outputs of experts; None: there is a single rank."""
     if settings.tensor_parallel == 1:
         return None
     return add_up_in_order if settings.batch_invariant or has_states else add_up
 
 
 def _rows_of_experts(settings: EngineSettings) -> int:
-    """Returns the rows that an expert takes at a time: their number decides how bfloat16 is rounded."""
+    """Returns the number of rows that an expert computes at a time, which affects rounding in bfloat16."""
     is_exact = settings.dtype == "float32" or not settings.batch_invariant
     return 1 if is_exact else PASS_TOKENS["cpu"]
 
@@ -212,7 +212,7 @@ def _rows_of_experts(settings: EngineSettings) -> int:
 def _cache_of(
     forward: ForwardPass, layers: Probe, num_blocks: int, sequences: int, dtype: torch.dtype
 ) -> PagedCache:
-    """dtype: type of cached numbers."""
+    """Returns an empty cache. dtype: type of the cached numbers."""
     settings, device = forward.settings, forward.device
     scales = cache_scales(settings.model) if dtype == NARROW else {}
     states = RecurrentStates(layers.states, sequences, forward.dtype, device) if layers.states else None
@@ -220,7 +220,7 @@ def _cache_of(
 
 
 def _why_slow(forward: ForwardPass, why_no_kernel: str | None) -> tuple[str, ...]:
-    """Compiles kernels and captures graphs on a GPU; returns a sentence for each thing that is slow there."""
+    """Compiles kernels and captures graphs on a GPU; returns a sentence for each missing optimization."""
     reasons: tuple[str, ...] = ()
     if why_no_kernel is not None and forward.device.type == "cuda":
         reasons = (f"attention gathers its blocks, and no step has a CUDA graph: {why_no_kernel}",)
@@ -235,7 +235,7 @@ def _why_slow(forward: ForwardPass, why_no_kernel: str | None) -> tuple[str, ...
 
 @torch.inference_mode()
 def _compile_kernels(forward: ForwardPass) -> None:
-    """Runs a prompt and a single token of no sequence, so that no request waits for a compiler."""
+    """Runs a dummy prompt and a dummy token, so that no request waits for kernels to be compiled."""
     count = min(FEW_QUERIES + 1, context_length(forward.model))
     blocks = HeldBlocks([forward.cache.spare_block] * forward.cache.blocks_for(count))
     feeds = [Feed([0] * tokens, 1, 0, blocks, None, state=HeldState(0)) for tokens in (count, 1)]

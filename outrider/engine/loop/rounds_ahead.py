@@ -1,4 +1,4 @@
-"""Rounds that a device begins before the host knows the Verdicts and Drafts which they follow."""
+"""Rounds that a device starts before the host knows the Verdicts and Drafts that precede them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ from outrider.engine.tasks.decode import DecodeTask
 
 @dataclass(frozen=True)
 class RoundsAhead:
-    """Next round of each sequence of a step. Its Draft, and where it begins, the device alone knows."""
+    """Next round of each sequence of a step. Only the device knows its Draft and its first position."""
 
-    tasks: Sequence[DecodeTask]  # tasks of these rounds, whose Drafts have no tokens yet
-    feeds: Sequence[Feed]  # feeds as if nothing was accepted, with places of ``chosen`` as tokens
+    tasks: Sequence[DecodeTask]  # tasks of these rounds, whose Drafts have unknown tokens
+    feeds: Sequence[Feed]  # feeds as if nothing was accepted; their tokens are indices into ``chosen``
     chosen: Tensor  # DraftsUnderWay.numbers
     foreseen: ForeseenRounds
-    drafted: Mark  # moment when the Drafts are made
+    drafted: Mark  # mark at the end of drafting
 
 
 class RoundsAheadPlanner:
-    """Decides whether the next step of a target can follow on the device, and reserves its cache."""
+    """Decides whether a target's next step can start without the host, and reserves its cache."""
 
     def __init__(
         self,
@@ -44,17 +44,17 @@ class RoundsAheadPlanner:
         """
         Args:
             max_length: tokens of the longest sequence.
-            next_round: returns the task of the round after a task's, with a Draft.
+            next_round: returns the task of a task's next round, with a Draft.
         """
         self._cache, self._settings, self._max_length = cache, settings, max_length
         self._next_round = next_round
 
     def after(self, selected: Selected, under_way: DraftsUnderWay) -> RoundsAhead | None:
-        """Returns the rounds after the step under way; None: a sequence needs the host first.
+        """Returns the rounds after the current step; None: a sequence needs the host first.
 
         under_way: Drafts after this step's Verdicts.
         """
-        # Such rounds were not tried with recurrent states, nor with batch-invariant numerics.
+        # Not tested with recurrent states or with batch-invariant numerics.
         if self._cache.states is not None or self._settings.batch_invariant:
             return None
         if len(under_way.requests) < len(selected):
@@ -75,7 +75,7 @@ class RoundsAheadPlanner:
         return RoundsAhead(tasks, feeds, under_way.numbers, foreseen, under_way.arrival)
 
     def _may_follow(self, task: DecodeTask, tree: Draft) -> bool:
-        """Whether a task's next round, with a Draft of this tree, can follow any Verdict on the device."""
+        """Whether a task's next round, with this tree, can start on the device after any Verdict."""
         sequence, lease = task.sequence, task.lease
         length = len(sequence.tokens)
         end = length + task.tree().depth + 1 + len(tree)

@@ -1,4 +1,4 @@
-"""Runs a step: lays it out, launches it on the device, and waits for its tokens."""
+"""Runs a step: packs its input, launches it on the device, and waits for its tokens."""
 
 import logging
 import time
@@ -47,19 +47,19 @@ logger = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    """A model over its cache, as the engine uses it."""
+    """Interface of a model with its cache, as the engine uses it."""
 
-    settings: EngineSettings  # settings in force
+    settings: EngineSettings  # settings with all open values resolved
     cache: PagedCache
     load_timings: LoadTimings
-    slow_because: tuple[str, ...]  # on a GPU: a sentence for each thing that could be faster
+    slow_because: tuple[str, ...]  # on a GPU: a sentence for each missing optimization
     promise: Promise  # how far the same seed gives the same text
     last_step: StepTimings | None
     vocab_size: int
     context_length: int  # tokens
     end_token_ids: frozenset[int]
-    mask_token: int | None  # mask of a model that drafts several tokens in one pass
-    launches_early: bool  # whether it can launch a step before the host knows the tokens of the step before
+    mask_token: int | None  # mask token of a parallel draft model; None: the model is not parallel
+    launches_early: bool  # whether a step can be launched before the host knows the previous step's tokens
 
     def run(
         self,
@@ -68,15 +68,15 @@ class Runner(Protocol):
         following: Sequence[DecodeTask] = (),
         reach: Reach = ONE_POSITION,
     ) -> Finished:
-        """Feeds the items and chooses tokens.
+        """Runs a step: feeds the items and chooses tokens.
 
         Args:
-            launched: the step, if it was launched early. Other sequences may have taken part in it.
-            following: participants of the next step, which is launched early.
-            reach: how far the step may draft for all of ``selected``, which have cache for that.
+            launched: this step, if it was launched early; it may include sequences that have ended since.
+            following: tasks of the next step, which is launched early.
+            reach: limits of drafting for ``selected``, which have reserved cache for all its positions.
 
         Raises:
-            Exception: the step failed; engine.blame says who cannot continue.
+            Exception: the step failed; engine.blame says whose fault it is.
         """
 
     def free_memory(self) -> int:
@@ -114,7 +114,7 @@ class ModelRunner:
         return free_memory(self._forward.device)
 
     def shut_down(self) -> None:
-        """Dismisses the other ranks once the step under way, and with it their last exchange, is over."""
+        """Dismisses the other ranks when the current step is finished, which includes their last exchange."""
         if self._group is not None:
             wait_for(mark(self._forward.device))
             self._group.dismiss()
@@ -140,7 +140,7 @@ class ModelRunner:
             launched = launched.with_own_states()
             next_step = self._launch_early(partial(self._launch_rounds, rounds))
             if next_step is None and rounds.foreseen.may_branch:
-                return self.run(selected)  # the cache may have moved, and other tokens lie there now
+                return self.run(selected)  # the failed launch may have moved tokens in the cache
         finished = self._finish(launched, selected, next_step)
         if rounds is not None and rounds.foreseen.may_branch:
             moved = [structs.replace(choices, has_moved=True) for choices in finished.choices]
@@ -172,17 +172,17 @@ class ModelRunner:
         return Launched(tasks, fed, forward, begun, started, logit_rows=logit_rows)
 
     def _by_device(self, tasks: Sequence[Task], feeds: Sequence[Feed], reach: Reach) -> Reach:
-        """Returns how far the device may draft by itself. The host applies what settings say of tokens."""
+        """Returns how far the device may draft alone. Settings about single tokens need the host."""
         graphs = self._forward.draft_graphs
         if graphs is None or not graphs.fits(feeds):
             return ONE_POSITION
-        pairs = zip(tasks, reach.positions, strict=False)  # there are no positions to be drafted
+        pairs = zip(tasks, reach.positions, strict=False)  # ``positions`` may be empty
         return replace(
             reach, positions=[count if task.sequence.needs_no_text else 1 for task, count in pairs]
         )
 
     def _begin_chains(self, forward: Pass, rows: ChoosingRows) -> "DraftChains":
-        """Chooses the first tokens of Drafts that the device goes on with. rows: a row of each task."""
+        """Chooses the first tokens of Drafts that the device continues alone. rows: a row for each task."""
         graphs, batch, output = self._forward.draft_graphs, forward.batch, forward.output
         assert graphs is not None
         assert isinstance(batch, Batch)
@@ -191,17 +191,18 @@ class ModelRunner:
         return graphs.begin(batch, output.are_finite, choice)
 
     def _drafted(self, chains: "DraftChains", reach: Reach) -> tuple[torch.Tensor, Mark, Mark]:
-        """Launches positions as far as the step reaches.
+        """Launches further positions, until the longest chain is complete or other work arrives.
 
         Returns:
-            ``DraftChains.found`` on its way to the host, the end of the last position, and the arrival.
+            ``DraftChains.found``, which is being copied to the host; the mark after the last position; the
+            mark after the copy.
         """
         device = self._forward.device
         ended = mark(device)
         while chains.positions < reach.longest and not reach.is_interrupted_before(ended):
             chains.advance()
             ended = mark(device)
-        arriving = chains.found.to("cpu", non_blocking=True)  # in pinned memory
+        arriving = chains.found.to("cpu", non_blocking=True)  # torch allocates pinned memory
         return arriving, ended, mark(device)
 
     def _launch_early(self, launch: Callable[[], Launched]) -> Launched | None:
@@ -231,7 +232,7 @@ class ModelRunner:
         return Launched(tasks, [1] * len(tasks), forward, choosing, started, before.choosing.arrival)
 
     def _launch_rounds(self, rounds: RoundsAhead) -> Launched:
-        """Launches the pass of rounds that follow Verdicts and Drafts of the device."""
+        """Launches the pass of the next rounds, whose Verdicts and Drafts only the device knows."""
         started, tasks, feeds = time.perf_counter(), rounds.tasks, [*rounds.feeds]
         counts, drafts = [len(feed.tokens) for feed in feeds], [task.tree() for task in tasks]
         choice = self._choice_input(feeds, tasks, counts, drafts)
@@ -257,7 +258,7 @@ class ModelRunner:
         return steps[1:]
 
     def _ends_now(self, steps: list[Launched], selected: Selected, reach: Reach) -> bool:
-        """Whether the step ends with the positions that are launched."""
+        """Whether no position follows the positions that were launched."""
         newest = steps[-1].choosing
         assert isinstance(newest, Choosing)
         if not self._forward.is_asynchronous:
@@ -267,7 +268,10 @@ class ModelRunner:
         return reach.is_interrupted_before(newest.arrival)
 
     def _launch_position(self, before: Launched, selected: Selected, position: int) -> Launched:
-        """Launches a position, counted from the first position of the step, which feeds the best tokens."""
+        """Launches a further position, which feeds the best tokens of the position ``before``.
+
+        position: number of the position; 0 is the first position of the step.
+        """
         assert isinstance(before.choosing, Choosing)
         started, result, chosen = time.perf_counter(), before.choosing.result, None
         ranks = result.top_tokens.shape[1]
@@ -299,7 +303,10 @@ class ModelRunner:
         drafts: list[Draft],
         positions: Sequence[int] = (),
     ) -> ChoiceInput | None:
-        """Makes the input of kernels that choose tokens. Arguments: those of ChoiceInput.of_feeds."""
+        """Returns the input of the kernels that choose tokens; None: the device has no such kernels.
+
+        Arguments as for ChoiceInput.of_feeds.
+        """
         if not self._forward.is_asynchronous:
             return None
         return ChoiceInput.of_feeds(feeds, [task.sequence for task in tasks], counts, drafts, positions)
@@ -311,7 +318,7 @@ class ModelRunner:
         chosen: torch.Tensor | None = None,
         rounds: ForeseenRounds = NO_ROUNDS,
     ) -> Pass:
-        """chosen: as feed_chosen takes it."""
+        """Launches a forward pass. chosen: argument of feed_chosen."""
         fed = self._forward.step_of(feeds, rounds)
         with together(self._group, self._forward.tables, fed, chosen):
             batch = self._forward.prepare(fed, choice)
@@ -350,7 +357,7 @@ class ModelRunner:
             ]
         for item, choice, positions in zip(items, choices, launched.reached, strict=False):
             known = 1 + len(choice.further)
-            if known < positions:  # a mask would not hide numbers that are not finite
+            if known < positions:  # an attention mask does not hide numbers that are not finite
                 self.cache.clear(item.sequence, item.sequence.written + len(item.tokens) + known - 1)
         shortest = self.settings.shortest_step_s
         if shortest:
@@ -372,7 +379,7 @@ class ModelRunner:
 def _rows_of(
     tasks: Sequence[Task], counts: Sequence[int], make: Callable[[int], list[ChoiceContext]]
 ) -> ChoosingRows:
-    """Returns the choosing rows of tasks. Arguments: as for ChoosingRows."""
+    """Returns the choosing rows of tasks. Arguments as for ChoosingRows."""
     special = {
         place: make(place)
         for place, (task, count) in enumerate(zip(tasks, counts, strict=True))
@@ -382,13 +389,13 @@ def _rows_of(
 
 
 def _further(row: ChoiceContext, positions: int) -> ChoiceContext:
-    """Returns the context that many positions later, whose text is not known."""
+    """Returns the context ``positions`` later, with unknown tokens in between."""
     path = (*row.path, *[UNKNOWN] * positions)
     return replace(row, position=row.position + positions, path=path)
 
 
 def size_of(items: Sequence[Item], block_size: int) -> StepSize:
-    """Returns the size of a step. More than a block of committed tokens of an item counts as prompt."""
+    """Returns the size of a step. Committed tokens of an item count as prompt if they exceed a block."""
     prompts = sum([item.num_committed for item in items if item.num_committed > block_size])
     return StepSize(
         sequences=len(items),

@@ -1,7 +1,7 @@
-"""Survey: what a loaded engine's steps take, before the first request comes.
+"""Survey: times steps of a loaded engine before the first request arrives.
 
-A pace that knows no costs can only try Drafts, also if they do not pay. So an engine times steps of a few
-sizes before it serves. Gateways learn from them as they learn from the steps of requests.
+A pace that knows no costs has to try Drafts even if they do not pay. An engine therefore times steps of a few
+sizes before it serves. Gateways learn from these steps as they learn from the steps of requests.
 """
 
 import logging
@@ -18,22 +18,22 @@ from outrider.pace.step import Step
 
 logger = logging.getLogger(__name__)
 
-PROMPT = (1, 2, 3, 4, 5)  # tokens; which they are changes no time
-DRAFTED = Draft.chain([*PROMPT[:4]])  # the drafter's own Draft would count towards its acceptance
-PLAIN_TOKENS = 3  # tokens of each sequence; the first token waits for the prompt
+PROMPT = (1, 2, 3, 4, 5)  # token ids, which have no effect on the times
+DRAFTED = Draft.chain([*PROMPT[:4]])  # not made by a drafter, whose acceptance rate it would change
+PLAIN_TOKENS = 3  # tokens of plain decoding of each sequence; the first token needs the prefill
 ROUNDS = 2  # rounds of each sequence with each drafter
 MOST_SEQUENCES = 64  # sequences of the largest steps
 LONGEST_S = 2.0  # seconds of steps after which no larger steps are timed
 
-Survey = dict[str, tuple[Step, ...]]  # key: target drafter that took the steps, or MODEL
+Survey = dict[str, tuple[Step, ...]]  # key: target drafter whose steps these are, or MODEL
 MODEL = ""  # stands for the engine's own model
 
 
 def survey(engine: Engine) -> Survey:
-    """Returns steps for plain decoding and rounds, or for Drafts if the engine holds a draft.
+    """Returns timed steps of plain decoding and of rounds, or of drafting if the engine holds a draft.
 
-    Its sequences are closed when it returns. It is empty if the engine's sequences are too short, or a step
-    fails.
+    Its sequences are closed when it returns. The result is empty if the engine's longest sequence or its
+    vocabulary is too small, or if a step fails.
     """
     try:
         return _Surveying(engine).survey()
@@ -43,15 +43,15 @@ def survey(engine: Engine) -> Survey:
 
 
 class _FailedError(Exception):
-    """A sequence could not go on."""
+    """Error: a sequence could not continue."""
 
 
 class _Surveying:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        # Without a drafter a round has the same cost, but for the Draft.
+        # Without a drafter, rounds are timed as well: they cost the same except for drafting.
         self._drafters = [row_of(name).name for name in engine.settings.drafters] or [""]
-        self._steps: dict[str, dict[int, Step]] = {}  # steps by number, by who took them
+        self._steps: dict[str, dict[int, Step]] = {}  # steps by number, by key of Survey
         self._most_tokens = PLAIN_TOKENS + ROUNDS * len(self._drafters) * (1 + len(DRAFTED)) + 1
 
     def survey(self) -> Survey:
@@ -74,7 +74,7 @@ class _Surveying:
         return sum(step.seconds for steps in self._steps.values() for step in steps.values())
 
     def _time(self, count: int) -> None:
-        """Times steps of that many sequences. Raises _FailedError."""
+        """Times steps of ``count`` sequences. Raises _FailedError."""
         engine, sampling = self._engine, Sampling(max_tokens=self._most_tokens, ignore_eos=True)
         sequences = [engine.open(len(PROMPT), noise_key, sampling) for noise_key in range(count)]
         try:
@@ -110,6 +110,6 @@ class _Surveying:
 
     @staticmethod
     def _drafts(sequences: list[EngineSequence]) -> Iterator[list[Work]]:
-        """Yields the work of taking in the prompt, then the work of a Draft."""
+        """Yields the work that prefills the prompt, then the work of a Draft."""
         for turn, depth in enumerate((0, len(DRAFTED))):
             yield [Propose(sequence.number, 0, PROMPT, depth, turn) for sequence in sequences]

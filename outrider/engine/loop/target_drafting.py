@@ -1,4 +1,4 @@
-"""Target drafting: Drafts that come with the Verdicts of the target's steps."""
+"""Target drafting: Drafts that are returned with the Verdicts of the target's steps."""
 
 import logging
 import time
@@ -36,23 +36,23 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 GivenT = TypeVar("GivenT", DraftRequest, Judging)
 
-JUDGED_AFTER = 1000  # positions that were reached
-LEAST_ACCEPTANCE = 0.1  # accepted / reached, of a drafter that suits its target
+JUDGED_AFTER = 1000  # reached positions after which a drafter is judged
+LEAST_ACCEPTANCE = 0.1  # accepted / reached; a drafter with less is disabled
 
 
 @dataclass(frozen=True)
 class _Newest:
-    """A Draft that came with its sequence's Verdict."""
+    """Newest Draft of a sequence, which was returned with a Verdict."""
 
     drafter: str
-    chain: tuple[int, ...]  # chain of its drafter
-    top_tokens: Sequence[tuple[int, ...]]  # at its positions, as far as they are known, best first
-    sent: Draft  # what came: united with an index's guesses, if the lease asks for them
+    chain: tuple[int, ...]  # chain as the drafter made it
+    top_tokens: Sequence[tuple[int, ...]]  # best tokens at the chain's positions, as far as known, best first
+    sent: Draft  # Draft as returned: united with an index's guesses, if the lease asks for that
 
 
 @dataclass(frozen=True)
 class _Made:
-    """A Draft, and what making it took."""
+    """A Draft, and how it was made."""
 
     drafter: str
     draft: Draft
@@ -62,12 +62,12 @@ class _Made:
 
 
 class DrafterInUse:
-    """A target drafter while it is in use: it is disabled if nearly none of its guesses is correct."""
+    """A target drafter and its acceptance; it is disabled if hardly any of its guesses are correct."""
 
     def __init__(self, drafter: TargetDrafter) -> None:
         self.drafter = drafter
         self._refused_because = ""
-        self._reached = self._accepted = 0  # positions, until it is judged
+        self._reached = self._accepted = 0  # positions, counted until it is judged
         self._steps = 0
 
     @property
@@ -76,10 +76,10 @@ class DrafterInUse:
         return self.drafter.no_drafts_because or self._refused_because
 
     def step(self, drafts: Sequence[Draft], seconds: float) -> Step:
-        """Returns a step of the drafter, as the pace counts steps (see outrider/drafters/registry.py)."""
+        """Returns the drafter's step in the units of the pace (see outrider/drafters/registry.py)."""
         self._steps += 1
         depth = max(draft.depth for draft in drafts)
-        nodes = sum(map(len, drafts)) / max(depth, 1)  # nodes of a position
+        nodes = sum(map(len, drafts)) / max(depth, 1)  # nodes per position
         size = StepSize(sequences=len(drafts), tokens=max(round(nodes), len(drafts)))
         return Step(self._steps, size, seconds / self.drafter.steps(depth))
 
@@ -102,25 +102,25 @@ class DrafterInUse:
 
 
 class TargetDrafting:
-    """Asks the drafters of a target for Drafts: a lease names the drafter that makes its Drafts."""
+    """Makes Drafts by the target drafters; the lease of a sequence names its drafter."""
 
     def __init__(self, drafters: TargetDrafters, clock: Callable[[], float] = time.perf_counter) -> None:
-        """clock: in seconds."""
+        """clock: returns the time in seconds."""
         self._drafters = drafters
         self._in_use = {drafter.info.name: DrafterInUse(drafter) for drafter in drafters}
         self._clock = clock
         self._unions = DraftUnions()
         self._newest: dict[int, _Newest] = {}  # newest Drafts by number of the sequence
-        self._under_way: dict[str, DraftsUnderWay] = {}  # Drafts after the step under way, by drafter
-        self._foresaw = set[EngineSequence]()  # sequences of the newest step with Drafts that were begun
+        self._under_way: dict[str, DraftsUnderWay] = {}  # Drafts after the current step, by drafter
+        self._foresaw = set[EngineSequence]()  # sequences whose newest Draft was started before its Verdict
 
     def begin(self, selected: Selected, launched: Launched) -> DraftsUnderWay | None:
-        """Begins the Drafts that a device can make before the host knows the Verdicts which they follow.
+        """Starts the Drafts that a device can make before the host knows the Verdicts that precede them.
 
-        A sequence is left out if its settings read the text or more than tokens.
+        A sequence is left out if its settings depend on the text or ask for more than tokens.
 
         Returns:
-            the Drafts, if a single drafter makes all of them.
+            the Drafts, if a single drafter makes all of them; else None.
         """
         self._under_way = {}
         if not any(drafter.makes_chains for drafter in self._drafters):
@@ -130,7 +130,7 @@ class TargetDrafting:
             return None
         judging: dict[str, list[Judging]] = {}
         row = token = 0
-        items = dict(selected)  # some tasks of a step that was launched early may have ended
+        items = dict(selected)  # some tasks of a step launched early may have ended
         for task, size, count in zip(launched.tasks, launched.counts, choosing.rows.counts, strict=True):
             rows, row = range(row, row + count), row + count
             fed, token = slice(token, token + size), token + size
@@ -148,7 +148,7 @@ class TargetDrafting:
         return under_way[0] if len(under_way) == 1 else None
 
     def _begin(self, name: str, judging: Sequence[Judging], result: StepResult[Tensor]) -> None:
-        """Begins the Drafts of a drafter."""
+        """Starts the Drafts of a drafter."""
         in_use = self._in_use.get(name)
         if in_use is None or in_use.no_drafts_because:
             return
@@ -159,7 +159,7 @@ class TargetDrafting:
             self._under_way[name] = begun
 
     def stepped(self, chosen: list[tuple[Task, Item, Choices]], results: list[Result]) -> list[Result]:
-        """Returns the results with the wanted Drafts."""
+        """Makes the wanted Drafts after a step; returns the results with them."""
         if not self._in_use:
             return results
         verdicts = {result.sequence: result for result in results if isinstance(result, Decoded)}
@@ -167,7 +167,7 @@ class TargetDrafting:
         requests: dict[str, list[DraftRequest]] = {}
         foreseen = self._foreseen(verdicts)
         self._foresaw = {sequence for of_drafter in foreseen.values() for sequence in of_drafter}
-        of_foreseen: dict[str, list[DraftRequest]] = {}  # requests for Drafts that were begun
+        of_foreseen: dict[str, list[DraftRequest]] = {}  # requests whose Drafts were started
         to_unite: list[tuple[Lease, DraftRequest]] = []
         for task, _, _ in chosen:
             verdict = verdicts.get(task.sequence.number)
@@ -213,7 +213,7 @@ class TargetDrafting:
         return {name: reason for name, in_use in self._in_use.items() if (reason := in_use.no_drafts_because)}
 
     def foresaw(self, sequence: EngineSequence) -> bool:
-        """Whether the newest Draft of the sequence was begun before the Verdict that it follows."""
+        """Whether the newest Draft of the sequence was started before the host knew its Verdict."""
         return sequence in self._foresaw
 
     def forget(self, sequence: EngineSequence) -> None:
@@ -230,9 +230,9 @@ class TargetDrafting:
         requests: Sequence[DraftRequest],
         foreseen: Set[EngineSequence],
     ) -> bool:
-        """Lets a drafter learn from a step, before it drafts. Returns whether it can draft.
+        """Lets a drafter learn from a step before it drafts. Returns whether it can draft.
 
-        foreseen: sequences whose tokens it took in when it began their Drafts.
+        foreseen: sequences whose tokens the drafter already took in when it started their Drafts.
         """
         sequences = [task.sequence for task, _, _ in chosen if task.sequence.blocks]
 
@@ -252,13 +252,13 @@ class TargetDrafting:
     ) -> None:
         """Passes the hidden states of newly cached tokens to a drafter with a cache.
 
-        wanted: sequences for which it drafts next.
+        wanted: sequences for which the drafter drafts next.
         """
         committed = []
         for task, item, choices in chosen if drafter.cache_shapes else ():
             sequence = item.sequence
             if choices.hidden is None or not sequence.blocks:
-                continue  # it failed
+                continue  # the sequence failed
             nodes = task.kept if item.num_logits else ()
             count, first = item.num_committed + len(nodes), item.num_committed
             hidden = choices.hidden[:count]
@@ -272,7 +272,7 @@ class TargetDrafting:
             drafter.take_in(committed)
 
     def _made(self, in_use: DrafterInUse, requests: Sequence[DraftRequest]) -> dict[int, _Made]:
-        """Returns the Drafts of one drafter by number of the sequence; none if it fails."""
+        """Returns the Drafts of one drafter by number of the sequence; empty if the drafter fails."""
         drafter = in_use.drafter
         with_states = self._with_states_of(drafter, requests)
         started = self._clock()
@@ -288,7 +288,7 @@ class TargetDrafting:
         return self._told(in_use, requests, read, self._clock() - started)
 
     def _with_states_of(self, drafter: TargetDrafter, given: Sequence[GivenT]) -> list[GivenT]:
-        """Returns what a drafter is given, with the target's states that it reads."""
+        """Returns a drafter's inputs, reduced to the hidden states of the target that it reads."""
         return [
             each
             if each.hidden is None
@@ -303,7 +303,10 @@ class TargetDrafting:
         drafts: Sequence[DraftRead],
         seconds: float,
     ) -> dict[int, _Made]:
-        """Records Drafts of a drafter, which took some seconds; returns them by number of the sequence."""
+        """Records Drafts of a drafter; returns them by number of the sequence.
+
+        seconds: time that the Drafts took.
+        """
         step = in_use.step([read.draft for read in drafts], seconds)
         name, made = in_use.drafter.info.name, dict[int, _Made]()
         for request, read in zip(requests, drafts, strict=True):
@@ -313,7 +316,7 @@ class TargetDrafting:
         return made
 
     def _unite(self, made: dict[int, _Made], wanted: Sequence[tuple[Lease, DraftRequest]]) -> None:
-        """Leaves Drafts the nodes that pay, and adds what the indices of their leases guess."""
+        """Drops nodes of Drafts that do not pay, and adds guesses of the indices that the leases name."""
         of_drafters = [
             (lease, request, each.draft, each.promises)
             for lease, request in wanted
@@ -326,7 +329,7 @@ class TargetDrafting:
             self._newest[number] = replace(self._newest[number], sent=draft)
 
     def _foreseen(self, verdicts: Mapping[int, Decoded]) -> dict[str, dict[EngineSequence, DraftForeseen]]:
-        """Returns Drafts that were begun before these Verdicts, if they follow them, by drafter."""
+        """Returns, by drafter, the Drafts that were started before these Verdicts and that follow them."""
         foreseen: dict[str, dict[EngineSequence, DraftForeseen]] = {}
         for name, under_way in self._under_way.items():
             drafter, foreseen[name] = self._in_use[name].drafter, {}
@@ -342,7 +345,7 @@ class TargetDrafting:
         return foreseen
 
     def _observed(self, task: DecodeTask, result: Decoded) -> Decoded:
-        """Counts a Verdict on a Draft of a target drafter. The result shows which guess was correct."""
+        """Counts a Verdict on a target drafter's Draft; returns the result with the correct guess's rank."""
         newest, draft = self._newest.pop(task.sequence.number, None), task.tree()
         chain = draft.tokens[: draft.chain_length]
         if newest is None or not chain or newest.sent.tokens[: len(chain)] != chain:
@@ -357,7 +360,7 @@ class TargetDrafting:
 
 
 def _guarded(work: Callable[[], T]) -> T | None:
-    """Calls a drafter and returns its result; None if it fails, which costs Drafts alone."""
+    """Calls a drafter and returns its result; None if it fails, so that only its Drafts are missing."""
     try:
         return work()
     except Exception as error:
@@ -368,7 +371,7 @@ def _guarded(work: Callable[[], T]) -> T | None:
 
 
 def _with(result: Decoded, made: _Made, seconds: float) -> Decoded:
-    """Returns the result with its Draft, and with the time of all Drafts, for which it has waited."""
+    """Returns the result with its Draft. seconds: time of all Drafts, for which the result had to wait."""
     timings = structs.replace(result.timings, total=result.timings.total + seconds)
     return structs.replace(
         result,

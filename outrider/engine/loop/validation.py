@@ -1,4 +1,4 @@
-"""Refuses work that contradicts the model or the sequence; names field, value and accepted values."""
+"""Checks of work against its model and sequence; an error names field, value and accepted values."""
 
 from collections.abc import Collection
 
@@ -12,7 +12,8 @@ MAX_ALTERNATIVES = 256
 
 
 def check_sampling(sampling: Sampling, vocab_size: int, end_token_ids: Collection[int]) -> None:
-    """
+    """Checks sampling settings against the vocabulary.
+
     Raises:
         ValueError: a token id lies outside the vocabulary, or the settings leave no token to choose.
     """
@@ -31,7 +32,8 @@ def check_sampling(sampling: Sampling, vocab_size: int, end_token_ids: Collectio
 
 
 def check_work(sequence: EngineSequence, work: Work, vocab_size: int) -> None:
-    """
+    """Checks work against its sequence and the vocabulary.
+
     Raises:
         ValueError: the work contradicts its sequence or the vocabulary.
     """
@@ -69,7 +71,7 @@ def check_work(sequence: EngineSequence, work: Work, vocab_size: int) -> None:
 
 
 def _check_asked(depth: int, alternatives: int) -> None:
-    """Checks the size of a Draft that is wanted."""
+    """Checks the requested size of a Draft."""
     if not 0 <= depth <= MAX_DEPTH:
         raise ValueError(f"depth={depth} must be 0 to {MAX_DEPTH}")
     if not 0 <= alternatives <= MAX_ALTERNATIVES:
@@ -77,7 +79,7 @@ def _check_asked(depth: int, alternatives: int) -> None:
 
 
 def _check_continues(sequence: EngineSequence, work: Decode) -> None:
-    """Checks that the sequence continues from the sender's tokens, or has done so."""
+    """Checks that a Decode of the current round agrees with the tokens and the mode of the sequence."""
     if tuple(sequence.tokens[work.base : work.base + len(work.tokens)]) != work.tokens:
         raise ValueError(f"tokens from base={work.base} on must be those that the sequence has here")
     if work.draft and sequence.target.is_plain:
@@ -96,7 +98,7 @@ def _check_draft(draft: Draft, rule: Verification, vocab_size: int) -> None:
 
 
 def _check_ids(field: str, ids: Collection[int], vocab_size: int) -> None:
-    """Raises the ValueError of an id outside the vocabulary."""
+    """Raises ValueError if an id is outside the vocabulary."""
     for token in (min(ids), max(ids)) if ids else ():
         if not 0 <= token < vocab_size:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Work under way: submitted work becomes a task of its sequence, or a result at once."""
+"""Queue of submitted work: each piece becomes a task of its sequence, or a result at once."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ from outrider.learning.agreement import agreement
 
 
 class WorkQueue:
-    """Tasks, at most one per sequence. New work voids the old work, unless it is of the round under way."""
+    """Tasks, at most one per sequence. New work cancels old work, unless it is of the current round."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class WorkQueue:
         """
         Args:
             max_length: tokens of the longest sequence.
-            clock: in seconds; work without a request arrives when it begins.
+            clock: returns the time in seconds; it gives the arrival time of work without a request.
         """
         self.tasks: dict[int, Task] = {}  # tasks by number of their sequence
         self.ready: list[Result] = []  # results known without a step
@@ -47,7 +47,7 @@ class WorkQueue:
         self._clock = clock
 
     def submit(self, sequence: EngineSequence, work: Work, arrived: float) -> None:
-        """Takes on checked work. arrived: time of the request by the clock."""
+        """Queues work that was checked. arrived: arrival time of the request by the clock."""
         target = sequence.target
         if isinstance(work, Decode) and work.round == target.round:
             self._merge(sequence, work)
@@ -62,7 +62,7 @@ class WorkQueue:
         match work:
             case Decode():
                 target.round, target.is_plain = work.round, work.is_plain
-                if not (unseen and sequence.has_ended):  # else its sender will receive the end
+                if not (unseen and sequence.has_ended):  # otherwise the sender will receive the end anyway
                     self._decode(sequence, work.draft.after(unseen), arrived, work.lease or NO_LEASE)
             case Score():
                 # Cached tokens have no logits: they are computed again.
@@ -76,7 +76,7 @@ class WorkQueue:
                 self._propose(self._draft_ahead.propose(sequence, work, room, arrived, ahead))
 
     def finish(self, task: Task) -> None:
-        """Ends a task, and begins the work that follows without a request."""
+        """Removes a finished task, and starts the work that follows without a request."""
         sequence = task.sequence
         if isinstance(task, DecodeTask):
             del self.tasks[sequence.number]
@@ -90,19 +90,22 @@ class WorkQueue:
                 self._draft_ahead.prepare(task)
 
     def next_round(self, task: DecodeTask, draft: Draft) -> DecodeTask:
-        """Returns a task for the round after a task's, which is not under way yet."""
+        """Returns a task for the round after a task's round; the new task is not queued yet."""
         assert task.sequence.target.round is not None
         return DecodeTask(
             task.sequence, draft, task.sequence.target.round, self._vocab_size, self._clock(), task.lease
         )
 
     def begin_next_round(self, task: DecodeTask, draft: Draft, launched: DecodeTask | None = None) -> bool:
-        """Verifies the Draft that comes with a Verdict, if that may begin before the sender has seen it.
+        """Starts to verify the Draft that comes with a Verdict before the sender has seen it, if allowed.
 
-        Block verification excludes it: its Verdict has read the round's noise at all positions of its Draft,
-        also beyond the accepted tokens.
+        Block verification forbids it: its Verdict has used the round's noise at all positions of its Draft,
+        including those after the accepted tokens.
 
-        launched: task of this round for which a pass after this Verdict is under way; None: no pass is.
+        launched: task of this next round, if its pass was launched early; else None.
+
+        Returns:
+            whether the verification was started.
         """
         sequence = task.sequence
         is_free = sequence.number not in self.tasks  # no Draft was sent ahead of the Verdict
@@ -115,7 +118,7 @@ class WorkQueue:
         return may
 
     def void(self, sequence: EngineSequence) -> None:
-        """Drops all work of the sequence."""
+        """Cancels all work of the sequence."""
         self.tasks.pop(sequence.number, None)
         self._draft_ahead.forget(sequence)
         sequence.target.ahead = None
@@ -145,14 +148,14 @@ class WorkQueue:
         )
 
     def _merge(self, sequence: EngineSequence, work: Decode) -> None:
-        """Takes a Decode of the round under way, which extends the lease or brings a following Draft."""
+        """Applies a Decode of the current round, which renews the lease or sends a Draft ahead."""
         task = self.tasks.get(sequence.number)
         if work.lease is not None:
             if isinstance(task, DecodeTask):
                 task.lease = task.lease.renewed(work.lease)
             elif sequence.target.is_plain and self._is_within(sequence, work.lease):
                 self._decode(sequence, NO_DRAFT, self._clock(), work.lease)
-            # Else the target waits, which its sender will see in the Verdict.
+            # Otherwise the target waits, and the sender will see that in the Verdict.
         if work.draft:
             sequence.target.ahead = work.base + len(work.tokens), work.draft
             self._verify_ahead(sequence)
@@ -164,7 +167,7 @@ class WorkQueue:
         return len(sequence.tokens) < lease.until and not sequence.has_ended
 
     def _verify_ahead(self, sequence: EngineSequence) -> None:
-        """Verifies the Draft that follows the newest Verdict, if that was foreseen."""
+        """Starts to verify the Draft that was sent ahead, if it follows the newest Verdict."""
         ahead = sequence.target.ahead
         if ahead is None or sequence.number in self.tasks or sequence.has_ended:
             return
@@ -175,10 +178,10 @@ class WorkQueue:
 
     @staticmethod
     def _unseen(sequence: EngineSequence, work: Work) -> list[int]:
-        """Returns tokens of plain decoding beyond those that the sender of a Draft had seen.
+        """Returns tokens of plain decoding that the sender of a Draft did not know yet.
 
-        They are kept, as verification of any Draft would produce them. Rejection sampling and block
-        verification may accept different tokens, so they return none.
+        They are kept, as coupled verification of any Draft would produce the same tokens. Rejection sampling
+        and block verification may accept different tokens, so for them the result is empty.
         """
         if not isinstance(work, Decode) or work.is_plain:
             return []
@@ -188,7 +191,10 @@ class WorkQueue:
         return held[told:] if stand and held[:told] == list(work.tokens) else []
 
     def _commit(self, sequence: EngineSequence, base: int, tokens: tuple[int, ...]) -> None:
-        """Makes ``tokens`` follow the first ``base``; keeps the cache of matching tokens, drafted or not."""
+        """Replaces the tokens after the first ``base`` by ``tokens``.
+
+        Tokens that match, committed or drafted, stay in the cache.
+        """
         held = sequence.tokens[base:]
         if held != list(tokens[: len(held)]):
             self._cache.roll_back(sequence, base + agreement(held, tokens).correct)
