@@ -1,4 +1,4 @@
-"""Scales that a checkpoint has for keys and values in 8 bit."""
+"""Scales of a checkpoint for keys and values that are cached in 8 bits."""
 
 import math
 import re
@@ -7,16 +7,16 @@ from outrider.engine.cache.narrow import Scales
 from outrider.engine.loading.stored_checkpoint import StoredCheckpoint
 from outrider.engine.loading.text_part import served_config
 
-# Names of compressed-tensors, of modelopt and of vLLM, with the layer's number and what is scaled.
+# Names in compressed-tensors, modelopt and vLLM. Groups: number of the layer, and k or v.
 SCALE = re.compile(r"\blayers\.(\d+)\.[\w.]*\b([kv])_scale$")
 
 
 def cache_scales(model: str) -> dict[int, Scales]:
     """Returns the scales of the layers that have them, each rounded up to a power of two.
 
-    Such a scale changes the exponent of a number alone. If each head has a scale, the largest counts.
+    Such a scale changes only the exponent of a number. If each head has a scale, the largest is used.
 
-    model: folder or hub id of a checkpoint, which has been loaded.
+    model: folder or hub id of a checkpoint that was loaded before.
     """
     found: dict[int, Scales] = {}
     for (layer, kind), tensor in StoredCheckpoint(served_config(model), model).matching(SCALE):

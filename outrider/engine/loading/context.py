@@ -1,4 +1,4 @@
-"""Context length of a model, and rotations that do not depend on the rest of the batch."""
+"""Context length of a model, and rotary embeddings that do not depend on the rest of the batch."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,14 +12,14 @@ LONG_ROPE = "longrope"
 
 
 def context_length(model: Any) -> int:
-    """Returns the number of positions whose results do not depend on the rest of the batch."""
+    """Returns the most tokens of a sequence for which results do not depend on the rest of the batch."""
     config = model.config.get_text_config()
     limits = [getattr(config, "max_position_embeddings", None), getattr(config, "attention_chunk_size", None)]
     return min((limit for limit in limits if limit is not None), default=UNLIMITED)
 
 
 def context_because(model: Any) -> str | None:
-    """Returns a sentence on a context that users of transformers may not expect; None: it is as expected."""
+    """Returns a sentence on a context length that users of transformers may not expect, else None."""
     config, length = model.config.get_text_config(), context_length(model)
     chunk = getattr(config, "attention_chunk_size", None)
     if chunk == length:
@@ -43,10 +43,10 @@ def context_because(model: Any) -> str | None:
 
 
 def fix_rotations(model: Any) -> None:
-    """Makes a model with longrope rotate by its long factors, in place, if its context needs these.
+    """Makes a model with longrope always use its long factors, in place, if its context needs them.
 
-    transformers chooses the factors by the longest text of the batch. That would change the keys that are
-    cached already, and make a text depend on its batch. vLLM takes the long factors as well.
+    transformers chooses the factors by the longest text of the batch. Cached keys would become wrong, and a
+    text would depend on its batch. vLLM uses the long factors as well.
     """
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)

@@ -17,7 +17,7 @@ from outrider.engine.errors import IncompleteCheckpointError
 
 WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]  # no duplicates in other formats, no scripts
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-LENGTH_BYTES = 8  # a safetensors file: the length of its header, the header as JSON, the tensors
+LENGTH_BYTES = 8  # a safetensors file has the length of its header, the header as JSON, then the tensors
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,10 +32,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def fetch(source: str, into: Path) -> Path:
-    """Returns the checkpoint's folder below ``into``, once it is there and complete.
+    """Brings a checkpoint below ``into`` unless it is there, checks it, and returns its folder.
 
-    The folder is never seen half written: it gets its name after the check. Files of an interrupted download
-    are kept for the next attempt.
+    No reader sees an incomplete folder: it is renamed to its final name after the check. Files of an
+    interrupted download are kept for the next attempt.
 
     Args:
         source: a local checkpoint folder, or a hub id with or without ``@revision``; the access token is
@@ -43,7 +43,7 @@ def fetch(source: str, into: Path) -> Path:
         into: a local folder becomes ``into/<its name>``, a hub id ``into/<owner>/<name>[@revision]``.
 
     Raises:
-        IncompleteCheckpointError: the folder, or the download, is not a whole checkpoint.
+        IncompleteCheckpointError: the folder or the download is not a complete checkpoint.
         OSError: the source cannot be reached or the disk cannot be written.
         ValueError: the hub knows no such id.
     """
@@ -59,14 +59,14 @@ def fetch(source: str, into: Path) -> Path:
     else:
         name, _, revision = source.partition("@")
         snapshot_download(name, revision=revision or None, local_dir=partial, allow_patterns=WANTED)
-        shutil.rmtree(partial / ".cache", ignore_errors=True)  # the hub's notes about the download
+        shutil.rmtree(partial / ".cache", ignore_errors=True)  # metadata of the download
     check_complete(partial)
     os.rename(partial, final)
     return final
 
 
 def check_complete(folder: Path) -> None:
-    """Raises IncompleteCheckpointError naming the first file that is missing, cut off or not readable."""
+    """Raises IncompleteCheckpointError naming the first file that is missing, truncated or unreadable."""
     _json(folder / "config.json")
     _json(folder / "tokenizer.json")
     index = folder / INDEX

@@ -1,4 +1,4 @@
-"""Checkpoint of a head, in the published forms, and the shape of its target."""
+"""Checkpoint of a drafter head in its published formats, and the shape of its target."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 WANTED = ["*.safetensors", "*.pt", "*.bin", "config.json"]
 READERS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
     ".safetensors": load_file,
-    # Nothing but tensors is unpickled; the file is mapped, and read where a tensor is used.
+    # Only tensors are unpickled. The file is memory-mapped, so that data is read when a tensor is used.
     ".pt": lambda file: torch.load(file, "cpu", weights_only=True, mmap=True),
     ".bin": lambda file: torch.load(file, "cpu", weights_only=True, mmap=True),
 }
@@ -32,7 +32,7 @@ READERS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
 
 @dataclass(frozen=True)
 class TargetShape:
-    """Shape of the target, with which a head must agree."""
+    """Shape of the target, which a head must match."""
 
     name: str
     architecture: str
@@ -43,7 +43,7 @@ class TargetShape:
 
     @classmethod
     def of(cls, settings: EngineSettings) -> "TargetShape":
-        """Shape of the settings' target, from its config alone."""
+        """Returns the shape of the settings' target, from its config alone."""
         config = served_config(settings.model)
         text = config.get_text_config()
         stored = config.dtype or text.dtype or torch.float32
@@ -58,7 +58,7 @@ class TargetShape:
 
 
 class HeadCheckpoint:
-    """Checkpoint of a head: a folder, or an id of the hub, with ``config.json`` and weights."""
+    """Checkpoint of a head: a local folder or a hub id, with ``config.json`` and weights."""
 
     def __init__(self, settings: EngineSettings, drafter: str) -> None:
         """
@@ -66,7 +66,7 @@ class HeadCheckpoint:
             drafter: name of the target drafter whose checkpoint it is.
 
         Raises:
-            UnsupportedModelError: no head is named, it cannot be read, or the target cannot have one.
+            UnsupportedModelError: no checkpoint is named, it cannot be read, or the target is not known.
         """
         self.name = checkpoint_of(settings, drafter)
         self._setting = f"drafters.{drafter}.checkpoint"
@@ -79,7 +79,7 @@ class HeadCheckpoint:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """Returns weights by name, mapped: unread weights take no memory. Raises UnsupportedModelError."""
+        """Returns the memory-mapped weights by name. Raises UnsupportedModelError."""
         by_suffix = {
             suffix: [file for file in sorted(self._folder.iterdir()) if file.suffix == suffix]
             for suffix in READERS
@@ -135,7 +135,7 @@ class HeadCheckpoint:
         head.load_state_dict({name: tensors[name] for name in wanted}, assign=True)
 
     def check_verifier(self, name: str | None, architectures: list[str] = []) -> None:  # noqa: B006
-        """Compares the target with the name in the checkpoint. Raises UnsupportedModelError.
+        """Checks that the checkpoint was made for this target. Raises UnsupportedModelError.
 
         A target from a local folder may have any name: a different name is only logged.
         """

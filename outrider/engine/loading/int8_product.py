@@ -1,9 +1,10 @@
 """Products of 8 bit codes whose sums are exact on every processor.
 
-Codes of weights lie from -127 to 127, codes of inputs from 1 to 255 around a zero of 128: for signed inputs
-oneDNN has a kernel only for processors with AMX. Processors with instructions for 8 bit (VNNI, AMX) add
-products up in 32 bit. Older processors first add two products in 16 bit, and cut off what does not fit.
-Inputs in two halves fit. If oneDNN has no right kernel, floating point is exact too, and slower.
+Weight codes range from -127 to 127, input codes from 1 to 255 with zero at 128. Input codes are unsigned
+because oneDNN has kernels for signed inputs only for processors with AMX. Processors with 8 bit instructions
+(VNNI, AMX) add products in 32 bits. Older processors first add two products in 16 bits, which saturate. Input
+codes that are split into two halves do not saturate. If oneDNN has no correct kernel, products are computed
+in floating point, which is exact as well but slower.
 """
 
 import logging
@@ -19,21 +20,21 @@ logger = logging.getLogger(__name__)
 
 LARGEST_INT8 = 127
 ZERO_UINT8 = 128
-EXACT_INPUTS = 1024  # times 127 times 127: a sum below 2**24, which a float32 holds exactly
-TRIED_ROWS = (1, 5)  # one row has kernels of its own
+EXACT_INPUTS = 1024  # 1024 * 127 * 127 is below 2**24, so that float32 holds each sum exactly
+TRIED_ROWS = (1, 5)  # numbers of rows; a single row uses other kernels
 
-# From codes of inputs, uint8 [rows, inputs], to float32 [rows, outputs]
+# Takes codes of inputs, uint8 [rows, inputs], and returns float32 [rows, outputs]
 Int8Product = Callable[[Tensor], Tensor]
 
 
 class OneDnnInt8:
-    """Products by oneDNN, with whole codes of inputs or with their halves."""
+    """Products by oneDNN, with whole input codes or with input codes in two halves."""
 
     def __init__(self, codes: Tensor, scales: Tensor, *, in_halves: bool) -> None:
         """
         Args:
-            codes: int8 [outputs, inputs], of the weight
-            scales: float32 [outputs], by which sums are multiplied
+            codes: int8 [outputs, inputs] codes of the weight
+            scales: float32 [outputs] factors of the sums
         """
         self.packed = torch.ops.onednn.qlinear_prepack(codes, None)
         self.scales, self.zeros = scales, torch.zeros(len(codes), dtype=torch.int64)
@@ -43,7 +44,7 @@ class OneDnnInt8:
         if not self._in_halves:
             return self._product(codes, ZERO_UINT8)
         half, rows = codes >> 1, len(codes)
-        # A half is at most 128: two products with 127 are below 2**15.
+        # A half is at most 128, so that the sum of two products with 127 is below 2**15.
         product = self._product(torch.cat([half, codes - half]), ZERO_UINT8 // 2)
         return product[:rows] + product[rows:]
 
@@ -55,13 +56,13 @@ class OneDnnInt8:
 
 
 class FloatInt8:
-    """Products in floating point, of few inputs at a time: each sum is exact in any order."""
+    """Products in float32, of few inputs at a time, so that each sum is exact in any order."""
 
     def __init__(self, codes: Tensor, scales: Tensor) -> None:
         """
         Args:
-            codes: int8 [outputs, inputs], of the weight
-            scales: float32 [outputs], by which sums are multiplied
+            codes: int8 [outputs, inputs] codes of the weight
+            scales: float32 [outputs] factors of the sums
         """
         self.codes, self.scales = codes, scales
 
@@ -85,8 +86,8 @@ def int8_product(codes: Tensor, scales: Tensor) -> Int8Product:
     """Returns the fastest product whose sums are exact on this machine.
 
     Args:
-        codes: int8 [outputs, inputs], of the weight
-        scales: float32 [outputs], by which sums are multiplied
+        codes: int8 [outputs, inputs] codes of the weight
+        scales: float32 [outputs] factors of the sums
     """
     return KINDS[right_kind(*codes.shape)](codes, scales)
 
@@ -95,7 +96,7 @@ def int8_product(codes: Tensor, scales: Tensor) -> Int8Product:
 def right_kind(outputs: int, inputs: int) -> str:
     """Returns the first of KINDS whose sums are exact for products of this size, found by trials.
 
-    A trial holds the largest codes side by side, whose sums are the first to overflow.
+    A trial multiplies the largest codes, whose sums are the first to overflow.
     """
     generator = torch.Generator().manual_seed(0)
     weight = _largest_codes(tried_outputs(outputs), inputs, generator)
@@ -107,7 +108,7 @@ def right_kind(outputs: int, inputs: int) -> str:
         try:
             product = kind(weight.to(torch.int8), scales)
             tried = [product(codes[:count]) for count in TRIED_ROWS]
-        except (AttributeError, RuntimeError) as error:  # oneDNN's operators are not public
+        except (AttributeError, RuntimeError) as error:  # oneDNN's operators are no public API
             reasons.append(str(error))
             continue
         if all(torch.allclose(found, expected[: len(found)], rtol=1e-5) for found in tried):
@@ -119,7 +120,7 @@ def right_kind(outputs: int, inputs: int) -> str:
 
 
 def _largest_codes(count: int, inputs: int, generator: torch.Generator) -> Tensor:
-    """Returns int64 [count, inputs] of either sign, all positive in the first row."""
+    """Returns int64 [count, inputs] largest codes of random sign, all positive in the first row."""
     codes = LARGEST_INT8 * (2 * torch.randint(0, 2, (count, inputs), generator=generator) - 1)
     codes[0] = LARGEST_INT8
     return codes

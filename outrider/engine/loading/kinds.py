@@ -33,7 +33,7 @@ def _is_recurrent(config: Any) -> bool:
     return bool(_layers(config) & RECURRENT_LAYERS) or config.model_type in RECURRENT
 
 
-# Traits by a predicate of the text config, with the reason. The first counts, as a model may have several.
+# Predicates of the text config, each with the reason for the refusal. The first match gives the reason.
 TRAITS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (
         _is_sparse,
@@ -55,10 +55,11 @@ TRAITS: tuple[tuple[Callable[[Any], bool], str], ...] = (
 
 
 def check_kind(config: Any, name: str) -> None:
-    """
+    """Checks that models of this kind can be served.
+
     Args:
-        config: of transformers.
-        name: for messages.
+        config: config of transformers.
+        name: name of the model, for messages.
 
     Raises:
         UnsupportedModelError: models of this kind cannot be served, with the reason.
@@ -81,15 +82,15 @@ def check_kind(config: Any, name: str) -> None:
 
 
 def has_states(config: Any) -> bool:
-    """Whether some layers of a model that is served keep recurrent states."""
+    """Whether some layers of a model, of a kind that can be served, keep recurrent states."""
     return config.get_text_config().model_type in DELTA_NETS
 
 
 def check_states(config: Any, settings: EngineSettings) -> None:
-    """Checks that a model with recurrent states is asked for nothing that passes them by.
+    """Checks that the settings use no feature that a model with recurrent states does not support.
 
     Raises:
-        UnsupportedModelError: it is; the message says what would be accepted.
+        UnsupportedModelError: the settings use such a feature; the message says what is accepted.
     """
     if not has_states(config):
         return

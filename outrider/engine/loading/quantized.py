@@ -1,16 +1,15 @@
-"""Linear layers with 8 and 4 bit weights, made from the checkpoint's weights at load.
+"""Linear layers with 8 and 4 bit weights, quantized from the checkpoint's weights at load.
 
-A GPU gets stored weights (outrider/engine/kernels/stored_weight.py): in 8 bit a scale for each output, in
-4 bit a scale and a zero for 32 weights. Inputs stay as they are. On a CPU there are faster products:
+On a GPU they are stored weights (outrider/engine/kernels/stored_weight.py): 8 bit has a scale per output,
+4 bit a scale and a zero per 32 weights. Activations are not quantized. On a CPU there are faster products:
 
-8 bit: one scale per output; a row of inputs is rounded to 8 bit by a scale of its own, and products are added
-up exactly (outrider/engine/loading/int8_product.py). So a row's result is bit for bit the same beside any
-other rows.
+8 bit: a scale per output. Each row of activations is quantized to 8 bits by its own scale, and sums are exact
+(outrider/engine/loading/int8_product.py). So a row's result is bit for bit the same in any batch.
 
-4 bit: a smallest value and a step per 32 weights; inputs stay as they are. It is fast for a row or two, and
+4 bit: a minimum and a step per 32 weights. Activations are not quantized. It is fast for one or two rows, and
 slower with each further row.
 
-The output projection, and layers of shapes that 4 bit does not take, get 8 bit.
+The output projection, and layers whose shapes 4 bit does not support, are quantized to 8 bit.
 """
 
 from functools import cache, partial
@@ -29,8 +28,8 @@ from outrider.engine.settings import Quantization
 
 GROUP = 32  # weights of one output that share a scale in 4 bit
 LARGEST_INT4 = 15
-OUTPUTS_INT4 = 16  # its outputs come in multiples of this
-SMALLEST_SCALE = 1e-12  # in place of 0, if all weights or inputs are equal
+OUTPUTS_INT4 = 16  # a layer in 4 bit has a multiple of this number of outputs on a CPU
+SMALLEST_SCALE = 1e-12  # scale in place of 0, if all weights or inputs are equal
 TRIED_ROWS = 5  # more than the one or two rows for which kernels have special paths
 
 
@@ -49,7 +48,7 @@ class Int8Linear(nn.Module):
         weight = weight.detach().float()
         scales = weight.abs().amax(1).clamp_min(SMALLEST_SCALE) / LARGEST_INT8
         codes = (weight / scales[:, None]).round_().to(torch.int8)
-        self.multiply = int8_product(codes, scales / LARGEST_INT8)  # the inputs' share of the scale included
+        self.multiply = int8_product(codes, scales / LARGEST_INT8)  # with the divisor of the inputs' scale
 
     def forward(self, rows: Tensor) -> Tensor:
         """Returns [..., out_features] of rows [..., in_features]."""
@@ -93,7 +92,7 @@ class Int4Linear(nn.Module):
 
 
 def stored_weight(weight: Tensor, quantization: Quantization) -> StoredWeight:
-    """Returns the nearest weight in 8 bit, or in 4 bit if the inputs are whole groups.
+    """Returns the weight quantized to 8 bit, or to 4 bit if that is wanted and inputs form whole groups.
 
     weight: [outputs, inputs], floating point
     """
@@ -103,7 +102,7 @@ def stored_weight(weight: Tensor, quantization: Quantization) -> StoredWeight:
         factors = numbers.abs().amax(1).clamp_min(SMALLEST_SCALE) / LARGEST_INT8
         return StoredWeight.of("int8", (numbers / factors[:, None]).round().to(torch.int8), factors=factors)
     groups = numbers.view(outputs, -1, GROUP)
-    least, most = groups.amin(-1).clamp_max(0), groups.amax(-1).clamp_min(0)  # 0 has a code
+    least, most = groups.amin(-1).clamp_max(0), groups.amax(-1).clamp_min(0)  # so that 0 has a code
     steps = ((most - least) / LARGEST_INT4).to(weight.dtype)
     steps = steps.where(steps > 0, 1)
     zeros = (-least / steps).round()
@@ -113,10 +112,12 @@ def stored_weight(weight: Tensor, quantization: Quantization) -> StoredWeight:
 
 
 def quantize(model: PreTrainedModel, quantization: Quantization, device: torch.device) -> None:
-    """Replaces every linear layer by one on the device, in place; embeddings, norms and experts stay.
+    """Replaces each linear layer by a quantized layer on the device, in place.
+
+    Embeddings, norms and experts stay as they are.
 
     Raises:
-        UnsupportedModelError: this machine has no right product in 4 bit, or the model no linear layer.
+        UnsupportedModelError: this machine has no correct product in 4 bit, or the model no linear layer.
     """
     head = model.get_output_embeddings()
     of_head = set() if head is None else {*head.modules()}
@@ -138,7 +139,7 @@ def quantize(model: PreTrainedModel, quantization: Quantization, device: torch.d
 
 
 def _widened(layer: nn.Linear | StoredLinear, dtype: torch.dtype) -> nn.Linear:
-    """Returns the layer with its weight's numbers, if they are stored quantized already."""
+    """Returns the layer, with a dequantized weight if its weight is stored quantized."""
     return joined(layer.weight.widened().to(dtype), layer.bias) if isinstance(layer, StoredLinear) else layer
 
 
@@ -163,7 +164,7 @@ def _quantized(
 def why_no_int4(dtype: torch.dtype, outputs: int, inputs: int) -> str | None:
     """Returns why this machine has no product in 4 bit of this type and size; None if it has such a product.
 
-    Tries a product of that size once: torch's operators are not public.
+    Tries a product of that size once, since torch's operators are no public API.
     """
     generator = torch.Generator().manual_seed(0)
     # Codes of 4 bit represent these weights exactly, so a difference comes from the kernel.

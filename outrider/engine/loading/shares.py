@@ -1,4 +1,4 @@
-"""Shares of a tensor-parallel model's ranks, by transformers' plan, before any weight is read."""
+"""Division of a model between tensor-parallel ranks by transformers' plan, before any weight is read."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,18 +23,14 @@ from outrider.engine.parallel.plan import (
 )
 from outrider.engine.settings import EngineSettings
 
-# Projections whose outputs are keys, by their names in plans. Several ranks may hold a head of the first.
+# Projections whose outputs contain keys, by name in plans. Several ranks may hold the same head of k_proj.
 KEYS = ("k_proj", "kv_b_proj", "qkv_proj", "query_key_value")
-STORED_STYLES = (
-    "colwise",
-    "packed_colwise",
-    "rowwise",
-    "rowwise_split_input",
-)  # styles of layers with stored weights
-DIVIDED = "colwise"  # style after which each rank has its own outputs alone
+# Styles in which layers with stored weights can be shared.
+STORED_STYLES = ("colwise", "packed_colwise", "rowwise", "rowwise_split_input")
+DIVIDED = "colwise"  # style in which each rank computes and keeps its own outputs
 STATE_HEADS = "linear_num_key_heads"  # key heads of recurrent layers, each with value heads of its own
 KV_HEADS = ("num_key_value_heads", "num_global_key_value_heads")
-LEAST_SHARED = 0.6  # least share of the bytes: below it more ranks hardly make room for a larger model
+LEAST_SHARED = 0.6  # least shared part of the weights; with less, more ranks hardly save memory
 NAMED = 4  # kinds of weights that a message names
 
 
@@ -58,15 +54,15 @@ def key_projection(attention: str, plan: Plan) -> tuple[str, str] | None:
 
 
 def heads_of_rank(heads: int, attention: str, plan: Plan, ranks: int) -> int:
-    """Returns the key/value heads of a layer that each rank caches; ``check_shares`` has passed."""
+    """Returns the key/value heads of a layer that each rank caches, if ``check_shares`` has passed."""
     found = key_projection(attention, plan)
     return max(heads // ranks, 1) if found is not None and found[1] == DIVIDED else heads
 
 
 def ranks_that_share(parameter: str, plan: Plan, ranks: int, heads: int | None) -> int:
-    """Returns the number of parts of a parameter: 1 if every rank holds all of it.
+    """Returns the number of parts into which a parameter is divided; 1: every rank holds all of it.
 
-    heads: key/value heads that it makes, the largest number of parts; None: it makes no such heads.
+    heads: key/value heads that the parameter makes, which limit the number of parts; None: no such heads.
     """
     if not is_shared(parameter, plan):
         return 1
@@ -75,7 +71,7 @@ def ranks_that_share(parameter: str, plan: Plan, ranks: int, heads: int | None) 
 
 
 def check_shares(settings: EngineSettings) -> None:
-    """Checks by a checkpoint's config alone whether ranks can share the model.
+    """Checks whether ranks can share the model, from the checkpoint's config alone.
 
     Raises:
         UnsupportedModelError: this number of ranks cannot share the model, or shares too little of it. The
@@ -117,7 +113,7 @@ def _check_heads(config: Any, plan: Plan, size: int, given: str) -> None:
             may_repeat = divided == {"k_proj"} and name in KV_HEADS
             copies, rest = divmod(size, count)
             if may_repeat and not rest and not any(dim % copies for dim in _head_dims(config)):
-                continue  # as many ranks hold the same head
+                continue  # ``copies`` ranks hold the same head
             wanted, heads = f"a divisor of {count}", numbers_of(config, "num_attention_heads")
             if may_repeat:
                 wanted += f", or a multiple of it that divides num_attention_heads={min(heads)}"

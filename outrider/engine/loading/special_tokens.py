@@ -1,4 +1,4 @@
-"""Tokens to which a checkpoint gives a meaning: ends of a text, and the mask of parallel drafts."""
+"""Special tokens of a checkpoint: ends of sequence, and the mask token of a parallel draft model."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from outrider.engine.loading.text_part import served_config
 def end_of_sequence(model: Any, source: str) -> frozenset[int]:
     """Returns the token ids that end a generation, from all files of the checkpoint.
 
-    A fine-tune often names the end of its turns in one file alone, of the tokenizer for example.
+    A fine-tuned model often names its end of turn in only one file, for example in the tokenizer's.
 
     Args:
-        model: as transformers has loaded it.
+        model: model as transformers has loaded it.
         source: local folder or hub id.
     """
     config = read_json(source, "config.json")
@@ -37,10 +37,10 @@ def drafts_in_parallel(model: str) -> bool:
 
 
 def mask_token(config: Any) -> int | None:
-    """Returns the token that a parallel draft model is fed for each drafted position; None: not such a model.
+    """Returns the token that a parallel draft model is fed for each drafted position; None: another model.
 
     Raises:
-        UnsupportedModelError: its vocabulary does not have the token that its config names.
+        UnsupportedModelError: the vocabulary lacks the token that the config names.
     """
     token = getattr(config, "pard_token", None)
     vocab_size = config.get_text_config().vocab_size

@@ -1,4 +1,4 @@
-"""Headers of a checkpoint's files, and checks that these hold the weights that the model expects."""
+"""Headers of a checkpoint's files, and checks that the files hold the weights that the model expects."""
 
 import json
 import re
@@ -11,9 +11,9 @@ from huggingface_hub import constants, get_safetensors_metadata, snapshot_downlo
 
 from outrider.engine.errors import UnsupportedModelError
 
-OF_MODELOPT = "hf_quant_config.json"  # file of NVIDIA's tools, beside a config that may say nothing
+OF_MODELOPT = "hf_quant_config.json"  # file of NVIDIA's ModelOpt; config.json may not mention quantization
 ONE_BYTE = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8")  # types as safetensors names them
-LENGTH_BYTES = 8  # bytes before a safetensors file's header, which hold its length
+LENGTH_BYTES = 8  # first bytes of a safetensors file, which hold the length of its header
 SCALES = re.compile(r"[._](scale|scale_inv|scales|qzeros)$")
 # Scales of activations and of cached keys and values, which do not change the meaning of weights.
 NOT_OF_WEIGHTS = re.compile(r"(^|[._])(input|output|activation|q|k|v|kv)_scale$")
@@ -24,13 +24,13 @@ class Header:
     """Description of a tensor by its file."""
 
     name: str
-    dtype: str  # name of safetensors
+    dtype: str  # type as safetensors names it
     shape: tuple[int, ...]
-    file: Path | None  # None: it is not on this machine
+    file: Path | None  # None: the file is not on this machine
 
 
 def headers(model: str) -> dict[str, Header]:
-    """Returns the headers of a local folder's tensors by name, or of those of a hub id. Raises OSError."""
+    """Returns the headers of the tensors of a local folder or a hub id, by name. Raises OSError."""
     folder = Path(model)
     if not folder.is_dir():
         if not constants.HF_HUB_OFFLINE:
@@ -65,7 +65,7 @@ def check_stored(model: str, config: Any) -> None:
     """Checks the headers of a local folder's files.
 
     Raises:
-        UnsupportedModelError: it is quantized and its config does not say so.
+        UnsupportedModelError: the checkpoint is quantized, and its config does not say so.
     """
     folder = Path(model)
     if getattr(config, "quantization_config", None) is not None:

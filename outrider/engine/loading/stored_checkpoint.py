@@ -1,8 +1,8 @@
-"""Checkpoint whose weights may be quantized: its linear layers, and what transformers loads beside them.
+"""Checkpoint whose weights may be quantized: its linear layers, and the tensors that transformers loads.
 
-The headers of its files say what there is. A linear layer keeps its weight as it is stored, or a rank's share
-of it, and so do experts of a described model (outrider/engine/models). The weights of other experts, which
-are no linear layers in transformers, are widened to the model's type as they load.
+The headers of its files list the tensors. A linear layer keeps its weight, or a rank's share of it, in the
+stored format. The same holds for the experts of models that outrider/engine/models describes. The weights of
+other experts, which are not linear layers in transformers, are dequantized to the model's type at load.
 """
 
 import re
@@ -53,8 +53,8 @@ TYPES = {  # types as safetensors names them
     "F32": torch.float32,
 }
 PARAMETERS = ("gate_up_proj", "down_proj")  # parameters of transformers' experts
-MXFP4_GROUP = 32  # inputs of an output that have a scale in common
-QUANTIZER = "outrider"  # name of ours among the quantizers of transformers
+MXFP4_GROUP = 32  # inputs of an output that share a scale
+QUANTIZER = "outrider"  # name of our quantizer in transformers
 
 
 def is_quantized(config: Any) -> bool:
@@ -63,13 +63,13 @@ def is_quantized(config: Any) -> bool:
 
 
 class StoredCheckpoint:
-    """Tensors of a checkpoint by the names of its model, or of its text part."""
+    """Tensors of a checkpoint by their names in the model, or in its text part."""
 
     def __init__(self, config: Any, name: str) -> None:
         """
         Args:
-            config: of transformers.
-            name: of the checkpoint.
+            config: config of transformers.
+            name: local folder or hub id of the checkpoint.
 
         Raises:
             UnsupportedModelError: the quantization method is not known, or its files hold unknown codes.
@@ -100,16 +100,16 @@ class StoredCheckpoint:
                 raise self._refusal(f"{tensor} is stored in {header.dtype}, in a layout that is not known")
 
     def fetch(self) -> None:
-        """Downloads a checkpoint of the hub, unless it is there."""
+        """Downloads a checkpoint from the hub, unless it is on this machine."""
         if any(header.file is None for header in self._headers.values()):
             self._use(local_headers(Path(snapshot_download(self.name, allow_patterns=WANTED))))
 
     def layers(self, model: Any) -> dict[str, StoredWeight]:
-        """Returns the weights of linear layers and of experts that are stored quantized, without content.
+        """Returns the quantized weights of linear layers and of experts by name, on the meta device.
 
-        Experts go by the names of transformers' parameters, the weights of all experts behind each other.
+        The experts of a layer have the names of transformers' parameters, and their weights are concatenated.
 
-        Raises UnsupportedModelError: tensors of a layer are missing, or not as the config says.
+        Raises UnsupportedModelError: tensors of a layer are missing, or do not match the config.
         """
         found = self._linear_layers(model)
         for path, mlp, mixture in self._mixtures(model):
@@ -128,22 +128,22 @@ class StoredCheckpoint:
         return found
 
     def _mixtures(self, model: Any) -> list[tuple[str, Any, Mixture]]:
-        """Returns those of ``mixtures_in`` whose experts are stored quantized."""
+        """Returns the items of ``mixtures_in`` whose experts are stored quantized."""
         return [found for found in mixtures_in(model) if self._owners.issuperset(_owners_of(*found))]
 
     def _read_experts(
         self, path: str, mlp: Any, mixture: Mixture, device: torch.device, rank: int = 0, ranks: int = 1
     ) -> tuple[StoredWeight, StoredWeight]:
-        """Returns a rank's weights of all experts of a layer behind each other: to gate and up, and down."""
+        """Returns a rank's concatenated weights of a layer's experts: those of gate and up, and of down."""
         experts = getattr(mlp, mixture.experts)
         hidden, width = experts.gate_up_proj.shape[2], experts.down_proj.shape[2]
         if experts.is_transposed:
             hidden, width = experts.gate_up_proj.shape[1], experts.down_proj.shape[1]
-        inputs = cycle((hidden, hidden, width))  # files of all experts together say their own
+        inputs = cycle((hidden, hidden, width))  # not used for files that store all experts together
         owners = _owners_of(path, mlp, mixture)
         read = [self._read(owner, device, of_each) for owner, of_each in zip(owners, inputs, strict=False)]
         own = width // ranks
-        if are_together(mixture):  # gates and ups alternate
+        if are_together(mixture):  # outputs of gate and up alternate
             gate_up, down = read
             first, own = features_of(width, rank, ranks)
             order = torch.arange(gate_up.shape[0], device=gate_up.codes.device)
@@ -163,15 +163,15 @@ class StoredCheckpoint:
         return gate_up, down
 
     def load(self, config: Any, device: torch.device, **options: Any) -> tuple[Any, dict[str, Any]]:
-        """Returns the model, and what transformers tells of its tensors.
+        """Loads the model; returns it with transformers' loading info.
 
         Args:
-            config: of the checkpoint.
-            device: place of its layers.
-            options: arguments of from_pretrained, of which ``dtype`` is a type.
+            config: config of the checkpoint.
+            device: device of the model's layers.
+            options: arguments of from_pretrained; ``dtype`` must be a type of torch.
 
         Raises:
-            UnsupportedModelError: a tensor is missing, or not as the config says.
+            UnsupportedModelError: a tensor is missing, or does not match the config.
         """
         self.fetch()
         with CONTENTLESS:
@@ -194,7 +194,7 @@ class StoredCheckpoint:
         if missing := sorted(found["missing_keys"]):
             raise self._refusal(f"{missing[0]} is missing, {len(missing)} such in all")
         model.config.quantization_config = self._quantization
-        with suppress(OSError):  # not every checkpoint has its file
+        with suppress(OSError):  # generation_config.json is optional
             model.generation_config = GenerationConfig.from_pretrained(self.name)
         rank, ranks = (dist.get_rank(), dist.get_world_size()) if "distributed_config" in options else (0, 1)
         for name, kept in layers.items():
@@ -221,7 +221,7 @@ class StoredCheckpoint:
             weights = self._read_experts(path, mlp, mixture, device, rank, ranks)
             name = f"{path}.{mixture.experts}"
             biases = [self._tensor(f"{name}.{of}_bias", device) for of in PARAMETERS]
-            if biases[0] is not None and ranks > 1:  # rank 0 adds the second
+            if biases[0] is not None and ranks > 1:  # only rank 0 adds the bias of down
                 first, own = features_of(biases[0].shape[1] // 2, rank, ranks)
                 biases = [biases[0][:, 2 * first : 2 * (first + own)], None if rank else biases[1]]
             made = _experts_of(getattr(mlp, mixture.experts), mixture, weights, biases, model.dtype)
@@ -229,9 +229,9 @@ class StoredCheckpoint:
         return model, found
 
     def names(self, layers: Collection[str] = ()) -> Iterator[tuple[str, str | None]]:
-        """Yields names as transformers has them, of tensors that are no part of the layers.
+        """Yields the names in transformers of the tensors that do not belong to ``layers``.
 
-        With each comes the owner of codes that are to be widened; None: it is not quantized.
+        Each name comes with the owner of its codes, which are to be dequantized; None: it is not quantized.
         """
         stored = {owner + end for owner in self._owners for end in (*CODES, *BESIDE)}
         stored |= {name + end for name in layers for end in (".bias", "_bias")}
@@ -241,7 +241,7 @@ class StoredCheckpoint:
             yield owner if f"{owner}_blocks" in self._headers else f"{owner}.weight", owner
 
     def tensors(self, layers: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
-        """Yields the tensors of ``names``, each to be read by indexing it."""
+        """Yields the tensors of ``names``; a tensor is read when it is indexed."""
         for name, owner in self.names(layers):
             if owner is None:
                 yield name, self._opened(name).get_slice(self._headers[name].name)
@@ -249,14 +249,14 @@ class StoredCheckpoint:
                 yield name, _Widened(self._widened, owner)
 
     def matching(self, pattern: re.Pattern[str]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-        """Yields the groups of each tensor's name that the pattern finds, and the tensor."""
+        """Yields the pattern's groups and the tensor for each name in which the pattern is found."""
         self.fetch()
         for name in sorted(self._headers):
             if found := pattern.search(name):
                 yield found.groups(), self._opened(name).get_tensor(self._headers[name].name)
 
     def _widened(self, owner: str) -> Tensor:
-        """Returns the weight of an expert, or of all experts of a layer in the order of transformers."""
+        """Returns the dequantized weight of an expert, or of a layer's experts in transformers' layout."""
         numbers = self._read(owner, torch.device("cpu"), None).widened()
         blocks = self._headers.get(f"{owner}_blocks")
         return numbers if blocks is None else numbers.view(*blocks.shape[:2], -1).transpose(1, 2)
@@ -303,16 +303,16 @@ def share_of(weight: StoredWeight, style: str | None, rank: int, ranks: int) -> 
 
 
 def features_of(width: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Returns the first of a rank's features of an expert in MXFP4, and their number.
+    """Returns the first feature of an MXFP4 expert that a rank holds, and the number of its features.
 
-    No group is torn, so that a kernel reads long spans of codes. Ranks may have one group more than others.
+    Groups are not split, so that a kernel reads long spans of codes. Some ranks may hold one group more.
     """
     groups, more = divmod(width // MXFP4_GROUP, ranks)
     return MXFP4_GROUP * (rank * groups + min(rank, more)), MXFP4_GROUP * (groups + (rank < more))
 
 
 def _owners_of(path: str, mlp: Any, mixture: Mixture) -> list[str]:
-    """Returns the owners of codes of a layer's experts: gate, up and down of each expert, or of all."""
+    """Returns the owners of the codes of a layer's experts, in the order of ``mixture.files``."""
     layer = path.rpartition(".")[0]
     count = 1 if are_together(mixture) else getattr(mlp, mixture.experts).num_experts
     return [f"{layer}.{name.format(number)}" for number in range(count) for name in mixture.files]
@@ -330,12 +330,12 @@ def _experts_of(
     biases: Sequence[Tensor | None],
     dtype: torch.dtype,
 ) -> SingleExperts:
-    """Returns experts in the form that they are stored in.
+    """Returns experts that keep their weights in the stored format.
 
     Args:
-        experts: module of transformers without content.
-        weights: to gate and up, and down, of all experts behind each other.
-        biases: [experts, outputs] of the two; gates and ups alternate.
+        experts: module of transformers on the meta device.
+        weights: concatenated weights of all experts: those of gate and up, and of down.
+        biases: [experts, outputs] biases of these two products; gate and up alternate.
     """
     count = experts.num_experts
     gate_up_bias, down_bias = (None if bias is None else bias.to(dtype) for bias in biases)
@@ -344,7 +344,7 @@ def _experts_of(
 
     def linear(weight: StoredWeight, of_all: Tensor | None, number: int) -> StoredLinear:
         outputs = weight.shape[0] // count
-        bias = None if of_all is None else of_all[number].clone()  # frees the biases of all
+        bias = None if of_all is None else of_all[number].clone()  # a copy, as a view would keep all biases
         return StoredLinear(weight.outputs_at(number * outputs, outputs), bias)
 
     gate_up, down = weights
@@ -356,7 +356,7 @@ def _experts_of(
 
 @dataclass(frozen=True)
 class _Widened:
-    """Weight of experts, which transformers asks for as it asks for a slice of a file."""
+    """Weight of experts that is dequantized when transformers reads it, like a slice of a file."""
 
     read: Callable[[str], Tensor]
     owner: str
@@ -370,7 +370,7 @@ class _Widened:
 
 @dataclass
 class _Named(QuantizationConfigMixin):  # type: ignore[misc]
-    """Linear layers and experts that transformers is not to make."""
+    """Quantization config for transformers that names the linear layers and experts not to be made."""
 
     quant_method: str
     layers: list[str]
@@ -378,7 +378,7 @@ class _Named(QuantizationConfigMixin):  # type: ignore[misc]
 
 @register_quantizer(QUANTIZER)
 class _Quantizer(HfQuantizer):  # type: ignore[misc]
-    """Empties the layers that will be replaced, so that no memory is taken for them."""
+    """Quantizer for transformers that empties the layers to be replaced, so that they take no memory."""
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
         for name in self.quantization_config.layers:

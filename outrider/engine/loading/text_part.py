@@ -1,4 +1,4 @@
-"""Text part of a checkpoint that is made for images or sound beside text: it is loaded and served alone."""
+"""Text part of a multimodal checkpoint, which is loaded and served without the other parts."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from outrider.engine.parallel.plan import use_own_plan
 
 # Kinds whose text part transformers would load together with the other parts, or not at all.
 KINDS = ("gemma3", "gemma4", "mistral3")
-# Names of tensors in such a checkpoint, and in its text part.
+# Beginnings of tensor names in such a checkpoint, and in its text part.
 NAMES = {
     r"^(language_model\.model|model\.language_model)\.": "model.",
     r"^language_model\.lm_head\.": "lm_head.",
@@ -26,7 +26,7 @@ OTHER_PARTS = re.compile(
 
 
 def served_config(model: str) -> Any:
-    """Returns the config of a checkpoint's text part; the config of the checkpoint if it is all text.
+    """Returns the config of a checkpoint's text part, or of the whole checkpoint if it is all text.
 
     Raises UnsupportedModelError: transformers does not know such models.
     """
@@ -54,7 +54,7 @@ def served_config(model: str) -> Any:
 
 
 def is_text_part(config: Any) -> bool:
-    """Whether the config is of a part of its checkpoint."""
+    """Whether the config describes only the text part of its checkpoint."""
     return hasattr(config, "text_part_of")
 
 
@@ -68,10 +68,10 @@ def name_in_text(tensor: str) -> str:
 def check_tensors(model: str, found: Mapping[str, Any]) -> None:
     """Checks that a text part has all of its tensors, and that the rest belongs to other parts.
 
-    found: what from_pretrained tells.
+    found: loading info of from_pretrained.
 
     Raises:
-        UnsupportedModelError: a tensor is missing, or is of no known part.
+        UnsupportedModelError: a tensor is missing, or belongs to no known part.
     """
     strays = [name for name in found["unexpected_keys"] if not OTHER_PARTS.search(name)]
     for what, names in (("lacks", found["missing_keys"]), ("has, beside known parts,", strays)):

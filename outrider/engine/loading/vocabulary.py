@@ -6,7 +6,7 @@ from outrider.engine.errors import VocabularyMismatchError
 
 
 def check_vocabulary(target: str, draft: str) -> None:
-    """Compares two checkpoints' tokenizers, given as folders or hub ids. Padded embeddings do not count.
+    """Compares the tokenizers of two checkpoints, folders or hub ids. Padding of embeddings is ignored.
 
     Raises:
         VocabularyMismatchError: a token has different ids, or only one of the tokenizers knows it.

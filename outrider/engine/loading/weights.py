@@ -25,9 +25,9 @@ from outrider.engine.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 
-# Tokens, by the kind of device. On a CPU a token of a larger chunk takes as long, so that decoding sequences
-# would wait for nothing. On an H100 an 8B reads a prompt of 32,768 in 1.66 s by chunks of 512, in 1.42 s by
-# chunks of 2,048 and in 1.39 s by chunks of 8,192 (bench/results/gpu.json).
+# Tokens by type of device. On a CPU a larger chunk takes as long per token, so that decoding sequences would
+# wait longer for no gain. On an H100 an 8B model prefills 32,768 tokens in 1.66 s with chunks of 512, in
+# 1.42 s with chunks of 2,048, and in 1.39 s with chunks of 8,192 (bench/results/gpu.json).
 PREFILL_CHUNK = {"cpu": 512, "cuda": 2048}
 
 
@@ -46,7 +46,7 @@ def resolve_prefill_chunk(settings: EngineSettings) -> int:
 def load_model(settings: EngineSettings) -> Any:
     """Returns the checkpoint as a transformers model in evaluation mode, on its device.
 
-    With several devices each process loads its share alone, in its process group.
+    With several devices each process of the process group loads only its share.
 
     Raises:
         UnsupportedModelError: transformers cannot load it as a decoder, or it cannot be quantized or shared.
@@ -79,7 +79,7 @@ def load_model(settings: EngineSettings) -> Any:
     fix_rotations(model)
     model = model.eval()
     if settings.tensor_parallel > 1:
-        # States that a token leaves behind are read by all tokens after it, so they keep their bits as well.
+        # All later tokens read a recurrent state, so that it must not depend on the batch either.
         use_parallel_layers(model, in_order=settings.batch_invariant or has_states(config))
         share_delta_nets(model)
     if may_cache_latents(device.type, model.dtype):
@@ -92,7 +92,7 @@ def load_model(settings: EngineSettings) -> Any:
 
 
 def check_config(config: Any, settings: EngineSettings) -> None:
-    """Builds the model of tensors without content, before any weight is read.
+    """Checks the model on the meta device, before any weight is read.
 
     Raises:
         UnsupportedModelError: the model cannot run on the paged cache, or lacks batch-invariant numerics.
@@ -102,14 +102,14 @@ def check_config(config: Any, settings: EngineSettings) -> None:
     try:
         attach(model, settings.model)
     except UnsupportedModelError as error:
-        if not isinstance(error.__cause__, RuntimeError):  # a RuntimeError may come from the missing content
+        if not isinstance(error.__cause__, RuntimeError):  # the meta device may cause a RuntimeError
             raise
     if settings.batch_invariant:
         check_rows_are_apart(model, settings.model)
 
 
 def type_of(config: Any) -> torch.dtype:
-    """Returns the type of a checkpoint's weights by its config; float32 if that names no type."""
+    """Returns the type of a checkpoint's weights by its config; float32 if the config names no type."""
     return config.dtype or config.get_text_config().dtype or torch.float32
 
 
@@ -131,12 +131,12 @@ def _loading(config: Any, settings: EngineSettings, device: torch.device) -> dic
 def attach(model: Any, name: str) -> Probe:
     """Routes the model's attention through the paged cache; returns the shapes of its layers.
 
-    A model may accept another attention and silently keep its own. So a token is run to see which layers call
+    A model may accept our attention and silently keep its own. So one token is run to see which layers call
     ours.
 
     Raises:
-        UnsupportedModelError: a layer does not call our attention, or hides how far it looks back, or all
-            layers are recurrent.
+        UnsupportedModelError: a layer does not call our attention, hides its sliding window, or needs
+            something that our attention lacks; or all layers are recurrent.
     """
     kind = type(model).__name__
     if not use_delta_nets(model) and not model.is_backend_compatible():
@@ -161,7 +161,7 @@ def attach(model: Any, name: str) -> Probe:
         raise UnsupportedModelError(
             f"model={name!r}: {kind} needs {needs}, which attention here does not give"
         )
-    recurrent = probe.states.keys() if probe.shapes else set()  # a cache needs a layer that attends
+    recurrent = probe.states.keys() if probe.shapes else set()  # the paged cache needs a layer with attention
     missing = sorted(set(range(config.num_hidden_layers)) - probe.shapes.keys() - recurrent)
     if missing:
         raise UnsupportedModelError(

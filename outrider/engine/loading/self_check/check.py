@@ -1,21 +1,22 @@
 """Compares a model on the paged cache with the same weights under transformers' own attention and cache.
 
-Two texts run both ways before anything is served:
+Before anything is served, two texts are run both ways:
 
     step 1   the first text's prompt, packed with the first chunk of the second text
     step 2   the second chunk of the second text
     step 3   a drafted chain after the first text, packed with the second text's last tokens, one by one
-    step 4   a drafted tree after the first text, at the place of the chain
+    step 4   a drafted tree after the first text, in place of the chain
 
-To transformers every path of the tree is a text. Its eager attention computes each text in one piece, which
-ours has to equal. It computes the texts once more in pieces over its cache, by SDPA, or by eager attention in
-a wider type if the model has no SDPA. The difference of the two is what rounding does to this model, in its
-type. Ours may differ a few times as much.
+In transformers every path of the tree is a text of its own. The reference is its eager attention, which
+computes each text in one piece. A second run of transformers computes the texts in pieces over its cache, by
+SDPA, or by eager attention in a wider type if the model has no SDPA. The difference between these two runs
+shows the effect of rounding on this model in its type. Ours may differ from the reference by a few times that
+difference.
 
-In each kind of rows the median row counts. If two experts nearly tie, rounding chooses between them, and such
-a row may differ by any amount, between transformers' own two runs as well.
+The median row of each kind of rows is compared. If two experts nearly tie, rounding chooses between them.
+Such a row may differ by any amount, even between the two runs of transformers.
 
-Sliding windows are shortened meanwhile, on both sides, so that short texts reach beyond them.
+During the check sliding windows are shortened for all runs, so that short texts are longer than a window.
 """
 
 import logging
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class SelfCheck:
-    """Check of one loaded model, whose attention goes through ours (weights.attach)."""
+    """Check of one loaded model whose attention calls ours (weights.attach)."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class SelfCheck:
         """
         Args:
             layers: modules that call our attention, by layer.
-            context_length: tokens of the longest sequence that it is to serve.
+            context_length: tokens of the longest sequence to be served.
             group: group of this process, all of whose ranks run the check.
         """
         self._model = model
@@ -64,7 +65,7 @@ class SelfCheck:
         """Checks that the model computes the same logits on our cache as without it, up to rounding.
 
         Args:
-            name: for messages.
+            name: name of the model, for messages.
             run: computes all logits of a step, over a cache of ``blocks_needed`` blocks.
 
         Raises:
@@ -106,9 +107,9 @@ class SelfCheck:
         logger.info("self-check: %.1f s", time.perf_counter() - started)
 
     def differs(self, run: Run) -> str:
-        """Returns the differences of another way to compute the model's products, after ``check``.
+        """Returns how the model differs from transformers after layers were replaced, or "" if it does not.
 
-        It is empty at all ranks or at none.
+        It compares with the outputs of ``check``. The result is empty at all ranks or at none.
         """
         if self._outputs is None:
             return ""
@@ -126,5 +127,5 @@ class SelfCheck:
 
 
 def _described(found: list[Difference]) -> str:
-    """Returns differences of which this rank has ``found`` its own."""
+    """Describes the differences that this rank has found; it may have none if another rank has."""
     return "; ".join(map(str, found)) or "at another rank"

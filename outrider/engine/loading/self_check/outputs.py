@@ -7,11 +7,11 @@ from torch import Tensor
 
 from outrider.engine.loading.self_check.script import Row
 
-FACTOR = 4.0  # times the difference of transformers' own two runs that ours may differ
-# Times the same difference, if ours sums the products of float32 in another order, which the two runs share.
-# A sound model of 8 layers reached 3.6 in one process, and over 4 on two ranks with AVX2.
+FACTOR = 4.0  # tolerated difference of ours, as a multiple of the difference of transformers' two runs
+# Multiple if ours sums float32 products in another order than transformers' two runs, which share an order.
+# An intact model of 8 layers reached 3.6 in one process, and over 4 on two ranks with AVX2.
 FACTOR_REORDERED = 8.0
-ROUNDINGS = 2.0  # units of the type's precision, at the size of the logits, that are always tolerated
+ROUNDINGS = 2.0  # units of the type's precision, relative to the logits' size, that are always tolerated
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Outputs:
     """Outputs of one layer, or the logits; all [num_rows, size]."""
 
     ours: Tensor
-    whole: Tensor  # transformers', in one piece
-    again: Tensor  # transformers', by the other attention
+    whole: Tensor  # outputs of transformers in one piece
+    again: Tensor  # outputs of transformers by the other attention
     precision: float  # precision of the narrowest type that computed them
     are_reordered: bool = False  # whether ours sums products in another order than ``whole`` and ``again``
 
@@ -43,7 +43,7 @@ def differences(rows: list[Row], outputs: Outputs) -> list[Difference]:
     rounding = _largest(outputs.again, outputs.whole)
     of_kind = {row.kind: torch.tensor([other.kind == row.kind for other in rows]) for row in rows}
     middle = max(float(rounding[which].median()) for which in of_kind.values())
-    # A narrow type rounds a product by far more than the order of its sum does.
+    # In a narrow type the rounding of products outweighs the effect of the order of a sum.
     is_wide = outputs.precision <= torch.finfo(torch.float32).eps
     factor = FACTOR_REORDERED if outputs.are_reordered and is_wide else FACTOR
     allowed = factor * middle + ROUNDINGS * outputs.precision * _size(outputs.whole)
@@ -57,12 +57,12 @@ def is_rounding(whole: Tensor, again: Tensor, precision: float) -> bool:
 
 
 def is_finite(logits: Tensor) -> bool:
-    """Whether the logits are numbers; a model may exclude tokens by minus infinity."""
+    """Whether no logit is NaN or plus infinity; a model may exclude tokens by minus infinity."""
     return not bool((logits.isnan() | (logits == torch.inf)).any())
 
 
 def _size(outputs: Tensor) -> float:
-    """Returns the distance from the median to the largest, which excluded tokens do not change."""
+    """Returns the distance from the median to the maximum, on which excluded tokens have no effect."""
     outputs = outputs.float()
     return float((outputs.amax(-1) - outputs.median(-1).values).median())
 

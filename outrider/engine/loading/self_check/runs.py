@@ -20,17 +20,17 @@ from outrider.engine.loading.self_check.script import SINGLES, Script
 from outrider.engine.parallel.rank_group import RankGroup
 
 Run = Callable[[Sequence[Feed]], Tensor]  # returns logits [num_logits, vocab_size] of a step over our cache
-WINDOW = 8  # positions that a sliding window is shortened to
-HEAD = -1  # number of the logits among layers
+WINDOW = 8  # positions to which a sliding window is shortened
+HEAD = -1  # layer number that stands for the logits
 WIDE = "outrider_wide_eager"
-# Precision of inputs that are rounded to 8 bit: a step at a third of a row's largest number, its usual size.
-# If a number is nearly between two steps, earlier rounding decides between them.
+# Precision of inputs that are rounded to 8 bits: one step, relative to a third of a row's largest number, a
+# usual size of its numbers. Earlier rounding decides how a number near the middle of two steps is rounded.
 INT8_PRECISION = 3 / LARGEST_INT8
 WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 
 
 class Runs:
-    """Runs of one loaded model, whose attention goes through ours (weights.attach)."""
+    """Runs of one loaded model whose attention calls ours (weights.attach)."""
 
     def __init__(self, model: Any, layers: Mapping[int, nn.Module], group: RankGroup | None) -> None:
         """
@@ -46,7 +46,7 @@ class Runs:
         self._recorded: dict[int, list[Tensor]] = {}
 
     def holds(self, claim: bool) -> bool:
-        """Whether the claim holds at every rank: all ranks have to act alike."""
+        """Whether the claim holds at every rank, so that all ranks act alike."""
         return claim if self._group is None else bool(self._group.least(claim))
 
     @torch.inference_mode()
@@ -80,7 +80,7 @@ class Runs:
 
     def _step(self, feeds: list[Feed], run: Run) -> dict[int, Tensor]:
         self._record(HEAD, run(feeds)[None])
-        count = sum(len(feed.tokens) for feed in feeds)  # batch-invariant numerics pad beyond it
+        count = sum(len(feed.tokens) for feed in feeds)  # batch-invariant passes add rows of padding
         return {layer: output[:, :count] for layer, output in self._take().items()}
 
     def _theirs(self, script: Script) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
@@ -93,12 +93,12 @@ class Runs:
         again = self._again([ids[:, : script.cut], ids[:, script.cut : -SINGLES], *last])
         late = slice(None), slice(script.cut, None)
         suits = is_rounding(whole[HEAD][late], again[HEAD][late], self._precision)
-        if not self.holds(suits):  # the difference is not of rounding: run without their cache
+        if not self.holds(suits):  # more than rounding, perhaps by their cache: run without it
             again = self._again([ids])
         return whole, again
 
     def _again(self, pieces: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Returns outputs of another attention of transformers; several pieces go over its cache."""
+        """Returns outputs by another attention of transformers; several pieces are run over its cache."""
         for name in ("sdpa", WIDE):
             try:
                 self._model.set_attn_implementation(name)
@@ -149,7 +149,7 @@ def _wide_eager(
 
 @contextmanager
 def _widened(model: nn.Module) -> Iterator[None]:
-    """Computes products with stored weights from their numbers in this context, without a kernel of ours."""
+    """Multiplies by dequantized weights in this context, in place of our kernels for stored weights."""
     layers = [module for module in model.modules() if isinstance(module, StoredLinear)]
     products = [layer.multiply for layer in layers]
     for layer in layers:

@@ -1,4 +1,4 @@
-"""Script of a self-check: two texts, Drafts after the first, and their division into steps."""
+"""Script of a self-check: two texts, Drafts after the first text, and their division into steps."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from outrider.engine.held_blocks import HeldBlocks
 from outrider.engine.held_state import HeldState
 from outrider.engine.inputs.step_input import Feed
 
-LENGTH, SHORTEST = 26, 14  # tokens of a path: at most, and the shortest context that is checked
+LENGTH, SHORTEST = 26, 14  # tokens: most of a path, and the shortest context that is checked
 PARENTS = (ROOT, ROOT, 0, 0, 1, 2, 3, 4, 5, 6, 7)  # parents of the tree's nodes, level by level
 LEVELS, LEAVES = 4, (8, 9, 10)
 SINGLES = 5
@@ -33,7 +33,7 @@ class Row:
 class Script:
     """Texts and steps of a self-check."""
 
-    paths: list[list[int]]  # texts of one length
+    paths: list[list[int]]  # texts of equal length
     steps: list[list[Feed]]
     rows: list[Row]  # a row for each token that the steps feed
     cut: int  # position at which transformers' second piece begins
@@ -46,7 +46,7 @@ def write_script(length: int, tokens: Iterator[int], block_size: int, window: in
     root, chunk = length - LEVELS, length // 3
     prompt = root - 1  # the last committed token is fed with the drafted tokens
     blocks = np.arange(blocks_needed(block_size))
-    # No two blocks of a text are neighbours in order.
+    # Consecutive blocks of a text are not neighbours in the cache.
     one = HeldBlocks(blocks[1::2][::-1]), HeldState(0)
     other = HeldBlocks(blocks[::2]), HeldState(1)
     near = prompt if window is None else min(window, prompt)
@@ -93,7 +93,7 @@ def blocks_needed(block_size: int) -> int:
 
 
 def pick_tokens(config: Any) -> Iterator[int]:
-    """Returns token ids in a fixed disorder, without special tokens."""
+    """Returns token ids in a fixed pseudorandom order, without special tokens."""
     size = config.get_text_config().vocab_size
     named = [value for name, value in config.to_dict().items() if name.endswith(("token_id", "token_index"))]
     return cycle(
