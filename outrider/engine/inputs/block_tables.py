@@ -1,7 +1,7 @@
-"""Block tables that stay on the device: from step to step only the blocks that are new travel there.
+"""Block tables that stay on the device, so that a step copies only its new blocks there.
 
-Rank 0 gives rows to sequences and tells the other ranks what is new in them. So every rank has the table on
-its device, and on its host, which computes slots.
+Rank 0 assigns rows to sequences and sends new blocks to the other ranks. So every rank has the table on its
+device, and on its host, which computes slots from it.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from outrider.decoding.draft import MAX_NODES
 from outrider.engine.held_blocks import HeldBlocks
 
 NOTHING_NEW = np.zeros((0, 2), np.int64)
-SPARE_ROWS = 1  # rows beside those of a step's sequences: for a text on which a drafter is tried
+SPARE_ROWS = 1  # rows in addition to a step's sequences, for a text on which a drafter is tried
 
 
 def shape_of_tables(sequences: int, context_length: int, capacity: int, block_size: int) -> tuple[int, int]:
@@ -22,14 +22,14 @@ def shape_of_tables(sequences: int, context_length: int, capacity: int, block_si
 
     Args:
         sequences: sequences of a step, at most.
-        context_length: tokens of the longest sequence. A Draft after them may pass the end.
+        context_length: tokens of the longest sequence. A Draft may extend beyond it.
         capacity: slots of the cache.
     """
     return sequences + SPARE_ROWS, -(-min(context_length + MAX_NODES, capacity) // block_size)
 
 
 class BlockTables:
-    """Table of the blocks of each sequence, which keeps its row as long as rows suffice."""
+    """Table with a row of blocks for each sequence, which keeps its row as long as there are enough rows."""
 
     def __init__(
         self, shape: tuple[int, int], block_size: int, spare_slot: int, device: torch.device
@@ -47,15 +47,15 @@ class BlockTables:
         if device.type != "cpu":
             self.on_device = torch.zeros(shape, dtype=torch.int32, device=device)
         self._holders = [HeldBlocks() for _ in range(shape[0])]
-        self._fed = np.zeros(shape[0], np.int64)  # number of the newest update that named each row
+        self._fed = np.zeros(shape[0], np.int64)  # number of the newest update that used each row
         self._updates = 0
 
     def update(self, held: Sequence[HeldBlocks]) -> NDArray[np.int64]:
         """Gives a row to each sequence of a step.
 
         Returns:
-            [num_new, 2] what is new in the rows: a place, counted over all rows, and the block there. Whoever
-            does not bring it to the device has to ``forget``.
+            [num_new, 2] new entries: index into the flattened table, and block. A caller that fails to write
+            them to the device must call ``forget``.
 
         Raises:
             ValueError: the step has more sequences than there are rows.
@@ -81,21 +81,21 @@ class BlockTables:
         return told
 
     def write(self, new: NDArray[np.int64]) -> None:
-        """Writes what ``update`` returned, here or at rank 0, into the table on the host."""
+        """Writes new entries, which ``update`` returned here or at rank 0, into the table on the host."""
         self.on_host.reshape(-1)[new[:, 0]] = new[:, 1]
 
     def forget(self) -> None:
-        """Has the next updates tell whole rows: what the last update told may not have come to the device."""
+        """Makes later updates return whole rows, since the last entries may not have reached the device."""
         for blocks in self._holders:
             blocks.known = 0
 
     def held_at(self, row: int) -> HeldBlocks:
-        """Returns what stands for the sequence of a row at ranks other than 0."""
+        """Returns a substitute for the blocks of a row's sequence, at ranks other than 0."""
         self._holders[row].row = row
         return self._holders[row]
 
     def _give_row(self, blocks: HeldBlocks) -> None:
-        """Takes a row of no sequence, or that of the sequence that was not fed for longest."""
+        """Assigns a free row, or else the row of the sequence that was fed least recently."""
         idle = np.flatnonzero(self._fed < self._updates).tolist()
         if not idle:
             raise ValueError(f"a step has more sequences than the {len(self._holders)} rows of block tables")

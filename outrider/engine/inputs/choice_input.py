@@ -1,6 +1,6 @@
-"""Input of the kernels that choose tokens, next to the logits.
+"""Input of the kernels that choose tokens, in addition to the logits.
 
-It reaches the device in the step's buffer. It is made from the feeds alone, so the contexts of the rows,
+It is copied to the device in the step's buffer. It is made from the feeds alone. The contexts of the rows,
 which hold far more, are made while the device computes.
 """
 
@@ -23,25 +23,26 @@ from outrider.engine.row_settings import HAS_NOISE, LOG_MIN_P, TEMPERATURE, TOP_
 from outrider.engine.sequence import EngineSequence
 
 CHUNK = 4096  # tokens of a row that a program reads
-BLOCK = 64  # tokens whose largest logit stands for them in the bound of top-k
+BLOCK = 64  # tokens that are represented by their largest logit in the bound of top-k
 CAPACITY = 16384  # candidates of a row that are gathered; a row with more is read again
 _NO_ROW = -(2**40)  # far below every row
-# Integers of a row. Its ``positions`` are chosen in succession, each after the best token before it.
+# Integers of a row. ``positions`` is the number of positions that are chosen in succession, each after the
+# best token of the position before.
 INTEGERS = ("noise_key", "position", "top_k", "has_noise", "positions")
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Input of the kernels about each row, on the device."""
+    """Input of the kernels for each row, on the device."""
 
     integers: Tensor  # int64 [5, num_rows] INTEGERS
     numbers: Tensor  # float64 [3, num_rows] temperature, top_p, the logarithm of min_p
     drafts: Tensor  # int64 [2, num_rows] DraftRows.numbers, [0, num_rows]: nothing was drafted
     depth: int  # DraftRows.depth; 0: nothing was drafted
-    are_truncated: bool  # whether a row is truncated
+    are_truncated: bool  # whether any row has top_k, top_p or min_p
 
     def without_drafts(self, part: slice) -> "PackedRows":
-        """Returns rows that follow one another, copied, as if nothing was drafted."""
+        """Returns a copy of consecutive rows, as if nothing was drafted."""
         integers, numbers = self.integers[:, part].contiguous(), self.numbers[:, part].contiguous()
         return PackedRows(integers, numbers, self.drafts[:0], 0, self.are_truncated)
 
@@ -97,7 +98,7 @@ class ChoiceInput:
 
         Args:
             drafts: argument of begin_choosing.
-            positions: positions to be chosen from each row on; none: a position from each.
+            positions: number of positions to be chosen from each row on; empty: one each.
         """
         keys = np.array([sequence.noise_key for sequence in sequences], np.uint64)
         settings = np.concatenate([sequence.row_settings for sequence in sequences])
@@ -121,7 +122,7 @@ class ChoiceInput:
 
     @classmethod
     def without_choice(cls, positions: Sequence[int]) -> "ChoiceInput":
-        """Makes the input of rows that another rank chooses, or of padding. positions: [num_rows]."""
+        """Makes the input of rows for which another rank chooses, or of padding. positions: [num_rows]."""
         row = ChoiceContext(Sampling(temperature=0.0), 0, 0, (), ())
         return cls.of_rows([row] * len(positions), positions=positions)
 
@@ -142,7 +143,7 @@ class ChoiceInput:
             places: [num_rows] position of each row's noise.
         """
         integers = np.empty((len(INTEGERS), len(places)), np.int64)
-        integers[0] = keys.view(np.int64).repeat(counts)  # a key keeps its bits
+        integers[0] = keys.view(np.int64).repeat(counts)  # keeps the bits of a key
         integers[1], integers[4] = places, [*positions] or 1
         of_texts = settings.reshape(len(keys), -1)
         of_rows = of_texts.repeat(counts, axis=0).T
@@ -172,14 +173,14 @@ class ChoiceInput:
         )
 
     def copied(self, device: torch.device) -> PackedRows:
-        """Sends the fields by a copy of their own, without a wait."""
+        """Copies the fields to the device without a step's buffer and without waiting."""
         buffer = StepBuffer(self.fields, device)
         self.write(buffer)
         return self.at(buffer.sent())
 
 
 def fields_of_choice(rows: int, draft_numbers: int = 2) -> dict[str, Field]:
-    """Fields of ChoiceInput. draft_numbers: 2, or 0 if nothing was drafted."""
+    """Returns the fields of ChoiceInput. draft_numbers: 2, or 0 if nothing was drafted."""
     return {
         "integers": Field((len(INTEGERS), rows)),
         "numbers": Field((3, rows), "float64"),
@@ -188,7 +189,7 @@ def fields_of_choice(rows: int, draft_numbers: int = 2) -> dict[str, Field]:
 
 
 def bytes_to_choose(num_rows: int, vocab_size: int) -> int:
-    """Returns the bytes in which the kernels find the candidates of each row."""
+    """Returns the bytes of memory that the kernels need to find the candidates of all rows."""
     chunks = -(-vocab_size // CHUNK)
     candidates, block_maxima, statistics = 8 * CAPACITY, 8 * chunks * CHUNK // BLOCK, 3 * 4 * chunks
     return num_rows * (candidates + block_maxima + statistics)

@@ -16,13 +16,13 @@ from outrider.engine.inputs.context_parts import SHORTEST
 from outrider.engine.inputs.step_buffer import Field, StepBuffer
 from outrider.engine.inputs.step_input import Feed, Numbers, StepInput
 
-FEW_QUERIES = 32  # queries of a sequence: up to this many are a Draft to verify, more are a prompt
-FEW_TILE, MANY_TILE = 8, 64  # rows of a tile
+FEW_QUERIES = 32  # most queries of a sequence that count as a Draft to verify; more count as a prompt
+FEW_TILE, MANY_TILE = 8, 64  # rows of a tile, in a sequence with few and with many queries
 TILE_FIELDS = 5  # row of the block tables, first row, number of rows, slots up to the last row, root
-LANE, FIRST, END = 0, 1, 3  # places of tile fields
-SPLIT_TILES = 64  # tiles, of which fewer are split: those longer than a 64th of all contexts
+LANE, FIRST, END = 0, 1, 3  # indices of tile fields
+SPLIT_TILES = 64  # a tile is split if its context exceeds 1/64 of all contexts: at most 63 tiles
 WORD_BITS = 64
-LONGEST_PATH = 64  # drafted nodes for which a padded layout has room
+LONGEST_PATH = 64  # drafted nodes of a path for which a padded layout has room
 NO_ROOT = 2**30  # above every slot
 # Numbers of PagedInput.work. Tiles and rows are counted without padding.
 WORK = ("few_tiles", "split_tiles", "slots_of_longest_split", "rows", "new_blocks")
@@ -32,16 +32,16 @@ Array = TypeVar("Array")
 
 @dataclass(frozen=True)
 class PagedLayout:
-    """Sizes of the buffer: rows, tiles, new blocks and nodes that it has room for."""
+    """Sizes of a step's buffer: rows, tiles, new blocks and nodes for which it has room."""
 
     rows: int
     logits: int
     lanes: int  # sequences
     new_blocks: int
-    words: int  # words of a tree's masks
+    words: int  # words of a mask of drafted nodes
     few_tiles: int
     many_tiles: int
-    path_length: int = 0  # drafted nodes, if a row's path is read as a chain; 0: masks hide other nodes
+    path_length: int = 0  # drafted nodes of a path, if rows read paths as chains; 0: masks hide other nodes
 
     @classmethod
     def of(cls, step: StepInput) -> "PagedLayout":
@@ -62,9 +62,9 @@ class PagedLayout:
 
     @classmethod
     def padded(cls, rows: int, *, as_chains: bool) -> "PagedLayout":
-        """Returns a layout with room for any sequences that feed this many rows together, few each.
+        """Returns a layout for any sequences with FEW_QUERIES or fewer rows each, ``rows`` in total.
 
-        as_chains: whether each row's path is read as a chain.
+        as_chains: whether each row reads its path as a chain.
         """
         words, path_length = (0, LONGEST_PATH) if as_chains else (MAX_NODES // WORD_BITS, 0)
         return cls(rows, rows, rows, 0, words, rows, 0, path_length)
@@ -75,7 +75,7 @@ class PagedLayout:
 
     @property
     def fields(self) -> dict[str, Field]:
-        """Fields of a step's buffer. Graphs use a part of the last field, so nothing before it moves."""
+        """Fields of a step's buffer. CUDA graphs shorten only the last field, so no other field moves."""
         return _fields_of(self)
 
 
@@ -101,27 +101,25 @@ def _fields_of(layout: PagedLayout) -> dict[str, Field]:
 
 @dataclass(frozen=True)
 class PagedInput(Generic[Array]):
-    """Arrays of int64, if nothing else is said. A tile is consecutive rows of a sequence."""
+    """Arrays of int64, unless stated otherwise. A tile is a range of consecutive rows of a sequence."""
 
     token_ids: Array  # [1, rows]
     position_ids: Array  # [1, rows]
     slots: Array  # [rows] slots of the tokens' keys and values
     seen: Array  # [rows] number of leading slots that are all visible
-    ancestors: Array  # [rows, words] bits of the nodes, from the root on, that are also visible
+    ancestors: Array  # [rows, words] bits of the drafted nodes, from the root on, that are also visible
     paths: Array  # [rows, path_length] path of a row that is off its Draft's chain
     logit_rows: Array  # [logits]
     work: Array  # [5] numbers of WORK
-    few_tiles: (
-        Array  # [few_tiles, TILE_FIELDS] tiles of at most FEW_TILE rows, split tiles first; 0 rows: padding
-    )
+    few_tiles: Array  # [few_tiles, TILE_FIELDS] of at most FEW_TILE rows, split tiles first; 0 rows: padding
     many_tiles: Array  # [many_tiles, TILE_FIELDS] tiles of at most MANY_TILE rows
     lanes: Array  # [lanes] row of the block tables of each sequence
-    new_blocks: Array  # int32 [new_blocks, 2] places in the block tables, over all rows, and blocks there
+    new_blocks: Array  # int32 [new_blocks, 2] index into the flattened block tables, and block
     block_tables: Array  # BlockTables.on_device, int32 on a GPU
 
     @classmethod
     def of(cls, fields: Mapping[str, Array], block_tables: Array) -> "PagedInput[Array]":
-        """Returns the input with its fields among those of a step."""
+        """Returns the input whose fields are among these fields of a step."""
         names = [name for name in cls.__dataclass_fields__ if name != "block_tables"]
         return cls(**{name: fields[name] for name in names}, block_tables=block_tables)
 
@@ -129,7 +127,7 @@ class PagedInput(Generic[Array]):
 def fill(
     layout: PagedLayout, step: StepInput, tables: BlockTables, choice: ChoiceInput | None = None
 ) -> StepBuffer:
-    """Makes a step's buffer; rows of the layout beyond the feeds are padding, written to the spare slot.
+    """Makes a step's buffer. Rows after the feeds are padding, which is written to the spare slot.
 
     choice: input of the choice of tokens, whose fields follow; None: no such fields.
     """
@@ -187,8 +185,8 @@ class _Spans:
     lanes: Numbers  # rows of the block tables
     firsts: Numbers  # first rows
     counts: Numbers  # rows
-    starts: Numbers  # slots before the first row's
-    roots: Numbers  # first slots that are not all visible, or are at other places; NO_ROOT: none
+    starts: Numbers  # slots before the slot of the first row
+    roots: Numbers  # slots of the first drafted node, from which on masks or paths apply; NO_ROOT: none
 
 
 def _spans(numbers: PagedInput[Numbers], feeds: Sequence[Feed], whole: _Spans) -> _Spans:
@@ -207,7 +205,10 @@ def _spans(numbers: PagedInput[Numbers], feeds: Sequence[Feed], whole: _Spans) -
 
 
 def _spans_of_chains(numbers: PagedInput[Numbers], feeds: Sequence[Feed], whole: _Spans) -> _Spans:
-    """Returns a span for each sequence's chain, and for each drafted node off the chain. whole: as above."""
+    """Returns a span for each sequence's chain, and for each drafted node off the chain.
+
+    whole: argument of ``_spans``.
+    """
     spans: list[tuple[int, int, int, int, int]] = []
     for lane, first, feed in zip(whole.lanes.tolist(), whole.firsts.tolist(), feeds, strict=True):
         count, root = len(feed.tokens), _root(feed)
@@ -231,7 +232,7 @@ def _root(feed: Feed) -> int:
 
 
 def _branch(numbers: PagedInput[Numbers], tree: Draft, rows: slice, root: int) -> None:
-    """Lets drafted nodes, the last of which are fed, see only their drafted ancestors."""
+    """Restricts the fed nodes of a tree, which are its last nodes, to their ancestors in the tree."""
     count = rows.stop - rows.start
     numbers.position_ids[0, rows] = root + np.array(tree.depths[-count:])
     numbers.seen[rows] = root
@@ -257,7 +258,7 @@ def _tiles(rows: int, spans: _Spans, chosen: Numbers) -> Numbers:
 
 
 def _are_split(ends: Numbers) -> NDArray[np.bool_]:
-    """Whether several programs share each tile's context: fewer than SPLIT_TILES of a step.
+    """Returns for each tile whether several programs share its context, fewer than SPLIT_TILES tiles.
 
     ends: [num_tiles] slots of each tile's context.
     """

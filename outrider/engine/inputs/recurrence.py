@@ -9,26 +9,26 @@ from outrider.engine.inputs.step_input import Feed, StepInput
 
 @dataclass(frozen=True)
 class Recurrence:
-    """Tokens of a sequence in a pass: replayed tokens, whose records are there, then fed tokens.
+    """Tokens of a sequence in a pass: first replayed tokens, which have records, then fed tokens.
 
-    Both are counted together, as steps.
+    All these tokens are numbered together, as steps.
     """
 
-    held: HeldState | None  # None at ranks other than 0, which are told of its use
+    held: HeldState | None  # None at ranks other than 0, which receive only ``use``
     use: StateUse
     rows: slice  # rows of fed tokens in the batch
     replayed: int  # number of replayed tokens
-    parents: Sequence[int]  # step before each step; -1: the state with which the pass begins
+    parents: Sequence[int]  # parent of each step; -1: the initial state of the pass
     chain: int  # leading steps that follow each other; the other steps are nodes of a tree
 
     @property
     def stored_after(self) -> int | None:
-        """Step whose state is stored; None: no state is."""
+        """Step after which the state is stored; None: no state is stored."""
         return None if self.use.write is None else self.use.written - self.use.first - 1
 
     @property
     def kept_after(self) -> dict[int, int]:
-        """Memory of kept states by the step after which each is stored."""
+        """Places in KeptStates by the step after which the state is stored."""
         return {length - self.use.first - 1: kept for length, kept in self.use.ends.items()}
 
     def ring(self, first: int, count: int) -> Iterator[slice]:
@@ -46,7 +46,11 @@ class Recurrence:
 
 
 def begun_uses(feeds: Sequence[Feed]) -> list[StateUse]:
-    """Begins a pass over the feeds at rank 0. Raises ValueError: a state is missing."""
+    """Begins a pass over the feeds at rank 0; returns the states that each feed uses.
+
+    Raises:
+        ValueError: a state is missing.
+    """
     uses = []
     for feed in feeds:
         assert feed.state is not None
@@ -55,7 +59,7 @@ def begun_uses(feeds: Sequence[Feed]) -> list[StateUse]:
 
 
 def recurrences(step: StepInput) -> list[Recurrence]:
-    """Returns the order for each feed of a step."""
+    """Returns the Recurrence of each feed of a step."""
     made, row = [], 0
     for feed, use in zip(step.feeds, step.uses, strict=True):
         count = len(feed.tokens)

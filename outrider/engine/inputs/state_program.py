@@ -1,11 +1,11 @@
-"""Recurrences of a pass as numbers, which a kernel of a GPU follows in all recurrent layers.
+"""Recurrences of a pass as a program of numbers, which a GPU kernel follows in all recurrent layers.
 
-A program lists for each sequence the tokens to compute, in their order. A node of a tree that does not follow
-the token before it begins at the state before the tree, and computes its path again. So no state but that of
-the root is held beside the state under way.
+The program lists for each sequence the tokens to compute, in order. If a tree node is not a child of the
+token before it, the kernel restarts from the state before the tree and computes the node's path again. So the
+kernel holds only two states: the state before the tree (the root) and the current state.
 
-A source of numbers is a fed row, or -1 - code: codes count the rows of the rings, then the rows of the tails,
-and the next code stands for zeros.
+A source of numbers is a fed row, or -1 - code. Codes count the rows of the rings, then the rows of the tails;
+the next code stands for zeros.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,9 +21,9 @@ from outrider.engine.held_state import RECORDS
 from outrider.engine.inputs.recurrence import Recurrence
 
 STATES = 2  # states of a sequence
-SEQUENCE_FIELDS = 4  # first operation, number of operations, state read and state written; -1: none
+SEQUENCE_FIELDS = 4  # first operation, number of operations, state read, state written; -1: no state
 ROW, KEEP, FLAGS, SOURCES = range(4)  # fields of an operation: row of output, kept state, flags, first source
-BEGINS_AT_ROOT, IS_ROOT, IS_STORED = 1, 2, 4  # flags: its state is read, becomes the root, is written
+BEGINS_AT_ROOT, IS_ROOT, IS_STORED = 1, 2, 4  # flags: starts at the root; state becomes the root, is stored
 NONE = -1
 
 Numbers = NDArray[np.int64]
@@ -31,15 +31,15 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class StateProgram:
-    """Numbers on the device, int64 each."""
+    """Program of a pass on the device; all tensors are int64."""
 
     sequences: Tensor  # [sequences, SEQUENCE_FIELDS]
     operations: Tensor  # [operations, SOURCES + taps]
-    sources: Tensor  # [(written + kept) * tokens of a tail] sources of the tails behind these states
+    sources: Tensor  # [(written + kept) * tokens of a tail] sources of the tails of these states
     written: Tensor  # states that are written
     kept: Tensor  # kept states that are written
     ring: Tensor  # rows of the rings that are written
-    ringed: Tensor  # fed rows that are written there
+    ringed: Tensor  # fed rows that are written to ``ring``
 
 
 class _Part:
@@ -78,13 +78,13 @@ class _Part:
         return [first, count, self._begun, self.written]
 
     def tails(self) -> tuple[list[Numbers], list[Numbers]]:
-        """Returns the sources of the tail behind the written state, and of tails behind kept states."""
+        """Returns the sources of the written state's tail, and of the kept states' tails."""
         stored, kept = self._recurrence.stored_after, [*self._recurrence.kept_after]
         of_written = [] if stored is None else [self.sources(np.array([stored]))[0, 1:]]
         return of_written, [self.sources(np.array([step]))[0, 1:] for step in kept]
 
     def ring(self) -> tuple[Numbers, Numbers]:
-        """Returns rows of the rings, and the newest fed rows, which are written there."""
+        """Returns rows of the rings, and the newest fed rows, which are written to these rows."""
         recurrence, rows = self._recurrence, self._recurrence.rows
         count = min(rows.stop - rows.start, RECORDS)
         end = recurrence.use.first + recurrence.replayed + rows.stop - rows.start
@@ -92,7 +92,7 @@ class _Part:
         return recurrence.use.slot * RECORDS + places, np.arange(rows.stop - count, rows.stop)
 
     def sources(self, steps: Numbers) -> Numbers:
-        """Returns the sources of what the convolution reads at steps: [steps, tokens of a tail + 1]."""
+        """Returns the sources of the convolution's inputs at steps: [steps, tokens of a tail + 1]."""
         parents, columns = np.asarray(self._parents, np.int64), [steps]
         for _ in range(self._tail):
             last = columns[-1]
@@ -123,7 +123,7 @@ class _Part:
             waiting += reversed(children.get(step, []))
 
     def _path_to(self, step: int) -> list[int]:
-        """Returns the nodes of a tree above a step, the first first."""
+        """Returns the ancestors of a step within its tree, root first."""
         path, above = list[int](), self._parents[step]
         while above >= self._chain:
             path.append(above)
@@ -137,7 +137,7 @@ def state_program(
     """Returns the program of a pass.
 
     Args:
-        tail: tokens before the next that its convolution reads.
+        tail: number of previous tokens that the convolution reads.
         slots: number of slots of recurrent states.
         device: a GPU.
     """

@@ -1,4 +1,4 @@
-"""Named fields of a step in a buffer of bytes, which reaches the device, or the host, in one copy."""
+"""Named fields of a step in a buffer of bytes, which is copied to the device, or to the host, at once."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 ITEM_SIZES = {"int64": 8, "float64": 8, "int32": 4, "float32": 4, "bool": 1}  # bytes
-ALIGNMENT = 16  # bytes; kernels compile again for pointers of another alignment
+ALIGNMENT = 16  # bytes; kernels would be compiled again for pointers of another alignment
 
 
 class Field(Struct, frozen=True):
@@ -32,7 +32,7 @@ class StepBuffer:
     """Input of a step on the host. ``arrays`` are its fields, to be filled before it is sent."""
 
     def __init__(self, fields: Mapping[str, Field], device: torch.device) -> None:
-        """device: where the buffer is sent. For a GPU its memory is pinned."""
+        """device: device to which the buffer is copied. For a GPU the buffer's memory is pinned."""
         self._device = device
         self._places, self.size = _placed(tuple(fields.items()), ALIGNMENT)  # bytes
         self._host = torch.empty(self.size, dtype=torch.uint8, pin_memory=device.type == "cuda")
@@ -44,11 +44,11 @@ class StepBuffer:
         self._bytes[: self._places[name].start] = 0
 
     def sent(self) -> dict[str, Tensor]:
-        """Copies the buffer to new memory of the device; returns the fields there. It does not wait."""
+        """Copies the buffer to new memory of the device, without waiting; returns the fields there."""
         return self.at(self._host.to(self._device, non_blocking=True))
 
     def send_to(self, memory: Tensor) -> None:
-        """Copies the buffer to the beginning of ``memory``, uint8 on the device. It does not wait."""
+        """Copies the buffer to the beginning of ``memory``, uint8 on the device, without waiting."""
         memory[: self.size].copy_(self._host, non_blocking=True)
 
     def at(self, memory: Tensor) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ class _Place:
 
     dtype: str
     start: int  # bytes before it
-    numbers: slice  # numbers of the dtype, from the beginning of the buffer
+    numbers: slice  # range of the field in the buffer, in numbers of the dtype
     shape: tuple[int, ...] | None  # None: it has a single dimension
 
 
@@ -95,7 +95,7 @@ def _placed(fields: tuple[tuple[str, Field], ...], alignment: int) -> tuple[Mapp
 def _views(places: Mapping[str, _Place], buffer: Any) -> dict[str, Any]:
     """Returns views of the fields at these places. buffer: argument of ``split``."""
     is_on_host, length = isinstance(buffer, np.ndarray), len(buffer)
-    of_type = {  # whole numbers of each type that the buffer has room for
+    of_type = {  # the buffer as numbers of each type, without a remainder at its end
         dtype: buffer[: length - length % ITEM_SIZES[dtype]].view(
             dtype if is_on_host else getattr(torch, dtype)
         )

@@ -1,4 +1,4 @@
-"""Input of a forward pass, and its form as numbers, which rank 0 sends to the ranks of its group."""
+"""Input of a forward pass, and its serialized form, which rank 0 sends to the other ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Rows = slice | torch.Tensor  # indices; a slice if they are consecutive
 NO_TREE = Draft()
 NO_SLOTS = np.zeros(0, np.int64)
 NO_PAIRS = np.zeros((0, 2), np.int64)
-NO_STATE = -1  # number in place of a state that a pass neither reads nor writes
+NO_STATE = -1  # number that stands for None in a StateUse
 
 
 class Feed(Struct, frozen=True, eq=False):
@@ -27,17 +27,17 @@ class Feed(Struct, frozen=True, eq=False):
 
     tokens: list[int]
     num_logits: int  # wanted rows of logits, for the last tokens
-    start: int  # number of slots written before
-    blocks: HeldBlocks  # blocks of its slots, including the slots fed now
+    start: int  # number of slots that are in use before the fed tokens
+    blocks: HeldBlocks  # blocks of its slots, including the slots of the fed tokens
     tree: Draft | None  # pending and fed nodes, if they branch; None: each token sees all tokens before it
     adapter: int = 0  # number of its sequence's adapter; 0: none
-    state: HeldState | None = None  # what recurrent layers keep of its sequence; None at ranks other than 0
-    committed: int = 0  # leading slots whose tokens are committed, those fed now included
+    state: HeldState | None = None  # recurrent states of its sequence; None at ranks other than 0
+    committed: int = 0  # leading slots whose tokens are committed, including fed tokens
     looks_ahead: bool = False  # whether each token also sees the tokens that are fed after it
 
     @property
     def row(self) -> int:
-        """Row of the block tables that its sequence has in a step."""
+        """Row of its sequence in the block tables."""
         assert self.blocks.row is not None
         return self.blocks.row
 
@@ -47,18 +47,19 @@ class Move:
     """Cache content that is copied before the pass."""
 
     source: Numbers  # slots
-    target: Numbers  # slots, as many
+    target: Numbers  # slots, as many as in ``source``
 
 
 @dataclass(frozen=True)
 class ForeseenRounds:
-    """Leading feeds of a step that follow Verdicts which the device alone knows, as if nothing was accepted.
+    """Leading feeds of a step that follow Verdicts which only the device knows.
 
-    What these Verdicts tell leads the step's chosen tokens: see outrider/engine/inputs/told_tokens.py.
+    The feeds are made as if nothing was accepted. The step's chosen tokens begin with the results of these
+    Verdicts: see outrider/engine/inputs/told_tokens.py.
     """
 
     count: int = 0
-    may_branch: bool = False  # whether a node off its Draft's chain may be accepted, whose cache has to move
+    may_branch: bool = False  # whether nodes off a Draft's chain may be accepted, which move in the cache
 
 
 NO_ROUNDS = ForeseenRounds()
@@ -71,7 +72,7 @@ class Changes:
     moves: list[Move]
     cleared: Numbers  # slots to fill with zeros
     records: list[Move]  # moves of records of recurrent layers, in order
-    # [num_resumed, 2] kept states, each with the slot of the sequence that goes on from a copy, in order
+    # [num_resumed, 2] a kept state, and the slot of the sequence that starts from a copy of it, in order
     resumed: Numbers
 
 
@@ -84,14 +85,14 @@ class StepInput:
 
     changes: Changes
     feeds: list[Feed]
-    new_blocks: Numbers  # [num_new, 2] what BlockTables.update returned for the feeds
+    new_blocks: Numbers  # [num_new, 2] result of BlockTables.update for the feeds
     uses: list[StateUse]  # use of each feed's recurrent states; empty without such layers
     rounds: ForeseenRounds = NO_ROUNDS
 
     def to_numbers(self) -> Numbers:
-        """Returns the lengths of lists, then the lists, with a column for each part of the feeds.
+        """Serializes the input: lengths of lists, then the lists, with a list for each field of the feeds.
 
-        The row of each sequence stands for its blocks.
+        A sequence's blocks are represented by its row in the block tables.
         """
         feeds, trees = self.feeds, [feed.tree or NO_TREE for feed in self.feeds]
         changes, uses = self.changes, self.uses
@@ -129,13 +130,17 @@ class StepInput:
         uses: Sequence[StateUse] = (),
         rounds: ForeseenRounds = NO_ROUNDS,
     ) -> "StepInput":
-        """Returns the input with these feeds, whose sequences get rows. Raises as ``BlockTables.update``."""
+        """Returns the input with these feeds, whose sequences get rows of the block tables.
+
+        Raises:
+            ValueError: the feeds have more sequences than there are rows.
+        """
         new_blocks = tables.update([feed.blocks for feed in feeds])
         return cls(changes, [*feeds], new_blocks, [*uses], rounds)
 
     @classmethod
     def from_numbers(cls, numbers: Numbers, tables: BlockTables) -> "StepInput":
-        """Returns the object that ``to_numbers`` was called on, and writes its new blocks into the tables."""
+        """Returns the input that ``to_numbers`` serialized, and writes its new blocks into the tables."""
         read = _Reader(numbers)
         num_moves, num_records, num_resumed, num_cleared, num_new, num_feeds, num_uses = read.list(7)
         num_rounds, may_branch = read.list(2)
@@ -166,14 +171,14 @@ NOTHING_FED = StepInput(NO_CHANGES, [], NOTHING_NEW, [])
 
 
 def _numbers_of(use: StateUse) -> list[int]:
-    """Returns what ``_use_in`` reads."""
+    """Serializes a StateUse, which ``_use_in`` reads."""
     read, write = (NO_STATE if state is None else state for state in (use.read, use.write))
     ends = chain.from_iterable(use.ends.items())
     return [use.slot, use.first, read, use.written, write, len(use.ends), *ends]
 
 
 class _Reader:
-    """Reads numbers from the front."""
+    """Reader of an array of numbers, from its beginning."""
 
     def __init__(self, numbers: Numbers) -> None:
         self._numbers = numbers

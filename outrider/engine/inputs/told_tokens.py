@@ -1,16 +1,16 @@
-"""Numbers that stand for the tokens of a Verdict until outrider/engine/kernels/verdict.py finds them."""
+"""Placeholders for the tokens of a Verdict, which outrider/engine/kernels/verdict.py replaces on a GPU."""
 
-# Numbers that the device tells of a Verdict: its last token, how many drafted tokens are accepted, and the
-# last accepted node of the Draft, -1 without any.
+# Numbers that the device returns for a Verdict: its last token, the number of accepted drafted tokens, and
+# the last accepted node of the Draft (-1: no node).
 TOLD = ("token", "accepted", "node")
-ALTERNATIVE = 2**32  # more than a step has rows
+ALTERNATIVE = 2**32  # more than the rows of any step
 
 
 def told_tokens(rows: range, chain_length: int) -> list[int]:
-    """Returns a number for the root and each node of a Draft's chain, where a Verdict may have a token.
+    """Returns placeholders for the target's tokens after the root and after each node of a Draft's chain.
 
-    It is -1 less the row that chooses the token. The root's number is also less ALTERNATIVE for each
-    alternative of the Draft. The rows of alternatives follow those of the chain.
+    A placeholder is -1 minus the row that chooses the token. The root's placeholder is also reduced by
+    ALTERNATIVE for each alternative of the Draft. The rows of alternatives follow the rows of the chain.
 
     Args:
         rows: rows of the target's choice of tokens, for the root and each node, alternatives last.
