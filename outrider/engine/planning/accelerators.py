@@ -1,19 +1,19 @@
-"""Data sheets of accelerators, and how much of them our steps reach."""
+"""Peak rates of accelerators by their data sheets, and the shares of these that our steps reach."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-# Shares of the peaks. `python -m bench costs` compares them with the steps that an H100 took.
-MEMORY = 0.79  # share in products of few rows: H100, the 8B's steps less the 1B's (bench/results/gpu.json)
-ARITHMETIC = 0.65  # share in products of many rows: H100, the 8B's prompts in chunks of 8,192
-ATTENTION = 0.4  # share in attention of a prompt: H100, 1.07 Tflop in 2.7 ms (docs/benchmarks.md)
-LINK = 0.42  # share in an exchange by NCCL: 40 us for 5.2 MB over NVLink of an H100, an estimate
+# Shares of the peak rates. `python -m bench costs` compares them with measured steps of an H100.
+MEMORY = 0.79  # products of few rows: H100, steps of an 8B minus steps of a 1B (bench/results/gpu.json)
+ARITHMETIC = 0.65  # products of many rows: H100, prompts of an 8B in chunks of 8,192
+ATTENTION = 0.4  # attention of a prompt: H100, 1.07 Tflop in 2.7 ms (docs/benchmarks.md)
+LINK = 0.42  # exchanges by NCCL: 40 us for 5.2 MB over NVLink of an H100, an estimate
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """Peaks of a device in its maker's data sheet."""
+    """Peak rates of a device in its maker's data sheet."""
 
     bytes_per_s: float
     flops_per_s: float  # operations of products in bfloat16, without sparsity
@@ -22,12 +22,12 @@ class Accelerator:
 
     @property
     def read_s(self) -> float:
-        """Seconds of reading a byte."""
+        """Seconds to read a byte from memory."""
         return 1.0 / (MEMORY * self.bytes_per_s)
 
     @property
     def exchange_s(self) -> float:
-        """Seconds of exchanging a byte."""
+        """Seconds to exchange a byte with another device."""
         return 1.0 / (LINK * self.link_bytes_per_s)
 
 

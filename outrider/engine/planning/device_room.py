@@ -17,14 +17,14 @@ from outrider.engine.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 
-DRAFT_AHEAD = 12  # verdicts: beyond them few come true (docs/draft-ahead.md)
+DRAFT_AHEAD = 12  # likely verdicts; further verdicts rarely occur (docs/draft-ahead.md)
 
 
 def resolve_draft_ahead(settings: EngineSettings, device: torch.device) -> int:
-    """Returns the verdicts for which a draft prepares: those of the settings, or what its device allows.
+    """Returns the number of verdicts for which a draft prepares: from the settings, or by its device.
 
-    Processes that share a GPU take turns of the whole of it, unless MPS runs. What is prepared behind the
-    target's step would then slow this very step.
+    Without MPS, processes that share a GPU take turns on the whole GPU. Drafts that are prepared during the
+    target's step would then slow down this step.
     """
     if settings.draft_ahead is not None:
         return settings.draft_ahead
@@ -39,7 +39,7 @@ def resolve_draft_ahead(settings: EngineSettings, device: torch.device) -> int:
 
 @contextmanager
 def within_share(settings: EngineSettings) -> Iterator[None]:
-    """Context in which memory beyond the share is said to be just that. Raises DeviceTooSmallError."""
+    """Context in which running out of the engine's share of memory raises DeviceTooSmallError."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -52,10 +52,10 @@ def within_share(settings: EngineSettings) -> Iterator[None]:
 
 
 def bound_allocator(settings: EngineSettings) -> None:
-    """Has torch's allocator refuse more of a GPU than the engine's share of it, less the runtime's part.
+    """Limits torch's allocator to the engine's share of a GPU, minus the memory of the CUDA runtime.
 
-    It is for a process that belongs to this engine alone. A whole GPU needs no bound, and a CPU's memory is
-    bounded by the container.
+    The process must belong to this engine alone. A whole GPU needs no limit, and a CPU's memory is limited by
+    the container.
 
     Raises:
         DeviceTooSmallError: the runtime alone takes more than the share.
@@ -75,7 +75,7 @@ def bound_allocator(settings: EngineSettings) -> None:
 
 @dataclass(frozen=True)
 class DeviceRoom:
-    """Device as it is found before an engine is loaded."""
+    """State of a device before an engine is loaded."""
 
     device: torch.device
     share: float  # part of the device's memory that the engine may take
@@ -92,7 +92,7 @@ class DeviceRoom:
 
     @property
     def plannable(self) -> int:
-        """Bytes of an empty device with as much room in its share as this device has left."""
+        """Bytes of an imagined empty device whose share is as large as what is left of this device."""
         return min(self.memory, int((self.memory - self.held) / self.share))
 
     @contextmanager
@@ -110,14 +110,14 @@ class DeviceRoom:
             ) from error
 
     def check_cache(self, settings: EngineSettings, size: int) -> None:
-        """Compares a cache with the memory that the loaded weights leave.
+        """Checks that a cache fits into the memory that the loaded weights leave.
 
         Args:
             settings: settings with ``cache_memory``.
             size: bytes of the cache.
 
         Raises:
-            DeviceTooSmallError: it does not fit. The message names a cache that fits.
+            DeviceTooSmallError: the cache does not fit. The message names a size that fits, if any.
         """
         if self.device.type != "cuda" or size <= (left := self._left()):
             return

@@ -1,4 +1,4 @@
-"""Number of cache blocks within the memory budget."""
+"""Memory of a device, and the number of cache blocks within a memory budget."""
 
 import math
 import os
@@ -20,7 +20,9 @@ _CGROUP_LIMIT = _CGROUP / "memory.max"  # limit of a container; "max" if there i
 def blocks_in(
     memory: int, settings: EngineSettings, shapes: Mapping[int, LayerShape], dtype: torch.dtype
 ) -> int:
-    """Returns the blocks in ``settings.cache_memory``, which is not None, of a device with ``memory`` bytes.
+    """Returns the number of blocks that fit into ``settings.cache_memory``, which is not None.
+
+    memory: bytes of the device, of which ``settings.cache_memory`` may be a share.
 
     Raises:
         CacheTooSmallError: not one block fits.
@@ -57,7 +59,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def empty_cache(device: torch.device) -> None:
-    """Returns the memory to the device that torch keeps for later."""
+    """Releases to the device the unused memory that torch's allocator holds."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 

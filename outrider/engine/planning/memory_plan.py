@@ -33,12 +33,12 @@ from outrider.engine.planning.skeleton import ModelSkeleton
 from outrider.engine.settings import EngineSettings
 from outrider.pace.settings import MAX_DEPTH
 
-# Bytes of a logit to choose a token, and to rank several: the noise, and float32 copies that settings change.
+# Bytes per logit to choose a token, and to rank several: noise, and float32 copies that settings change.
 CHOICE_BYTES, RANKING_BYTES = 16, 24
-PART_BYTES = 4  # size of a float32, in which parts of attention are joined
+PART_BYTES = 4  # size of a float32, the type in which attention's partial results are combined
 RUNTIME_BYTES = {"cpu": 2**29, "cuda": 2**30}  # torch, Ray, the CUDA context
-# Default bounds of a cache. It takes at most this share of a machine's memory, or half of its engine's part
-# if that is less. It leaves this share of a GPU's to fragments, NCCL and other things that are not planned.
+# Limits of the default cache. On a CPU it takes at most this share of the machine's memory, and at most
+# half of its engine's share. On a GPU it leaves this share to fragmentation, NCCL and unplanned needs.
 MOST_OF_MACHINE, MARGIN_ON_CUDA = 0.2, 0.05
 
 
@@ -46,7 +46,7 @@ MOST_OF_MACHINE, MARGIN_ON_CUDA = 0.2, 0.05
 class MemoryPlan:
     """Bytes on each device of one engine.
 
-    ``activations`` is the largest step, with all its logits, and the states that wait for target drafters.
+    ``activations`` covers the largest step with all its logits, and hidden states that wait for drafters.
     """
 
     model: str
@@ -73,14 +73,14 @@ class MemoryPlan:
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:
-    """Returns the largest number from 1 to ``most`` that fits; 0: none. Below it every number fits."""
+    """Returns the largest number from 1 to ``most`` that fits; 0: none. All smaller numbers must fit."""
     return bisect_left(range(1, most + 1), True, key=lambda number: not fits(number))
 
 
 def resolve_cache(
     model: ModelSkeleton, settings: EngineSettings, memory: int, depth: int = MAX_DEPTH
 ) -> EngineSettings:
-    """Returns the settings with bytes for a ``cache_memory`` left open. Arguments as ``plan_memory``.
+    """Returns the settings with ``cache_memory`` in bytes if it was None. Arguments as for ``plan_memory``.
 
     Raises:
         CacheTooSmallError: the model leaves no room for a cache.
@@ -100,7 +100,10 @@ def resolve_cache(
 
 
 def default_cache(model: ModelSkeleton, settings: EngineSettings, memory: int, depth: int = MAX_DEPTH) -> int:
-    """Returns bytes in whole blocks; 0: no block fits. Arguments as ``plan_memory``."""
+    """Returns the default cache size: bytes of whole blocks; 0: no block fits.
+
+    Arguments as for ``plan_memory``.
+    """
     block = block_bytes(settings, model.layers_of(settings.tensor_parallel), model.dtype)
     room = int(settings.device_share * memory)
 
@@ -113,7 +116,7 @@ def default_cache(model: ModelSkeleton, settings: EngineSettings, memory: int, d
         return block * largest(fits, room // block)
     needed = settings.max_sequences * -(-model.context_length // settings.block_size)
     most = min(needed, min(int(MOST_OF_MACHINE * memory), room // 2) // block)
-    # A model that outgrows its part of a machine may still run there, if other processes leave room.
+    # A model that exceeds its share of a machine may still run there, if other processes leave memory.
     return block * (largest(fits, most) or most)
 
 
@@ -123,9 +126,9 @@ def plan_memory(
     memory: int,
     depth: int = MAX_DEPTH,
 ) -> MemoryPlan:
-    """Returns the plan of each of its devices: that of the first rank, which alone chooses tokens.
+    """Returns the plan of each device: what rank 0 needs, the only rank that chooses tokens.
 
-    Activations are counted as on a single device, an upper bound.
+    Activations are counted as on a single device, which is an upper bound.
 
     Args:
         settings: ``cache_memory`` may be left open.
@@ -177,7 +180,7 @@ def plan_memory(
 
 
 def _part_bytes(model: ModelSkeleton, settings: EngineSettings, slots: int) -> int:
-    """Returns the bytes of what attention computes of a step's contexts part by part.
+    """Returns the bytes of attention's partial results for the parts of a step's contexts.
 
     slots: slots of the longest context for which the block tables have room.
     """
@@ -188,17 +191,17 @@ def _part_bytes(model: ModelSkeleton, settings: EngineSettings, slots: int) -> i
 
 
 def _graph_bytes(model: ModelSkeleton, settings: EngineSettings, parts: int) -> int:
-    """Returns the bytes of captured passes, passes of a target drafter included.
+    """Returns the bytes of the CUDA graphs of passes, including passes of a target drafter.
 
-    Each keeps its input and its output. They share memory for the rest, as one runs at a time.
+    Each graph keeps its input and its output. Graphs share all other memory, as only one runs at a time.
 
-    parts: bytes of the parts of contexts.
+    parts: bytes of attention's partial results.
     """
     sequences = settings.max_sequences
 
     def kept(rows: int, *, as_chains: bool = False, logits: int | None = None) -> int:
         layout = layout_of(rows, sequences, as_chains=as_chains, logits=logits)
-        given = layout.logits * model.vocab_size * model.dtype.itemsize + rows  # whether a row is finite
+        given = layout.logits * model.vocab_size * model.dtype.itemsize + rows  # a flag per row
         return feed_bytes(layout) + model.state_bytes(rows) + given
 
     rows = PASS_TOKENS["cuda"] if settings.batch_invariant else captured_sizes(settings)[-1]
@@ -224,7 +227,7 @@ def _are_gathered(layers: Mapping[int, LayerShape], dtype: torch.dtype, settings
     """Whether attention gathers the blocks of the cache."""
     if resolve_device(settings.device).type == "cuda":
         return why_no_gpu_kernel(layers) is not None
-    # Blocks are widened in copies, or values copied that are a part of their keys.
+    # Copies are needed to widen narrow blocks, or to separate values that are a part of their keys.
     if type_of_cache(settings, dtype) != dtype or not all(value_dim for *_, value_dim in layers.values()):
         return True
     if dtype == torch.bfloat16 and not settings.batch_invariant:

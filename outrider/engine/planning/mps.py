@@ -13,7 +13,7 @@ USUAL_FOLDER = "/tmp/nvidia-mps"  # CUDA's default
 def mps_runs() -> bool:
     """Whether the control daemon of MPS answers at its pipe, which CUDA opens too.
 
-    Without it processes take turns of the whole GPU.
+    Without MPS, processes take turns on the whole GPU.
     """
     pipe = Path(os.environ.get(FOLDER, USUAL_FOLDER)) / "control"
     try:
@@ -23,5 +23,5 @@ def mps_runs() -> bool:
         else:
             os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
     except OSError as error:
-        return error.errno == errno.EPROTOTYPE  # it listens for another kind of connection
+        return error.errno == errno.EPROTOTYPE  # a daemon listens, but for another type of connection
     return True

@@ -1,4 +1,4 @@
-"""First promise of a deployment, as far as it is kept: the same seed gives the same text."""
+"""First promise of a deployment, and how far it is kept: the same seed gives the same text."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ class Promise(NamedTuple):
     """How far a target keeps the first promise."""
 
     sentence: str
-    is_exact: bool  # whether rounding changes no text, but for near-ties of float32
+    is_exact: bool  # whether rounding changes no text, except for near-ties in float32
 
 
 def first_promise(

@@ -40,18 +40,18 @@ from outrider.engine.parallel.plan import generic, style_of_stored
 from outrider.engine.planning.promise import Promise, first_promise
 from outrider.engine.settings import EngineSettings, Quantization
 
-PASSED = torch.bfloat16  # type of the tensors without content: experts take no other type
-BITS_OF_ZERO, BYTES_OF_FACTOR = 16, 4  # a zero of a stored weight's group, a factor of its output
-DECODER_KERNELS = 10  # kernels of a layer of the decoder; norms of query and key heads are another
-MLP_KERNELS = 3  # kernels among them of a gated product
-# Kernels of a mixture: rows to float32, scores, choice, order, two products, sum. A shared product with a
-# weight takes four more: the weight's product and sigmoid, a multiplication, and an addition.
+PASSED = torch.bfloat16  # type of the fake tensors: experts accept no other type
+BITS_OF_ZERO, BYTES_OF_FACTOR = 16, 4  # in a stored weight: zero of a group, factor of an output
+DECODER_KERNELS = 10  # kernels of a decoder layer, without norms of query and key heads
+MLP_KERNELS = 3  # kernels of a gated product, which DECODER_KERNELS includes
+# Kernels of a mixture: rows to float32, scores, choice, order, two products, sum. The weight of a shared
+# product takes four more: the weight's product and sigmoid, a multiplication, and an addition.
 MIXTURE_KERNELS, SHARED_GATE_KERNELS = 7, 4
-BYTES_OF_OUTPUT = 16  # in 8 bit on a CPU: a scale, a zero, the sum that oneDNN keeps
+BYTES_OF_OUTPUT = 16  # bytes per output in 8 bit on a CPU: a scale, a zero, the sum that oneDNN keeps
 
 
 class ModelSkeleton:
-    """Model of tensors without content, through which passes are counted."""
+    """Model of fake tensors, with which the memory and the operations of passes are counted."""
 
     def __init__(
         self,
@@ -67,8 +67,8 @@ class ModelSkeleton:
     ) -> None:
         """
         Args:
-            config: of transformers.
-            name: for messages.
+            config: config of transformers.
+            name: name of the model, for messages.
             dtype: type of weights and cache; None: the config's, or float32 if it names no type.
             checkpoint: its quantized weights; None: they are not quantized.
             drafters: drafters of the model as a target; None: it has none.
@@ -109,7 +109,7 @@ class ModelSkeleton:
         self.hidden_size: int = text.hidden_size
         self.context_length = context_length(self._model)
         self.parameters = sum(weight.numel() for weight in self._model.parameters())
-        self._experts = {  # [experts, ...] each
+        self._experts = {  # weights [experts, ...]
             f"{path}.{name}": weight
             for path, module in self._model.named_modules()
             if are_experts(path, module)
@@ -160,7 +160,7 @@ class ModelSkeleton:
         return size
 
     def _bytes_of(self, weight: Tensor, kind: Quantization | None, on_cuda: bool, is_head: bool) -> int:
-        """Returns the bytes of a weight, which loading/quantized.py keeps."""
+        """Returns the bytes of a weight in the form that loading/quantized.py gives it."""
         return math.ceil(weight.numel() * self._bits_of(weight, kind, on_cuda, is_head) / 8)
 
     def _bits_of(self, weight: Tensor, kind: Quantization | None, on_cuda: bool, is_head: bool) -> float:
@@ -185,9 +185,9 @@ class ModelSkeleton:
         return ranks_that_share(parameter, self._model.tp_plan, devices, heads)
 
     def layers_of(self, devices: int) -> dict[int, LayerShape]:
-        """Returns the shapes that each of ``devices`` caches, for the model and its target drafters.
+        """Returns the shapes of cached layers at each of ``devices``, for the model and its target drafters.
 
-        The devices can share the model (shares.check_shares).
+        The devices must be able to share the model (shares.check_shares).
         """
         plan = self._model.tp_plan
         shared = {
@@ -197,7 +197,7 @@ class ModelSkeleton:
         return shared | self._drafters.numbered_shapes
 
     def states_of(self, devices: int) -> dict[int, StateShape]:
-        """Returns the shapes of recurrent states at each of ``devices``, which can share the model."""
+        """Returns the shapes of recurrent states at each of ``devices``, which must divide the key heads."""
         return {layer: shape.share(devices) for layer, shape in self.states.items()}
 
     def expert_bytes(self, devices: int) -> int:
@@ -224,27 +224,27 @@ class ModelSkeleton:
         return self._activations[size] * self.dtype.itemsize // PASSED.itemsize
 
     def widened_bytes(self) -> int:
-        """Returns the bytes of the largest layer whose stored weights are widened at a time, on a CPU.
+        """Returns the bytes of the largest layer when its stored weights are dequantized, on a CPU.
 
-        In float32 its numbers are there twice: as they are widened, and as a product reads them.
+        Its numbers exist twice in float32: as they are dequantized, and as a product reads them.
         """
         sizes: Counter[str] = Counter()
         for name, weight in self._stored.items():
-            at_once = len(self._experts[name]) if name in self._experts else 1  # an expert is widened alone
+            at_once = len(self._experts[name]) if name in self._experts else 1  # one expert at a time
             sizes[name.rpartition(".")[0]] += math.prod(weight.shape) // at_once
         return max(sizes.values(), default=0) * 2 * torch.float32.itemsize
 
     def state_bytes(self, num_tokens: int) -> int:
-        """Returns the bytes of a step's states that its target drafters read."""
+        """Returns the bytes of a step's hidden states that target drafters read."""
         size: int = self._model.config.get_text_config().hidden_size
         return num_tokens * len(self._drafters.hidden_layers) * size * self.dtype.itemsize
 
     def drafting_graph_bytes(self, rows: int, feeds: int, chains: int) -> int:
-        """Returns the bytes of captured passes of its target drafters. Arguments as of ``graph_bytes``."""
+        """Returns the bytes of CUDA graphs of target drafters. Arguments as for ``graph_bytes``."""
         return self._drafters.graph_bytes(rows, feeds, chains)
 
     def waiting_bytes(self) -> int:
-        """Returns the bytes for states that wait until a target drafter takes them in."""
+        """Returns the bytes of hidden states that wait until a target drafter takes them in."""
         return self._drafters.waiting_bytes()
 
     def flops_per_token(self) -> float:
@@ -252,14 +252,14 @@ class ModelSkeleton:
         tokens = 8
         with FlopCounterMode(display=False) as flops:
             self._pass(tokens, tokens)
-        # torch counts no operations of the product that transformers computes experts by.
+        # torch does not count the operations of transformers' products of experts.
         numbers: int = sum(weight.numel() for weight in self._experts.values())
         return float(flops.get_total_flops()) / tokens + 2 * self.expert_share * numbers
 
     def layer_kernels(self) -> int:
-        """Returns the kernels of a pass of a GPU through all layers.
+        """Returns the number of kernels that a pass through all layers launches on a GPU.
 
-        Without the decoder (outrider/engine/forward/decoder.py) they are what transformers' layers launch.
+        Without the fast decoder (outrider/engine/forward/decoder.py) transformers' layers launch them.
         """
         architecture = architecture_of(self._model)
         if architecture and getattr(self._model.config, architecture.activation) == "silu":
@@ -307,10 +307,10 @@ def kernels_of_layer(layer: Any, architecture: Architecture) -> int:
         architecture.mixture,
         getattr(attention, architecture.attention_output).bias is not None,
     )
-    kernels = DECODER_KERNELS + has_bias  # a product with a bias adds the states in a kernel of its own
+    kernels = DECODER_KERNELS + has_bias  # with a bias, a separate kernel adds the states
     named = architecture.query_key_norm or ()
     norms = [getattr(attention, name).weight for name in named if hasattr(attention, name)]
-    if norms:  # norms of each head are one kernel, norms of all query heads and of all key heads are two
+    if norms:  # norms per head take one kernel, norms over all query heads and over all key heads take two
         kernels += 1 if norms[0].numel() == attention.head_dim else 2
     if mixture is None or not hasattr(mlp, mixture.experts):
         return kernels
@@ -345,14 +345,14 @@ def skeleton(settings: EngineSettings) -> ModelSkeleton:
 
 
 class AliveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operations, and the bytes of their results that are alive at a time."""
+    """Counts operations, and the peak of the bytes of their results that are alive at the same time."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
         self.kernels = 0  # operations that made or changed a tensor
         self._total = 0
-        self._alive: set[int] = set()  # storages
+        self._alive: set[int] = set()  # keys of storages
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = {storage._cdata for storage in _storages((args, kwargs))}

@@ -1,4 +1,4 @@
-"""Costs of a model's step: what it reads, computes, exchanges and launches, and what it costs the host."""
+"""Cost model of a step: what the device reads, computes, exchanges and launches, and what the host does."""
 
 import math
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from outrider.engine.settings import EngineSettings
 from outrider.pace.experts import NO_EXPERTS, ExpertsRead
 from outrider.pace.step import StepSize
 
-KERNEL_S = 1.67e-6  # seconds of a small kernel in a graph: H100, thirty a layer were 1.6 ms of the 8B's step
-LAUNCH_S = 50e-6  # seconds of the host to launch a kernel without a graph: H100, steps without graphs
+KERNEL_S = 1.67e-6  # seconds of a small kernel in a graph: H100, 30 per layer took 1.6 ms of an 8B's step
+LAUNCH_S = 50e-6  # seconds for the host to launch a kernel without a graph: H100, steps without graphs
 SLOTS, SLOTS_S = 128, 1.75e-6  # slots that attention reads at a time, and seconds for that: an estimate
-KERNELS_OF_PASS = 32  # kernels beside the layers': embedding, rotation, logits, checks of the cache, choice
-SPLIT_INPUTS = ("rowwise", "rowwise_rep", "embedding_rowwise")  # styles after which devices add up outputs
+KERNELS_OF_PASS = 32  # kernels outside layers: embedding, rotation, logits, checks of the cache, choice
+SPLIT_INPUTS = ("rowwise", "rowwise_rep", "embedding_rowwise")  # styles after which devices sum outputs
 GATHERED_OUTPUT = ("colwise_gather_output",)  # style of an output projection whose logits rank 0 gathers
 
 
@@ -30,7 +30,7 @@ class HostCosts:
 
     step_s: float
     sequence_s: float
-    row_s: float  # each token that is decoded or verified
+    row_s: float  # seconds for each token that is decoded or verified
 
     def seconds(self, size: StepSize) -> float:
         return self.step_s + self.sequence_s * size.sequences + self.row_s * size.tokens
@@ -41,18 +41,18 @@ class ExchangeCosts:
     """Cost of a sum over the ranks of one machine."""
 
     latency_s: float
-    share: float = 1.0  # seconds of a byte, in those of NCCL
+    share: float = 1.0  # seconds per byte, relative to NCCL
 
 
-# Steps on an H200 took 0.6 ms, 2.3 us a sequence and 1.8 us a token longer than their part on the device,
-# without scheduling and handing out of tokens (bench/results/on_device.json). These are estimated: 0.2 ms and
-# as much again for each sequence.
+# Steps on an H200 took longer than their work on the device, by 0.6 ms, plus 2.3 us per sequence and 1.8 us
+# per token (bench/results/on_device.json). Scheduling and the distribution of tokens were not measured. They
+# are estimated: 0.2 ms, and again about the measured time per sequence.
 HOST = HostCosts(0.8e-3, 5e-6, 1.8e-6)
-# The positions of a Draft are replays that nothing on the host waits for.
+# The positions of a Draft are graph replays that do not wait for the host.
 NO_HOST = HostCosts(0.0, 0.0, 0.0)
 # NCCL in a graph takes 10 to 13 us for 16 KB over NVLink, an estimate.
 NCCL = ExchangeCosts(12e-6)
-# Seconds in which the ranks of a node hear of a step: 0.03 ms of rank 0 on a CPU, and the others wake up.
+# Seconds to send a step to the ranks of a node: 0.03 ms at rank 0, measured on a CPU, plus their wake-up.
 SEND_S = 0.05e-3
 
 
@@ -60,31 +60,31 @@ SEND_S = 0.05e-3
 class StepCosts:
     """Costs of a step on each of the devices that share a model.
 
-    What a step takes depends on how the engine goes on from one step to the next. In rounds the device waits
-    for the host. Plain decoding launches a step before the host knows the tokens of the step before, so the
-    longer of host and device counts. A Draft's positions after the first are the device's alone.
+    The time of a step depends on how steps follow each other. In rounds the device waits for the host. Plain
+    decoding launches a step before the host knows the previous step's tokens, so the slower of host and
+    device determines the time. The positions of a Draft after the first position do not involve the host.
     """
 
-    weight_bytes: int  # read once a step, whatever it computes
-    cache_bytes_per_token: float  # read for each token of context, once a step and sequence
+    weight_bytes: int  # bytes that each step reads once, whatever its size
+    cache_bytes_per_token: float  # bytes read for each token of context, once per step and sequence
     flops_per_token: float  # operations of products with weights
     flops_per_looked_at: float  # operations of attention, for each pair of a token and a token before it
     kernels: int  # kernels of a pass
     layers: int = 0  # layers with attention
-    programs: int = 1  # programs of attention for a sequence's part of its context
-    third_part: int = SHORTEST  # slots of a part far into a context
+    programs: int = 1  # attention programs for each part of a sequence's context
+    third_part: int = SHORTEST  # slots of a part of the third length
     all_reduces: int = 0
-    row_bytes: int = 0  # bytes of a token in each of them
+    row_bytes: int = 0  # bytes of a token in each all-reduce
     logit_bytes: int = 0  # bytes of a token's logits that rank 0 gathers
     exchange: ExchangeCosts = NCCL
     host: HostCosts = HOST
-    following_host: HostCosts = HOST  # host's part of a step that is launched early
+    following_host: HostCosts = HOST  # costs of the host for a step that is launched early
     has_graphs: bool = True
-    expert_bytes: int = 0  # bytes of experts, of which a step reads those that its tokens chose
-    experts: ExpertsRead = NO_EXPERTS  # share of them, by the size of a step
+    expert_bytes: int = 0  # bytes of all experts; a step reads those that its tokens choose
+    experts: ExpertsRead = NO_EXPERTS  # share of experts that a step reads, by the size of the step
 
     def weights_read(self, sequences: float, tokens: float) -> float:
-        """Returns the bytes of weights that a step reads, of that many tokens all together."""
+        """Returns the bytes of weights that a step reads. tokens: tokens of all its sequences together."""
         return self.weight_bytes + self.expert_bytes * float(self.experts.share(sequences, tokens))
 
     def flops(self, size: StepSize) -> float:
@@ -92,14 +92,14 @@ class StepCosts:
         return _rows(size) * (self.flops_per_token + self.flops_per_looked_at * _context(size))
 
     def seconds(self, accelerator: Accelerator, size: StepSize, *, is_early: bool = False) -> float:
-        """Returns the seconds of a step. is_early: it was launched during the step before."""
+        """Returns the seconds of a step. is_early: whether it was launched during the previous step."""
         device = self.device_seconds(accelerator, size)
         if is_early:
             return max(device, self.following_host.seconds(size) + self._sending)
         return device + self.host.seconds(size) + self._sending
 
     def device_seconds(self, accelerator: Accelerator, size: StepSize) -> float:
-        """Returns the seconds of a pass, or of launching its kernels if no graph has its size."""
+        """Returns the seconds of a pass; without a graph of its size, at least those of kernel launches."""
         rows = _rows(size)
         reading = self.weights_read(size.sequences, rows) * accelerator.read_s
         computing = rows * self.flops_per_token / (ARITHMETIC * accelerator.flops_per_s)
@@ -117,10 +117,10 @@ class StepCosts:
         return self.has_graphs and is_padded and _rows(size) <= CAPTURED_SIZES[-1]
 
     def _attention(self, accelerator: Accelerator, size: StepSize) -> float:
-        """Returns the seconds of a layer: reading the cache, by as many programs as work on it, or computing.
+        """Returns the seconds of attention in a layer: those of reading the cache, or of computing if longer.
 
-        A program reads a part's slots one batch after the other, and then another part's if there are more
-        parts than programs.
+        A program reads the slots of a part in batches, one after another. If there are more parts than
+        running programs, it then reads another part.
         """
         if not self.layers:
             return 0.0
@@ -141,7 +141,7 @@ class StepCosts:
 
     @property
     def _sending(self) -> float:
-        """Seconds in which the other ranks, if there are any, are told of a step."""
+        """Seconds to send a step to the other ranks; 0 without other ranks."""
         return SEND_S if self.all_reduces else 0.0
 
 
@@ -183,6 +183,9 @@ def step_costs(model: ModelSkeleton, settings: EngineSettings, *, on_cuda: bool 
 
 
 def _attention_flops(query_heads: int, layers: Mapping[int, LayerShape]) -> float:
-    """Returns a product and a sum for each dimension of a key, and of a value, in all heads and layers."""
+    """Returns the operations of attention for a pair of tokens, in all heads and layers.
+
+    Each dimension of a key and of a value takes a multiplication and an addition.
+    """
     dims = sum(key_dim + (value_dim or key_dim) for _, key_dim, value_dim in layers.values())
     return 2.0 * query_heads * dims
