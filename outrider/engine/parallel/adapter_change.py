@@ -11,7 +11,7 @@ from outrider.engine.work import AskedAdapter
 
 @dataclass(frozen=True)
 class AdapterChange:
-    """A load of an adapter, or its end."""
+    """Load or removal of an adapter."""
 
     number: int  # number of the adapter at all ranks
     asked: AskedAdapter | None = None  # adapter to be loaded; None: the adapter of that number is dropped
@@ -21,5 +21,5 @@ class AdapterChange:
 
     @classmethod
     def from_numbers(cls, numbers: Numbers) -> "AdapterChange":
-        """Returns the change that ``to_numbers`` was called on."""
+        """Returns the change that ``to_numbers`` serialized."""
         return msgspec.msgpack.decode(numbers.astype(np.uint8).tobytes(), type=cls)

@@ -10,15 +10,15 @@ from outrider.engine.inputs.step_input import NOTHING_FED, Numbers, StepInput
 
 @dataclass(frozen=True)
 class DrafterStep:
-    """Step of a drafter, without the states of a head, which travel from device to device."""
+    """Step of a drafter, without the hidden states of a head, which are sent from device to device."""
 
-    fed: StepInput = NOTHING_FED  # for a head a token after each of its states
-    num_states: int = 0  # rows
-    part: int = 0  # which of several heads, or of several parts of the target
+    fed: StepInput = NOTHING_FED  # input; a head is fed a token after each of its states
+    num_states: int = 0  # rows of states
+    part: int = 0  # index among several heads, or among several parts of the target
     wants_logits: bool = True
-    drafter: int = 0  # number of the drafter among those of the target
-    positions: tuple[int, ...] = ()  # positions of each sequence's chain; none: rank 0 sends each position
-    reads_verdicts: bool = False  # whether the device of rank 0 gives the tokens of the newest Verdicts
+    drafter: int = 0  # index of the drafter among the target's drafters
+    positions: tuple[int, ...] = ()  # positions of each sequence's chain; empty: rank 0 sends each position
+    reads_verdicts: bool = False  # whether rank 0's device provides the tokens of the newest Verdicts
 
     def to_numbers(self) -> Numbers:
         flags = self.wants_logits, self.reads_verdicts
@@ -27,7 +27,7 @@ class DrafterStep:
 
     @classmethod
     def from_numbers(cls, numbers: Numbers, tables: BlockTables) -> "DrafterStep":
-        """Returns the step that ``to_numbers`` was called on."""
+        """Returns the step that ``to_numbers`` serialized."""
         num_states, part, wants_logits, reads_verdicts, drafter, count = numbers[:6].tolist()
         return cls(
             StepInput.from_numbers(numbers[6 + count :], tables),

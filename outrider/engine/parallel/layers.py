@@ -1,8 +1,8 @@
 """Layers of a rank: its share of each weight as an ordinary tensor, and the exchange between ranks.
 
-transformers decides what is shared and how, and each rank loads no more than that. Its layers wrap each
-weight and activation anew at each call, which costs more than the small products of decoding. Layers of the
-common kinds are replaced here.
+transformers decides how weights are shared, and each rank loads only its share. But transformers' layers wrap
+each weight and activation again at each call, which costs more than the small products of decoding. So layers
+of the common kinds are replaced here.
 """
 
 from typing import Any
@@ -21,24 +21,24 @@ from outrider.engine.parallel.sums import Sum, add_up, add_up_in_order, gathered
 
 # Names of the classes of linear layers that ranks share.
 LINEAR = ("Linear", "StoredLinear")
-# Layers of one input, of which each rank keeps some outputs, and the layer that reads these outputs.
+# Layers with a common input, of which each rank keeps some outputs, and the layer that reads these outputs.
 DIVIDED = ((("q_proj", "k_proj", "v_proj"), "o_proj"), (("gate_proj", "up_proj"), "down_proj"))
 KEYS_AND_VALUES = ("k_proj", "v_proj")  # projections that may have fewer heads than there are ranks
-NORMED = {"q_norm": "q_proj", "k_norm": "k_proj"}  # projections by the norms of all their heads together
-# Styles of transformers' plans after which the ranks' outputs are added up.
+NORMED = {"q_norm": "q_proj", "k_norm": "k_proj"}  # projections by the names of norms over all their heads
+# Styles of transformers' plans after which the ranks' outputs are summed.
 EXPERTS = "moe_tp_experts"
 SUMMED = ("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise", "all_reduce", EXPERTS)
 
 
 class RowParallelLinear(nn.Module):
-    """Product of which each rank has some input features: the results are added up, then the bias."""
+    """Linear layer of which each rank has some input features. The bias is added to the ranks' sum."""
 
     def __init__(self, linear: nn.Linear, add: Sum = add_up, width: int | None = None) -> None:
         """
         Args:
-            linear: with this rank's share of the weight.
+            linear: layer with this rank's share of the weight.
             add: sums over the ranks.
-            width: input features of each rank but the last, if rows come whole; None: rows come as shares.
+            width: input features of each rank but the last, if rows are whole; None: rows are shares already.
         """
         super().__init__()
         self.bias = linear.bias
@@ -55,7 +55,7 @@ class RowParallelLinear(nn.Module):
 
 
 class ParallelNorm(nn.Module):
-    """Root mean square norm of the heads of all ranks together, of which this rank has some."""
+    """Root mean square norm over the heads of all ranks, of which this rank has some."""
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         """weight: [features of this rank]"""
@@ -67,13 +67,13 @@ class ParallelNorm(nn.Module):
         """Returns rows [..., features of this rank] divided by the root mean square of all features."""
         wide = rows.float()
         squares = summed(gathered(wide.square().sum(-1, keepdim=True)))
-        # A head that several ranks hold counts as often in the sum as in the number.
+        # A head that several ranks hold counts equally often in the sum and in the divisor.
         mean = squares / (rows.shape[-1] * dist.get_world_size())
         return self.weight * (wide * torch.rsqrt(mean + self.epsilon)).to(rows.dtype)
 
 
 class ParallelExperts(nn.Module):
-    """Experts of each of which a rank has some features: their outputs are added up."""
+    """Experts, of each of which every rank has some features. The ranks' outputs are summed."""
 
     def __init__(self, experts: nn.Module) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class ParallelExperts(nn.Module):
 
 
 class ParallelLMHead(nn.Module):
-    """Output projection, of which each rank has some tokens: rank 0, which samples, gets all logits."""
+    """Output projection of which each rank has some tokens. Rank 0, which samples, gathers all logits."""
 
     def __init__(self, linear: nn.Linear, num_tokens: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class ParallelLMHead(nn.Module):
         self.num_tokens = num_tokens
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Returns [..., num_tokens] of rows [..., features] at rank 0, and their own part at other ranks."""
+        """Returns [..., num_tokens] of rows [..., features] at rank 0, and a rank's part at other ranks."""
         part: Tensor = self.linear(rows)
         if not rows.numel():
             return part.new_empty(*part.shape[:-1], self.num_tokens)
@@ -107,7 +107,7 @@ class ParallelLMHead(nn.Module):
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Embedding of which each rank has some tokens; tokens of other ranks are zero."""
+    """Embedding of which each rank has some tokens. A rank's rows are zero for tokens of other ranks."""
 
     def __init__(self, weight: Tensor, num_tokens: int) -> None:
         """weight: [tokens of this rank, features]; the last rank may have fewer tokens"""
@@ -126,10 +126,10 @@ class VocabParallelEmbedding(nn.Module):
 def use_parallel_layers(model: PreTrainedModel, *, in_order: bool = False) -> None:
     """Replaces transformers' sharded layers of the common kinds, in place, for inference.
 
-    in_order: sums over the ranks do not depend on a row's place in its pass.
+    in_order: whether sums over the ranks must not depend on a row's place in its pass.
 
     Raises:
-        UnsupportedModelError: ``in_order``, and a sum is left to transformers.
+        UnsupportedModelError: ``in_order`` is set, and a sum is left to transformers.
     """
     # Imported late: older versions of transformers, which serve a single device, lack this module.
     from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
@@ -167,9 +167,9 @@ def use_parallel_layers(model: PreTrainedModel, *, in_order: bool = False) -> No
                 num_tokens = model.config.get_text_config().vocab_size
                 model.set_submodule(name, ParallelLMHead(_take_share(module), num_tokens))
         if style == EXPERTS and hasattr(module, "add"):
-            module.add = add  # experts that stay as they are stored
+            module.add = add  # experts with weights in the stored format
         elif style == EXPERTS and dist.get_rank() and getattr(module, "has_bias", False):
-            bias = torch.zeros_like(module.down_proj_bias)  # rank 0 adds it
+            bias = torch.zeros_like(module.down_proj_bias)  # only rank 0 adds the bias
             module.down_proj_bias = nn.Parameter(bias, requires_grad=False)
         if in_order and style in summed and not isinstance(model.get_submodule(name), RowParallelLinear):
             raise UnsupportedModelError(
@@ -180,9 +180,9 @@ def use_parallel_layers(model: PreTrainedModel, *, in_order: bool = False) -> No
 
 
 def _complete_head(linear: nn.Linear, kind: str, attention: nn.Module) -> None:
-    """Gives each rank a whole head of keys or values, if ranks outnumber heads.
+    """Gives each rank a whole head of keys or values, if there are more ranks than heads.
 
-    Neighbours hold the same head, as their query heads are neighbours too.
+    Neighbouring ranks hold the same head, as they also hold neighbouring query heads.
     """
     copies = getattr(attention, "head_dim", 1) // linear.out_features
     if copies <= 1:
@@ -199,7 +199,7 @@ def _complete_head(linear: nn.Linear, kind: str, attention: nn.Module) -> None:
 
 
 def _norm_of_heads(norm: Any, name: str, model: Any) -> ParallelNorm:
-    """Returns the norm of this rank's heads, whose projection is this rank's already."""
+    """Returns the norm of this rank's heads, whose projection was reduced to this rank's share before."""
     parent, _, kind = name.rpartition(".")
     width: int = getattr(model.get_submodule(parent), NORMED[kind]).out_features
     whole: Tensor = norm.weight.full_tensor()
@@ -209,19 +209,20 @@ def _norm_of_heads(norm: Any, name: str, model: Any) -> ParallelNorm:
 
 
 def repeat_heads(attention: nn.Module, copies: int) -> None:
-    """Tells attention that as many ranks hold each of its key/value heads, with fewer query heads each."""
+    """Tells attention that ``copies`` ranks hold each key/value head, each with fewer query heads."""
     groups: int | None = getattr(attention, "num_key_value_groups", None)
     if groups is not None:
         vars(attention)["num_key_value_groups"] = groups // copies
 
 
 def share_out(module: nn.Module, rank: int, ranks: int) -> bool:
-    """Leaves this rank its share of layers, in place: heads of attention, and features of MLPs and experts.
+    """Reduces layers to this rank's share, in place: heads of attention, and features of MLPs and experts.
 
-    The layers have no plan of transformers. A layer that is built otherwise, or cannot be divided evenly,
-    stays whole, and all ranks compute with it.
+    It is for layers without a plan of transformers. A layer of another structure, or that cannot be divided
+    evenly, stays whole at all ranks.
 
-    Returns whether attention is shared, and with it the key/value heads that a rank caches.
+    Returns:
+        whether attention is shared, and with it the key/value heads that a rank caches.
     """
     shares_heads = False
     for parent in [*module.modules()]:
@@ -243,7 +244,7 @@ def share_out(module: nn.Module, rank: int, ranks: int) -> bool:
 
 
 def _divide_experts(module: nn.Module, rank: int, ranks: int) -> bool:
-    """Leaves this rank its features of experts that transformers joins; False: the module has none."""
+    """Reduces transformers' joined experts to this rank's features; returns False if that is not possible."""
     gate_up, down = getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)
     if not isinstance(gate_up, nn.Parameter) or not isinstance(down, nn.Parameter):
         return False
@@ -259,7 +260,7 @@ def _divide_experts(module: nn.Module, rank: int, ranks: int) -> bool:
 
 
 def _are_divisible(layers: list[nn.Linear], width: int) -> bool:
-    """Whether ``width`` divides the outputs of all layers but the last, whose inputs fit the first."""
+    """Whether ``width`` divides the outputs of all layers but the last, which reads the first's outputs."""
     first, *_, last = layers
     return last.in_features == first.out_features and not any(
         layer.out_features % width for layer in layers[:-1]
@@ -267,7 +268,7 @@ def _are_divisible(layers: list[nn.Linear], width: int) -> bool:
 
 
 def keep_outputs(linear: nn.Linear, rank: int, ranks: int) -> nn.Linear:
-    """Leaves a whole layer this rank's outputs, of which the last rank may have fewer."""
+    """Reduces a whole layer to this rank's outputs; the last rank may have fewer."""
     for name, _ in [*linear.named_parameters()]:
         _keep(linear, name, 0, rank, ranks)
     return linear
@@ -284,9 +285,9 @@ def _keep(linear: nn.Linear, name: str, dim: int, rank: int, ranks: int) -> None
 
 
 def _take_share(linear: Any) -> Any:
-    """Makes an ordinary layer of a layer that transformers sharded, over this rank's part.
+    """Turns a layer that transformers sharded into an ordinary layer with this rank's share.
 
-    A layer with a stored weight has been read as a share.
+    A layer with a stored weight has only its share already.
     """
     if type(linear) is not nn.Linear:
         return linear
@@ -298,6 +299,6 @@ def _take_share(linear: Any) -> Any:
 
 
 def local_share(weight: Tensor) -> Tensor:
-    """Returns this rank's part, or the whole of a tensor that is not shared, such as a single scale."""
+    """Returns this rank's share, or all of a tensor that is not shared, such as a single scale."""
     share: Tensor = (weight.to_local() if isinstance(weight, DTensor) else weight).detach()
     return share

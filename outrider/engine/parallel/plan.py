@@ -5,7 +5,7 @@ from typing import Any
 
 Plan = Mapping[str, str]  # styles by names with * in place of numbers
 
-LOCAL = "local_params"  # style of a module that itself has parameters of which ranks share some
+LOCAL = "local_params"  # style of a module whose own parameters are shared in part
 # Styles that share no weight: they concern outputs or gradients.
 WHOLE = (
     "replicate",
@@ -18,12 +18,12 @@ WHOLE = (
     "sequence_parallel",
 )
 ROWWISE = ("rowwise", "rowwise_rep", "rowwise_split_input", "packed_rowwise")  # styles whose bias stays whole
-# Parameters that ranks share by heads of recurrent layers, which no style says (engine/forward/delta_net.py).
+# Parameters that ranks share by heads of recurrent layers, without a style (engine/forward/delta_net.py).
 OF_HEADS = tuple(f"linear_attn.{name}" for name in ("conv1d.weight", "A_log", "dt_bias"))
 TRANSPOSED = {"rowwise": "colwise", "colwise": "rowwise"}
 
-# Plans of ours by type of text config. They go before transformers' plans, which leave these layers whole, or
-# gather what ranks have computed of them. Here a rank goes on with its own heads.
+# Our plans by type of text config. They override transformers' plans, which leave these layers whole or
+# gather their outputs. With our plans a rank continues with its own heads.
 _DELTA_NET = "layers.*.linear_attn."
 _QWEN3_5 = {f"{_DELTA_NET}in_proj_{part}": "colwise" for part in ("qkv", "z", "b", "a")}
 _QWEN3_5[f"{_DELTA_NET}out_proj"] = "rowwise"
@@ -37,9 +37,9 @@ OURS: Mapping[str, Plan] = {
     },
     "qwen3_5_text": _QWEN3_5,
     "qwen3_5_moe_text": _QWEN3_5,
-    # Its norms of all heads together are those of outrider/engine/parallel/layers.py.
+    # Its norms over all heads become ParallelNorm (outrider/engine/parallel/layers.py).
     "minimax_m2": {**_HEADS, **{f"{_ATTENTION}{name}_norm.weight": "colwise" for name in "qk"}},
-    # Its experts are stored [inputs, outputs], and gates and ups alternate.
+    # Its experts are stored as [inputs, outputs], and outputs of gate and up alternate.
     "gpt_oss": {
         **_HEADS,
         f"{_ATTENTION}sinks": "colwise",
@@ -53,7 +53,7 @@ OURS: Mapping[str, Plan] = {
 
 
 def use_own_plan(config: Any) -> None:
-    """Puts our plan over transformers' plan in a config of transformers, in place."""
+    """Overrides transformers' plan in a config by our plan, in place."""
     text = config.get_text_config()
     if ours := OURS.get(text.model_type):
         text.base_model_tp_plan = {**text.base_model_tp_plan, **ours}

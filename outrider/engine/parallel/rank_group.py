@@ -1,8 +1,8 @@
 """Group of processes that hold a model on several devices: rank 0 leads, the other ranks follow.
 
-Rank 0 schedules and samples. It tells the other ranks of a step by ids and indices. Then all ranks run the
+Rank 0 schedules and samples. It sends each step to the other ranks as ids and indices. Then all ranks run the
 same forward pass, each over its share of the weights and of the key/value heads. Tokens that rank 0 has only
-on its device go from there to the devices of the other ranks.
+on its device are broadcast to the devices of the other ranks.
 """
 
 from collections.abc import Iterator
@@ -21,15 +21,15 @@ from outrider.engine.parallel.adapter_change import AdapterChange
 from outrider.engine.parallel.drafter_step import DrafterStep
 from outrider.engine.parallel.step_channel import broadcast, step_channel
 
-# Fields of the header: whether there is work, its number in KINDS, chosen tokens, passes before.
+# Fields of the header: whether there is work, its index in KINDS, number of chosen tokens, passes so far.
 HEADER = 4
 KINDS = (StepInput, DrafterStep, AdapterChange)
-GLOO = "gloo/transport"  # part of gloo's message on a closed connection, in a plain RuntimeError
+GLOO = "gloo/transport"  # part of gloo's message, in a plain RuntimeError, for a closed connection
 FOREVER = timedelta(days=365)  # a rank waits for its next step until a request comes
 
 
 class RankGroup:
-    """Place of this process in its group. A process has a single group in its life."""
+    """Place of this process in its group. A process joins only one group in its lifetime."""
 
     def __init__(self, store: TCPStore, rank: int, size: int, device: torch.device) -> None:
         """Joins the group; returns when all ranks have joined.
@@ -48,16 +48,16 @@ class RankGroup:
         self.rank, self.size = rank, size
         self._device = device
         self._channel = step_channel(store, rank, size, self.least)
-        self.passes = 0  # passes of target and drafter here that did not raise: as many as at rank 0
+        self.passes = 0  # successful passes of target and drafter here; must be equal at all ranks
 
     def least(self, number: int) -> int:
-        """Returns the smallest of all ranks' numbers; each rank has to call it."""
+        """Returns the smallest of all ranks' numbers; every rank must call it."""
         numbers = torch.tensor([number])
         dist.all_reduce(numbers, dist.ReduceOp.MIN)
         return int(numbers)
 
     def agree(self, flags: torch.Tensor) -> None:
-        """Clears each flag, bool of any shape, that is false at any rank; each rank has to call it."""
+        """Clears each flag, bool of any shape, that is false at any rank; every rank must call it."""
         numbers = flags.to(torch.uint8)
         dist.all_reduce(numbers, dist.ReduceOp.MIN)
         flags.copy_(numbers)
@@ -81,7 +81,7 @@ class RankGroup:
         broadcast(rows)
 
     def dismiss(self) -> None:
-        """Sends the end of work for this model from rank 0 to the other ranks."""
+        """Tells the other ranks from rank 0 that no more work follows."""
         self._channel.send(np.zeros(HEADER, np.int64))
 
     def receive(
@@ -98,7 +98,7 @@ class RankGroup:
         is_work, kind, num_chosen, passes = received[:HEADER].tolist()
         if not is_work:
             return None
-        if passes != self.passes:  # else exchanges would meet those of another pass
+        if passes != self.passes:  # ranks would mix collective operations of different passes
             raise RankLostError(
                 f"a pass failed at one rank alone: {passes} ran at rank 0, {self.passes} here"
             )
@@ -121,10 +121,10 @@ def together(
     step: StepInput | DrafterStep,
     chosen: torch.Tensor | None = None,
 ) -> Iterator[None]:
-    """Context of rank 0 for its part of a step; without a group its part is the whole step.
+    """Context in which rank 0 runs its part of a step, after it has sent the step to the group, if any.
 
-    A step that raises does not count, and its new blocks are told again. Arguments and errors: those of
-    ``RankGroup.send``. An exchange in the middle of a pass raises these errors as well.
+    A step that raises is not counted, and its new blocks are sent again. Arguments and errors as for
+    ``RankGroup.send``; collective operations within the pass raise the same errors.
     """
     if group is not None:
         group.send(step, chosen)

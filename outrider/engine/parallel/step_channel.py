@@ -1,4 +1,4 @@
-"""Ways from rank 0 to the other ranks for what it tells of a step: shared memory on one node, else gloo."""
+"""Channels for messages about steps from rank 0 to the other ranks: shared memory on one node, else gloo."""
 
 import mmap
 import os
@@ -19,17 +19,17 @@ from outrider.engine.errors import RankLostError
 from outrider.engine.inputs.step_input import Numbers
 
 FRAME = 8192  # numbers of gloo's first broadcast; the rest of a message follows in a second broadcast
-RING = 2**17  # numbers, 1 MB: a hundred steps of 64 sequences that verify
-LINE = 8  # numbers of a line of a processor's cache: each reader's count has a line of its own
-# Numbers sent before a piece, numbers of the piece, and numbers of its message that follow.
+RING = 2**17  # numbers, 1 MB: room for a hundred verification steps of 64 sequences
+LINE = 8  # numbers in a CPU cache line: each reader's count has its own line
+# Packet: numbers sent before the piece, numbers of the piece, and numbers of its message still to come.
 PACKET = struct.Struct("=3q")
 CREDENTIALS = struct.Struct("=3i")  # process, user and group at the other end of a connection
-NAME = "outrider/steps"  # key of the store
-LOOK_MS = 1  # interval of looks for room in a full ring
+NAME = "outrider/steps"  # key in the store
+LOOK_MS = 1  # milliseconds between checks for room in a full ring
 
 
 class StepChannel(Protocol):
-    """Way of messages from rank 0 to all other ranks."""
+    """Channel for messages from rank 0 to all other ranks."""
 
     def send(self, numbers: Numbers) -> None:
         """Sends a message from rank 0. Raises RankLostError."""
@@ -39,7 +39,7 @@ class StepChannel(Protocol):
 
 
 class OverGloo:
-    """Broadcasts of a group whose ranks share no memory."""
+    """Channel by broadcasts, for a group whose ranks share no memory."""
 
     def __init__(self) -> None:
         self._frame = torch.zeros(FRAME, dtype=torch.int64)
@@ -66,17 +66,18 @@ class OverGloo:
 
 
 class OverSharedMemory:
-    """Ring of numbers in memory that all ranks of a node share.
+    """Channel by a ring buffer in memory that all ranks of a node share.
 
-    A packet tells each rank of a piece of a message. A rank sleeps in the kernel until a packet comes: what
-    was written before it is there. A connection ends with the process at its other end, however that ends.
+    Rank 0 writes a piece of a message into the ring, then sends a packet about it to each rank. A rank sleeps
+    in the kernel until a packet arrives; the piece is visible then. A connection closes when the process at
+    its other end ends for any reason.
     """
 
     def __init__(self, memory: int, connections: Sequence[socket.socket], reader: int = 0) -> None:
         """
         Args:
             memory: descriptor of the memory.
-            connections: to each reader at rank 0, to rank 0 at a reader.
+            connections: connections of rank 0 to each reader, or of a reader to rank 0.
             reader: number of this reader.
         """
         self._connections, self._reader = connections, reader
@@ -87,7 +88,7 @@ class OverSharedMemory:
         self._read = counts[::LINE]  # numbers that each reader has read
         self._ends = select.poll()
         for connection in connections:
-            self._ends.register(connection, 0)  # tells of its end alone
+            self._ends.register(connection, 0)  # reports only the end of a connection
 
     def send(self, numbers: Numbers) -> None:
         pieces = [numbers[begin : begin + RING] for begin in range(0, len(numbers), RING)]
@@ -127,33 +128,35 @@ class OverSharedMemory:
         return before, count, left
 
     def _await_room(self, count: int) -> None:
-        """Waits until all have read what the next numbers replace. Raises RankLostError."""
+        """Waits until all readers have read what the next numbers overwrite. Raises RankLostError."""
         while self._moved + count - int(self._read.min()) > RING:
             if self._ends.poll(LOOK_MS):
                 raise RankLostError("a rank of the group is gone: its connection has ended")
 
 
 def _places(before: int, count: int) -> tuple[slice, slice]:
-    """Returns places in the ring of numbers that follow ``before`` numbers; the second: beyond its end."""
+    """Returns the places in the ring of numbers after ``before`` numbers; the second slice wraps around."""
     start = before % RING
     stop = min(start + count, RING)
     return slice(start, stop), slice(0, count - (stop - start))
 
 
 def shared_memory(readers: int) -> int:
-    """Returns the descriptor of memory for a ring. It has no name, and is freed with its last process."""
+    """Returns the descriptor of memory for a ring. It has no name, and is freed after its last process."""
     memory = os.memfd_create("outrider-steps")
     os.ftruncate(memory, 8 * (LINE * readers + RING))
     return memory
 
 
 def step_channel(store: TCPStore, rank: int, size: int, least: Callable[[int], int]) -> StepChannel:
-    """Returns shared memory if all ranks reach that of rank 0, else gloo. All ranks have to call it.
+    """Returns a channel by shared memory if all ranks can reach rank 0, else by gloo.
+
+    All ranks must call it.
 
     least: returns the smallest of all ranks' numbers.
     """
     if sys.platform != "linux":
-        return OverGloo()  # memory and addresses without a name are Linux's
+        return OverGloo()  # only Linux has anonymous memory files and abstract addresses
     if rank:
         connection = _reached(store.get(NAME).decode())
         if least(connection is not None):
@@ -178,7 +181,7 @@ def step_channel(store: TCPStore, rank: int, size: int, least: Callable[[int], i
 
 
 def _closing(memory: int, connections: Sequence[socket.socket], reader: int = 0) -> OverSharedMemory:
-    """Returns the channel, which needs no descriptor once the memory is mapped."""
+    """Returns the channel and closes the descriptor, which is not needed once the memory is mapped."""
     channel = OverSharedMemory(memory, connections, reader)
     os.close(memory)
     return channel
@@ -196,19 +199,19 @@ def _reached(name: str) -> socket.socket | None:
 
 
 def _address(name: str) -> str:
-    """Returns an address that is in no file system, and ends with the process that listens there."""
+    """Returns an abstract address, which is in no file system and vanishes with the listening process."""
     return f"\0outrider-{name}"
 
 
 def _is_of_this_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end has this process's user: others learn nothing of a step."""
+    """Whether the process at the other end runs as this user, since no other user may read a step."""
     given = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     _, user, _ = CREDENTIALS.unpack(given)
     return bool(user == os.getuid())
 
 
 def broadcast(numbers: torch.Tensor) -> None:
-    """Broadcasts from rank 0 to all. Raises RankLostError."""
+    """Broadcasts from rank 0 to all ranks. Raises RankLostError."""
     try:
         dist.broadcast(numbers, 0)
     except RuntimeError as error:  # gloo's error for a closed connection

@@ -1,4 +1,4 @@
-"""Sums over the ranks of a group: fast, or in an order that does not depend on a row's place."""
+"""Sums over the ranks of a group: fast, or in an order that does not depend on a row's place in the batch."""
 
 from collections.abc import Callable
 
@@ -11,8 +11,8 @@ Sum = Callable[[Tensor], Tensor]  # takes this rank's part, returns the sum at a
 def add_up(part: Tensor) -> Tensor:
     """Returns the sum over all ranks, in the memory of ``part``.
 
-    The order of the ranks differs between pieces of the tensor: a ring starts each piece at another rank.
-    With three ranks or more equal rows may get unequal sums.
+    The order of addition differs between pieces of the tensor, as a ring starts each piece at another rank.
+    With three or more ranks, equal rows may get unequal sums.
     """
     dist.all_reduce(part)
     return part

@@ -201,7 +201,7 @@ def _graph_bytes(model: ModelSkeleton, settings: EngineSettings, parts: int) -> 
 
     def kept(rows: int, *, as_chains: bool = False, logits: int | None = None) -> int:
         layout = layout_of(rows, sequences, as_chains=as_chains, logits=logits)
-        given = layout.logits * model.vocab_size * model.dtype.itemsize + rows  # a flag per row
+        given = layout.logits * model.vocab_size * model.dtype.itemsize + rows  # logits, and a flag per row
         return feed_bytes(layout) + model.state_bytes(rows) + given
 
     rows = PASS_TOKENS["cuda"] if settings.batch_invariant else captured_sizes(settings)[-1]
