@@ -6,16 +6,16 @@ from outrider.learning.lru import Lru
 
 
 class BlockPool:
-    """Blocks of a cache: how often each is used, and under which digest it is published.
+    """Blocks of a cache: how many users each has, and under which digest it is published.
 
-    A block is free, used, or kept: unused, but published and found again until it is evicted.
+    A block is free, used, or kept. A kept block is unused but published: it can be found until it is evicted.
     """
 
     def __init__(self, num_blocks: int, evicted: Callable[[bytes], None] | None = None) -> None:
-        """evicted: is called with the digest of each evicted block."""
+        """evicted: callback for the digest of each evicted block."""
         self._evicted = evicted
         self.num_blocks = num_blocks
-        # Blocks are taken from the end: released blocks come first, and memory never used stays unmapped.
+        # Blocks are taken from the end: released blocks are used first, so that unused memory stays unmapped.
         self._free: dict[int, None] = dict.fromkeys(reversed(range(num_blocks)))
         self._users = [0] * num_blocks
         self._kept = Lru[int, bytes](num_blocks)  # digests of unused blocks
@@ -28,7 +28,7 @@ class BlockPool:
         return len(self._free) + len(self._kept)
 
     def allocate(self, count: int, after: int | None = None) -> list[int]:
-        """Takes ``count`` blocks, if possible after block ``after``: neighbours are read without a copy.
+        """Takes ``count`` blocks, if possible after block ``after``: adjacent blocks are read without a copy.
 
         Raises:
             ValueError: fewer than ``count`` are available.

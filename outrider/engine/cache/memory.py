@@ -7,7 +7,7 @@ import torch
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns zeros. On a CPU pages are mapped when written; torch.zeros would write all at once."""
+    """Returns zeros. On a CPU, pages are mapped when they are first written; torch.zeros would write all."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize

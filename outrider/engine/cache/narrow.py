@@ -1,8 +1,8 @@
-"""Narrow types of the cache: keys and values of the model's type, rounded to 8 bit floats as they are stored.
+"""Narrow types of the cache: keys and values are rounded to 8 bit floats when they are stored.
 
-A stored number depends on nothing but the number itself. Whoever attends reads it from the cache, the row
-that has stored it included. So what the target says of a token is the same in a prompt, in a Draft, after a
-rollback and from a shared prefix.
+A stored number depends only on the original number. Every row reads keys and values from the cache, including
+its own. So the target chooses the same token in a prompt, in a Draft, after a rollback and with a shared
+prefix.
 """
 
 from typing import NamedTuple
@@ -33,9 +33,9 @@ def type_of_cache(settings: ModelSettings, dtype: torch.dtype) -> torch.dtype:
 def narrowed(numbers: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     """Returns the numbers as a cache of this type stores them.
 
-    Beyond the narrow type's range they become its largest number, and NaN if they are not finite.
+    Numbers outside the narrow type's range are clamped to it; numbers that are not finite become NaN.
 
-    scale: number that they are divided by, if the type is narrow.
+    scale: divisor of the numbers, if the type is narrow.
     """
     if dtype != NARROW:
         return numbers
@@ -49,7 +49,7 @@ def widened(stored: Tensor, dtype: torch.dtype) -> Tensor:
         return stored
     if stored.device.type != "cpu":
         return stored.to(dtype)
-    # torch converts them several times as slowly.
+    # A lookup is several times as fast as torch's conversion.
     codes = codes_of(stored).flatten().int()
     return _NUMBERS.to(dtype).index_select(0, codes).view(stored.shape)
 

@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 
 class GatherSpace:
-    """Memory into which scattered blocks are copied. Every layer and step uses it again.
+    """Memory into which scattered blocks are copied, reused by every layer and step.
 
-    Fresh memory would take several times as long as the copy: its pages have to be mapped first.
+    Fresh memory would take several times as long as the copy, since its pages have to be mapped first.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -53,7 +53,7 @@ class GatherSpace:
 
 
 class KeyValues:
-    """Storage: ``keys[layer]`` and ``values[layer]`` are [slots, kv_heads, dim]."""
+    """Storage of the KV cache: ``keys[layer]`` and ``values[layer]`` are [slots, kv_heads, dim]."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class KeyValues:
     ) -> None:
         """
         Args:
-            num_blocks: number without the spare block, to which padding is written.
-            scales: scales of layers in a narrow cache; other layers have 1.
+            num_blocks: number of blocks without the spare block, to which padding is written.
+            scales: scales of layers in a narrow cache; the scales of other layers are 1.
         """
         self.block_size = block_size
         self.states: RecurrentStates | None = None  # states of recurrent layers, if the model has any
@@ -105,14 +105,14 @@ class PagedCache(KeyValues):
     ) -> None:
         """
         Args:
-            states: states of recurrent layers. With them a prefix is shared up to a state that is kept.
+            states: states of recurrent layers. With them a prefix is shared only up to a kept state.
         """
         super().__init__(shapes, num_blocks, block_size, dtype, device, scales)
         self.states = states
-        # A kept state is of no use without its block. A prefix loses its end first.
+        # A kept state is useless without its block, so they are evicted together, later blocks first.
         self.pool = BlockPool(num_blocks, None if states is None else states.kept.drop)
-        self._moves: list[Move] = []  # still to be made
-        self._cleared: list[Numbers] = []  # slots, still to be filled with zeros
+        self._moves: list[Move] = []  # pending moves
+        self._cleared: list[Numbers] = []  # slots to be filled with zeros
 
     @property
     def capacity(self) -> int:
@@ -121,7 +121,7 @@ class PagedCache(KeyValues):
 
     @property
     def most_nodes(self) -> int:
-        """Returns the number of nodes of a Draft that are cached."""
+        """Returns the largest number of nodes of a Draft that can be cached."""
         return MAX_NODES if self.states is None else MOST_NODES
 
     def blocks_for(self, length: int) -> int:
@@ -131,8 +131,8 @@ class PagedCache(KeyValues):
     def reserve(self, sequence: EngineSequence, length: int) -> bool:
         """Gives the sequence blocks for ``length`` slots. Returns False if too few are free.
 
-        With the first blocks it also gets a slot for its recurrent states. Passes to come store those that
-        are to be kept.
+        With its first blocks it also gets a slot for its recurrent states. Later passes will store the states
+        that are worth keeping.
         """
         missing = -(-length // self.block_size) - sequence.blocks.count
         if missing > 0:
@@ -148,26 +148,26 @@ class PagedCache(KeyValues):
         return True
 
     def release(self, sequence: EngineSequence) -> None:
-        """Takes back everything the sequence holds."""
+        """Frees all blocks and states that the sequence holds."""
         self._drop_blocks(sequence, 0)
 
     def discard(self, sequence: EngineSequence) -> None:
-        """Releases a cache with numbers that are not finite, so that no sequence reads them again."""
+        """Releases a cache with numbers that are not finite, and clears it so that no sequence reads them."""
         self.clear(sequence, len(sequence.digests) * self.block_size)
         self.release(sequence)
 
     def clear(self, sequence: EngineSequence, length: int) -> None:
-        """Has the slots of its blocks beyond ``length`` tokens filled with zeros.
+        """Marks the slots of its blocks beyond ``length`` tokens to be filled with zeros.
 
-        A mask hides their numbers unless they are not finite: 0 times such a number is NaN.
+        An attention mask does not hide numbers that are not finite: 0 times such a number is NaN.
         """
         places = np.arange(length, len(sequence.blocks) * self.block_size)
         self._cleared.append(self._slots(sequence, places))
 
     def adopt_prefix(self, sequence: EngineSequence) -> None:
-        """Takes published blocks for the tokens that come next. The last token is always computed.
+        """Adopts published blocks for the sequence's next tokens. The last token is always computed.
 
-        With recurrent states it takes those before the last state that is kept, and goes on from a copy.
+        With recurrent states it adopts blocks only up to the last kept state, and starts from a copy of it.
         """
         index, rest = divmod(sequence.cached, self.block_size)
         if rest or sequence.pending:
@@ -205,9 +205,9 @@ class PagedCache(KeyValues):
         return [self._digest(sequence, index) for index in range(first, self._adoptable(sequence))]
 
     def will_share(self, digests: Sequence[bytes], computed: Mapping[bytes, EngineSequence]) -> bool:
-        """Whether a sequence that needs these blocks next will be able to adopt what others compute.
+        """Whether a sequence that needs these blocks next can adopt blocks that other sequences will fill.
 
-        With recurrent states it has a state kept at the end of the last block that they have in common.
+        With recurrent states, it also marks the state at the end of the last common block to be kept.
 
         Args:
             digests: what ``to_be_published`` returned.
@@ -222,9 +222,9 @@ class PagedCache(KeyValues):
         return self._keep_state(other, 1 + other.hashes.index(last))
 
     def _keep_state(self, sequence: EngineSequence, blocks: int) -> bool:
-        """Has the state kept at the end of that many leading blocks.
+        """Marks the state at the end of ``blocks`` leading blocks to be kept.
 
-        Returns False if no pass to come sees that state, or if there is no memory for it.
+        Returns False if no later pass computes that state, or if there is no place for it.
         """
         assert self.states is not None
         held, kept, length = sequence.state, self.states.kept, blocks * self.block_size
@@ -251,7 +251,7 @@ class PagedCache(KeyValues):
         return (len(sequence.tokens) - 1) // self.block_size
 
     def publish(self, sequence: EngineSequence) -> None:
-        """Publishes the blocks that committed tokens fill and the states to be kept, never drafted tokens."""
+        """Publishes the full blocks of committed tokens and the stored states, but no drafted tokens."""
         for index in range(len(sequence.digests), sequence.cached // self.block_size):
             digest = self._digest(sequence, index)
             sequence.digests.append(digest)
@@ -271,8 +271,8 @@ class PagedCache(KeyValues):
     def roll_back(self, sequence: EngineSequence, length: int) -> None:
         """Forgets the cached tokens beyond ``length``, and all pending nodes.
 
-        A published block is never written again: tokens that differ from its own go into another block.
-        Without a recurrent state from which the sequence could go on, all of its cache is forgotten.
+        A published block is never overwritten: other tokens go into another block. If no recurrent state is
+        left from which the sequence could continue, all of its cache is dropped.
         """
         sequence.forget_pending()
         del sequence.hashes[length // self.block_size :]
@@ -284,9 +284,9 @@ class PagedCache(KeyValues):
             self._check_state(sequence)
 
     def keep_path(self, sequence: EngineSequence, path: tuple[int, ...], *, has_moved: bool = False) -> None:
-        """Commits the pending nodes of ``path``, root first, whose cache is to move up; forgets the rest.
+        """Commits the pending nodes of ``path``, root first, and moves their cache up; forgets other nodes.
 
-        has_moved: whether the device has moved it.
+        has_moved: whether the device has moved their cache already.
         """
         if path:
             if not has_moved:
@@ -297,7 +297,7 @@ class PagedCache(KeyValues):
             self._check_state(sequence)
 
     def keep_branch(self, sequence: EngineSequence, path: tuple[int, ...]) -> None:
-        """Commits a path, as ``keep_path`` does, but the nodes that follow the path stay pending."""
+        """Commits a path as ``keep_path`` does, but keeps the nodes that follow the path pending."""
         last = path[-1] if path else ROOT
         below = sequence.pending.below(last)
         self._move(sequence, (*path, *below))
@@ -320,7 +320,7 @@ class PagedCache(KeyValues):
         return Changes(moves, np.concatenate([np.zeros(0, np.int64), *cleared]), *of_states)
 
     def make(self, changes: Changes) -> None:
-        """Makes the changes. Any number of moves takes few launches."""
+        """Applies the changes. Any number of moves takes few kernel launches."""
         if self.states is not None:
             self.states.make(changes)
         moves, cleared = changes.moves, changes.cleared
@@ -337,7 +337,7 @@ class PagedCache(KeyValues):
             codes_of(stored).index_fill_(1, emptied, 0)
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copies slots at once: int64 [num_slots] on the device, each target once."""
+        """Copies slots in one operation: int64 [num_slots] on the device, with distinct targets."""
         for stored in self._stored:
             stored[:, target] = stored[:, source]
 
@@ -350,7 +350,7 @@ class PagedCache(KeyValues):
 
     def _move(self, sequence: EngineSequence, nodes: tuple[int, ...]) -> None:
         """Moves the kept pending nodes to the slots after the committed tokens."""
-        if nodes and nodes[-1] != len(nodes) - 1:  # nodes ascend: these are not the first nodes
+        if nodes and nodes[-1] != len(nodes) - 1:  # nodes ascend, so there is a gap
             start = sequence.cached
             source, target = start + np.asarray(nodes), start + np.arange(len(nodes))
             self._moves.append(Move(self._slots(sequence, source), self._slots(sequence, target)))
@@ -358,7 +358,7 @@ class PagedCache(KeyValues):
                 self.states.move(sequence.state, source, target)
 
     def _check_state(self, sequence: EngineSequence) -> None:
-        """Forgets all of a cache after which no recurrent state goes on."""
+        """Drops a sequence's whole cache if it cannot continue from any of its recurrent states."""
         if not sequence.state.resumes_at(sequence.cached):
             self._drop_blocks(sequence, 0)
 
@@ -367,7 +367,7 @@ class PagedCache(KeyValues):
         return blocks * self.block_size + places % self.block_size
 
     def _digest(self, sequence: EngineSequence, index: int) -> bytes:
-        """Returns the digest of the block's tokens, of all before it and of the sequence's adapter."""
+        """Returns the digest of the block's tokens, of all tokens before them, and of the adapter."""
         while len(sequence.hashes) <= index:
             first = len(sequence.hashes) * self.block_size
             tokens = np.asarray(sequence.tokens[first : first + self.block_size], np.int64).tobytes()

@@ -16,7 +16,7 @@ from outrider.engine.inputs.state_program import StateProgram, state_program
 from outrider.engine.inputs.step_input import NO_PAIRS, Changes, Move, Numbers
 
 STATES = 2  # states of a sequence
-ALIVE = 4  # states of a token while it is computed, beside those of a tree's nodes
+ALIVE = 4  # states that exist while a token is computed, besides those of a tree's nodes
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class StateShape:
     """Shape of a layer's state, and sizes of what a token adds to it."""
 
     heads: tuple[int, int, int, int]  # key heads, value heads of each, key dimension, value dimension
-    tail: tuple[int, int]  # tokens before the next that its convolution reads, and their numbers
+    tail: tuple[int, int]  # previous tokens that the convolution reads, and numbers of each
     record: int  # numbers of a record
 
     @property
@@ -39,7 +39,7 @@ class StateShape:
         return StateShape(heads, (self.tail[0], self.tail[1] // ranks), self.record // ranks)
 
     def slot_bytes(self, dtype: torch.dtype) -> int:
-        """Returns the bytes of a slot in this layer, and of its kept states. dtype: type of the model."""
+        """Returns the bytes of a slot in this layer, including its kept states. dtype: type of the model."""
         states = STATES + KEPT
         beside = states * math.prod(self.tail) + RECORDS * self.record
         return states * self.state_bytes + beside * dtype.itemsize
@@ -51,7 +51,7 @@ def states_bytes(shapes: Mapping[int, StateShape], dtype: torch.dtype, slots: in
 
 
 def tree_bytes(shapes: Mapping[int, StateShape]) -> int:
-    """Returns the bytes of the states of a tree's nodes, in the layer under way."""
+    """Returns the bytes of the states of a tree's nodes, which exist in one layer at a time."""
     return (MOST_NODES + ALIVE) * max((shape.state_bytes for shape in shapes.values()), default=0)
 
 
@@ -63,7 +63,7 @@ class RecurrentStates:
     ) -> None:
         """
         Args:
-            shapes: shapes by layer, which are alike.
+            shapes: shapes by layer, which are all equal.
             slots: number of sequences.
             dtype: type of records; states are float32.
         """
@@ -77,8 +77,8 @@ class RecurrentStates:
         self.records = dict(zip(shapes, rings, strict=True))  # [slots, RECORDS, record]
         self.kept = KeptStates([*shapes], shape.heads, shape.tail, KEPT * slots, dtype, device)
         self._free = [*reversed(range(slots))]
-        self._moves: list[Move] = []  # moves of records, still to be made
-        self._resumed: list[tuple[int, int]] = []  # kept states, and the slots that are to become copies
+        self._moves: list[Move] = []  # pending moves of records
+        self._resumed: list[tuple[int, int]] = []  # kept states, and the slots to which they will be copied
 
     def program_of(self, recurrences: Sequence[Recurrence]) -> StateProgram:
         """Returns the program of a pass on a GPU."""
@@ -94,28 +94,28 @@ class RecurrentStates:
         return True
 
     def release(self, held: HeldState) -> None:
-        """Takes back the slot, and places for states that are not published."""
+        """Frees the slot, and the places of states that are not published."""
         self.forget_after(held, 0)
         if held.slot is not None:
             self._free.append(held.slot)
             held.slot, held.base, held.end, held.newest = None, 0, 0, None
 
     def resume(self, held: HeldState, digest: bytes, length: int) -> None:
-        """Has a sequence with a slot go on from the state that is kept under a digest."""
+        """Makes a sequence with a slot continue from the kept state with this digest."""
         assert held.slot is not None
         self._resumed.append((self.kept.use(digest), held.slot))
         self.forget_after(held, 0)
         held.resume(length)
 
     def forget_after(self, held: HeldState, length: int) -> None:
-        """Forgets states of a sequence that have seen more than ``length`` tokens, if not published."""
+        """Forgets unpublished states of a sequence that cover more than ``length`` tokens."""
         held.forget_after(length)
         for end in [end for end in held.ends if end > length]:
             self.kept.give_back(held.ends.pop(end))
             held.stored.discard(end)
 
     def move(self, held: HeldState, source: Numbers, target: Numbers) -> None:
-        """Has records move from places of a sequence to others before the next pass."""
+        """Queues moves of a sequence's records to other places, to be made before the next pass."""
         assert held.slot is not None
         first = held.slot * RECORDS
         self._moves.append(Move(first + source % RECORDS, first + target % RECORDS))
@@ -127,7 +127,7 @@ class RecurrentStates:
         return moves, np.array(resumed, np.int64) if resumed else NO_PAIRS
 
     def make(self, changes: Changes) -> None:
-        """Makes the changes of states and records in their order."""
+        """Applies the changes of states and records in their order."""
         for kept, slot in changes.resumed.tolist():
             self._states[:, slot, 0] = self.kept.all_states[:, kept]
             self._tails[:, slot, 0] = self.kept.all_tails[:, kept]
