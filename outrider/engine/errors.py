@@ -11,8 +11,8 @@ EngineError
 ├── CacheLostError             the content of the cache is unknown: the engine stops
 └── RankLostError              a process of the group is gone: the engine stops
 
-A message that contradicts the sequence it names (a base beyond its length, a token outside the vocabulary)
-raises a plain ValueError: the fault is the sender's, and the engine keeps working.
+A message may contradict the sequence it names: a base beyond its length, a token outside the vocabulary. It
+raises a plain ValueError, as the fault is the sender's and the engine keeps working.
 """
 
 

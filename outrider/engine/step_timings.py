@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-# gathered: attention copies the blocks of the cache together; kernels: it reads them in place; graph: a CUDA
-# graph replays the whole pass, with the same kernels.
+# gathered: attention copies the blocks of the cache together. kernels: attention reads them in place.
+# graph: a CUDA graph replays the whole pass with these kernels.
 Path = Literal["gathered", "kernels", "graph"]
 
 

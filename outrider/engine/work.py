@@ -207,7 +207,7 @@ class EngineLoad:
 
     decoding: int  # open sequences past their prompt, also between two rounds
     running: int  # sequences with work that hold cache
-    waiting: int  # sequences with work that hold none yet
+    waiting: int  # sequences with work that hold no cache yet
     free_blocks: int
     total_blocks: int
     no_drafts_because: Mapping[str, str] = field(default_factory=dict)  # reasons by disabled drafter

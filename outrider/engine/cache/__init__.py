@@ -1,1 +1,1 @@
-"""Paged cache of keys and values: which blocks a sequence holds, and what they share."""
+"""Paged KV cache: the blocks that each sequence holds, and the prefixes that sequences share."""

@@ -1,4 +1,4 @@
-"""Memory of caches."""
+"""Allocation of memory for caches."""
 
 import math
 import mmap

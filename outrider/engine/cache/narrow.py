@@ -1,8 +1,8 @@
 """Narrow types of the cache: keys and values are rounded to 8 bit floats when they are stored.
 
 A stored number depends only on the original number. Every row reads keys and values from the cache, including
-its own. So the target chooses the same token in a prompt, in a Draft, after a rollback and with a shared
-prefix.
+its own. So the target computes the same for a token in a prompt, in a Draft, after a rollback and with a
+shared prefix.
 """
 
 from typing import NamedTuple

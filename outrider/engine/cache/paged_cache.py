@@ -350,7 +350,7 @@ class PagedCache(KeyValues):
 
     def _move(self, sequence: EngineSequence, nodes: tuple[int, ...]) -> None:
         """Moves the kept pending nodes to the slots after the committed tokens."""
-        if nodes and nodes[-1] != len(nodes) - 1:  # nodes ascend, so there is a gap
+        if nodes and nodes[-1] != len(nodes) - 1:  # nodes ascend, so these have a gap
             start = sequence.cached
             source, target = start + np.asarray(nodes), start + np.arange(len(nodes))
             self._moves.append(Move(self._slots(sequence, source), self._slots(sequence, target)))
@@ -376,7 +376,7 @@ class PagedCache(KeyValues):
         return sequence.hashes[index]
 
     def _drop_blocks(self, sequence: EngineSequence, keep: int) -> None:
-        # The end of a prefix is evicted before its beginning.
+        # Reversed, so that later blocks of a prefix are evicted before earlier blocks.
         for block in reversed(sequence.blocks.drop(keep)):
             self.pool.release(block)
         del sequence.digests[keep:]

@@ -33,7 +33,7 @@ class StateShape:
         return math.prod(self.heads) * torch.float32.itemsize
 
     def share(self, ranks: int) -> "StateShape":
-        """Returns the shape at each of several ranks, whose number divides the key heads."""
+        """Returns the shape at each rank. ranks: number of ranks, which must divide the key heads."""
         key_heads, repeats, key_dim, value_dim = self.heads
         heads = (key_heads // ranks, repeats, key_dim, value_dim)
         return StateShape(heads, (self.tail[0], self.tail[1] // ranks), self.record // ranks)

@@ -38,7 +38,7 @@ class BlockTables:
         Args:
             shape: rows, and blocks of each.
             block_size: slots of a block.
-            spare_slot: slot of no sequence, to which padding is written.
+            spare_slot: slot that belongs to no sequence, to which padding is written.
         """
         self.block_size, self.spare_slot, self.device = block_size, spare_slot, device
         self.on_host = np.zeros(shape, np.int64)

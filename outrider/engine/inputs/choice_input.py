@@ -138,7 +138,7 @@ class ChoiceInput:
     ) -> "ChoiceInput":
         """
         Args:
-            keys, settings: noise keys [num_texts], and row_settings of each, one after the other.
+            keys, settings: noise keys [num_texts], and the concatenated row_settings of the texts.
             counts: rows of each text.
             places: [num_rows] position of each row's noise.
         """
@@ -158,11 +158,11 @@ class ChoiceInput:
 
     @property
     def fields(self) -> dict[str, Field]:
-        """Its fields of a step's buffer."""
+        """Fields of this input in a step's buffer."""
         return fields_of_choice(self.integers.shape[1], len(self.drafts))
 
     def write(self, buffer: StepBuffer) -> None:
-        """Fills its fields of a step's buffer."""
+        """Writes its fields into a step's buffer."""
         for name in self.fields:
             buffer.arrays[name][:] = getattr(self, name)
 

@@ -1,8 +1,8 @@
 """Recurrences of a pass as a program of numbers, which a GPU kernel follows in all recurrent layers.
 
-The program lists for each sequence the tokens to compute, in order. If a tree node is not a child of the
-token before it, the kernel restarts from the state before the tree and computes the node's path again. So the
-kernel holds only two states: the state before the tree (the root) and the current state.
+The program lists for each sequence the tokens to compute, in order. A tree node may not be a child of the
+token before it. The kernel then restarts from the state before the tree and computes the node's path again.
+So the kernel holds only two states: the state before the tree (the root) and the current state.
 
 A source of numbers is a fed row, or -1 - code. Codes count the rows of the rings, then the rows of the tails;
 the next code stands for zeros.

@@ -1,7 +1,7 @@
 """Placeholders for the tokens of a Verdict, which outrider/engine/kernels/verdict.py replaces on a GPU."""
 
-# Numbers that the device returns for a Verdict: its last token, the number of accepted drafted tokens, and
-# the last accepted node of the Draft (-1: no node).
+# Numbers that the device returns for a Verdict: its last token, the number of accepted tokens, and the
+# Draft's last accepted node (-1: no node).
 TOLD = ("token", "accepted", "node")
 ALTERNATIVE = 2**32  # more than the rows of any step
 

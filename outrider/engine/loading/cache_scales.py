@@ -12,7 +12,7 @@ SCALE = re.compile(r"\blayers\.(\d+)\.[\w.]*\b([kv])_scale$")
 
 
 def cache_scales(model: str) -> dict[int, Scales]:
-    """Returns the scales of the layers that have them, each rounded up to a power of two.
+    """Returns scales by number of the layer, if it has scales, each rounded up to a power of two.
 
     Such a scale changes only the exponent of a number. If each head has a scale, the largest is used.
 

@@ -114,9 +114,9 @@ class HeadCheckpoint:
             raise self.refusal(f"{name} is {list(found)} and must be {list(shape)} for this target")
 
     def load_into(self, head: nn.Module, tensors: Mapping[str, Tensor], kind: str) -> None:
-        """Loads tensors into a network without weights, as they are stored.
+        """Assigns tensors to a network without weights, in their stored type.
 
-        kind: what the network is, for messages.
+        kind: description of the network, for messages.
 
         Raises:
             UnsupportedModelError: a tensor is missing, has another shape, or is no part of the network.

@@ -31,7 +31,7 @@ def drafts_in_parallel(model: str) -> bool:
     """Whether a checkpoint, a folder or hub id, drafts several tokens in one pass.
 
     Raises:
-        UnsupportedModelError: as ``mask_token``.
+        UnsupportedModelError: the vocabulary lacks the mask token that the config names.
     """
     return mask_token(served_config(model)) is not None
 

@@ -26,8 +26,8 @@ from outrider.engine.settings import EngineSettings
 logger = logging.getLogger(__name__)
 
 # Tokens by type of device. On a CPU a larger chunk takes as long per token, so that decoding sequences would
-# wait longer for no gain. On an H100 an 8B model prefills 32,768 tokens in 1.66 s with chunks of 512, in
-# 1.42 s with chunks of 2,048, and in 1.39 s with chunks of 8,192 (bench/results/gpu.json).
+# wait longer for no gain. An 8B model on an H100 prefills 32,768 tokens with chunks of 512, 2,048 and 8,192
+# in 1.66 s, 1.42 s and 1.39 s (bench/results/gpu.json).
 PREFILL_CHUNK = {"cpu": 512, "cuda": 2048}
 
 

@@ -270,8 +270,8 @@ class Engine:
         """Runs a forward pass over all tasks that can take part, and returns the completed results.
 
         If the pass raises for a sequence, or computes numbers that are not finite, only this sequence fails.
-        If all tasks draft chains, the step drafts several positions: on a GPU all remaining positions of each
-        chain, on a CPU as many as the shortest chain has left.
+        If all tasks draft chains, the step drafts several positions. On a GPU it drafts all remaining
+        positions of each chain, on a CPU as many as the shortest chain has left.
 
         is_interrupted: returns whether new work waits for the end of the step, which then drafts no further
             positions. None: no work can arrive during the step.

@@ -124,7 +124,7 @@ class Grammars:
             self._compiled.drop(sequence.sampling.grammar)
 
     def ready(self, tasks: Mapping[int, Task]) -> Mapping[int, Task]:
-        """Returns the tasks, by number of their sequence, that can take part in a step."""
+        """Returns the tasks whose sequences do not wait for a grammar, by number of the sequence."""
         if not self._waiting:
             return tasks
         return {number: task for number, task in tasks.items() if number not in self._waiting}
@@ -176,6 +176,6 @@ def _tokenizer(model: str) -> Tokenizer | None:
         if Path(model).is_dir():
             return Tokenizer.from_file(str(file)) if file.is_file() else None
         return Tokenizer.from_pretrained(model)
-    except Exception as error:  # the library raises its own errors and Python's
+    except Exception as error:  # the library raises errors of its own and of Python
         logger.warning("model=%r: its tokenizer cannot be read, so grammars are refused: %s", model, error)
         return None

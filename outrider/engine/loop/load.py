@@ -51,7 +51,7 @@ def load_forward_pass(
     """Loads a checkpoint, or this rank's share of it, and returns its forward pass.
 
     Args:
-        group: group of this process, if ``settings.tensor_parallel`` is above 1; all its ranks load at once.
+        group: group of this process, if ``settings.tensor_parallel`` is above 1; all its ranks load together.
         drafters: drafters of the target, loaded with it at all ranks; None: it has none.
 
     Raises:

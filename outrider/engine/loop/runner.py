@@ -76,7 +76,7 @@ class Runner(Protocol):
             reach: limits of drafting for ``selected``, which have reserved cache for all its positions.
 
         Raises:
-            Exception: the step failed; engine.blame says whose fault it is.
+            Exception: the step failed; engine.blame classifies the error.
         """
 
     def free_memory(self) -> int:

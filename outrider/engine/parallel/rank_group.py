@@ -38,7 +38,7 @@ class RankGroup:
             store: store of rank 0, to which the other ranks connect.
             rank: number of this process, from 0.
             size: ranks in the group.
-            device: device of this rank. On CUDA tensors travel by NCCL.
+            device: device of this rank. On CUDA, tensors are exchanged by NCCL.
         """
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":

@@ -1,1 +1,1 @@
-"""Plan before anything is loaded: memory, costs of a step, what is promised."""
+"""Planning before a model is loaded: its memory, the costs of its steps, and the promise that it keeps."""

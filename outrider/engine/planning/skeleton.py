@@ -73,7 +73,7 @@ class ModelSkeleton:
             checkpoint: its quantized weights; None: they are not quantized.
             drafters: drafters of the model as a target; None: it has none.
             caches_latents: whether latent attention caches its latents, as on a CPU.
-            adapter_weights: numbers in the weights of the adapters that the target's settings name.
+            adapter_weights: number of weights of the adapters that the target's settings name.
             loaded_ranks: sum of the ranks of adapters that requests may load.
 
         Raises:
@@ -321,7 +321,7 @@ def kernels_of_layer(layer: Any, architecture: Architecture) -> int:
 
 
 def skeleton(settings: EngineSettings) -> ModelSkeleton:
-    """Returns the skeleton of a checkpoint. Raises OSError if there is none, UnsupportedModelError."""
+    """Returns the skeleton of a checkpoint. Raises OSError if there is none, or UnsupportedModelError."""
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
     config = served_config(settings.model)
     check_states(config, settings)

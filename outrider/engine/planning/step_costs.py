@@ -44,9 +44,9 @@ class ExchangeCosts:
     share: float = 1.0  # seconds per byte, relative to NCCL
 
 
-# Steps on an H200 took longer than their work on the device, by 0.6 ms, plus 2.3 us per sequence and 1.8 us
-# per token (bench/results/on_device.json). Scheduling and the distribution of tokens were not measured. They
-# are estimated: 0.2 ms, and again about the measured time per sequence.
+# Steps on an H200 took longer than their work on the device. The difference was 0.6 ms, 2.3 us per sequence
+# and 1.8 us per token (bench/results/on_device.json). It does not include scheduling and the distribution of
+# tokens, which are estimated: 0.2 ms, and about 2.3 us more per sequence.
 HOST = HostCosts(0.8e-3, 5e-6, 1.8e-6)
 # The positions of a Draft are graph replays that do not wait for the host.
 NO_HOST = HostCosts(0.0, 0.0, 0.0)

@@ -8,8 +8,8 @@ Before anything is served, two texts are run both ways:
     step 4   a drafted tree after the first text, in place of the chain
 
 In transformers every path of the tree is a text of its own. The reference is its eager attention, which
-computes each text in one piece. A second run of transformers computes the texts in pieces over its cache, by
-SDPA, or by eager attention in a wider type if the model has no SDPA. The difference between these two runs
+computes each text in one piece. A second run of transformers computes the texts in pieces over its cache. It
+uses SDPA, or eager attention in a wider type if the model has no SDPA. The difference between these two runs
 shows the effect of rounding on this model in its type. Ours may differ from the reference by a few times that
 difference.
 

@@ -23,8 +23,8 @@ Run = Callable[[Sequence[Feed]], Tensor]  # returns logits [num_logits, vocab_si
 WINDOW = 8  # positions to which a sliding window is shortened
 HEAD = -1  # layer number that stands for the logits
 WIDE = "outrider_wide_eager"
-# Precision of inputs that are rounded to 8 bits: one step, relative to a third of a row's largest number, a
-# usual size of its numbers. Earlier rounding decides how a number near the middle of two steps is rounded.
+# Precision of inputs that are rounded to 8 bits: one step, relative to a third of a row's largest number,
+# their usual size. Earlier rounding decides how a number near the middle of two steps is rounded.
 INT8_PRECISION = 3 / LARGEST_INT8
 WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
 
