@@ -29,7 +29,7 @@ from outrider.engine.settings import Quantization
 GROUP = 32  # weights of one output that share a scale in 4 bit
 LARGEST_INT4 = 15
 OUTPUTS_INT4 = 16  # a layer in 4 bit has a multiple of this number of outputs on a CPU
-SMALLEST_SCALE = 1e-12  # scale in place of 0, if all weights or inputs are equal
+SMALLEST_SCALE = 1e-12  # scale in place of 0
 TRIED_ROWS = 5  # more than the one or two rows for which kernels have special paths
 
 
