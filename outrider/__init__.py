@@ -1,7 +1,7 @@
 """Serves a large language model faster without changing a word it says.
 
-``from outrider import Client`` is for those who ask a service. The client brings gRPC, which most of this
-package does without, so it is imported when it is asked for.
+``from outrider import Client`` gives the client of a running service. It is imported on first use, because
+it needs gRPC and most of this package does not.
 """
 
 from importlib import import_module

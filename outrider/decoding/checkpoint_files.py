@@ -25,7 +25,7 @@ def read(source: str, name: str) -> str | None:
 
 
 def read_json(source: str, name: str) -> dict[str, Any]:
-    """Returns a file's fields; none if there is no such file."""
+    """Returns the fields of a JSON file; an empty dict if there is no such file."""
     found: dict[str, Any] = json.loads(read(source, name) or "{}")
     return found
 

@@ -7,14 +7,14 @@ from functools import cached_property
 
 from msgspec import Struct
 
-MAX_NODES = 1024  # nodes of a verified Draft, with what was prepared to follow it
-SUM_TOLERANCE = 1e-3  # difference of the probabilities' sum from 1
+MAX_NODES = 1024  # most nodes of a verified Draft, with the branches that draft-ahead adds
+SUM_TOLERANCE = 1e-3  # largest accepted difference between the sum of probabilities and 1
 ROOT = -1  # parent of a node that follows the last committed token
 
 
 @dataclass(frozen=True)
 class SparseProbs:
-    """Distribution from which a drafted token was sampled: only its support is kept."""
+    """Distribution from which a drafted token was sampled, stored on its support only."""
 
     token_ids: tuple[int, ...]  # [support]
     probs: tuple[float, ...]  # [support], sums to 1
@@ -25,7 +25,7 @@ class SparseProbs:
         drawn: drafted token.
 
         Raises:
-            ValueError: this is no distribution over the vocabulary, or the token is not in its support.
+            ValueError: this is not a distribution over the vocabulary, or the token is not in its support.
         """
         if not len(self.token_ids) == len(self.probs) == len({*self.token_ids}):
             raise ValueError("draft_probs: each token id must occur once, with its probability")
@@ -42,13 +42,13 @@ class SparseProbs:
 
 @dataclass(frozen=True)
 class Draft:
-    """Draft: proposed tokens as a tree whose parents come before their children.
+    """Proposed tokens as a tree in which each parent comes before its children.
 
     Node i holds ``tokens[i]`` and follows node ``parents[i]``, or the last committed token if that is ROOT.
-    ``draft_probs[i]`` is given under rejection sampling and block verification only (chains).
+    ``draft_probs`` is given only for chains, under rejection sampling and block verification.
 
     Raises:
-        ValueError: lengths differ, a parent does not come first, or siblings repeat a token.
+        ValueError: lengths differ, a parent does not precede its child, or siblings hold the same token.
     """
 
     tokens: tuple[int, ...] = ()
@@ -86,7 +86,7 @@ class Draft:
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """Depth of each node: the number of nodes before it on its path; its position is base + depth."""
+        """Depth of each node: the number of its ancestors. The position of a node is base + depth."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(0 if parent == ROOT else depths[parent] + 1)
@@ -98,7 +98,7 @@ class Draft:
         return len(self) if self.is_chain else max(self.depths, default=-1) + 1
 
     def path(self, node: int) -> tuple[int, ...]:
-        """Returns the nodes from the root down to ``node``, itself included; none for ROOT."""
+        """Returns the nodes on the path from the root to ``node``, inclusive; empty for ROOT."""
         nodes: list[int] = []
         while node != ROOT:
             nodes.append(node)
@@ -106,7 +106,7 @@ class Draft:
         return tuple(reversed(nodes))
 
     def child(self, node: int, token: int) -> int | None:
-        """Returns the child of ``node`` (or of ROOT) that holds ``token``; None: there is no such child."""
+        """Returns the child of ``node`` (or of ROOT) that holds ``token``; None if there is no such child."""
         return self._children.get((node, token))
 
     @cached_property
@@ -115,7 +115,7 @@ class Draft:
 
     @cached_property
     def chain_length(self) -> int:
-        """Number of nodes of the leading chain; the nodes behind it are alternatives."""
+        """Number of nodes of the leading chain; the nodes after it are alternatives."""
         return next((node for node, parent in enumerate(self.parents) if parent != node - 1), len(self))
 
     def up_to(self, depth: int) -> "Draft":
@@ -125,13 +125,13 @@ class Draft:
         return self.part(ROOT, [node for node, before in enumerate(self.depths) if before < depth])
 
     def leading(self, count: int) -> "Draft":
-        """Returns the Draft of the first nodes."""
+        """Returns the Draft of the first ``count`` nodes."""
         if count >= len(self):
             return self
         return Draft(self.tokens[:count], self.parents[:count], self.draft_probs[:count])
 
     def below(self, node: int) -> list[int]:
-        """Returns the nodes below ``node``, or ROOT, at any distance, in order."""
+        """Returns all descendants of ``node`` (or of ROOT), in order."""
         found = {node}
         for later in range(node + 1, len(self)):
             if self.parents[later] in found:
@@ -139,7 +139,7 @@ class Draft:
         return sorted(found - {node})
 
     def part(self, node: int, below: Sequence[int]) -> "Draft":
-        """Returns the part below ``node`` as a Draft. ``below``: the nodes of that part."""
+        """Returns the nodes ``below``, all of them descendants of ``node``, as a Draft of their own."""
         index = {node: ROOT} | {later: place for place, later in enumerate(below)}
         return Draft(
             tuple(self.tokens[later] for later in below),
@@ -148,7 +148,7 @@ class Draft:
         )
 
     def after(self, tokens: Sequence[int]) -> "Draft":
-        """Returns the rest of the Draft once ``tokens`` are committed; empty if no path holds them."""
+        """Returns what is left of the Draft after ``tokens`` are committed; empty if no path holds them."""
         if not tokens:
             return self
         path = self.path_of(tokens)
@@ -158,7 +158,7 @@ class Draft:
         return self.part(node, self.below(node))
 
     def path_of(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Returns the nodes that ``tokens`` begin with, root first."""
+        """Returns the longest path whose tokens are a prefix of ``tokens``, root first."""
         path: list[int] = []
         for token in tokens:
             node = self.child(path[-1] if path else ROOT, token)
@@ -178,7 +178,7 @@ class Draft:
 
 
 class Verdict(Struct, frozen=True):
-    """Verdict on a Draft: the tokens of its accepted nodes are emitted, and then the target's own token."""
+    """Verdict on a Draft: its accepted nodes, and the tokens that are emitted."""
 
     accepted: tuple[int, ...]  # nodes along the accepted path, root first
-    tokens: tuple[int, ...]  # emitted token ids: of accepted nodes, forced, the target's own
+    tokens: tuple[int, ...]  # emitted token ids: accepted nodes, forced tokens, the target's own token

@@ -1,7 +1,8 @@
-"""Grammars: which tokens may come next in an answer of a given form. Torch-free.
+"""Grammars: which tokens may come next in an answer with a prescribed structure. Torch-free.
 
-A grammar is a text that llguidance takes: a JSON schema, a regular expression or a grammar in Lark, wrapped
-by its own functions. The text alone decides, so the target, a draft and a restarted worker agree.
+A grammar is a string that llguidance accepts: a JSON schema, a regular expression or a Lark grammar, wrapped
+by llguidance's own functions. The allowed tokens depend on this string and the answer so far, and on nothing
+else. So the target, a draft and a restarted worker agree.
 """
 
 import re
@@ -17,15 +18,16 @@ from numpy.typing import NDArray
 
 from outrider.decoding.draft import ROOT, Draft, SparseProbs
 
-Mask = NDArray[np.int32]  # [ceil(vocab_size / 32)], a set bit for each token that may come, lowest bits first
+Mask = NDArray[np.int32]  # [ceil(vocab_size / 32)], a set bit for each allowed token, lowest bits first
 
 MAX_GRAMMAR = 2**17  # characters
-MAX_FORCED = 16  # forced tokens that are verified at a time, beyond the drafted tokens
-MASKS_S = 0.01  # processor time for the masks of one Draft, which is cut if they would take longer
-FIRST_TOKENS = 4  # tokens, taken from a new grammar to see what it needs
-MAX_REASON = 300  # characters of the reason of a refusal, which may quote all of a grammar
-# A grammar that needs more is refused, or fails its own sequence. The limits bound a step: 100,000 of lexer
-# fuel take about 7 ms, 20,000 items 1 ms, and 20,000 states about 40 MB.
+MAX_FORCED = 16  # most forced tokens that are added to one Draft
+MASKS_S = 0.01  # seconds of CPU time for the masks of one Draft; the Draft is truncated to stay within it
+FIRST_TOKENS = 4  # tokens that a new grammar consumes on trial, to find limits that it exceeds late
+MAX_REASON = 300  # most characters of an error message, which may quote the whole grammar
+# A grammar that exceeds a limit is refused when it is compiled, or fails its own sequence later. The limits
+# bound the cost of a step: 100,000 units of lexer fuel take about 7 ms, and 20,000 items about 1 ms. 20,000
+# states take about 40 MB.
 LIMITS: Final = LLParserLimits(
     step_lexer_fuel=100_000,
     step_max_items=20_000,
@@ -36,16 +38,16 @@ LIMITS: Final = LLParserLimits(
 
 
 class GrammarError(ValueError):
-    """A grammar cannot be compiled, or needs too much."""
+    """A grammar cannot be compiled, exceeds a limit, or contradicts the committed tokens."""
 
 
 def token_table(tokenizer: str, vocab_size: int, end_token_ids: Iterable[int] = ()) -> LLTokenizer:
-    """Returns a vocabulary for grammars. It takes two seconds for 131k tokens, and the interpreter lock.
+    """Returns a vocabulary for grammars. This takes two seconds for 131k tokens, and holds the GIL.
 
     Args:
-        tokenizer: tokenizer.json.
+        tokenizer: text of tokenizer.json.
         vocab_size: size of the model's vocabulary, whose embeddings may be padded.
-        end_token_ids: end tokens of the model; none: those of the tokenizer.
+        end_token_ids: end tokens of the model; if empty, the tokenizer's end token.
     """
     ends = sorted(end_token_ids)
     known = LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends or None, slices=[])
@@ -53,10 +55,11 @@ def token_table(tokenizer: str, vocab_size: int, end_token_ids: Iterable[int] = 
 
 
 class _Spelling:
-    """Vocabulary as the library reads it, in which no text becomes a mark.
+    """Vocabulary for llguidance whose tokenizer never turns text into a mark.
 
-    Marks are added tokens like <tool_call>. To the library a mark is no text, but its own tokenizer turns
-    forced text that looks like a mark into it. Then the library would refuse the only token that may come.
+    A mark is an added special token such as <tool_call>. llguidance does not match a mark as text, but its
+    own tokenizer turns forced text that spells a mark into the mark. It would then refuse the only allowed
+    token.
     """
 
     bos_token_id = None
@@ -70,7 +73,7 @@ class _Spelling:
         self._marks = {*self.special_token_ids}
 
     def __call__(self, text: bytes) -> list[int]:
-        """Returns the tokens of a text. A mark's text is cut behind its first character."""
+        """Returns the tokens of a text. Text that spells a mark is split after its first character."""
         tokens = self._known.tokenize_bytes(text)
         marks = {self.tokens[token].decode() for token in tokens if token in self._marks}
         if not marks:
@@ -86,17 +89,17 @@ class _Spelling:
 
 
 def compiled(grammar: str, tokens: LLTokenizer) -> LLMatcher:
-    """Compiles a grammar. Other threads run meanwhile; LIMITS bound the work.
+    """Compiles a grammar. Other threads can run meanwhile; LIMITS bound the work.
 
     Raises:
-        GrammarError: it cannot be; the message says why.
+        GrammarError: the grammar cannot be compiled; the message says why.
     """
     if len(grammar) > MAX_GRAMMAR:
         raise GrammarError(f"{len(grammar)} characters, at most {MAX_GRAMMAR} are accepted")
     matcher = LLMatcher(tokens, grammar, log_level=0, limits=LIMITS)
     _check(matcher)
     copy = matcher.deep_copy()
-    for _ in range(FIRST_TOKENS):  # some grammars need too much only on the way
+    for _ in range(FIRST_TOKENS):  # some grammars exceed a limit only after a few tokens
         mask = np.frombuffer(copy.compute_bitmask(), np.uint8)
         lowest = int(np.unpackbits(mask, bitorder="little").argmax())
         has_gone_on = not copy.is_error() and copy.try_consume_tokens([lowest])
@@ -108,42 +111,42 @@ def compiled(grammar: str, tokens: LLTokenizer) -> LLMatcher:
 
 @dataclass(frozen=True)
 class Constrained:
-    """Draft without nodes that a grammar refuses, and with the tokens that it forces after the chain."""
+    """Draft without the nodes that a grammar refuses, plus the tokens that it forces after the chain."""
 
     draft: Draft
-    kept: tuple[int, ...]  # leading nodes, by their numbers in the given Draft
+    kept: tuple[int, ...]  # nodes of the given Draft that are the first nodes of ``draft``, in this order
     forced: tuple[int, ...]  # nodes of the given Draft that the grammar forces
 
 
 class Matcher:
-    """Follows one answer: takes committed tokens, and looks from there along drafted tokens."""
+    """Grammar state of one answer: consumes committed tokens, and tries drafted tokens after them."""
 
     def __init__(self, compiled: LLMatcher, vocab_size: int, end_token_ids: frozenset[int]) -> None:
-        """Begins an answer.
+        """Creates the state at the beginning of an answer.
 
         Args:
-            compiled: grammar at the beginning of an answer; it is not changed.
-            end_token_ids: ends of the generation, after which nothing of the grammar follows.
+            compiled: grammar in its initial state; it is not modified.
+            end_token_ids: tokens that end the generation; the grammar does not continue after them.
         """
         self._compiled = compiled
-        self._committed, self._tokens = compiled.deep_copy(), list[int]()  # the committed tokens
-        self._drafted, self._path = compiled.deep_copy(), list[int]()  # and drafted tokens after those
+        self._committed, self._tokens = compiled.deep_copy(), list[int]()  # state after the committed tokens
+        self._drafted, self._path = compiled.deep_copy(), list[int]()  # state after drafted tokens too
         self._vocab_size = vocab_size
         self._words = -(-vocab_size // 32)
         self._ends = end_token_ids
-        self._mask_s = 0.0  # processor seconds of a recent mask
+        self._mask_s = 0.0  # seconds of CPU time per mask, at the last call of ``masks``
 
     def at_beginning(self, vocab_size: int) -> "Matcher":
         """Returns a matcher of another answer under the same grammar, for a model with this vocabulary."""
         return Matcher(self._compiled, vocab_size, self._ends)
 
     def masks(self, generated: list[int], draft: Draft, nodes: Iterable[int]) -> list[Mask | None]:
-        """Returns the mask after each of the Draft's nodes, or ROOT; None if no answer comes that way.
+        """Returns the mask after each of these nodes, or ROOT; None if the grammar refuses a node's path.
 
         generated: committed tokens, without the prompt.
 
         Raises:
-            GrammarError: the committed tokens contradict the grammar, or it asks for too much.
+            GrammarError: the committed tokens contradict the grammar, or it exceeds a limit.
         """
         started = time.thread_time()
         self._commit(generated)
@@ -161,7 +164,7 @@ class Matcher:
         return allows(self._mask(), token)
 
     def forced(self, generated: list[int], drafted: list[int]) -> list[int]:
-        """Returns the tokens that must follow these tokens, as long as only one token may.
+        """Returns the forced continuation of these tokens: each token of it is the only allowed token.
 
         Raises:
             GrammarError: as ``masks``.
@@ -174,14 +177,15 @@ class Matcher:
     def constrained(
         self, generated: list[int], draft: Draft, room: int, has_probs: bool = False
     ) -> Constrained:
-        """Returns the part of a Draft that the grammar allows, and the tokens that must follow its chain.
+        """Returns the part of a Draft that the grammar allows, plus the forced tokens after its chain.
 
-        Rejection sampling and block verification keep the target's distribution only if they refuse drawn
-        tokens themselves. So they get the first token that the grammar refuses, with probability 0.
+        Rejection sampling and block verification preserve the target's distribution only if they refuse
+        sampled tokens themselves. So the first token that the grammar refuses stays in the Draft for them.
+        The target gives it probability 0.
 
         Args:
             room: most nodes of the result.
-            has_probs: whether it carries ``draft_probs``: every rule but coupled verification needs them.
+            has_probs: whether the Draft has ``draft_probs``, as every rule but coupled verification needs.
 
         Raises:
             GrammarError: as ``masks``.
@@ -190,7 +194,7 @@ class Matcher:
         if self._mask_s * (len(draft) + MAX_FORCED) > MASKS_S:
             affordable = int(MASKS_S / self._mask_s)
             draft, room = draft.leading(affordable), min(room, affordable)
-        following = {ROOT: self._drafted.compute_ff_tokens()}  # tokens that must follow each kept node
+        following = {ROOT: self._drafted.compute_ff_tokens()}  # forced tokens after each kept node
         forced, refused = [], []
         for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
             if parent not in following:
@@ -211,17 +215,17 @@ class Matcher:
         return Constrained(seen, tuple(kept), tuple(forced))
 
     def _forced_after(self, token: int) -> list[int]:
-        """Returns the forced tokens after the token; none if the token ends the generation."""
+        """Returns the forced tokens after this token; empty if the token ends the generation."""
         return [] if token in self._ends else self._drafted.compute_ff_tokens()
 
     def _may_end_with(self, path: list[int]) -> bool:
-        """Whether its last token may follow the tokens before it."""
+        """Whether the last token of the path may follow the tokens before it."""
         if path[-1] not in self._ends:
             return self._go(path)
         return self._go(path[:-1]) and allows(self._mask(), path[-1])
 
     def _commit(self, generated: list[int]) -> None:
-        """Stands after these tokens, and after no drafted tokens."""
+        """Moves both states to the end of these committed tokens."""
         if self._tokens != generated[: len(self._tokens)]:
             self._committed, self._tokens = self._compiled.deep_copy(), []
         has_moved = self._take(self._committed, self._tokens, generated)
@@ -231,19 +235,19 @@ class Matcher:
             raise GrammarError(f"token {len(self._tokens)} of the answer contradicts its grammar")
 
     def _go(self, path: list[int]) -> bool:
-        """Stands after ``path``, which follows the committed tokens; False if the grammar refuses it.
+        """Moves the drafted state along ``path`` after the committed tokens; False if it is refused.
 
-        A branch is followed on a copy: after ``rollback`` the library (1.9.1) can take the mask of the branch
-        that was left for that of the next.
+        Each branch is followed on a copy. After ``rollback``, llguidance 1.9.1 can return the mask of the
+        previous branch for the next branch.
         """
         if self._path != path[: len(self._path)]:
             self._drafted, self._path = self._committed.deep_copy(), []
         return self._take(self._drafted, self._path, path)
 
     def _take(self, matcher: LLMatcher, taken: list[int], tokens: list[int]) -> bool:
-        """Leads a matcher from after ``taken`` on to ``tokens``; False if the grammar refuses those."""
+        """Feeds a matcher the tokens after ``taken``, which grows; False if the grammar refuses a token."""
         for token in tokens[len(taken) :]:
-            if token in self._ends or token >= self._vocab_size:  # the library cannot go on after these
+            if token in self._ends or token >= self._vocab_size:  # the library cannot consume such a token
                 return False
             if matcher.try_consume_tokens([token]) != 1:
                 return False
@@ -262,7 +266,7 @@ def allows(mask: Mask, token: int) -> bool:
 
 
 def _tokens_to(draft: Draft, node: int) -> list[int]:
-    """Returns the tokens on the path to a node, its own included."""
+    """Returns the tokens on the path to a node, including its own token."""
     return [draft.tokens[above] for above in draft.path(node)]
 
 
@@ -276,7 +280,7 @@ def _end_of_chain(draft: Draft, kept: Sequence[int]) -> int:
 
 
 def _with_chain(draft: Draft, kept: Sequence[int], end: int, tokens: Sequence[int], has_probs: bool) -> Draft:
-    """Returns the kept Draft with these certain tokens after the node that was ``end``."""
+    """Returns the kept Draft plus these tokens, with probability 1, after the node that was ``end``."""
     if not tokens:
         return draft
     first = len(draft)
@@ -286,6 +290,6 @@ def _with_chain(draft: Draft, kept: Sequence[int], end: int, tokens: Sequence[in
 
 
 def _check(matcher: LLMatcher) -> None:
-    """Raises GrammarError if the matcher is in a state that it cannot leave."""
+    """Raises GrammarError if the matcher is in its error state, which is final."""
     if matcher.is_error():  # the library's message may end with the state of its parser
         raise GrammarError(matcher.get_error().partition("\n<")[0].strip()[:MAX_REASON])

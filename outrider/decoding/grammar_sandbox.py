@@ -1,10 +1,12 @@
-"""Compiles new grammars where nothing else can be harmed: the compiler is native code, fed by callers.
+"""Compiles new grammars in a sandbox process: callers supply them, and the compiler is native code.
 
-A grammar can overflow the stack of the thread that compiles it, take minutes, or take all memory. Here it
-does so in a process of its own, with bounds. A grammar that passes is compiled again by the process that
-needs it, in a thread with more stack. Following an answer takes no more stack, however deep a grammar is.
+A grammar can overflow the stack of the thread that compiles it, run for minutes, or exhaust memory. In the
+sandbox this harms only a process of its own, which has limits. A grammar that passes is compiled again by the
+process that needs it, in a thread with a larger stack. Matching an answer needs no larger stack, however deep
+the grammar is.
 
-``grammar_sandbox_main`` is the program: it reads the vocabulary once, and forks itself for each grammar.
+``grammar_sandbox_main`` is the program of that process: it reads the vocabulary once, and forks itself for
+each grammar.
 """
 
 import json
@@ -25,12 +27,12 @@ from typing import Any
 
 from outrider.decoding.grammar import MAX_GRAMMAR, GrammarError
 
-STACK = 16 * 2**20  # bytes for a grammar; chains of 2,000 rules take about 8 MB
+STACK = 16 * 2**20  # bytes, for compiling a grammar; a chain of 2,000 rules takes about 8 MB
 # Bytes of address space that a grammar may add. The largest accepted grammars take about 200 MB.
 MEMORY = 512 * 2**20
-# Seconds for an answer. Processor time is bounded too, so only a stalled machine takes longer.
+# Timeout of an answer in seconds. CPU time is limited too, so only a stalled machine exceeds it.
 LONGEST_WAIT_S = 120.0
-JOIN_S = 5.0  # seconds for the program to end by itself
+JOIN_S = 5.0  # seconds that the program has to exit before it is killed
 FOLDER = Path(__file__).parents[2]
 
 
@@ -38,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class SandboxError(RuntimeError):
-    """The program of the sandbox was lost, and its successor too."""
+    """The sandbox was closed, or its program was lost twice for one grammar."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class SandboxVocabulary:
 
 
 class GrammarSandbox:
-    """Process that compiles grammars, begun at the first. It ends with this object, and with this process."""
+    """Process that compiles grammars, started on first use. Ends with this object or the parent process."""
 
     def __init__(self, vocabulary: SandboxVocabulary) -> None:
         self._vocabulary = vocabulary
@@ -73,18 +75,18 @@ class GrammarSandbox:
             return self._program
 
     def run(self, grammar: str, processor_s: int) -> int:
-        """Returns the most bytes of memory that the grammar took. Any thread may call it; it waits.
+        """Compiles a grammar and returns the bytes by which it raised peak memory. Blocks; thread-safe.
 
         Args:
-            processor_s: seconds of processor time that the grammar may take.
+            processor_s: seconds of CPU time that the grammar may take.
 
         Raises:
-            GrammarError: the grammar cannot be compiled, or takes too much; the message says what.
-            SandboxError: the result is not known.
+            GrammarError: the grammar cannot be compiled, or exceeds a limit; the message says which.
+            SandboxError: the sandbox was closed or lost, so the result is unknown.
         """
         if len(grammar) > MAX_GRAMMAR:
             raise GrammarError(f"{len(grammar)} characters, at most {MAX_GRAMMAR} are accepted")
-        for _ in range(2):  # a lost program is started once more
+        for _ in range(2):  # a lost program is restarted once
             program = self._running()
             with suppress(OSError):
                 if answer := program.ask(grammar, processor_s):
@@ -94,7 +96,7 @@ class GrammarSandbox:
         raise SandboxError("the sandbox of grammars was lost twice")
 
     def close(self) -> None:
-        """Ends the program and its forks. Closing twice does nothing more."""
+        """Ends the program and its forks. Idempotent."""
         with self._lock:
             self._is_closed = True
             if self._program is not None:
@@ -102,7 +104,7 @@ class GrammarSandbox:
 
 
 class _Program:
-    """Process of the program, and the socket on which it hangs: when the socket closes, the process ends."""
+    """Process of the program, and its control socket: the process exits when the socket closes."""
 
     def __init__(self, vocabulary: SandboxVocabulary) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -125,7 +127,7 @@ class _Program:
         return self.end.alive and self._process.poll() is None
 
     def ask(self, grammar: str, processor_s: int) -> bytes:
-        """Returns the answer, empty if the process is lost. Raises OSError."""
+        """Sends a grammar and returns the answer, empty if the process is lost. Raises OSError."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs, _file(grammar.encode()) as file:
@@ -148,7 +150,7 @@ def _end(control: socket.socket, process: "subprocess.Popen[bytes]") -> None:
 
 @contextmanager
 def _file(content: bytes) -> Iterator[int]:
-    """Returns the descriptor of a file in memory with this content, for another process."""
+    """Yields the descriptor of an in-memory file with this content, to be passed to another process."""
     descriptor = os.memfd_create("grammar")
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:
@@ -170,5 +172,5 @@ def _bytes(answer: dict[str, Any], processor_s: int) -> int:
             raise GrammarError(f"takes more than {processor_s} s of processor time to compile")
         case {"signal": signal.SIGSEGV | signal.SIGBUS}:
             raise GrammarError("refers to its own parts too deeply: fewer of them in a chain are accepted")
-        case _:  # the library ends the process without memory, and so does the kernel
+        case _:  # out of memory: the library aborts, or the kernel kills the process
             raise GrammarError(f"takes more than {MEMORY // 2**20} MiB to compile")

@@ -1,8 +1,8 @@
 """``python -m outrider.decoding.grammar_sandbox_main CONTROL VOCABULARY``: compiles grammars, each in a fork.
 
-CONTROL is a socket: each message brings a connection and a grammar, both as descriptors. VOCABULARY is a
-file. The process has one thread and compiles nothing itself, so a fork of it is whole, and cheap. It ends
-when CONTROL closes, and the kernel ends its forks with it.
+CONTROL is the descriptor of a socket; each of its messages carries the descriptors of a connection and of a
+grammar. VOCABULARY is the descriptor of a file. The process is single-threaded and compiles nothing itself,
+so forking it is safe and cheap. It exits when CONTROL closes, and the kernel then kills its forks.
 """
 
 import gc
@@ -23,18 +23,18 @@ from outrider.decoding.grammar import GrammarError, compiled, token_table
 from outrider.decoding.grammar_sandbox import MEMORY, STACK, SandboxVocabulary
 from outrider.decoding.parent_process import end_with
 
-NICENESS = 10  # nice value: running answers come before grammars
-MAX_MESSAGE = 16  # bytes: digits of seconds
+NICENESS = 10  # nice value: serving has priority over compiling
+MAX_MESSAGE = 16  # bytes; a message is a number of seconds in decimal digits
 
 
 class Program:
-    """Forks for each message, and reports a fork that a signal ended."""
+    """Forks for each message, and reports a fork that was killed by a signal."""
 
     def __init__(self, control: socket.socket, tokens: LLTokenizer) -> None:
         self._control = control
         self._tokens = tokens
         self._running: dict[int, socket.socket] = {}  # connections by process id
-        # A connection that is closed here stays open in a fork, and epoll would go on reporting it.
+        # Not epoll: it would keep reporting a connection that is closed here and still open in a fork.
         self._selector = selectors.PollSelector()
         self._woken, waking = socket.socketpair()
         waking.setblocking(False)
@@ -58,7 +58,7 @@ class Program:
             self._reap()
 
     def _take(self) -> bool:
-        """Begins with a grammar; returns False if there will be no more."""
+        """Receives a grammar and forks for it; returns False if the control socket has closed."""
         message, (*descriptors,), _, _ = socket.recv_fds(self._control, MAX_MESSAGE, 2)
         if not message:
             return False
@@ -76,9 +76,9 @@ class Program:
         return True
 
     def _abandon(self, process: int) -> None:
-        """Ends the fork of a caller that has left or has its answer."""
+        """Kills the fork of a caller that has disconnected or has its answer."""
         self._selector.unregister(self._running[process])
-        os.kill(process, signal.SIGKILL)  # it is not yet reaped, so the id is its own
+        os.kill(process, signal.SIGKILL)  # the fork is not reaped yet, so its process id was not reused
 
     def _reap(self) -> None:
         for process in [*self._running]:
@@ -96,7 +96,7 @@ class Program:
 def _compile(grammar: int, tokens: LLTokenizer, processor_s: int, connection: socket.socket) -> None:
     """Compiles the grammar, reports the result, and ends this process."""
     with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stderr.fileno())  # the library may write parts of a grammar there
+        os.dup2(nowhere.fileno(), sys.stderr.fileno())  # the library may write parts of a grammar to stderr
     with os.fdopen(grammar, encoding="utf-8") as file:
         text = file.read()
     space, resident = _memory()
@@ -122,12 +122,12 @@ def _compile(grammar: int, tokens: LLTokenizer, processor_s: int, connection: so
 
 
 def _tell(connection: socket.socket, answer: dict[str, str | int]) -> None:
-    with suppress(OSError):  # the caller may have left
+    with suppress(OSError):  # the caller may have disconnected
         connection.sendall(json.dumps(answer).encode())
 
 
 def _memory() -> tuple[int, int]:
-    """Returns bytes of address space of this process, and the most memory it had."""
+    """Returns the address space and the peak resident memory of this process, in bytes."""
     with open("/proc/self/status", encoding="ascii") as file:
         fields = dict(line.split(":", 1) for line in file)
     space, most = (int(fields[name].split()[0]) * 2**10 for name in ("VmSize", "VmHWM"))
@@ -136,12 +136,12 @@ def _memory() -> tuple[int, int]:
 
 def main(arguments: list[str]) -> None:
     control, file = map(int, arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent process
     os.nice(NICENESS)
     with os.fdopen(file, "rb") as content:
         known: SandboxVocabulary = pickle.load(content)
     tokens = token_table(known.tokenizer, known.vocab_size, known.end_token_ids)
-    gc.freeze()  # memory that forks share is not written to
+    gc.freeze()  # the collector must not write to memory that forks share
     Program(socket.socket(fileno=control), tokens).run()
 
 

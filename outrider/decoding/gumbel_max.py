@@ -1,4 +1,4 @@
-"""The best tokens under logits plus keyed Gumbel noise: first the sample, then its alternatives."""
+"""Best tokens by logits plus keyed Gumbel noise: the sampled token first, then its alternatives."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,19 +11,19 @@ from outrider.decoding.choice_context import ChoiceContext
 from outrider.decoding.noise import gumbel, gumbel_at, gumbel_bound
 from outrider.decoding.penalties import BANNED
 
-_BLOCK = 64  # tokens whose bounds are looked at together
-_FIRST_BLOCKS = 8  # blocks looked at first; they nearly always hold the best tokens
-_MORE_BLOCKS = 8  # times as many blocks if the first did not
-_FEW = 1024  # tokens that a grammar allows: noise for fewer costs less than bounds for all
+_BLOCK = 64  # tokens of a block, which is searched if its largest bound is high enough
+_FIRST_BLOCKS = 8  # blocks searched first; they almost always hold the best tokens
+_MORE_BLOCKS = 8  # factor for the number of blocks if the first blocks did not suffice
+_FEW = 1024  # allowed tokens up to which exact noise costs less than bounds for the whole vocabulary
 
 Best = tuple[Tensor, Tensor]  # token ids, int64, and perturbed logits, float32, both [num_rows, count]
 
 
 def gumbel_max(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> Best:
-    """Returns the tokens with the largest perturbed logits, largest first; among equals the lowest id first.
+    """Returns the tokens with the largest perturbed logits, in descending order; ties go to the lowest id.
 
-    ``processed`` is float32 [num_rows, vocab_size]; the noise is that of (noise key, position), and greedy
-    rows have none.
+    ``processed`` is float32 [num_rows, vocab_size]. The noise is determined by (noise key, position); greedy
+    rows get no noise.
     """
     searches = [_search(row) for row in rows]
     if len(set(searches)) == 1:
@@ -37,7 +37,7 @@ def gumbel_max(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> 
 
 
 def best(values: Tensor, count: int) -> Best:
-    """Returns the largest values of each row, the lowest index first among equals; -inf after all others."""
+    """Returns the largest values of each row, descending, -inf last; ties go to the lowest index."""
     if values.device.type == "cpu":
         return _best_on_host(values.numpy(), count)
     remaining = values
@@ -52,7 +52,7 @@ def best(values: Tensor, count: int) -> Best:
 
 
 def _best_on_host(values: NDArray[np.float32], count: int) -> Best:
-    """Returns what ``best`` does: numpy's argmax is eight times as fast as torch's at a large vocabulary."""
+    """Computes ``best`` in numpy, whose argmax is eight times as fast as torch's at a large vocabulary."""
     rows, remaining = np.arange(len(values)), values
     if count > 1:
         remaining = np.maximum(values, np.finfo(values.dtype).min)  # -inf marks values that were picked
@@ -65,7 +65,7 @@ def _best_on_host(values: NDArray[np.float32], count: int) -> Best:
 
 
 def _search(row: ChoiceContext) -> Callable[[Tensor, Sequence[ChoiceContext], int], Best]:
-    """Searches a row in the cheapest way that its settings allow."""
+    """Returns the cheapest search that the settings of a row allow."""
     sampling = row.sampling
     if row.is_greedy:
         return _greedy
@@ -79,7 +79,7 @@ def _greedy(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> Bes
 
 
 def _of_few(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> Best:
-    """Computes noise only for tokens that the settings have left."""
+    """Searches with noise for only those tokens that the settings have not banned."""
     perturbed = processed.clone()
     at, token_ids = _support(processed)
     perturbed[at, token_ids] += gumbel_at(*_noise_of(rows), at, token_ids)
@@ -87,7 +87,7 @@ def _of_few(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> Bes
 
 
 def _of_all(processed: Tensor, rows: Sequence[ChoiceContext], count: int) -> Best:
-    """Computes exact noise only for blocks of tokens that may hold the best according to a bound."""
+    """Searches with exact noise in only those blocks that may hold the best tokens according to a bound."""
     num_rows, vocab_size = processed.shape
     num_blocks = -(-vocab_size // _BLOCK)
     keys, positions = _noise_of(rows)
@@ -116,10 +116,10 @@ def _tokens_of(blocks: Tensor) -> Tensor:
 
 
 def _support(processed: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns row and token id of every token that may be chosen, both int64 [num_tokens]."""
+    """Returns the row and the token id of every token that may be chosen, both int64 [num_tokens]."""
     num_rows, vocab_size = processed.shape
     width = _BLOCK if vocab_size % _BLOCK == 0 else 1
-    # Few blocks hold such a token, and maxima are cheap.
+    # Few blocks hold such a token, and the maximum of a block is cheap.
     blocks = processed.reshape(num_rows, -1, width)
     at, block = (blocks.amax(dim=2) > BANNED).nonzero(as_tuple=True)
     picked, offset = (blocks[at, block] > BANNED).nonzero(as_tuple=True)

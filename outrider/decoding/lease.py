@@ -5,23 +5,21 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Lease:
-    """A value: a longer one takes its place, and it never shrinks."""
+    """Limits of decoding without the gateway. A renewal replaces the lease, and never shortens it."""
 
-    until: int = 0  # length of the sequence, tokens; 0: the target waits after its Verdict
-    depth: int = 0  # tokens of the Drafts that a target drafter makes meanwhile; 0: none
+    until: int = 0  # length of the sequence in tokens; 0: the target waits after its Verdict
+    depth: int = 0  # tokens of the Drafts that a target drafter makes meanwhile; 0: no Drafts
     alternatives: int = 0  # most alternatives of these Drafts
-    drafter: str = ""  # target drafter that makes them
-    least_survival: float = (
-        0.0  # probability from which a node pays; 0: Drafts have the nodes that were asked for
-    )
+    drafter: str = ""  # name of the target drafter that makes these Drafts
+    least_survival: float = 0.0  # probability of acceptance from which a node pays; 0: all requested nodes
 
     def asks_like(self, other: "Lease") -> bool:
-        """Whether both ask for the same Drafts."""
+        """Whether both leases ask for the same Drafts."""
         drafts = self.depth, self.alternatives, self.drafter
         return drafts == (other.depth, other.alternatives, other.drafter)
 
     def renewed(self, by: "Lease") -> "Lease":
-        """Returns the lease that takes the place of this lease: with other Drafts, and no shorter."""
+        """Returns the lease that replaces this lease: it asks for the Drafts of ``by``, and is no shorter."""
         return replace(by, until=max(self.until, by.until))
 
 

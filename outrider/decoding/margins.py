@@ -1,4 +1,4 @@
-"""Margins of given tokens: how far each is from being the choice under keyed noise. Used by audits."""
+"""Margins of given tokens: how far each token is from being chosen under keyed noise. Used by audits."""
 
 import math
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from outrider.decoding.settings import Sampling
 def margins(logits: Tensor, rows: Sequence[ChoiceContext], tokens: Sequence[int]) -> list[float]:
     """Returns the margin of each row's token, in nats; 0 if the row chooses that token.
 
-    A margin is the least change of differences between logits, after temperature, with which the token would
-    be chosen: it has to beat the rivals, or those have to fall out of top_k, top_p or min_p, or it has to
-    come into these. It is infinite if the settings ban the token whatever the logits are.
+    A margin is the smallest change of differences between logits, after temperature, that makes the token the
+    choice. The token must be kept by top_k, top_p and min_p, and each rival must be beaten or dropped by
+    them. The margin is infinite if the settings ban the token whatever the logits are.
 
     Args:
-        logits: [num_rows, vocab_size] of any float type, all rows finite at their largest.
+        logits: [num_rows, vocab_size] of any float type; the largest logit of each row is finite.
         tokens: [num_rows] token ids.
     """
     found: list[float] = []
@@ -62,7 +62,9 @@ def _distances(logits: Tensor, rows: Sequence[ChoiceContext], tokens: Tensor) ->
 def _inside(values: Tensor, sampling: Sampling) -> Tensor:
     """Returns how far each token is inside of top_k, top_p and min_p, in nats: float32 [vocab_size].
 
-    It is negative outside, and -inf for banned tokens. values: float32 [vocab_size], logits by temperature.
+    The distance is negative for a token outside, and -inf for a banned token.
+
+    values: float32 [vocab_size], logits divided by temperature.
     """
     is_greedy, is_banned = sampling.temperature == 0.0, values == BANNED
     inside = torch.full_like(values, math.inf, dtype=torch.float64)
@@ -78,17 +80,17 @@ def _inside(values: Tensor, sampling: Sampling) -> Tensor:
 def _inside_of_ranks(ordered: Tensor, sampling: Sampling) -> Tensor:
     """Returns how far each rank's token is inside of top_k and top_p: float64 [vocab_size], as ordered.
 
-    A kept token falls out by d nats if there is a rank that d moves out of the truncation, and d moves the
-    token below that rank. A dropped token comes in so too. ordered: float64 [vocab_size], descending.
+    A change of d nats drops a kept token if it moves some rank out of the truncation, and moves the token
+    below that rank. For a dropped token the reverse holds. ordered: float64 [vocab_size], descending.
     """
-    keeps = torch.full_like(ordered, math.inf)  # how far each rank is inside, descending
+    keeps = torch.full_like(ordered, math.inf)  # distance of each rank inside of the truncation, descending
     if sampling.top_k > 0:
         keeps[sampling.top_k :] = BANNED
     if sampling.top_p < 1.0:
         mass = ordered.masked_fill(keeps < 0.0, BANNED).softmax(dim=0)
-        odds = (mass.cumsum(dim=0) - mass).clamp(0.0, 1.0).logit()  # odds of the tokens above
+        odds = (mass.cumsum(dim=0) - mass).clamp(0.0, 1.0).logit()  # log-odds of the mass above each rank
         keeps = torch.minimum(keeps, math.log(sampling.top_p / (1.0 - sampling.top_p)) - odds)
-    # Before the crossing a rank's own distance is the larger, behind it the token's distance from the rank.
+    # Before the crossing a rank's own distance is larger; after it, the token's distance from the rank is.
     crossing = torch.searchsorted(-(keeps + ordered), -ordered)
     none = keeps.new_tensor([math.inf])
     ranks, tokens = torch.cat([none, keeps, -none]), torch.cat([none, ordered, -none])

@@ -1,8 +1,9 @@
-"""Keyed Gumbel noise: a function of noise key, position and token, without state.
+"""Keyed Gumbel noise: a stateless function of noise key, position and token.
 
-A token's 32 random bits, identical on every device and in every batch, are two halves of 16 from different
-Philox streams. The high halves alone bound the noise of a whole vocabulary from above at half the cost. Then
-exact noise is computed for the few tokens that might win. Floating-point steps stay within 2 ulp.
+Each token has 32 random bits, identical on every device and in every batch. They are two halves of 16 bits
+from different Philox streams. The high halves alone give an upper bound on the noise of a whole vocabulary,
+at half the cost. Exact noise is then computed for the few tokens that might win. Floating-point steps stay
+within 2 ulp.
 """
 
 from collections.abc import Sequence
@@ -17,13 +18,13 @@ from outrider.decoding.philox import KEY_STEPS, MULTIPLIERS, ROUNDS, WORD, Purpo
 
 _HALF_BITS = 16
 _TOKENS_PER_BLOCK = 8  # tokens of a Philox block: 128 bits
-_BLOCKS_AT_ONCE = 2**14  # blocks; the data in work then fits the second-level cache of a core
-# A hair under 2^-32: the largest words round up to 2^32, whose product with it is below 1.
+_BLOCKS_AT_ONCE = 2**14  # Philox blocks; the working set then fits the L2 cache of a core
+# Slightly below 2^-32: the largest words round up to 2^32 in float32, and 2^32 * CELL must be below 1.
 CELL = 2.0**-32 * (1 - 2.0**-24)
-_BELOW = 1 - 2.0**-16  # more than rounding can make up for
-_LEAST = 2.0**-34  # below v if the high half is 0
+_BELOW = 1 - 2.0**-16  # factor that outweighs rounding: the result stays below v
+_LEAST = 2.0**-34  # a number below v if the high half is 0
 _WHOLE = Purpose.CHOICE_HIGH, Purpose.CHOICE_LOW
-# What each round adds to both halves of the key: [ROUNDS, 2, 1, 1].
+# Numbers that each round adds to both halves of the key: [ROUNDS, 2, 1, 1].
 _STEPS = (np.arange(ROUNDS)[:, None] * np.array(KEY_STEPS))[:, :, None, None]
 
 Integers = NDArray[np.int64]
@@ -38,8 +39,8 @@ def gumbel(
 ) -> Tensor:
     """Returns standard Gumbel noise, float32 [num_rows, vocab_size].
 
-    It is -log(-log(1 - v)) with v = (word + 0.5) / 2^32. The likely winners of argmax(logits + noise) have
-    small v, for which float32 keeps all 32 bits of the word.
+    The noise is -log(-log(1 - v)) with v = (word + 0.5) / 2^32. The likely winners of argmax(logits + noise)
+    have small v, for which float32 keeps all 32 bits of the word.
     """
     return _to_gumbel_(_bits(keys, positions, _WHOLE, vocab_size, device))
 
@@ -52,9 +53,9 @@ def gumbel_at(keys: Sequence[int], positions: Sequence[int], rows: Tensor, token
 def gumbel_bound(
     keys: Sequence[int], positions: Sequence[int], vocab_size: int, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """Returns an upper bound of gumbel() that is close if it is large: float32 [num_rows, vocab_size].
+    """Returns an upper bound of gumbel() that is tight for large values: float32 [num_rows, vocab_size].
 
-    The bound is -log(1 - v) >= v, with the high half of v alone.
+    The bound is -log(u), with u < v from the high half of v alone. It holds because -log(1 - v) >= v.
     """
     bound = _bits(keys, positions, _WHOLE[:1], vocab_size, device)
     return bound.mul_(2.0**-_HALF_BITS * _BELOW).add_(_LEAST).log_().neg_()
@@ -64,8 +65,8 @@ def words_at(keys: Sequence[int], positions: Sequence[int], rows: Tensor, token_
     """Returns the tokens' 32 random bits: int64 [num_pairs].
 
     The high half of token 8k + j is the j-th group of 16 bits of the Philox block with the counter
-    (k, position, 0, CHOICE_HIGH), its words lined up as second, first, fourth, third, lowest bits first. The
-    low half is found in the same way under CHOICE_LOW.
+    (k, position, 0, CHOICE_HIGH). The words of the block are taken in the order second, first, fourth, third,
+    least significant bits first. The low half is taken in the same way from the counter with CHOICE_LOW.
     """
     streams = torch.from_numpy(_streams(keys, positions, _WHOLE)).to(rows.device)
     left, right = _philox(streams[..., rows], token_ids // _TOKENS_PER_BLOCK)
@@ -85,7 +86,7 @@ def _bits(
 ) -> Tensor:
     """Returns 16 bits of each token for each purpose, joined to one integer: float32 [num_rows, vocab_size].
 
-    The bits of the first purpose are the highest.
+    The bits of the first purpose are the most significant.
     """
     streams = _streams(keys, positions, purposes)[..., None]
     num_blocks = -(-vocab_size // _TOKENS_PER_BLOCK)
@@ -103,13 +104,13 @@ def _bits(
 
 
 def _on(device: torch.device, streams: Integers, blocks: Integers) -> Tensor:
-    if device.type == "cpu":  # operations of numpy start in a fraction of the time of torch's
+    if device.type == "cpu":  # numpy has much less overhead per operation than torch
         return torch.from_numpy(_philox(streams, blocks))
     return _philox(torch.from_numpy(streams).to(device), torch.from_numpy(blocks).to(device))
 
 
 def _streams(keys: Sequence[int], positions: Sequence[int], purposes: Sequence[Purpose]) -> Integers:
-    """Returns the state of Philox after its first round, the token left out, and the keys of later rounds.
+    """Returns the Philox state after the first round, still without the token, and the keys of later rounds.
 
     int64 [ROUNDS, 2, num_purposes, num_rows]. Two words are packed into an int64, the first in the high half,
     so that a 64-bit product is the next pair.
@@ -118,7 +119,7 @@ def _streams(keys: Sequence[int], positions: Sequence[int], purposes: Sequence[P
     streams[:, 0] = key = np.array(keys, np.uint64).view(np.int64)
     streams[:, 1] = key >> 32
     streams += _STEPS
-    streams <<= 32  # the high bits go
+    streams <<= 32  # drops the high bits: words have 32 bits
     streams[0, 0] ^= np.array(positions, np.int64) << 32
     streams[0, 1] ^= np.array(purposes, np.int64)[:, None] << 32
     return streams
@@ -127,8 +128,8 @@ def _streams(keys: Sequence[int], positions: Sequence[int], purposes: Sequence[P
 def _philox(streams: Array, blocks: Array) -> Array:
     """Returns each block as words (first, second) and (third, fourth), packed as in streams: int64 [2, ...].
 
-    Written with operators that arrays and tensors share, in place where possible: passes over memory, and
-    finding memory, are the cost.
+    Uses operators that arrays and tensors share, in place if possible: memory traffic and allocation dominate
+    the cost.
     """
     first, *later = streams
     states: Any = first ^ blocks * 0

@@ -6,33 +6,33 @@ from outrider.learning.mean import Mean, Rate
 
 TopTokens = tuple[int, ...]  # tokens of a position, best first
 
-RANKS = 6  # guesses for one position that are counted each, the draft's own first
-RANKS_OF_CHAINS = 2  # guesses for a position of a target drafter's chain: the second shows what trees bring
+RANKS = 6  # guesses per position that are counted, the draft's own guess first
+RANKS_OF_CHAINS = 2  # guesses per position of a target drafter's chain; the second shows a tree's gain
 PRIOR_RATE = 0.7  # acceptance rate before the first verdict
-PRIOR_HITS = (0.4, 0.2, 0.1, 0.06, 0.04)  # shares of alternatives, the best first
-PRIOR_VERDICTS = 10.0  # verdicts that the prior counts as
-MEMORY = 100.0  # verdicts; drafted tokens for the acceptance rate
+PRIOR_HITS = (0.4, 0.2, 0.1, 0.06, 0.04)  # prior hit rates of the alternatives, the best alternative first
+PRIOR_VERDICTS = 10.0  # weight of the prior in verdicts
+MEMORY = 100.0  # verdicts, for hit rates; drafted tokens, for the acceptance rate
 SEQUENCE_MEMORY = 10.0  # drafted tokens, for the acceptance rate of one sequence
 
 
 @dataclass(frozen=True)
 class Branch:
-    """Verdict on a chain as the draft sees it."""
+    """Verdict on a chain, expressed in the draft's own guesses."""
 
-    accepted: int  # accepted drafted tokens
+    accepted: int  # number of accepted drafted tokens
     rank: int  # rank of the target's token among the draft's next guesses; 0: its first
 
 
 def rank_of(token: int, top_tokens: TopTokens) -> int:
-    """Returns the place of a token among the best tokens, from 0; RANKS for a token further down."""
+    """Returns the rank of a token among the best tokens, from 0; RANKS if the token is not among them."""
     return top_tokens.index(token) if token in top_tokens else RANKS
 
 
 class Outcomes:
     """Counts verdicts: how much of a chain is accepted, and which alternative the target chooses next.
 
-    Draft and target choose after an accepted token under the same keyed noise. So the target's own token is
-    mostly among the draft's alternatives: the next tokens by perturbed logits.
+    After an accepted token, draft and target choose under the same keyed noise. So the target's own token is
+    usually among the draft's alternatives, which are its next tokens by perturbed logits.
     """
 
     def __init__(self) -> None:
@@ -50,8 +50,8 @@ class Outcomes:
         Args:
             accepted: drafted tokens that were correct.
             reached: drafted tokens whose position was reached.
-            rank: of the target's own token among the draft's guesses, RANKS for a token further down; None if
-                no drafted token was refused.
+            rank: rank of the target's own token among the draft's guesses; RANKS if it is not among them;
+                None if no drafted token was refused.
         """
         self._acceptance.observe(accepted / max(reached, 1), reached)
         if rank is not None:
@@ -80,6 +80,6 @@ class Outcomes:
         return [branch for _, branch in ways[:count]]
 
     def alternatives(self, acceptance_rate: float, depth: int, count: int) -> list[Branch]:
-        """Returns the likeliest verdicts that refuse a drafted token; ranks from 1."""
+        """Returns the likeliest verdicts that refuse a drafted token; their ranks are at least 1."""
         ways = self.likeliest(acceptance_rate, depth, RANKS * (depth + 1))
         return [way for way in ways if way.accepted < depth][:count]

@@ -1,4 +1,4 @@
-"""End of a process with the process that started it."""
+"""Makes a process end when its parent process ends."""
 
 import ctypes
 import os
@@ -9,9 +9,9 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def end_with(parent: int) -> None:
-    """Has the kernel end this process with its parent, even if it hangs or is stopped.
+    """Makes the kernel kill this process when its parent ends, even if this process hangs or is stopped.
 
-    parent: id of the process that started this process, which may be gone already.
+    parent: id of the parent process, which may have ended already.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

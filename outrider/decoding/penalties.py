@@ -1,7 +1,7 @@
 """Sampling settings that change or ban single tokens; each function is one setting.
 
-All change float32 logits [num_rows, vocab_size] in place, every row of which asks for the setting. Token ids
-beyond the vocabulary are ignored.
+All functions modify float32 logits [num_rows, vocab_size] in place; every given row uses the setting. Token
+ids beyond the vocabulary are ignored.
 """
 
 from collections.abc import Sequence
@@ -23,19 +23,19 @@ def add_bias(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
 
 
 def penalize_repetition(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
-    """Divides positive logits by the penalty, and multiplies negative logits: tokens of prompt and output.
+    """Divides positive logits of tokens of prompt and output by the penalty, and multiplies negative logits.
 
     Source: Keskar et al., "CTRL", 2019, section 4.1; negative logits as in transformers.
     """
     at = _occurrences(logits, [(row.prompt, row.generated, row.path) for row in rows])
     penalties = _column(logits, [row.sampling.repetition_penalty for row in rows])[at[0]]
     seen = logits[at]
-    # A token that occurs twice is written twice, each time with one value.
+    # A token that occurs twice is written twice with the same value.
     logits[at] = torch.where(seen > 0, seen / penalties, seen * penalties)
 
 
 def penalize_output(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
-    """Subtracts frequency_penalty per occurrence in the output, presence_penalty once (as OpenAI does)."""
+    """Subtracts frequency_penalty for each occurrence in the output, presence_penalty once (like OpenAI)."""
     at = _occurrences(logits, [(row.generated, row.path) for row in rows])
     presence = _column(logits, [row.sampling.presence_penalty for row in rows])[at[0]]
     frequency = _column(logits, [row.sampling.frequency_penalty for row in rows])[at[0]]
@@ -52,13 +52,13 @@ def ban_all_but_allowed(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
 
 def ban_bad(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
     at, _ = _entries(logits, [row.lists.bad for row in rows])
-    logits[at] = logits.new_full((), BANNED)  # a number from the host would be copied, with a wait
+    logits[at] = logits.new_full((), BANNED)  # a Python number would be copied from the host, which blocks
 
 
 def ban_ends(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
     """Bans the tokens that end the generation."""
     at, _ = _entries(logits, [row.lists.ends for row in rows])
-    logits[at] = logits.new_full((), BANNED)  # a number from the host would be copied, with a wait
+    logits[at] = logits.new_full((), BANNED)  # a Python number would be copied from the host, which blocks
 
 
 def ban_refused(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
@@ -69,10 +69,10 @@ def ban_refused(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
 
 
 def leave_an_end(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
-    """Lets the generation end if every token is banned: by its lowest end token, or 0 without one."""
+    """Allows the lowest end token if every token is banned; token 0 if there is no end token."""
     stuck = (logits.amax(dim=1) == BANNED).to(logits.dtype)
     ends = to_device(torch.tensor([[min(row.end_token_ids, default=0)] for row in rows]), logits.device)
-    # A stuck row gets 0 instead of -inf there; other rows keep their values.
+    # A row without an allowed token gets logit 0 there; other rows keep their values.
     held = logits.gather(1, ends)
     logits.scatter_(1, ends, torch.where(stuck[:, None] > 0, 0.0, held))
 
@@ -80,8 +80,8 @@ def leave_an_end(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
 def _occurrences(
     logits: Tensor, texts: Sequence[tuple[Sequence[int] | TokenIds, ...]]
 ) -> tuple[Tensor, Tensor]:
-    """Returns row and token id of every token in its row's texts, both int64 [num_occurrences]."""
-    arrays: dict[int, NDArray[np.int64]] = {}  # rows of one sequence share its lists
+    """Returns the row and the token id of every token in the rows' texts, both int64 [num_occurrences]."""
+    arrays: dict[int, NDArray[np.int64]] = {}  # converted once: rows of one sequence share its lists
     for part in (part for parts in texts for part in parts):
         if id(part) not in arrays:
             arrays[id(part)] = np.asarray(part, np.int64)
@@ -100,7 +100,7 @@ def _column(logits: Tensor, values: Sequence[float]) -> Tensor:
 def _entries(
     logits: Tensor, ids: Sequence[TokenIds], values: Sequence[NDArray[np.float32]] = ()
 ) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """Returns rows and token ids of each row's entries in the logits, and their values: all [num_entries]."""
+    """Returns rows, token ids and values of each row's entries: all [num_entries]."""
     token_ids = np.concatenate(ids)
     rows = np.repeat(np.arange(len(ids)), [len(part) for part in ids])
     inside = token_ids < logits.shape[1]

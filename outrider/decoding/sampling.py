@@ -16,17 +16,17 @@ from outrider.decoding.gumbel_max import best, gumbel_max
 from outrider.decoding.penalties import BANNED
 from outrider.decoding.settings import Sampling, TokenLogprobs
 
-SCORED_AT_ONCE = 64  # rows; scoring takes a float32 copy of this many
+SCORED_AT_ONCE = 64  # rows that are scored together; scoring makes a float32 copy of them
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Setting of sampling, or a few settings that share their work."""
+    """Sampling setting, or several settings that are applied together."""
 
     applies: Callable[[ChoiceContext], bool]
-    # Changes float32 [num_rows, vocab_size] in place: the rows that it applies to.
+    # Modifies float32 [num_rows, vocab_size] in place; gets only the rows that the setting applies to.
     apply: Callable[[Tensor, Sequence[ChoiceContext]], None]
-    reads_text: bool = False  # depends on the tokens before it, not only on their number
+    reads_text: bool = False  # depends on the preceding tokens, not only on their number
 
 
 def _divide_by_temperature(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
@@ -68,26 +68,26 @@ BEFORE_TRUNCATION = (*TOKEN_ADJUSTMENTS, TEMPERATURE)
 
 
 def needs_no_text(sampling: Sampling) -> bool:
-    """Whether logits and position decide each token, whatever the tokens before it.
+    """Whether logits and position alone decide each token, whatever the preceding tokens are.
 
-    Settings that name tokens count as text.
+    It is False for settings that name single tokens.
     """
     row = ChoiceContext(sampling, 0, 0, (), ())
     return sampling.grammar is None and not any(adjustment.applies(row) for adjustment in TOKEN_ADJUSTMENTS)
 
 
 def reads_text(sampling: Sampling) -> bool:
-    """Whether the choice of a token depends on the tokens before it, not only on their number."""
+    """Whether the choice of a token depends on the preceding tokens, not only on their number."""
     row = ChoiceContext(sampling, 0, 0, (), ())
     settings = (adjustment for adjustment in TOKEN_ADJUSTMENTS if adjustment.reads_text)
     return sampling.grammar is not None or any(adjustment.applies(row) for adjustment in settings)
 
 
 def process(logits: Tensor, rows: Sequence[ChoiceContext], settings: Sequence[Setting] = SETTINGS) -> Tensor:
-    """Applies the settings to each row that asks for them. logits: [num_rows, vocab_size] of any float type.
+    """Applies the settings to each row that uses them. logits: [num_rows, vocab_size] of any float type.
 
     Returns float32 [num_rows, vocab_size], -inf at tokens that may not be chosen. The argument is not
-    changed; it is returned itself if it is float32 and no row asks for anything.
+    modified; it is returned itself if it is float32 and no row uses a setting.
     """
     processed = logits.float()
     if settings is SETTINGS and all(row.needs_no_text and row.mask is None for row in rows):
@@ -107,14 +107,14 @@ def process(logits: Tensor, rows: Sequence[ChoiceContext], settings: Sequence[Se
 
 
 def choose(processed: Tensor, rows: Sequence[ChoiceContext]) -> Tensor:
-    """Returns the token with the largest perturbed logit, the lowest id among equals: int64 [num_rows]."""
+    """Returns the token with the largest perturbed logit; ties go to the lowest id: int64 [num_rows]."""
     return gumbel_max(processed, rows, 1)[0][:, 0]
 
 
 def probabilities(processed: Tensor) -> Tensor:
     """Returns the distributions of tokens: float32 [num_rows, vocab_size], one-hot in greedy rows.
 
-    A row that has no distribution, because a logit is not finite, is one-hot at its largest number.
+    A row whose softmax is NaN, because a logit is not finite, becomes one-hot at its largest number.
     """
     probs = processed.softmax(dim=1)
     likeliest = processed.nan_to_num(nan=BANNED).argmax(dim=1)
@@ -130,7 +130,8 @@ def log_probabilities(
     """Returns log-probabilities of the tokens, and of the likeliest tokens of each row.
 
     Returns:
-        float32 [num_rows]; the likeliest as int64 [num_rows, count], and float32 [num_rows, count] of these.
+        log-probabilities of ``tokens``, float32 [num_rows]; the likeliest tokens, int64 [num_rows, count];
+        and their log-probabilities, float32 [num_rows, count].
     """
     own, ids, likeliest = [], [], []
     for first in range(0, max(len(logits), 1), SCORED_AT_ONCE):
@@ -143,12 +144,12 @@ def log_probabilities(
 
 
 def scores(logits: Tensor, tokens: Sequence[int], count: int) -> tuple[TokenLogprobs, ...]:
-    """Returns log-probabilities of tokens [num_rows], token by token."""
+    """Returns the log-probabilities at each token: [num_rows] entries."""
     found = log_probabilities(logits, torch.tensor(tokens, device=logits.device), count)
     return tuple(map(told_logprobs, *(numbers.tolist() for numbers in found)))
 
 
 def told_logprobs(chosen: float, ids: Sequence[int], likeliest: Sequence[float]) -> TokenLogprobs:
-    """Returns log-probabilities of one row. Banned tokens have none."""
+    """Returns the log-probabilities of one row, without banned tokens."""
     pairs = zip(ids, likeliest, strict=True)
     return TokenLogprobs(chosen, tuple((token, value) for token, value in pairs if value > BANNED))

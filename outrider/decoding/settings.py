@@ -17,7 +17,7 @@ Verification = Literal["coupled", "rejection", "block"]
 NoiseScope = Literal["prompt", "seed"]
 
 SEED_BITS = 64
-SMALLEST_TEMPERATURE = 1e-6  # besides 0: a logit divided by less could overflow
+SMALLEST_TEMPERATURE = 1e-6  # least temperature other than 0: a logit divided by less could overflow
 
 
 class RequestedSampling(BaseModel):
@@ -128,14 +128,14 @@ class Sampling(RequestedSampling):
     )
 
     def noise_origin(self, prompt_length: int) -> int:
-        """Returns the position in a sequence at which its noise begins to count, in tokens.
+        """Returns the position in the sequence, in tokens, at which noise positions begin.
 
-        Prompts that share their noise share it from the first token of the answer on, however long they are.
+        Prompts of any length that share their noise share it from the first token of the answer on.
         """
         return prompt_length if self.noise_scope == "seed" else 0
 
     def noise_key(self, choice: int, prompt: Sequence[int]) -> int:
-        """Returns the noise key of an answer; the seed is drawn already.
+        """Returns the noise key of an answer; the seed must have been drawn.
 
         Args:
             choice: index among the answers to the prompt.

@@ -1,8 +1,8 @@
 """Sampling settings that keep the likeliest tokens of a row.
 
-All change float32 logits [num_rows, vocab_size] in place, after temperature; every row asks for the
-setting. Of tokens that are equally likely at the boundary the lower ids are kept. Probabilities are those of
-the tokens that the settings before have left.
+All functions modify float32 logits [num_rows, vocab_size] in place, after temperature; every given row uses
+the setting. Among equally likely tokens at the boundary, the lower ids are kept. Probabilities are normalized
+over the tokens that earlier settings have kept.
 """
 
 import math
@@ -16,7 +16,7 @@ from outrider.decoding.penalties import BANNED
 
 _BLOCK = 64
 _FIRST_CANDIDATES = 64
-_MORE_CANDIDATES = 16  # times as many candidates if the first candidates did not hold enough mass
+_MORE_CANDIDATES = 16  # factor for the number of candidates if the first candidates did not hold enough mass
 
 
 def keep_likeliest(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
@@ -39,7 +39,7 @@ def keep_top_p(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
     """
     vocab_size = logits.shape[1]
     enough = torch.tensor([row.sampling.top_p for row in rows], dtype=torch.float64, device=logits.device)
-    # Not logsumexp: its sums are split among threads, and so depend on the number of rows.
+    # Not logsumexp: its sums are split among threads, so they depend on the number of rows.
     largest_prob = logits.softmax(dim=1).amax(dim=1, keepdim=True).double()
     candidates = min(_FIRST_CANDIDATES, vocab_size)
     while True:
@@ -62,7 +62,7 @@ def keep_min_p(logits: Tensor, rows: Sequence[ChoiceContext]) -> None:
 
 
 def _keep(logits: Tensor, largest: Tensor, counts: Tensor) -> None:
-    """Keeps counts[row] tokens. largest: the largest logits in descending order, one more than it keeps."""
+    """Keeps counts[row] tokens of each row. largest: one logit more than is kept, in descending order."""
     last = largest.gather(1, counts[:, None] - 1)
     logits.masked_fill_(logits < last, BANNED)
     following = largest.gather(1, counts[:, None].clamp(max=largest.shape[1] - 1))
@@ -72,7 +72,7 @@ def _keep(logits: Tensor, largest: Tensor, counts: Tensor) -> None:
         ties_kept = torch.where(tied, ties_kept, logits.shape[1])
         logits.masked_fill_(ties_after(logits == last, ties_kept), BANNED)
         return
-    # The question which rows are tied needs no wait here, and few rows are.
+    # A loop over the tied rows needs no device synchronization here, and few rows are tied.
     for row in tied.nonzero().flatten().tolist():
         ties = (logits[row] == last[row]).nonzero().flatten()
         logits[row, ties[int(ties_kept[row]) :]] = BANNED
@@ -82,7 +82,7 @@ def ties_after(is_tie: Tensor, counts: Tensor) -> Tensor:
     """Returns bool [num_rows, vocab_size], like is_tie: each row's ties except the first counts[row]."""
     num_rows, vocab_size = is_tie.shape
     blocks = torch.nn.functional.pad(is_tie, (0, -vocab_size % _BLOCK)).view(num_rows, -1, _BLOCK)
-    # Sums of blocks are much cheaper than a sum for each token.
+    # Cumulative sums over blocks are much cheaper than over tokens.
     up_to = blocks.sum(dim=2, dtype=torch.int32).cumsum(dim=1)
     block = (up_to < counts[:, None]).sum(dim=1, keepdim=True).clamp_(max=blocks.shape[1] - 1)
     inside = blocks.take_along_dim(block[:, :, None], dim=1).squeeze(1)
@@ -96,7 +96,7 @@ def _largest(logits: Tensor, count: int) -> Tensor:
     whole = logits.shape[1] // _BLOCK * _BLOCK
     if 4 * count * _BLOCK > whole:
         return logits.topk(count, dim=1).values
-    # The count largest lie in the count blocks with the largest maxima, and maxima are cheap.
+    # The ``count`` largest logits lie in the ``count`` blocks with the largest maxima, which are cheap.
     blocks = logits[:, :whole].reshape(len(logits), -1, _BLOCK)
     best = blocks.amax(dim=2).topk(count, dim=1).indices
     candidates = blocks.gather(1, best[:, :, None].expand(-1, -1, _BLOCK)).flatten(1)

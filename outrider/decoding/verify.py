@@ -1,8 +1,8 @@
 """Verification: which part of a Draft is accepted, and the target's own next token.
 
-Coupled verification looks at tokens only. Rejection sampling (token by token) and block verification look at
-the distributions that draft and target sampled from. They give the target's distribution, but not the same
-text per noise key.
+Coupled verification compares tokens only. Rejection sampling (token by token) and block verification compare
+the distributions that draft and target sampled from. They preserve the target's distribution, but the text of
+a noise key then depends on the Drafts.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from outrider.decoding.draft import ROOT, Draft, SparseProbs, Verdict
 from outrider.decoding.philox import Purpose, uniform
 from outrider.decoding.sampling import probabilities
 
-_LARGEST_SUPPORT = 256  # tokens of a draft's distribution, so that the message stays small
+_LARGEST_SUPPORT = 256  # most tokens of a draft's distribution; it keeps the message small
 
 
 def verify_coupled(draft: Draft, chosen: Sequence[int]) -> Verdict:
     """Follows the target's own tokens through the Draft, a tree or a chain, as long as they were drafted.
 
-    ``chosen[0]`` is the target's token after the last committed one, ``chosen[1 + node]`` its token after
+    ``chosen[0]`` is the target's token after the last committed token, ``chosen[1 + node]`` its token after
     that node. Source: Daliri, Musco, Suresh, "Coupling without communication and drafter-invariant
     speculative decoding", 2024.
 
     Raises:
-        ValueError: not one token for the root and each node.
+        ValueError: ``chosen`` does not have one token for the root and for each node.
     """
     if len(chosen) != len(draft) + 1:
         raise ValueError(
@@ -54,8 +54,8 @@ def verify_rejection(
     Chen et al., "Accelerating large language model decoding with speculative sampling", 2023, algorithm 2.
 
     Raises:
-        ValueError: the Draft is not a chain with draft_probs that hold its tokens, or target_probs does not
-            have its number of rows.
+        ValueError: the Draft is not a chain with draft_probs that hold its tokens, or target_probs has a
+            wrong number of rows.
     """
     ratios = _ratios(draft, target_probs)
     accepted = 0
@@ -89,7 +89,7 @@ def verify_block(
         weight = min(1.0, weight * ratio)
         leftover = _leftover(draft, target_probs, length, weight)
         mass = float(leftover.sum())
-        # The bracket keeps a mass that rounding loses next to 1: then the prefix is accepted.
+        # The brackets keep a small mass from being rounded away next to 1: at weight 1 it is accepted.
         accept = mass / (mass + (1.0 - weight)) if mass > 0.0 else 0.0
         if uniform(noise_key, position + length - 1, round, Purpose.ACCEPT) < accept:
             accepted, accepted_leftover = length, leftover
@@ -103,9 +103,10 @@ def sample_draft_token(
     position: int,
     round: int,
 ) -> tuple[int, SparseProbs]:
-    """Samples a draft token: returns it with its distribution, for rejection sampling and block verification.
+    """Samples a draft token, and returns it with its distribution.
 
-    That is the row's distribution under its settings, cut to its 256 likeliest tokens.
+    Rejection sampling and block verification need the distribution. It is the distribution of the row under
+    its settings, truncated to the 256 likeliest tokens.
     """
     probs = probabilities(processed_row[None])[0]
     largest, token_ids = probs.topk(min(_LARGEST_SUPPORT, len(probs)))
@@ -116,7 +117,7 @@ def sample_draft_token(
 
 
 def _ratios(draft: Draft, target_probs: Tensor) -> list[float]:
-    """Returns for each node the target's probability of its token / the draft's probability."""
+    """Returns the target's probability / the draft's probability of each node's token."""
     if len(draft.draft_probs) != len(draft):
         raise ValueError("this verification needs a chain with draft_probs for every node: give them")
     if len(target_probs) != len(draft) + 1:
@@ -132,7 +133,7 @@ def _ratios(draft: Draft, target_probs: Tensor) -> list[float]:
 
 
 def _leftover(draft: Draft, target_probs: Tensor, length: int, weight: float) -> Tensor:
-    """Returns target minus draft after ``length`` nodes, or 0 if it is negative: float64 [vocab_size]."""
+    """Returns max(weight * target - draft, 0) after ``length`` nodes: float64 [vocab_size]."""
     leftover = weight * target_probs[length].to("cpu", torch.float64)
     if length < len(draft):
         given = draft.draft_probs[length]
@@ -142,15 +143,16 @@ def _leftover(draft: Draft, target_probs: Tensor, length: int, weight: float) ->
 
 def _draw_own(leftover: Tensor, target_probs: Tensor, noise_key: int, position: int, round: int) -> int:
     """Draws the target's own token at the position."""
-    if not leftover.any():  # rounding: both distributions are equal
+    if not leftover.any():  # both distributions are equal up to rounding
         leftover = target_probs.to("cpu", torch.float64)
     return _draw(leftover, uniform(noise_key, position, round, Purpose.RESIDUAL))
 
 
 def _draw(weights: Tensor, uniform: float) -> int:
-    """Returns the index at which the running sum of weights, float64 [num_weights], passes that share of it.
+    """Returns the index at which the running sum of weights passes ``uniform`` times their total.
 
-    The index always has a weight above 0. It is the heaviest if the sum is not finite, and 0 without weights.
+    The weight at that index is above 0. It is the largest weight if the total is not finite. If all weights
+    are 0, the index is 0. weights: float64 [num_weights].
     """
     running = weights.nan_to_num(nan=0.0).cumsum(dim=0)
     total = float(running[-1])
