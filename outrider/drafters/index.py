@@ -20,14 +20,14 @@ class Index(Protocol):
 
 
 class ScoredIndex(Index, Protocol):
-    """Index that tells what speaks for its guesses."""
+    """Index that also returns the evidence for its guesses."""
 
     def guess(self, depth: int) -> Continuation:
-        """Returns the tokens of ``propose``'s chain, with probabilities if it knows them."""
+        """Returns the tokens of ``propose``'s chain, with their probabilities if they are known."""
 
 
 def as_drawn(draft: Draft, rule: Verification) -> Draft:
-    """Returns the Draft with probability 1 for each guess, unless verification is coupled."""
+    """Returns the Draft, with ``draft_probs`` of 1 for each token unless verification is coupled."""
     if rule == "coupled":
         return draft
     return Draft.chain(draft.tokens, [SparseProbs((token,), (1.0,)) for token in draft.tokens])

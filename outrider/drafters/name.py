@@ -19,6 +19,6 @@ def _loaded_in(place: Place, setting: str) -> str:
     return setting
 
 
-# A drafter is the name of a row, or module:NAME.
+# A drafter is given by the name of its row, or as module:NAME.
 WorkerDrafterName = Annotated[str, AfterValidator(partial(_loaded_in, Place.DRAFT_WORKER))]
 TargetDrafterName = Annotated[str, AfterValidator(partial(_loaded_in, Place.TARGET_WORKER))]

@@ -1,4 +1,4 @@
-"""Drafting without a model: what followed the last few tokens when they occurred before. Torch-free.
+"""Drafting without a model: tokens that followed the last few tokens when they occurred before. Torch-free.
 
 Source: Saxena, "Prompt lookup decoding", 2023.
 """
@@ -10,12 +10,12 @@ from outrider.drafters.occurrences import Continuation
 
 
 class NgramIndex:
-    """Index of a sequence's n-grams by the end of their latest occurrence that has a next token."""
+    """Index of the n-grams of a sequence: where each n-gram ended last with a token after it."""
 
     def __init__(self, tokens: Sequence[int] = (), longest: int = 3, shortest: int = 1) -> None:
         """
         Raises:
-            ValueError: the sizes break 1 <= shortest <= longest.
+            ValueError: the sizes violate 1 <= shortest <= longest.
         """
         if not 1 <= shortest <= longest:
             raise ValueError(f"shortest={shortest} must be at least 1 and at most longest={longest}")
@@ -41,10 +41,9 @@ class NgramIndex:
         return Draft.chain(self.guess(depth).tokens)
 
     def guess(self, depth: int) -> Continuation:
-        """Returns the tokens after the latest earlier occurrence of the longest suffix; none: no occurrence.
+        """Returns the tokens after the latest earlier occurrence of the longest suffix, or nothing.
 
-        A continuation that reaches the end of the tokens continues with itself, so repetition is followed to
-        any depth.
+        A continuation that reaches the newest token repeats itself, so a repetition is followed to any depth.
         """
         for size in self._sizes:
             start = self._followed_at.get(tuple(self._tokens[-size:])) if size <= len(self._tokens) else None

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 # Chosen, not measured.
 SIZES = (8, 4, 2, 1)  # tokens of the n-grams by which occurrences are found
-LONGEST_MATCH = 24  # tokens that are compared
+LONGEST_MATCH = 24  # most tokens of a context that are compared
 MOST = 32  # newest occurrences of an n-gram that are compared
-LEAST_PROBABILITY = 0.1  # probability of a token and all before it; a less likely token is not guessed
-END = -1  # in place of a token at the end of a text
+LEAST_PROBABILITY = 0.1  # least probability, of a token and all before it, at which the token is guessed
+END = -1  # stands in place of a token at the end of a text
 NONE = -1
 
 
@@ -21,8 +21,8 @@ class Continuation:
     """Tokens that may follow, each with the probability that it and all before it are correct."""
 
     tokens: tuple[int, ...] = ()
-    probabilities: tuple[float, ...] = ()  # falling
-    matched: int = 0  # tokens of the text's end that occurred before
+    probabilities: tuple[float, ...] = ()  # descending
+    matched: int = 0  # number of the text's last tokens that occurred before
 
     @property
     def score(self) -> float:
@@ -33,8 +33,8 @@ class Continuation:
 class Occurrences:
     """Occurrences of all n-grams of one text, or of several texts one after another.
 
-    N-grams of a few sizes are hashed, and each occurrence knows the occurrence before it, as in coders for
-    repeats (Ziv and Lempel, 1977). So the cost of a token does not grow with the text, and old text can go.
+    N-grams of a few sizes are hashed, and each occurrence links to the previous occurrence, as in LZ77 coders
+    (Ziv and Lempel, 1977). So the cost per token does not grow with the text, and old text can be dropped.
     """
 
     def __init__(self) -> None:
@@ -68,12 +68,12 @@ class Occurrences:
         self._recent = ()
 
     def newest(self, count: int) -> list[tuple[int, ...]]:
-        """Returns the last ``count`` tokens, text by text; of the first text the beginning may be missing."""
+        """Returns the last ``count`` tokens, split into texts; the first text may lack its beginning."""
         texts = groupby(self._tokens[max(len(self._tokens) - count, 0) :], END.__eq__)
         return [tuple(text) for is_end, text in texts if not is_end]
 
     def forget(self, count: int) -> None:
-        """Forgets the first ``count`` tokens, which are whole texts with their ends."""
+        """Forgets the first ``count`` tokens, which must be whole texts with their END."""
         begin = 0
         for here in range(count):
             for size, newest, _ in self._chains:
@@ -95,9 +95,9 @@ class Occurrences:
     def guess(self, context: "array[int]", depth: int) -> Continuation:
         """Returns the best continuation of ``context``, at most ``depth`` tokens.
 
-        There is a guess for every length of the context's end that occurred before. It takes the likeliest
-        token after these occurrences, then the likeliest next token, up to the matching length. The guess
-        with the highest score is the best. Source: Oliaro et al., "SuffixDecoding", 2024.
+        Each suffix of the context that occurred before gives a guess. The guess takes the likeliest token
+        after these occurrences, then the likeliest next token, and so on, up to the length of the suffix.
+        The guess with the highest score is the best. Source: Oliaro et al., "SuffixDecoding", 2024.
         """
         best = Continuation()
         too_long = LONGEST_MATCH + 1
@@ -114,7 +114,7 @@ class Occurrences:
         return best
 
     def _found(self, chain: "_Chain", context: "array[int]") -> list[tuple[int, int]]:
-        """Returns occurrences of its n-gram, newest first: matching tokens, and place of the next token."""
+        """Returns occurrences of the last n-gram, newest first: matching tokens, place of the next token."""
         if len(context) < chain.size:
             return []
         found = []
@@ -139,7 +139,7 @@ class Occurrences:
         return matched
 
     def _followed(self, places: list[int], limit: int) -> Continuation:
-        """Returns the likeliest tokens from these places on; after the last token it reads the guess."""
+        """Returns the likeliest tokens from these places on; after the last token, the guess is read."""
         tokens: list[int] = []
         probabilities: list[float] = []
         probability = 1.0
@@ -155,7 +155,7 @@ class Occurrences:
             del counts[END]
             if not counts:
                 break
-            token, count = max(counts.items(), key=lambda item: item[1])  # newest of the most frequent tokens
+            token, count = max(counts.items(), key=lambda item: item[1])  # ties go to the newest token
             probability *= count / len(places)
             if probability < LEAST_PROBABILITY:
                 break
@@ -170,4 +170,4 @@ class _Chain(NamedTuple):
 
     size: int
     newest: dict[int, int]  # key: hash of the n-gram
-    before: "array[int]"  # [tokens] occurrence before it
+    before: "array[int]"  # [tokens] position of the previous occurrence, or NONE

@@ -21,7 +21,7 @@ NOBODYS = Scope()
 
 
 class PastAnswers:
-    """Newest answers of all scopes. If there are too many, the oldest answer of any scope goes."""
+    """Newest answers of all scopes. If they exceed the limit, the oldest answer of any scope is dropped."""
 
     def __init__(self, max_tokens: int = 0) -> None:
         """max_tokens: tokens of all answers, with the ends of texts; 0: nothing is kept."""
@@ -35,7 +35,7 @@ class PastAnswers:
         return self._size
 
     def of(self, scope: Scope) -> Occurrences:
-        """Returns the past answers of a scope, which must be read at once: they may change later."""
+        """Returns the past answers of a scope. The caller must read them at once: they may change later."""
         return self._texts.get(scope, NOTHING)
 
     def newest(self, scope: Scope, count: int) -> list[tuple[int, ...]]:
@@ -43,7 +43,7 @@ class PastAnswers:
         return self.of(scope).newest(count)
 
     def add(self, scope: Scope, answer: Sequence[int]) -> None:
-        """Adds an answer's tokens, once if several drafters of a sequence add them."""
+        """Adds an answer's tokens. No-op for the newest answer: several drafters of a sequence may add it."""
         longest = min(LONGEST_ANSWER, self._max_tokens - 1)
         if scope.caller is None or not answer or longest < 1:
             return

@@ -1,6 +1,7 @@
-"""Drafting from a prediction: what a request says that its answer probably is. Torch-free.
+"""Drafting from a prediction, which is the answer that a request expects. Torch-free.
 
-OpenAI calls it predicted outputs. An answer that rewrites a text mostly copies it, so the text itself drafts.
+OpenAI calls it predicted outputs. An answer that rewrites a text mostly copies it, so the text is a good
+Draft.
 """
 
 from bisect import bisect_left
@@ -11,18 +12,19 @@ from outrider.decoding.draft import Draft
 from outrider.drafters.occurrences import Continuation
 
 # Chosen, not measured.
-LONGEST_MATCH = 8  # tokens that are compared
-MOST = 32  # occurrences of a token that are compared, the nearest
-NEAR = 16  # tokens; a single token is found again this far ahead
-FORESEEN_IN_A_ROW = 2  # tokens after which the place is certain
+LONGEST_MATCH = 8  # most tokens that are compared
+MOST = 32  # nearest occurrences of a token that are compared
+NEAR = 16  # tokens; a match of a single token counts only this far ahead
+FORESEEN_IN_A_ROW = 2  # consecutive foreseen tokens after which the place is certain
 
 
 class PredictionIndex:
     """Index that reads ahead in a prediction, and finds its place again after an edit.
 
-    The answer begins where the prediction does. A token that was not foreseen may be an edit of any length.
-    Then the place is sought where the answer's newest tokens occur, the nearest to the newest certain place.
-    If they occur nowhere, the token is taken to stand in the place of another token.
+    The answer starts at the beginning of the prediction. A token that was not foreseen may be an edit of any
+    length. The new place is then the longest occurrence of the answer's newest tokens, the nearest to the
+    last certain place among equally long occurrences. Without an occurrence, the token counts as a
+    substitution.
     """
 
     def __init__(self, prediction: Sequence[int], start: int) -> None:
@@ -35,19 +37,19 @@ class PredictionIndex:
         self._before = start  # tokens of the prompt that are still to come
         self._prompt_length = start
         self._answer: list[int] = []
-        self._place = 0  # predicted token that comes next
-        self._certain = 0  # place after the newest tokens in a row that were foreseen
-        self._in_a_row = 0  # foreseen tokens
-        self._places: defaultdict[int, list[int]] = defaultdict(list)  # places after each token, rising
+        self._place = 0  # index of the predicted token that comes next
+        self._certain = 0  # last place that was certain
+        self._in_a_row = 0  # consecutive foreseen tokens up to now
+        self._places: defaultdict[int, list[int]] = defaultdict(list)  # places after each token, ascending
         for place, token in enumerate(self._prediction, start=1):
             self._places[token].append(place)
-        self.foreseen = 0  # tokens of the answer that were the predicted tokens
+        self.foreseen = 0  # tokens of the answer that equalled the predicted token
 
     def __len__(self) -> int:
         return self._prompt_length - self._before + len(self._answer)
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Adds committed tokens: the prompt, which says nothing here, and the answer."""
+        """Adds committed tokens: the prompt, which is skipped, and the answer."""
         skipped = min(self._before, len(tokens))
         self._before -= skipped
         for token in tokens[skipped:]:
@@ -77,7 +79,7 @@ class PredictionIndex:
         self._place = min(self._place + 1, len(self._prediction)) if found is None else found
 
     def _found(self, token: int) -> int | None:
-        """Returns the place after the best occurrence of the answer's newest tokens; None: there is none."""
+        """Returns the place after the best occurrence of the answer's newest tokens, if there is any."""
         places = self._places.get(token, [])
         middle = bisect_left(places, self._certain)
         nearest = places[max(middle - MOST // 2, 0) : middle + MOST // 2]
@@ -92,7 +94,7 @@ class PredictionIndex:
         return place if best[0] > 1 or is_near else None
 
     def _matched(self, place: int) -> int:
-        """Returns how many of the answer's newest tokens stand before that place."""
+        """Returns how many of the answer's newest tokens equal the prediction before that place."""
         longest = min(place, len(self._answer), LONGEST_MATCH)
         for length in range(1, longest):
             if self._prediction[place - 1 - length] != self._answer[-1 - length]:

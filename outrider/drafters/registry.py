@@ -1,6 +1,6 @@
 """Table of all drafters, for settings, command line, page, pace and documentation.
 
-A drafter is a file and a row. Its place says what its file holds:
+A drafter consists of a file and a row. The place of the drafter determines what the file contains:
 
 - gateway: an ``Index`` (outrider/drafters/index.py), which guesses from the tokens of its own sequence. If it
   ``remembers``, it also guesses from past answers (outrider/drafters/past_answers.py). If it
@@ -9,7 +9,7 @@ A drafter is a file and a row. Its place says what its file holds:
   the engine. A setting names the row; the default is ``parallel`` for a checkpoint with a mask token, else
   ``model``.
 - target worker: a ``TargetDrafter`` (outrider/engine/drafters/target_drafter.py), which reads the target's
-states.
+  states.
 """
 
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from typing import Any
 
 
 class Place(Enum):
-    """Place at which a drafter runs. Rounds and pace read the facts of ``DrafterInfo`` instead."""
+    """Place at which a drafter runs. Rounds and pace never test it, but attributes of ``DrafterInfo``."""
 
     GATEWAY = "gateway"
     DRAFT_WORKER = "draft worker"
@@ -45,38 +45,38 @@ class DrafterInfo:
     name: str
     meaning: str
     place: Place
-    implementation: str  # module:class, or a function in its place
+    implementation: str  # module:class or module:function
     steps_per_draft: float = 0.0
     steps_per_token: float = 0.0
     is_parallel: bool = False
     width: Width = Width.CHAIN
     remembers: bool = False  # its index is given past answers
     reads_prediction: bool = False  # its index is given the request's prediction
-    mixes: tuple[str, ...] | None = None  # a drafter and indices, of which Drafts come
+    mixes: tuple[str, ...] | None = None  # drafter and indices that are combined; None: a single drafter
 
     @property
     def has_trees(self) -> bool:
-        """Whether its alternatives are continued."""
+        """Whether its Drafts continue their alternatives with further tokens."""
         return self.width in (Width.TREE, Width.FREE_TREE)
 
     @property
     def is_united(self) -> bool:
-        """Whether the target makes one Draft of all of them; else the gateway takes a single drafter's."""
+        """Whether the target merges the mixed Drafts into one; else the gateway picks one drafter's Draft."""
         return self.mixes is not None and self.place is Place.TARGET_WORKER
 
     @property
     def asked(self) -> str:
-        """Name of the drafter that its worker or its target has loaded."""
+        """Name of the drafter that the draft worker or the target has loaded."""
         return self.mixes[0] if self.mixes else self.name
 
     @property
     def asks_worker(self) -> bool:
-        """Whether a draft worker makes its Drafts, which must be ready and first read the text."""
+        """Whether a draft worker makes its Drafts. The worker must be ready, and must read the text first."""
         return self.place is Place.DRAFT_WORKER
 
     @property
     def is_index(self) -> bool:
-        """Whether it reads known text alone: a guess costs next to nothing, and no worker can be lost."""
+        """Whether it guesses from known text alone, at almost no cost and without a worker that can fail."""
         return self.place is Place.GATEWAY
 
     @property
@@ -95,7 +95,7 @@ class DrafterInfo:
         return self.place is Place.TARGET_WORKER
 
     def load(self) -> Any:
-        """Returns what makes the drafter, imported on first use: some drafters need torch."""
+        """Returns the class or function that makes the drafter, imported on first use: some need torch."""
         module, _, name = self.implementation.partition(":")
         return getattr(import_module(module), name)
 
@@ -112,10 +112,10 @@ def register(*rows: DrafterInfo) -> None:
 
 
 def mixed(name: str, index: str = "suffix", *more: str) -> DrafterInfo:
-    """Returns the row of a drafter with a scored index.
+    """Returns the row that combines a drafter with a scored index.
 
-    The target unites the Drafts of its own drafters with the guesses of the index, and of ``more`` indices.
-    Every other drafter gives way to its index if that promises more tokens.
+    The target merges the Drafts of a target drafter with the guesses of the index and of ``more`` indices.
+    For any other drafter, the gateway takes the index's Draft if it promises more tokens.
     """
     row = drafter(name)
     mixes = (name, index, *more)
@@ -127,7 +127,7 @@ def mixed(name: str, index: str = "suffix", *more: str) -> DrafterInfo:
 
 
 def split_name(name: str) -> tuple[str, tuple[str, ...]]:
-    """Returns the name of a mixed drafter's drafter, and of its indices; other drafters have none."""
+    """Returns the name of the drafter, and the names of its indices if it is a mixed drafter."""
     other, *indices = name.split("+")
     return other, tuple(indices)
 
@@ -145,7 +145,7 @@ def drafter(name: str) -> DrafterInfo:
 
 
 def row_of(setting: str) -> DrafterInfo:
-    """Returns the row that a setting names: by its name, or as ``module:NAME``, which is registered then.
+    """Returns the row that a setting names, by row name or as ``module:NAME``, which is then registered.
 
     Raises:
         ValueError: there is no such row.
@@ -179,7 +179,7 @@ register(
         "a smaller model that drafts all its tokens in one pass, in a worker of its own",
         Place.DRAFT_WORKER,
         "outrider.engine.draft_ahead.task_drafter:InOnePass",
-        steps_per_draft=1.5,  # a step, and half a step of waiting
+        steps_per_draft=1.5,  # one step, and half a step of waiting
         is_parallel=True,
         width=Width.ALTERNATIVES,
     ),

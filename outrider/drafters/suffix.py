@@ -27,7 +27,7 @@ class SuffixIndex:
         self._own.append(tokens)
 
     def guess(self, depth: int) -> Continuation:
-        """Returns the better guess from its own text or from past answers; its own of two equal guesses."""
+        """Returns the better guess from the sequence's own text or from past answers; own text wins a tie."""
         context = self._own.tail()
         own = self._own.guess(context, depth)
         past = self._past.of(self._scope).guess(context, depth)

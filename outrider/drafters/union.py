@@ -1,12 +1,13 @@
-"""Drafts of the nodes that pay: a target drafter's guesses, and those of indices over the text. Torch-free.
+"""Drafts of the nodes that pay, from guesses of a target drafter and of indices over the text. Torch-free.
 
-Under coupled verification a node is accepted if and only if it is what the target says there, whoever guessed
-it. So a part of a Draft is a Draft, and so is the union of several Drafts. Nodes are taken best first, by the
-survival that they promise. How often a guess is correct once its parent is, the text tells of every guess
-whose parent was correct, whether the target verified it or not.
+Under coupled verification a node is accepted if and only if it is the target's own token, whoever guessed it.
+So a part of a Draft is a valid Draft, and so is the union of several Drafts. Nodes are taken in descending
+order of their estimated survival, which is the probability that a node and all its ancestors are correct. It
+is a product of learned rates: how often a guess is correct given that its parent is. The text shows this for
+every guess whose parent was correct, even if the target did not verify the guess.
 
-Source: a retrieved tree is merged with a draft model's in Quan et al., "RASD: retrieval-augmented speculative
-decoding", 2025; survival by what each source has earned is ours.
+Source: Quan et al., "RASD: retrieval-augmented speculative decoding", 2025, merge a retrieved tree with the
+tree of a draft model. The estimate of survival from the record of each source is ours.
 """
 
 import math
@@ -22,17 +23,17 @@ from outrider.drafters.index import ScoredIndex
 from outrider.drafters.occurrences import END, Continuation
 from outrider.learning.mean import Rate
 
-DEEPEST = 16  # tokens: no index guesses deeper
-MOST_DOUBLINGS = 4  # doublings of matched tokens that are told apart: 8 and more count as alike
-MOST_CERTAIN = 4  # logit from which promises count as alike: a probability of 0.98
-MOST_NODES = 31  # nodes: with the last token 32, which a GPU's captured graphs take of a sequence
+DEEPEST = 16  # tokens; largest depth of an index's guesses
+MOST_DOUBLINGS = 4  # doublings of matched tokens that are distinguished: 8 and more are one class
+MOST_CERTAIN = 4  # logit from which promises are one class: a probability of 0.98
+MOST_NODES = 31  # nodes; with the last token 32, the most per sequence in captured CUDA graphs
 # Chosen, not measured.
 MEMORY = 400.0  # guesses after which an observation weighs 1/e
-PRIOR_GUESSES = 8.0  # guesses that the prior rate counts as
+PRIOR_GUESSES = 8.0  # weight of the prior rate in guesses
 
 
 class Role(Enum):
-    """Place of a guess in the target drafter's Draft."""
+    """Place of a guess relative to the target drafter's Draft."""
 
     CHAIN = "chain"
     ALTERNATIVE = "alternative"
@@ -40,26 +41,26 @@ class Role(Enum):
     BEYOND = "beyond"  # only indices guess it, and the Draft has no guess there
 
 
-# Rates at which guesses are correct once the guess before them is, until that is known. Chosen, not measured.
+# Prior probabilities that a guess is correct given that its parent is. Chosen, not measured.
 PRIOR_RATES = {Role.CHAIN: 0.7, Role.ALTERNATIVE: 0.1, Role.BESIDE: 0.1, Role.BEYOND: 0.5}
-PRIOR_RATES_OF_PREDICTIONS = {**PRIOR_RATES, Role.BESIDE: 0.8, Role.BEYOND: 0.8}  # the request says so
+PRIOR_RATES_OF_PREDICTIONS = {**PRIOR_RATES, Role.BESIDE: 0.8, Role.BEYOND: 0.8}  # from the request
 
 
 class Kind(NamedTuple):
-    """Guesses that count as alike."""
+    """Class of guesses that share a learned rate."""
 
     role: Role
-    source: int = 0  # number of the first index that guesses it, or else of the first that guesses there
-    matched: int = 0  # doublings of the newest tokens that this index knew; 0: none guesses there
-    agreeing: int = 0  # indices that guess it
-    promised: int | None = None  # its drafter's promise, as a rounded logit; None: it promises nothing
+    source: int = 0  # number of the first index with this guess, else of the first index with any guess
+    matched: int = 0  # doublings of the newest tokens that this index matched; 0: no index guesses there
+    agreeing: int = 0  # number of indices with this guess
+    promised: int | None = None  # rounded logit of the probability that its drafter gives; None: not known
 
 
 class LearnedRates:
-    """Learns how often guesses of each kind are correct, once the guess before them is."""
+    """Learns how often guesses of each kind are correct, given that their parent is."""
 
     def __init__(self, priors: Sequence[Mapping[Role, float]] = (PRIOR_RATES,)) -> None:
-        """priors: rates of each index until guesses are known."""
+        """priors: prior rates of each index, which hold until guesses are judged."""
         self._priors = priors
         self._rates: dict[Kind, Rate] = {}
 
@@ -73,14 +74,14 @@ class LearnedRates:
         return prior if rate is None else rate.value(prior, PRIOR_GUESSES)
 
     def observe(self, kind: Kind, is_correct: bool) -> None:
-        """Learns from a guess that the text has judged."""
+        """Learns from a guess that the text has confirmed or refuted."""
         self._rates.setdefault(kind, Rate(MEMORY)).observe(is_correct)
 
 
 @dataclass(frozen=True)
 class _Guess:
     token: int
-    parent: int  # index of the guess before it, or ROOT
+    parent: int  # index of the preceding guess, or ROOT
     kind: Kind
     survival: float  # probability that it and all guesses before it are correct
 
@@ -94,22 +95,22 @@ class _Said(NamedTuple):
 
 
 class DraftUnion:
-    """Chooses the nodes of one text's Drafts, among them those of indices."""
+    """Chooses the nodes of one text's Drafts from guesses of its target drafter and of indices."""
 
     def __init__(self, indices: Sequence[ScoredIndex] = (), past: Sequence[int] = ()) -> None:
         """
         Args:
-            indices: what guesses from the text. Of equal guesses the first index counts as the source.
-            past: tokens that the indices take in before the text.
+            indices: indices over the text. If several indices guess a token, the first index is its source.
+            past: tokens that the indices read before the text.
         """
         self._indices = indices
         self._past = past
         self._rates = LearnedRates()  # rates of the drafter that made the newest Draft
-        self._guesses: list[_Guess] = []  # newest guesses, also those that were not worth a node
-        self._base = 0  # tokens of the text that they follow
+        self._guesses: list[_Guess] = []  # newest guesses, including guesses that did not become a node
+        self._base = 0  # length of the text that these guesses follow, in tokens
 
     def take_in(self, text: Sequence[int], most: int) -> int:
-        """Takes new tokens in, ``most`` at the most, and those before the text first; returns how many."""
+        """Feeds at most ``most`` new tokens to the indices, past tokens first; returns their number."""
         if not self._indices:
             return 0
         known, before = self._known, len(self._past)
@@ -121,7 +122,7 @@ class DraftUnion:
 
     @property
     def _known(self) -> int:
-        """Returns how many tokens the indices have taken in."""
+        """Number of tokens that the indices have read."""
         return len(self._indices[0]) if self._indices else 0
 
     def united(
@@ -134,18 +135,18 @@ class DraftUnion:
         ends: Collection[int],
         promises: Sequence[float] = (),
     ) -> Draft:
-        """Returns a Draft of the best guesses: the likeliest path first, then the guesses next to it.
+        """Returns a Draft of the best guesses: the likeliest path first, then the other guesses.
 
-        No index guesses before all of the text is taken in.
+        Indices guess only after they have read the whole text.
 
         Args:
-            text: committed tokens, at least those of the last call.
+            text: committed tokens; it extends the text of the last call.
             draft: Draft of a target drafter.
-            rates: learned from all sequences of that drafter.
-            nodes: number of nodes that are taken if their price is not known.
-            least_survival: probability from which a node pays; 0: not known.
+            rates: rates that were learned from all sequences of that drafter.
+            nodes: number of nodes to take if ``least_survival`` is not known.
+            least_survival: survival from which a node pays; 0: not known.
             ends: tokens that end the text; no guess follows them.
-            promises: probability of each node of the Draft if its parent is accepted; empty: not known.
+            promises: the drafter's probability of each node if its parent is correct; empty: not known.
         """
         self._learn(text)
         self._rates = rates
@@ -156,7 +157,7 @@ class DraftUnion:
         return _best(self._guesses, nodes, least_survival)
 
     def _learn(self, text: Sequence[int]) -> None:
-        """Learns from the newest guesses as far as the text has come, and drops them."""
+        """Learns from the newest guesses that the text has reached, and drops all guesses."""
         before = ROOT
         for token in text[self._base :]:
             after = ROOT
@@ -180,7 +181,7 @@ class DraftUnion:
         tokens, parents = [*draft.tokens], [*draft.parents]
         roles = [Role.CHAIN] * draft.chain_length + [Role.ALTERNATIVE] * (len(draft) - draft.chain_length)
         places = {key: node for node, key in enumerate(zip(parents, tokens, strict=True))}
-        said: defaultdict[int, list[_Said]] = defaultdict(list)  # what indices say, by the node before it
+        said: defaultdict[int, list[_Said]] = defaultdict(list)  # guesses of indices, by the parent node
         for number, guessed in enumerate(found):
             newest = ROOT
             for token in takewhile(END.__ne__, guessed.tokens):
@@ -203,7 +204,7 @@ class DraftUnion:
 
 
 def _kind_of(node: int, role: Role, said: Sequence[_Said], promised: int | None) -> Kind:
-    """Returns the kind of a guess. said: what indices say at its place."""
+    """Returns the kind of a guess. said: guesses of indices at the same place."""
     agreeing = [each for each in said if each.node == node]
     if not said:
         return Kind(role, promised=promised)
@@ -219,12 +220,12 @@ def _logit(promise: float) -> int:
 
 
 def _best(guesses: Sequence[_Guess], nodes: int, least_survival: float) -> Draft:
-    """Returns the Draft of the guesses that survive most often; arguments as for ``united``."""
-    # No guess survives more often than its parent, which comes before it: so parents are taken first.
+    """Returns the Draft of the guesses with the highest survival; arguments as for ``united``."""
+    # The survival of a guess never exceeds that of its parent, which precedes it. So parents are taken first.
     order = sorted(range(len(guesses)), key=lambda number: (-guesses[number].survival, number))
     if least_survival:
         paying = sum(guess.survival >= least_survival for guess in guesses)
-        nodes = max(paying, 1)  # a round judges something
+        nodes = max(paying, 1)  # a round has at least one node
     taken = order[: min(nodes, MOST_NODES)]
     likeliest: dict[int, int] = {}  # likeliest guess after each parent
     for number in taken:
