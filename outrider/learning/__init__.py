@@ -1,1 +1,1 @@
-"""Small tools of everything that learns: agreement, means, stores of bounded size, delays and outboxes."""
+"""Small tools for learning from observations: agreement, means, bounded stores, delays and outboxes."""

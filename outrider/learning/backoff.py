@@ -7,7 +7,7 @@ MAX_DOUBLINGS = 64  # a larger power of two could overflow; every limit in use i
 
 @dataclass(frozen=True)
 class Backoff:
-    """Rule for delays, or for any other size that doubles, in the unit of its two limits."""
+    """Rule for delays, or for any other quantity that doubles, in the unit of its two limits."""
 
     shortest: float
     longest: float

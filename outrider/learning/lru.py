@@ -19,7 +19,7 @@ class Lru(Generic[KeyT, ValueT]):
         self._entries: OrderedDict[KeyT, ValueT] = OrderedDict()  # least recently used first
 
     def get(self, key: KeyT, make: Callable[[], ValueT]) -> ValueT:
-        """Returns the value of the key, made first if there is none."""
+        """Returns the value of the key; makes it if it is missing."""
         if key not in self._entries:
             self._entries[key] = make()
         value = self._entries[key]
@@ -32,7 +32,7 @@ class Lru(Generic[KeyT, ValueT]):
         self._used(key)
 
     def peek(self, key: KeyT) -> ValueT | None:
-        """Returns the value of the key, None if there is none."""
+        """Returns the value of the key, None if it is missing."""
         return self._entries.get(key)
 
     def drop(self, key: KeyT) -> None:
@@ -40,7 +40,7 @@ class Lru(Generic[KeyT, ValueT]):
         self._entries.pop(key, None)
 
     def evict(self) -> tuple[KeyT, ValueT]:
-        """Removes the least recently used entry and returns it. Raises KeyError if there is none."""
+        """Removes the least recently used entry and returns it. Raises KeyError if the store is empty."""
         return self._entries.popitem(last=False)
 
     def items(self) -> Iterator[tuple[KeyT, ValueT]]:

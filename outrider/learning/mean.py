@@ -1,6 +1,6 @@
-"""Exponential means: older observations weigh less and less.
+"""Exponential moving averages.
 
-One number sets each of them, the memory: an observation weighs 1/e after that many later observations.
+The parameter of each average is its memory: an observation weighs 1/e after that many later observations.
 """
 
 from dataclasses import dataclass
@@ -18,19 +18,19 @@ def kept(memory: float, observations: float = 1.0) -> float:
 
 @dataclass
 class Mean:
-    """Exponential mean that begins at a prior value."""
+    """Exponential moving average that starts at a prior value."""
 
     value: float
     memory: float  # observations
 
     def observe(self, value: float, observations: float = 1.0) -> None:
-        """Learns a value that was observed that many times; 0 times change nothing."""
+        """Learns a value that was observed ``observations`` times; 0 is a no-op."""
         self.value += (1.0 - kept(self.memory, observations)) * (value - self.value)
 
 
 @dataclass
 class Rate:
-    """Ratio of two sums that both lose weight with each observation, such as correct to reached tokens."""
+    """Ratio of two sums that decay with each observation, such as correct / reached tokens."""
 
     memory: float  # observations
     hits: float = 0.0
@@ -40,11 +40,11 @@ class Rate:
         self._kept = kept(self.memory)
 
     def observe(self, hits: float, total: float = 1.0) -> None:
-        """Learns from one observation; (0, 0) only lets older observations lose weight."""
+        """Learns from one observation; (0, 0) only decays the older observations."""
         self.hits = self._kept * self.hits + hits
         self.total = self._kept * self.total + total
 
     def value(self, prior: float, weight: float = 0.0) -> float:
-        """Returns the ratio, pulled to a prior ratio by its weight; the prior if nothing was observed."""
+        """Returns the ratio, shrunk towards ``prior`` by ``weight``; the prior if nothing was observed."""
         total = self.total + weight
         return (self.hits + weight * prior) / total if total else prior

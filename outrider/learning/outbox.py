@@ -1,4 +1,4 @@
-"""Messages that leave together, with at most one write for each turn of the event loop."""
+"""Batches messages, so that there is at most one write for each iteration of the event loop."""
 
 import asyncio
 from typing import Generic, TypeVar
@@ -7,7 +7,7 @@ MessageT = TypeVar("MessageT")
 
 
 class Outbox(Generic[MessageT]):
-    """Collects messages until one writer takes them. Belongs to one event loop."""
+    """Queue of messages that a single writer takes all at once. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._messages: list[MessageT] = []
@@ -28,7 +28,7 @@ class Outbox(Generic[MessageT]):
         return messages
 
     async def woken(self) -> list[MessageT]:
-        """Waits for ``append`` or ``wake``, then returns what ``flush`` does."""
+        """Waits for ``append`` or ``wake``, then returns all messages and empties the outbox."""
         await self._is_woken.wait()
         self._is_woken.clear()
         return self.flush()

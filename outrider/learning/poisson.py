@@ -1,10 +1,10 @@
-"""Poisson's distribution: numbers of rare and unrelated events."""
+"""Poisson distribution: the number of rare, independent events."""
 
 import math
 
 
 def at_least(count: int, expected: float) -> float:
-    """Returns the probability of at least ``count`` events if ``expected`` are expected."""
+    """Returns the probability of at least ``count`` events if their expected number is ``expected``."""
     term, below = math.exp(-expected), 0.0
     for number in range(count):
         below += term

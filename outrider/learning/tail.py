@@ -1,18 +1,18 @@
-"""Tail of what is observed: a value that few of the newest observations exceed."""
+"""Tail of a stream of observations: a value that few of the newest observations exceed."""
 
 import math
 from collections import deque
 
 
 class Tail:
-    """Quantile of the newest observations, computed anew now and then."""
+    """Quantile of the newest observations, recomputed periodically."""
 
     def __init__(self, share: float, memory: int, renewed_after: int) -> None:
         """
         Args:
             share: share of the observations that are at most the tail, below 1.
-            memory: observations that count.
-            renewed_after: observations after which the tail is computed anew, and before which it is unknown.
+            memory: number of newest observations that count.
+            renewed_after: observations after which the tail is recomputed; until then it is unknown.
         """
         self._share = share
         self._newest: deque[float] = deque(maxlen=memory)
