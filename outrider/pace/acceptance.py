@@ -1,4 +1,4 @@
-"""How often drafted tokens are correct: per task and position, and per sequence. Torch-free."""
+"""Acceptance rates of drafted tokens: per task and position, and per sequence. Torch-free."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from outrider.pace.exploration import Probes
 from outrider.pace.settings import MAX_DEPTH
 from outrider.pace.tuning import TUNING
 
-RATE_ERROR = 1e-6  # probability: largest error of a rate that was searched for
+RATE_ERROR = 1e-6  # largest error of the rate that ``least_rate`` returns
 
 
 class TaskAcceptance:
@@ -19,13 +19,13 @@ class TaskAcceptance:
 
     def __init__(self, memory: float = TUNING.task_memory) -> None:
         """memory: rounds after which a round weighs 1/e."""
-        self._kept = kept(memory)  # share of a round's weight that the next round leaves
+        self._kept = kept(memory)  # factor by which a round lowers the weight of earlier rounds
         self._accepted = np.zeros(MAX_DEPTH)  # rounds in which a position was accepted
         self._reached = np.zeros(MAX_DEPTH)  # rounds in which a position was reached
-        self._rates: tuple[float, ...] | None = None  # computed once per round
+        self._rates: tuple[float, ...] | None = None  # cache; None after a round
         self._second = Rate(memory)  # correct second guesses / wrong first guesses
-        self._spread = Rate(memory)  # product of two surpluses of a sequence / pairs of tokens
-        self.probes = Probes()  # while its sequences are in plain decoding
+        self._spread = Rate(memory)  # product of two surpluses of one sequence / pairs of tokens
+        self.probes = Probes()  # probes of its sequences in plain decoding
 
     def observe_rank(self, rank: int) -> None:
         """Learns that the target's token was the drafter's guess of that rank; 0 is the first guess."""
@@ -38,7 +38,7 @@ class TaskAcceptance:
         return self._second.value(0.0) if self._second.total >= TUNING.known_rounds else 0.0
 
     def observe(self, accepted: int, reached: int) -> None:
-        """Learns from a round: all reached positions were correct, or all but the last."""
+        """Learns from a round, in which all reached positions were correct, or all but the last."""
         self._accepted *= self._kept
         self._accepted[:accepted] += 1.0
         self._reached *= self._kept
@@ -46,22 +46,23 @@ class TaskAcceptance:
         self._rates = None
 
     def observe_spread(self, before: float, before_tokens: float, surplus: float, tokens: int) -> None:
-        """Learns how far its sequences differ, from a sequence's surplus before a round and in the round.
+        """Learns how far sequences of the task differ, from a sequence's surplus before and in a round.
 
-        The errors of both are independent. So the mean product is the variance of true offsets.
+        The errors of the two surpluses are independent. So their mean product is the variance of the true
+        offsets.
 
         Args:
             before: mean surplus of ``before_tokens`` earlier tokens of the sequence.
-            surplus: accepted tokens of the round minus those expected by the task.
+            surplus: accepted tokens of the round, minus the number that the task's rates predict.
             tokens: tokens that the round reached.
         """
         self._spread.observe(before * before_tokens * surplus, before_tokens * tokens)
 
     @property
     def alike_tokens(self) -> float:
-        """Tokens whose mean surplus counts half as a sequence's offset: variance of a token / of offsets.
+        """Tokens at which a sequence's mean surplus has weight 1/2: variance of a token / of offsets.
 
-        It is the weight of the best linear estimate. Source: Bühlmann, "Experience rating and credibility",
+        This is the weight of the best linear estimate. Source: Bühlmann, "Experience rating and credibility",
         1967.
         """
         rate = self.rates()[0]
@@ -71,7 +72,7 @@ class TaskAcceptance:
         return min(max(tokens, TUNING.alike_tokens), TUNING.most_alike_tokens)
 
     def rates(self) -> tuple[float, ...]:
-        """[MAX_DEPTH] acceptance rates; a position that was not measured counts as the position before it."""
+        """Returns [MAX_DEPTH] acceptance rates; an unmeasured position gets the rate of its predecessor."""
         if self._rates is None:
             rates, rate = [], TUNING.prior_rate
             weight = TUNING.prior_rounds
@@ -83,7 +84,7 @@ class TaskAcceptance:
 
     @property
     def samples(self) -> float:
-        """Rounds by which the first position's rate is known; older rounds count for less."""
+        """Effective number of rounds behind the first position's rate; older rounds count less."""
         return float(self._reached[0])
 
     @property
@@ -96,7 +97,7 @@ class TaskAcceptance:
 
 
 class SequenceAcceptance:
-    """Acceptance of one sequence: it differs from its task by the same amount at every position."""
+    """Acceptance rates of one sequence: the rates of its task, plus an offset equal at all positions."""
 
     def __init__(self, task: TaskAcceptance) -> None:
         self.task = task
@@ -117,18 +118,18 @@ class SequenceAcceptance:
         return self.task.is_known
 
     def rates(self) -> list[float]:
-        """[MAX_DEPTH] acceptance rates, given that the position is reached."""
+        """Returns [MAX_DEPTH] acceptance rates, given that the position is reached."""
         offset = self._surplus.value(0.0, self.task.alike_tokens)
         return [min(max(rate + offset, 0.0), 1.0) for rate in self.task.rates()]
 
     @property
     def overall_rate(self) -> float:
-        """Accepted / reached over all positions; the task's first rate replaces what is not measured."""
+        """Accepted / reached over all positions, with the task's first rate as the prior."""
         return self._accepted.value(self.task.rates()[0], TUNING.known_rounds)
 
 
 def expected_tokens(acceptance_rate: float, depth: int) -> float:
-    """Tokens per round, the target's own included, of a chain of ``depth`` tokens with one acceptance rate.
+    """Returns tokens per round, the target's own included, of a chain with a uniform acceptance rate.
 
     (1 - a^(K + 1)) / (1 - a), and K + 1 at a = 1. Source: Leviathan et al., "Fast inference from transformers
     via speculative decoding", 2023, equation 1.
@@ -142,7 +143,7 @@ def expected_tokens(acceptance_rate: float, depth: int) -> float:
 
 
 def least_rate(tokens: float, depth: int) -> float | None:
-    """Acceptance rate from which a chain brings that many tokens per round; None: no rate does.
+    """Returns the least acceptance rate at which a chain gives ``tokens`` per round; None: no rate does.
 
     Args:
         tokens: tokens per round, the target's own included.
@@ -158,7 +159,7 @@ def least_rate(tokens: float, depth: int) -> float | None:
 
 
 def expected_tokens_by_position(acceptance_rates: Sequence[float]) -> float:
-    """Tokens per round, the target's own included, of a chain with a rate per position: 1 + a + a b + ...
+    """Returns tokens per round, the target's own included, of a chain with these rates: 1 + a + a b + ...
 
     Raises:
         ValueError: a rate is not within [0, 1].

@@ -1,4 +1,4 @@
-"""Correction of predicted costs: measured over predicted time of rounds, relative to plain decoding."""
+"""Correction of predicted costs: measured / predicted time of rounds, relative to plain decoding."""
 
 from bisect import bisect_left
 from collections import defaultdict
@@ -15,45 +15,45 @@ _DEPTHS = TUNING.calibration_depths
 
 @dataclass
 class _Rounds:
-    """Times and tokens of the rounds of one drafter."""
+    """Mean times and tokens of the rounds of one drafter."""
 
-    time: float = 1.0  # mean of taken / expected
-    own: list[float] = field(default_factory=lambda: [1.0] * len(_DEPTHS))  # further factor of it, by depth
+    time: float = 1.0  # mean of measured / expected
+    own: list[float] = field(default_factory=lambda: [1.0] * len(_DEPTHS))  # further factors, by depth class
     tokens: float = 1.0  # mean tokens of a round
     expected_tokens: float = 1.0  # mean expected tokens of a round
-    steps: int = 0  # steps for which sequences have been in rounds; 0: none is
-    failed: int = 0  # times in a row that its rounds were soon given up
+    steps: int = 0  # consecutive steps with sequences in rounds; 0: no sequence is in rounds
+    failed: int = 0  # consecutive times that its rounds were soon given up
 
     @property
     def fading(self) -> float:
-        """Steps without rounds after which their calibration is 1/e: more after each vain trial."""
+        """Steps without rounds in which the calibration decays to 1/e; doubled after each failed trial."""
         return TUNING.calibration_fading * 2.0 ** min(self.failed, TUNING.calibration_doublings)
 
 
 class Calibration:
-    """Compares the time that rounds and plain decoding take with the time that was expected.
+    """Compares measured times of rounds and of plain decoding with the expected times.
 
-    Costs describe single steps, and depths are chosen by estimated rates. Only the running batch shows what
-    costs and rates leave out. A draft on the same machine slows the target's steps down. Sequences come back
-    too late for their step. The best of several estimates is mostly too good. Delays of both kinds of
-    decoding, such as prompts, cancel out. Rounds that are not seen for a while count more and more as plain
-    decoding does. So a drafter that did not pay is tried again.
+    Costs describe single steps, and depths are chosen by estimated rates. Only the running batch shows the
+    effects that costs and rates leave out. A draft on the same machine slows the target's steps down.
+    Sequences return too late for their step. The best of several estimates is usually too optimistic. Delays
+    that affect both kinds of decoding, such as prefills, cancel out. While a drafter has no rounds, its
+    factors decay to those of plain decoding. So a drafter that did not pay is tried again.
 
-    Each drafter has its own rounds, since its Drafts are made on other machines. A drafter without rounds
-    counts as the mean of all drafters. Deep rounds may miss their speed by more than shallow rounds, so the
-    rest is learned by depth, more slowly.
+    Each drafter has factors of its own, because its Drafts are made on other machines. A drafter without
+    rounds starts with the mean of all drafters. The error may be larger for deep rounds than for shallow
+    rounds. So an additional factor for each class of depths is learned, more slowly.
 
     A round whose Draft was late has a short time and one token. A usual round has a long time and several
-    tokens. So the means of times and of tokens are arithmetic: their quotient is the speed of all rounds.
+    tokens. So times and tokens are averaged separately: the quotient of the means is the speed of all rounds.
     """
 
     def __init__(self) -> None:
-        self._plain = 1.0  # mean of time taken / expected, while nothing is drafted
-        self._beside_rounds = 1.0  # further factor of it, while sequences at the target are in rounds
+        self._plain = 1.0  # mean of measured / expected time of plain decoding
+        self._beside_rounds = 1.0  # additional factor while other sequences are in rounds
         self._rounds: defaultdict[str, _Rounds] = defaultdict(self._usual)  # key: drafter
 
     def factors(self, drafter: str) -> NDArray[np.float64]:
-        """[MAX_DEPTH] by depth: factor by which the drafter's rounds take longer for their tokens."""
+        """Returns the factors by which rounds are slower per token than expected, by depth: [MAX_DEPTH]."""
         rounds = self._rounds[drafter]
         time = rounds.time / self._plain * np.repeat(rounds.own, np.diff(_DEPTHS, prepend=0))
         return np.asarray(time * rounds.expected_tokens / rounds.tokens)
@@ -82,7 +82,7 @@ class Calibration:
     ) -> None:
         """Learns how many seconds a sequence waited from one token of plain decoding to the next.
 
-        is_trial: sequences are in rounds, but for these few tokens.
+        is_trial: whether the sequences are in rounds, except for these few tokens.
         """
         memory = TUNING.calibration_trial_memory if is_trial else TUNING.calibration_memory
         self._plain += (_ratio(seconds, expected_s, self._plain) - self._plain) / (memory * sequences)
@@ -90,8 +90,8 @@ class Calibration:
     def observe_plain_beside_rounds(self, seconds: float, expected_s: float, sequences: int) -> None:
         """Learns how many seconds a token of plain decoding took while other sequences were in rounds.
 
-        Only this shows what rounds cost the sequences that are not in them: a draft on the target's device
-        slows every step down.
+        Only this shows what rounds cost the sequences in plain decoding. For example, a draft on the target's
+        device slows every step down.
         """
         found = _ratio(seconds, expected_s, self._plain * self._beside_rounds) / self._plain
         self._beside_rounds += (found - self._beside_rounds) / (TUNING.calibration_memory * sequences)
@@ -103,7 +103,7 @@ class Calibration:
         rounds.expected_tokens += newest * (expected - rounds.expected_tokens)
 
     def observe_step(self, drafters: Collection[str]) -> None:
-        """Learns which drafters have sequences in rounds at a step; empty: all decode plainly."""
+        """Learns which drafters have sequences in rounds at a step; empty: all sequences decode plainly."""
         like = _mean([self._rounds[name] for name in drafters]) if drafters else _Rounds(time=self._plain)
         if not drafters:
             self._beside_rounds += (1.0 - self._beside_rounds) / TUNING.calibration_fading
@@ -120,7 +120,7 @@ class Calibration:
             rounds.tokens += (tokens - rounds.tokens) / rounds.fading
 
     def _usual(self) -> _Rounds:
-        """Mean over the known drafters, for a drafter that had no rounds."""
+        """Returns the mean over the known drafters, for a drafter without rounds."""
         return _mean([*self._rounds.values()]) if self._rounds else _Rounds()
 
 
@@ -134,6 +134,6 @@ def _mean(rounds: Sequence[_Rounds]) -> _Rounds:
 
 
 def _ratio(seconds: float, expected_s: float, believed: float) -> float:
-    """Taken / expected time, within limits around what it was believed to be."""
+    """Returns measured / expected time, clipped to limits around its present estimate."""
     limit = TUNING.calibration_limit
     return min(max(seconds / expected_s, believed / limit), believed * limit)

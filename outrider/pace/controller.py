@@ -1,7 +1,7 @@
 """The pace of all sequences at one target: observations in, depths out. Torch-free.
 
-It joins three parts: costs predict what things take, the policy turns predictions into depths, and
-exploration decides what is tried only to learn from it.
+It combines three parts: costs predict times, the policy turns predictions into depths, and exploration
+decides what is tried only to learn from it.
 """
 
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Pace:
-    """Decides together for all sequences, again whenever each has reported something new."""
+    """Decides the depths of all sequences jointly, after about one new observation per sequence."""
 
     def __init__(self, settings: PaceSettings, surveyed: Surveyed = nothing_surveyed) -> None:
         self._settings = settings
@@ -33,11 +33,11 @@ class Pace:
         self._costs = TargetCosts(surveyed)
         self._trials = Trials()
         self._budget = Budget()
-        self._everyone_waits = False  # whether a step waits for the Draft of a round that is only tried
+        self._everyone_waits = False  # whether steps wait for the Draft of a trial round
         self._is_trying_plain = False  # whether sequences in rounds try plain decoding
-        self._observations = 0  # since the last decision
+        self._observations = 0  # number since the last decision
         self._in_rounds: Counter[tuple[str, str]] | None = None  # see _in_rounds_like; None: to be counted
-        self._decided_for = 0  # sequences
+        self._decided_for = 0  # number of sequences at the last decision
 
     @property
     def settings(self) -> PaceSettings:
@@ -45,12 +45,12 @@ class Pace:
         return self._settings
 
     def use(self, settings: PaceSettings) -> None:
-        """Puts settings in force from the next turn of every sequence on."""
+        """Applies new settings, from the next turn of every sequence on."""
         self._settings = settings
         self._decide()
 
     def join(self, sequence: PacedSequence) -> None:
-        """Counts a sequence in. It gets the depth of a sequence like it, if there is any."""
+        """Adds a sequence. It starts with the depth of a similar sequence, if there is any."""
         self._sequences.append(sequence)
         self._in_rounds = None
         self._trials.observe_load(len(self._sequences))
@@ -62,7 +62,7 @@ class Pace:
             sequence.decision = replace(sequence.decision, depth=depth, decided_by=alike.decision.decided_by)
 
     def leave(self, sequence: PacedSequence) -> None:
-        """Counts a sequence out."""
+        """Removes a sequence."""
         self._sequences.remove(sequence)
         self._in_rounds = None
 
@@ -88,9 +88,9 @@ class Pace:
     def observe_round(
         self, sequence: PacedSequence, accepted: int, reached: int, times: RoundTimes, further: int = 0
     ) -> None:
-        """Learns from a Verdict on a Draft: accepted of the reached positions of its chain are correct.
+        """Learns from a Verdict: ``accepted`` of the ``reached`` positions of the Draft's chain are correct.
 
-        further: correct tokens beside those positions.
+        further: correct tokens outside of those positions.
         """
         tokens = 1.0 + accepted + further
         if sequence.depth == 0 and sequence.is_trying:
@@ -112,9 +112,9 @@ class Pace:
         self._costs.observe_round(sequence.drafter, sequence.worker, in_rounds, times)
 
     def _in_rounds_like(self, sequence: PacedSequence) -> int:
-        """Returns the sequences in rounds whose Drafts the same drafter makes at the same worker.
+        """Returns the number of sequences in rounds with the same drafter and the same worker.
 
-        They are counted once a step: every sequence of the step asks.
+        The count is cached for a step, because every sequence of the step asks for it.
         """
         if self._in_rounds is None:
             self._in_rounds = Counter(
@@ -128,7 +128,7 @@ class Pace:
             sequence.late_s = waited_s
 
     def observe_plain(self, sequence: PacedSequence, seconds: float) -> None:
-        """Learns from a token of plain decoding, that many seconds after the token before it."""
+        """Learns from a token of plain decoding, which came ``seconds`` after the previous token."""
         is_trial = sequence.depth > 0
         if not is_trial and self._everyone_waits:
             self._spend(seconds, 1.0)
@@ -142,19 +142,19 @@ class Pace:
 
     @staticmethod
     def _makes_everyone_wait(sequence: PacedSequence) -> bool:
-        """Whether all sequences wait for the Draft of a round that this sequence only tries."""
+        """Whether all sequences wait for the Draft of a trial round of this sequence."""
         return sequence.depth == 0 and sequence.is_trying and sequence.drafter.waits_in_step
 
     def _spend(self, seconds: float, tokens: float) -> None:
-        """Counts what a sequence lost while rounds were tried; seconds: time of its newest tokens."""
+        """Charges the budget for the time that trial rounds cost; seconds: time of the newest tokens."""
         if rate := self._costs.plain_rate(len(self._sequences)):
             sequences = len(self._sequences)
             self._budget.spend(seconds / sequences - tokens / rate)
 
     def _observe_instead_of_round(self, sequence: PacedSequence, seconds: float) -> None:
-        """Learns what rounds come to if Drafts are late: a token, after a vain wait.
+        """Counts a late Draft as a round that gave one token after a wait in vain.
 
-        Otherwise only Drafts in time would count, and rounds would look faster than they are.
+        Otherwise only rounds with a Draft in time would count, and rounds would look faster than they are.
         """
         if sequence.late_s is None or sequence.decision.decided_by != MEASURED:
             return
@@ -164,7 +164,7 @@ class Pace:
         sequence.late_s = 0.0
 
     def observe_probe(self, sequence: PacedSequence, accepted: int, reached: int) -> None:
-        """Learns from a guess that the text has judged, made while the sequence was in plain decoding."""
+        """Learns from a probe: a guess, made during plain decoding, that the text has judged."""
         sequence.acceptance.observe(accepted, reached)
         self._probed(sequence)
 
@@ -174,9 +174,10 @@ class Pace:
             sequence.acceptance.task.probes.observe(succeeded=sequence.depth > 0)
 
     def refresh(self) -> None:
-        """Decides again if enough was observed since. A caller chooses a moment when nothing waits.
+        """Decides again if there are enough new observations. Callers choose a moment when no turn waits.
 
-        While no sequence has Drafts, steps show only the target's costs, which are known.
+        While no sequence has Drafts, steps show only the target's costs. These are known, so decisions are
+        rarer.
         """
         awaited = len(self._sequences)
         if awaited < TUNING.plain_steps and not any(map(self.may_pay, self._sequences)):
@@ -197,7 +198,7 @@ class Pace:
         return self.depth_in_rounds(sequence) if self.may_pay(sequence) else 0
 
     def depth_in_rounds(self, sequence: PacedSequence) -> int:
-        """Depth while the sequence is in rounds; the trial depth if it is there only for a trial."""
+        """Depth of the sequence's rounds; the trial depth if it is in rounds only for a trial."""
         return sequence.depth or min(TUNING.trial_depth, sequence.cap(self._settings))
 
     def reason(self, sequence: PacedSequence) -> str:
@@ -213,14 +214,14 @@ class Pace:
         return max(interval, repaid) if sequence.drafter.probes_by_rounds else interval
 
     def rate(self, drafter: DrafterInfo, rates: Sequence[float], max_depth: int) -> float:
-        """Tokens per second of a sequence, if all at the target were drafted alike, as deep as pays.
+        """Returns tokens per second of a sequence if all sequences were drafted alike, at the best depth.
 
         Args:
             rates: acceptance rate of each position, given that it is reached.
-            max_depth: the request's own cap.
+            max_depth: limit of the request.
 
         Returns:
-            0 until the target's costs are known.
+            tokens per second; 0 until the target's costs are known.
         """
         if not self._costs.are_known:
             return 0.0
@@ -229,17 +230,17 @@ class Pace:
         return best_rate(min(max_depth, self._settings.max_depth), rates, costs, self._at_target)
 
     def plain_rate(self, sequences: int) -> float | None:
-        """Tokens per second that plain decoding would give that many of our sequences; None: not known."""
+        """Tokens per second of plain decoding for that many of this gateway's sequences; None: not known."""
         return self._costs.plain_rate(sequences)
 
     @property
     def _mean_length(self) -> float:
-        """Tokens of a sequence."""
+        """Mean length of a sequence, in tokens."""
         return sum(sequence.length for sequence in self._sequences) / max(len(self._sequences), 1)
 
     @property
     def _at_target(self) -> float:
-        """Sequences at the target, at least 1."""
+        """Number of sequences at the target, at least 1."""
         return max(self._running, len(self._sequences), 1.0)
 
     def _decide(self) -> None:

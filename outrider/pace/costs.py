@@ -15,7 +15,7 @@ from outrider.pace.step import Step
 from outrider.pace.step_cost import StepCost
 from outrider.pace.tuning import TUNING
 
-# Steps that a drafter timed before it served, by its name; empty name: the target itself.
+# Function from a drafter's name to steps that it timed before it served; the empty name is the target.
 Surveyed = Callable[[str], Sequence[Step]]
 
 
@@ -28,26 +28,26 @@ def nothing_surveyed(name: str) -> Sequence[Step]:
 class RoundTimes:
     """Measured times of a round."""
 
-    depth: int  # guesses in the chain
-    seconds: float  # time in which the target did not work on the round
+    depth: int  # number of guesses in the chain
+    seconds: float  # time that the round spent outside of the target
     overhead_s: float  # part of ``seconds`` outside of the drafter
-    target_s: float  # time in which the target had the round, before and in its step
-    ahead_hit: bool | None = None  # whether the Draft was there before its Verdict; None: none was prepared
+    target_s: float  # time that the round spent at the target, before and in its step
+    ahead_hit: bool | None = None  # whether draft-ahead had prepared the Draft; None: nothing was prepared
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """Predicted times behind the newest decision."""
+    """Predicted times on which the newest decision is based."""
 
     round_s: float = math.nan  # seconds from Verdict to Verdict
-    step_s: float = math.nan  # seconds of a token of plain decoding beside the sequences in rounds
+    step_s: float = math.nan  # seconds of a token of plain decoding while sequences are in rounds
     plain_s: float = math.nan  # seconds of a token of plain decoding, if no sequence were in rounds
     in_rounds: Counter[str] = field(default_factory=Counter)  # sequences in rounds, by drafter
 
 
 @dataclass(frozen=True)
 class BatchCosts:
-    """Costs at the batch's mean context; the slowest drafter decides the time of drafting."""
+    """Costs at the batch's mean context length; the slowest drafter determines the drafting time."""
 
     target: StepCost
     drafters: list[tuple[DrafterCost, float]]  # each with its share of the sequences
@@ -70,7 +70,7 @@ class BatchCosts:
 
 
 class TargetCosts:
-    """Everything that takes time at one target: its steps, its drafters, the rounds of its sequences."""
+    """Costs at one target: its steps, its drafters, and the rounds of its sequences."""
 
     def __init__(self, surveyed: Surveyed = nothing_surveyed) -> None:
         self._surveyed = surveyed
@@ -80,7 +80,7 @@ class TargetCosts:
         self._calibration = Calibration()
         self.expected = Expectation()  # predictions of the newest decision
         self._plain_s: float | None = None  # seconds of a step of plain decoding, averaged; None: not known
-        self._averaged_s = self._busy_s = 0.0  # seconds of steps in that average, and of steps since then
+        self._averaged_s = self._busy_s = 0.0  # seconds of steps in that average, and since then
 
     @property
     def are_known(self) -> bool:
@@ -88,7 +88,7 @@ class TargetCosts:
         return self._target.is_known
 
     def observe_step(self, step: Step) -> bool:
-        """Learns from a step of the target; False: another sequence has reported it."""
+        """Learns from a step of the target; returns False if another sequence has reported it."""
         self._newest_step_s = step.seconds
         if not self._target.observe(step):
             return False
@@ -120,7 +120,7 @@ class TargetCosts:
 
         Args:
             sequences: sequences at the target; some may have left since the decision.
-            is_trial: whether the sequence is in rounds, but for these few tokens.
+            is_trial: whether the sequence is in rounds, except for these few tokens.
         """
         in_rounds = self.expected.in_rounds.total()
         plain = max(sequences - in_rounds, 1)
@@ -134,8 +134,8 @@ class TargetCosts:
         """Returns the costs of a batch.
 
         Args:
-            drafted_by: [sequences] drafter and worker of each; a sequence without a worker counts at a known
-                worker.
+            drafted_by: [sequences] drafter and worker of each sequence; without a worker, the costs of the
+                worker that was used last hold.
             context: tokens per sequence.
         """
         counts = Counter(self._of(drafter, worker) for drafter, worker in drafted_by)
@@ -165,8 +165,8 @@ class TargetCosts:
     def plain_rate(self, sequences: int) -> float | None:
         """Tokens per second of plain decoding for that many sequences; None: not known yet.
 
-        The time of a step is averaged over the last ``published_s`` of steps: a single fit swings with its
-        few steps.
+        The time of a step is averaged over the last ``published_s`` seconds of steps, because a single fit
+        varies with its few steps.
         """
         if not sequences:
             return 0.0

@@ -1,4 +1,4 @@
-"""Costs of a drafter: what lies between a Verdict and the next Draft sent, at each worker. Torch-free."""
+"""Costs of a drafter: the time from a Verdict to the next Draft sent, at each worker. Torch-free."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -15,15 +15,15 @@ from outrider.pace.tuning import TUNING
 
 
 class RoundCost:
-    """Seconds of a round outside of draft and target, by how many sequences are in rounds."""
+    """Seconds of a round outside of draft and target, as a function of the sequences in rounds."""
 
     def __init__(self) -> None:
         self._cost = LinearCost(TUNING.round_reluctance)
 
     def observe(self, sequences: int, seconds: float) -> None:
-        """Learns from one sequence's round; 0 seconds count, though no relative error could.
+        """Learns from one sequence's round. The seconds are raised to a minimum, since 0 would be ignored.
 
-        Else a target that begins its rounds by itself would be known by the first of them alone.
+        Otherwise a target that starts its rounds under a lease would be known only by the first round.
 
         sequences: sequences in rounds.
         """
@@ -37,20 +37,20 @@ class RoundCost:
 class DrafterCost:
     """Seconds that a drafter takes at a worker, outside of the target.
 
-    Draft-ahead hides a share of the time, but never more than the target's own step lasts.
+    Draft-ahead hides a share of the time, but at most the duration of the target's step.
     """
 
     def __init__(self, drafter: DrafterInfo, surveyed: Sequence[Step] = ()) -> None:
         self._drafter = drafter
         self.step = StepCost(surveyed)
         self.round = RoundCost()
-        self._hidden = 0.0  # hidden share of the time that could be hidden
-        self._verdicts = 0.0  # verdicts in that share; 0: Drafts are not prepared there
+        self._hidden = 0.0  # hidden share of the time that draft-ahead could hide
+        self._verdicts = 0.0  # verdicts in that share; 0: the worker does not draft ahead
 
     def observe_ahead(
         self, sequences: int, depth: int, seconds: float, target_step_s: float, ahead_hit: bool
     ) -> None:
-        """Learns the seconds from a Verdict to the next Draft sent, at a worker that prepares Drafts."""
+        """Learns the seconds from a Verdict to the next Draft sent, at a worker that drafts ahead."""
         if not self._verdicts:
             self._hidden, self._verdicts = TUNING.prior_hidden, TUNING.prior_hidden_verdicts
         alone = float(self._alone(sequences, depth))
@@ -60,10 +60,10 @@ class DrafterCost:
         self._hidden += (min(max(hidden, 0.0), 1.0) - self._hidden) / self._verdicts
 
     def seconds(self, sequences: Vector, depth: Vector, alternatives: Vector, target_step: Vector) -> Vector:
-        """Seconds from a Verdict to the next Draft sent; arguments broadcast.
+        """Returns the seconds from a Verdict to the next Draft sent; arguments broadcast.
 
         Args:
-            alternatives: nodes next to chains, all together, that the drafter feeds too.
+            alternatives: total number of nodes next to chains that the drafter's model processes.
             target_step: seconds of the target's step.
         """
         alone = self._alone(sequences, depth, alternatives)
@@ -81,17 +81,17 @@ class DrafterCost:
 
 
 class DrafterCosts:
-    """Seconds that a drafter takes, at each of its workers."""
+    """Costs of a drafter at each of its workers."""
 
     def __init__(self, drafter: DrafterInfo, surveyed: Sequence[Step] = ()) -> None:
         """surveyed: steps that its worker timed before it served."""
-        self._newest = DrafterCost(drafter, surveyed)  # newest cost that was asked for
+        self._newest = DrafterCost(drafter, surveyed)  # cost that was used last
         self._of_worker = Lru[str, DrafterCost](TUNING.most_workers)
 
     def at(self, worker: str) -> DrafterCost:
         """Returns the cost at a worker; a new worker begins with the cost of another worker.
 
-        worker: address; empty: any worker, or the drafter has none.
+        worker: address; empty: any worker, or a drafter without workers.
         """
         if worker:
             self._newest = self._of_worker.get(worker, self._like_newest)

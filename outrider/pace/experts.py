@@ -10,16 +10,17 @@ from outrider.pace.regression import LinearCost, Vector
 from outrider.pace.step import Step
 from outrider.pace.tuning import TUNING
 
-MOST_CHOSEN = 1.0 - 1e-9  # share that a token chooses; a model whose tokens choose all has no logarithm
+MOST_CHOSEN = 1.0 - 1e-9  # largest share of experts that a token chooses; the logarithm is infinite at 1
 
 
 @dataclass(frozen=True)
 class ExpertsRead:
-    """Share of a mixture's experts that a step reads, by its size.
+    """Share of a mixture's experts that a step reads, as a function of the step's size.
 
-    Tokens that choose k of E experts independently leave out (1 - k / E)^n of them. Alike tokens leave out
-    more, so a further token of a sequence counts for less than a token, and so does a further sequence. The
-    negative logarithm of what is left out is therefore linear: these are its coefficients.
+    If n tokens choose k of E experts independently, a share of (1 - k / E)^n of the experts is not read.
+    Similar tokens choose similar experts. So a further token of a sequence counts for less than an
+    independent token, and so does a further sequence. The negative logarithm of the unread share is therefore
+    modelled as linear, with these coefficients.
     """
 
     constant: float = 0.0
@@ -28,15 +29,15 @@ class ExpertsRead:
 
     @classmethod
     def independent(cls, chosen: float) -> "ExpertsRead":
-        """Returns the share if all tokens choose independently. chosen: share that a token chooses."""
+        """Returns the model for tokens that choose independently. chosen: share that a token chooses."""
         return cls(of_token=-math.log1p(-min(chosen, MOST_CHOSEN)))
 
     def share(self, sequences: ArrayLike, tokens: ArrayLike) -> Vector:
-        """Returns the shares of steps of at least a token; arguments broadcast.
+        """Returns the shares for steps of at least one token; arguments broadcast.
 
         Args:
             sequences: sequences of a step.
-            tokens: tokens of a step, all together.
+            tokens: total tokens of a step.
         """
         left_out = self.constant + self.of_sequence * np.asarray(sequences, np.float64)
         return np.asarray(-np.expm1(-(left_out + self.of_token * np.asarray(tokens))))
@@ -48,19 +49,19 @@ NO_EXPERTS = ExpertsRead()
 class LearnedExperts:
     """Experts that steps of a mixture read, learned from steps that counted them.
 
-    After steps of one size alone, tokens count as independent: the share that they read says no more.
+    If all steps had one size, tokens count as independent, because one share determines one coefficient only.
     """
 
     def __init__(self) -> None:
-        self._left_out = LinearCost(TUNING.experts_reluctance)  # constant, sequences, tokens
+        self._left_out = LinearCost(TUNING.experts_reluctance)  # weights of constant, sequences, tokens
 
     @property
     def read(self) -> ExpertsRead:
-        """Share by the size of a step; 0 for any size if no step has counted."""
+        """Share as a function of a step's size; 0 for any size if no step has counted its experts."""
         return ExpertsRead(*map(float, self._left_out.weights))
 
     def observe(self, step: Step) -> None:
-        """Learns from a step without prompts. A step that read nearly all experts tells little."""
+        """Learns from a step without prompts. A step that read nearly all experts is ignored as useless."""
         size = step.size
         if size.prompt_tokens or not 0.0 < step.experts_read <= TUNING.most_experts:
             return

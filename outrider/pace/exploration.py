@@ -1,22 +1,24 @@
 """Exploration: everything that is tried only to learn from it, and how often. Torch-free.
 
-A controller learns about what it does, and nothing about what it does not do. In plain decoding, no Verdict
-shows how good Drafts would be. While all sequences are in rounds, no step shows what plain decoding would
-take. A drafter that never drafts stays unknown. So each choice would confirm itself for ever. Three small,
-bounded expenses keep every choice open:
+A controller learns about the choices that it makes, and nothing about the alternatives. In plain decoding, no
+Verdict shows the acceptance rate of Drafts. While all sequences are in rounds, no step shows the cost of
+plain decoding. A drafter that is never used stays unknown. So each choice would reinforce itself for ever.
+Three kinds of exploration, each of small and bounded cost, prevent this:
 
-- A *trial* of the other kind of decoding shows what that costs. The sequences in rounds decode a few tokens
-  plainly, or all sequences make a few rounds if none is in rounds (``Trials``). It comes after 600 steps of
-  one kind. Early trials come sooner: first measurements are the worst.
-- A *probe* shows how good Drafts would be for a sequence in plain decoding. Its drafter guesses, and the text
-  or a round judges the guess (``Probes``). Probes that change nothing get rarer.
-- A *watch* shows how good a drafter is that does not draft. It guesses for another drafter's sequence, and
-  the text judges it (``Watches``). Watches use up a credit that grows by a fixed share per sequence.
+- A *trial* measures the cost of the other kind of decoding (``Trials``). The sequences in rounds decode a few
+  tokens plainly. If no sequence is in rounds, all sequences make a few rounds. A trial comes after 600 steps
+  of one kind. The first trials come sooner, because the first measurements are the least reliable.
+- A *probe* measures the acceptance rate of a sequence in plain decoding (``Probes``). Its drafter guesses,
+  and the text or a round judges the guess. Probes become rarer while they change nothing.
+- A *watch* measures the acceptance rate of a drafter that is not in use (``Watches``). It guesses for another
+  drafter's sequence, and the text judges the guess. Watches spend a credit that grows with each sequence.
 
-All sequences wait for a Draft that is made between two steps of the target, also if one sequence alone tries
-a round. So trials and probes of such drafters keep within a budget of the target's time (``Budget``).
+Some drafters make their Drafts between two steps of the target. All sequences wait for such a Draft, even if
+only one sequence tries a round. So trials and probes of these drafters have a budget of the target's time
+(``Budget``).
 
-``PaceSettings.explores`` turns all three off. What does not pay then stays off, until the load changes.
+``PaceSettings.explores`` turns all exploration on or off. Without it, a choice that does not pay stays off
+until the load changes.
 """
 
 from collections.abc import Hashable, Mapping
@@ -26,12 +28,12 @@ from outrider.learning.lru import Lru
 from outrider.pace.settings import PaceSettings
 from outrider.pace.tuning import TUNING
 
-NEVER = 1 << 40  # tokens; more than any sequence has
-ROUNDING = 1e-9  # sequences
+NEVER = 1 << 40  # tokens; longer than any sequence
+ROUNDING = 1e-9  # sequences; tolerance for rounding of the credit
 
 
 class Trials:
-    """When all sequences of a target try the other kind of decoding, for its cost."""
+    """Schedule of trials, in which all sequences of a target try the other kind of decoding."""
 
     def __init__(self) -> None:
         self._steps = 0  # steps since the kind of decoding in force changed or was tried
@@ -45,15 +47,15 @@ class Trials:
         self._is_drafting = is_drafting
 
     def observe_load(self, sequences: int) -> None:
-        """Hastens the next trial if the load has doubled since the last trial."""
+        """Brings the next trial forward if the load has doubled since the last trial."""
         if sequences >= 2 * self._sequences:
             self._steps = max(self._steps, self._wait - TUNING.first_trial)
             self._sequences = sequences
 
     def begin(self, settings: PaceSettings, sequences: int, debt_s: float = 0.0) -> int:
-        """Begins a trial if it is time; returns its tokens of plain decoding, 0 if no trial begins.
+        """Begins a trial if it is due; returns its tokens of plain decoding, 0 if no trial begins.
 
-        debt_s: seconds until the budget has paid for earlier rounds in vain; plain decoding is tried anyway.
+        debt_s: seconds until the budget has paid for earlier trials; until then only plain decoding is tried.
         """
         wait = min(self._wait, settings.trial_steps)
         if not settings.explores or settings.policy != "measured" or self._steps < wait:
@@ -67,34 +69,34 @@ class Trials:
 
 
 class Budget:
-    """Budget of rounds that are tried while plain decoding is faster, and for which all sequences wait."""
+    """Budget of target time for trial rounds that make all sequences wait while plain decoding is faster."""
 
     def __init__(self) -> None:
         self._left_s = 0.0  # seconds; negative: debts
 
     def earn(self, seconds: float) -> None:
-        """Adds the share of these seconds of the target."""
+        """Adds the share for exploration of these seconds of the target."""
         self._left_s = min(self._left_s + TUNING.explored_share * seconds, TUNING.most_budget_s)
 
     def spend(self, seconds: float) -> None:
-        """Takes off seconds by which a token came later than by plain decoding; negative: earlier."""
+        """Subtracts the seconds by which tokens came later than in plain decoding; negative: earlier."""
         self._left_s -= seconds
 
     @property
     def debt_s(self) -> float:
-        """Seconds of the target until the share has paid for what was tried."""
+        """Seconds of target time until the budget is no longer negative."""
         return max(-self._left_s, 0.0) / TUNING.explored_share
 
 
 class Turns:
-    """Turns of the other kind that one sequence takes next, only to learn from them."""
+    """Next turns of one sequence that try the other kind of decoding, only to learn from them."""
 
     def __init__(self) -> None:
         self.left = 0
-        self.is_probe = False  # the next round shows how good Drafts are, since no text can
+        self.is_probe = False  # the next round is a probe, because text alone cannot judge the Drafts
 
     def try_kind(self, is_drafting: bool, plain_tokens: int) -> None:
-        """Takes part in a trial: a few rounds, or that many tokens of plain decoding."""
+        """Joins a trial: a few rounds, or ``plain_tokens`` tokens of plain decoding."""
         self.left = plain_tokens if is_drafting else TUNING.trial_rounds
 
     def probe(self) -> None:
@@ -104,22 +106,22 @@ class Turns:
 
 
 class Probes:
-    """How rarely the sequences of one task probe their drafter while they are decoded plainly."""
+    """Interval at which sequences of one task probe their drafter during plain decoding."""
 
     def __init__(self) -> None:
-        self._failed = 0  # probes in a row that did not bring drafting back
+        self._failed = 0  # consecutive probes after which drafting did not resume
 
     def observe(self, succeeded: bool) -> None:
-        """Counts a probe, which succeeds if it brings drafting back."""
+        """Counts a probe, which succeeds if drafting resumes after it."""
         self._failed = 0 if succeeded else self._failed + 1
 
     def interval(self, settings: PaceSettings, drafter: DrafterInfo, sequences: int) -> int:
-        """Plain tokens from one probe of a sequence to its next.
+        """Returns the number of plain tokens between two probes of a sequence.
 
-        Their number grows with every probe in a row that changed nothing, and with the sequences: many
-        sequences together learn as much by fewer probes of each. A guess costs time if the draft shares a
-        processor, and the draft has to take in a new sequence's prompt. A probe of a target drafter is a
-        round, and all sequences of the step wait for its Draft. So a single sequence probes at a time.
+        It grows with each consecutive probe that changed nothing. It also grows with the number of sequences,
+        because many sequences learn as much from fewer probes each. A guess costs time if the draft shares a
+        processor, and the draft must first prefill a new sequence's prompt. A probe of a target drafter is a
+        round, and all sequences of the step wait for its Draft. So only one sequence probes at a time.
 
         sequences: sequences at the target.
         """
@@ -132,18 +134,18 @@ class Probes:
 
 
 class Watches:
-    """Which drafters guess for a new sequence that another drafter drafts."""
+    """Choice of the drafters that guess for a new sequence of another drafter, to be compared."""
 
     def __init__(self) -> None:
         self._sequences = 0
         self._credit = TUNING.most_credit
-        self._newest = Lru[tuple[Hashable, str], int](TUNING.most_watched)  # number of the newest sequence
+        self._newest = Lru[tuple[Hashable, str], int](TUNING.most_watched)  # number of its newest sequence
 
     def begin(self, settings: PaceSettings, key: Hashable, known: Mapping[str, bool]) -> list[str]:
-        """Returns the drafters that guess for a new sequence: all unknown drafters, or else the next in turn.
+        """Returns the drafters that guess for a new sequence: all unknown drafters, or the next in turn.
 
         Args:
-            key: kind of sequences that have an acceptance of their own.
+            key: class of sequences with acceptance rates of its own.
             known: by drafter, whether enough is known about it.
         """
         self._sequences += 1
@@ -161,11 +163,11 @@ class Watches:
         return watched
 
     def _may_tell_more(self, key: Hashable, name: str) -> bool:
-        """Whether no recent sequence is watched for the drafter already; its watch may suffice."""
+        """Whether a new watch is useful: no recent sequence is watched for the drafter already."""
         newest = self._newest.peek((key, name))
         return newest is None or self._sequences - newest >= TUNING.watch_again
 
 
 def watch_tokens(settings: PaceSettings, is_known: bool) -> int:
-    """Tokens from one guess of a watched drafter to its next; fewer until enough is known about it."""
+    """Returns the tokens between two guesses of a watched drafter; fewer until enough is known about it."""
     return settings.probe_tokens if is_known else settings.probe_tokens // TUNING.unknown_factor

@@ -1,14 +1,15 @@
-"""The depths at which a batch is served fastest. Pure functions over arrays, torch-free.
+"""Search for the depths at which a batch is served fastest. Pure functions over arrays, torch-free.
 
-The aim is the largest mean, over the sequences, of the logarithm of their tokens per second. If the
-sequences are alike, that is the most tokens per second; if they differ, it is not. The most tokens per
-second at a moment would come from deep Drafts for easy sequences, at the cost of hard sequences. But easy
-sequences are soon through, and hard sequences then fill the batch.
+The objective is the mean, over the sequences, of the logarithm of their tokens per second. For identical
+sequences its maximum is also that of the total tokens per second; for different sequences it is not. The
+total at one moment is largest with deep Drafts for easy sequences, at the cost of hard sequences. But easy
+sequences finish soon, and hard sequences then fill the batch.
 
-Why the logarithm: answers do not get longer by being fast. Let S streams answer request after request in
-rounds of P seconds, with E tokens a round. The tokens per second over whole answers are then S / (P mean(1 /
-E)), the mean over answers. A sequence is in the batch for a share of the time that is proportional to 1 / E.
-So the relative change of these tokens per second is the change of the batch's mean of log E - log P.
+Why the logarithm: an answer does not become longer by being faster. Let S streams answer request after
+request in rounds of P seconds, with E tokens per round. The tokens per second over whole answers are then S /
+(P mean(1 / E)), with the mean over answers. The share of time that a sequence spends in the batch is
+proportional to 1 / E. So the relative change of these tokens per second is the change of the batch's mean of
+log E - log P.
 """
 
 from dataclasses import dataclass
@@ -22,12 +23,12 @@ from outrider.pace.tuning import TUNING
 
 
 class Costs(Protocol):
-    """Seconds; arguments and results broadcast."""
+    """Costs in seconds; arguments and results broadcast."""
 
     @property
     def calibration(self) -> Vector | float:
-        """[sequences, max_depth] factor by which rounds of each depth take longer than these costs, divided
-        by the factor of plain decoding; or a single factor."""
+        """Factor by which rounds of each depth take longer than these costs, divided by the factor of plain
+        decoding: [sequences, max_depth], or a single factor."""
 
     @property
     def plain_factor(self) -> float:
@@ -35,10 +36,10 @@ class Costs(Protocol):
 
     @property
     def draft_in_step(self) -> bool:
-        """Whether Drafts are made in the target's own steps, so that all wait for the deepest."""
+        """Whether Drafts are made in the target's own steps, so that all sequences wait for the deepest."""
 
     def step(self, sequences: Vector, tokens: Vector) -> Vector:
-        """Seconds of a target step over these tokens, all together, of these sequences."""
+        """Seconds of a target step with these sequences and this total of tokens."""
 
     def drafting(
         self, sequences: Vector, depth: Vector, alternatives: Vector | float, target_step: Vector
@@ -48,26 +49,26 @@ class Costs(Protocol):
         Args:
             sequences: sequences in rounds.
             depth: depth of the deepest Draft.
-            alternatives: nodes next to the chains that a drafter feeds too, all together.
-            target_step: seconds of a target step, in which draft-ahead has time.
+            alternatives: total number of nodes next to chains that a drafter's model processes.
+            target_step: seconds of a target step, during which draft-ahead can work.
         """
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Ways to run a batch, an array entry each."""
+    """Candidate ways to run a batch, one per array entry."""
 
     plain: Vector  # sequences in plain decoding
     rounds: Vector  # sequences in rounds
-    drafted: Vector  # drafted tokens per round, all together
+    drafted: Vector  # total drafted tokens per round
     log_tokens: Vector  # logarithm of the expected tokens of a round, summed over the sequences in rounds
     log_overrun: Vector  # logarithm of the factor by which rounds take longer, summed over those sequences
     depth: Vector  # depth of the deepest Draft
-    alternatives: Vector | float = 0.0  # drafted tokens next to chains that a drafter feeds too
+    alternatives: Vector | float = 0.0  # drafted tokens next to chains that a drafter's model processes
 
 
 def mix_of(depths: NDArray[np.int64], reach: Vector, costs: Costs, scale: float = 1.0) -> Mix:
-    """One way to run a batch: [sequences] depths; ``reach`` and ``scale`` as for ``best_depths``."""
+    """Returns the Mix for these depths [sequences]; ``reach`` and ``scale`` as for ``best_depths``."""
     drafted = np.arange(reach.shape[1]) < depths[:, None]
     in_rounds = depths > 0
     log_tokens = np.log1p((reach * drafted).sum(axis=1))
@@ -83,9 +84,9 @@ def mix_of(depths: NDArray[np.int64], reach: Vector, costs: Costs, scale: float 
 
 
 def round_seconds(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
-    """Seconds from Verdict to Verdict by the costs alone, and seconds of a step for plain decoding.
+    """Returns seconds from Verdict to Verdict by the costs alone, and seconds of a step for plain decoding.
 
-    If no sequence is in plain decoding, the second is the step in which all of them would be.
+    If no sequence is in plain decoding, the second value is for a step with all sequences in plain decoding.
     """
     rounds = _together(mix, costs)
     everyone = mix.plain + mix.rounds
@@ -97,11 +98,11 @@ def round_seconds(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
 
 
 def _together(mix: Mix, costs: Costs) -> Vector:
-    """Seconds of a round if all sequences are in rounds.
+    """Returns the seconds of a round if all sequences are in rounds.
 
-    The target verifies all sequences and then waits for Drafts, or it verifies one half while the other half
-    is drafted, whichever is faster: so does the engine (outrider/engine/scheduling/batch_delay.py). A target
-    drafter never drafts meanwhile.
+    Either the target verifies all sequences and then waits for Drafts, or it verifies one half while the
+    other half is drafted. The faster way counts, as in the engine
+    (outrider/engine/scheduling/batch_delay.py). A target drafter never drafts while the target verifies.
     """
     checked = mix.rounds + mix.drafted
     whole = costs.step(mix.rounds, checked)
@@ -115,11 +116,11 @@ def _together(mix: Mix, costs: Costs) -> Vector:
 
 
 def _mixed(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
-    """Seconds of a round, and of a step, if some sequences are in rounds and some in plain decoding.
+    """Returns the seconds of a round and of a step for a mix of rounds and plain decoding.
 
-    Plain decoding fills every step. So a Draft misses at least the step that begins with its Verdict, and a
-    slower Draft waits half a step for its turn. All sequences wait for a target drafter, whose Drafts miss
-    no step.
+    Because of plain decoding, steps follow each other without a pause. So a Draft misses at least the step
+    that begins right after the Verdict. A slower Draft waits half a step on average. All sequences wait for a
+    target drafter, whose Drafts miss no step.
     """
     checked = mix.rounds + mix.drafted
     if costs.draft_in_step:
@@ -136,7 +137,7 @@ def _mixed(mix: Mix, costs: Costs) -> tuple[Vector, Vector]:
 
 
 def log_rate(mix: Mix, costs: Costs) -> Vector:
-    """Mean over all sequences of the logarithm of their tokens per second."""
+    """Returns the mean over all sequences of the logarithm of their tokens per second."""
     round_, step = round_seconds(mix, costs)
     step = step * np.where(mix.rounds > 0, costs.plain_factor, 1.0)
     total = mix.log_tokens - mix.log_overrun - mix.rounds * np.log(round_) - mix.plain * np.log(step)
@@ -146,16 +147,16 @@ def log_rate(mix: Mix, costs: Costs) -> Vector:
 def best_depths(
     reach: Vector, is_batch: NDArray[np.bool_], costs: Costs, scale: float = 1.0
 ) -> NDArray[np.int64]:
-    """[sequences] the depth of each, 0 for plain decoding.
+    """Returns the depth of each sequence, 0 for plain decoding: [sequences].
 
-    Interactive sequences get the Drafts that pay while all others are in plain decoding. Sequences marked
-    batch get the Drafts that still pay on top: they are the first to lose them.
+    Interactive sequences get the Drafts that pay while all batch sequences are in plain decoding. Sequences
+    marked batch then get the Drafts that still pay. So they are the first to lose their Drafts under load.
 
     Args:
-        reach: [sequences, max_depth] probability that a drafted token of that depth is accepted; falls with
-            the depth, 0 if none may be drafted.
+        reach: [sequences, max_depth] probability that a drafted token of that depth is accepted; it falls
+            with the depth, and is 0 if the token may not be drafted.
         is_batch: [sequences]
-        scale: sequences at the target for each sequence here.
+        scale: number of sequences at the target per sequence in ``reach``.
     """
     depths = np.zeros(len(reach), np.int64)
     for rows in (~is_batch, is_batch):
@@ -173,17 +174,18 @@ def best_alternatives(
     costs: Costs,
     scale: float = 1.0,
 ) -> NDArray[np.int64]:
-    """[sequences] nodes that pay next to the chains: an alternative at each position, and what follows it.
+    """Returns how many nodes pay next to each chain, alternatives and their successors: [sequences].
 
     An alternative is correct if its position is reached, the chain's token is wrong and the second guess is
-    correct. It then adds one token to the Verdict. It costs the target one more token, and the draft nothing.
-    In a tree the alternative is continued, as often correctly as the chain is. Some drafters feed it too.
+    correct. It then adds one token to the Verdict. It costs the target one more token, and costs the draft
+    nothing. In a tree the alternative is continued, with the acceptance rates of the chain. Some drafters
+    process these nodes with their model too.
 
     Args:
         depths, reach, scale: as for ``best_depths``.
-        hit_rates: rates at which second guesses are correct, if the first guess is wrong.
+        hit_rates: rates at which second guesses are correct if the first guess is wrong.
         are_trees: whether alternatives are continued.
-        are_fed: whether the drafter feeds them too.
+        are_fed: whether the drafter's model processes alternatives too.
     """
     if not (depths * hit_rates).any():
         return np.zeros_like(depths)
@@ -214,13 +216,13 @@ def best_alternatives(
 
 
 def _continued(correct: Vector, rates: Vector) -> Vector:
-    """[sequences, depth, depth] probability that nodes next to a chain are accepted.
+    """Returns the probability that nodes next to a chain are accepted: [sequences, depth, depth].
 
-    The second axis is the position of their alternative, the third the number of tokens after it.
+    The second axis is the position of the alternative, the third the number of tokens from it to the node.
 
     Args:
         correct: [sequences, depth] probability that an alternative is accepted.
-        rates: [sequences, depth] acceptance rate of what follows it.
+        rates: [sequences, depth] acceptance rates of the tokens after the alternative.
     """
     found = np.zeros((*correct.shape, correct.shape[1]))
     found[:, :, 0] = correct
@@ -232,7 +234,7 @@ def _continued(correct: Vector, rates: Vector) -> Vector:
 def _extended(
     depths: NDArray[np.int64], open_reach: Vector, reach: Vector, costs: Costs, scale: float
 ) -> NDArray[np.int64]:
-    """[sequences] depths, extended by the Drafts among ``open_reach`` that pay."""
+    """Returns the depths, extended by the tokens of ``open_reach`` that pay: [sequences]."""
     max_depth = reach.shape[1]
     given = mix_of(depths, reach, costs)
     overrun = np.diff(_log_overrun(costs, reach), axis=1, prepend=0.0).ravel()  # per drafted token
@@ -243,7 +245,7 @@ def _extended(
     order = order[gains[order] > 0.0]
     position = order % max_depth
     deepest = int(position.max(initial=-1)) + 1
-    # Candidates [deepest + 1, len(order)]: the first tokens of the order, none deeper than a depth.
+    # Candidates [deepest + 1, len(order)]: the first tokens of the order, up to a maximum depth per row.
     allowed = position < np.arange(deepest + 1)[:, None]
     counts = np.unique(np.linspace(0, len(order), TUNING.compared).astype(np.int64))
     added = _counted(allowed)[:, counts]
@@ -264,11 +266,11 @@ def _extended(
 
 
 def _log_overrun(costs: Costs, reach: Vector) -> Vector:
-    """[sequences, max_depth]"""
+    """Returns the logarithm of the calibration factors: [sequences, max_depth]."""
     return np.broadcast_to(np.log(costs.calibration), reach.shape)
 
 
 def _counted(values: NDArray[Any]) -> Vector:
-    """[..., n + 1] sums of the first 0, 1, 2, ... values [..., n]."""
+    """Returns the sums of the first 0, 1, 2, ... of n values: [..., n + 1] from [..., n]."""
     sums = np.cumsum(values, axis=-1, dtype=np.float64)
     return np.concatenate([np.zeros((*sums.shape[:-1], 1)), sums], axis=-1)

@@ -1,7 +1,7 @@
-"""Depths of all sequences at a target, from predicted costs and rates of acceptance. Torch-free.
+"""Depths of all sequences at a target, from predicted costs and acceptance rates. Torch-free.
 
-``optimizer.py`` has the theory and the search; here sequences become its arrays, and its result decisions.
-Until costs are known, and under policy "thresholds", the classic fixed rules decide.
+``optimizer.py`` has the theory and the search. This file converts sequences to its arrays, and its results to
+decisions. Until costs are known, and under policy "thresholds", the classic fixed rules decide.
 """
 
 from collections import Counter
@@ -30,13 +30,13 @@ from outrider.pace.tuning import TUNING
 def threshold_depth(
     settings: PaceSettings, acceptance_rate: float, running: float, is_drafting: bool, is_batch: bool = False
 ) -> int:
-    """Depth under the fixed rules: off at low acceptance, shallower and then off under load.
+    """Returns the depth by fixed rules: 0 at low acceptance, halved and then 0 under load.
 
     Args:
         acceptance_rate: accepted / reached.
-        running: sequences that decode at the target; a sequence whose prompt is taken in does not count.
-        is_drafting: whether the sequence has Drafts now: it takes more to begin than to go on.
-        is_batch: whether the sequence is marked batch: its Drafts end at half_depth_from already.
+        running: sequences that decode at the target, without sequences in prefill.
+        is_drafting: whether the sequence has Drafts now; to begin needs a higher rate than to continue.
+        is_batch: whether the sequence is marked batch; its Drafts end already at half_depth_from.
     """
     least = settings.off_below if is_drafting else settings.on_above
     off_from = min(settings.half_depth_from, settings.off_from) if is_batch else settings.off_from
@@ -50,7 +50,7 @@ def threshold_depth(
 def by_thresholds(settings: PaceSettings, sequence: PacedSequence, running: float) -> Decision:
     """Decides for one sequence by the fixed rules.
 
-    All guesses count as correct until acceptance is known: with Drafts, costs become known.
+    The acceptance rate counts as 1 until it is known, because costs become known only with Drafts.
     """
     is_known = settings.policy == "thresholds" or sequence.acceptance.is_known
     rate = sequence.acceptance.overall_rate if is_known else 1.0
@@ -63,10 +63,10 @@ def by_costs(
 ) -> tuple[list[Decision], Expectation]:
     """Decides for all sequences at a target.
 
-    scale: sequences at the target for each sequence here.
+    scale: number of sequences at the target per sequence in ``sequences``.
 
     Returns:
-        a decision for each, and the predicted times of rounds and of plain decoding.
+        a decision for each sequence, and the predicted times of rounds and of plain decoding.
     """
     reach = _reach(settings, sequences)
     is_batch = np.array([sequence.is_batch for sequence in sequences])
@@ -94,11 +94,11 @@ def by_costs(
 
 
 def best_rate(max_depth: int, rates: Sequence[float], costs: BatchCosts, running: float) -> float:
-    """Tokens per second of a sequence, if all at the target were drafted alike, as deep as pays.
+    """Returns tokens per second of a sequence if all sequences were drafted alike, at the best depth.
 
     Args:
         rates: acceptance rate of each position, given that it is reached.
-        costs: costs of a batch of which every sequence is drafted alike.
+        costs: costs of a batch whose sequences are all drafted alike.
         running: sequences at the target.
     """
     depths = np.arange(max_depth + 1)
@@ -116,7 +116,7 @@ def best_rate(max_depth: int, rates: Sequence[float], costs: BatchCosts, running
 
 
 def _reach(settings: PaceSettings, sequences: Sequence[PacedSequence]) -> Vector:
-    """[sequences, MAX_DEPTH] probability that a position is accepted, with the hysteresis in it."""
+    """Returns the probability that a position is accepted, with hysteresis: [sequences, MAX_DEPTH]."""
     rates = np.array([sequence.acceptance.rates() for sequence in sequences])
     is_drafting = np.array([sequence.depth > 0 for sequence in sequences])
     caps = np.array([sequence.cap(settings) for sequence in sequences])
@@ -126,10 +126,10 @@ def _reach(settings: PaceSettings, sequences: Sequence[PacedSequence]) -> Vector
 
 
 def _least_survival(depths: NDArray[np.int64], reach: Vector, mix: Mix, costs: BatchCosts) -> Vector:
-    """[sequences] probability of being accepted from which a further node pays.
+    """Returns the acceptance probability from which a further node pays: [sequences].
 
     A node that is accepted with probability s adds log(1 + s / tokens) to its sequence's logarithm of tokens.
-    All sequences together lose what the target's longer steps cost them.
+    All sequences together lose the cost of the target's longer steps.
     """
     more = replace(mix, drafted=mix.drafted + TUNING.priced_nodes)
     lost = (mix.plain + mix.rounds) * (log_rate(mix, costs) - log_rate(more, costs)) / TUNING.priced_nodes
@@ -138,14 +138,14 @@ def _least_survival(depths: NDArray[np.int64], reach: Vector, mix: Mix, costs: B
 
 
 def _patience(depths: NDArray[np.int64], reach: Vector, mix: Mix, costs: BatchCosts) -> Vector:
-    """[sequences] seconds to wait for a Draft.
+    """Returns the seconds to wait for a Draft: [sequences].
 
-    Plain decoding needs that long for the tokens that a round should bring. The least wait is a multiple of
-    the time of drafting, so that a Draft may be slow by chance.
+    It is the time that plain decoding needs for the tokens that a round is expected to gain. It is at least a
+    multiple of the drafting time, to tolerate random delays.
     """
     gained = (reach * (np.arange(reach.shape[1]) < depths[:, None])).sum(axis=1)
     worth = gained * costs.step(mix.plain + mix.rounds, mix.plain + mix.rounds)
-    # A sequence in plain decoding is probed, and now and then has a round.
+    # A sequence in plain decoding has probes, and occasionally a trial round.
     probing = np.maximum(mix.rounds, 1.0), np.maximum(mix.depth, TUNING.probe_depth)
     in_rounds, in_probes = (
         costs.drafting(rounds, depth, mix.alternatives, np.zeros(()))

@@ -1,4 +1,4 @@
-"""Least squares of the relative error, over a stream of observations. Torch-free."""
+"""Least-squares fit of the relative error, over a stream of observations. Torch-free."""
 
 import math
 from collections.abc import Sequence
@@ -15,27 +15,29 @@ CHANGED = math.log(TUNING.changed_factor)
 
 
 class LinearCost:
-    """Seconds as a sum of features with weights of at least 0: least squares of the relative error.
+    """Linear model of seconds with non-negative weights, fitted by least squares of the relative error.
 
-    An observation loses weight with each newer observation from its region of sizes. So regions that are not
-    seen any more stay known. The weights are damped: they change only as far as the observations decide.
+    An observation loses weight with each newer observation from its region of sizes. So regions that are no
+    longer observed stay known. The fit is damped: weights change only as far as the observations determine
+    them.
 
-    A machine is slow for a while when other programs need it. Then all sizes take longer, also sizes that are
-    not seen meanwhile. One factor for all sizes follows the machine within a few observations. A time that is
-    off changes the factor as far as its region was seen lately. It changes the weights as far as it was not.
+    A machine is slow for a while when other programs use it. Then steps of all sizes take longer, including
+    sizes that are not observed meanwhile. One factor for all sizes follows the machine within a few
+    observations. The error of a time changes this factor if its region was observed recently. It changes the
+    weights if the region was not.
     """
 
     def __init__(self, regularization: Sequence[float]) -> None:
-        """regularization: [num_features] damping. Of alternatives the feature with the least of it counts."""
+        """regularization: [num_features] damping. Of interchangeable features, the least damped counts."""
         num_features = len(regularization)
         self._reluctance = np.array(regularization)
         self._products = np.zeros((TUNING.size_regions, num_features, num_features))
         self._sums = np.zeros((TUNING.size_regions, num_features))
         self._weights = np.zeros(num_features)
-        self._counts = np.zeros(TUNING.size_regions)  # observations of each region among the newest
-        self._off = np.zeros(TUNING.size_regions, np.int64)  # times in a row far too high; < 0: too low
+        self._counts = np.zeros(TUNING.size_regions)  # recent observations of each region
+        self._off = np.zeros(TUNING.size_regions, np.int64)  # consecutive far too long times; < 0: too short
         self._slowness = 0.0  # logarithm of the factor by which all times are longer at present
-        self._unfitted = 0  # observations since the weights were solved for
+        self._unfitted = 0  # observations since the last fit
         self.samples = 0
         self.has_seen = np.zeros(num_features, bool)  # features that were above 0 in some observation
         self.shortest_s = 0.0  # shortest time that was observed; 0: none yet
@@ -46,8 +48,8 @@ class LinearCost:
         Args:
             features: [num_features]
             seconds: measured time; 0 and less are ignored.
-            size: decides the region: a region for each doubling.
-            shows_slowness: whether the time, if it is off, may show how slow the machine is.
+            size: size that selects the region; there is a region for each doubling.
+            shows_slowness: whether the error of the time may be due to a slow machine.
         """
         if seconds <= 0.0:
             return
@@ -59,7 +61,7 @@ class LinearCost:
         if self.samples >= TUNING.fit_after:
             if self._unfitted >= TUNING.fit_every or self.samples == TUNING.fit_after:
                 self._fit()
-            # A fit of prompts alone, for example, knows nothing about decoding and cannot judge it.
+            # A fit to prompts alone, for example, predicts nothing about decoding and cannot judge it.
             if (fitted := float(features @ self._weights)) > 0.0:
                 seconds /= math.exp(self._slowness)
                 expected = max(fitted, self.shortest_s / TUNING.outlier_factor)
@@ -80,8 +82,8 @@ class LinearCost:
     def _slower(self, region: int, error: float) -> float:
         """Returns the logarithm of the factor by which the machine seems to have become slower.
 
-        A single time may be off by chance. After several in a row the machine has changed, or the region is
-        learned anew if it was not seen lately.
+        A single time may be off by chance. After several times in a row, the machine counts as changed. The
+        region is learned anew if it was not observed recently.
         """
         direction = int(error > CHANGED) - int(error < -CHANGED)
         same = direction == np.sign(self._off[region])
@@ -98,7 +100,7 @@ class LinearCost:
 
     @property
     def weights(self) -> Vector:
-        """[num_features] weights for the machine as it is; 0 before the first observation."""
+        """Weights at the machine's present speed: [num_features]; 0 before the first observation."""
         if self._unfitted:
             self._fit()
         return math.exp(self._slowness) * self._weights

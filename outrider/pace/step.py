@@ -10,14 +10,14 @@ class StepSize:
     sequences: float
     tokens: float  # decoded and drafted tokens
     prompt_tokens: float = 0.0  # tokens of prompts that the same pass prefills
-    context_tokens: float = 0.0  # cached tokens to which its sequences attend, all together
+    context_tokens: float = 0.0  # total cached tokens to which its sequences attend
 
 
 @dataclass(frozen=True)
 class Step:
     """One forward pass, as each of its sequences reports it."""
 
-    number: int  # the worker counts its passes
+    number: int  # running number of the worker's passes
     size: StepSize
     seconds: float  # from building the batch to token ids on the host
     experts_read: float = 0.0  # share of a mixture's experts that it read; 0: no mixture, or not counted

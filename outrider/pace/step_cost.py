@@ -11,24 +11,24 @@ from outrider.pace.step import Step
 from outrider.pace.tuning import TUNING
 
 _UP, _DOWN = np.array(TUNING.hinges_up, np.float64), np.array(TUNING.hinges_down, np.float64)
-_BENDS = np.unique([0.0, *_UP, *_DOWN, TUNING.most_tokens])  # tokens; between two of them costs are a line
+_BENDS = np.unique([0.0, *_UP, *_DOWN, TUNING.most_tokens])  # tokens; the cost is linear between two bends
 _NONE = np.zeros_like(_BENDS)
 TOKENS, SEQUENCES, CONTEXT, EXPERTS = 1, 2, 4, 5  # columns of the features
 
 
 class StepCost:
-    """Seconds of a forward pass: linear in pieces, and in the share of a mixture's experts that it reads.
+    """Seconds of a forward pass: piecewise linear in tokens, and linear in the share of experts it reads.
 
-    If reading the weights takes longest, it hides the first tokens. If products of few rows are slow, the
-    first tokens cost most. Tokens of a mixture read ever fewer experts that were not read yet.
+    If reading the weights dominates, the first tokens cost almost nothing. If matrix products with few rows
+    are slow, the first tokens cost most. In a mixture of experts, each further token reads fewer new experts.
     """
 
     def __init__(self, surveyed: Sequence[Step] = ()) -> None:
         """surveyed: steps that the worker timed before it served."""
-        # Constant, tokens, sequences, prompt tokens, context, experts; then the bends, which need evidence.
+        # Constant, tokens, sequences, prompt tokens, context, experts; then the bends, with strong damping.
         self._learned = LinearCost([*TUNING.step_reluctance, *np.ones(len(_UP) + len(_DOWN))])
         self._experts = LearnedExperts()
-        self._unlearned: list[Step] = []  # steps that were observed since the cost was last asked for
+        self._unlearned: list[Step] = []  # observed steps that are not in the fit yet
         self._newest = 0
         for step in surveyed:
             self.observe(step)
@@ -38,12 +38,12 @@ class StepCost:
         return self._cost.samples >= TUNING.fit_after
 
     def observe(self, step: Step) -> bool:
-        """Learns from a step, once though several sequences report it; False: it was known.
+        """Learns from a step; returns False if another sequence has already reported it.
 
-        A busy gateway reads several replies of one sequence, and then those of the next sequence. A worker
-        that was started anew counts from 1, so a number far below the newest is a new step too.
+        A busy gateway reads several replies of one sequence, and then those of the next sequence. So numbers
+        are not ascending. A restarted worker counts from 1, so a number far below the newest is a new step.
 
-        It learns from several at a time: each alone, between two tokens, would find cold caches.
+        Several steps are learned at a time: a single update between two tokens would find cold CPU caches.
         """
         if 0 <= self._newest - step.number < TUNING.recent_steps:
             return False
@@ -54,32 +54,32 @@ class StepCost:
         return True
 
     def restart(self) -> None:
-        """Lets steps of another worker follow, which counts from 1."""
+        """Prepares for steps of another worker, whose numbers begin at 1."""
         self._newest = 0
 
     @property
     def _cost(self) -> LinearCost:
-        """The cost with all that was observed."""
+        """Cost that includes all observed steps."""
         self._learn()
         return self._learned
 
     def _learn(self) -> None:
         for step in self._unlearned:
             size = step.size
-            is_decoding = size.prompt_tokens == 0.0  # prompts of all sizes share the regions of few tokens
+            is_decoding = size.prompt_tokens == 0.0  # prompts of all sizes fall in the regions of few tokens
             self._learned.observe(_features(step), step.seconds, size.tokens, shows_slowness=is_decoding)
             self._experts.observe(step)
         self._unlearned.clear()
 
     def seconds(self, sequences: ArrayLike, tokens: ArrayLike, context_tokens: ArrayLike = 0.0) -> Vector:
-        """Seconds of passes without prompts, never far below the shortest pass seen; arguments broadcast."""
+        """Returns seconds of passes without prompts, not far below the shortest pass; arguments broadcast."""
         shortest_s = self._cost.shortest_s / TUNING.outlier_factor
         return np.asarray(np.maximum(self._fitted(sequences, tokens, context_tokens), shortest_s))
 
     def measured(self, sequences: float, context_tokens: float) -> float | None:
-        """Seconds of a pass of plain decoding for that many sequences; None: not known yet.
+        """Returns the seconds of a pass of plain decoding for that many sequences; None: not known yet.
 
-        It is not known before a pass has decoded, nor if the fit says far less than the shortest pass took.
+        It is not known before a decoding pass was observed, or if the fit is far below the shortest pass.
         """
         if not self.is_known or not self._cost.has_seen[TOKENS]:
             return None
@@ -88,7 +88,7 @@ class StepCost:
 
     def _fitted(self, sequences: ArrayLike, tokens: ArrayLike, context_tokens: ArrayLike) -> Vector:
         weights = self._cost.weights
-        # A decision asks some thirty times: interpolation takes a tenth of the time of a product of features.
+        # A decision needs about thirty of these; interpolation is ten times as fast as a product of features.
         seconds = np.interp(np.asarray(tokens, np.float64), _BENDS, _AT_BENDS @ weights)
         seconds = seconds + weights[SEQUENCES] * np.asarray(sequences)
         seconds = seconds + weights[CONTEXT] * np.asarray(context_tokens)
@@ -106,7 +106,7 @@ def _features(step: Step) -> Vector:
 def _columns(
     sequences: Vector, tokens: Vector, prompt_tokens: Vector, context_tokens: Vector, experts: Vector
 ) -> Vector:
-    """[..., num_features]"""
+    """Returns the features of passes: [..., num_features]."""
     constant = np.ones_like(tokens)
     columns = np.stack([constant, tokens, sequences, prompt_tokens, context_tokens, experts], axis=-1)
     above = np.maximum(tokens[..., None] - _UP, 0.0)
