@@ -8,11 +8,11 @@ BY_NAME = dict[str, dict[str, int]]
 
 @dataclass(frozen=True)
 class SpeculationCounter:
-    """Counter with one name in usage and in messages; spans have it with ``outrider.`` before the name."""
+    """Counter with this name in usage and messages; in spans the name has the prefix ``outrider.``."""
 
     name: str
     meaning: str
-    metric: str = ""  # metric with the labels task and drafter, and vLLM's if the name is; empty: none
+    metric: str = ""  # metric by task and drafter, with vLLM's labels too if the name is vLLM's; empty: none
     unit: str = "tokens"  # unit of the metric
     is_in_spans: bool = False  # whether spans of rounds and of plain decoding have it
     type: Any = int  # type of the value in JSON

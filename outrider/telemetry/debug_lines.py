@@ -1,14 +1,14 @@
-"""Debug lines of the rooms that a developer wants to watch."""
+"""Debug logging of packages that a developer selects."""
 
 import logging
 import os
 
-ROOMS = "OUTRIDER_DEBUG"  # variable with names of packages or modules, separated by commas
+ROOMS = "OUTRIDER_DEBUG"  # environment variable: names of packages or modules, separated by commas
 SERVE = "ray.serve"  # Serve's logger: loggers below it write into the log of their replica
 
 
 def show_debug_lines() -> None:
-    """Lets the rooms that the environment names write their debug lines; called once in each process."""
+    """Turns on debug logging of the packages that the environment names; called once in each process."""
     for room in sorted(filter(None, map(str.strip, os.environ.get(ROOMS, "").split(",")))):
         for logger in (logging.getLogger(room), logging.getLogger(f"{SERVE}.{room}")):
             logger.setLevel(logging.DEBUG)
@@ -17,7 +17,7 @@ def show_debug_lines() -> None:
 
 
 def _handler() -> logging.Handler:
-    """Returns a handler that writes to the standard error, for a logger that has none."""
+    """Returns a handler that writes to the standard error, for a logger without handlers."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s %(name)s: %(message)s"))
     return handler

@@ -1,4 +1,4 @@
-"""Prometheus text of what one process records, beside Ray's exporter."""
+"""Metrics of one process as Prometheus text, in addition to Ray's exporter."""
 
 from typing import Any
 
@@ -15,15 +15,15 @@ from outrider.telemetry.instruments import Instrument, ray_instrument
 from outrider.telemetry.metrics import Metric
 
 GATEWAY = "gateway"  # label of every series: the gateway that recorded it
-RAYS, VLLMS = "vllm_", "vllm:"  # beginnings of vLLM's names, as Ray takes them and as vLLM writes them
+RAYS, VLLMS = "vllm_", "vllm:"  # prefixes of vLLM's names, as Ray accepts them and as vLLM writes them
 
 
 class Exposition:
-    """Text of one gateway's metrics, with vLLM's names as vLLM writes them and no prefix of Ray."""
+    """Prometheus text of one gateway's metrics, with vLLM's original names and without Ray's prefix."""
 
     def __init__(self, gateway: str) -> None:
         """gateway: unique name of the gateway."""
-        # a further series for each counter, which nothing here reads
+        # the additional ``_created`` series of each counter, which nothing reads
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._gateway = gateway
         self._registry = CollectorRegistry()
@@ -45,7 +45,7 @@ class Exposition:
 
 
 class _RecordedTwice:
-    """Instrument of the text and of Ray's exporter."""
+    """Instrument that records both for the text and for Ray's exporter."""
 
     def __init__(self, own: Any, of_ray: Instrument, gateway: str) -> None:
         self._own, self._of_ray, self._gateway = own, of_ray, gateway

@@ -18,7 +18,7 @@ class Instrument(Protocol):
 
 
 def ray_instrument(metric: Metric) -> Any:
-    """Returns an instrument. In a Serve replica its series have deployment, replica and application too."""
+    """Returns an instrument; in a Serve replica it adds labels of deployment, replica and application."""
     from ray.serve import metrics  # the import takes a second; only replicas need it
 
     if metric.kind == "histogram":
@@ -28,14 +28,14 @@ def ray_instrument(metric: Metric) -> Any:
 
 
 class Instruments:
-    """Metrics of one process. Recording a value takes microseconds, too long to do for each token."""
+    """Metrics of one process. Recording a value takes microseconds, which is too long for each token."""
 
     def __init__(self, metrics: Iterable[Metric], make: Any = ray_instrument) -> None:
         self._instruments: dict[str, Instrument] = {metric.name: make(metric) for metric in metrics}
         self._told: defaultdict[tuple[str, Labels], float] = defaultdict(float)
 
     def total(self, name: str, value: float, **labels: str) -> None:
-        """Sets a counter to ``value``."""
+        """Raises a counter to ``value``; a lower value is ignored."""
         key = name, tuple(labels.items())
         more = value - self._told[key]
         if more > 0.0:
@@ -43,12 +43,12 @@ class Instruments:
             self._instruments[name].inc(more, labels)
 
     def add(self, name: str, value: float, **labels: str) -> None:
-        """Adds to a counter; nothing if ``value`` is 0, which Ray refuses."""
+        """Adds to a counter; no-op if ``value`` is 0, which Ray refuses."""
         if value > 0.0:
             self._instruments[name].inc(value, labels)
 
     def set(self, name: str, value: float, **labels: str) -> None:
-        """Sets a gauge, which disappears unless it is set again within two of Ray's reports."""
+        """Sets a gauge, which disappears unless it is set again within two report intervals of Ray."""
         self._instruments[name].set(value, labels)
 
     def observe(self, name: str, value: float, **labels: str) -> None:

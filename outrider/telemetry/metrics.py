@@ -14,7 +14,7 @@ FIRST_TOKEN_BUCKETS = (
 )
 OUTPUT_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 
-# seconds, and tokens: vLLM's own buckets
+# vLLM's own buckets, in seconds or tokens
 VLLM_FIRST_TOKEN_BUCKETS = (*FIRST_TOKEN_BUCKETS, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
 VLLM_OUTPUT_TOKEN_BUCKETS = (*OUTPUT_TOKEN_BUCKETS, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 VLLM_REQUEST_BUCKETS = (
@@ -33,7 +33,7 @@ VLLM = ("model_name", "engine")
 
 
 def drafted_labels(name: str) -> tuple[str, ...]:
-    """Returns the labels of a metric of Drafts; vLLM's metrics have those that its dashboards choose by."""
+    """Returns the labels of a metric of Drafts; vLLM's metrics add the labels that its dashboards query."""
     return (*DRAFTED, *VLLM) if name.startswith("vllm_") else DRAFTED
 
 
@@ -43,7 +43,7 @@ class Metric:
     kind: Literal["counter", "gauge", "histogram"]
     unit: str
     meaning: str
-    labels: tuple[str, ...] = ()  # labels besides those of Ray and Serve
+    labels: tuple[str, ...] = ()  # labels in addition to those of Ray and Serve
     buckets: tuple[float, ...] = ()  # upper bounds of a histogram
 
 
@@ -61,7 +61,7 @@ def _histogram(
     return Metric(name, "histogram", unit, meaning, tuple(labels), buckets)
 
 
-# Names, labels and buckets are vLLM's, for dashboards that ask for them: Ray's "Serve LLM" does.
+# Names, labels and buckets are vLLM's, for dashboards that query them, such as Ray's "Serve LLM".
 AS_VLLM = (
     _counter("vllm_prompt_tokens", "tokens", "tokens of prompts whose answers began", VLLM),
     _counter("vllm_generation_tokens", "tokens", "committed tokens", VLLM),

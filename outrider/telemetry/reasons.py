@@ -1,4 +1,4 @@
-"""Reasons that metrics, spans and messages name: for depths, choices of a drafter, spans, failures."""
+"""Reasons in metrics, spans and messages: of depths, choices of a drafter, spans and failures."""
 
 from enum import StrEnum
 
@@ -31,31 +31,31 @@ class RouteReason(StrEnum):
     """Reason why a drafter drafts a sequence."""
 
     NAMED = "named"  # the request or the settings name no other drafter
-    FIRST = "first"  # the first drafter of the settings: too little is measured
+    FIRST = "first"  # the first drafter of the settings, because too little is measured
     MEASURED = "measured"  # the fastest drafter by measured costs and acceptance
     LOST = "lost draft worker"  # a substitute for a drafter whose worker was lost
-    ROLLED_OUT = "rolled out"  # a new draft, given its share of the sequences
+    ROLLED_OUT = "rolled out"  # a new draft, which gets a share of the sequences
     WENT_BACK = "went back"  # a substitute for a new draft that is not faster
 
 
 class SpanReason(StrEnum):
     """Reason, other than a depth, why the span of a round or of plain decoding begins or ends."""
 
-    FIRST_TOKEN = "first token"  # a round without a Draft: the drafter reads the prompt meanwhile
+    FIRST_TOKEN = "first token"  # a round without a Draft, while the drafter prefills the prompt
     LOST_TARGET = "lost target worker"
     PARKED = "parked"  # the request lost its permit for a while
     MOVED = "moved"  # the sequence goes on at another target
     PLAIN = "plain"  # plain decoding is over
-    ENDED = "ended"  # the sequence is finished or given up
+    ENDED = "ended"  # the sequence is finished or was aborted
 
 
 class MoveReason(StrEnum):
-    """Reason why a sequence is opened at a second target while the first target has it."""
+    """Reason why a sequence is opened at a second target while the first target still has it."""
 
     LATE = "late target"  # a reply takes longer than nearly all replies of that target
     DRAINED = "drained target"
     BUSIER = "busier target"  # another target has far fewer sequences
-    FULL = "full cache"  # sequences wait for cache there, and another target has plenty
+    FULL = "full cache"  # sequences wait for KV cache there, and another target has plenty
 
 
 class FailureReason(StrEnum):

@@ -1,4 +1,4 @@
-"""Writes traces to a file: a line of OTLP in JSON for every batch of spans."""
+"""Writes traces to a file: a line of OTLP as JSON for every batch of spans."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-IDS = ("traceId", "spanId", "parentSpanId")  # OTLP writes ids in hexadecimal, though JSON has bytes in base64
+IDS = ("traceId", "spanId", "parentSpanId")  # hexadecimal in OTLP's JSON, base64 in protobuf's
 
 
 class FileExporter(SpanExporter):

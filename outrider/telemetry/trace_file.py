@@ -1,4 +1,4 @@
-"""Reads traces of a file, as ``trace_exporter`` has written them. It needs no opentelemetry."""
+"""Reads trace files that ``trace_exporter`` has written. Does not need opentelemetry."""
 
 import json
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def read_spans(path: Path) -> Iterator[FileSpan]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: a line is not OTLP in JSON, naming it.
+        ValueError: a line is not OTLP as JSON; the message names the line.
     """
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         try:
@@ -69,7 +69,7 @@ def _event(event: dict[str, Any]) -> FileEvent:
 
 
 def _values(attributes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns attributes by key. Integers are text in JSON, since they may have 64 bits."""
+    """Returns attributes by key. OTLP's JSON holds integers as strings, since they may have 64 bits."""
     values = {}
     for item in attributes:
         ((kind, value),) = item["value"].items()
