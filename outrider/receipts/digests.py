@@ -1,4 +1,4 @@
-"""Digests of a model's files: what a receipt names its weights and its tokenizer by. Torch-free."""
+"""Digests of a model's files, by which receipts identify weights and tokenizers. Torch-free."""
 
 import hashlib
 from pathlib import Path
@@ -9,9 +9,9 @@ CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "*.safetensors"
 
 
 def weights_digest(model: str) -> str:
-    """Returns the SHA-256 of what ``sha256sum config.json *.safetensors`` prints in the model's folder.
+    """Returns the SHA-256 of the output of ``sha256sum config.json *.safetensors`` in the model's folder.
 
-    It reads every byte: minutes for a large model.
+    It reads every byte, which takes minutes for a large model.
 
     Args:
         model: local checkpoint folder, or hub id that is in the local cache.

@@ -1,4 +1,4 @@
-"""Receipt of one answer: all that decides its tokens, signed with the deployment's key. Torch-free."""
+"""Receipt of one answer: all inputs that determine its tokens, signed by the deployment. Torch-free."""
 
 import base64
 import json
@@ -15,7 +15,7 @@ Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Numerics(BaseModel):
-    """Settings of an engine that decide its numbers, beyond its weights."""
+    """Settings of an engine that affect its numerical results, besides the weights."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -26,30 +26,30 @@ class Numerics(BaseModel):
 
     @classmethod
     def of(cls, engine: dict[str, Any]) -> "Numerics":
-        """Returns those of an engine's settings in force. Raises pydantic.ValidationError."""
+        """Returns the numerics in the settings of an engine. Raises pydantic.ValidationError."""
         return cls.model_validate({name: engine[name] for name in cls.model_fields if name in engine})
 
 
 class Receipt(BaseModel):
-    """Receipt of one answer. It holds token ids: without them nobody could compute the answer again."""
+    """Receipt of one answer. It holds token ids, without which the answer could not be recomputed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     version: Literal[1] = 1
-    model: str  # name under which the answer was asked for
+    model: str  # name of the model in the request
     weights: Digest
     tokenizer: Digest
-    adapter: str = Field(pattern="^[0-9a-f]*$")  # digest of the adapter's files; empty: none
+    adapter: str = Field(pattern="^[0-9a-f]*$")  # digest of the adapter's files; empty: no adapter
     numerics: Numerics
     prompt: Annotated[tuple[TokenId, ...], Field(min_length=1)]
     answer: Annotated[tuple[TokenId, ...], Field(min_length=1)]
     choice: Annotated[int, Field(ge=0)]  # index among the answers to this prompt
-    sampling: Sampling  # as resolved, the seed included
-    stop: tuple[str, ...]  # texts before which the answer may have been ended
+    sampling: Sampling  # resolved settings, including the seed
+    stop: tuple[str, ...]  # stop strings, before which the answer may have ended
     finish_reason: Literal["stop", "length"]
     created: int  # seconds since 1970
     key: str  # public key in base64, 32 bytes
-    signature: str = ""  # signature of ``signed_bytes`` in base64; empty: none yet
+    signature: str = ""  # signature of ``signed_bytes`` in base64; empty: not signed yet
 
     @property
     def noise_key(self) -> int:
@@ -58,7 +58,7 @@ class Receipt(BaseModel):
 
     @property
     def signed_bytes(self) -> bytes:
-        """Canonical JSON of everything but the signature: names sorted, no spaces, ASCII."""
+        """Canonical JSON of all fields except the signature: sorted keys, no spaces, ASCII."""
         fields = self.model_dump(mode="json", exclude={"signature"})
         return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
@@ -68,7 +68,7 @@ class Receipt(BaseModel):
         return receipt.model_copy(update={"signature": _text_of(key.sign(receipt.signed_bytes))})
 
     def is_signed_by(self, key: Ed25519PublicKey) -> bool:
-        """Whether the signature is one of this key, and of these fields."""
+        """Whether the signature was made with this key over these fields."""
         if self.key != _text_of(key.public_bytes_raw()):
             return False
         try:
@@ -79,7 +79,7 @@ class Receipt(BaseModel):
 
     @property
     def own_key(self) -> Ed25519PublicKey:
-        """Key that it names itself. Raises ValueError if that is none."""
+        """Public key that the receipt names. Raises ValueError if it is no valid key."""
         return Ed25519PublicKey.from_public_bytes(base64.b64decode(self.key))
 
 

@@ -1,4 +1,4 @@
-"""Verdict of an audit on an answer: its margins, and how large they may be."""
+"""Verdict of an audit on an answer, from the margins of its tokens and a tolerance."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,23 +7,23 @@ from outrider.decoding.settings import Sampling
 from outrider.learning.poisson import at_least
 from outrider.receipts.receipt import Numerics
 
-# Nats by which rounding may move the difference of two logits. Log-probabilities of the same token differ by
-# 2e-5 at most in float32 (docs/checking.md), and by about 0.2 in bfloat16.
+# Nats by which rounding may change the difference of two logits. Log-probabilities of a token differ by at
+# most 2e-5 in float32 (docs/checking.md), and by about 0.2 in bfloat16.
 EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.4
-# Near-ties per token and nat of tolerance: the margin of the best token has a density below 1 near 0.
+# Near-ties per token and nat of tolerance: the density of the best token's margin is below 1 near 0.
 TIES_PER_NAT = 1.0
 FALSE_ALARM = 1e-6  # probability that an honest answer has too many near-ties
 
 
 @dataclass(frozen=True)
 class AuditVerdict:
-    """How far the tokens of an answer are from those that the audit would choose."""
+    """Comparison of the tokens of an answer with the tokens that the audit would choose."""
 
     tokens: int
-    near_ties: int  # tokens that are not the choice, by a margin within the tolerance
-    wrong: int  # tokens beyond the tolerance
-    first: int | None  # place of the first wrong token in the answer, from 0; None: there is none
-    margin: float  # nats of that token, else the largest margin of all
+    near_ties: int  # tokens that the audit would not choose, by a margin within the tolerance
+    wrong: int  # tokens with a margin beyond the tolerance
+    first: int | None  # index of the first wrong token in the answer; None: no token is wrong
+    margin: float  # margin of that token in nats, or else the largest margin
     has_too_many_ties: bool  # more near-ties than rounding explains
 
     @property
@@ -32,7 +32,7 @@ class AuditVerdict:
 
     @property
     def reason(self) -> str:
-        """Says how the answer differs; empty if it does not."""
+        """Description of the difference; empty if the answer does not differ."""
         if self.first is not None:
             return f"token {self.first} is {self.margin:.2g} nats from the choice"
         return f"{self.near_ties} near-ties are more than rounding explains" if self.has_too_many_ties else ""
@@ -49,8 +49,8 @@ def judged(margins: Sequence[float], sampling: Sampling, tolerance: float) -> Au
     """Returns the verdict on an answer.
 
     Args:
-        margins: nats, a value per token; see outrider/decoding/margins.py.
-        sampling: settings of the answer: a temperature below 1 makes rounding larger.
+        margins: margin of each token in nats; see outrider/decoding/margins.py.
+        sampling: settings of the answer; a temperature below 1 enlarges rounding errors.
         tolerance: nats that count as rounding, before temperature.
     """
     most = tolerance / (sampling.temperature or 1.0)
