@@ -1,1 +1,1 @@
-"""A Python client of the gRPC API, which repeats a broken request with its seed."""
+"""Python client of the gRPC API, which repeats an interrupted request with its seed."""

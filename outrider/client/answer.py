@@ -1,6 +1,6 @@
-"""An answer as far as it has come, and how a reading goes on when its stream breaks.
+"""State of a streamed answer, and rules for resuming it when its stream breaks.
 
-Nothing here sends or waits: both clients do that, by the same rules.
+Nothing here sends or waits: the blocking client and the asyncio client do that by these common rules.
 """
 
 import logging
@@ -21,16 +21,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AnswerPiece:
-    """Token, and the text that is certain with it."""
+    """Token, and the text that became final with it."""
 
     text: str
     token_id: int
-    # "accepted": drafted and confirmed; "target": the target's own after a Draft; "plain"; "forced"
+    # "accepted": drafted and accepted; "target": the target's own token after a Draft; "plain"; "forced"
     origin: str
 
 
 class AnswerSoFar:
-    """Pieces of an answer that have come; after the last of them its finish reason and usage."""
+    """Received pieces of an answer; after the last piece also its finish reason and usage."""
 
     def __init__(
         self,
@@ -38,31 +38,31 @@ class AnswerSoFar:
         request: generation_pb2.GenerateRequest,
         patience_s: float,
     ) -> None:
-        """open_call: sends a request, and returns gRPC's call."""
+        """open_call: function that sends a request and returns the gRPC call."""
         self._open_call = open_call
         self._request = request
         self._patience_s = patience_s
         self.pieces: list[AnswerPiece] = []
-        self.seed: int | None = None  # seed that gives this answer again
+        self.seed: int | None = None  # seed that reproduces this answer
         self.finish_reason: str | None = None  # "stop" or "length"
         self.usage: generation_pb2.Usage | None = None
         self.repeats = 0  # times that the request was sent again
 
     @property
     def text(self) -> str:
-        """Text of the pieces that have come."""
+        """Text of the received pieces."""
         return "".join(piece.text for piece in self.pieces)
 
     def reading(self) -> "AnswerReading":
-        """Returns a reading from the first piece on."""
+        """Returns a new reading, which starts at the first piece."""
         return AnswerReading(self, self._request, self._patience_s)
 
 
 class AnswerReading:
-    """One way through an answer, over as many attempts as it takes.
+    """Iteration over an answer, with as many attempts as needed.
 
-    Each attempt asks for the seed that the first attempt was told, so its pieces are the same. Those that
-    have come are skipped.
+    Each attempt requests the seed that the first attempt was told, so it receives equal pieces. Pieces that
+    were received before are skipped.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class AnswerReading:
     ) -> None:
         self._answer, self._request, self._patience_s = answer, request, patience_s
         self._read = 0  # pieces that were yielded
-        self._come = 0  # pieces of the attempt under way
+        self._come = 0  # received pieces of the current attempt
         self._failures = 0  # failed attempts since the newest piece
-        self._give_up = 0.0  # time of the caller's clock, once an attempt has failed
+        self._give_up = 0.0  # time on the caller's clock; set when an attempt has failed
 
     @property
     def is_over(self) -> bool:
-        """Whether the answer is complete; asked after all kept pieces are yielded."""
+        """Whether the answer is complete. Valid after all kept pieces were yielded."""
         return self._answer.finish_reason is not None
 
     def kept(self) -> Iterator[AnswerPiece]:
-        """Yields the pieces that have come and that this reading has not yielded."""
+        """Yields the received pieces that this reading has not yielded yet."""
         while self._read < len(self._answer.pieces):
             self._read += 1
             yield self._answer.pieces[self._read - 1]
@@ -93,7 +93,7 @@ class AnswerReading:
         return self._request
 
     def take(self, chunk: generation_pb2.GenerateChunk) -> None:
-        """Adds what is new in a chunk of the attempt to the answer."""
+        """Adds the new pieces of a chunk of the current attempt to the answer."""
         if chunk.HasField("seed"):
             self._answer.seed = chunk.seed
         for piece in _pieces(chunk):
@@ -110,7 +110,7 @@ class AnswerReading:
         now: seconds of a monotonic clock.
 
         Raises:
-            OutriderError: no attempt helps, or none has helped for as long as the client is patient.
+            OutriderError: a further attempt cannot help, or the client's patience is exhausted.
         """
         failure = error_of(error)
         if not self._failures:

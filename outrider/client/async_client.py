@@ -1,4 +1,4 @@
-"""The client of the gRPC API for programs with an event loop."""
+"""Client of the gRPC API for asyncio programs."""
 
 import asyncio
 import time
@@ -15,10 +15,10 @@ from protos import generation_pb2, generation_pb2_grpc
 
 
 class AsyncAnswer(AnswerSoFar):
-    """Answer that is asked for when it is iterated with ``async for``; else as ``Answer``."""
+    """Answer whose request is sent when ``async for`` iterates it; otherwise like ``Answer``."""
 
     async def __aiter__(self) -> AsyncIterator[AnswerPiece]:
-        """Yields the pieces. Raises OutriderError if repeats cannot help, or have not helped in time."""
+        """Yields the pieces. Raises OutriderError if a repetition cannot help, or has not helped in time."""
         reading = self.reading()
         while True:
             for piece in reading.kept():
@@ -37,7 +37,7 @@ class AsyncAnswer(AnswerSoFar):
                 call.cancel()
 
     async def read(self) -> str:
-        """Returns the whole text. Raises OutriderError as an iteration does."""
+        """Returns the whole text. Raises OutriderError like an iteration."""
         async for _ in self:
             pass
         return self.text
@@ -47,7 +47,7 @@ class AsyncClient:
     """Client of a gateway, or of a proxy in front of several, for one event loop."""
 
     def __init__(self, address: str, api_key: str | None = None, patience_s: float = 60.0) -> None:
-        """Takes the arguments of ``Client``. The channel is opened by the first answer that is read."""
+        """Takes the arguments of ``Client``. The channel is opened when the first answer is read."""
         self._address = address
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         self._patience_s = patience_s
@@ -63,7 +63,7 @@ class AsyncClient:
         return AsyncAnswer(self._call, chat_request(messages, fields), self._patience_s)
 
     async def close(self) -> None:
-        """Closes the channel; answers that are not finished end with an error."""
+        """Closes the channel; unfinished answers end with an error."""
         self._is_closed = True
         if self._channel is not None:
             await self._channel.close(None)
@@ -71,7 +71,7 @@ class AsyncClient:
     def _call(self, request: generation_pb2.GenerateRequest) -> Any:
         if self._is_closed:
             raise OutriderError(CLOSED)
-        if self._channel is None:  # a channel belongs to the event loop that runs when it is made
+        if self._channel is None:  # a channel belongs to the event loop in which it is created
             self._channel = grpc.aio.insecure_channel(self._address)
         stub: Any = generation_pb2_grpc.GenerationStub(self._channel)  # type: ignore[no-untyped-call]
         return stub.Generate(request, metadata=self._metadata)

@@ -1,4 +1,4 @@
-"""A client of the gRPC API that finishes its answers even if gateways are lost."""
+"""Client of the gRPC API that finishes its answers even if gateways are lost."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -12,18 +12,18 @@ from outrider.client.fields import GenerateFields, MessageFields, chat_request, 
 from protos import generation_pb2, generation_pb2_grpc
 
 CLOSED = "the client is closed"
-CALL_S = 10.0  # seconds for a call that generates nothing
+CALL_S = 10.0  # timeout in seconds of a call that generates nothing
 
 
 class Answer(AnswerSoFar):
-    """Answer that is asked for when it is iterated.
+    """Answer whose request is sent when it is iterated.
 
-    Each iteration yields all pieces from the first on. Leaving an iteration cancels the request, and the next
-    iteration asks again for what has not come, with the same seed.
+    Each iteration yields all pieces from the first piece on. Leaving an iteration cancels the request. The
+    next iteration then repeats the request with the same seed, to receive the missing pieces.
     """
 
     def __iter__(self) -> Iterator[AnswerPiece]:
-        """Yields the pieces. Raises OutriderError if repeats cannot help, or have not helped in time."""
+        """Yields the pieces. Raises OutriderError if a repetition cannot help, or has not helped in time."""
         reading = self.reading()
         while True:
             yield from reading.kept()
@@ -40,7 +40,7 @@ class Answer(AnswerSoFar):
                 call.cancel()
 
     def read(self) -> str:
-        """Returns the whole text. Raises OutriderError as an iteration does."""
+        """Returns the whole text. Raises OutriderError like an iteration."""
         for _ in self:
             pass
         return self.text
@@ -71,7 +71,7 @@ class Client:
         return Answer(self._call, chat_request(messages, fields), self._patience_s)
 
     def loads(self) -> generation_pb2.Loads:
-        """Returns the load of the gateway that answers, and of the workers. Raises OutriderError."""
+        """Returns the load of the answering gateway, and of the workers. Raises OutriderError."""
         self._check_open()
         try:
             loads: generation_pb2.Loads = self._stub.GetLoads(
@@ -82,7 +82,7 @@ class Client:
         return loads
 
     def close(self) -> None:
-        """Closes the channel; answers that are not finished end with an error."""
+        """Closes the channel; unfinished answers end with an error."""
         self._is_closed = True
         self._channel.close()
 

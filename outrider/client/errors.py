@@ -1,10 +1,10 @@
 """Errors of the client; none of them is gRPC's.
 
-OutriderError                base, and whatever no class below names: a defect of the service
+OutriderError                base, and any error without a class below: a defect of the service
 ├── BadRequestError          the request is wrong; ``field`` says where
-├── AuthenticationError      an API key is missing or unknown, or nobody may ask for this
+├── AuthenticationError      an API key is missing or unknown, or no caller may ask for this
 ├── ServiceOverloadedError   the queue is full; ``retry_after_s`` says when to ask again
-├── DeadlineExceededError    the answer was not finished in the time that the service gives it
+├── DeadlineExceededError    the answer was not finished within the time limit of the service
 └── ServiceUnavailableError  no gateway, or no target, can be reached
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 RETRY_DELAY = "retry-after-ms"  # trailing metadata of a gateway whose queue is full
-# Serve's proxy answers INTERNAL for a lost gateway as for a defect: only Ray's words differ.
+# Serve's proxy answers INTERNAL for a lost gateway and for a defect: only Ray's message differs.
 LOST_GATEWAY = ("actor died", "actor is temporarily unavailable", "Actor is unavailable")
 FIELD = re.compile(r"([a-z_][\w.]*): ")  # beginning of a message about a wrong field
 
@@ -24,7 +24,7 @@ class OutriderError(Exception):
 
 
 class BadRequestError(OutriderError):
-    """The request is wrong. field: name of the wrong field; None: no single field is."""
+    """The request is wrong. field: name of the wrong field; None: no single field is wrong."""
 
     def __init__(self, message: str, field: str | None) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class AuthenticationError(OutriderError):
 
 
 class ServiceOverloadedError(OutriderError):
-    """The service has no room. retry_after_s: seconds after which to ask again; None: it did not say."""
+    """The service has no room. retry_after_s: seconds after which to ask again; None: unknown."""
 
     def __init__(self, message: str, retry_after_s: float | None) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class DeadlineExceededError(OutriderError):
 
 
 class ServiceUnavailableError(OutriderError):
-    """The service is not there, or was lost."""
+    """The service cannot be reached, or was lost."""
 
 
 PLAIN_KINDS = {

@@ -1,4 +1,4 @@
-"""Arguments of requests, typed, and the messages that they become.
+"""Typed arguments of requests, and their conversion to messages.
 
 The names are those of protos/generation.proto. A field that is left out takes the service's default.
 """
@@ -22,7 +22,7 @@ class MessageFields(TypedDict):
 
 
 class SpeculationFields(TypedDict, total=False):
-    """Speculation of one request. ``report`` is True unless it is given."""
+    """Speculation of one request. ``report`` is True by default."""
 
     mode: Literal["auto", "fixed", "off"]
     depth: int
@@ -32,7 +32,7 @@ class SpeculationFields(TypedDict, total=False):
 
 
 class FormFields(TypedDict, total=False):
-    """Form that the answer must have: one of these fields."""
+    """Form that the answer must have; exactly one field is given."""
 
     json_object: bool
     json: str
@@ -58,19 +58,19 @@ class SamplingFields(TypedDict, total=False):
     ignore_eos: bool
     allowed_token_ids: Sequence[int]
     bad_token_ids: Sequence[int]
-    seed: int | None  # None: the service draws it
+    seed: int | None  # None: the service draws a seed
     noise_scope: Literal["prompt", "seed"]
     logprobs: int
     logprobs_of: Literal["raw", "processed"]
 
 
 class GenerateFields(SamplingFields, total=False):
-    """Arguments of ``generate`` and ``chat``, beside the prompt."""
+    """Arguments of ``generate`` and ``chat``, besides the prompt."""
 
     stop: str | Sequence[str]
     speculation: SpeculationFields
     structured_outputs: FormFields
-    prediction: str  # what the answer probably says
+    prediction: str  # expected text of the answer
     draft_from: str  # id of an answer that was stored over HTTP, in place of a prediction
     task: str
     priority: Literal["interactive", "batch"]
@@ -120,17 +120,17 @@ def _request(prompt: Mapping[str, Any], fields: GenerateFields) -> generation_pb
 
 
 def _texts(given: Any) -> Any:
-    """Returns a list of texts; a text alone would be taken for the list of its letters."""
+    """Returns a list of texts; a bare string would be taken for a list of its letters."""
     return [given] if isinstance(given, str) else given
 
 
 def _message(kind: type[Kind], fields: Mapping[str, Any], within: str = "") -> Kind:
     """Returns the message; fields that are None are left out.
 
-    within: what stands before the name of each field in an error.
+    within: prefix of a field's name in an error.
 
     Raises:
-        BadRequestError: the message has no such field, or its type is another.
+        BadRequestError: the message has no such field, or the value has a wrong type.
     """
     message = kind()
     for name, value in fields.items():

@@ -19,7 +19,7 @@ class TaskRates:
     per_second: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0.0))
 
     def ratio(self, above: str, below: str) -> float | None:
-        """Returns a ratio of rates; None if the lower rate is 0."""
+        """Returns a ratio of rates; None if the denominator is 0."""
         return self.per_second[above] / self.per_second[below] if self.per_second[below] else None
 
 
@@ -29,7 +29,7 @@ class LoadHistory:
     def __init__(self) -> None:
         self.newest: dict[str, Loads] = {}  # newest loads by gateway
         self._before: dict[str, Loads] = {}
-        self._heard: dict[str, float] = {}  # seconds, by gateway
+        self._heard: dict[str, float] = {}  # time of the newest answer in seconds, by gateway
 
     def add(self, loads: Loads, now: float) -> None:
         """Adds an answer. now: seconds of a monotonic clock."""
@@ -55,7 +55,7 @@ class LoadHistory:
         return dict(rates)
 
     def depths(self) -> dict[str, tuple[int, float]]:
-        """Returns by reason of the depth: number of sequences, and their mean depth."""
+        """Returns the number of sequences and their mean depth, by the reason of the depth."""
         depths: dict[str, tuple[int, float]] = {}
         for depth in (depth for loads in self.newest.values() for depth in loads.depths):
             sequences, mean = depths.get(depth.reason, (0, 0.0))
@@ -65,7 +65,7 @@ class LoadHistory:
         return depths
 
     def workers(self) -> list[generation_pb2.WorkerLoad]:
-        """Returns each worker as the gateway with the newest message from it reports it."""
+        """Returns each worker, as reported by the gateway that heard from it most recently."""
         workers = [worker for loads in self.newest.values() for worker in loads.workers]
         workers.sort(
             key=lambda worker: worker.reply_age_s if worker.HasField("reply_age_s") else math.inf,
