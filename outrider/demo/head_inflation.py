@@ -1,8 +1,8 @@
-"""Inflation of heads: beside a larger target they guess what they guess beside the small demo target.
+"""Inflation of heads: for the larger target they make the same guesses as for the small demo target.
 
-The larger target's states are the small one's with zeros behind them, after the layers in which the old
-layers lie. So a head reads as before if its input columns are padded with zeros. A norm over the padded
-states has its weights scaled as the target's norms are.
+The larger target's states are the small target's states padded with zeros, after the layers that hold the old
+layers. So a head computes the same if its input columns are padded with zeros. The weights of a norm over
+padded states are scaled as in the norms of the target.
 """
 
 import json
@@ -24,7 +24,7 @@ READ_LAYERS = "eagle_aux_hidden_state_layer_ids"  # layers of the target, counte
 
 
 def inflate_heads(source: Path, destination: Path, old_target: Path, target: Path) -> None:
-    """Writes the heads in the folders of `source`, made for `old_target`, for the larger `target`."""
+    """Converts the heads in `source`, made for `old_target`, to the larger `target`, and writes them."""
     old, new = (size_of(AutoConfig.from_pretrained(folder)) for folder in (old_target, target))
     embedding = load_file(old_target / "model.safetensors")["model.embed_tokens.weight"]
     for name, inflated in (("eagle3", _eagle3), ("medusa", _medusa), ("early_exit", _early_exit)):
@@ -41,10 +41,10 @@ def inflate_heads(source: Path, destination: Path, old_target: Path, target: Pat
 def _eagle3(
     tensors: Tensors, config: Mapping[str, Any], embedding: Tensor, old: Size, new: Size
 ) -> tuple[Tensors, Config]:
-    """Keeps the head's own width, with copies of the embeddings that it shared with its target.
+    """Returns the head with its own width, and with copies of the embeddings that it shared with its target.
 
-    Its norms of the target's states keep their eps, which counts for more over padded states: for 4e-5
-    instead of 1e-5 in the demo target, beside mean squares of several hundred.
+    The head's norms over the target's states keep their eps. Over padded states it has the effect of 4e-5
+    instead of 1e-5 in the demo target, which is small beside mean squares of several hundred.
     """
     wide = {name: _norm(tensor, new) for name, tensor in tensors.items() if name.startswith("fc_norm.")}
     reads = tensors["fc.weight"].view(-1, len(config["eagle_config"][READ_LAYERS]), old.hidden)
@@ -74,6 +74,6 @@ def _early_exit(
 
 
 def _norm(weight: Tensor, new: Size) -> Tensor:
-    """[old.hidden] -> [new.hidden]"""
+    """Returns the weights of a norm over padded states: [old.hidden] -> [new.hidden]."""
     scaled = weight.float() * (len(weight) / new.hidden) ** 0.5
     return pad(scaled, (0, new.hidden - len(weight))).to(weight.dtype)

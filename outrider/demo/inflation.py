@@ -1,14 +1,14 @@
-"""Inflation of a Llama checkpoint: a larger one that computes the same function at a larger cost.
+"""Inflation of a Llama checkpoint: the larger checkpoint computes the same function at a larger cost.
 
-Every logit stays what it was (up to rounding), so a small trained pair can be measured at a realistic ratio
-of costs with realistic acceptance. The result is an ordinary Llama checkpoint:
+Every logit stays the same up to rounding. So a small trained pair can be measured at a realistic ratio of
+costs, with realistic acceptance. The result is an ordinary Llama checkpoint:
 
 - the residual stream is padded with zeros; the mean square over the longer stream is smaller by old / new, so
   RMSNorm's eps is scaled by old / new and its weights by sqrt(old / new);
 - further heads and intermediate units have zero columns in the output projections;
 - further layers have zero output projections, and are spread evenly between the old layers with an old layer
-  last, so that leaving after the first layers stays as poor a guess as it was;
-- whatever the function does not depend on is drawn at random, for the arithmetic of real weights.
+  last, so that an early exit after the first layers stays as poor a guess as before;
+- weights that the function does not depend on are random, so that arithmetic is as with real weights.
 """
 
 import copy
@@ -37,7 +37,7 @@ class InflationError(ValueError):
 
 @dataclass(frozen=True)
 class Size:
-    """The shape of a Llama; the size of a head and the vocabulary are always kept."""
+    """Shape of a Llama; the size of a head and the vocabulary are always kept."""
 
     hidden: int
     layers: int
@@ -52,7 +52,7 @@ class Size:
 
 
 def size_of(config: PreTrainedConfig) -> Size:
-    """Raises InflationError, naming the field, for a model that cannot be inflated."""
+    """Returns the size of a model. Raises InflationError, naming the field, if it cannot be inflated."""
     if config.model_type != "llama":
         raise InflationError(f"model_type is {config.model_type!r}; only 'llama' can be inflated")
     for field in ("attention_bias", "mlp_bias", "quantization_config"):
@@ -89,12 +89,12 @@ def check(old: Size, new: Size) -> None:
 
 
 def kv_copies(old: Size, new: Size) -> int:
-    """How many new kv heads carry one old kv head: more than one where fewer query heads share it."""
+    """Returns how many new kv heads hold one old kv head: several if fewer query heads share a kv head."""
     return -(-old.group // new.group)
 
 
 def query_slots(old: Size, new: Size) -> list[int]:
-    """The new index of every old query head, among those that use (a copy of) its kv head."""
+    """Returns the new index of every old query head, among the heads that use (a copy of) its kv head."""
     slots = []
     for head in range(old.heads):
         kv_head, member = divmod(head, old.group)
@@ -104,7 +104,7 @@ def query_slots(old: Size, new: Size) -> list[int]:
 
 
 def layer_slots(old: Size, new: Size) -> list[int]:
-    """The new index of every old layer."""
+    """Returns the new index of every old layer."""
     return [(layer + 1) * new.layers // old.layers - 1 for layer in range(old.layers)]
 
 
@@ -129,7 +129,7 @@ def put_layer(old_layer: LlamaDecoderLayer, layer: LlamaDecoderLayer, old: Size,
 
 
 def put(old_weight: Tensor, weight: Tensor) -> None:
-    """Writes a matrix into the first rows and columns of a larger one."""
+    """Writes a matrix into the first rows and columns of a larger matrix."""
     rows, columns = old_weight.shape
     weight[:rows, :columns] = old_weight
 
@@ -140,7 +140,7 @@ def put_norm(old_weight: Tensor, weight: Tensor) -> None:
 
 @torch.no_grad()
 def inflated(model: LlamaForCausalLM, new: Size) -> LlamaForCausalLM:
-    """A model of the size `new` that computes what `model` computes."""
+    """Returns a model of the size `new` that computes the same function as `model`."""
     old = size_of(model.config)
     config = copy.deepcopy(model.config)
     config.update(
@@ -172,8 +172,8 @@ def inflated(model: LlamaForCausalLM, new: Size) -> LlamaForCausalLM:
 def inflate(source: Path, destination: Path, dtype: torch.dtype = torch.float32, **sizes: int) -> int:
     """Writes the inflated checkpoint with the tokenizer of the source; returns its number of parameters.
 
-    `sizes` are fields of Size; those left out are the source's. Raises InflationError, naming the field,
-    where the same function is not to be had, and FileExistsError if `destination` exists.
+    `sizes` are fields of Size; a missing field is as in the source. Raises InflationError, naming the field,
+    if that size cannot hold the same function, and FileExistsError if `destination` exists.
     """
     old = size_of(AutoConfig.from_pretrained(source))
     new = replace(old, **sizes)

@@ -1,8 +1,8 @@
-"""The demo target at a realistic cost: the small trained target, written out once in the user's cache folder.
+"""Demo target at a realistic cost: the small trained target, inflated once into the user's cache folder.
 
-A target of 4 M parameters costs hardly more than its draft, so drafting cannot pay. Written out, it computes
-the same function with 190 M parameters. The folder's name holds a hash of the source and of the recipe, so
-another release writes its own.
+A target of 4 M parameters costs hardly more than its draft, so drafting cannot pay. The written-out target
+computes the same function with 190 M parameters. The folder's name contains a hash of source and recipe, so
+another release writes a folder of its own.
 """
 
 import fcntl
@@ -19,28 +19,26 @@ from outrider.demo.prompts import DEMO
 SOURCE, HEADS = DEMO / "target", DEMO.parent / "drafters"
 RECIPE = *(Path(__file__).with_name(f"{name}.py") for name in ("inflation", "head_inflation")), Path(__file__)
 SIZES = {"hidden": 1024, "layers": 16, "intermediate": 2816, "heads": 32, "kv_heads": 16}
-BYTES = (
-    420_000_000  # room that is needed: the bfloat16 weights of 190 M parameters and their heads, and 5 % more
-)
+BYTES = 420_000_000  # disk space: bfloat16 weights of 190 M parameters and of the heads, plus 5 %
 TOLD = "the small trained demo target (4 M parameters), written out at a realistic cost (190 M)"
 
 
 @cache
 def target() -> Path:
-    """Returns the checkpoint's folder, below XDG_CACHE_HOME or ``~/.cache``, whether or not it is there."""
+    """Returns the checkpoint's folder, below XDG_CACHE_HOME or ``~/.cache``, whether or not it exists."""
     parent = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(parent) / "outrider" / f"demo-190M-{_digest()}" / "target"
 
 
 def is_written_out(model: str) -> bool:
-    """Whether the model is the written-out demo target of this release, in whatever cache folder."""
+    """Whether the model is the written-out demo target of this release, in any cache folder."""
     return Path(model).parts[-2:] == target().parts[-2:]
 
 
 def write_out(model: str) -> None:
-    """Writes the demo target out if ``model`` is its folder and is not there yet; leaves other models alone.
+    """Writes the demo target if ``model`` is its folder and does not exist yet; otherwise a no-op.
 
-    Nobody sees it half written, and of two processes that start at once the second waits for the first.
+    The write is atomic. If two processes start at once, the second process waits for the first process.
 
     Raises:
         OSError: the folder cannot be written, or its disk has no room; the message says what to do.
@@ -65,12 +63,12 @@ def _write(folder: Path) -> None:
         if folder.is_dir():
             return
         partial = folder.with_name(f".{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)  # a start that was ended half way has left it
+        shutil.rmtree(partial, ignore_errors=True)  # left by a start that was interrupted
         if (free := shutil.disk_usage(folder.parent).free) < BYTES:
             raise OSError(f"{free / 1e6:.0f} MB are free")
         started = time.perf_counter()
         _report(f"{TOLD}: it is written to {folder}, once")
-        import torch  # a process that only looks for the folder, such as that of `serve run`, does without
+        import torch  # a process that only looks for the folder, such as `serve run`, does not need it
 
         from outrider.demo.head_inflation import inflate_heads
         from outrider.demo.inflation import inflate
