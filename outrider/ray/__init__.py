@@ -4,7 +4,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the builder on demand: it brings Serve, which the fields do without."""
+    """Imports the builder on demand: it imports Serve, which the fields do not need."""
     if name == "build_openai_app":
         from outrider.ray.application import build_openai_app
 

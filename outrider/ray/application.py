@@ -18,11 +18,11 @@ def build_openai_app(arguments: dict[str, Any]) -> Application:
     """Builds the application that ``cluster.app`` builds, from arguments of Ray's ``build_openai_app``.
 
     Args:
-        arguments: those of Ray, and beside them settings of Outrider, which ``LLMConfig`` has no field for.
+        arguments: Ray's arguments, and settings of Outrider for which ``LLMConfig`` has no field.
 
     Raises:
         SettingsError: a field is not accepted, or a setting is given twice.
-        All that ``cluster.app`` raises.
+        Everything that ``cluster.app`` raises.
     """
     of_ray = {name: value for name, value in arguments.items() if name in BuilderArguments.model_fields}
     of_outrider = {name: value for name, value in arguments.items() if name not in of_ray}

@@ -128,5 +128,5 @@ class EngineKwargs(Mirror):
     @field_validator("speculative_config", mode="before")
     @classmethod
     def _read(cls, given: Any) -> Any:
-        """Reads JSON, as vLLM's command line has it. Raises ValueError for other text."""
+        """Reads JSON, as on vLLM's command line. Raises ValueError for other text."""
         return json.loads(given) if isinstance(given, str) else given

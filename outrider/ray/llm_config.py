@@ -218,7 +218,7 @@ class BuilderArguments(Mirror):
 
 
 def without_cloud(place: str) -> str:
-    """Returns a place that is no cloud's. Raises ValueError."""
+    """Returns a folder or hub id unchanged. Raises ValueError for the URL of a cloud."""
     if "://" in place:
         raise ValueError(f"{place!r} is in a cloud: give a folder on every node of the target, or a hub id")
     return place

@@ -1,4 +1,4 @@
-"""Base of the models that mirror Ray's: each field says what it means here."""
+"""Base of the models that mirror Ray's models: each field says what it means in Outrider."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ NO_MEANING = "no meaning here"
 
 
 class Mirror(BaseModel):
-    """Base of a mirror of Ray's or vLLM's models. A field that it lacks is refused."""
+    """Base of a mirror of Ray's or vLLM's models. Unknown fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def without_meaning(why: str) -> Any:
-    """Returns a field that takes anything and changes nothing, and why."""
+    """Returns a field that accepts any value and has no effect. why: reason, for its description."""
     return Field(default=None, description=f"{NO_MEANING}: {why}", json_schema_extra={NO_MEANING: True})

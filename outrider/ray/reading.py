@@ -1,4 +1,4 @@
-"""Reads the arguments of ``build_openai_app``, and says which of them change nothing."""
+"""Reads the arguments of ``build_openai_app``, and reports arguments without effect."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,7 +63,7 @@ def _validated(model: type[MirrorT], given: Any) -> MirrorT:
         return model.model_validate(given)
     except ValidationError as error:
         lines = [_refusal(model, found) for found in error.errors(include_url=False)]
-        raise SettingsError("\n".join(lines)) from None  # the message says all of it
+        raise SettingsError("\n".join(lines)) from None  # the message is complete without the cause
 
 
 def _refusal(model: type[BaseModel], found: ErrorDetails) -> str:
@@ -84,7 +84,7 @@ def _refusal(model: type[BaseModel], found: ErrorDetails) -> str:
 
 
 def _found(model: type[BaseModel], path: Sequence[int | str]) -> tuple[type[BaseModel], FieldInfo | None]:
-    """Returns the innermost model on the path, and the field that the path names; None: it names none."""
+    """Returns the innermost model on the path, and the field that the path names; None: it names no field."""
     field = None
     for part in path:
         if field is not None:

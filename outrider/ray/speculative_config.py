@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from outrider.pace.settings import MAX_DEPTH
 from outrider.ray.mirror import Mirror, without_meaning
 
-# rows of the registry by vLLM's methods; methods that end with "mtp" are the row mtp
+# Row of the registry for each method of vLLM. Methods that end with "mtp" have the row mtp.
 DRAFTERS = {
     "draft_model": "model",
     "eagle3": "eagle3",
@@ -16,10 +16,10 @@ DRAFTERS = {
     "ngram": "ngram",
     "suffix": "suffix",
 }
-IN_PARALLEL = {"model": "parallel", "eagle3": "peagle"}  # rows with ``parallel_drafting``
+IN_PARALLEL = {"model": "parallel", "eagle3": "peagle"}  # rows with ``parallel_drafting``, by usual row
 MTP = "mtp"
 WITHOUT_MODEL = {"ngram", "suffix", MTP}
-NAMED_AFTER_METHOD = ("eagle3", "medusa", "dflash")  # methods that a checkpoint's name tells
+NAMED_AFTER_METHOD = ("eagle3", "medusa", "dflash")  # methods that are recognized by the name of a checkpoint
 BY_DOWNLOAD = "python -m outrider.engine.loading.download gets owner/name@revision into a folder: name that"
 PACE_DECIDES = "the pace decides the depth of each Draft by what pays"
 
@@ -27,7 +27,7 @@ CheckpointQuantization = Literal[
     "int8", "int4", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt",
     "modelopt_fp4", "mxfp4",
 ]  # fmt: skip
-AT_LOAD = ("int8", "int4")  # quantizations that Outrider makes itself
+AT_LOAD = ("int8", "int4")  # quantizations that Outrider applies itself
 
 
 class SpeculativeConfig(Mirror):
@@ -110,6 +110,6 @@ class SpeculativeConfig(Mirror):
 
 
 def _method_of(model: str) -> str:
-    """Returns the method that the name of a checkpoint tells."""
+    """Returns the method that the name of a checkpoint implies."""
     name = model.lower().replace("-", "")
     return next((method for method in NAMED_AFTER_METHOD if method in name), "draft_model")

@@ -1,4 +1,4 @@
-"""Settings of Outrider that an ``LLMConfig`` gives."""
+"""Translates an ``LLMConfig`` to settings of Outrider."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ DEVICES = ("CPU", "GPU")  # Ray's own resources in a bundle
 
 
 def translated(builder: BuilderArguments, config: LLMConfig) -> Fields:
-    """Returns settings by group; what is left open is missing."""
+    """Returns settings by group, without settings that are left open."""
     engine, deployment, adapters = config.engine_kwargs, config.deployment_config, config.lora_config
     scaling, bundle = deployment.autoscaling_config, config.placement_group_config.bundle
     on_cpu = config.accelerator_config is not None and config.accelerator_config.kind == "cpu"
@@ -67,7 +67,7 @@ def translated(builder: BuilderArguments, config: LLMConfig) -> Fields:
 def _speculation(asked: SpeculativeConfig, target: str, *, on_cpu: bool) -> Fields:
     """Returns the settings of a drafter.
 
-    target: the target's model, which a checkpoint with a layer for multi-token prediction is itself.
+    target: the target's model; with multi-token prediction, the drafter's checkpoint may be this model.
     """
     settings: Fields = {"pace": {"max_depth": asked.num_speculative_tokens}}
     row = drafter(asked.row)
