@@ -62,7 +62,7 @@ def _advise(options: argparse.Namespace) -> None:
     settings, memories = read_deployment(options)
     check_one_process(settings)
 
-    from transformers import AutoTokenizer  # takes seconds, so what is refused is refused before
+    from transformers import AutoTokenizer  # takes seconds, so arguments are checked first
 
     from workshop.advice.advise import Adviser
     from workshop.advice.answers import read_prompts
@@ -81,7 +81,7 @@ def _advise(options: argparse.Namespace) -> None:
 
 
 def _accelerators(options: argparse.Namespace) -> Any:
-    """Returns both accelerators; a draft without its own runs on the target's."""
+    """Returns both accelerators; the draft's accelerator is by default the target's."""
     from outrider.engine.planning.accelerators import ACCELERATORS
     from workshop.advice.advise import Accelerators
 
@@ -90,7 +90,7 @@ def _accelerators(options: argparse.Namespace) -> Any:
 
 
 def _heads(given: list[str]) -> dict[str, str]:
-    """Returns the head's checkpoint by drafter. Raises ValueError."""
+    """Returns the checkpoints of heads by drafter. Raises ValueError."""
     heads = {}
     for text in given:
         name, equals, model = text.partition("=")

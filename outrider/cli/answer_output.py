@@ -1,4 +1,4 @@
-"""Prints an answer as it comes, and what speculation did for it."""
+"""Prints an answer as it streams, and the effect of speculation on it."""
 
 import sys
 
@@ -20,7 +20,7 @@ def print_legend() -> None:
 
 
 def print_answer(answer: Answer, *, coloured: bool) -> None:
-    """Prints the pieces and a line end, also if the answer breaks. Raises OutriderError."""
+    """Prints the pieces and a newline, even if the answer breaks off. Raises OutriderError."""
     try:
         for piece in answer:
             code = COLOURS[piece.origin] if coloured else ""
@@ -31,7 +31,7 @@ def print_answer(answer: Answer, *, coloured: bool) -> None:
 
 
 def print_record(answer: Answer) -> None:
-    """Prints what a finished answer took to stderr."""
+    """Prints a summary of a finished answer to stderr."""
     assert answer.usage is not None
     record = answer.usage.speculation
     print(

@@ -44,7 +44,7 @@ def _audit(options: argparse.Namespace) -> int:
     receipts = [(str(file), read_receipt(file)) for file in options.receipts]
     key = None if options.public_key is None else read_key(options.public_key)
     auditor = ReceiptAuditor(options.model, key, options.tolerance, options.adapter)
-    # Receipts of the same numerics follow each other, so that the model is loaded once for all of them.
+    # Receipts are sorted by numerics, so that the model is loaded once for all receipts with equal numerics.
     receipts.sort(key=lambda named: named[1].numerics.model_dump_json())
     audited = [auditor.audit(name, receipt) for name, receipt in receipts]
     text = "\n".join(each.line for each in audited)

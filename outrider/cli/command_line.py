@@ -1,4 +1,4 @@
-"""``outrider``: a command for each thing to do with a deployment, a module for each command."""
+"""``outrider``: commands for working with a deployment, each in a module of its own."""
 
 import argparse
 import shlex
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
 def parser_of(loaded: Collection[str]) -> argparse.ArgumentParser:
     """Returns a parser that knows all commands by name.
 
-    loaded: commands whose arguments it knows too.
+    loaded: commands whose arguments the parser knows too.
     """
     parser = argparse.ArgumentParser(prog="outrider", description="Works with an Outrider service.")
     parser.add_argument("--version", action="version", version=f"outrider {version('outrider')}")

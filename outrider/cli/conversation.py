@@ -14,7 +14,7 @@ HOW = "Ctrl-C ends an answer, Ctrl-D ends the chat."
 def converse(client: Client, fields: GenerateFields, *, coloured: bool) -> int:
     """Asks for messages and prints the answers, until the input ends. Returns the exit code.
 
-    A message whose answer fails or is ended before its first token is forgotten.
+    A message whose answer fails or is interrupted before its first token is dropped from the conversation.
     """
     import readline  # noqa: F401  input() then edits its line, and remembers earlier lines
 

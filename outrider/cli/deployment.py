@@ -1,4 +1,4 @@
-"""Arguments of commands about a deployment that need not run: its settings and its devices."""
+"""Arguments of commands about a deployment that need not be running: its settings and its devices."""
 
 import argparse
 import os
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def run_command(command: Callable[[], None]) -> int:
-    """Runs a command and returns its exit code. A known failure prints its reason to stderr: code 1."""
+    """Runs a command and returns its exit code. A known failure prints its reason to stderr; code 1."""
     from actors.spinning import bound_spinning
     from outrider.engine.errors import EngineError
 
-    bound_spinning(os.environ)  # before torch: beside other programs its threads would wait for cores in vain
+    bound_spinning(os.environ)  # before torch is imported: its threads would spin on busy cores
 
     def run() -> int:
         command()
@@ -28,7 +28,7 @@ def run_command(command: Callable[[], None]) -> int:
 
 
 def report_progress(what: str) -> None:
-    """Prints a line about what is done next to stderr."""
+    """Prints the next action to stderr."""
     print(f"outrider: {what}", file=sys.stderr, flush=True)
 
 
@@ -49,7 +49,7 @@ def add_deployment(parser: argparse.ArgumentParser) -> None:
 
 
 def given_settings(options: argparse.Namespace) -> "Settings":
-    """Returns the settings, with the GPUs of this machine; the demo target is there if they serve it.
+    """Returns the settings with this machine's GPUs. Writes the demo target out if they serve it.
 
     Raises:
         ValueError: settings are not accepted.
@@ -57,7 +57,7 @@ def given_settings(options: argparse.Namespace) -> "Settings":
     """
     settings = _read(options.settings)
 
-    from cluster.gpus import gpus_here  # takes seconds, so what is refused is refused before
+    from cluster.gpus import gpus_here  # takes seconds, so arguments are checked first
 
     settings = settings.with_gpus(len(gpus_here()))
     write_out(settings.target.model)
@@ -78,13 +78,13 @@ def read_deployment(options: argparse.Namespace) -> "tuple[Settings, dict[str, i
     draft_memory = None if options.draft_memory is None else parse_bytes(options.draft_memory)
     settings = _read(options.settings)
 
-    from cluster.devices import memories  # takes seconds, so what is refused is refused before
+    from cluster.devices import memories  # takes seconds, so arguments are checked first
     from cluster.gpus import gpus_here
     from outrider.engine.loading.shares import check_shares
 
     write_out(settings.target.model)
     check_shares(settings.target_engine())
-    # A named memory means GPUs, one for each rank and draft, unless the settings differ.
+    # --memory implies GPUs, one for each rank and draft, unless the settings differ.
     wanted = settings.target.most_replicas * settings.target.tensor_parallel
     wanted += sum(draft.most_replicas for draft in settings.drafts.values())
     settings = settings.with_gpus(wanted if memory else len(gpus_here()))
@@ -112,7 +112,7 @@ def check_one_process(settings: "Settings") -> None:
 
 
 def _read(words: Sequence[str]) -> "Settings":
-    """Returns the settings that words give. Raises ValueError also for a model's folder that is not there."""
+    """Returns the settings that arguments give. Raises ValueError, also if a model's folder is missing."""
     from cluster.arguments import read_settings
     from cluster.model_folders import check_folders
 

@@ -47,7 +47,7 @@ def _distil(options: argparse.Namespace) -> None:
     settings = given_settings(options)
     check_one_process(settings)
 
-    from workshop.distillation.card import NAME, acceptance_table, card  # takes seconds, hence no sooner
+    from workshop.distillation.card import NAME, acceptance_table, card  # takes seconds, so imported late
     from workshop.distillation.distil import Distillation
 
     asked = asked.model_copy(update={"draft": _draft(asked, settings)})

@@ -90,7 +90,7 @@ def _fields(options: argparse.Namespace) -> GenerateFields:
 
 
 def _prompt(options: argparse.Namespace) -> str | None:
-    """Returns the prompt; None: it is to be asked for, in a conversation. Raises ValueError."""
+    """Returns the prompt; None for a conversation, which asks for messages. Raises ValueError."""
     prompt: str | None = options.prompt
     if prompt is None and sys.stdin.isatty():
         if options.chat:

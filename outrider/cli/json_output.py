@@ -1,4 +1,4 @@
-"""``--json``: the figures of a command for another program."""
+"""``--json``: the figures of a command in machine-readable form."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def print_or_write(text: str, figures: Any, file: Path | None) -> None:
-    """Prints the text, and writes the figures to the file if there is one; of STDOUT the figures alone.
+    """Prints the text, and writes the figures to ``file`` if it is given. STDOUT gets only the figures.
 
     Raises:
         OSError: the file cannot be written.
@@ -36,7 +36,7 @@ def print_or_write(text: str, figures: Any, file: Path | None) -> None:
 
 
 def _json_file(text: str) -> Path:
-    """Returns the file. Another name is refused: it may be a file of settings that came after the option."""
+    """Returns the file. Names without .json are refused: they may be settings that follow the option."""
     if text != str(STDOUT) and not text.endswith(".json"):
         raise argparse.ArgumentTypeError(f"{text!r}: a name that ends in .json is accepted, or -")
     return Path(text)

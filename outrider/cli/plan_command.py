@@ -1,6 +1,6 @@
 """``outrider plan outrider.yaml target.tensor_parallel=4``: what a deployment takes of its devices.
 
-The devices need not be here.
+The devices need not be on this machine.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def _print_plan(options: argparse.Namespace) -> None:
     check_accelerator(options.draft_accelerator)
     settings, found = read_deployment(options)
 
-    from cluster.plan import DeploymentPlan  # takes seconds, so what is refused is refused before
+    from cluster.plan import DeploymentPlan  # takes seconds, so arguments are checked first
     from cluster.plan_figures import plan_figures
     from cluster.plan_table import draft_table, plan_table, step_table
 

@@ -1,11 +1,11 @@
-"""Name of this machine's processor, without which a measured time says little."""
+"""Name of this machine's processor, to be recorded with measured times."""
 
 import platform
 from pathlib import Path
 
 
 def processor_name() -> str:
-    """Returns what Linux says of the processor; elsewhere what Python says."""
+    """Returns the processor's name from /proc/cpuinfo, or else from Python."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -123,7 +123,7 @@ def _run(options: argparse.Namespace) -> int:
         else {"prompt": [options.prompt] * options.runs}
     )
     if options.json not in (None, STDOUT):
-        options.json.touch()  # no race begins unless its record can be written
+        options.json.touch()  # fails before the race if the record cannot be written
     with Client(options.address, os.environ.get(API_KEY)) as client:
         raced = {kind: _race(client, kind, of_kind, options) for kind, of_kind in asked.items()}
     print_or_write("\n" + table(raced), _record(raced, options), options.json)
@@ -134,7 +134,7 @@ def _race(client: Client, kind: str, of_kind: Sequence[str], options: argparse.N
     runs = []
     for number, prompt in enumerate(of_kind):
         sampling: SamplingFields = {"temperature": options.temperature, "seed": options.seed + number}
-        # The prefix cache then has the prompt before both answers, so neither profits from the other.
+        # Fills the prefix cache with the prompt, so that the second answer has no advantage.
         _answer(client, prompt, SPECULATION, {**sampling, "max_tokens": WARM_UP_TOKENS})
         order: tuple[Side, Side] = (PLAIN, SPECULATION) if number % 2 == 0 else (SPECULATION, PLAIN)
         whole: SamplingFields = {**sampling, "max_tokens": options.max_tokens}

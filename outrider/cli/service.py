@@ -31,7 +31,7 @@ def exit_code(
     """Runs a command and returns its exit code. A known failure prints its reason to stderr.
 
     Args:
-        failures: known failures, beside those of a running service.
+        failures: known failures, besides the errors of a running service.
         failed: exit code of a known failure.
     """
     try:
@@ -46,7 +46,7 @@ def exit_code(
 
 
 def explain(error: OutriderError) -> int:
-    """Prints what went wrong and what helps, and returns the exit code."""
+    """Prints an error and advice, and returns the exit code."""
     advice = ADVICE.get(type(error), "")
     print(f"outrider: {error}{'; ' + advice if advice else ''}", file=sys.stderr)
     return 1

@@ -43,7 +43,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def figures(history: LoadHistory) -> dict[str, Any]:
-    """Returns one look for another program; rates per second need two answers of a gateway."""
+    """Returns a machine-readable snapshot; rates per second need two answers of a gateway."""
     return {
         "gateways": [
             MessageToDict(each, preserving_proto_field_name=True) for each in history.newest.values()
@@ -56,7 +56,7 @@ def figures(history: LoadHistory) -> dict[str, Any]:
 
 
 def screen(history: LoadHistory) -> str:
-    """Returns the text of one look; rates need two answers of a gateway."""
+    """Returns the text of a snapshot; rates need two answers of a gateway."""
     gateways = list(history.newest.values())
     rates = history.rates()
     lines = [

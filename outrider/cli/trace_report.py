@@ -19,8 +19,8 @@ MEANING = {
     "target": "steps of the target",
     "gateway": "everything else in the gateway",
 }
-MUCH = 0.2  # share of the time from which on advice is given
-FEW = 0.02  # share of the rounds
+MUCH = 0.2  # share of the time from which advice is given
+FEW = 0.02  # share of rounds with a late Draft, above which advice is given
 POOR, GOOD = 0.4, 0.9  # accepted / reached
 LARGE_BATCH = 8  # sequences in a step
 
@@ -78,7 +78,7 @@ def _add_generation(result: TraceReport, generation: FileSpan, below: dict[str, 
             if worker.name in WORKER_SPANS:
                 for part in below.get(worker.id, ()):
                     result.in_target[part.name] += part.milliseconds
-    # Answers that run side by side add up to more than the request's time.
+    # Concurrent answers add up to more than the request's time.
     result.times["gateway"] += max(generation.milliseconds - accounted, 0.0)
 
 
@@ -125,7 +125,7 @@ def lines(result: TraceReport) -> Iterator[str]:
 
 
 def figures(result: TraceReport, trace_id: str | None) -> dict[str, Any]:
-    """Returns the report for another program; times in milliseconds. trace_id: None for several requests."""
+    """Returns the report as data; times in milliseconds. trace_id: None for several requests."""
     return {"trace": trace_id, **vars(result), "modes": sorted(result.modes), "advice": advice(result)}
 
 
@@ -141,7 +141,7 @@ def _event_lines(result: TraceReport) -> Iterator[str]:
 
 
 def advice(result: TraceReport) -> list[str]:
-    """Returns advice, the costliest first."""
+    """Returns advice, the most expensive problem first."""
     found = sorted(_advice(result), reverse=True)
     return [text for _, text in found] or ["nothing stands out: most of the time is the target's own steps"]
 
