@@ -3,11 +3,11 @@
 import os
 from typing import Any
 
-CONFIG_FILE = "OUTRIDER_CONFIG"  # variable that names the settings of ``cluster.service``
+CONFIG_FILE = "OUTRIDER_CONFIG"  # environment variable that names the settings of ``cluster.service``
 
 
 def __getattr__(name: str) -> Any:
-    """Imports an application on demand: a command that needs no torch starts in a tenth of a second."""
+    """Imports an application on demand, so that a command without torch starts in a tenth of a second."""
     if name in ("app", "draft"):
         from cluster import application
 

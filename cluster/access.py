@@ -17,7 +17,7 @@ TOKEN = "OUTRIDER_TOKEN"  # one value for all starts of a deployment; without it
 
 
 def api_keys(settings: Settings) -> list[str]:
-    """Returns the keys of environment and file. Raises ValueError if the file is unreadable or empty."""
+    """Returns the keys from environment and file. Raises ValueError if the file is unreadable or empty."""
     keys = os.environ.get(API_KEYS, "").split(",")
     if (file := settings.access.api_keys_file) is not None:
         lines = read_file("access.api_keys_file", file).decode().splitlines()
@@ -28,7 +28,7 @@ def api_keys(settings: Settings) -> list[str]:
 
 
 def receipt_key(settings: Settings) -> str | None:
-    """Returns the PEM of the key that signs receipts; None: there is none. Raises ValueError."""
+    """Returns the PEM of the key that signs receipts; None if no key is set. Raises ValueError."""
     if (file := settings.access.receipt_key_file) is None:
         return None
     pem = read_file("access.receipt_key_file", file)
@@ -40,8 +40,8 @@ def receipt_key(settings: Settings) -> str | None:
 
 
 def shared_trust(settings: Settings) -> Trust:
-    """Returns the trust of all processes. Raises ValueError for a wrong token or missing certificates."""
-    # Contents travel, not paths: a worker's machine may have no such files.
+    """Returns the credentials of all processes. Raises ValueError for a wrong token or unreadable file."""
+    # Contents are sent, not paths: a worker's machine may not have these files.
     files = settings.tls.model_dump(exclude_none=True)
     contents = {name: read_file(f"tls.{name}", path) for name, path in files.items()}
     token = os.environ.get(TOKEN) or secrets.token_urlsafe()
@@ -53,7 +53,7 @@ def shared_trust(settings: Settings) -> Trust:
 
 
 def joining_trust(settings: Settings) -> Trust:
-    """Returns the trust of a draft that joins. Raises ValueError as ``shared_trust``, and without a token."""
+    """Returns the credentials of a joining draft. Raises ValueError as ``shared_trust``, or for no token."""
     if not os.environ.get(TOKEN):
         raise ValueError(
             f"{TOKEN} is not set: what joins a service needs the token with which that was started"
@@ -62,7 +62,7 @@ def joining_trust(settings: Settings) -> Trust:
 
 
 def check_access(settings: Settings, keys: list[str], *, is_elsewhere: bool) -> None:
-    """Checks that callers need keys if they must.
+    """Checks that there are API keys if callers must have them.
 
     Args:
         is_elsewhere: whether Ray runs this in a process of its own, as for a config file. That process has
@@ -93,7 +93,7 @@ def check_access(settings: Settings, keys: list[str], *, is_elsewhere: bool) -> 
 
 
 def report_environment(*, is_elsewhere: bool) -> str:
-    """Names the variables that the start has read and found, without their values."""
+    """Returns a line with the names of the variables that the start has found, without their values."""
     found = [name for name in (API_KEYS, TOKEN, ROOMS, *TRACING) if os.environ.get(name)]
     where = "that of `ray start`, not of `serve run`" if is_elsewhere else "that of this command"
     return f"the environment of this start is {where}; set in it: {', '.join(found) or 'nothing of ours'}"

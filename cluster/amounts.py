@@ -1,4 +1,4 @@
-"""Amounts of memory, as people write them."""
+"""Amounts of memory in human-readable form."""
 
 import re
 

@@ -60,13 +60,13 @@ ROUTERS = {
 
 @dataclass(frozen=True)
 class ServiceStart:
-    """What a service starts with: complete settings, and what its environment says."""
+    """Inputs of a service's start: complete settings, and values from its environment."""
 
     settings: Settings
-    keys: list[str]  # API keys, those of tenants included
+    keys: list[str]  # API keys, including the keys of tenants
     tenants: Mapping[str, Tenancy]
     trust: Trust
-    tracing: Mapping[str, str]  # variables of tracing
+    tracing: Mapping[str, str]  # environment variables of tracing
     receipt_key: str | None  # PEM of the key that signs receipts
 
 
@@ -74,11 +74,11 @@ def app(arguments: dict[str, Any]) -> Application:
     """Builds the application of ``serve run cluster.app``; its arguments are the settings.
 
     Raises:
-        SettingsError: a setting is not accepted, or their file cannot be read.
+        SettingsError: a setting is not accepted, or the file of settings cannot be read.
         VocabularyMismatch: draft and target do not share a vocabulary.
         UnsupportedModelError: a model cannot be served, or not by this number of ranks.
-        ValueError: another file cannot be read, the cluster lacks a resource that was asked for, a device has
-            too little memory. Or callers could come without an API key that they should have.
+        ValueError: another file cannot be read, the cluster lacks a requested resource, a device has too
+            little memory, or required API keys are missing.
     """
     start = _prepared(arguments)
     start_serve(start.settings, start.keys[0] if start.keys else None)
@@ -88,19 +88,19 @@ def app(arguments: dict[str, Any]) -> Application:
 def service(config: str | None) -> Application:
     """Builds the application of ``serve build cluster.service``, which takes no arguments.
 
-    A config file of Serve starts Serve itself, so nothing is started here but Ray.
+    A config file of Serve starts Serve itself, so only Ray is started here.
 
     Args:
         config: file or folder with the settings; None: the demo pair is served.
 
     Raises:
-        All that ``app`` raises.
+        Everything that ``app`` raises.
     """
     return _bound(_prepared({} if config is None else {CONFIG: config}))
 
 
 def _prepared(arguments: Mapping[str, Any]) -> ServiceStart:
-    """Returns what the service starts with, once Ray runs. Raises as ``app``."""
+    """Reads and checks the inputs of the start, and starts Ray. Raises as ``app`` does."""
     show_debug_lines()
     settings = read_settings(arguments)
     is_elsewhere = _is_in_a_task()
@@ -118,12 +118,12 @@ def _bound(start: ServiceStart) -> Application:
     workers = [_target(settings, trust, tracing)]
     workers += [_draft(settings, name, trust, tracing) for name in settings.drafts]
     requests = settings.gateway
-    # Calls, not decorators: a decorated class would be pickled by value, its module's globals copied.
+    # Calls, not decorators: a decorated class would be pickled by value, with its module's globals.
     gateway = serve.deployment(
         serve.ingress()(Gateway),
         name=GATEWAY,
         num_replicas=requests.replicas,
-        # The gateway's own queues decide. In Serve's queues, health checks would wait behind all requests.
+        # The gateway has its own queues: in Serve's queues, health checks would wait behind all requests.
         max_ongoing_requests=requests.most_at_once,
         ray_actor_options={"num_cpus": requests.cpus, "resources": requests.resources},
         request_router_config=ROUTERS[requests.router],
@@ -150,11 +150,11 @@ def draft(arguments: dict[str, Any]) -> Application:
     by which gateways find it.
 
     Args:
-        arguments: the settings of the service, and those of its new draft, which ``joins`` names.
+        arguments: the settings of the service and of its new draft, which ``joins`` names.
 
     Raises:
         ValueError: the service's own token is missing.
-        All that ``app`` raises.
+        Everything that ``app`` raises.
     """
     settings = read_settings({name: value for name, value in arguments.items() if name != JOINS})
     if (name := arguments.get(JOINS)) not in settings.drafts:
@@ -167,7 +167,7 @@ def draft(arguments: dict[str, Any]) -> Application:
 def _shared_by_gateways(
     requests: GatewayReplicas, tenants: Mapping[str, Tenancy]
 ) -> list[DeploymentActorConfig]:
-    """Returns actors with the responses and the limits of several gateways; a gateway alone has its own."""
+    """Returns actors that hold responses and limits for several gateways; a single gateway needs no actor."""
 
     def actor(name: str, kind: type, **given: Any) -> DeploymentActorConfig:
         return DeploymentActorConfig(
@@ -184,12 +184,12 @@ def _shared_by_gateways(
 
 
 def _is_in_a_task() -> bool:
-    """Whether Ray runs this for Serve, as for a config file, and not for the command itself."""
+    """Whether this runs in a task of Ray, as for a config file of Serve, and not in `serve run` itself."""
     return ray.is_initialized() and ray.get_runtime_context().get_task_id() is not None
 
 
 def _checked(settings: Settings) -> Settings:
-    """Returns complete settings, with Ray started and room for all workers. Raises as ``app``."""
+    """Starts Ray, checks that all workers fit, and returns complete settings. Raises as ``app`` does."""
     check_folders(settings)
     with Preflight() as preflight:
         start_ray(settings)
@@ -223,7 +223,7 @@ def _draft(settings: Settings, name: str, trust: Trust, tracing: Mapping[str, st
 
 def _layout(worker: WorkerSettings, aims: AutoscalingSettings) -> dict[str, Any]:
     """Returns the number of a deployment's replicas, and the resources of each."""
-    # Logical CPUs run out before real CPUs: without CPUs a two-core machine never waits.
+    # Workers reserve no logical CPUs: a two-core machine would run out of them before its cores are busy.
     options: dict[str, Any] = {"num_cpus": 0, "num_gpus": worker.gpus, "resources": worker.resources}
     if worker.accelerator is not None:
         options["accelerator_type"] = worker.accelerator
@@ -233,7 +233,7 @@ def _layout(worker: WorkerSettings, aims: AutoscalingSettings) -> dict[str, Any]
 
 
 def _deployment(worker: type[Worker], name: str, layout: dict[str, Any]) -> Deployment:
-    """Returns a deployment with the name of its role; a draft's has its own name too."""
+    """Returns a deployment with these replicas, whose router reads the table of workers."""
     logger.debug("deployment %s: %s", name, layout)
     return serve.deployment(
         worker,

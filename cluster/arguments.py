@@ -20,18 +20,18 @@ from cluster.settings_file import read_file
 Fields: TypeAlias = dict[str, Any]  # fields by group, or by name within a group
 
 CONFIG = "config"
-SHORT = {"target": "target.model", "draft": f"drafts.{DEFAULT_DRAFT}.model"}  # settings whose value is a text
-WHOLE = "resources"  # setting that is a dictionary, alone among all settings
+SHORT = {"target": "target.model", "draft": f"drafts.{DEFAULT_DRAFT}.model"}  # short names, for string values
+WHOLE = "resources"  # the only setting whose value is a dictionary
 
 
 def read_settings(arguments: Mapping[str, Any]) -> Settings:
-    """Returns the settings that arguments and their file give.
+    """Returns the settings from arguments and from the files that they name.
 
     arguments: values by name, as text or typed. ``config`` names a YAML file, or a folder of ``*.yaml`` files
         with each setting in one file. Arguments win, setting by setting.
 
     Raises:
-        SettingsError: a file cannot be read, or something is not accepted.
+        SettingsError: a file cannot be read, or a setting is not accepted.
     """
     fields = _grouped({name: value for name, value in arguments.items() if name != CONFIG})
     places: dict[str, str] = {}
@@ -48,19 +48,19 @@ def read_settings(arguments: Mapping[str, Any]) -> Settings:
 def validated(fields: Fields, places: Mapping[str, str] = MappingProxyType({})) -> Settings:
     """Returns validated settings.
 
-    places: where settings stand, as file:line by path; empty for an argument.
+    places: place of each setting as file:line, by path; empty for an argument.
 
     Raises:
-        SettingsError: something is not accepted.
+        SettingsError: a setting is not accepted.
     """
     try:
         return Settings.model_validate(fields)
     except ValidationError as error:
-        raise SettingsError(refusal(error, places)) from None  # the message says all of it
+        raise SettingsError(refusal(error, places)) from None  # the message is complete without the cause
 
 
 def together(sources: Iterable[tuple[str, Mapping[str, Any]]]) -> Fields:
-    """Returns the settings of all named sources. Raises SettingsError if two sources have one setting."""
+    """Returns the settings of all named sources. Raises SettingsError for a repeated setting."""
     fields: Fields = {}
     for source, given in sources:
         more = _grouped(given)
@@ -76,7 +76,7 @@ def _grouped(given: Mapping[str, Any]) -> Fields:
     for name, value in given.items():
         path = SHORT.get(name, name) if isinstance(value, str) and not _is_json(value) else name
         if value is None and "." not in path:
-            continue  # an empty group, as YAML has it
+            continue  # an empty group, which YAML reads as None
         group: Any = _read_value(name, value)
         for part in reversed(path.split(".")):
             group = {part: group}
@@ -97,7 +97,7 @@ def _merged(below: Fields, above: Fields) -> Fields:
 
 
 def _in_both(fields: Fields, others: Fields) -> str:
-    """Returns the names of settings in both; none: an empty text."""
+    """Returns the names of settings in both, separated by commas; empty if there are none."""
     return ", ".join(sorted({*_paths(fields)} & {*_paths(others)}))
 
 
@@ -114,7 +114,7 @@ def _is_json(text: str) -> bool:
 
 
 def _read_value(name: str, value: Any) -> Any:
-    """Reads a value. Numbers and booleans stay text: the type of their field reads them."""
+    """Parses JSON. Numbers and booleans stay strings: pydantic converts them by their field's type."""
     if not isinstance(value, str) or not _is_json(value):
         return value
     try:

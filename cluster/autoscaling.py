@@ -1,4 +1,4 @@
-"""Number of replicas of a worker. Serve's controller runs this module: it imports nothing heavy."""
+"""Number of replicas of a worker. Serve's controller runs this module, so its imports are light."""
 
 import math
 from typing import Any
@@ -20,7 +20,7 @@ class LoadPolicy:
         self._aims = {SEQUENCES: float(sequences), CACHE_IN_USE: cache_in_use}
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """Returns the wanted number, which Serve delays and limits, and no state."""
+        """Returns the wanted number of replicas, which Serve delays and limits, and an empty state."""
         reported = context.aggregated_metrics or {}
         if not any(reported.get(name) for name in self._aims):
             return context.target_num_replicas, {}  # no replica has reported yet
@@ -29,19 +29,19 @@ class LoadPolicy:
 
 
 class FirstTokenPolicy:
-    """Policy with one replica more while first tokens are late, and one fewer when the rest would do.
+    """Policy that adds a replica while first tokens are late, and removes a replica that is not needed.
 
-    Only a deployment's own replicas tell its policy something. So gateways tell a target how long a request
-    was in their queue, and its time to the first token begins with that.
+    A policy gets reports from its own deployment's replicas only. So gateways tell a target how long a
+    request waited in their queue, and the target's time to first token includes this wait.
     """
 
     def __init__(self, ttft_target_s: float, sequences: int, cache_in_use: float) -> None:
-        """Sets the aim in seconds, and those of LoadPolicy, by which fewer replicas would do."""
+        """Sets the aim in seconds, and the aims of LoadPolicy, which decide if fewer replicas suffice."""
         self._target_s = ttft_target_s
         self._by_load = LoadPolicy(sequences, cache_in_use)
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """Returns the wanted number, which Serve delays and limits, and no state."""
+        """Returns the wanted number of replicas, which Serve delays and limits, and an empty state."""
         there = context.target_num_replicas
         reported = (context.aggregated_metrics or {}).get(FIRST_TOKEN)
         if not reported or context.current_num_replicas < there:
@@ -53,7 +53,7 @@ class FirstTokenPolicy:
 
 
 def autoscaling(worker: WorkerSettings, aims: AutoscalingSettings) -> AutoscalingConfig:
-    """Returns Serve's settings: between the least and the most replicas, with a policy and its aims."""
+    """Returns Serve's settings: least and most replicas, and a policy with its aims."""
     name, kwargs = (
         "LoadPolicy",
         {"sequences": worker.sequences_per_replica, "cache_in_use": aims.cache_in_use},

@@ -10,8 +10,8 @@ from cluster.groups import DEFAULT_DRAFT, WorkerSettings
 from cluster.settings import Settings
 from outrider.engine.planning.memory import device_memory
 
-# GB of accelerators by Ray's names, as their data sheets say. A100 and V100 are not among them: Ray calls
-# cards of two sizes by these names, and a plan for the smaller card would waste half of the larger.
+# Memory in GB by Ray's names of accelerators, from data sheets. A100 and V100 are missing: Ray uses each of
+# these names for cards of two sizes. A plan for the smaller card would waste half of the larger card.
 ACCELERATORS = {
     "T4": 16,
     "P100": 16,
@@ -38,11 +38,11 @@ def memories(
 ) -> dict[str, int] | None:
     """Returns bytes of each device by group of settings; None if a device is not known.
 
-    There is always a draft: without one in the settings, with the target's device.
+    There is always an entry for a draft: if the settings name no draft, it has the target's device.
 
     Args:
         settings: settings with the GPUs of each worker.
-        memory: bytes that the caller knows; of all devices, drafts' devices too without ``draft_memory``.
+        memory: bytes, given by the caller, of the target's devices; of all devices without ``draft_memory``.
         here: whether the devices are this machine's.
         asked: bytes of each GPU by group of settings, as nodes report them (cluster/gpus.py).
     """

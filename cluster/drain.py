@@ -1,8 +1,8 @@
 """``python -m cluster.drain``: ends a pod's work before it is stopped, as its preStop hook.
 
 Serve learns that the node leaves. It starts replacements of this node's replicas elsewhere, sends no new
-requests to this node's proxy, and lets both finish accepted requests. The hook returns when nothing of Serve
-is left here.
+requests to this node's proxy, and lets both finish accepted requests. The hook returns when no replica and no
+proxy of Serve is left here.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-ANSWER_S = 10.0  # seconds for an answer of Serve's controller
+ANSWER_S = 10.0  # timeout in seconds of an answer of Serve's controller
 POLL_S = 1.0
 
 
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"still here after {options.within} s: {', '.join(here)}", file=sys.stderr)
                 return 1
             time.sleep(POLL_S)
-    except RayError as error:  # the cluster itself ends, and with it all replicas
+    except RayError as error:  # the cluster itself shuts down, with all replicas
         print(f"Serve does not answer any more: {error}", file=sys.stderr)
         return 1
     return 0
@@ -39,14 +39,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _drain(node: str, within_s: int) -> None:
     """Tells Ray that the node leaves. Raises CalledProcessError if Ray refuses."""
-    # Ray offers this to its autoscaler and on the command line, not in Python.
+    # Ray offers this to its autoscaler and on the command line, but not in Python.
     command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--node-id", node]
     command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "the pod is being stopped"]
     subprocess.run([*command, "--deadline-remaining-seconds", str(within_s)], check=True)
 
 
 def _on(node: str, details: dict[str, Any]) -> list[str]:
-    """Returns replicas and proxy of Serve on the node, from its controller."""
+    """Returns Serve's replicas and proxy on the node. details: answer of Serve's controller."""
     replicas = [
         replica["replica_id"]
         for application in details["applications"].values()

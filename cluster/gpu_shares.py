@@ -2,17 +2,17 @@
 
 import math
 
-RAYS_GRAINS = 10_000  # grains of one GPU, in which Ray counts parts of a resource
-ROUNDING = 1e-6  # grains that a float may be off
+RAYS_GRAINS = 10_000  # units of one GPU; Ray counts fractions of a resource in these units
+ROUNDING = 1e-6  # units; tolerance for the rounding of floats
 
 
 def equal_share(replicas: int, gpus: float) -> float:
-    """Returns the share of a GPU with which equal parts for all replicas fit; 0.0 without GPUs."""
+    """Returns the largest equal share of a GPU with which all replicas fit; 0.0 without GPUs."""
     return 1.0 / math.ceil(replicas / gpus) if replicas and gpus >= 1 else 0.0
 
 
 def share_left(processes: int, of_each: float, drafts: int, gpus: float) -> float:
-    """Returns the share of a GPU for each draft, next to the target's processes; 0.0: none is left.
+    """Returns the share of a GPU for each draft, next to the target's processes; 0.0: no share is left.
 
     Args:
         processes: ranks of all replicas.

@@ -1,4 +1,4 @@
-"""GPUs of nodes, from their drivers. Ray's workers run this module on each node: it imports nothing heavy."""
+"""GPUs of nodes, from their drivers. Ray's workers run this module on each node, so its imports are light."""
 
 import logging
 import shutil
@@ -16,11 +16,11 @@ from cluster.settings import Settings
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 ASK_S = 60.0  # seconds for a process to start on every node, and its driver to answer
-ALIKE = 1.1  # times by which GPUs of one size may differ
+ALIKE = 1.1  # largest ratio of the memory of two GPUs that count as one size
 
 
 def gpus_here() -> list[int]:
-    """Returns bytes of each GPU of this machine, from its driver: torch would take a part of them."""
+    """Returns bytes of each GPU of this machine, from its driver: torch would allocate memory on each GPU."""
     if shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
@@ -31,7 +31,7 @@ def gpus_here() -> list[int]:
 def ask_nodes(settings: Settings) -> dict[str, int]:
     """Returns bytes of a GPU by group of settings, for workers whose nodes have GPUs of one size.
 
-    Ray's names of accelerators do not tell the size: an A100 has 40 GB or 80 GB.
+    Ray's names of accelerators do not determine the size: an A100 has 40 GB or 80 GB.
     """
     workers: dict[str, WorkerSettings] = {"target": settings.target}
     workers |= {f"drafts.{name}": draft for name, draft in settings.drafts.items()}
@@ -44,7 +44,7 @@ def ask_nodes(settings: Settings) -> dict[str, int]:
     try:
         asked = [ask.options(num_cpus=0, scheduling_strategy=place).remote() for place in places]
         answers = ray.get(asked, timeout=ASK_S)
-    except RayError:  # a node has gone, or is too slow: its GPUs are not known
+    except RayError:  # a node was lost, or is too slow: its GPUs are not known
         return {}
     there = list(zip((node["Resources"] for node in nodes), answers, strict=True))
     found = {group: size_for(worker, there) for group, worker in on_gpus.items()}
@@ -53,7 +53,7 @@ def ask_nodes(settings: Settings) -> dict[str, int]:
 
 
 def size_for(worker: WorkerSettings, there: Iterable[tuple[Mapping[str, Any], list[int]]]) -> int | None:
-    """Returns bytes of a GPU on the nodes that can hold a worker; None: not known, or different.
+    """Returns bytes of a GPU on the nodes that can hold a worker; None: not known, or sizes differ.
 
     there: resources of each node, and bytes of its GPUs.
     """

@@ -1,15 +1,15 @@
-"""Folders of models that settings name, looked for before anything heavy is imported."""
+"""Checks before heavy imports that the model folders in the settings exist."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 from cluster.settings import Settings
 
-BEGINNINGS = ("/", "./", "../", "~")  # beginnings of paths, which no hub id has
+BEGINNINGS = ("/", "./", "../", "~")  # prefixes of paths, which no hub id has
 
 
 def check_folders(settings: Settings) -> None:
-    """Raises ValueError naming a setting whose folder is not there: the hub would take it for its own id."""
+    """Raises ValueError, naming the setting, if a folder is missing: it would be taken for a hub id."""
     for name, model in _models(settings):
         is_path = model.startswith(BEGINNINGS) or model.count("/") > 1
         if is_path and not Path(model).is_dir():

@@ -43,9 +43,9 @@ class Part:
     per_device: int  # replicas, or their ranks, on the same device
     engine: EngineSettings  # settings with the cache's bytes, given or chosen
     allowed: int  # bytes of one device that one replica may take
-    replan: Callable[[EngineSettings], MemoryPlan]  # plan under other settings
-    costs: Callable[[], StepCosts]  # costs of its steps
-    promise: str  # how far one seed gives one text; targets only
+    replan: Callable[[EngineSettings], MemoryPlan]  # function that plans with other settings
+    costs: Callable[[], StepCosts]  # function that returns the costs of its steps
+    promise: str  # how far a seed reproduces a text; targets only
 
     @property
     def title(self) -> str:
@@ -58,13 +58,13 @@ class Part:
         return self.per_device * self.plan.total
 
     def largest_cache(self, memory: int) -> int:
-        """Returns the most bytes of cache with which one replica takes at most ``memory``; 0: no block."""
+        """Returns the most bytes of cache with which one replica takes at most ``memory``; may be 0."""
         return self.plan.block * self._most(
             "cache_memory", self.plan.block, memory // self.plan.block, memory
         )
 
     def largest_step(self, memory: int) -> int:
-        """Returns the most sequences of a step with which one replica takes at most ``memory``; 0: none."""
+        """Returns the most sequences of a step with which one replica takes at most ``memory``; may be 0."""
         return self._most("max_sequences", 1, self.engine.max_sequences, memory)
 
     def _most(self, field: str, unit: int, most: int, memory: int) -> int:
@@ -82,13 +82,13 @@ class Device:
 
     memory: int  # bytes
     first: WorkerSettings  # settings of the first worker on the device
-    gpu: float  # share of the GPU that is given away
+    gpu: float  # share of the GPU that is taken
     parts: tuple[Part, ...]
 
     def takes(self, worker: WorkerSettings) -> bool:
         """Whether Ray would place a replica of this worker on the same device."""
         if self.first.resources.keys() != worker.resources.keys():
-            return False  # named resources are on machines of their own
+            return False  # named resources mean different machines
         if self.first.accelerator != worker.accelerator:
             return False
         if not self.first.gpus or not worker.gpus:
@@ -106,7 +106,7 @@ class Device:
         return self.memory - sum(part.taken for part in self.parts)
 
     def check(self) -> None:
-        """Raises ValueError if something does not fit, naming a value that would."""
+        """Raises ValueError if a part does not fit; the message names a value that would fit."""
         before = 0
         for part in self.parts:
             if before + part.taken > self.memory or part.plan.total > part.allowed:
@@ -115,7 +115,7 @@ class Device:
 
 
 class DeploymentPlan:
-    """Devices of target and drafts. The target never gives way: a part that does not fit is refused."""
+    """Devices of target and drafts. The target comes first; a part that does not fit is refused."""
 
     def __init__(self, settings: Settings, memories: Mapping[str, int]) -> None:
         """Plans the devices.
@@ -144,7 +144,7 @@ class DeploymentPlan:
 
     @property
     def settings(self) -> Settings:
-        """Settings with the bytes of caches that were left open."""
+        """Settings in which open sizes of caches are filled in, in bytes."""
         parts = {part.group: part for device in self.devices for part in device.parts}
         caches = {group: {"cache_memory": part.engine.cache_memory} for group, part in parts.items()}
         drafts = {name: caches[f"drafts.{name}"] for name in self._settings.drafts}
@@ -174,7 +174,7 @@ class DeploymentPlan:
         return [*devices[:index], place.with_part(draft, part), *devices[index + 1 :]]
 
     def other_drafts(self) -> Iterator[tuple[str, Device]]:
-        """Yields models that could draft instead, and their device."""
+        """Yields the name of each model that could draft instead, and its device."""
         target = self.target.plan
         type_name = str(target.dtype).removeprefix("torch.")
         for name, shape in LLAMAS.items():
@@ -185,7 +185,7 @@ class DeploymentPlan:
         yield "the target in int4", self.drafting(skeleton(self._settings.target_engine()), "int4")
 
     def check(self) -> None:
-        """Raises ValueError if something does not fit, naming a value that would."""
+        """Raises ValueError if a part does not fit; the message names a value that would fit."""
         for device in self.devices:
             device.check()
 
@@ -203,7 +203,7 @@ def _part(
     engine = on_device(engine, gpus)
     allowed = memory
     if engine.cache_memory is None:
-        # Without room for a cache, one block is planned, and refused by its total.
+        # Without room for a cache, one block is planned; the check of the total then refuses the plan.
         block = block_bytes(engine, model.layers_of(engine.tensor_parallel), model.dtype)
         cache = max(default_cache(model, engine, memory, depth), block)
         engine = engine.model_copy(update={"cache_memory": cache})
@@ -246,7 +246,7 @@ def _refusal(part: Part, memory: int, before: int) -> str:
 
 
 def _per_device(replicas: int, gpus: float) -> int:
-    """Returns replicas of one role on one device, packed as Ray packs; without GPUs on the machine."""
+    """Returns the replicas of one role on one device, as Ray packs them; without GPUs, on the machine."""
     if gpus == 0:
         return replicas
     return min(replicas, math.floor(1 / gpus)) if gpus < 1 else 1

@@ -1,4 +1,4 @@
-"""Figures of a deployment's memory plan, for another program."""
+"""Figures of a deployment's memory plan, in machine-readable form."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from cluster.plan_table import CONTEXTS, ROWS
 
 
 def plan_figures(deployment: DeploymentPlan) -> dict[str, Any]:
-    """Returns the devices and what each part takes of them, in bytes, tokens and operations."""
+    """Returns the devices and the needs of each part, in bytes, tokens and operations."""
     return {"promise": deployment.target.promise, "devices": [_device(each) for each in deployment.devices]}
 
 

@@ -34,7 +34,7 @@ def plan_table(deployment: DeploymentPlan) -> str:
 
 
 def draft_table(deployment: DeploymentPlan) -> str:
-    """Returns bytes that other drafts would take, and would leave of their device."""
+    """Returns bytes that other drafts would take, and would leave free on their device."""
     target = deployment.target.plan
     context = min(4096, target.context_length)
     lines = [_row("Another draft", ["weights", "of target's", "cache", "together", "left", "sequences"])]
@@ -98,7 +98,7 @@ def step_table(deployment: DeploymentPlan, accelerators: Mapping[str, str | None
 
 
 def _least_rates(seconds: Sequence[float]) -> list[str]:
-    """Returns a cell for each of STEP_TOKENS. seconds: of steps with that many tokens of each sequence."""
+    """Returns a cell for each of STEP_TOKENS. seconds: time of a step for each of STEP_TOKENS."""
     plain, *drafted = seconds
     pairs = zip(drafted, STEP_TOKENS[1:], strict=True)
     rates = [least_rate(second / plain, tokens - 1) for second, tokens in pairs]
@@ -106,7 +106,7 @@ def _least_rates(seconds: Sequence[float]) -> list[str]:
 
 
 def _size(sequences: int, tokens: int) -> StepSize:
-    """tokens: tokens of each sequence."""
+    """Returns the size of a step. tokens: tokens of each sequence."""
     return StepSize(sequences, sequences * tokens, context_tokens=sequences * STEP_CONTEXT)
 
 

@@ -1,7 +1,7 @@
-"""Checks before Serve and the workers start that the models go together and fit.
+"""Checks, before Serve and the workers start, that the models are compatible and fit.
 
-It takes torch and transformers. So it is done by a process of its own, which imports them while Ray starts
-and gives their memory back when it ends.
+The check needs torch and transformers. So it runs in a process of its own, which imports them while Ray
+starts and frees their memory when it exits.
 """
 
 import gc
@@ -24,7 +24,7 @@ class Found:
 
 
 class Preflight:
-    """Process of the check. It lives until it has answered, or until the context is left."""
+    """Process of the check. It ends after its answer, or at the exit of the context."""
 
     def __enter__(self) -> "Preflight":
         self._process = subprocess.Popen(
@@ -85,8 +85,8 @@ def find(settings: Settings, *, here: bool, asked: Mapping[str, int]) -> Found:
 
 
 def main() -> None:
-    answer, sys.stdout = sys.stdout.buffer, sys.stderr  # what libraries print is no part of the answer
-    gc.disable()  # collections would take a fifth of the time
+    answer, sys.stdout = sys.stdout.buffer, sys.stderr  # output of libraries must not mix with the answer
+    gc.disable()  # garbage collection would take a fifth of the time
     import outrider.engine.planning.skeleton  # noqa: F401 loads torch and transformers before the question comes
 
     settings, here, asked = pickle.load(sys.stdin.buffer)

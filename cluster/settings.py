@@ -1,4 +1,4 @@
-"""Settings of a deployment: filled in, checked, and as gateways and engines take them."""
+"""Settings of a deployment: filled in, checked, and converted for gateways and engines."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -40,11 +40,12 @@ COLOCATED_FIELDS = {
     "model",
     "dtype",
     "quantization",
-}  # settings of a draft that hold in the target's process too
+}  # settings of a draft that also apply in the target's process
 PORTS = ("http_port", "grpc_port", "direct_grpc_port")  # fields of addresses
 TARGET_ITSELF = "target"  # model of a draft: the target's own copy
 # A target on a GPU makes up to 16,000 tokens a second (8B, 256 sequences, H100: docs/benchmarks.md), and a
-# gateway carries 8,000 to 9,000 (0.11 to 0.13 ms a token). On CPUs it would take a core from the target.
+# gateway carries 8,000 to 9,000 (0.11 to 0.13 ms a token). On CPUs a second gateway would take a core from
+# the target.
 GATEWAYS_OF_A_TARGET = 2
 
 
@@ -72,7 +73,7 @@ class Settings(Group):
     @model_validator(mode="before")
     @classmethod
     def _filled_in(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Fills in what follows from other settings. A value of a wrong type stays, and is refused later."""
+        """Fills in settings that follow from other settings. A value of a wrong type is refused later."""
         target = given.get("target", {})
         if not isinstance(target, dict):
             return given
@@ -100,7 +101,7 @@ class Settings(Group):
 
     @model_validator(mode="after")
     def _each_port_is_given_once(self) -> "Settings":
-        """Two listeners of the service would find each other's port taken, and blame another program."""
+        """Raises ValueError for a repeated port: its listener would fail, and blame another program."""
         names: dict[int, str] = {}
         for name, port in (
             *((f"addresses.{name}", getattr(self.addresses, name)) for name in PORTS),
@@ -112,7 +113,7 @@ class Settings(Group):
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Names of the drafters for requests that name none; the first drafter drafts until more is known."""
+        """Names of the drafters of requests that name no drafter; the first drafts until more is known."""
         return self.gateway.drafters or (*self._target_drafters, *self.drafts) or ("ngram",)
 
     @property
@@ -121,7 +122,7 @@ class Settings(Group):
 
     @property
     def _kinds(self) -> dict[str, str]:
-        """Rows of the registry by the names of the drafts."""
+        """Name of each draft's row in the registry, by the name of the draft."""
         return {
             name: draft.worker_drafter or ("parallel" if name in self._parallel else "model")
             for name, draft in self.drafts.items()
@@ -141,23 +142,24 @@ class Settings(Group):
     def with_gpus(self, gpus: float) -> "Settings":
         """Returns settings in which workers without ``gpus`` share the cluster's GPUs.
 
-        Target and drafts get one GPU per replica, or equal parts that pack. If the target's part is given,
-        or it has ranks, which take a GPU each, drafts get the rest. A draft that would share a device with
-        the target gets a place in the target's process. A target on GPUs gets several gateways.
+        Target and drafts get one GPU per replica, or equal shares that can be packed. If the target's share
+        is given, or its ranks take a GPU each, drafts get the rest. A draft that would share a device with
+        the target runs in the target's process instead. A target on GPUs gets several gateways.
 
         Raises:
-            ValueError: the target is on GPUs and leaves none for a draft whose part was left open.
+            ValueError: the target is on GPUs and leaves no share for a draft whose share was left open.
         """
         return self._with_colocated_draft(gpus)._with_shares(gpus)._with_gateways()
 
     def _with_colocated_draft(self, gpus: float) -> "Settings":
         """Puts the model of a single draft into the target's process if the two would share a device.
 
-        As two processes they would compete for it. On CPUs the draft keeps its workers too, and the routing
-        takes the faster way. On a single GPU it keeps them only if a setting asks for them. Such settings are
-        less than a whole GPU for the target, and settings of the draft that the target's process cannot
-        follow. A target with another drafter, a named worker drafter and named ``gateway.drafters`` decide
-        for themselves. The demo target has its head there too: idle, it costs plain decoding next to nothing.
+        As two processes they would compete for the device. On CPUs the draft keeps its workers too, and
+        routing picks the faster drafter. On a single GPU the draft keeps its workers only if a setting
+        requires it: less than a whole GPU for the target, or settings of the draft that the target's process
+        cannot apply. The settings stay unchanged if they name a target drafter, a worker drafter or
+        ``gateway.drafters``. The demo target gets its head too, because an idle head costs plain decoding
+        almost nothing.
         """
         target, (draft, *others) = self.target, self.drafts.values() or (None,)
         if draft is None or others or target.drafters or self.gateway.drafters:
@@ -198,7 +200,7 @@ class Settings(Group):
         return self.model_copy(update={"gateway": self.gateway.model_copy(update={"replicas": replicas})})
 
     def _none_left(self, of_target: float, draft: str, gpus: float) -> str:
-        """Returns the refusal of a draft on a CPU while its target is on GPUs, and what would be accepted.
+        """Returns the message that refuses a draft on a CPU with a target on GPUs, with accepted values.
 
         A step of such a draft takes longer than a step of the target, so it never pays. It would only take
         the machine's memory and processor.
@@ -219,13 +221,13 @@ class Settings(Group):
 
     @property
     def _demo_heads(self) -> dict[str, TargetDrafterSettings]:
-        """Returns the heads that stand beside the demo target, if it is the target."""
+        """Heads of the demo target; empty for another target."""
         if not self.has_written_out_demo:
             return {}
         return {DEMO_HEAD: TargetDrafterSettings.model_validate(_demo_drafter(DEMO_HEAD, {}, False))}
 
     def gateway_settings(self) -> GatewaySettings:
-        """Returns settings of the gateways, without API keys, which are no setting."""
+        """Returns settings of the gateways, without API keys, which are not settings."""
         requests = self.gateway.model_dump(include=set(RequestSettings.model_fields))
         callers = self.access.model_dump(include=set(CallerSettings.model_fields))
         host, port = self.addresses.http_host, self.addresses.direct_grpc_port
@@ -268,10 +270,10 @@ class Settings(Group):
 
 
 def on_device(engine: EngineSettings, gpus: float) -> EngineSettings:
-    """Returns settings of an engine as a worker with this number of GPUs has them: the CPU without GPUs.
+    """Returns settings of an engine with the device of a worker with this number of GPUs.
 
     Ray lets a worker without GPUs see all GPUs of its node, so an engine with a free choice would take the
-    first.
+    first GPU.
     """
     return engine.model_copy(update={"device": "cuda" if gpus else "cpu"})
 
@@ -306,7 +308,7 @@ def _demo(*path: str) -> str:
 
 
 def _demo_drafter(name: Any, given: Any, is_small: bool) -> Any:
-    """Returns the settings of a drafter of the demo target, with its checkpoint if there is one."""
+    """Returns the settings of a drafter of the demo target, with its checkpoint if it has a checkpoint."""
     folder, given = _demo("drafters", str(name)), {} if given is None else given
     if not (isinstance(given, dict) and os.path.isdir(folder)):
         return given

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 from cluster.groups import DEFAULT_DRAFT, DraftSettings
 from cluster.settings import Settings
 
-NO_GROUP = ("model_type", "model_attributes_type", "dict_type")  # pydantic's names
+NO_GROUP = ("model_type", "model_attributes_type", "dict_type")  # pydantic's types of errors
 OTHER_NAMES = ("config", "draft")  # arguments that are no field of Settings
 RESOURCES = "resources"  # setting with names that users choose
 
@@ -22,7 +22,7 @@ class SettingsError(ValueError):
 def refusal(error: ValidationError, places: Mapping[str, str]) -> str:
     """Returns a line for each refused setting.
 
-    places: where settings stand, as file:line by path; empty for an argument.
+    places: place of each setting as file:line, by path; empty for an argument.
     """
     by_setting: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for found in error.errors(include_url=False):
@@ -31,7 +31,7 @@ def refusal(error: ValidationError, places: Mapping[str, str]) -> str:
 
 
 def _place(setting: Sequence[str], places: Mapping[str, str]) -> str:
-    """Returns where the setting stands, or the group that it belongs to; empty: in no file."""
+    """Returns the place of the setting or of its group, as a prefix; empty if it is in no file."""
     paths = (".".join(setting[:depth]) for depth in range(len(setting), 0, -1))
     place = next((places[path] for path in paths if path in places), "")
     return f"{place}: " if place else ""
@@ -40,7 +40,7 @@ def _place(setting: Sequence[str], places: Mapping[str, str]) -> str:
 def _line(setting: tuple[str, ...], found: Sequence[ErrorDetails]) -> str:
     """Returns the line of a setting.
 
-    found: several errors if a setting has several forms, and matches none.
+    found: errors of the setting; several if it has several forms and matches no form.
     """
     name, first = ".".join(setting), found[0]
     given = f"{name}={first['input']!r}"
@@ -66,7 +66,7 @@ def _setting(location: Sequence[int | str]) -> tuple[str, ...]:
 
 
 def _is_field(setting: Sequence[str]) -> bool:
-    """Whether the path is one setting, and no group of settings."""
+    """Whether the path names a setting, and not a group of settings."""
     return len(setting) > (2 if setting[:1] == ("drafts",) else 1)
 
 
@@ -78,7 +78,7 @@ def _wanted(found: ErrorDetails) -> str:
 
 
 def _meaning(setting: Sequence[str]) -> str:
-    """Returns the field's description, which follows its name."""
+    """Returns the field's description, to be appended to a message."""
     *group, name = setting if RESOURCES not in setting else setting[: setting.index(RESOURCES) + 1]
     field = _fields(group).get(name)
     return f": {field.description}" if field and field.description else ""

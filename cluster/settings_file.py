@@ -1,4 +1,4 @@
-"""A YAML file of settings, and the line of each."""
+"""Reads a YAML file of settings, with the line of each setting."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from cluster.settings_errors import SettingsError
 
 
 def read_file(file: Path, name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns the settings of a file as they are written, and where each stands, as file:line by its path.
+    """Returns the settings of a file as written, and the place of each setting as file:line, by path.
 
     name: argument that named the file.
 
@@ -37,7 +37,7 @@ def read_file(file: Path, name: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _lines(node: yaml.Node, before: str = "") -> Iterator[tuple[str, int]]:
-    """Yields the path of each name in a mapping and the mappings in it, with its line."""
+    """Yields the path and line of each name in a mapping and in its nested mappings."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             path = f"{before}{key.value}"

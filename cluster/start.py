@@ -20,7 +20,7 @@ from cluster.stop import stop_in_order
 
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
-SLIVER = 0.001  # amount of a resource whose presence alone counts
+SLIVER = 0.001  # amount of a resource that is requested for its presence alone
 POLL_S = 0.5
 
 ADD_SERVICERS = [
@@ -37,10 +37,10 @@ def start_ray(settings: Settings) -> None:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", str(settings.gateway.max_message_bytes))
-    # Ray's own niceness 15 leaves a worker a thirtieth of another process's time: on a busy machine a start
-    # would take minutes.
+    # Ray's default niceness of 15 gives a worker a thirtieth of another process's CPU time. So a start would
+    # take minutes on a busy machine.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # seconds; Serve restarts a proxy that has not started after three times this
+    # seconds; Serve restarts a proxy that is not ready after three of these timeouts
     os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     # gRPC carries chunks from the gateway to the proxy in half the time of Ray's own streams. Only a Ray that
     # starts here uses it: between nodes such a connection would not notice a loss.
@@ -59,9 +59,9 @@ def start_ray(settings: Settings) -> None:
 
 
 def start_serve(settings: Settings, key: str | None) -> None:
-    """Opens the gRPC proxy, which ``serve run`` does not do, before anything is bound.
+    """Starts Serve with a gRPC proxy, which ``serve run`` would not open.
 
-    key: an API key to ask the service whether it is ready, if keys are needed.
+    key: API key to ask the service whether it is ready; None if no keys are needed.
     """
     if _serve_is_running():
         logger.warning(
@@ -88,7 +88,7 @@ def check_resources(settings: Settings) -> None:
 
 
 def _lack(settings: Settings, there: dict[str, float]) -> str | None:
-    """Returns the lacking resources; None: none."""
+    """Returns a message about a resource that the cluster lacks; None if nothing is lacking."""
     gateway, target = settings.gateway, settings.target
     assert gateway.replicas is not None  # settings with GPUs have a number
     asked = [(gateway.replicas, {"CPU": gateway.cpus, **gateway.resources})]
@@ -104,7 +104,7 @@ def _lack(settings: Settings, there: dict[str, float]) -> str | None:
 
 
 def check_placement(settings: Settings) -> None:
-    """Raises ValueError if the nodes have no room for a target's ranks at their placement."""
+    """Raises ValueError if the nodes have no room for the target's ranks under its placement."""
     ranks, placement = settings.target.tensor_parallel, settings.target.placement
     if ranks == 1:
         return
@@ -149,15 +149,15 @@ def warn_of_skipped_audits(settings: Settings) -> None:
 
 
 def rank_resources(target: TargetSettings) -> dict[str, float]:
-    """Returns resources that Ray sets aside for one rank: always something."""
+    """Returns the resources that Ray reserves for one rank; never empty."""
     return {name: count for name, count in _resources(target).items() if count} or {"CPU": SLIVER}
 
 
 def check_models(settings: Settings, preflight: Preflight) -> Settings:
-    """Prints the load of each device; returns settings with the caches that were left open.
+    """Checks models and prints the load of each device; returns settings with filled-in cache sizes.
 
     Raises:
-        ValueError: something does not fit; the message names what would.
+        ValueError: a part does not fit; the message names a value that would fit.
         EngineError: a model cannot be served.
     """
     here = sum(node["Alive"] for node in ray.nodes()) == 1
@@ -176,13 +176,13 @@ def check_models(settings: Settings, preflight: Preflight) -> Settings:
 
 
 def _resources(worker: WorkerSettings) -> dict[str, float]:
-    # Ray turns an accelerator type into a sliver of a resource that nodes with it have.
+    # Ray turns an accelerator type into a sliver of a resource that its nodes have.
     of_type = {} if worker.accelerator is None else {f"accelerator_type:{worker.accelerator}": SLIVER}
     return {"GPU": worker.gpus or 0.0, **of_type, **worker.resources}
 
 
 def _check_free(setting: str, host: str, port: int | None) -> None:
-    """Raises ValueError if a port of this machine is taken: later the reason would be harder to see.
+    """Raises ValueError if a port of this machine is taken: a later error would be harder to understand.
 
     host: address to listen on; empty: all addresses.
     """

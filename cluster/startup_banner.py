@@ -19,10 +19,10 @@ FIRST_REQUEST = {"prompt": '{"name": "', "max_tokens": 60, "temperature": 0}
 
 
 def announce_when_ready(settings: Settings, key: str | None, metrics_address: str) -> None:
-    """Starts a thread that waits for the service: ``serve run`` blocks in Serve's own code.
+    """Starts a thread that announces the service when it is ready: ``serve run`` blocks in Serve's code.
 
     Args:
-        key: an API key, if keys are needed.
+        key: API key; None if no keys are needed.
         metrics_address: host:port of Ray's exporter.
     """
     arguments = settings, key, metrics_address
@@ -38,10 +38,10 @@ def _announce(settings: Settings, key: str | None, metrics_address: str) -> None
 
 
 def announcement(settings: Settings, key: str | None, metrics_address: str, health: dict[str, Any]) -> str:
-    """Returns what is served, at which address, for which callers, with which promise.
+    """Returns the announcement: model, addresses, access and the promise of reproducible texts.
 
     Args:
-        key: an API key, if they are needed.
+        key: API key; None if no keys are needed.
         metrics_address: host:port of Ray's exporter.
         health: answer of GET /health with the key.
     """
@@ -75,7 +75,7 @@ def announcement(settings: Settings, key: str | None, metrics_address: str, heal
 
 
 def _health(url: str, key: str | None) -> dict[str, Any] | None:
-    """Returns a gateway's health, once it is ready."""
+    """Returns a gateway's health; None if no gateway is ready."""
     request = urllib.request.Request(url, headers={} if key is None else {"Authorization": f"Bearer {key}"})
     try:
         with urllib.request.urlopen(request, timeout=1) as answer:

@@ -1,4 +1,4 @@
-"""Ends ``serve run`` in order on Ctrl-C and on SIGTERM: answers under way end first, then Serve does."""
+"""Graceful shutdown of ``serve run`` on Ctrl-C and SIGTERM: running answers finish, then Serve stops."""
 
 import logging
 import signal
@@ -11,18 +11,18 @@ from ray import serve
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 GATEWAY = "gateway"  # name of the deployment
-MARGIN_S = 5.0  # seconds for the gateways' answers, beyond the time of their requests
+MARGIN_S = 5.0  # seconds that gateways may take to reply, beyond the time of their requests
 LAST_BYTES_S = 1.0  # seconds for Serve's proxies to pass on the last bytes of gateways
 
 
 def stop_in_order(within_s: float) -> None:
-    """Makes the signals that end this program end its service in order; called in the main thread.
+    """Installs signal handlers for a graceful shutdown; called in the main thread.
 
-    Ray's own handlers end the cluster at once, with a native stack. A script's background processes ignore
-    Ctrl-C by default, but a service heeds it.
+    Ray's own handlers end the cluster at once, and print a native stack trace. A script's background
+    processes ignore Ctrl-C by default, but a service should handle it.
 
     Args:
-        within_s: seconds that requests under way have to end.
+        within_s: seconds that running requests have to finish.
     """
     stop = _Stop(within_s)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -30,7 +30,7 @@ def stop_in_order(within_s: float) -> None:
 
 
 class _Stop:
-    """Handler: the first signal lets requests end, the second ends at once."""
+    """Signal handler: the first signal lets requests finish, the second signal ends at once."""
 
     def __init__(self, within_s: float) -> None:
         self._within_s = within_s
@@ -41,7 +41,7 @@ class _Stop:
         if self._is_asked:
             raise KeyboardInterrupt
         self._is_asked = True
-        # The main thread may be inside Ray, and calling Ray once more could block.
+        # The main thread may be inside a call of Ray, and a second call could block.
         threading.Thread(target=self._end, name="stop", daemon=True).start()
 
     def _end(self) -> None:

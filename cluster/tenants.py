@@ -29,12 +29,12 @@ class Tenancy(TenantSettings):
 
     @property
     def settings(self) -> TenantSettings:
-        """Settings for the gateways, which keep no key."""
+        """Settings for the gateways, without the keys."""
         return TenantSettings.model_validate(self.model_dump(exclude={"keys"}))
 
 
 def read_tenants(settings: Settings) -> dict[str, Tenancy]:
-    """Returns the tenants by name; none without a file.
+    """Returns the tenants by name; empty without a file.
 
     Raises:
         ValueError: the file cannot be read, or something in it is not accepted. No message repeats a key.
@@ -56,7 +56,7 @@ def read_tenants(settings: Settings) -> dict[str, Tenancy]:
     try:
         tenants = TypeAdapter(dict[str, Tenancy]).validate_python(given)
     except ValidationError as error:
-        raise ValueError(f"{where}: {_refusal(error)}") from None  # its text has the keys
+        raise ValueError(f"{where}: {_refusal(error)}") from None  # the text of the cause contains the keys
     times = Counter(key for tenant in tenants.values() for key in {*tenant.keys})
     if shared := [name for name, tenant in tenants.items() if any(times[key] > 1 for key in tenant.keys)]:
         raise ValueError(f"{where}: {' and '.join(shared)} have a key in common: give each its own")
@@ -64,9 +64,9 @@ def read_tenants(settings: Settings) -> dict[str, Tenancy]:
 
 
 def caller_settings(keys: Iterable[str], tenants: Mapping[str, Tenancy]) -> dict[str, Any]:
-    """Returns the fields of a gateway's settings that say who may ask: digests in place of keys.
+    """Returns the fields of a gateway's settings for access, with digests in place of keys.
 
-    keys: those without a name.
+    keys: API keys without a tenant.
     """
     names = {digest(key): name for name, tenant in tenants.items() for key in tenant.keys}
     return {

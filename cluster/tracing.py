@@ -1,7 +1,7 @@
 """Tracing of every process, by the standard OTEL_* variables. Off unless OTEL_TRACES_EXPORTER is set.
 
-The start of the deployment reads them, and hands them to each process that it makes. A variable that a
-process has already, say from its pod, stays.
+The start of the deployment reads the variables, and passes them to each process that it starts. A variable
+that a process already has, for example from its pod, is kept.
 """
 
 import os
@@ -28,7 +28,7 @@ FILE, DEFAULT_FILE = "OUTRIDER_TRACES_FILE", "outrider-traces.jsonl"
 
 
 def tracing_environment() -> dict[str, str]:
-    """Returns the variables of tracing; none if it is off.
+    """Returns the environment variables of tracing; empty if tracing is off.
 
     Raises:
         ValueError: a variable has a value that is not accepted.
@@ -39,7 +39,7 @@ def tracing_environment() -> dict[str, str]:
     _check_ratio(os.environ.get(RATIO, "1"))
     _check(PROTOCOL, _protocol(os.environ), PROTOCOLS)
     given = {name: value for name, value in os.environ.items() if name.startswith("OTEL_")}
-    # other processes run in other folders
+    # an absolute path, because other processes run in other folders
     return {**given, FILE: str(Path(os.environ.get(FILE, DEFAULT_FILE)).resolve())}
 
 
