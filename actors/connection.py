@@ -1,4 +1,4 @@
-"""Messages over a stream socket: each is a frame, its length in four bytes and then its content."""
+"""Framed messages over a stream socket: a frame is a length of four bytes, followed by its content."""
 
 import select
 import socket
@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 
 from actors.messages import encode
 
-AT_ONCE = 2**20  # bytes of one read
-HEAD = 4  # bytes of the length in front of a frame
+AT_ONCE = 2**20  # most bytes of one read
+HEAD = 4  # bytes of the length prefix of a frame
 
 MessageT = TypeVar("MessageT")
 
@@ -20,7 +20,7 @@ def frame_of(messages: Sequence[object]) -> bytes:
 
 
 class Frames:
-    """Takes bytes as they come, and returns the content of each complete frame."""
+    """Incremental parser that takes received bytes, and yields the content of each complete frame."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
@@ -37,7 +37,7 @@ class Frames:
 
 
 class Connection(Generic[MessageT]):
-    """Blocking end of a connection: the engine's, and the frontend's until the engine is loaded."""
+    """Blocking end of a connection, for the engine, and for the frontend until the engine is loaded."""
 
     def __init__(self, connected: socket.socket, decode: Callable[[bytes], list[MessageT]]) -> None:
         self._socket = connected
@@ -45,18 +45,18 @@ class Connection(Generic[MessageT]):
         self._frames = Frames()
 
     def send(self, *messages: object) -> None:
-        """Sends the messages in one go. Raises OSError once the other end is gone."""
+        """Sends the messages in one frame. Raises OSError if the other end is closed."""
         self._socket.sendall(frame_of(messages))
 
     def has_come(self) -> bool:
-        """Whether messages have come, or the other end is gone: ``receive`` would not wait."""
+        """Whether ``receive`` would not block: messages have arrived, or the other end is closed."""
         return bool(select.select([self._socket], [], [], 0)[0])
 
     def receive(self, timeout: float | None = None) -> list[MessageT]:
-        """Returns messages that have come, after at most ``timeout`` seconds; none without a complete frame.
+        """Returns the messages of complete frames, after at most ``timeout`` seconds; may be empty.
 
         Raises:
-            EOFError: the other end is gone.
+            EOFError: the other end is closed.
         """
         if not select.select([self._socket], [], [], timeout)[0]:
             return []

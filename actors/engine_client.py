@@ -1,4 +1,4 @@
-"""The frontend's end of the connection to its engine: requests of the event loop, and their answers."""
+"""Frontend's end of the connection to its engine: requests from the event loop, and their answers."""
 
 import asyncio
 import socket
@@ -35,7 +35,7 @@ from outrider.learning.outbox import Outbox
 
 
 class EngineStoppedError(Exception):
-    """Raised when the engine is gone: no open sequence continues."""
+    """Raised when the engine has ended: no open sequence continues."""
 
 
 class LeavingError(EngineStoppedError):
@@ -43,7 +43,7 @@ class LeavingError(EngineStoppedError):
 
 
 AnswerT = TypeVar("AnswerT")
-Hear = Callable[[EngineAnswer | Exception], None]  # an exception comes last
+Hear = Callable[[EngineAnswer | Exception], None]  # listener of a sequence; an exception is its last call
 
 _REFUSALS: dict[str, type[Exception]] = {
     "grammar": GrammarError,
@@ -55,10 +55,10 @@ _REFUSALS: dict[str, type[Exception]] = {
 
 
 class EngineClient(asyncio.Protocol):
-    """Client of the event loop. Messages of one turn of the loop reach the engine in one frame.
+    """Asyncio client of an engine. Messages of one iteration of the event loop are sent in one frame.
 
-    ``end``: reason why no sequence can be opened any more; None until there is a reason.
-    ``leaving``: done once the worker is being drained.
+    ``end``: future that is done when no more sequences can be opened; its result is the reason.
+    ``leaving``: future that is done when the worker is being drained.
     """
 
     def __init__(self, stepped: Callable[[Stepped], object] = lambda _: None) -> None:
@@ -69,18 +69,18 @@ class EngineClient(asyncio.Protocol):
         self._outbox = Outbox[ToEngine]()
         self._numbers = count()
         self._open: dict[int, Hear] = {}  # listeners by number of the sequence
-        # Answers that are awaited, in order.
+        # Futures of answers, in the order of the questions.
         self._asking: list[asyncio.Future[EngineReport]] = []
         self._loading: list[asyncio.Future[AdapterLoaded]] = []
         self.first_tokens = FirstTokens()
         self._is_over = asyncio.Event()
-        self._is_idle = asyncio.Event()  # no sequence is open
+        self._is_idle = asyncio.Event()  # set while no sequence is open
         self._is_idle.set()
         self.end: asyncio.Future[EngineStoppedError] = asyncio.get_running_loop().create_future()
         self.leaving: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def connect(self, connected: socket.socket) -> None:
-        """Connects to a loaded engine; called before anything else."""
+        """Connects to a loaded engine; must be called first."""
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=connected)
 
     def open(
@@ -95,10 +95,9 @@ class EngineClient(asyncio.Protocol):
         """Returns the number of a new sequence. Raises EngineStoppedError once the engine has ended.
 
         Args:
-            hear: called with its answers as they come, and with the exception that ends it unless it is
-                closed.
-            adapter: its adapter, which the engine loads if it is missing.
-            texts: texts that its indices guess from.
+            hear: called with each answer, and with the exception that ends the sequence unless it is closed.
+            adapter: adapter of the sequence, which the engine loads if it is missing.
+            texts: texts from which indices guess.
         """
         if self.end.done():
             raise self.end.result()
@@ -109,11 +108,11 @@ class EngineClient(asyncio.Protocol):
         return number
 
     def submit(self, round_number: int, work: Work) -> None:
-        """Sends work to the engine, which takes it after its step. Refused work ends the sequence."""
+        """Sends work to the engine, which reads it after its current step. Refused work ends the sequence."""
         self.send(Submit(work, round_number, time.perf_counter()))
 
     def close(self, number: int) -> None:
-        """Frees all that the engine holds for the sequence, and drops its listener. Idempotent."""
+        """Frees everything that the engine holds for the sequence, and drops its listener. Idempotent."""
         if self._forget(number) is not None:
             self.send(Close(number))
 
@@ -123,15 +122,15 @@ class EngineClient(asyncio.Protocol):
         return len(self._open)
 
     async def report(self) -> EngineReport:
-        """Returns the engine's load after all earlier messages. Raises EngineStoppedError."""
+        """Returns the engine's load after it has handled all earlier messages. Raises EngineStoppedError."""
         return await self._asked(self._asking, AskReport())
 
     async def load_adapter(self, adapter: AskedAdapter) -> bytes:
-        """Has the engine load an adapter between two steps; returns the digest of its files.
+        """Makes the engine load an adapter between two steps; returns the digest of its files.
 
         Raises:
-            UnsupportedModelError: the engine refuses it.
-            EngineStoppedError: the engine is gone.
+            UnsupportedModelError: the engine refuses the adapter.
+            EngineStoppedError: the engine has ended.
         """
         loaded = await self._asked(self._loading, LoadAdapter(adapter))
         if loaded.refusal:
@@ -139,7 +138,7 @@ class EngineClient(asyncio.Protocol):
         return loaded.digest
 
     async def _asked(self, waiting: "list[asyncio.Future[AnswerT]]", question: ToEngine) -> AnswerT:
-        """Returns the answer to a question; the engine answers those of a kind in their order."""
+        """Asks a question and returns the answer; the engine answers questions of one kind in order."""
         if self._is_over.is_set():
             raise EngineStoppedError("the engine is gone")
         asked: asyncio.Future[AnswerT] = asyncio.get_running_loop().create_future()
@@ -148,7 +147,7 @@ class EngineClient(asyncio.Protocol):
         return await asked
 
     async def drain(self, within_s: float) -> None:
-        """Announces that the worker leaves, and returns once no sequence is open.
+        """Announces that the worker is being drained, and returns when no sequence is open.
 
         within_s: seconds after which the sequences that are still open end with LeavingError.
         """
@@ -159,17 +158,17 @@ class EngineClient(asyncio.Protocol):
         self.leave()
 
     def leave(self) -> None:
-        """Ends open sequences with LeavingError, and later sequences too."""
+        """Ends open sequences with LeavingError; later sequences are refused with it."""
         self._end_all(LeavingError("the worker is drained"))
 
     async def stop(self) -> None:
-        """Returns once the engine has ended, after the step under way."""
+        """Stops the engine after its current step, and waits until it has ended."""
         self.leave()
         self.send(Stop())
         await self._is_over.wait()
 
     def send(self, message: ToEngine) -> None:
-        """Sends a message, unless the engine is gone."""
+        """Sends a message, unless the engine has ended."""
         if not self._is_over.is_set():
             self._outbox.append(message)
 
@@ -177,10 +176,10 @@ class EngineClient(asyncio.Protocol):
         while True:
             transport.write(frame_of(await self._outbox.woken()))
 
-    # Methods that asyncio calls.
+    # Callbacks of asyncio.Protocol.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transport inherits from nothing
+        # a cast, because uvloop's transport has no base class
         self._writing = asyncio.create_task(self._write(cast(asyncio.Transport, transport)))
 
     def data_received(self, data: bytes) -> None:
@@ -219,12 +218,12 @@ class EngineClient(asyncio.Protocol):
                 raise ValueError(f"{type(message).__name__} is no message of an engine that runs")
 
     def _put_last(self, number: int, error: Exception) -> None:
-        """Hands over the error with which the engine has closed the sequence."""
+        """Passes the error with which the engine has closed a sequence to its listener."""
         if (hear := self._forget(number)) is not None:
             hear(error)
 
     def _forget(self, number: int) -> Hear | None:
-        """Returns the listener of a sequence, which is open no more; None if it was not."""
+        """Removes a sequence and returns its listener; None if it was not open."""
         hear = self._open.pop(number, None)
         if not self._open:
             self._is_idle.set()

@@ -1,4 +1,4 @@
-"""Drives an engine in a process of its own, by the messages of its worker's frontend."""
+"""Runs an engine in a process of its own, driven by messages of its worker's frontend."""
 
 import logging
 import time
@@ -33,32 +33,33 @@ logger = logging.getLogger(__name__)
 
 
 class EngineLoop:
-    """Takes messages in their order; between them it steps the engine, or sleeps if there is no work.
+    """Loop that handles messages in order, and steps the engine between them; it blocks without work.
 
-    Before a step it waits for more sequences, as long as the engine asks for.
+    Before a step it waits for more sequences, for at most ``Engine.patience`` seconds.
     """
 
     def __init__(self, engine: Engine, connection: Connection[ToEngine]) -> None:
-        """Takes an engine that was built in this thread.
+        """engine: engine that was built in this thread.
 
-        OpenMP keeps a team of threads for every thread that ever computed. With more such threads than cores
-        it puts them to sleep after each operation: a model loaded elsewhere would slow down every step.
+        OpenMP keeps a thread pool for every thread that ever computed. If the pools have more threads than
+        there are cores, it puts threads to sleep after each operation. So a model that was loaded in another
+        thread would slow down every step.
         """
         self._engine = engine
         self._connection = connection
         self._rounds: dict[int, int] = {}  # newest round of each open sequence, by its number
         self._untold: list[FromEngine] = []
         self._is_running = True
-        self._newest = engine.last_step  # newest step that was reported, or taken before anybody asked
-        self._steps: list[StepTimings] = []  # steps that the frontend has not heard of
-        self.step_under_way: int | None = None  # number of the step
-        self._count = 0  # steps so far, and loads that have the time of a step
+        self._newest = engine.last_step  # newest step that was recorded, or taken before the loop began
+        self._steps: list[StepTimings] = []  # steps that were not reported to the frontend yet
+        self.step_under_way: int | None = None  # number of the current step or load; None between them
+        self._count = 0  # number of steps so far, and of loads with the time limit of a step
 
     def run(self) -> None:
-        """Runs until the frontend ends it or is gone. Raises the error of a broken engine."""
+        """Runs until the frontend stops it or disconnects. Raises the error of a broken engine."""
         try:
             while self._is_running:
-                # Without work it waits for messages alone.
+                # Without work it blocks until a message arrives.
                 patience = self._engine.patience() if self._engine.has_work else None
                 messages = self._connection.receive(patience)
                 for message in messages:
@@ -73,7 +74,7 @@ class EngineLoop:
         self._engine.shut_down()
 
     def _guarded_take(self, message: ToEngine) -> None:
-        """Handles a message. A failure is a defect of this code, and no reason to end every sequence."""
+        """Handles a message. A failure is a defect of this code, and must not end every sequence."""
         try:
             self._take(message)
         except Exception as error:
@@ -105,7 +106,7 @@ class EngineLoop:
         with self._limited():
             results = self._engine.step(self._connection.has_come)
         step = self._engine.last_step
-        if step is not None and step is not self._newest:  # what is answered may have taken no step
+        if step is not None and step is not self._newest:  # results may come without a step
             self._newest = step
             self._steps.append(step)
         if results:
@@ -137,7 +138,7 @@ class EngineLoop:
 
     @contextmanager
     def _limited(self) -> Iterator[None]:
-        """Limits the time of a block of code to that of a step, as other ranks take part in it."""
+        """Applies the time limit of a step to a block of code in which other ranks take part."""
         self._count += 1
         self.step_under_way = self._count
         try:
@@ -148,7 +149,7 @@ class EngineLoop:
     def _open(self, opening: Open) -> None:
         number = opening.sequence
         try:
-            with self._limited():  # it may load its adapter
+            with self._limited():  # opening may load an adapter
                 self._engine.open(
                     opening.prompt_length,
                     opening.noise_key,
@@ -172,7 +173,7 @@ class EngineLoop:
     def _submit(self, asked: Submit) -> None:
         number = asked.work.sequence
         if number not in self._rounds:
-            return  # refused already, or closed
+            return  # the sequence was refused or closed already
         self._rounds[number] = asked.round
         try:
             self._engine.submit(asked.work, asked.arrived)

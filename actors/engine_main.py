@@ -1,7 +1,7 @@
 """``python -m actors.engine_main SOCKET FRONTEND``: the process of an engine.
 
-The frontend of its worker, whose process id is FRONTEND, starts it (actors/engine_process.py). The process
-inherits a socket, its only connection, and does not outlive the frontend.
+The frontend of its worker, whose process id is FRONTEND, starts it (actors/engine_process.py). SOCKET is the
+descriptor of an inherited socket, its only connection. The process does not outlive the frontend.
 """
 
 import logging
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
     show_debug_lines()
     connection = Connection[ToEngine](socket.socket(fileno=descriptor), decode_to_engine)
     while not (messages := connection.receive()):
-        pass  # a part of the message has come
+        pass  # only a part of the message has arrived
     (start,) = messages
     assert isinstance(start, StartEngine)
     started = time.perf_counter()
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> None:
     except Exception as error:
         logger.exception("the engine failed")
         leave(f"the engine failed: {error!r}")
-    os._exit(0)  # without the interpreter's end, at which libraries print what they hold
+    os._exit(0)  # skips the interpreter's shutdown, at which libraries print warnings
 
 
 def _build(

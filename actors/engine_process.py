@@ -1,4 +1,4 @@
-"""Starts and watches the engine's process: neither it nor the frontend outlives the other."""
+"""Starts and watches the engine's process. Neither the engine nor the frontend outlives the other."""
 
 import logging
 import os
@@ -23,8 +23,8 @@ from outrider.engine.settings import EngineSettings
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 LOOK_S = 0.1
-JOIN_S = 5.0  # limit for an engine without a connection
-STOPPED_LOOKS = 20  # looks, each LOOK_S apart, after which a stopped process counts as lost
+JOIN_S = 5.0  # seconds that an engine has to exit after its connection was closed
+STOPPED_LOOKS = 20  # polls, each LOOK_S apart, after which a stopped process is killed
 FOLDER = Path(__file__).parents[1]
 
 
@@ -40,9 +40,9 @@ class EngineProcess:
     ) -> None:
         """
         Args:
-            ended: called in a thread with the reason, if the process ends without a request to end.
+            ended: called in a thread, with the reason, if the process fails.
             gpus: ids of the GPUs that the process may see; None: all GPUs.
-            host: address of this node, at which rank 0 meets other ranks, if there are any.
+            host: address of this node, at which other ranks reach rank 0; None: a single rank.
         """
         self.place: ProcessPlace  # set before the engine is ready
         self._environment = {
@@ -70,7 +70,7 @@ class EngineProcess:
 
         Raises:
             EngineError, ValueError: the engine cannot be built with these settings.
-            RuntimeError: it could not be built for another reason, or its process has ended.
+            RuntimeError: the engine could not be built for another reason, or its process has ended.
         """
         while True:
             try:
@@ -90,7 +90,7 @@ class EngineProcess:
                         return message
 
     def join(self) -> None:
-        """Waits for the process to end after the last message; kills it after JOIN_S seconds."""
+        """Closes the connection and waits for the process to end; kills it after JOIN_S seconds."""
         self.connection.close()
         try:
             self._status.result(JOIN_S)
@@ -99,7 +99,7 @@ class EngineProcess:
             self._status.result()
 
     def _live(self, theirs: socket.socket) -> None:
-        """Runs the process and waits for its end, as the kernel ends it together with this thread."""
+        """Runs the process and waits for its end: the kernel would end the process with this thread."""
         command = [sys.executable, "-m", "actors.engine_main", str(theirs.fileno()), str(os.getpid())]
         try:
             process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=self._environment)
@@ -114,17 +114,17 @@ class EngineProcess:
             self._ended(f"the engine's process is gone: {self._end()}")
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> None:
-        """Watches the process until it has ended. Kills it if a signal has stopped it for a while."""
+        """Watches the process until it has ended. Kills the process if a signal has stopped it for long."""
         of_it = os.P_PID, process.pid
         while _waited(process).si_code == os.CLD_STOPPED:
             with suppress(ChildProcessError):
-                os.waitid(*of_it, os.WSTOPPED | os.WNOHANG)  # so that it is not seen again
+                os.waitid(*of_it, os.WSTOPPED | os.WNOHANG)  # consumes the event
             for _ in range(STOPPED_LOOKS):
                 time.sleep(LOOK_S)
-                # A process that is stopped again went on in between, which can no longer be seen.
+                # A second stop means that the process continued in between, which can no longer be seen.
                 news = os.WEXITED | os.WCONTINUED | os.WSTOPPED
                 if os.waitid(*of_it, news | os.WNOHANG | os.WNOWAIT) is not None:
-                    with suppress(ChildProcessError):  # it has ended
+                    with suppress(ChildProcessError):  # the process has ended
                         os.waitid(*of_it, os.WCONTINUED | os.WNOHANG)
                     break
             else:
@@ -136,14 +136,14 @@ class EngineProcess:
 
 
 def _waited(process: "subprocess.Popen[bytes]") -> "os.waitid_result":
-    """Returns the process's newest change: it was stopped, or it has ended."""
+    """Waits until the process is stopped or has ended, and returns this event without consuming it."""
     seen = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
     assert seen is not None
     return seen
 
 
 def _error_of(message: Unbuilt) -> Exception:
-    """Returns the exception as it was raised, if its class is one of the engine's own."""
+    """Returns the exception that was raised, or a RuntimeError if its class is not the engine's own."""
     kind = getattr(errors, message.error, None)
     if message.error == ValueError.__name__:
         kind = ValueError

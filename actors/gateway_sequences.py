@@ -32,13 +32,13 @@ _CAUSES: tuple[tuple[type[Exception], rounds_pb2.SequenceEnded.Cause], ...] = (
 
 @dataclass
 class Served:
-    """Sequence of a gateway. The engine opens it with its first work: until then it can do no harm."""
+    """Sequence of a gateway. The engine opens it with its first work; until then it costs nothing."""
 
     opening: rounds_pb2.Open
     trace: SequenceTrace
     number: int | None = None  # number at the engine; None: not opened there yet
-    newest: int = 0  # newest round: an older turn is void
-    asked_at: float | None = None  # time.perf_counter() of its request; None: its first token is there
+    newest: int = 0  # newest round; turns of older rounds are ignored
+    asked_at: float | None = None  # time.perf_counter() of its request; None: no first token is awaited
 
 
 Name = tuple[int, int]  # number of a sequence at its gateway, and its epoch
@@ -61,7 +61,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
                 self._take(request)
 
     def end_unopened(self, end: EngineStoppedError) -> None:
-        """Ends the sequences that the engine has not opened; it has ended its own sequences itself."""
+        """Ends the sequences that the engine has not opened; the engine ends its own sequences."""
         for name in [name for name, served in self._served.items() if served.number is None]:
             self._end(name, end)
 
@@ -80,7 +80,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
                     raise ValueError(f"sequence={name[0]} of epoch={name[1]} is open already")
                 self._open(name, request.open)
             elif served is None:
-                if kind != "close" and not self._engine.end.done():  # after the end nothing is opened
+                if kind != "close" and not self._engine.end.done():  # else Open was refused
                     raise ValueError(
                         f"sequence={name[0]} of epoch={name[1]} is not open: its first message must be Open"
                     )
@@ -113,7 +113,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
                 texts_from_message(opening),
             )
         turn, work = self._translation.work(served.number, request)
-        if served.newest == 0 and len(turn.tokens) == served.opening.prompt_length:  # nothing is generated
+        if served.newest == 0 and len(turn.tokens) == served.opening.prompt_length:  # no answer yet
             served.asked_at = time.perf_counter() - served.opening.queued_ms / 1000
         if turn.round >= served.newest:
             served.newest = turn.round
@@ -139,7 +139,7 @@ class GatewaySequences(Generic[RequestT, ReplyT]):
         self.outbox.append(reply)
 
     def _end(self, name: Name, error: Exception) -> None:
-        """Reports the error and frees the sequence. If the engine is gone, the stream's end reports it."""
+        """Reports the error and frees the sequence. If the engine has ended, the stream's end reports it."""
         if name in self._served:
             self._forget(name)
         details = str(error)

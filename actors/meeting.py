@@ -1,4 +1,4 @@
-"""Meeting of the processes of a target's ranks: a store, and the group that they form."""
+"""Rendezvous of the processes of a target's ranks: a store, and the group that they form."""
 
 import time
 
@@ -9,17 +9,17 @@ from outrider.engine.loading.weights import resolve_device
 from outrider.engine.parallel.rank_group import RankGroup
 from outrider.engine.settings import EngineSettings
 
-LOOK_S = 0.05  # interval of looks for missing ranks
+LOOK_S = 0.05  # seconds between two looks for missing ranks
 
 
 def meet(settings: EngineSettings, store: TCPStore, rank: int, address: str, load: Loading) -> RankGroup:
-    """Returns the group of all ranks, once all have come. A missing rank ends the load at its time limit.
+    """Waits for all ranks and returns their group. If a rank is missing, the load times out.
 
     Args:
         store: meeting place of the ranks.
         rank: number of this process.
-        address: its node's address, and the interface to other ranks.
-        load: watched load, whose reason names missing ranks.
+        address: address of this process's node, with the interface to other ranks.
+        load: watched load; its description names missing ranks.
     """
     store.set(_key(rank), address)
     there = _await_all(store, settings.tensor_parallel, load)
@@ -27,14 +27,14 @@ def meet(settings: EngineSettings, store: TCPStore, rank: int, address: str, loa
         f"all ranks have come to {store.host}:{store.port} and do not reach one another: {there};"
         " GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the interface"
     )
-    # Each process sees its own GPU alone.
+    # Each process sees only its own GPU.
     group = RankGroup(store, rank, settings.tensor_parallel, resolve_device(settings.device))
     load.doing = f"all ranks have met: {there}"
     return group
 
 
 def _await_all(store: TCPStore, size: int, load: Loading) -> str:
-    """Returns the addresses of all ranks, once all have published theirs."""
+    """Waits until all ranks have published their addresses, and returns these as text."""
     come: dict[int, str] = {}
     while len(come) < size:
         for rank in range(size):

@@ -1,6 +1,6 @@
-"""Messages between a worker's frontend and its engine: a class per meaning, sequences by number.
+"""Messages between a worker's frontend and its engine, a class for each kind; sequences are numbers.
 
-They are two processes of one machine. One frame carries a list of messages.
+Frontend and engine are two processes of one machine. One frame carries a list of messages.
 """
 
 from typing import Any, Literal
@@ -73,7 +73,7 @@ class AskReport(EngineMessage, frozen=True):
 
 
 class Stop(EngineMessage, frozen=True):
-    """Ends the engine's process after the step under way."""
+    """Ends the engine's process after the current step."""
 
 
 ToEngine = StartEngine | Open | Submit | Close | LoadAdapter | DropAdapter | AskReport | Stop
@@ -96,7 +96,7 @@ class ProcessPlace(EngineMessage, frozen=True):
     memory: int  # bytes of the device
     may_take: int  # bytes of the device's memory that the process may take
     threads: int
-    interface: str | None  # network interface to other ranks; None: none, or left to chance
+    interface: str | None  # network interface to other ranks; None: no ranks, or not set
     node: str = ""  # id of Ray's node, told by the process that Ray started
 
 
@@ -106,7 +106,7 @@ class Ready(EngineMessage, frozen=True):
     settings: EngineSettings  # settings in force
     vocab_size: int
     max_length: int  # tokens of the longest sequence
-    slow_because: tuple[str, ...]  # why steps on its GPU are slower than they could be
+    slow_because: tuple[str, ...]  # reasons why steps on its GPU are slower than they could be
     promise: Promise  # how far the same seed gives the same text
     imports_s: float
     load_timings: LoadTimings
@@ -114,9 +114,9 @@ class Ready(EngineMessage, frozen=True):
 
 
 class Unbuilt(EngineMessage, frozen=True):
-    """Reason for which the engine could not be loaded."""
+    """Reason why the engine could not be loaded."""
 
-    error: str  # the exception's class
+    error: str  # name of the exception's class
     reason: str
 
 
@@ -126,7 +126,7 @@ class Stepped(EngineMessage, frozen=True):
     results: tuple[Result, ...]
     rounds: tuple[int, ...]  # [results] rounds that asked for them; 0 for a Failed
     load: EngineLoad
-    finished_ns: int  # time of time.time_ns
+    finished_ns: int  # reading of time.time_ns
     steps: tuple[StepTimings, ...]  # steps that were not reported yet
 
 
@@ -142,7 +142,7 @@ class AdapterLoaded(EngineMessage, frozen=True):
     """Answer to LoadAdapter."""
 
     digest: bytes
-    refusal: str = ""  # why it was not loaded; empty: it was
+    refusal: str = ""  # reason why it was not loaded; empty: it was loaded
 
 
 class EngineReport(EngineMessage, frozen=True):
@@ -156,12 +156,12 @@ FromEngine = ProcessPlace | Meeting | Ready | Unbuilt | Stepped | Refused | Adap
 
 
 class EngineAnswer(Struct, frozen=True):
-    """A result as the stream of its sequence receives it."""
+    """Result of the engine, in the form that the stream of its sequence receives."""
 
     round: int
     result: Answered
     load: EngineLoad
-    finished_ns: int  # time of time.time_ns
+    finished_ns: int  # reading of time.time_ns
 
 
 def _to_plain(value: Any) -> Any:

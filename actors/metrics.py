@@ -1,4 +1,4 @@
-"""Numbers of a worker: its engine's in the instruments, and the names of those that Serve scales by."""
+"""Metrics of a worker: figures of its engine, and names of the metrics by which Serve scales."""
 
 from collections import Counter, defaultdict
 
@@ -9,12 +9,12 @@ from outrider.telemetry.instruments import Instruments
 
 # Metrics for Serve's autoscaler.
 SEQUENCES = "sequences"  # open sequences: running, waiting, between two rounds
-CACHE_IN_USE = "cache_in_use"  # share of the blocks
-FIRST_TOKEN = "first_token_s"  # tail of the recent times to first tokens; targets alone
+CACHE_IN_USE = "cache_in_use"  # share of the cache blocks in use
+FIRST_TOKEN = "first_token_s"  # p90 of recent times to first token; targets only
 
 
 class EngineMetrics:
-    """Sums the numbers of steps, and publishes them from time to time."""
+    """Sums the figures of steps, and publishes the sums on request."""
 
     def __init__(self, instruments: Instruments, role: str, device: str) -> None:
         """device: device of the engine, as torch names it."""
@@ -23,10 +23,10 @@ class EngineMetrics:
         self._on_gpu = device != "cpu"
         self._totals: defaultdict[str, float] = defaultdict(float)
         self._gpu_steps: Counter[Path] = Counter()
-        self._unpublished: list[float] = []  # seconds of steps: a histogram takes each by itself
+        self._unpublished: list[float] = []  # seconds of steps; a histogram needs each value
 
     def stepped(self, stepped: Stepped) -> None:
-        """Counts steps that answered with these results."""
+        """Counts the results and the steps of a message."""
         totals = self._totals
         for result in stepped.results:
             if isinstance(result, Failed):

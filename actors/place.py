@@ -1,4 +1,4 @@
-"""Place of a process of an engine: hardware of its node, resources from Ray, and settings from both."""
+"""Place of an engine's process: its node's hardware, its resources from Ray, and settings from both."""
 
 import fcntl
 import logging
@@ -15,22 +15,22 @@ from outrider.engine.settings import EngineSettings
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 GPUS = "CUDA_VISIBLE_DEVICES"
-# Variables by which launchers such as torchrun name a process's device and group. Ranks here have one device
-# each and a group of their own, so what is left of another launcher would mislead the libraries that read it.
+# Variables by which launchers such as torchrun name a process's device and group. Each rank here has one
+# device and a group of its own, so variables of another launcher would mislead the libraries that read them.
 LAUNCHERS = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-EXACTLY = {"NCCL_SOCKET_IFNAME": "="}  # prefix of a whole name: NCCL takes a bare name as a beginning
+EXACTLY = {"NCCL_SOCKET_IFNAME": "="}  # prefix of an exact name: NCCL takes a bare name as a prefix
 SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
 IFNAMSIZ = 16  # bytes of an interface's name, linux/if.h
-CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor and of time; "max": no limit
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")  # microseconds of CPU time and of its period; "max": no limit
 
 
 def gpus_given() -> tuple[str, ...] | None:
-    """Returns the ids of the GPUs that Ray has set aside for this process; None outside of Ray.
+    """Returns the ids of the GPUs that Ray has reserved for this process; None outside of Ray.
 
-    They are indices or UUIDs, as the node's own CUDA_VISIBLE_DEVICES names them.
+    The ids are indices or UUIDs, as in the node's own CUDA_VISIBLE_DEVICES.
     """
-    import ray  # the engine's process goes without it
+    import ray  # the engine's process does not need it
 
     if not ray.is_initialized():
         return None
@@ -38,9 +38,10 @@ def gpus_given() -> tuple[str, ...] | None:
 
 
 def confine(environment: MutableMapping[str, str], gpus: tuple[str, ...] | None) -> None:
-    """Makes a process with this environment see the given GPUs alone, and nothing of another launcher.
+    """Changes an environment so that its process sees only the given GPUs, and no other launcher's variables.
 
-    Ray does not do so for a process without GPUs, nor if RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set.
+    Ray does not hide GPUs from a process without GPUs, or if RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is
+    set.
 
     gpus: ids of GPUs; None: all GPUs of the node.
     """
@@ -51,10 +52,10 @@ def confine(environment: MutableMapping[str, str], gpus: tuple[str, ...] | None)
 
 
 def meet_at(environment: MutableMapping[str, str], address: str) -> None:
-    """Makes a rank with this environment use the network interface with its node's address.
+    """Changes an environment so that its rank uses the network interface with its node's address.
 
-    By default gloo takes the address of the host's name, which other nodes often cannot reach, and NCCL the
-    first interface. A value that is set already stays.
+    By default gloo uses the address of the host's name, which other nodes often cannot reach. NCCL uses the
+    first interface. Values that are already set are kept.
 
     address: address by which Ray knows this node.
     """
@@ -74,7 +75,7 @@ def meet_at(environment: MutableMapping[str, str], address: str) -> None:
 
 
 def interface_of(address: str) -> str | None:
-    """Returns the name of the network interface with this IP address; None: no interface has it."""
+    """Returns the name of the network interface with this IP address; None: no interface has this address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         packed = socket.inet_pton(family, address)
@@ -87,7 +88,7 @@ def interface_of(address: str) -> str | None:
             request = struct.pack(f"{IFNAMSIZ}s{IFNAMSIZ}x", name.encode())
             try:
                 answer = fcntl.ioctl(asked, SIOCGIFADDR, request)
-            except OSError:  # it has no IPv4 address
+            except OSError:  # the interface has no IPv4 address
                 continue
             if answer[IFNAMSIZ + 4 : IFNAMSIZ + 8] == packed:
                 return name
@@ -101,7 +102,7 @@ def _interface_of_ipv6(packed: bytes) -> str | None:
 
 
 def cores_here() -> int:
-    """Returns how many processors this process may use: those of its node, or fewer in a container."""
+    """Returns how many cores this process may use: all cores of its node, or fewer in a container."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = CPU_LIMIT.read_text().partition(" ") if CPU_LIMIT.exists() else ("max", "", "")
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
@@ -110,8 +111,8 @@ def cores_here() -> int:
 def with_threads(settings: EngineSettings, sharing: int) -> EngineSettings:
     """Returns settings with the threads of a target's process on this node, unless they are given.
 
-    sharing: processes of the target on this node. A core is left to gateway and frontend: a thread that waits
-        for its core at the end of an operation stops all other threads.
+    sharing: processes of the target on this node. One core is left to gateway and frontend: a thread that
+        waits for a core at the end of an operation stalls all other threads.
     """
     if settings.threads is not None:
         return settings
@@ -137,10 +138,10 @@ def address(host: str, place: ProcessPlace) -> str:
 
 
 def place_of(settings: EngineSettings, rank: int) -> ProcessPlace:
-    """Returns the device that this process takes, before it loads anything onto it.
+    """Returns the place of this process: its device, memory and threads. Loads nothing onto the device.
 
     Raises:
-        NoDeviceError: the process was given a GPU, and torch sees none.
+        NoDeviceError: the process was given a GPU, and torch sees no GPU.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Process of a worker: it loads without collecting garbage, and ends itself if it is beyond repair."""
+"""Helpers of a worker's processes: garbage collection around the load, and exit after a fatal error."""
 
 import gc
 import logging
@@ -14,7 +14,7 @@ LEFT = 1  # exit status
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Pauses the garbage collector while modules are imported: collections would take a fifth of the time."""
+    """Pauses the garbage collector during imports: collections would take a fifth of their time."""
     gc.disable()
     try:
         yield
@@ -24,9 +24,9 @@ def importing() -> Iterator[None]:
 
 
 def settle() -> None:
-    """Takes loaded objects out of collections; called when all is loaded.
+    """Exempts loaded objects from garbage collection; called when everything is loaded.
 
-    The collector would pass over them again and again, each time a quarter of a second without answers.
+    Otherwise each full collection would scan them, which takes a quarter of a second without answers.
     """
     gc.collect()
     gc.freeze()

@@ -34,7 +34,7 @@ logger = logging.getLogger(f"ray.serve.{__name__}")
 
 
 class Rank:
-    """A rank other than 0, in a process of its own, which ends if anything goes wrong."""
+    """Rank other than 0, in a process of its own, which exits on any error."""
 
     def __init__(self, settings: EngineSettings, rank: int, sharing: int) -> None:
         """sharing: ranks of its group on its node."""
@@ -42,7 +42,7 @@ class Rank:
         self._settings = with_threads(settings, sharing)
         self._rank = rank
         self._host: str = ray.util.get_node_ip_address()
-        confine(os.environ, gpus_given())  # before torch looks
+        confine(os.environ, gpus_given())  # before torch reads the variable
         bound_spinning(os.environ)
         meet_at(os.environ, self._host)
         with importing():
@@ -55,11 +55,11 @@ class Rank:
         return self._place
 
     def follow(self, host: str, port: int, leader: ray.actor.ActorHandle) -> None:
-        """Runs the orders of rank 0 until it dismisses its group; called after its place is set.
+        """Executes the steps of rank 0 until rank 0 dismisses the group; called after ``place``.
 
         Args:
             host, port: address of the store at rank 0.
-            leader: actor whose engine is rank 0, which may hang during the load.
+            leader: actor whose engine is rank 0; it is killed if the load times out.
         """
         settings, rank = self._settings, self._rank
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -89,9 +89,9 @@ class Rank:
 
 
 class OtherRanks:
-    """Ranks other than 0, in the bundles of this replica's placement group after its own, for the frontend.
+    """Ranks other than 0, started by the frontend in the later bundles of the replica's placement group.
 
-    This process ends as soon as a rank ends.
+    The frontend's process ends as soon as a rank ends.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -104,7 +104,7 @@ class OtherRanks:
             _start(bundles, settings, rank, sharing[nodes[rank]])
             for rank in range(1, settings.tensor_parallel)
         ]
-        self.places: tuple[ProcessPlace, ...] = ()  # set once they have met rank 0
+        self.places: tuple[ProcessPlace, ...] = ()  # set by ``meet``
 
     def meet(self, port: int) -> None:
         """Sends the ranks to the address at which rank 0 waits."""

@@ -17,7 +17,7 @@ from protos.trust import Trust
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", -1),
-    # Gateways ping once a second, even if nothing is sent; a silent gateway is dropped as fast.
+    # Gateways ping once a second, even if nothing is sent; a silent gateway is dropped about as soon.
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.keepalive_time_ms", 1000),
@@ -46,7 +46,7 @@ def add_servicer(role: Role, engine: EngineClient, server: grpc.aio.Server) -> N
 
 
 class Servicer:
-    """A stream carries the sequences of one gateway, which do not outlive it."""
+    """gRPC service of a worker. A stream carries one gateway's sequences, which do not outlive the stream."""
 
     def __init__(self, translation: Translation[Any, Any], engine: EngineClient) -> None:
         self._translation = translation
@@ -91,7 +91,7 @@ class Servicer:
 
 
 class TargetServicer(Servicer):
-    """Takes adapters too, which belong to no gateway's stream."""
+    """gRPC service of a target worker, with calls for adapters, which belong to no gateway's stream."""
 
     async def LoadAdapter(  # noqa: N802
         self, adapter: rounds_pb2.Adapter, context: "grpc.aio.ServicerContext[Any, Any]"

@@ -1,7 +1,8 @@
-"""Spans of a worker: a span for each answer that a gateway's span waits for, and parts for its time.
+"""Spans of a worker: a span for each answer that a gateway's span waits for, with spans of its parts.
 
-A span is made from the engine's timings shortly after the answer, which does not wait for it. If an answer
-took several steps, their parts are laid end to end: ``forward`` and ``sample`` last as long as in all steps.
+A span is recorded from the engine's timings shortly after the answer, so that the answer is not delayed. If
+an answer took several steps, their parts are concatenated: ``forward`` and ``sample`` last as long as in all
+steps.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from protos.trace_context import context_of
 
 TRACER = trace.get_tracer("outrider")
 
-DELAY_S = 0.005  # seconds after an answer: all answers of the step are out by then
+DELAY_S = 0.005  # seconds after an answer; all answers of the step are sent by then
 
 
 class DelayedSpans:
@@ -31,7 +32,7 @@ class DelayedSpans:
         self._unrecorded: deque[Callable[[], object]] = deque()
 
     def add(self, record: Callable[..., object], *arguments: object) -> None:
-        """Calls a function with its arguments once its answer is out, or at the end of the stream."""
+        """Schedules a function call for shortly after the answer, or for the end of the stream."""
         self._unrecorded.append(partial(record, *arguments))
         asyncio.get_running_loop().call_later(DELAY_S, self._record_next)
 
@@ -51,18 +52,18 @@ class SequenceTrace:
     def __init__(self, later: Callable[..., object], *, is_coupled: bool) -> None:
         """
         Args:
-            later: calls a function with its arguments when no answer waits.
-            is_coupled: tokens of plain decoding count even if they are answered after the next turn.
+            later: schedules a function call for a time when no answer waits.
+            is_coupled: whether tokens of plain decoding count even if they are answered after the next turn.
         """
         self._later = later
         self._is_coupled = is_coupled
         self._newest = NO_ROUND
-        self._before = NO_ROUND  # round whose plain decoding may still answer
+        self._before = NO_ROUND  # previous round, whose plain decoding may still be answered
 
     def asked(self, turn: rounds_pb2.Turn) -> None:
-        """Records a turn. A repeated round brings the span that waits for the answer after the next.
+        """Records a turn. A repeated round brings the span that waits for the answer after the next answer.
 
-        What the target does under a lease is recorded below the newest of these spans.
+        Work of the target under a lease is recorded below the newest of these spans.
         """
         if not turn.traceparent:
             return
@@ -75,7 +76,7 @@ class SequenceTrace:
         self._newest.parents.append(turn.traceparent)
 
     def answered(self, answer: EngineAnswer) -> None:
-        """Records an answer that goes out."""
+        """Records an answer that is being sent."""
         result, newest = answer.result, self._newest
         if isinstance(result, Decoded) and result.is_plain:
             for asked in (self._before, newest):
@@ -92,7 +93,7 @@ class SequenceTrace:
                 newest.parents.popleft()
 
     def ended(self) -> None:
-        """Ends the spans under way at the end of the stream."""
+        """Ends the current spans at the end of the stream."""
         self._later(self._before.record_plain)
         self._later(self._newest.record_plain)
 
@@ -109,7 +110,7 @@ class _Round:
     def record_plain(self, length: int | None = None) -> None:
         """Records the span of plain decoding, if there was any.
 
-        length: tokens of the sequence whose answers the gateway took; None: all tokens.
+        length: tokens of the sequence up to which the gateway used the answers; None: it used all answers.
         """
         taken = [answer for answer in self.plain_answers if length is None or _position(answer) < length]
         if taken:
@@ -125,10 +126,10 @@ def _position(answer: EngineAnswer) -> int:
 
 
 def _record(name: str, parent: str, answers: list[EngineAnswer], wasted: int = 0) -> None:
-    """Records a span from the arrival of the work to its last answer, with its parts below it."""
+    """Records a span from the arrival of the work to its last answer, with child spans of its parts."""
     last = answers[-1]
     timings = [answer.result.timings for answer in answers]
-    # Each answer shows when the work came, or a later time if it was reported late: the earliest is nearest.
+    # Each answer implies a time of arrival, which is too late if it was reported late. The earliest is best.
     totals = accumulate(timing.total for timing in timings)
     started_ns = min(answer.finished_ns - _ns(total) for answer, total in zip(answers, totals, strict=True))
     step = timings[-1].last_step

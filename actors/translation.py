@@ -32,7 +32,7 @@ ValueT = TypeVar("ValueT")
 MessageT = TypeVar("MessageT", bound=Message)
 ReplyT = TypeVar("ReplyT", rounds_pb2.DraftReply, rounds_pb2.TargetReply)
 
-FromFrontend = rounds_pb2.Opened | rounds_pb2.SequenceEnded | rounds_pb2.Leaving  # messages of no engine
+FromFrontend = rounds_pb2.Opened | rounds_pb2.SequenceEnded | rounds_pb2.Leaving  # not from an engine
 
 _FIELDS: dict[type[Message], str] = {
     rounds_pb2.Opened: "opened",
@@ -43,11 +43,12 @@ _FIELDS: dict[type[Message], str] = {
 
 @dataclass(frozen=True)
 class Translation(Generic[RequestT, ReplyT]):
-    """Translation for a kind of worker.
+    """Translation for one role of workers.
 
-    ``work``: returns the turn of a request and the work that it asks for, given the number of its sequence at
-    the engine. Raises ValueError if the request is malformed.
-    ``reply``: returns the message for a result of that work; its sequence is not named yet.
+    ``work``: maps the number of a sequence at the engine and a request to the request's turn and its work.
+    Raises ValueError if the request is malformed.
+
+    ``reply``: maps a result of that work to a reply, in which the sequence is not named yet.
     """
 
     work: Callable[[int, RequestT], tuple[rounds_pb2.Turn, Work]]
@@ -158,14 +159,14 @@ def _logprobs(position: TokenLogprobs) -> generation_pb2.TokenLogprobs:
 
 
 class _OfStep(Generic[ValueT, MessageT]):
-    """Makes a message of a value that all results of a step share, once for all of them."""
+    """Cached conversion to a message, for values that all results of a step share."""
 
     def __init__(self, make: Callable[[ValueT], MessageT]) -> None:
         self._make = make
         self._newest: tuple[ValueT, MessageT] | None = None
 
     def __call__(self, value: ValueT) -> MessageT:
-        """Returns the message, which nobody changes."""
+        """Returns the message, which must not be modified."""
         if self._newest is None or self._newest[0] != value:
             self._newest = value, self._make(value)
         return self._newest[1]

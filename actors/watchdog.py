@@ -1,7 +1,6 @@
-"""Ends the process of an engine once loading it or a step of it goes on for too long.
+"""Ends the process of an engine if its load or one of its steps takes too long.
 
-Time is counted in polls, not by the clock: a process that was stopped as a whole, or got no processor, has
-not hung.
+Time is counted in polls, not by the clock: a process that was suspended, or got no CPU time, has not hung.
 """
 
 import threading
@@ -18,9 +17,9 @@ POLL_S = 0.1
 
 @dataclass
 class Loading:
-    """Load under way."""
+    """State of a load."""
 
-    doing: str = ""  # part of the reason, if the load ends now
+    doing: str = ""  # current activity, for the message if the load times out
 
 
 @contextmanager

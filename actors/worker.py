@@ -1,6 +1,6 @@
 """Draft and target workers: a gRPC server inside a Serve replica, and an engine in its own process.
 
-Nothing here imports torch: the engine's process does, and the ranks that share its model.
+Nothing here imports torch: only the engine's process and the ranks that share its model do.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ from protos.trust import Trust
 logger = logging.getLogger(f"ray.serve.{__name__}")
 
 PUBLISH_S = 1.0  # interval of reports of the worker's metrics
-DRAIN_S = 10.0  # limit for the sequences of a target to move; Serve ends a replica after 20
-STOP_GRACE_S = 2.0  # limit for streams under way when the replica ends
+DRAIN_S = 10.0  # seconds for the sequences of a target to move; Serve ends a replica after 20
+STOP_GRACE_S = 2.0  # seconds for open streams to end when the replica ends
 
 
 class Worker:
@@ -47,7 +47,7 @@ class Worker:
     ) -> None:
         """start_tracing: starts tracing in this process; returns a function that ends it."""
         show_debug_lines()
-        self._leaving = AsyncExitStack()  # ends what has been started, in reverse order
+        self._leaving = AsyncExitStack()  # stops everything that was started, in reverse order
         self._leaving.callback(start_tracing())
         self._trust = trust
         self._engine, self._ready = self.start(settings)
@@ -71,7 +71,7 @@ class Worker:
         return engine, ready
 
     async def record_replica_metadata(self) -> dict[str, Any]:
-        """Begins to serve. Serve calls this once at start and passes the result to every gateway."""
+        """Starts to serve. Serve calls this once at start and passes the result to every gateway."""
         metrics = EngineMetrics(Instruments(OF_WORKERS), self.role, self._ready.settings.device)
         self._client = EngineClient(metrics.stepped)
         await self._client.connect(self._engine.connection)
@@ -84,7 +84,7 @@ class Worker:
             partial(add_servicer, self.role, self._client), host, self._trust
         )
         self._leaving.push_async_callback(server.stop, STOP_GRACE_S)
-        self._leaving.push_async_callback(self.leave)  # first: gateways continue at other workers
+        self._leaving.push_async_callback(self.leave)  # runs first: gateways continue at other workers
         return {
             "role": self.role,
             "model": self._ready.settings.model,
@@ -104,9 +104,9 @@ class Worker:
         }
 
     def reconfigure(self, user_config: Any) -> None:
-        """Refuses live settings, of which a worker has none.
+        """Logs that a worker has no live settings.
 
-        Serve would end a worker without this method at the first ``user_config``.
+        Without this method, Serve would end the worker at the first ``user_config``.
         """
         logger.error(
             "user_config=%r has no effect on a %s worker, only on the deployment gateway",
@@ -123,7 +123,7 @@ class Worker:
         }
 
     async def leave(self) -> None:
-        """Ends open sequences, which go on without this worker."""
+        """Ends open sequences, which continue without this worker."""
         self._client.leave()
 
     async def _publish(self, metrics: EngineMetrics) -> None:
@@ -169,7 +169,7 @@ class TargetWorker(Worker):
         start_tracing: Callable[[], Callable[[], None]],
         has_receipts: bool = False,
     ) -> None:
-        """has_receipts: digests of its model's files are read and published."""
+        """has_receipts: whether digests of the model's files are computed and published."""
         super().__init__(settings, trust, start_tracing)
         self._digests: dict[str, str] = {}
         if has_receipts:
