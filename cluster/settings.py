@@ -156,10 +156,10 @@ class Settings(Group):
 
         As two processes they would compete for the device. On CPUs the draft keeps its workers too, and
         routing picks the faster drafter. On a single GPU the draft keeps its workers only if a setting
-        requires it: less than a whole GPU for the target, or settings of the draft that the target's process
-        cannot apply. The settings stay unchanged if they name a target drafter, a worker drafter or
-        ``gateway.drafters``. The demo target gets its head too, because an idle head costs plain decoding
-        almost nothing.
+        requires it. Such settings are less than a whole GPU for the target, and settings of the draft that
+        the target's process cannot apply. The settings stay unchanged if they name a target drafter, a worker
+        drafter or ``gateway.drafters``. The demo target gets its head too, because an idle head costs plain
+        decoding almost nothing.
         """
         target, (draft, *others) = self.target, self.drafts.values() or (None,)
         if draft is None or others or target.drafters or self.gateway.drafters:

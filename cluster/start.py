@@ -30,7 +30,7 @@ ADD_SERVICERS = [
 
 
 def start_ray(settings: Settings) -> None:
-    """Joins the cluster, or starts one of this machine.
+    """Joins the cluster, or starts a cluster on this machine.
 
     Raises:
         ValueError: another program has a port that the service needs.

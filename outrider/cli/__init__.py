@@ -1,1 +1,1 @@
-"""The command ``outrider``: one module for each thing to do with a deployment."""
+"""The command ``outrider``: one module for each of its commands."""

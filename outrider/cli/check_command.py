@@ -1,4 +1,4 @@
-"""``outrider check A B``: whether two deployments say the same, or how they differ."""
+"""``outrider check A B``: whether two deployments give equal answers, or how they differ."""
 
 import argparse
 import asyncio

@@ -60,7 +60,7 @@ def _distil(options: argparse.Namespace) -> None:
 
 
 def _draft(asked: DistilSettings, settings: "Settings") -> str | None:
-    """Returns the checkpoint to begin with: the first draft of the deployment unless one is named."""
+    """Returns the checkpoint to begin with: the deployment's first draft unless a draft is named."""
     from workshop.distillation.distil import HEADS
 
     if asked.draft is not None or asked.drafter in HEADS:

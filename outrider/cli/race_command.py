@@ -29,7 +29,7 @@ ROW = "{:16}{:>16}{:>24}{:>8}   {}"
 
 @dataclass(frozen=True)
 class RacedAnswer:
-    """Tokens of one answer, and when each of them came."""
+    """Tokens of one answer, and their times of arrival."""
 
     pieces: list[AnswerPiece]
     times: list[float]  # seconds since the request

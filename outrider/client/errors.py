@@ -1,4 +1,4 @@
-"""Errors of the client; none of them is gRPC's.
+"""Errors of the client, which replace the errors of gRPC.
 
 OutriderError                base, and any error without a class below: a defect of the service
 ├── BadRequestError          the request is wrong; ``field`` says where

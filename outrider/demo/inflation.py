@@ -6,8 +6,8 @@ costs, with realistic acceptance. The result is an ordinary Llama checkpoint:
 - the residual stream is padded with zeros; the mean square over the longer stream is smaller by old / new, so
   RMSNorm's eps is scaled by old / new and its weights by sqrt(old / new);
 - further heads and intermediate units have zero columns in the output projections;
-- further layers have zero output projections, and are spread evenly between the old layers with an old layer
-  last, so that an early exit after the first layers stays as poor a guess as before;
+- further layers have zero output projections, and are spread evenly between the old layers. An old layer is
+  last, so an early exit after the first layers stays as poor a guess as before;
 - weights that the function does not depend on are random, so that arithmetic is as with real weights.
 """
 

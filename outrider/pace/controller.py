@@ -152,7 +152,7 @@ class Pace:
             self._budget.spend(seconds / sequences - tokens / rate)
 
     def _observe_instead_of_round(self, sequence: PacedSequence, seconds: float) -> None:
-        """Counts a late Draft as a round that gave one token after a wait in vain.
+        """Counts a late Draft as a round that gave one token after the wait.
 
         Otherwise only rounds with a Draft in time would count, and rounds would look faster than they are.
         """

@@ -153,7 +153,7 @@ def best_depths(
     marked batch then get the Drafts that still pay. So they are the first to lose their Drafts under load.
 
     Args:
-        reach: [sequences, max_depth] probability that a drafted token of that depth is accepted; it falls
+        reach: [sequences, max_depth] probability that a drafted token of that depth is accepted. It falls
             with the depth, and is 0 if the token may not be drafted.
         is_batch: [sequences]
         scale: number of sequences at the target per sequence in ``reach``.

@@ -40,7 +40,7 @@ class LinearCost:
         self._unfitted = 0  # observations since the last fit
         self.samples = 0
         self.has_seen = np.zeros(num_features, bool)  # features that were above 0 in some observation
-        self.shortest_s = 0.0  # shortest time that was observed; 0: none yet
+        self.shortest_s = 0.0  # shortest observed time; 0: no observation yet
 
     def observe(self, features: Vector, seconds: float, size: float, *, shows_slowness: bool = True) -> None:
         """Learns from one timing.

@@ -37,7 +37,7 @@ class PacedSequence:
         self.length = 0  # tokens, prompt included
         self.decision = Decision(max_depth, THRESHOLDS)
         self.turns = Turns()
-        self.late_s: float | None = None  # seconds waited in vain and not counted yet; None: no Draft is late
+        self.late_s: float | None = None  # seconds waited for a late Draft, not counted yet; None: not late
 
     @property
     def depth(self) -> int:
