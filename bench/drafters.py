@@ -212,7 +212,7 @@ def measured(name: str, tokenizer: Tokenizer, options: Namespace) -> list[dict[s
 
 def main(arguments: Sequence[str]) -> None:
     parser = parser_of("drafters", __doc__)
-    drafters = ["eagle3", "medusa", "early_exit", "colocated", UNITED]
+    drafters = ["eagle3", "dflash", "medusa", "early_exit", "colocated", UNITED]
     parser.add_argument("--drafters", nargs="+", default=drafters)
     parser.add_argument("--texts", nargs="+", choices=[*TEXTS, *SHAPES], default=[*TEXTS, *SHAPES])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.7, 1.0])

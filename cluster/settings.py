@@ -34,7 +34,7 @@ DEMO_CACHE_BYTES = 2**28  # 4,096 tokens, so that the whole service fits into 4 
 DEMO_SMALL = "demo-small"  # model of a target: the demo target as it was trained
 DEMO_SMALL_NAME = "outrider-demo-small"
 DEMO_PARALLEL = "outrider-demo-parallel"  # model of a draft: the demo draft trained for parallel drafting
-DEMO_HEAD = "eagle3"  # head of the demo target
+DEMO_HEAD = "dflash"  # head of the demo target
 COLOCATED = "colocated"  # drafter with the draft's model in the target's process
 COLOCATED_FIELDS = {
     "model",

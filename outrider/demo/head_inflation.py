@@ -27,7 +27,7 @@ def inflate_heads(source: Path, destination: Path, old_target: Path, target: Pat
     """Converts the heads in `source`, made for `old_target`, to the larger `target`, and writes them."""
     old, new = (size_of(AutoConfig.from_pretrained(folder)) for folder in (old_target, target))
     embedding = load_file(old_target / "model.safetensors")["model.embed_tokens.weight"]
-    for name, inflated in (("eagle3", _eagle3), ("medusa", _medusa), ("early_exit", _early_exit)):
+    for name, inflated in INFLATED.items():
         (file,) = (source / name).glob("*.safetensors")
         config = json.loads((source / name / "config.json").read_text())
         tensors, changes = inflated(load_file(file), config, embedding, old, new)
@@ -55,6 +55,18 @@ def _eagle3(
     return {**tensors, **wide, **own}, {"eagle_config": eagle}
 
 
+def _dflash(
+    tensors: Tensors, config: Mapping[str, Any], embedding: Tensor, old: Size, new: Size
+) -> tuple[Tensors, Config]:
+    """Keeps the draft's own width, with copies of the embeddings that it shared with its target."""
+    layers, slots = config["target_layer_ids"], layer_slots(old, new)
+    reads = tensors["fc.weight"].view(-1, len(layers), old.hidden)
+    wide = {"fc.weight": pad(reads, (0, new.hidden - old.hidden)).flatten(1)}
+    own = {"embed_tokens.weight": embedding, "lm_head.weight": embedding.clone()}
+    changes = {"target_layer_ids": [slots[layer] for layer in layers], "num_target_layers": new.layers}
+    return {**tensors, **wide, **own}, changes
+
+
 def _medusa(
     tensors: Tensors, _config: Mapping[str, Any], _embedding: Tensor, old: Size, new: Size
 ) -> tuple[Tensors, Config]:
@@ -77,3 +89,6 @@ def _norm(weight: Tensor, new: Size) -> Tensor:
     """Returns the weights of a norm over padded states: [old.hidden] -> [new.hidden]."""
     scaled = weight.float() * (len(weight) / new.hidden) ** 0.5
     return pad(scaled, (0, new.hidden - len(weight))).to(weight.dtype)
+
+
+INFLATED = {"eagle3": _eagle3, "dflash": _dflash, "medusa": _medusa, "early_exit": _early_exit}

@@ -44,7 +44,7 @@ def test_demo_pair_accepts_any_setting() -> None:
     )
 
 
-@pytest.mark.parametrize("drafter", ["eagle3", "medusa"])
+@pytest.mark.parametrize("drafter", ["eagle3", "dflash", "medusa"])
 def test_demo_target_has_heads_by_name(drafter: str) -> None:
     setting = f"target.drafters.{drafter}"
     found = read_settings({"target": DEMO_SMALL, setting: "{}"})
@@ -64,8 +64,8 @@ def test_written_out_demo_target_has_heads_of_its_size_by_name() -> None:
 @pytest.mark.parametrize(("gpus", "drafts"), [(0, ["model"]), (1, [])])
 def test_written_out_demo_target_has_its_head_beside_the_draft_model(gpus: int, drafts: list[str]) -> None:
     found = settings().with_gpus(gpus)
-    assert [*found.target.drafters] == ["colocated", "eagle3"]
-    assert found.target.drafters["eagle3"].checkpoint == str(written_out.target().with_name("eagle3"))
+    assert [*found.target.drafters] == ["colocated", "dflash"]
+    assert found.target.drafters["dflash"].checkpoint == str(written_out.target().with_name("dflash"))
     assert [*found.drafts] == drafts
     assert [*settings(target=DEMO_SMALL).with_gpus(gpus).target.drafters] == ["colocated"]
 

@@ -98,7 +98,7 @@ def test_write_out_in_a_folder_that_cannot_be_written_says_what_to_do() -> None:
 
 
 @pytest.mark.slow_beyond_first
-@pytest.mark.parametrize("head", ["early_exit", "eagle3", "medusa"])
+@pytest.mark.parametrize("head", ["early_exit", "eagle3", "dflash", "medusa"])
 def test_written_out_head_is_right_as_often_as_the_small_targets_head(head: str, cache_folder: Path) -> None:
     written_out.write_out(str(written_out.target()))
     layers = {"layers": 3} if head == "early_exit" else {}  # which three lie at the beginning of both

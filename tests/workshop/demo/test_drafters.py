@@ -17,8 +17,9 @@ from tests.support.target_drafters import KINDS, TOKENS, drafted_texts, engine_w
 
 DEPTH = 4
 # Accepted tokens per round: under what was measured, and over what the same weights bring in a wrong place.
-LEAST_ACCEPTED = {"early_exit": 1.5, "eagle3": 2.0, "medusa": 0.45, "parallel": 0.9}
+LEAST_ACCEPTED = {"early_exit": 1.5, "eagle3": 2.0, "dflash": 2.0, "medusa": 0.45, "parallel": 0.9}
 NAMES = sorted(LEAST_ACCEPTED)
+HEADS = ["early_exit", "eagle3", "dflash", "medusa"]
 
 
 @cache
@@ -27,14 +28,14 @@ def target_with(head: str) -> Engine:
 
 
 @pytest.mark.slow_beyond_first
-@pytest.mark.parametrize("head", ["early_exit", "eagle3", "medusa"])
+@pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_heads_give_the_text_of_plain_decoding(head: str, temperature: float) -> None:
     found = drafted_texts(target_with(head), temperature, DEPTH, company=6)
     assert [text.tokens for text in found] == plain_texts(temperature)
 
 
-@pytest.mark.parametrize("head", ["early_exit", "eagle3", "medusa"])
+@pytest.mark.parametrize("head", HEADS)
 def test_head_is_right_as_often_as_its_card_says(head: str) -> None:
     found = drafted_texts(target_with(head), 0.7, DEPTH, company=6)
     accepted, rounds = sum(text.accepted for text in found), sum(text.rounds for text in found)
