@@ -11,7 +11,6 @@ import pytest
 
 from bench import virtual
 from bench.simulate import (
-    AHEAD,
     BRANCHES,
     ENGINES,
     FAR_AHEAD_S,
@@ -32,6 +31,7 @@ from bench.simulated import (
 )
 from bench.simulated_runner import RIGHT
 from bench.simulated_worker import Hop
+from bench.tables.reading import AHEAD
 from gateway.loop.factory import LoopFactory
 from gateway.loop.stats import Stats
 from gateway.routing.paces import Paces
