@@ -17,7 +17,7 @@ class _Jump(selectors.DefaultSelector):
         ready = super().select(0)
         if not ready:
             if timeout is None:
-                raise RuntimeError("everybody waits for somebody else")
+                raise RuntimeError("all tasks wait for each other: nothing is scheduled")
             self.now += max(timeout, 0.0)
         return ready
 

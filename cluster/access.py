@@ -56,7 +56,7 @@ def joining_trust(settings: Settings) -> Trust:
     """Returns the credentials of a joining draft. Raises ValueError as ``shared_trust``, or for no token."""
     if not os.environ.get(TOKEN):
         raise ValueError(
-            f"{TOKEN} is not set: what joins a service needs the token with which that was started"
+            f"{TOKEN} is not set: a process that joins a service needs the token that it was started with"
         )
     return shared_trust(settings)
 

@@ -37,7 +37,7 @@ class SparseProbs:
         if not all(0.0 < prob <= 1.0 + SUM_TOLERANCE for prob in self.probs):
             raise ValueError("draft_probs: each probability must be above 0, and at most 1")
         if not math.isclose(sum(self.probs), 1.0, abs_tol=SUM_TOLERANCE):
-            raise ValueError(f"draft_probs: probabilities sum to {sum(self.probs):g}, and must to 1")
+            raise ValueError(f"draft_probs: probabilities sum to {sum(self.probs):g}, and must sum to 1")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from outrider.learning.poisson import at_least
 from outrider.receipts.receipt import Numerics
 
 # Nats by which rounding may change the difference of two logits. Log-probabilities of a token differ by at
-# most 2e-5 in float32 (docs/checking.md), and by about 0.2 in bfloat16.
+# most 2e-5 in float32, and by about 0.2 in bfloat16.
 EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.4
 # Near-ties per token and nat of tolerance: the density of the best token's margin is below 1 near 0.
 TIES_PER_NAT = 1.0

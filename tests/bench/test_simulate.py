@@ -115,7 +115,7 @@ def test_virtual_time_of_an_hour_ends_at_once():
 
 
 def test_virtual_time_if_nothing_can_happen_raises():
-    with pytest.raises(RuntimeError, match="everybody waits"):
+    with pytest.raises(RuntimeError, match="all tasks wait"):
         virtual.run(asyncio.Event().wait())
 
 
@@ -174,14 +174,16 @@ def rate_of_one(
         Ahead(BRANCHES, hit_rate) if ahead else NO_AHEAD,
     )
 
+    speculation = Speculation(mode="off", drafter="model")
+    if depth:
+        speculation = Speculation(mode="fixed", depth=depth, drafter="model")
+
     async def answered() -> list[tuple[float, int]]:
         sequence, loop = GatewaySequence((0,), Sampling(max_tokens=tokens), 0), asyncio.get_running_loop()
         target = lambda size, is_early: target_step_s(size.tokens + size.prompt_tokens)  # noqa: E731
         async with simulated_fleet(target, {"model": draft}, 1e-3) as fleet:
             factory = LoopFactory(fleet, Paces(PaceSettings()), SETTINGS)
-            rounds = factory.of(
-                sequence, Speculation(mode="fixed", depth=depth, drafter="model"), FAR_AHEAD_S
-            )
+            rounds = factory.of(sequence, speculation, FAR_AHEAD_S)
             return [(loop.time(), len(sequence)) async for _ in rounds.steps()]
 
     (started, first), *_, (ended, last) = virtual.run(answered())

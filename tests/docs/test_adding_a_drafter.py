@@ -112,7 +112,9 @@ def test_table_has_every_drafter_and_files_that_are_there() -> None:
         assert all((ROOT / file).is_file() for file in own), name
 
 
-@pytest.mark.parametrize("name", ["ngram", "suffix", "medusa", "eagle3", "dflash", "mtp", "early_exit", "parallel"])
+@pytest.mark.parametrize(
+    "name", ["ngram", "suffix", "medusa", "eagle3", "dflash", "mtp", "early_exit", "parallel"]
+)
 def test_table_tells_where_else_a_drafter_is_named(name: str) -> None:
     own, besides = table()[name]
     module = registry.drafter(name).implementation.partition(":")[0].replace(".", "/") + ".py"

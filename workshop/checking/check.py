@@ -84,7 +84,7 @@ class _Both:
         near_ties = len(differences) - clear
         reasons = []
         if clear:
-            reasons.append(f"{clear} of {len(pairs)} seeded answers part where no near-tie is")
+            reasons.append(f"{clear} of {len(pairs)} seeded answers differ at a token that is no near-tie")
         if p_value < settings.false_alarm:
             reasons.append(
                 f"{near_ties} of {len(pairs)} seeded answers part at near-ties, more than rounding explains"

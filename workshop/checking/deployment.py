@@ -125,7 +125,7 @@ class Deployment:
         try:
             return response.json()
         except ValueError as error:
-            raise CheckError(f"{self.name} ({self.url}) answers {path} with what is no JSON") from error
+            raise CheckError(f"{self.name} ({self.url}) answers {path} without valid JSON") from error
 
 
 def _text(choice: Mapping[str, Any]) -> CheckedText:

@@ -83,7 +83,7 @@ def attend(
         gathered = latents.absorbed(query[0])[..., : latents.latent_dim]
         return latents.expanded(gathered.transpose(0, 1))[None], None
     if outrider is None:
-        raise TypeError("its layers do not hand on to attention what the model is given")
+        raise TypeError("its layers do not pass extra arguments on to attention")
     layer: int = module.layer_idx  # type: ignore[assignment]
     store(outrider, layer, key[0].transpose(0, 1), value[0].transpose(0, 1))
     output = attended(

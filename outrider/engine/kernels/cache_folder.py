@@ -27,8 +27,8 @@ def use_writable_cache_folder() -> None:
         _check(GIVEN, folder, Path(folder))
     elif home := os.environ.get(HOME):
         _check(HOME, home, Path(home) / ".triton" / "cache")
-    elif (reason := _why_not_writable(_in_home())) is not None:
-        os.environ[GIVEN] = str(_in_temporary_files(reason))
+    elif _why_not_writable(_in_home()) is not None:
+        os.environ[GIVEN] = str(_in_temporary_files())
 
 
 def _check(variable: str, value: str, folder: Path) -> None:
@@ -43,7 +43,7 @@ def _in_home() -> Path:
     return Path(os.path.expanduser("~")) / ".triton" / "cache"
 
 
-def _in_temporary_files(reason: str) -> Path:
+def _in_temporary_files() -> Path:
     """Returns a folder that outlives this process, so that later processes find its kernels."""
     folder = Path(tempfile.gettempdir()) / f"triton-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -56,7 +56,7 @@ def _in_temporary_files(reason: str) -> Path:
 
 def _why_not_writable(folder: Path) -> str | None:
     if not folder.is_absolute():
-        return "there is no home"  # "~" would be created in the working directory
+        return "the user has no home folder"  # "~" would be created in the working directory
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

@@ -26,7 +26,7 @@ def context_because(model: Any) -> str | None:
         stated = getattr(config, "max_position_embeddings", None)
         return (
             f"the context is {length} of {stated} tokens: beyond the first {chunk}, layers would attend"
-            " within chunks, which attention here does not give"
+            " within chunks, which our attention does not support"
         )
     kinds = {rope.get("rope_type") for rope in _ropes(getattr(config, "rope_parameters", None) or {})}
     if LONG_ROPE in kinds:

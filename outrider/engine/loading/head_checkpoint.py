@@ -149,7 +149,7 @@ class HeadCheckpoint:
         if not Path(target.name).is_dir():
             raise self.refusal(f"it was made for {name!r}")
         logger.warning(
-            "%s=%r was made for %r: whether %r is that target is for you to know",
+            "%s=%r was made for %r: check that %r is that target",
             *(self._setting, self.name, name, target.name),
         )
 

@@ -159,7 +159,7 @@ def attach(model: Any, name: str) -> Probe:
     if probe.needs:
         needs = " and ".join(sorted(probe.needs))
         raise UnsupportedModelError(
-            f"model={name!r}: {kind} needs {needs}, which attention here does not give"
+            f"model={name!r}: {kind} needs {needs}, which our attention does not support"
         )
     recurrent = probe.states.keys() if probe.shapes else set()  # the paged cache needs a layer with attention
     missing = sorted(set(range(config.num_hidden_layers)) - probe.shapes.keys() - recurrent)

@@ -70,7 +70,7 @@ class BlameSearch:
         """Handles an error of a step: runs its parts, or blames its only sequence."""
         outcome, parts = Outcome(), _parts(selected)
         if is_out_of_memory(error) and parts:
-            logger.warning("out of memory with %d sequences in a step: less is tried", len(selected))
+            logger.warning("out of memory with %d sequences in a step: the step is split", len(selected))
             empty_cache(torch.device(self._runner.settings.device))
         elif says_broken(error):
             raise error

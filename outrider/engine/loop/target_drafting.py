@@ -95,7 +95,7 @@ class DrafterInUse:
                 f" than a part of {LEAST_ACCEPTANCE:g}"
             )
             logger.error(
-                "%s is out of use: %s. It drafts no more from now on. Was it made for this target?",
+                "%s is disabled until the worker restarts: %s. Was it made for this target?",
                 self.drafter,
                 self._refused_because,
             )

@@ -223,7 +223,7 @@ MLA = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size":
         ("electra", {}, "ElectraForCausalLM needs to look ahead"),
         ("diffllama", {}, "a diffllama, has several attentions in a layer"),
         ("doge", {}, "DogeForCausalLM needs a mask of its own"),
-        ("nemotron", {}, "a nemotron, does not hand on to its attention"),
+        ("nemotron", {}, "a nemotron, does not pass the model's extra arguments on to its attention"),
         ("deepseek_v32", MLA, "a deepseek_v32, attends to tokens that an indexer"),
         ("bloom", {"n_layer": 2, "n_head": 4}, "BloomForCausalLM does not route its attention"),
     ],
