@@ -309,7 +309,7 @@ async def test_pace_learns_the_cost_of_a_step_of_the_heads(monkeypatch, tmp_path
     assert all(step.seconds > 0 and step.size.sequences == 1 for _, step in steps)
 
 
-async def test_heads_that_are_nearly_never_right_are_put_out_of_use(monkeypatch, caplog):
+async def test_heads_that_are_nearly_never_right_are_disabled(monkeypatch, caplog):
     """The next thousand positions would be no better: decoding is plain, and the log says so."""
     monkeypatch.setattr(target_drafting, "JUDGED_AFTER", 20)
     monkeypatch.setattr(NgramHead, "propose", lambda self, requests: [Draft.chain([7, 7]) for _ in requests])
@@ -318,5 +318,5 @@ async def test_heads_that_are_nearly_never_right_are_put_out_of_use(monkeypatch,
         again, after = await answer(fleet, "json", 0.0, speculation=with_head("fixed"))
     assert text == again == expected("json", 0.0)
     assert stats.reached >= 20 > 0 == after.reached
-    (record,) = [record for record in caplog.records if "out of use" in record.message]
+    (record,) = [record for record in caplog.records if "disabled" in record.message]
     assert (record.levelname, "drafters.ngram_head" in record.message) == ("ERROR", True)

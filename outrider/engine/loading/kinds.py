@@ -49,7 +49,7 @@ TRAITS: tuple[tuple[Callable[[Any], bool], str], ...] = (
     ),
     (
         lambda config: config.model_type in HIDDEN_ATTENTION,
-        "does not pass the model's extra arguments on to its attention, which needs them to find the cache",
+        "does not pass the model's extra arguments on to its attention, so attention cannot find the cache",
     ),
 )
 
