@@ -268,6 +268,7 @@ def test_positions_after_the_first_are_launched_early(is_beside: bool) -> None:
     assert [is_early for _, is_early in rounds] == [False, True, True, True] * 20
 
 
+@pytest.mark.slow
 def test_draft_beside_the_target_waits_for_its_steps() -> None:
     load = replace(LOAD, streams=8, counted_s=10.0)
     apart, beside = (replace(FAST_DRAFT, hop_s=0.0, is_beside=beside) for beside in (False, True))

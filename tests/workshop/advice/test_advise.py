@@ -112,6 +112,7 @@ def test_model_with_another_tokenizer_is_refused_by_name() -> None:
     assert all("stranger" in reason and "different vocabularies" in reason for reason in refused.values())
 
 
+@pytest.mark.slow
 def test_judgement_of_a_candidate_has_all_figures() -> None:
     draft = named("draft")
     assert [(found.task, found.temperature) for found in draft.findings] == [(kind, 0.7) for kind in KINDS]
@@ -284,6 +285,7 @@ def test_settings_drafts_and_heads_are_candidates() -> None:
     assert own.draft_engine(settings).quantization == "int4"
 
 
+@pytest.mark.slow
 def test_targets_own_layers_are_candidates_where_the_settings_name_them() -> None:
     settings = read_settings({"target": str(DEMO / "target"), "target.drafters.early_exit": "{}"})
     found = {
