@@ -234,6 +234,7 @@ def test_simulation_repeated_is_the_same():
     assert rate("pace") == rate("pace")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("streams", "acceptance"), [pytest.param(1, 0.5, marks=SLOW), (8, 0.5), (64, 0.8)])
 def test_pace_of_a_new_service_is_hardly_slower_than_plain_decoding_in_its_first_second(streams, acceptance):
     """The workers have surveyed their steps. Before they did, the pace gave 0.43, 0.60 and 0.77."""
@@ -246,6 +247,7 @@ def test_pace_of_a_new_service_is_hardly_slower_than_plain_decoding_in_its_first
     assert tokens_per_second("pace") >= 0.9 * tokens_per_second("plain")
 
 
+@pytest.mark.slow
 def test_drafts_pay_where_the_target_reads_its_weights_for_one_token_as_for_five():
     load = replace(LOAD, streams=1, counted_s=10.0)
     assert rate("fixed 2", load) > 1.1 * rate("plain", load)

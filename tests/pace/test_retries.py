@@ -68,6 +68,7 @@ def test_pace_gives_up_a_drafter_whose_drafts_are_late_and_tries_it_again():
     assert mean(service.run(200)) > 1
 
 
+@pytest.mark.slow
 def test_pace_in_rounds_finds_out_that_the_draft_slows_the_target():
     """Only a trial of plain decoding shows it: each step was made while the draft ran."""
     service = Service(streams=8)

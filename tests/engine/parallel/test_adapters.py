@@ -45,7 +45,7 @@ def lead(group: RankGroup, settings: EngineSettings) -> Any:
     return said
 
 
-@pytest.mark.slow_beyond_first
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_with_adapters_say_what_one_process_says(
     request: pytest.FixtureRequest, tmp_path: Path, size: int

@@ -78,7 +78,7 @@ def test_ranks_that_share_attention_and_experts_give_logits_of_one_process(
 
 
 # Biases of keys and values, and norms of each head and of all heads, beside the plain kind.
-@pytest.mark.slow_beyond_first
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "minimax_m2", "gpt_oss"])
 def test_ranks_that_outnumber_key_value_heads_give_logits_of_one_process(
     four_ranks: Ranks, tmp_path: Path, kind: str

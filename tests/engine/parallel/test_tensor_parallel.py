@@ -248,6 +248,7 @@ def receive(group: RankGroup, lengths: list[int]) -> list[tuple[int, int | None]
     return came
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", ["ranks", "apart"])
 def test_step_of_any_length_reaches_the_other_ranks(request: pytest.FixtureRequest, group: str) -> None:
     lengths = [1, *range(FRAME - 18, FRAME - 11), 2 * RING, 2]
@@ -317,6 +318,7 @@ def fresh_ranks() -> Iterator[Ranks]:
     ranks.close()
 
 
+@pytest.mark.slow
 def test_no_rank_ever_holds_the_whole_model(fresh_ranks: Ranks, tmp_path: Path) -> None:
     sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 8, "vocab_size": 4096}
     small = settings_of(write_checkpoint(tmp_path / "small", "llama"), tensor_parallel=2)

@@ -128,12 +128,14 @@ def test_judgement_of_a_candidate_has_all_figures() -> None:
     assert all(mine <= plain * 1.001 for mine, plain in of_gateway if mine and plain)
 
 
+@pytest.mark.slow
 def test_target_drafter_takes_a_part_of_the_targets_cache() -> None:
     assert named("ngram").target_cache > named("medusa").target_cache > 0
     assert named("ngram").draft_memory == 0 < named("draft").draft_memory
     assert named("ngram").target_cache > named("draft").target_cache  # on one machine
 
 
+@pytest.mark.slow
 def test_advice_is_written_down(tmp_path: Path) -> None:
     advice = advised()
     written = json.loads(json.dumps(as_json(advice)))
