@@ -47,24 +47,30 @@ def _eagle3(
     instead of 1e-5 in the demo target, which is small beside mean squares of several hundred.
     """
     wide = {name: _norm(tensor, new) for name, tensor in tensors.items() if name.startswith("fc_norm.")}
-    reads = tensors["fc.weight"].view(-1, len(config["eagle_config"][READ_LAYERS]), old.hidden)
-    wide["fc.weight"] = pad(reads, (0, new.hidden - old.hidden)).flatten(1)
-    own = {"embed_tokens.weight": embedding, "lm_head.weight": embedding.clone()}
     eagle, slots = dict(config["eagle_config"]), layer_slots(old, new)
     eagle[READ_LAYERS] = [slots[layer] for layer in eagle[READ_LAYERS]]
-    return {**tensors, **wide, **own}, {"eagle_config": eagle}
+    return {**tensors, **wide, **_of_own_width(tensors, embedding, old, new)}, {"eagle_config": eagle}
 
 
 def _dflash(
     tensors: Tensors, config: Mapping[str, Any], embedding: Tensor, old: Size, new: Size
 ) -> tuple[Tensors, Config]:
-    """Keeps the draft's own width, with copies of the embeddings that it shared with its target."""
-    layers, slots = config["target_layer_ids"], layer_slots(old, new)
-    reads = tensors["fc.weight"].view(-1, len(layers), old.hidden)
-    wide = {"fc.weight": pad(reads, (0, new.hidden - old.hidden)).flatten(1)}
-    own = {"embed_tokens.weight": embedding, "lm_head.weight": embedding.clone()}
-    changes = {"target_layer_ids": [slots[layer] for layer in layers], "num_target_layers": new.layers}
-    return {**tensors, **wide, **own}, changes
+    """Returns the draft with its own width, and with copies of the embeddings that it shared."""
+    slots = layer_slots(old, new)
+    layers = [slots[layer] for layer in config["target_layer_ids"]]
+    changes = {"target_layer_ids": layers, "num_target_layers": new.layers}
+    return {**tensors, **_of_own_width(tensors, embedding, old, new)}, changes
+
+
+def _of_own_width(tensors: Tensors, embedding: Tensor, old: Size, new: Size) -> Tensors:
+    """Returns the weights by which a head of its own width reads the larger target's states and tokens."""
+    fc = tensors["fc.weight"]
+    of_layers = fc.view(len(fc), -1, old.hidden)
+    return {
+        "fc.weight": pad(of_layers, (0, new.hidden - old.hidden)).flatten(1),
+        "embed_tokens.weight": embedding,
+        "lm_head.weight": embedding.clone(),
+    }
 
 
 def _medusa(

@@ -296,6 +296,20 @@ def test_rounds_of_a_draft_in_the_targets_process_wait_for_no_host() -> None:
     assert all(rounds)
 
 
+def test_block_draft_of_any_depth_takes_one_step() -> None:
+    drafted: list[float] = []
+
+    def draft(size: StepSize, is_early: bool) -> float:
+        drafted.append(size.tokens)
+        return 1e-3
+
+    pair = replace(FAST_DRAFT, draft=draft, in_target="dflash")
+    load = replace(LOAD, streams=1, prompt_tokens=2, answer_tokens=10_000, warm_s=0.0)
+    counter = virtual.run(closed_loop(pair, {"code": 1.0}, IN_TARGET_BY_4, load))
+    assert drafted[-40:] == [4] * 40  # steps before these are the survey's
+    assert [tokens for _, tokens in counter.commits[-40:]] == [5] * 40
+
+
 @pytest.mark.slow
 def test_pairs_with_each_stage_of_repairs_take_less_time() -> None:
     size = StepSize(8, 8, context_tokens=8 * 4096)

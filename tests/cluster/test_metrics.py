@@ -36,10 +36,7 @@ def scraped(service: Service) -> dict[str, dict[str, float]]:
 
 def test_exporter_has_every_metric_and_the_sums_of_the_usage(client: httpx.Client, service: Service) -> None:
     told: dict[str, float] = defaultdict(float)
-    always = {
-        "mode": "fixed",
-        "depth": 4,
-    }  # the pace may decide for plain decoding, and then nothing is accepted
+    always = {"mode": "fixed", "depth": 4}  # the pace may decode plainly, and then no guess is accepted
     for seed, mode in enumerate(({}, {}, always, always)):
         fields: dict[str, Any] = {"prompt": '{"name": "', "max_tokens": 40, "seed": seed, "task": "counted"}
         fields["speculation"] = {"report": True, **mode}
