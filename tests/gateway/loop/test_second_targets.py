@@ -26,7 +26,8 @@ ANSWER = [*range(10, 70)]
 STALLS_AFTER = 40
 OFF = Speculation(mode="off", drafter="model")
 FIXED = Speculation.model_validate({"mode": "fixed", "depth": 2, "drafter": "model"})
-STEP_S = 1e-3
+STEP_S = 1e-3  # seconds
+SLOW_STEP_S = 0.05  # seconds; a second target answers long before the answer ends
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +78,7 @@ async def test_sequence_whose_first_target_answers_first_stays_there() -> None:
         answering = asyncio.create_task(text(generated))
         await eventually(lambda: bool(second.requests))
         assert first.awake is not None
-        first.step_s = 50 * STEP_S  # there is time to see what happens before the answer ends
+        first.step_s = SLOW_STEP_S
         first.awake.set()
         await eventually(lambda: generated.stats.second_s > 0)
         assert not answering.done()
@@ -144,8 +145,10 @@ async def test_sequence_at_a_drained_target_moves_between_two_tokens(
         generated, said = loop_of(fleet, speculation, share=share), []
         async for step in generated.steps():
             said += [token.id for token in step.tokens]
-            if len(said) >= 10 and first.leaving is not None:
+            if len(said) >= 10 and first.leaving is not None and not first.leaving.is_set():
+                first.step_s = SLOW_STEP_S
                 first.leaving.set()
+                await eventually(lambda: fleet.links()[0].is_leaving)
         await first.ended.wait()
     assert said == ANSWER
     assert (generated.stats.hedges, generated.stats.moves, generated.stats.lost_targets) == (0, 1, 0)
@@ -178,6 +181,7 @@ async def test_sequence_at_a_far_busier_target_moves(monkeypatch: pytest.MonkeyP
             said = [token.id for token in (await anext(steps)).tokens]
             busy, idle = fleet.links()
             busy.streams += 10
+            first.step_s = SLOW_STEP_S
             said += [token.id async for step in steps for token in step.tokens]
         assert (busy.streams, idle.streams) == (10, 0)
     assert said == ANSWER
