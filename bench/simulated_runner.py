@@ -124,7 +124,7 @@ class SimulatedRunner:
         self._clock.advance(seconds)
         self._steps += 1
         read = float(self._experts.share(size.sequences, size.tokens + size.prompt_tokens))
-        step = Step(self._steps, size, seconds, read)
+        step = Step(self._steps, size, seconds, read, is_early)
         part, choices = StepPart(started, seconds, 0.0, step), list[Choices]()
         for task, item in selected:
             rows = task.rows() if item.num_logits else []

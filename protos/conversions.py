@@ -31,12 +31,13 @@ def texts_from_message(message: rounds_pb2.Open) -> KnownTexts:
 def step_to_message(step: Step) -> rounds_pb2.Step:
     size = {name: int(count) for name, count in vars(step.size).items()}
     ns = int(step.seconds * 1e9)
-    return rounds_pb2.Step(number=step.number, ns=ns, experts_read=step.experts_read, **size)
+    others = {"experts_read": step.experts_read, "is_early": step.is_early}
+    return rounds_pb2.Step(number=step.number, ns=ns, **others, **size)
 
 
 def step_from_message(message: rounds_pb2.Step) -> Step:
     size = StepSize(message.sequences, message.tokens, message.prompt_tokens, message.context_tokens)
-    return Step(message.number, size, message.ns / 1e9, message.experts_read)
+    return Step(message.number, size, message.ns / 1e9, message.experts_read, message.is_early)
 
 
 def set_fields(message: Message) -> dict[str, Any]:

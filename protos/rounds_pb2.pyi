@@ -329,7 +329,7 @@ class Timings(_message.Message):
     def __init__(self, queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., step_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., last_step: _Optional[_Union[Step, _Mapping]] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Step(_message.Message):
-    __slots__ = ("number", "ns", "sequences", "tokens", "prompt_tokens", "context_tokens", "experts_read")
+    __slots__ = ("number", "ns", "sequences", "tokens", "prompt_tokens", "context_tokens", "experts_read", "is_early")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     NS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -337,6 +337,7 @@ class Step(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     EXPERTS_READ_FIELD_NUMBER: _ClassVar[int]
+    IS_EARLY_FIELD_NUMBER: _ClassVar[int]
     number: int
     ns: int
     sequences: int
@@ -344,7 +345,8 @@ class Step(_message.Message):
     prompt_tokens: int
     context_tokens: int
     experts_read: float
-    def __init__(self, number: _Optional[int] = ..., ns: _Optional[int] = ..., sequences: _Optional[int] = ..., tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., experts_read: _Optional[float] = ...) -> None: ...
+    is_early: bool
+    def __init__(self, number: _Optional[int] = ..., ns: _Optional[int] = ..., sequences: _Optional[int] = ..., tokens: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., experts_read: _Optional[float] = ..., is_early: _Optional[bool] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("decoding", "running", "waiting", "free_blocks", "total_blocks", "no_drafts_because")

@@ -21,3 +21,4 @@ class Step:
     size: StepSize
     seconds: float  # from building the batch to token ids on the host
     experts_read: float = 0.0  # share of a mixture's experts that it read; 0: no mixture, or not counted
+    is_early: bool = False  # whether it was launched before the host knew the previous step's tokens

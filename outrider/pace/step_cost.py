@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from outrider.learning.mean import Rate
 from outrider.pace.experts import LearnedExperts
 from outrider.pace.regression import LinearCost, Vector
 from outrider.pace.step import Step
@@ -13,7 +14,7 @@ from outrider.pace.tuning import TUNING
 _UP, _DOWN = np.array(TUNING.hinges_up, np.float64), np.array(TUNING.hinges_down, np.float64)
 _BENDS = np.unique([0.0, *_UP, *_DOWN, TUNING.most_tokens])  # tokens; the cost is linear between two bends
 _NONE = np.zeros_like(_BENDS)
-TOKENS, SEQUENCES, CONTEXT, EXPERTS = 1, 2, 4, 5  # columns of the features
+TOKENS, SEQUENCES, CONTEXT, EXPERTS, HOST = 1, 2, 4, 5, 6  # columns of the features
 
 
 class StepCost:
@@ -21,13 +22,18 @@ class StepCost:
 
     If reading the weights dominates, the first tokens cost almost nothing. If matrix products with few rows
     are slow, the first tokens cost most. In a mixture of experts, each further token reads fewer new experts.
+
+    A pass that a device launches late, after the host has read the tokens of the previous pass, takes longer.
+    Rounds wait for the host far more often than plain decoding, so their shares are learned apart.
     """
 
     def __init__(self, surveyed: Sequence[Step] = ()) -> None:
         """surveyed: steps that the worker timed before it served."""
-        # Constant, tokens, sequences, prompt tokens, context, experts; then the bends, with strong damping.
+        # Constant, tokens, sequences, prompt tokens, context, experts, host; then the bends, with strong damping.
         self._learned = LinearCost([*TUNING.step_reluctance, *np.ones(len(_UP) + len(_DOWN))])
         self._experts = LearnedExperts()
+        # Share of passes that wait for the host, of plain decoding and of rounds.
+        self._waiting = Rate(TUNING.region_memory), Rate(TUNING.region_memory)
         self._unlearned: list[Step] = []  # observed steps that are not in the fit yet
         self._newest = 0
         for step in surveyed:
@@ -69,6 +75,8 @@ class StepCost:
             is_decoding = size.prompt_tokens == 0.0  # prompts of all sizes fall in the regions of few tokens
             self._learned.observe(_features(step), step.seconds, size.tokens, shows_slowness=is_decoding)
             self._experts.observe(step)
+            if is_decoding:
+                self._waiting[size.tokens > size.sequences].observe(not step.is_early)
         self._unlearned.clear()
 
     def seconds(self, sequences: ArrayLike, tokens: ArrayLike, context_tokens: ArrayLike = 0.0) -> Vector:
@@ -94,25 +102,35 @@ class StepCost:
         seconds = seconds + weights[CONTEXT] * np.asarray(context_tokens)
         if weights[EXPERTS]:
             seconds = seconds + weights[EXPERTS] * self._experts.read.share(sequences, tokens)
+        if weights[HOST]:
+            plain, rounds = (share.value(prior=1.0) for share in self._waiting)
+            seconds = seconds + weights[HOST] * np.where(np.greater(tokens, sequences), rounds, plain)
         return np.asarray(seconds)
 
 
 def _features(step: Step) -> Vector:
     size = step.size
-    sizes = (size.sequences, size.tokens, size.prompt_tokens, size.context_tokens, step.experts_read)
-    return _columns(*(np.asarray(number, np.float64) for number in sizes))
+    sizes = (size.sequences, size.tokens, size.prompt_tokens, size.context_tokens)
+    numbers = (*sizes, step.experts_read, not step.is_early)
+    return _columns(*(np.asarray(number, np.float64) for number in numbers))
 
 
 def _columns(
-    sequences: Vector, tokens: Vector, prompt_tokens: Vector, context_tokens: Vector, experts: Vector
+    sequences: Vector,
+    tokens: Vector,
+    prompt_tokens: Vector,
+    context_tokens: Vector,
+    experts: Vector,
+    waits: Vector,
 ) -> Vector:
     """Returns the features of passes: [..., num_features]."""
     constant = np.ones_like(tokens)
-    columns = np.stack([constant, tokens, sequences, prompt_tokens, context_tokens, experts], axis=-1)
+    sizes = [constant, tokens, sequences, prompt_tokens, context_tokens]
+    columns = np.stack([*sizes, experts, waits], axis=-1)
     above = np.maximum(tokens[..., None] - _UP, 0.0)
     below = np.minimum(tokens[..., None], _DOWN)
     return np.concatenate([columns, above, below], axis=-1)
 
 
 # [bends, num_features] features of passes with that many tokens and nothing else
-_AT_BENDS = _columns(_NONE, _BENDS, _NONE, _NONE, _NONE)
+_AT_BENDS = _columns(_NONE, _BENDS, _NONE, _NONE, _NONE, _NONE)

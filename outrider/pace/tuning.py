@@ -43,7 +43,7 @@ class PaceTuning:
     # Costs
     hinges_up: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512)  # tokens: bends from which tokens cost more
     hinges_down: tuple[int, ...] = (16, 64, 192)  # tokens: bends from which tokens cost less, as on some CPUs
-    step_reluctance: tuple[float, ...] = (1e-3, 0.1, 1.0, 1.0, 1.0, 1e-2)  # shares: damping in StepCost
+    step_reluctance: tuple[float, ...] = (1e-3, 0.1, 1.0, 1.0, 1.0, 1e-2, 1e-2)  # shares: damping in StepCost
     experts_reluctance: tuple[float, ...] = (1.0, 0.1, 1e-3)  # shares: damping in LearnedExperts
     most_experts: float = 0.95  # share: a step that reads more is ignored; further tokens hardly read more
     round_reluctance: tuple[float, ...] = (1e-3, 1.0)  # shares: damping of the constant and of sequences

@@ -95,6 +95,23 @@ def test_step_cost_of_a_mixture_is_learned() -> None:
         assert cost.seconds(sequences, tokens) == pytest.approx(taken(tokens), rel=0.15)
 
 
+def test_step_cost_of_plain_decoding_stays_known_while_rounds_wait_for_the_host() -> None:
+    """Plain decoding launches its steps early, so that it never pays for the wait."""
+
+    def taken(tokens: float, is_early: bool) -> float:
+        return 3e-3 + 0.6e-3 * tokens + (0.0 if is_early else 1e-3)
+
+    cost, drawn = StepCost(), random.Random(0)
+    for number in range(1, 1000):
+        is_plain = number < 200
+        tokens = 1 if is_plain else drawn.choice([4, 5, 6])
+        is_early = is_plain and number % 20 > 0
+        cost.observe(Step(number, StepSize(1, tokens), taken(tokens, is_early), is_early=is_early))
+        if number > 250:
+            assert cost.seconds(1, 1) == pytest.approx(taken(1, is_early=True), rel=0.04)
+            assert cost.seconds(1, 5) == pytest.approx(taken(5, is_early=False), rel=0.04)
+
+
 @pytest.mark.parametrize("read", [ExpertsRead.independent(8 / 128), ExpertsRead(0.01, 0.02, 0.035)], ids=str)
 def test_step_cost_of_a_mixture_that_counts_its_experts_is_known_between_the_sizes_that_were_seen(read):
     """Plain decoding and rounds of one depth tell what rounds of another depth take."""

@@ -88,7 +88,7 @@ def test_draft_malformed_tree_is_refused():
 
 
 def test_step_survives_the_conversion() -> None:
-    step = Step(7, StepSize(2, 10, 3, 400), 0.25, experts_read=0.3125)
+    step = Step(7, StepSize(2, 10, 3, 400), 0.25, experts_read=0.3125, is_early=True)
     assert step_from_message(step_to_message(step)) == step
 
 

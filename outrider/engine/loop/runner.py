@@ -369,7 +369,7 @@ class ModelRunner:
         if positions > 1:
             size = replace(size, tokens=timings.tokens / positions)
         read = experts_read / self._forward.num_experts if experts_read else 0.0
-        step = Step(self._steps, size, timings.total / positions, read)
+        step = Step(self._steps, size, timings.total / positions, read, launched.before is not None)
         part = StepPart(now - timings.total, timings.forward, timings.sample, step, positions)
         for task, _ in selected:
             task.steps.append(part)

@@ -104,7 +104,9 @@ def test_next_step_is_launched_before_the_tokens_of_this_step_are_read(
     """All but the last, after which there is none."""
     for prompt in PROMPTS[:2]:
         start(engine, prompt)
-    run(engine)
+    results = run(engine)
+    steps = [result.timings.last_step for result in results if isinstance(result, Decoded)]
+    assert [step.is_early for step in steps[::2]] == [False, *[True] * (COUNT - 1)]
     assert cuda.counts.waits.total() == COUNT, cuda.counts.report()
     assert cuda.counts.busy_waits.total() == COUNT - 1, cuda.counts.report()
     assert cuda.counts.pageable_copies.total() == 0
