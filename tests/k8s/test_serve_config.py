@@ -130,7 +130,7 @@ def test_pace_takes_its_user_config(manifests: list[Manifest]) -> None:
         (SERVE, "outrider/settings", "outrider/setting", ValueError, "setting"),
         (SETTINGS, "tensor_parallel: 4", "tensor_paralel: 4", SettingsError, "target.tensor_parallel is one"),
         (SETTINGS, "resources: {draft: 1}", "resources: {drafts: 1}", ValueError, "'drafts'"),
-        (SETTINGS, "gpus: 1 # each", "gpus: 9 # each", SettingsError, "give each rank 1"),
+        (SETTINGS, "gpus: 1 # per", "gpus: 9 # per", SettingsError, "give each rank 1"),
         (SETTINGS, "gpus: 1\n", "gpus: 9\n", SettingsError, "a draft uses one GPU"),
         (SETTINGS, "replicas: 1\n    max_replicas: 4", "replicas: 9", ValueError, "'GPU'"),
         (SETTINGS, "accelerator: L4", "accelerator: T4", ValueError, "accelerator_type:T4"),
